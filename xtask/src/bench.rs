@@ -1,0 +1,32 @@
+//! `cargo xtask bench`: `verbatim bench peers`, built for release, with its peers installed.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{packages, workspace};
+
+/// Arguments of `cargo xtask bench`: those of `verbatim bench peers`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Passed on to `verbatim bench peers`, see its --help
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGS"
+    )]
+    args: Vec<String>,
+}
+
+/// Runs the benchmark; false when it says so.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    packages::ensure(packages::FOR_BENCH)?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["run", "--release", "-p", "verbatim", "--", "bench", "peers"])
+        .args(&args.args)
+        .current_dir(workspace())
+        .status()
+        .context("cannot start cargo")?;
+    Ok(status.success())
+}

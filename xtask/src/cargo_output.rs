@@ -1,0 +1,265 @@
+//! Counts tests in what `cargo test` prints.
+//!
+//! cargo announces each test program with a `Running` or `Doc-tests` line; libtest prints
+//! `running N tests` and, if the program gets that far, `test result: …`. A program that dies on
+//! the way prints no result, and tests that start themselves as child processes print results of
+//! their own. So results belong to sections, and a section's result must account for exactly the
+//! tests that the section announced.
+
+use std::ops::AddAssign;
+
+use serde::Serialize;
+
+/// How many tests passed, failed and were ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+impl Counts {
+    pub(crate) const PASS: Counts = Counts {
+        passed: 1,
+        failed: 0,
+        skipped: 0,
+    };
+    pub(crate) const FAIL: Counts = Counts {
+        passed: 0,
+        failed: 1,
+        skipped: 0,
+    };
+
+    /// Tests that were executed.
+    pub(crate) fn ran(self) -> u64 {
+        self.passed + self.failed
+    }
+
+    fn total(self) -> u64 {
+        self.passed + self.failed + self.skipped
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// Reads the output of one `cargo test` line by line.
+#[derive(Debug, Default)]
+pub(crate) struct Parser {
+    counts: Counts,
+    section: Option<Section>,
+    /// Programs that announced tests and never accounted for them.
+    crashed: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Section {
+    name: String,
+    /// Doctests of one crate run as several programs: every result counts.
+    doctests: bool,
+    announced: Option<u64>,
+    result: Option<Counts>,
+    sum: Counts,
+    announced_sum: u64,
+}
+
+impl Parser {
+    /// Takes one line, without its end.
+    pub(crate) fn line(&mut self, line: &str) {
+        let text = line.trim_start();
+        if line.starts_with(' ') {
+            let begun = if let Some(name) = text.strip_prefix("Running ") {
+                Some((name, false))
+            } else {
+                text.strip_prefix("Doc-tests ").map(|name| (name, true))
+            };
+            if let Some((name, doctests)) = begun {
+                self.close();
+                self.section = Some(Section {
+                    name: name.to_owned(),
+                    doctests,
+                    announced: None,
+                    result: None,
+                    sum: Counts::default(),
+                    announced_sum: 0,
+                });
+                return;
+            }
+        }
+        let Some(section) = &mut self.section else {
+            return;
+        };
+        if let Some(n) = announced(line) {
+            section.announced.get_or_insert(n);
+            section.announced_sum += n;
+        } else if let Some(result) = result(line) {
+            section.result = Some(result);
+            section.sum += result;
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(section) = self.section.take() else {
+            return;
+        };
+        let (announced, result) = if section.doctests {
+            (section.announced_sum, section.sum)
+        } else {
+            // A child that a test started prints its result before its parent does.
+            (
+                section.announced.unwrap_or(0),
+                section.result.unwrap_or_default(),
+            )
+        };
+        if result.total() == announced {
+            self.counts += result;
+        } else {
+            self.counts += Counts::FAIL;
+            self.crashed.push(section.name);
+        }
+    }
+
+    /// The counts of the whole, and the programs that did not account for their tests (each
+    /// counted as one failure).
+    pub(crate) fn finish(mut self) -> (Counts, Vec<String>) {
+        self.close();
+        (self.counts, self.crashed)
+    }
+}
+
+/// `running 12 tests` → 12.
+fn announced(line: &str) -> Option<u64> {
+    let rest = line.strip_prefix("running ")?;
+    let (number, noun) = rest.split_once(' ')?;
+    matches!(noun.trim_end(), "test" | "tests")
+        .then(|| number.parse().ok())
+        .flatten()
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out; …` → counts.
+///
+/// libtest's own verdict need not start the line: a test's child may have left one unfinished.
+fn result(line: &str) -> Option<Counts> {
+    let (_, rest) = line.split_once("test result: ")?;
+    let (_, numbers) = rest.split_once(". ")?;
+    let mut counts = Counts::default();
+    let mut known = 0;
+    for part in numbers.split(';') {
+        let Some((number, what)) = part.trim().split_once(' ') else {
+            continue;
+        };
+        let Ok(number) = number.parse::<u64>() else {
+            continue;
+        };
+        match what {
+            "passed" | "measured" => counts.passed += number,
+            "failed" => counts.failed += number,
+            "ignored" => counts.skipped += number,
+            _ => continue,
+        }
+        known += 1;
+    }
+    (known >= 3).then_some(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> (Counts, Vec<String>) {
+        let mut parser = Parser::default();
+        text.lines().for_each(|line| parser.line(line));
+        parser.finish()
+    }
+
+    fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
+        Counts {
+            passed,
+            failed,
+            skipped,
+        }
+    }
+
+    const OK3: &str = "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; \
+                       0 filtered out; finished in 0.00s";
+
+    #[test]
+    fn one_program() {
+        let text = format!(
+            "   Compiling a v0.1.0\n     Running unittests src/lib.rs (target/debug/deps/a-1)\n\n\
+             running 4 tests\ntest a ... ok\n{OK3}\n"
+        );
+        assert_eq!(parse(&text), (counts(3, 0, 1), vec![]));
+    }
+
+    #[test]
+    fn failures_are_counted() {
+        let text = "     Running tests/x.rs (target/debug/deps/x-1)\nrunning 2 tests\n\
+                    test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; \
+                    0 filtered out; finished in 0.01s\n";
+        assert_eq!(parse(text), (counts(1, 1, 0), vec![]));
+    }
+
+    #[test]
+    fn several_programs_add_up() {
+        let one = format!("     Running tests/x.rs (x)\nrunning 4 tests\n{OK3}\n");
+        assert_eq!(parse(&one.repeat(3)), (counts(9, 0, 3), vec![]));
+    }
+
+    #[test]
+    fn a_program_without_a_result_is_a_failure() {
+        let text = format!(
+            "     Running tests/x.rs (x)\nrunning 4 tests\ntest a ... ok\n\
+             error: test failed, to rerun pass `--test x`\n\
+             \u{20}    Running tests/y.rs (y)\nrunning 4 tests\n{OK3}\n"
+        );
+        assert_eq!(
+            parse(&text),
+            (counts(3, 1, 1), vec!["tests/x.rs (x)".into()])
+        );
+    }
+
+    #[test]
+    fn a_childs_result_is_not_its_parents() {
+        let child = "running 1 test\ntest result: ok. 1 passed; 0 failed; 0 ignored; \
+                     0 measured; 3 filtered out; finished in 0.00s\n";
+        let text = format!("     Running tests/x.rs (x)\nrunning 4 tests\n{child}{child}{OK3}\n");
+        assert_eq!(parse(&text), (counts(3, 0, 1), vec![]));
+        let died = format!("     Running tests/x.rs (x)\nrunning 4 tests\n{child}");
+        assert_eq!(
+            parse(&died),
+            (counts(0, 1, 0), vec!["tests/x.rs (x)".into()])
+        );
+    }
+
+    #[test]
+    fn doctests_of_one_crate_come_in_several_programs() {
+        let text = format!(
+            "   Doc-tests verbs\n\nrunning 4 tests\n{OK3}\n\nrunning 1 test\n\
+             test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
+             finished in 0.2s\n"
+        );
+        assert_eq!(parse(&text), (counts(4, 0, 1), vec![]));
+    }
+
+    #[test]
+    fn nothing_that_runs_counts_nothing() {
+        assert_eq!(parse("error: could not compile `a`\n").0.ran(), 0);
+        assert_eq!(parse("").0, Counts::default());
+    }
+
+    #[test]
+    fn lines_that_only_look_alike() {
+        assert_eq!(announced("running 3 tests"), Some(3));
+        assert_eq!(announced("running 1 test"), Some(1));
+        assert_eq!(announced("running three tests"), None);
+        assert_eq!(announced("running 3 threads"), None);
+        assert_eq!(result("test result: unknown"), None);
+        assert_eq!(result("my test result: ok. 7 passed"), None);
+    }
+}

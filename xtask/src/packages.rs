@@ -1,0 +1,201 @@
+//! System packages that steps need, installed when they are missing.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// A Debian package, and how to see that what it brings is there.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Package {
+    pub(crate) name: &'static str,
+    pub(crate) why: &'static str,
+    present: Present,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Present {
+    Program(&'static str),
+    File(&'static str),
+}
+
+pub(crate) const GCC: Package = Package {
+    name: "gcc",
+    why: "the layout tests compile a C program",
+    present: Present::Program("gcc"),
+};
+pub(crate) const LIBC_DEV: Package = Package {
+    name: "libc6-dev",
+    why: "the layout tests compile a C program",
+    present: Present::File("/usr/include/stdio.h"),
+};
+pub(crate) const LIBIBVERBS_DEV: Package = Package {
+    name: "libibverbs-dev",
+    why: "the layout tests compare with its headers",
+    present: Present::File("/usr/include/infiniband/verbs.h"),
+};
+pub(crate) const UCX_UTILS: Package = Package {
+    name: "ucx-utils",
+    why: "ucx_perftest is a peer of the benchmark",
+    present: Present::Program("ucx_perftest"),
+};
+pub(crate) const REDIS_SERVER: Package = Package {
+    name: "redis-server",
+    why: "redis-server is a peer of the benchmark",
+    present: Present::Program("redis-server"),
+};
+pub(crate) const REDIS_TOOLS: Package = Package {
+    name: "redis-tools",
+    why: "redis-benchmark drives that peer",
+    present: Present::Program("redis-benchmark"),
+};
+
+/// What the tests need.
+pub(crate) const FOR_TESTS: &[Package] = &[
+    GCC,
+    LIBC_DEV,
+    LIBIBVERBS_DEV,
+    UCX_UTILS,
+    REDIS_SERVER,
+    REDIS_TOOLS,
+];
+
+/// What the benchmark needs.
+pub(crate) const FOR_BENCH: &[Package] = &[UCX_UTILS, REDIS_SERVER, REDIS_TOOLS];
+
+impl Package {
+    fn is_present(&self) -> bool {
+        match self.present {
+            Present::Program(name) => find_program(name),
+            Present::File(path) => Path::new(path).exists(),
+        }
+    }
+}
+
+fn find_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+}
+
+/// Installs those of `packages` that are missing, and returns their names.
+///
+/// # Errors
+/// When something is missing and cannot be installed: the message names the packages and the
+/// command to run.
+pub(crate) fn ensure(packages: &[Package]) -> Result<Vec<&'static str>> {
+    let missing: Vec<&Package> = packages.iter().filter(|p| !p.is_present()).collect();
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names: Vec<&'static str> = missing.iter().map(|p| p.name).collect();
+    for package in &missing {
+        eprintln!("missing: {} ({})", package.name, package.why);
+    }
+    let by_hand = by_hand(&names);
+    if !find_program("apt-get") {
+        bail!("there is no apt-get to install them with; {by_hand}");
+    }
+    let sudo: &[&str] = if is_root()? {
+        &[]
+    } else if find_program("sudo") && succeeds(Command::new("sudo").args(["-n", "true"])) {
+        &["sudo", "-n"]
+    } else {
+        bail!("installing needs root and sudo asks for a password; {by_hand}");
+    };
+    eprintln!("installing {} with apt-get", names.join(" "));
+    apt_get(sudo, &["update", "-q"]).with_context(|| by_hand.clone())?;
+    let mut install = vec!["install", "-q", "-y", "--no-install-recommends"];
+    install.extend(&names);
+    apt_get(sudo, &install).with_context(|| by_hand.clone())?;
+    let still: Vec<&str> = missing
+        .iter()
+        .filter(|p| !p.is_present())
+        .map(|p| p.name)
+        .collect();
+    if !still.is_empty() {
+        bail!(
+            "apt-get installed {}, and yet what it should bring is not there; {by_hand}",
+            still.join(" ")
+        );
+    }
+    Ok(names)
+}
+
+fn by_hand(names: &[&str]) -> String {
+    format!(
+        "install these Debian packages (or what your system calls them), then run this again: \
+         sudo apt-get install {}",
+        names.join(" ")
+    )
+}
+
+fn apt_get(sudo: &[&str], args: &[&str]) -> Result<()> {
+    let mut words: Vec<&str> = sudo.to_vec();
+    // A package's daemon must not start by itself: RUNLEVEL=1 tells Debian's invoke-rc.d so.
+    words.extend([
+        "env",
+        "DEBIAN_FRONTEND=noninteractive",
+        "RUNLEVEL=1",
+        "apt-get",
+    ]);
+    words.extend(args);
+    let status = Command::new(words[0])
+        .args(&words[1..])
+        .stdin(Stdio::null())
+        // Standard output belongs to results.
+        .stdout(std::io::stderr())
+        .status()
+        .with_context(|| format!("cannot start {}", words.join(" ")))?;
+    if !status.success() {
+        bail!("{} failed ({status})", words.join(" "));
+    }
+    Ok(())
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+fn is_root() -> Result<bool> {
+    let out = Command::new("id")
+        .arg("-u")
+        .output()
+        .context("cannot run id -u")?;
+    Ok(out.stdout.trim_ascii() == b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_seen_and_what_is_not_is_missed() {
+        let there = Package {
+            name: "coreutils",
+            why: "",
+            present: Present::Program("ls"),
+        };
+        let not = Package {
+            name: "none",
+            why: "",
+            present: Present::File("/nonexistent/file"),
+        };
+        assert!(there.is_present());
+        assert!(!not.is_present());
+        assert!(!find_program("no-such-program-anywhere"));
+    }
+
+    #[test]
+    fn the_advice_names_every_package() {
+        let advice = by_hand(&["gcc", "ucx-utils"]);
+        assert!(
+            advice.ends_with("sudo apt-get install gcc ucx-utils"),
+            "{advice}"
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! The steps of `cargo xtask test`, in the order in which they run.
+
+/// How a step is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// By its exit status: one check.
+    Lint,
+    /// By the tests that it ran: none is a failure.
+    Tests,
+}
+
+/// One command of the chore.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// For `--only`.
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) kind: Kind,
+    /// Arguments of cargo.
+    pub(crate) args: &'static [&'static str],
+    /// Added to the environment; added behind what the caller has set for the `…FLAGS`.
+    pub(crate) env: &'static [(&'static str, &'static str)],
+    /// A build folder of its own below `target/`, for flags that would rebuild everything else.
+    pub(crate) target: Option<&'static str>,
+}
+
+/// Every step.
+pub(crate) const STEPS: &[Step] = &[
+    Step {
+        name: "fmt",
+        what: "format",
+        kind: Kind::Lint,
+        args: &["fmt", "--all", "--check"],
+        env: &[],
+        target: None,
+    },
+    Step {
+        name: "clippy",
+        what: "lints",
+        kind: Kind::Lint,
+        args: &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        env: &[],
+        target: None,
+    },
+    Step {
+        name: "doc",
+        what: "documentation",
+        kind: Kind::Lint,
+        args: &["doc", "--workspace", "--no-deps"],
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+        target: None,
+    },
+    Step {
+        name: "test",
+        what: "unit and integration tests",
+        kind: Kind::Tests,
+        args: &[
+            "test",
+            "--workspace",
+            "--no-fail-fast",
+            "--lib",
+            "--bins",
+            "--tests",
+            "--examples",
+        ],
+        env: &[],
+        target: None,
+    },
+    Step {
+        name: "doctest",
+        what: "examples in the documentation",
+        kind: Kind::Tests,
+        args: &["test", "--workspace", "--no-fail-fast", "--doc"],
+        env: &[],
+        target: None,
+    },
+    Step {
+        name: "loom",
+        what: "every interleaving of the shared-memory rings",
+        kind: Kind::Tests,
+        args: &["test", "-p", "softnic", "--release", "--lib", "loom"],
+        env: &[("RUSTFLAGS", "--cfg loom")],
+        target: Some("loom"),
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_words() {
+        let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+        assert!(names.iter().all(|name| !name.contains(' ')));
+    }
+
+    #[test]
+    fn test_steps_run_to_their_end() {
+        for step in STEPS.iter().filter(|step| step.kind == Kind::Tests) {
+            assert_eq!(step.args[0], "test");
+            assert!(
+                step.args.contains(&"--no-fail-fast") || step.args.contains(&"-p"),
+                "{} would stop at the first failing program",
+                step.name
+            );
+        }
+    }
+}

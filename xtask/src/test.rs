@@ -1,0 +1,317 @@
+//! `cargo xtask test`: runs the steps, counts, and says what came of it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::cargo_output::{Counts, Parser};
+use crate::packages;
+use crate::steps::{Kind, STEPS, Step};
+use crate::workspace;
+
+/// Arguments of `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run this step only (may be given several times)
+    #[arg(long, value_name = "STEP", value_parser = PossibleValuesParser::new(step_names()))]
+    only: Vec<String>,
+    /// Print one JSON object per line on standard output; what cargo prints goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+fn step_names() -> Vec<&'static str> {
+    let steps = STEPS.iter().map(|step| step.name);
+    std::iter::once(PACKAGES).chain(steps).collect()
+}
+
+/// The step before the others: what they need is installed.
+const PACKAGES: &str = "packages";
+
+/// What came of one step.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    step: &'static str,
+    what: &'static str,
+    ok: bool,
+    #[serde(flatten)]
+    counts: Counts,
+    elapsed_s: f64,
+    /// Why it failed, when the tests' own output does not say.
+    note: Option<String>,
+}
+
+/// One line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    Step(&'a Outcome),
+    Total(Counts),
+}
+
+/// Runs the chore; false when something failed.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    let steps: Vec<&Step> = STEPS.iter().filter(|step| wanted(step.name)).collect();
+    let mut outcomes = Vec::new();
+    let mut report = |outcome: Outcome| -> Result<()> {
+        if args.json {
+            print_json(&Line::Step(&outcome))?;
+        }
+        outcomes.push(outcome);
+        Ok(())
+    };
+
+    let needs_packages = steps.iter().any(|step| step.kind == Kind::Tests);
+    let mut packages_ok = true;
+    if wanted(PACKAGES) || needs_packages {
+        let outcome = install();
+        packages_ok = outcome.ok;
+        report(outcome)?;
+    }
+    for step in steps {
+        if step.kind == Kind::Tests && !packages_ok {
+            report(Outcome {
+                step: step.name,
+                what: step.what,
+                ok: false,
+                counts: Counts::FAIL,
+                elapsed_s: 0.0,
+                note: Some("not run: packages are missing".to_owned()),
+            })?;
+        } else {
+            report(run_step(step, args.json)?)?;
+        }
+    }
+
+    let mut total = Counts::default();
+    for outcome in &outcomes {
+        total += outcome.counts;
+    }
+    let ok = outcomes.iter().all(|outcome| outcome.ok);
+    if args.json {
+        print_json(&Line::Total(total))?;
+    } else {
+        print_table(&outcomes, total)?;
+    }
+    Ok(ok)
+}
+
+fn install() -> Outcome {
+    let begin = Instant::now();
+    let (ok, note) = match packages::ensure(packages::FOR_TESTS) {
+        Ok(installed) if installed.is_empty() => (true, None),
+        Ok(installed) => (true, Some(format!("installed {}", installed.join(" ")))),
+        Err(err) => {
+            eprintln!("error: {err:#}");
+            (false, Some(format!("{err:#}")))
+        }
+    };
+    Outcome {
+        step: PACKAGES,
+        what: "system packages of the tests",
+        ok,
+        counts: if ok { Counts::PASS } else { Counts::FAIL },
+        elapsed_s: begin.elapsed().as_secs_f64(),
+        note,
+    }
+}
+
+fn run_step(step: &Step, json: bool) -> Result<Outcome> {
+    let mut command = command(step);
+    let shown = shown(step);
+    let mut out: Box<dyn Write> = if json {
+        Box::new(std::io::stderr())
+    } else {
+        Box::new(std::io::stdout())
+    };
+    writeln!(out, "\n== {}: {shown}", step.name)?;
+    let begin = Instant::now();
+    // One pipe for both streams: the order of cargo's lines and the programs' must hold.
+    let (reader, writer) = std::io::pipe()?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
+        .spawn()
+        .with_context(|| format!("cannot start {shown}"))?;
+    // The command holds the pipe's writing end; reading would never end with it alive.
+    drop(command);
+    let mut parser = Parser::default();
+    let mut lines = BufReader::new(reader);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        out.write_all(&line)?;
+        out.flush()?;
+        parser.line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
+        line.clear();
+    }
+    let status = child.wait()?;
+    let (counts, crashed) = parser.finish();
+    let (counts, note) = judge(step.kind, status.success(), counts, &crashed);
+    Ok(Outcome {
+        step: step.name,
+        what: step.what,
+        ok: counts.failed == 0,
+        counts,
+        elapsed_s: begin.elapsed().as_secs_f64(),
+        note,
+    })
+}
+
+/// What a finished command counts as.
+fn judge(
+    kind: Kind,
+    success: bool,
+    mut counts: Counts,
+    crashed: &[String],
+) -> (Counts, Option<String>) {
+    match kind {
+        Kind::Lint if success => (Counts::PASS, None),
+        Kind::Lint => (Counts::FAIL, None),
+        Kind::Tests if !crashed.is_empty() => {
+            let note = format!("ended without a result: {}", crashed.join(", "));
+            (counts, Some(note))
+        }
+        Kind::Tests if !success && counts.failed == 0 => {
+            counts += Counts::FAIL;
+            (counts, Some("did not build, or a program died".to_owned()))
+        }
+        Kind::Tests if counts.ran() == 0 => {
+            counts += Counts::FAIL;
+            (counts, Some("ran no test at all".to_owned()))
+        }
+        Kind::Tests => (counts, None),
+    }
+}
+
+fn command(step: &Step) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(step.args)
+        .current_dir(workspace())
+        // The parser reads plain text.
+        .env("CARGO_TERM_COLOR", "never")
+        .env("CARGO_TERM_PROGRESS_WHEN", "never");
+    for (name, value) in step.env {
+        let value = match std::env::var(name) {
+            Ok(before) if name.ends_with("FLAGS") => format!("{before} {value}"),
+            _ => (*value).to_owned(),
+        };
+        command.env(name, value);
+    }
+    if let Some(folder) = step.target {
+        let base = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| workspace().join("target"), |dir| workspace().join(dir));
+        command.env("CARGO_TARGET_DIR", base.join(folder));
+    }
+    command
+}
+
+fn shown(step: &Step) -> String {
+    let env = step
+        .env
+        .iter()
+        .map(|(name, value)| format!("{name}=\"{value}\" "));
+    let target = step
+        .target
+        .map(|folder| format!("CARGO_TARGET_DIR=target/{folder} "));
+    let env: String = env.chain(target).collect();
+    format!("{env}cargo {}", step.args.join(" "))
+}
+
+fn print_json(line: &Line<'_>) -> Result<()> {
+    let mut out = std::io::stdout();
+    serde_json::to_writer(&mut out, line)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+fn print_table(outcomes: &[Outcome], total: Counts) -> Result<()> {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header([
+            "step", "what", "", "passed", "failed", "skipped", "time", "",
+        ]);
+    for outcome in outcomes {
+        table.add_row([
+            outcome.step.to_owned(),
+            outcome.what.to_owned(),
+            if outcome.ok { "ok" } else { "FAILED" }.to_owned(),
+            outcome.counts.passed.to_string(),
+            outcome.counts.failed.to_string(),
+            outcome.counts.skipped.to_string(),
+            time(outcome.elapsed_s),
+            outcome.note.clone().unwrap_or_default(),
+        ]);
+    }
+    for column in 3..=6 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut out = std::io::stdout();
+    writeln!(out, "\n{table}")?;
+    writeln!(
+        out,
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    )?;
+    Ok(())
+}
+
+fn time(seconds: f64) -> String {
+    let duration = Duration::from_secs_f64(seconds);
+    match duration.as_secs() {
+        0..60 => format!("{seconds:.1} s"),
+        whole => format!("{} min {:02} s", whole / 60, whole % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(passed: u64, failed: u64) -> Counts {
+        Counts {
+            passed,
+            failed,
+            skipped: 0,
+        }
+    }
+
+    #[test]
+    fn a_lint_is_one_check() {
+        assert_eq!(judge(Kind::Lint, true, counts(0, 0), &[]).0, Counts::PASS);
+        assert_eq!(judge(Kind::Lint, false, counts(0, 0), &[]).0, Counts::FAIL);
+    }
+
+    #[test]
+    fn a_test_step_that_runs_nothing_fails() {
+        let (judged, note) = judge(Kind::Tests, true, counts(0, 0), &[]);
+        assert_eq!(judged, Counts::FAIL);
+        assert_eq!(note.as_deref(), Some("ran no test at all"));
+    }
+
+    #[test]
+    fn a_failed_command_never_counts_as_good() {
+        assert_eq!(judge(Kind::Tests, false, counts(9, 0), &[]).0, counts(9, 1));
+        assert_eq!(judge(Kind::Tests, false, counts(9, 2), &[]).0, counts(9, 2));
+        assert_eq!(judge(Kind::Tests, true, counts(9, 0), &[]).0, counts(9, 0));
+    }
+
+    #[test]
+    fn every_step_can_be_asked_for() {
+        assert_eq!(step_names().len(), STEPS.len() + 1);
+        for step in STEPS {
+            assert!(shown(step).contains("cargo "), "{}", step.name);
+        }
+    }
+}
