@@ -1,1 +1,56 @@
-//! (being written)
+//! The C ABI of libibverbs as Rust types.
+//!
+//! Names are C's, so that `man 3 ibv_post_send`, the specification and any RDMA program read the same
+//! as this crate. There is no behaviour here, and nothing is linked: a *provider* (the software NIC, or
+//! the machine's own libibverbs opened at run time) is a filled [`Symbols`] table, and every object it
+//! hands out (`ibv_context`, `ibv_qp` …) has the layout that `<infiniband/verbs.h>` of rdma-core 44 gives
+//! it. The one exception are the functions that are inline in that header ([`ibv_post_send`],
+//! [`ibv_poll_cq`] …): they go through the object's own table of operations, here as there.
+//!
+//! C enums are aliases of integers with constants: a value that is not named here is carried, never
+//! undefined behaviour. Every type has `zeroed()`. The test `layout` compiles a C program against the
+//! installed headers and compares each size, offset and constant.
+//!
+//! Big-endian fields are plain integers and say so; everything else is in host order.
+
+#![allow(non_camel_case_types, non_snake_case, reason = "C spelling")]
+
+#[macro_use]
+mod macros;
+mod inline;
+pub mod layout;
+mod symbols;
+
+pub use inline::*;
+pub use symbols::Symbols;
+
+/// Declares the modules of the ABI, re-exports them and collects their tables.
+macro_rules! families {
+    ($( $module:ident; )*) => {
+        $(
+            mod $module;
+            pub use $module::*;
+        )*
+        const TYPES: &[&[layout::Type]] = &[$($module::TYPES,)*];
+        const CONSTS: &[&[layout::Const]] = &[$($module::CONSTS,)*];
+    };
+}
+
+families! {
+    context;
+    counters;
+    cq;
+    device;
+    event;
+    flow;
+    gid;
+    mr;
+    mw;
+    pd;
+    port;
+    qp;
+    srq;
+    wc;
+    wq;
+    wr;
+}

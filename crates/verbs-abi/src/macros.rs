@@ -1,0 +1,94 @@
+//! The two macros that every type and constant of the ABI is declared with.
+//!
+//! Each declaration also enters a table of its module ([`crate::layout`]), so that a type, field or
+//! constant cannot be declared and yet be missing from the comparison with the C headers.
+
+/// Declares structs and unions with C layout, in C spelling.
+///
+/// - `struct a { f: T, }` is `struct a` of the header.
+/// - `struct a_b as "typeof(((struct a *)0)->b)" { .. }` has no name in C, only a place.
+/// - `union a_x as "struct a", anonymous "f" { .. }` is the anonymous union in `struct a` whose first member is `f`.
+/// - `f as "g": T` is a field named `g` in C: an anonymous member goes by the first name inside it.
+macro_rules! c_types {
+    ($(
+        $(#[$meta:meta])*
+        $kind:ident $name:ident $(as $c:literal $(, anonymous $first:literal)?)? {
+            $( $(#[$field_meta:meta])* $field:ident $(as $c_field:literal)? : $type:ty, )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[repr(C)]
+            #[allow(missing_docs, reason = "the man pages of rdma-core describe the fields, under these names")]
+            pub $kind $name {
+                $( $(#[$field_meta])* pub $field: $type, )*
+            }
+
+            impl $name {
+                /// All bytes zero: null pointers, empty slots, zero numbers.
+                #[must_use]
+                pub const fn zeroed() -> Self {
+                    // SAFETY: integers, raw pointers, `Option`s of function pointers, pthread objects
+                    // (zero is their static initializer on Linux) and arrays, structs and unions of
+                    // these are all that `c_types!` declares; all zeroes is a value of each.
+                    unsafe { std::mem::zeroed() }
+                }
+            }
+        )*
+
+        /// Every type of this module.
+        pub(crate) const TYPES: &[crate::layout::Type] = &[$(
+            crate::layout::Type {
+                name: stringify!($name),
+                c_type: c_types!(@c_type $kind $name $($c)?),
+                anonymous: c_types!(@anonymous $($($first)?)?),
+                size: size_of::<$name>(),
+                align: align_of::<$name>(),
+                fields: &[$(
+                    crate::layout::Field {
+                        c_name: c_types!(@c_field $field $($c_field)?),
+                        anonymous: c_types!(@is_anonymous $($c_field)?),
+                        offset: std::mem::offset_of!($name, $field),
+                        size: size_of::<$type>(),
+                    },
+                )*],
+            },
+        )*];
+    };
+    (@c_type $kind:ident $name:ident) => { concat!(stringify!($kind), " ", stringify!($name)) };
+    (@c_type $kind:ident $name:ident $c:literal) => { $c };
+    (@anonymous) => { None };
+    (@anonymous $first:literal) => { Some($first) };
+    (@is_anonymous) => { false };
+    (@is_anonymous $c_field:literal) => { true };
+    (@c_field $field:ident) => { stringify!($field) };
+    (@c_field $field:ident $c:literal) => { $c };
+}
+
+/// Declares constants: `enum name: T { .. }` with the type alias `name`, `consts name: T { .. }` without.
+macro_rules! c_consts {
+    ($(
+        $(#[$meta:meta])*
+        $kind:ident $name:ident: $type:ty { $( $const:ident = $value:expr, )* }
+    )*) => {
+        $(
+            c_consts!(@alias $kind $(#[$meta])* $name $type);
+            $(
+                #[doc = concat!("`", stringify!($const), "` of `", stringify!($name), "`.")]
+                pub const $const: $type = $value;
+            )*
+        )*
+
+        /// Every constant of this module.
+        pub(crate) const CONSTS: &[crate::layout::Const] = &[$($(
+            crate::layout::Const { name: stringify!($const), value: $const as i128 },
+        )*)*];
+    };
+    (@alias enum $(#[$meta:meta])* $name:ident $type:ty) => {
+        $(#[$meta])*
+        ///
+        /// A plain integer, not a Rust `enum`: a newer library may hand out values that are not named here.
+        pub type $name = $type;
+    };
+    (@alias consts $(#[$meta:meta])* $name:ident $type:ty) => {};
+}

@@ -1,0 +1,129 @@
+//! The entry points of libibverbs that a provider has.
+
+/// Hands the list of entry points to a macro: `for_each_symbol!(path::to::a_macro)`.
+///
+/// The macro gets `$( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*`
+/// with absolute paths to all types. A loader makes a `dlsym` of each from it, a static provider a table
+/// of its own functions, a layer over another provider a wrapper for each.
+///
+/// ```
+/// macro_rules! names {
+///     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+///         [$( stringify!($name) ),*]
+///     };
+/// }
+/// assert!(verbs_abi::for_each_symbol!(names).contains(&"ibv_create_qp"));
+/// ```
+#[macro_export]
+macro_rules! for_each_symbol {
+    ($($with:tt)*) => {
+        $($with)*! {
+            /// Lists the devices; the count goes to `num_devices` unless that is NULL. NULL with errno on failure.
+            fn ibv_get_device_list(num_devices: *mut ::std::ffi::c_int) -> *mut *mut $crate::ibv_device;
+            /// Frees a list; devices that were not opened are gone with it.
+            fn ibv_free_device_list(list: *mut *mut $crate::ibv_device);
+            /// Name of a device.
+            fn ibv_get_device_name(device: *mut $crate::ibv_device) -> *const ::std::ffi::c_char;
+            /// GUID of a device, big-endian.
+            fn ibv_get_device_guid(device: *mut $crate::ibv_device) -> u64;
+            /// Opens a device. NULL with errno on failure.
+            fn ibv_open_device(device: *mut $crate::ibv_device) -> *mut $crate::ibv_context;
+            /// Closes a device.
+            fn ibv_close_device(context: *mut $crate::ibv_context) -> ::std::ffi::c_int;
+            /// Waits for the next async event. -1 with errno on failure.
+            fn ibv_get_async_event(context: *mut $crate::ibv_context, event: *mut $crate::ibv_async_event) -> ::std::ffi::c_int;
+            /// Acknowledges an async event.
+            fn ibv_ack_async_event(event: *mut $crate::ibv_async_event);
+            /// Properties of a device.
+            fn ibv_query_device(context: *mut $crate::ibv_context, device_attr: *mut $crate::ibv_device_attr) -> ::std::ffi::c_int;
+            /// Properties of a port. The symbol of libibverbs writes only the first 48 bytes: zero the rest before,
+            /// or call [`verbs_context::query_port`](crate::verbs_context::query_port) as the header does.
+            fn ibv_query_port(context: *mut $crate::ibv_context, port_num: u8, port_attr: *mut $crate::ibv_port_attr) -> ::std::ffi::c_int;
+            /// An entry of the GID table.
+            fn ibv_query_gid(context: *mut $crate::ibv_context, port_num: u8, index: ::std::ffi::c_int, gid: *mut $crate::ibv_gid) -> ::std::ffi::c_int;
+            /// An entry of the P_Key table, big-endian.
+            fn ibv_query_pkey(context: *mut $crate::ibv_context, port_num: u8, index: ::std::ffi::c_int, pkey: *mut u16) -> ::std::ffi::c_int;
+            /// Allocates a protection domain. NULL with errno on failure.
+            fn ibv_alloc_pd(context: *mut $crate::ibv_context) -> *mut $crate::ibv_pd;
+            /// Deallocates a protection domain.
+            fn ibv_dealloc_pd(pd: *mut $crate::ibv_pd) -> ::std::ffi::c_int;
+            /// Registers a memory region: the symbol, which refuses optional access flags. NULL with errno on failure.
+            fn ibv_reg_mr(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
+            /// Deregisters a memory region.
+            fn ibv_dereg_mr(mr: *mut $crate::ibv_mr) -> ::std::ffi::c_int;
+            /// Creates a completion channel. NULL with errno on failure.
+            fn ibv_create_comp_channel(context: *mut $crate::ibv_context) -> *mut $crate::ibv_comp_channel;
+            /// Destroys a completion channel.
+            fn ibv_destroy_comp_channel(channel: *mut $crate::ibv_comp_channel) -> ::std::ffi::c_int;
+            /// Creates a CQ of at least `cqe` entries. NULL with errno on failure.
+            fn ibv_create_cq(context: *mut $crate::ibv_context, cqe: ::std::ffi::c_int, cq_context: *mut ::std::ffi::c_void, channel: *mut $crate::ibv_comp_channel, comp_vector: ::std::ffi::c_int) -> *mut $crate::ibv_cq;
+            /// Destroys a CQ; waits for its events to be acknowledged.
+            fn ibv_destroy_cq(cq: *mut $crate::ibv_cq) -> ::std::ffi::c_int;
+            /// Waits for the next CQ event of a channel. -1 with errno on failure.
+            fn ibv_get_cq_event(channel: *mut $crate::ibv_comp_channel, cq: *mut *mut $crate::ibv_cq, cq_context: *mut *mut ::std::ffi::c_void) -> ::std::ffi::c_int;
+            /// Acknowledges CQ events.
+            fn ibv_ack_cq_events(cq: *mut $crate::ibv_cq, nevents: ::std::ffi::c_uint);
+            /// Creates a shared receive queue. NULL with errno on failure.
+            fn ibv_create_srq(pd: *mut $crate::ibv_pd, srq_init_attr: *mut $crate::ibv_srq_init_attr) -> *mut $crate::ibv_srq;
+            /// Changes size or limit of an SRQ.
+            fn ibv_modify_srq(srq: *mut $crate::ibv_srq, srq_attr: *mut $crate::ibv_srq_attr, srq_attr_mask: ::std::ffi::c_int) -> ::std::ffi::c_int;
+            /// Attributes of an SRQ.
+            fn ibv_query_srq(srq: *mut $crate::ibv_srq, srq_attr: *mut $crate::ibv_srq_attr) -> ::std::ffi::c_int;
+            /// Destroys an SRQ.
+            fn ibv_destroy_srq(srq: *mut $crate::ibv_srq) -> ::std::ffi::c_int;
+            /// Creates a QP. NULL with errno on failure.
+            fn ibv_create_qp(pd: *mut $crate::ibv_pd, qp_init_attr: *mut $crate::ibv_qp_init_attr) -> *mut $crate::ibv_qp;
+            /// Attributes of a QP.
+            fn ibv_query_qp(qp: *mut $crate::ibv_qp, attr: *mut $crate::ibv_qp_attr, attr_mask: ::std::ffi::c_int, init_attr: *mut $crate::ibv_qp_init_attr) -> ::std::ffi::c_int;
+            /// Changes state and attributes of a QP.
+            fn ibv_modify_qp(qp: *mut $crate::ibv_qp, attr: *mut $crate::ibv_qp_attr, attr_mask: ::std::ffi::c_int) -> ::std::ffi::c_int;
+            /// Destroys a QP.
+            fn ibv_destroy_qp(qp: *mut $crate::ibv_qp) -> ::std::ffi::c_int;
+            /// Creates an address handle. NULL with errno on failure.
+            fn ibv_create_ah(pd: *mut $crate::ibv_pd, attr: *mut $crate::ibv_ah_attr) -> *mut $crate::ibv_ah;
+            /// Destroys an address handle.
+            fn ibv_destroy_ah(ah: *mut $crate::ibv_ah) -> ::std::ffi::c_int;
+            /// Fills the address vector that leads back to the sender of a UD message.
+            fn ibv_init_ah_from_wc(context: *mut $crate::ibv_context, port_num: u8, wc: *mut $crate::ibv_wc, grh: *mut $crate::ibv_grh, ah_attr: *mut $crate::ibv_ah_attr) -> ::std::ffi::c_int;
+            /// Creates the address handle that leads back to the sender of a UD message. NULL with errno on failure.
+            fn ibv_create_ah_from_wc(pd: *mut $crate::ibv_pd, wc: *mut $crate::ibv_wc, grh: *mut $crate::ibv_grh, port_num: u8) -> *mut $crate::ibv_ah;
+            /// Prepares registered memory for `fork`.
+            fn ibv_fork_init() -> ::std::ffi::c_int;
+            /// Text of a completion status.
+            fn ibv_wc_status_str(status: $crate::ibv_wc_status) -> *const ::std::ffi::c_char;
+            /// Text of an async event type.
+            fn ibv_event_type_str(event: $crate::ibv_event_type) -> *const ::std::ffi::c_char;
+            /// Text of a node type.
+            fn ibv_node_type_str(node_type: $crate::ibv_node_type) -> *const ::std::ffi::c_char;
+            /// Text of a port state.
+            fn ibv_port_state_str(port_state: $crate::ibv_port_state) -> *const ::std::ffi::c_char;
+        }
+    };
+}
+
+macro_rules! declare_symbols {
+    ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+        /// A provider: the entry points of libibverbs, each under its name.
+        ///
+        /// Every provider is such a table. The software NIC fills it with its own functions; the system
+        /// provider with what `dlsym` finds in the machine's libibverbs. Whoever holds a table calls the
+        /// functions exactly as C code calls libibverbs, under the rules of the man page named like the
+        /// field; objects of one table must not be handed to another. What is inline in the C header
+        /// ([`ibv_post_send`](crate::ibv_post_send) …) is not in the table: it goes through the object.
+        ///
+        /// Where nothing else is said, functions that return `int` return 0 or an errno.
+        ///
+        /// Built by name from [`for_each_symbol!`](crate::for_each_symbol).
+        #[derive(Clone, Copy, Debug)]
+        pub struct Symbols {
+            $( $(#[$meta])* pub $name: unsafe extern "C" fn($( $arg: $type ),*) $(-> $ret)?, )*
+        }
+
+        impl Symbols {
+            /// Names of the symbols, in the order of the fields.
+            pub const NAMES: &'static [&'static str] = &[$( stringify!($name) ),*];
+        }
+    };
+}
+
+for_each_symbol!(declare_symbols);

@@ -1,0 +1,289 @@
+//! Compares the layout of every type and the value of every constant with the installed C headers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use verbs_abi::layout;
+
+/// Said whenever the compiler does not do as asked: the likely reason, and what to do about it.
+const NEEDED: &str = "this test needs a C compiler (cc) and <infiniband/verbs.h> of rdma-core 44 or later: \
+                      install the package libibverbs-dev";
+
+/// A directory of this test process, removed when it is done.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("verbs-abi-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("create a directory for the C program");
+        Self(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}; {NEEDED}"));
+    assert!(
+        output.status.success(),
+        "{command:?} failed; {NEEDED}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// One line of the C program's output: what is compared, and the value.
+type Facts = BTreeMap<String, i128>;
+
+/// What Rust says, and the C program that says the same of the headers.
+fn claims() -> (Facts, String) {
+    let mut rust = Facts::new();
+    let mut c = String::from(
+        "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\n\
+         #define FACT(name, value) printf(\"%s %lld\\n\", name, (long long)(value))\n\
+         int main(void)\n{\n",
+    );
+    let mut claim = |name: String, value: i128, c_value: String| {
+        writeln!(c, "\tFACT(\"{name}\", {c_value});").unwrap();
+        assert_eq!(
+            rust.insert(name.clone(), value),
+            None,
+            "{name} is declared twice"
+        );
+    };
+    let number = |n: usize| i128::try_from(n).unwrap();
+    for ty in layout::types() {
+        let c_type = ty.c_type;
+        // Members of an anonymous union are members of the struct around it, so their offsets count
+        // from there. Its size has no name in C: the fields behind it would be off if it were wrong.
+        let base = match ty.anonymous {
+            Some(first) => format!("offsetof({c_type}, {first})"),
+            None => {
+                claim(
+                    format!("sizeof({})", ty.name),
+                    number(ty.size),
+                    format!("sizeof({c_type})"),
+                );
+                claim(
+                    format!("alignof({})", ty.name),
+                    number(ty.align),
+                    format!("_Alignof({c_type})"),
+                );
+                "0".to_owned()
+            }
+        };
+        for field in ty.fields {
+            let member = field.c_name.strip_prefix("r#").unwrap_or(field.c_name);
+            claim(
+                format!("offsetof({},{member})", ty.name),
+                number(field.offset),
+                format!("offsetof({c_type}, {member}) - {base}"),
+            );
+            if !field.anonymous {
+                claim(
+                    format!("sizeof({}.{member})", ty.name),
+                    number(field.size),
+                    format!("sizeof((({c_type} *)0)->{member})"),
+                );
+            }
+        }
+    }
+    for constant in layout::consts() {
+        claim(
+            constant.name.to_owned(),
+            constant.value,
+            constant.name.to_owned(),
+        );
+    }
+    c.push_str("\treturn 0;\n}\n");
+    (rust, c)
+}
+
+#[test]
+fn layout_and_constants_are_those_of_the_headers() {
+    let (rust, program) = claims();
+    let scratch = Scratch::new("layout");
+    let source = scratch.0.join("layout.c");
+    let binary = scratch.0.join("layout");
+    std::fs::write(&source, program).unwrap();
+    run(Command::new("cc")
+        .args(["-std=gnu11", "-w", "-o"])
+        .arg(&binary)
+        .arg(&source));
+    let output = run(&mut Command::new(&binary));
+
+    let c: Facts = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a name and a value");
+            (name.to_owned(), value.parse().expect("a number"))
+        })
+        .collect();
+    let wrong: Vec<String> = rust
+        .iter()
+        .filter(|&(name, value)| c.get(name) != Some(value))
+        .map(|(name, value)| format!("{name}: Rust {value}, C {:?}", c.get(name)))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "the ABI differs from the headers:\n{}",
+        wrong.join("\n")
+    );
+    assert_eq!(rust.len(), c.len());
+
+    let (types, consts) = (layout::types().count(), layout::consts().count());
+    println!(
+        "{types} types, {consts} constants, {} facts compared",
+        rust.len()
+    );
+    assert!(
+        types > 100 && consts > 300,
+        "only {types} types and {consts} constants were compared"
+    );
+}
+
+#[test]
+fn nothing_of_the_header_is_missing() {
+    let scratch = Scratch::new("complete");
+    let source = scratch.0.join("header.c");
+    std::fs::write(&source, "#include <infiniband/verbs.h>\n").unwrap();
+    let output = run(Command::new("cc")
+        .args(["-std=gnu11", "-E", "-P"])
+        .arg(&source));
+    let header = String::from_utf8(output.stdout).unwrap();
+
+    let ours: BTreeSet<&str> = layout::types()
+        .map(|ty| ty.name)
+        .chain(layout::consts().map(|constant| constant.name))
+        .collect();
+    let words: Vec<&str> = header
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '{'))
+        .filter(|word| !word.is_empty())
+        .collect();
+    let mut wanted = BTreeSet::new();
+    for window in words.windows(3) {
+        if let ["struct" | "union", name, body] = window
+            && (name.starts_with("ibv_") || name.starts_with("verbs_"))
+            && body.starts_with('{')
+        {
+            wanted.insert(*name);
+        }
+    }
+    wanted.extend(words.iter().filter(|word| word.starts_with("IBV_")));
+    assert!(
+        wanted.len() > 400,
+        "only {} names were found in the header",
+        wanted.len()
+    );
+    let missing: Vec<_> = wanted.difference(&ours).collect();
+    assert!(
+        missing.is_empty(),
+        "in the header, not in this crate: {missing:?}"
+    );
+}
+
+/// The numbers that the drop-in rests on: programs and other libraries have them compiled in.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_numbers_that_programs_have_compiled_in() {
+    use std::mem::offset_of;
+    use verbs_abi::*;
+
+    let sizes = [
+        ("verbs_context", size_of::<verbs_context>(), 648),
+        ("ibv_context", size_of::<ibv_context>(), 328),
+        ("ibv_device", size_of::<ibv_device>(), 664),
+        ("ibv_qp", size_of::<ibv_qp>(), 160),
+        ("ibv_qp_ex", size_of::<ibv_qp_ex>(), 352),
+        ("ibv_cq", size_of::<ibv_cq>(), 128),
+        ("ibv_cq_ex", size_of::<ibv_cq_ex>(), 288),
+        ("ibv_wc", size_of::<ibv_wc>(), 48),
+        ("ibv_send_wr", size_of::<ibv_send_wr>(), 128),
+        ("ibv_recv_wr", size_of::<ibv_recv_wr>(), 32),
+        ("ibv_mr", size_of::<ibv_mr>(), 48),
+        ("ibv_qp_attr", size_of::<ibv_qp_attr>(), 144),
+        ("ibv_qp_init_attr", size_of::<ibv_qp_init_attr>(), 64),
+        ("ibv_qp_init_attr_ex", size_of::<ibv_qp_init_attr_ex>(), 136),
+        ("ibv_device_attr", size_of::<ibv_device_attr>(), 232),
+        ("ibv_device_attr_ex", size_of::<ibv_device_attr_ex>(), 400),
+        ("ibv_port_attr", size_of::<ibv_port_attr>(), 52),
+    ];
+    for (name, ours, documented) in sizes {
+        assert_eq!(ours, documented, "size of {name}");
+    }
+    let ops = offset_of!(ibv_context, ops);
+    let offsets = [
+        (
+            "verbs_context.query_port",
+            offset_of!(verbs_context, query_port),
+            0,
+        ),
+        (
+            "verbs_context.create_cq_ex",
+            offset_of!(verbs_context, create_cq_ex),
+            200,
+        ),
+        ("verbs_context.priv", offset_of!(verbs_context, r#priv), 208),
+        (
+            "verbs_context.query_device_ex",
+            offset_of!(verbs_context, query_device_ex),
+            216,
+        ),
+        (
+            "verbs_context.create_qp_ex",
+            offset_of!(verbs_context, create_qp_ex),
+            264,
+        ),
+        ("verbs_context.sz", offset_of!(verbs_context, sz), 312),
+        (
+            "verbs_context.context",
+            offset_of!(verbs_context, context),
+            320,
+        ),
+        ("ibv_context.device", offset_of!(ibv_context, device), 0),
+        ("ibv_context.ops", ops, 8),
+        ("ibv_context.cmd_fd", offset_of!(ibv_context, cmd_fd), 264),
+        (
+            "ibv_context.async_fd",
+            offset_of!(ibv_context, async_fd),
+            268,
+        ),
+        (
+            "ibv_context.num_comp_vectors",
+            offset_of!(ibv_context, num_comp_vectors),
+            272,
+        ),
+        ("ibv_context.mutex", offset_of!(ibv_context, mutex), 280),
+        (
+            "ibv_context.abi_compat",
+            offset_of!(ibv_context, abi_compat),
+            320,
+        ),
+        ("ops.poll_cq", offset_of!(ibv_context_ops, poll_cq), 88),
+        (
+            "ops.req_notify_cq",
+            offset_of!(ibv_context_ops, req_notify_cq),
+            96,
+        ),
+        (
+            "ops.post_srq_recv",
+            offset_of!(ibv_context_ops, post_srq_recv),
+            160,
+        ),
+        ("ops.post_send", offset_of!(ibv_context_ops, post_send), 200),
+        ("ops.post_recv", offset_of!(ibv_context_ops, post_recv), 208),
+        ("verbs_device.ops", offset_of!(verbs_device, ops), 664),
+    ];
+    for (name, ours, documented) in offsets {
+        assert_eq!(ours, documented, "offset of {name}");
+    }
+}
