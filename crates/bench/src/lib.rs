@@ -1,1 +1,20 @@
-//! (being written)
+//! The verbs microbenchmarks, side by side with their peers.
+//!
+//! A benchmark is two processes pinned to two cores: the *driver* posts and measures, the *worker*
+//! is the other end (the same program, started again). They agree on what to do over a pipe
+//! ([`link`]), exchange real verbs, and count only work that the receiving end has checked.
+//!
+//! - [`pin`], [`bounce`]: which cores, and how far apart they are;
+//! - [`peers`]: UCX, Redis and plain copies between processes;
+//! - [`worker`]: the other process.
+//!
+//! Results are medians of interleaved rounds with their spread ([`stats`]).
+
+#![deny(unsafe_code)]
+
+pub mod bounce;
+pub mod link;
+pub mod peers;
+pub mod pin;
+pub mod stats;
+pub mod worker;

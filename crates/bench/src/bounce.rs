@@ -1,0 +1,72 @@
+//! How long a cache line takes from one core to another.
+//!
+//! It decides what every other figure of the same machine means: virtual machines move between
+//! cores that share a cache (tens of nanoseconds) and cores that do not (hundreds), even while a
+//! benchmark runs.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::pin::{Cores, pin};
+
+/// A word alone on its pair of cache lines: processors prefetch lines in pairs.
+#[repr(align(128))]
+struct Line(AtomicU32);
+
+/// Bounces up to this are called near (one-way, in nanoseconds).
+pub const NEAR_NS: f64 = 100.0;
+
+/// Measures the one-way time of a cache line between two pinned threads, in nanoseconds: half of
+/// the mean round trip over `rounds`.
+///
+/// # Errors
+/// When a thread cannot be pinned.
+pub fn bounce_ns(cores: Cores, rounds: u32) -> Result<f64> {
+    let line = Line(AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Result<()> {
+            let pinned = pin(cores.responder);
+            for i in 0..=rounds {
+                // Acquire and Release: each store is seen by the load of the other side that
+                // waits for it; nothing else is passed along.
+                while line.0.load(Ordering::Acquire) != 2 * i + 1 {
+                    std::hint::spin_loop();
+                }
+                line.0.store(2 * i + 2, Ordering::Release);
+            }
+            pinned
+        });
+        let timer = scope.spawn(|| -> Result<f64> {
+            let pinned = pin(cores.requester);
+            let mut begin = Instant::now();
+            for i in 0..=rounds {
+                if i == 1 {
+                    // The first exchange waits for the other thread to start.
+                    begin = Instant::now();
+                }
+                line.0.store(2 * i + 1, Ordering::Release);
+                while line.0.load(Ordering::Acquire) != 2 * i + 2 {
+                    std::hint::spin_loop();
+                }
+            }
+            pinned?;
+            Ok(begin.elapsed().as_secs_f64() * 1e9 / f64::from(rounds.max(1)) / 2.0)
+        });
+        let echoed = echo.join().expect("the echoing thread does not panic");
+        let timed = timer.join().expect("the timing thread does not panic");
+        echoed.and(timed)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounce_takes_time() {
+        let ns = bounce_ns(Cores::first_two().unwrap(), 2_000).unwrap();
+        assert!(ns > 0.0 && ns.is_finite());
+    }
+}

@@ -1,0 +1,153 @@
+//! How the two processes of a benchmark talk besides the verbs: JSON, one value per line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::peers::KillOnDrop;
+use crate::pin::spawn_on;
+
+/// How to start the other process: this program again, in its worker's role.
+#[derive(Clone, Debug)]
+pub struct Exe {
+    /// The program.
+    pub path: PathBuf,
+    /// The arguments that make it call [`crate::worker::serve`].
+    pub args: Vec<String>,
+}
+
+/// One end of the connection between driver and worker.
+pub struct Link {
+    reader: Box<dyn BufRead + Send>,
+    writer: Box<dyn Write + Send>,
+    /// The worker, at the driver's end.
+    child: Option<KillOnDrop>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link")
+            .field("child", &self.child)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// The worker's end, over standard input and output.
+    #[must_use]
+    pub fn stdio() -> Link {
+        Link {
+            reader: Box::new(BufReader::new(std::io::stdin())),
+            writer: Box::new(std::io::stdout()),
+            child: None,
+        }
+    }
+
+    /// Starts a worker on `core`; it is killed when the link is dropped.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn(exe: &Exe, core: usize) -> Result<Link> {
+        let mut child = KillOnDrop(spawn_on(
+            core,
+            Command::new(&exe.path)
+                .args(&exe.args)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped()),
+        )?);
+        let reader = child.0.stdout.take().context("the worker has no output")?;
+        let writer = child.0.stdin.take().context("the worker has no input")?;
+        Ok(Link {
+            reader: Box::new(BufReader::new(reader)),
+            writer: Box::new(writer),
+            child: Some(child),
+        })
+    }
+
+    /// Two connected ends inside one process, for a worker that is a thread.
+    ///
+    /// # Errors
+    /// When the system has no pipe to give.
+    pub fn pair() -> Result<(Link, Link)> {
+        let (left_reader, right_writer) = std::io::pipe()?;
+        let (right_reader, left_writer) = std::io::pipe()?;
+        let end = |reader, writer| Link {
+            reader: Box::new(BufReader::new(reader)),
+            writer: Box::new(writer),
+            child: None,
+        };
+        Ok((
+            end(left_reader, left_writer),
+            end(right_reader, right_writer),
+        ))
+    }
+
+    /// The worker's process id, at the driver's end of a spawned one.
+    #[must_use]
+    pub fn worker_pid(&self) -> Option<u32> {
+        self.child.as_ref().map(|child| child.0.id())
+    }
+
+    /// Sends one value.
+    ///
+    /// # Errors
+    /// When the other end is gone.
+    pub fn send<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        self.writer
+            .write_all(&line)
+            .and_then(|()| self.writer.flush())
+            .context("the other process of the benchmark is gone")
+    }
+
+    /// Receives one value.
+    ///
+    /// # Errors
+    /// When the other end is gone, or said something else.
+    pub fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
+        match self.recv_or_end()? {
+            Some(value) => Ok(value),
+            None => bail!("the other process of the benchmark ended early; its messages are above"),
+        }
+    }
+
+    /// Receives one value; `None` when the other end is gone.
+    ///
+    /// # Errors
+    /// When the other end said something else.
+    pub fn recv_or_end<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        let mut line = String::new();
+        let read = self
+            .reader
+            .read_line(&mut line)
+            .context("cannot hear the other process of the benchmark")?;
+        if read == 0 {
+            return Ok(None);
+        }
+        serde_json::from_str(&line)
+            .map(Some)
+            .with_context(|| format!("the other process said {:?}", line.trim_end()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_cross_and_a_closed_end_is_an_error() {
+        let (mut left, mut right) = Link::pair().unwrap();
+        left.send(&vec![1, 2, 3]).unwrap();
+        assert_eq!(right.recv::<Vec<u32>>().unwrap(), [1, 2, 3]);
+        right.send(&"text").unwrap();
+        assert!(left.recv::<u32>().is_err());
+        drop(right);
+        let err = left.recv::<u32>().unwrap_err().to_string();
+        assert!(err.contains("ended early"), "{err}");
+    }
+}

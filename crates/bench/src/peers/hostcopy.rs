@@ -1,0 +1,300 @@
+//! What a copy between two processes costs without any NIC: `memcpy` into a shared mapping, and
+//! `process_vm_writev` into private memory.
+//!
+//! The only unsafe code of this crate: both peers are defined by raw memory access.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::worker::Job;
+
+/// How the bytes get there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// `memcpy` into a mapping that both processes share.
+    Memcpy,
+    /// `process_vm_writev` into memory of the other process alone.
+    ProcessVmWritev,
+}
+
+/// What the worker is asked to provide.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Request {
+    method: Method,
+    payload_bytes: usize,
+}
+
+/// Where the driver finds the worker's buffer.
+#[derive(Debug, Serialize, Deserialize)]
+struct Buffer {
+    pid: i32,
+    addr: usize,
+    /// The memfd, for [`Method::Memcpy`].
+    fd: Option<i32>,
+}
+
+/// Copies `payload_bytes` into the worker `copies` times; bytes per second. The worker compares
+/// what arrived last with what was sent last.
+///
+/// # Errors
+/// When memory cannot be mapped or written, or the worker finds other bytes.
+pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64) -> Result<f64> {
+    link.send(&Job::HostCopy(Request {
+        method,
+        payload_bytes,
+    }))?;
+    let buffer: Buffer = link.recv()?;
+    let mut source = pattern(payload_bytes);
+    let rate = match method {
+        Method::Memcpy => {
+            let fd = buffer.fd.context("the worker shares no memory")?;
+            let path = format!("/proc/{}/fd/{fd}", buffer.pid);
+            let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                .context("cannot open the worker's memory")?;
+            let target = Mapping::new(&fd, payload_bytes)?;
+            timed(copies, &mut source, |source| {
+                target.write(source);
+                Ok(())
+            })?
+        }
+        Method::ProcessVmWritev => timed(copies, &mut source, |source| {
+            process_vm_writev(buffer.pid, buffer.addr, source)
+        })?,
+    };
+    link.send(&copies)?;
+    let verified: bool = link.recv()?;
+    if !verified {
+        bail!("the worker found other bytes than were sent");
+    }
+    Ok(rate)
+}
+
+/// The worker's part: offers a buffer, and checks it when the driver is done.
+///
+/// # Errors
+/// When memory cannot be had or the driver is gone.
+pub fn work(link: &mut Link, request: Request) -> Result<()> {
+    let pid = i32::try_from(std::process::id())?;
+    let size = request.payload_bytes;
+    let (buffer, target) = match request.method {
+        Method::Memcpy => {
+            let fd = memfd_create("verbatim-bench", MemfdFlags::CLOEXEC)
+                .context("cannot create shared memory")?;
+            ftruncate(&fd, size as u64).context("cannot size shared memory")?;
+            let mapping = Mapping::new(&fd, size)?;
+            let buffer = Buffer {
+                pid,
+                addr: mapping.addr(),
+                fd: Some(fd.as_raw_fd()),
+            };
+            (
+                buffer,
+                Target {
+                    mapping,
+                    _fd: Some(fd),
+                },
+            )
+        }
+        Method::ProcessVmWritev => {
+            let mapping = Mapping::private(size)?;
+            let buffer = Buffer {
+                pid,
+                addr: mapping.addr(),
+                fd: None,
+            };
+            (buffer, Target { mapping, _fd: None })
+        }
+    };
+    // Pages are there before the clock runs.
+    target.mapping.write(&vec![0xa5; size]);
+    link.send(&buffer)?;
+    let copies: u64 = link.recv()?;
+    let mut expected = pattern(size);
+    stamp(&mut expected, copies);
+    link.send(&(target.mapping.read() == expected))
+}
+
+struct Target {
+    mapping: Mapping,
+    _fd: Option<OwnedFd>,
+}
+
+/// Runs `copy` `copies` times, each with another stamp; bytes per second.
+fn timed(copies: u64, source: &mut [u8], mut copy: impl FnMut(&[u8]) -> Result<()>) -> Result<f64> {
+    copy(source)?;
+    let begin = Instant::now();
+    for i in 1..=copies {
+        stamp(source, i);
+        copy(source)?;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    #[allow(clippy::cast_precision_loss)] // far below 2^52 bytes
+    Ok(copies as f64 * source.len() as f64 / seconds)
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn pattern(size: usize) -> Vec<u8> {
+    (0..size)
+        .map(|i| (i * 31 + (i >> 8)).to_le_bytes()[0])
+        .collect()
+}
+
+/// Marks the beginning of a payload with a number.
+pub(crate) fn stamp(payload: &mut [u8], number: u64) {
+    let number = number.to_le_bytes();
+    let size = payload.len().min(number.len());
+    payload[..size].copy_from_slice(&number[..size]);
+}
+
+/// Memory of our own making that somebody else may write: reached by copying only.
+struct Mapping {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+impl Mapping {
+    fn new(fd: &OwnedFd, size: usize) -> Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address (a null hint without FIXED), so no memory that
+        // is in use is replaced.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size,
+                protection,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }
+        .context("cannot map shared memory")?;
+        Mapping::from_raw(start, size)
+    }
+
+    fn private(size: usize) -> Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as in `new`.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE)
+        }
+        .context("cannot map private memory")?;
+        Mapping::from_raw(start, size)
+    }
+
+    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<Mapping> {
+        let start = NonNull::new(start.cast()).context("mapped at address 0")?;
+        Ok(Mapping { start, size })
+    }
+
+    fn addr(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// Copies `source` to the start of the mapping.
+    fn write(&self, source: &[u8]) {
+        assert!(source.len() <= self.size);
+        // SAFETY: the mapping is `size` writable bytes until `drop` (made by mmap in `new` and
+        // `private`), checked above to be enough; `source` is other memory, since a mapping is
+        // never lent out as a slice. Nobody else accesses the bytes now: driver and worker take
+        // turns by messages over the link.
+        // JUSTIFICATION: this copy is what the peer measures.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), self.start.as_ptr(), source.len());
+        }
+    }
+
+    /// Copies the mapping.
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.size];
+        // SAFETY: as in `write`, in the other direction; `bytes` has `size` bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.as_ptr(), bytes.as_mut_ptr(), self.size);
+        }
+        bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that mmap returned, unmapped once; no reference into it exists
+        // because `write` and `read` copy.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.size) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Writes `source` to `addr` of process `pid`.
+fn process_vm_writev(pid: i32, addr: usize, source: &[u8]) -> Result<()> {
+    let mut done = 0;
+    while done < source.len() {
+        let rest = &source[done..];
+        let local = libc::iovec {
+            iov_base: rest.as_ptr().cast_mut().cast(),
+            iov_len: rest.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(addr + done),
+            iov_len: rest.len(),
+        };
+        // SAFETY: `local` describes `rest`, which outlives the call and is only read; `remote` is
+        // an address of the other process, which the kernel checks. If that process is this one
+        // (worker as a thread), the worker's mapping is written while the worker waits for a
+        // message and holds no reference into it.
+        let written = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+        match usize::try_from(written) {
+            Ok(0) => bail!("process_vm_writev wrote nothing"),
+            Ok(written) => done += written,
+            Err(_) => {
+                return Err(std::io::Error::last_os_error()).context(
+                    "process_vm_writev is refused: allow it between a parent and its child \
+                     (kernel.yama.ptrace_scope at most 1, no seccomp filter)",
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_methods_run_tiny_and_are_verified() {
+        for method in [Method::Memcpy, Method::ProcessVmWritev] {
+            for size in [8, 4096, 100_000] {
+                let (mut left, mut right) = Link::pair().unwrap();
+                let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
+                assert!(drive(&mut left, method, size, 10).unwrap() > 0.0);
+                drop(left);
+                worker.join().unwrap().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_bytes_are_noticed() {
+        let (mut left, mut right) = Link::pair().unwrap();
+        let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
+        left.send(&Job::HostCopy(Request {
+            method: Method::Memcpy,
+            payload_bytes: 64,
+        }))
+        .unwrap();
+        let _: Buffer = left.recv().unwrap();
+        left.send(&3u64).unwrap();
+        assert!(!left.recv::<bool>().unwrap());
+        drop(left);
+        worker.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,19 @@
+//! The programs that the software NIC is measured beside.
+
+pub mod hostcopy;
+pub mod redis;
+pub mod ucx;
+
+use std::process::Child;
+
+/// A child process that does not outlive its handle.
+#[derive(Debug)]
+pub(crate) struct KillOnDrop(pub(crate) Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // It may have ended by itself; either way it is waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,259 @@
+//! `ucx_perftest` over POSIX shared memory.
+
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::KillOnDrop;
+use crate::pin::{Cores, spawn_on};
+
+/// A test of `ucx_perftest`, always with 8-byte messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Test {
+    /// `am_bw`: rate of UCT active messages.
+    AmBw,
+    /// `am_lat`: one-way latency of UCT active messages.
+    AmLat,
+    /// `ucp_put_bw`: rate of UCP puts.
+    UcpPutBw,
+    /// `ucp_fadd`: rate of UCP fetch-and-adds, 16 outstanding.
+    UcpFadd,
+}
+
+impl Test {
+    /// Its name for `-t`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Test::AmBw => "am_bw",
+            Test::AmLat => "am_lat",
+            Test::UcpPutBw => "ucp_put_bw",
+            Test::UcpFadd => "ucp_fadd",
+        }
+    }
+
+    /// Messages of a run of about a third of a second on cores that share a cache.
+    #[must_use]
+    pub fn iterations(self) -> u64 {
+        match self {
+            Test::AmBw => 6_000_000,
+            Test::AmLat => 2_000_000,
+            Test::UcpPutBw => 25_000_000,
+            Test::UcpFadd => 10_000_000,
+        }
+    }
+
+    fn args(self, iterations: u64) -> Vec<String> {
+        let iterations = iterations.to_string();
+        // UCT tests name transport and device by flags of the client; the posix transport's
+        // device is called "memory". UCP tests take the transport from UCX_TLS on both sides.
+        let place: &[&str] = match self {
+            Test::AmBw | Test::AmLat => &["-d", "memory", "-x", "posix"],
+            Test::UcpPutBw => &[],
+            Test::UcpFadd => &["-O", "16"],
+        };
+        let mut args = vec!["-t", self.name(), "-s", "8", "-n", &iterations, "-v", "-f"];
+        args.extend(place);
+        args.into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// What a run printed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Messages that were timed.
+    pub iterations: u64,
+    /// Messages per second over the whole run.
+    pub rate: f64,
+}
+
+impl Measured {
+    /// Time per message in nanoseconds; for `am_lat` that is half of a round trip.
+    #[must_use]
+    pub fn ns_per_message(self) -> f64 {
+        1e9 / self.rate
+    }
+}
+
+/// Runs `test` once between two pinned processes.
+///
+/// # Errors
+/// When `ucx_perftest` is missing, fails, or prints something else than its result.
+pub fn run(test: Test, iterations: u64, cores: Cores) -> Result<Measured> {
+    let port = free_port()?;
+    let mut server = KillOnDrop(spawn_on(
+        cores.responder,
+        perftest(port).stdout(Stdio::null()).stderr(Stdio::null()),
+    )?);
+    wait_for_listener(port, &mut server)?;
+    let client = spawn_on(
+        cores.requester,
+        perftest(port)
+            .arg("127.0.0.1")
+            .args(test.args(iterations))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped()),
+    )?;
+    let out = client.wait_with_output()?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    if !out.status.success() {
+        bail!(
+            "ucx_perftest -t {} failed ({}): {}",
+            test.name(),
+            out.status,
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+    }
+    let measured = parse(&text).with_context(|| format!("ucx_perftest -t {}", test.name()))?;
+    if measured.iterations != iterations {
+        bail!(
+            "ucx_perftest -t {} ran {} of {iterations} iterations",
+            test.name(),
+            measured.iterations
+        );
+    }
+    Ok(measured)
+}
+
+fn perftest(port: u16) -> Command {
+    let mut command = Command::new("ucx_perftest");
+    command
+        .args(["-p", &port.to_string()])
+        .env("UCX_TLS", "posix")
+        .env("UCX_WARN_UNUSED_ENV_VARS", "n")
+        .stdin(Stdio::null());
+    command
+}
+
+/// A port that nobody listens on now. Somebody else may take it before the server does; then the
+/// server fails, and that is reported.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot find a free TCP port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Waits until `port` is listened on, without connecting: the server serves its first connection.
+fn wait_for_listener(port: u16, server: &mut KillOnDrop) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            if let Ok(text) = std::fs::read_to_string(table)
+                && listens(&text, port)
+            {
+                return Ok(());
+            }
+        }
+        if let Some(status) = server.0.try_wait()? {
+            bail!("the server side of ucx_perftest ended early ({status})");
+        }
+        if Instant::now() > deadline {
+            bail!("the server side of ucx_perftest does not listen on port {port}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a `/proc/net/tcp` table has a listening socket (state 0A) on `port`.
+fn listens(table: &str, port: u16) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let local = fields.next().and_then(|local| local.rsplit_once(':'));
+        let state = fields.nth(1);
+        local.is_some_and(|(_, p)| u16::from_str_radix(p, 16) == Ok(port)) && state == Some("0A")
+    })
+}
+
+/// Reads what `ucx_perftest -v -f` prints: a line of column names, a line of numbers.
+fn parse(text: &str) -> Result<Measured> {
+    let mut lines = text.lines().map(str::trim);
+    let names: Vec<&str> = lines
+        .by_ref()
+        .find(|line| line.starts_with("iterations,"))
+        .context("printed no line of column names")?
+        .split(',')
+        .collect();
+    let values: Vec<&str> = lines
+        .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))
+        .context("printed no numbers")?
+        .split(',')
+        .collect();
+    if names.len() != values.len() {
+        bail!("printed {} names for {} numbers", names.len(), values.len());
+    }
+    let value = |name: &str| {
+        let at = names.iter().position(|n| *n == name);
+        at.map(|at| values[at])
+            .with_context(|| format!("printed no column {name}"))
+    };
+    let iterations = value("iterations")?.parse()?;
+    let rate: f64 = value("overall_mr")?.parse()?;
+    if !(rate.is_finite() && rate > 0.0) {
+        bail!("printed a rate of {rate}");
+    }
+    Ok(Measured { iterations, rate })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AM_LAT: &str = "\
+iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr
+500000,0.086,0.086,0.086,88.41,88.41,11588684,11588684
+";
+
+    #[test]
+    fn what_version_1_13_prints() {
+        let measured = parse(AM_LAT).unwrap();
+        assert_eq!(measured.iterations, 500_000);
+        assert!((measured.ns_per_message() - 86.29).abs() < 0.01);
+    }
+
+    #[test]
+    fn the_last_stage_counts() {
+        let text = format!("{AM_LAT}1000000,0.1,0.1,0.1,1.0,1.0,5,10000000\n");
+        let measured = parse(&text).unwrap();
+        assert_eq!((measured.iterations, measured.rate), (1_000_000, 1e7));
+    }
+
+    #[test]
+    fn other_output_is_refused() {
+        for text in [
+            "",
+            "500000,0.086,0.086\n",
+            "iterations,overall_mr\n",
+            "iterations,overall_mr\n5,6,7\n",
+            "iterations,overall_mr\n5,nan\n",
+            "iterations,overall_mr\n5,0\n",
+            "iterations,other\n5,6\n",
+        ] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_listening_port_is_seen() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        assert!(listens(&table, port));
+        assert!(!listens("", port));
+        let established = "  sl  local_address rem_address   st\n   \
+                           0: 0100007F:4A43 0100007F:1111 01 00000000:00000000\n";
+        assert!(!listens(established, 0x4A43));
+    }
+
+    /// The benchmark's smoke test: every test of the peer runs.
+    #[test]
+    fn every_test_runs_tiny() {
+        let cores = Cores::first_two().unwrap();
+        for test in [Test::AmBw, Test::AmLat, Test::UcpPutBw, Test::UcpFadd] {
+            let measured = run(test, 20_000, cores).unwrap();
+            assert!(measured.rate > 0.0, "{test:?}");
+        }
+    }
+}

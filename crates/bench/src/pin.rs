@@ -1,0 +1,126 @@
+//! Which cores a benchmark runs on.
+
+use std::process::{Child, Command};
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+
+/// The two cores of a benchmark: one for each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cores {
+    /// The requester's: the side that posts and measures.
+    pub requester: usize,
+    /// The responder's.
+    pub responder: usize,
+}
+
+impl Cores {
+    /// The first two cores that this process may use.
+    ///
+    /// # Errors
+    /// When it may use only one: two processes that take turns measure the scheduler.
+    pub fn first_two() -> Result<Cores> {
+        let allowed = allowed()?;
+        match allowed[..] {
+            [requester, responder, ..] => Ok(Cores {
+                requester,
+                responder,
+            }),
+            _ => bail!(
+                "this process may use {} core, and the benchmark needs two; widen its CPU \
+                 affinity or run it on a machine with two cores",
+                allowed.len()
+            ),
+        }
+    }
+
+    /// These two cores, if they differ and this process may use both.
+    ///
+    /// # Errors
+    /// Otherwise; the message lists what may be used.
+    pub fn chosen(requester: usize, responder: usize) -> Result<Cores> {
+        if requester == responder {
+            bail!("the two processes need two different cores, not core {requester} twice");
+        }
+        let allowed = allowed()?;
+        for core in [requester, responder] {
+            if !allowed.contains(&core) {
+                bail!("core {core} may not be used here; choose two of {allowed:?}");
+            }
+        }
+        Ok(Cores {
+            requester,
+            responder,
+        })
+    }
+}
+
+/// The cores that the calling thread may use, in rising order.
+fn allowed() -> Result<Vec<usize>> {
+    let set = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|core| set.is_set(*core))
+        .collect())
+}
+
+/// Pins the calling thread to `core`.
+///
+/// # Errors
+/// When the system refuses.
+pub fn pin(core: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to core {core}"))
+}
+
+/// Starts `command` pinned to `core`: a child inherits the affinity of the thread that starts it,
+/// so this thread moves there and back.
+///
+/// # Errors
+/// When pinning or starting fails.
+pub fn spawn_on(core: usize, command: &mut Command) -> Result<Child> {
+    let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
+    pin(core)?;
+    let spawned = command.spawn();
+    sched_setaffinity(None, &before).context("cannot restore the CPU affinity")?;
+    spawned.with_context(|| {
+        format!(
+            "cannot start {}: is it installed?",
+            command.get_program().to_string_lossy()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_runs_where_it_was_put_and_the_parent_stays() {
+        let before = allowed().unwrap();
+        let core = *before.last().unwrap();
+        let child = spawn_on(
+            core,
+            Command::new("grep")
+                .args(["Cpus_allowed_list", "/proc/self/status"])
+                .stdout(std::process::Stdio::piped()),
+        )
+        .unwrap();
+        let out = child.wait_with_output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert_eq!(
+            text.split_whitespace().last(),
+            Some(core.to_string().as_str())
+        );
+        assert_eq!(allowed().unwrap(), before);
+    }
+
+    #[test]
+    fn impossible_cores_are_refused_with_the_possible_ones() {
+        let twice = Cores::chosen(0, 0).unwrap_err().to_string();
+        assert!(twice.contains("two different cores"), "{twice}");
+        let absent = Cores::chosen(0, 100_000).unwrap_err().to_string();
+        assert!(absent.contains("choose two of"), "{absent}");
+    }
+}

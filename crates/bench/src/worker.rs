@@ -1,0 +1,31 @@
+//! The responder's process: does the jobs that the driver sends it, until the driver is gone.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::peers::hostcopy;
+
+/// One job.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Job {
+    /// Be the target of copies without a NIC.
+    HostCopy(hostcopy::Request),
+    /// End.
+    Stop,
+}
+
+/// Does jobs until told to stop or the driver is gone.
+///
+/// # Errors
+/// When a job fails.
+pub fn serve(link: &mut Link) -> Result<()> {
+    while let Some(job) = link.recv_or_end()? {
+        match job {
+            Job::HostCopy(request) => hostcopy::work(link, request)?,
+            Job::Stop => break,
+        }
+    }
+    Ok(())
+}
