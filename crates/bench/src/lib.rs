@@ -4,6 +4,9 @@
 //! is the other end (the same program, started again). They agree on what to do over a pipe
 //! ([`link`]), exchange real verbs, and count only work that the receiving end has checked.
 //!
+//! - [`goal`]: the rows, their peers, and what is wanted of them;
+//! - [`run`]: the interleaved rounds and their summary; [`record`]: the circumstances;
+//! - [`workload`]: our side, over the safe verbs API;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
 //! - [`worker`]: the other process.
@@ -13,8 +16,12 @@
 #![deny(unsafe_code)]
 
 pub mod bounce;
+pub mod goal;
 pub mod link;
 pub mod peers;
 pub mod pin;
+pub mod record;
+pub mod run;
 pub mod stats;
 pub mod worker;
+pub mod workload;

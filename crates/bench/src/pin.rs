@@ -74,21 +74,31 @@ pub fn pin(core: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to core {core}"))
 }
 
+/// Runs `work` with the calling thread pinned to `core`, and gives the thread back its freedom.
+///
+/// # Errors
+/// When pinning fails, or `work` does.
+pub fn pinned<T>(core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
+    pin(core)?;
+    let done = work();
+    sched_setaffinity(None, &before).context("cannot restore the CPU affinity")?;
+    done
+}
+
 /// Starts `command` pinned to `core`: a child inherits the affinity of the thread that starts it,
 /// so this thread moves there and back.
 ///
 /// # Errors
 /// When pinning or starting fails.
 pub fn spawn_on(core: usize, command: &mut Command) -> Result<Child> {
-    let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
-    pin(core)?;
-    let spawned = command.spawn();
-    sched_setaffinity(None, &before).context("cannot restore the CPU affinity")?;
-    spawned.with_context(|| {
-        format!(
-            "cannot start {}: is it installed?",
-            command.get_program().to_string_lossy()
-        )
+    pinned(core, || {
+        command.spawn().with_context(|| {
+            format!(
+                "cannot start {}: is it installed?",
+                command.get_program().to_string_lossy()
+            )
+        })
     })
 }
 

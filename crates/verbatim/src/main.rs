@@ -1,2 +1,70 @@
-//! (being written)
-fn main() {}
+//! The command line of Verbatim.
+//!
+//! Parsing opens nothing: clap and [`args`] check the form of every value, then a command resolves
+//! devices and files and acts. Results go to standard output, progress and notes to standard
+//! error. Exit status: 0 done, 1 ran and the answer is no, 2 could not run.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::output::StdoutClosed;
+
+/// A workbench for high-performance RDMA systems.
+#[derive(Parser)]
+#[command(name = "verbatim", version, propagate_version = true, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim sequencer              every design of the networked sequencer, side by side
+  verbatim devices                the software NIC, and RDMA devices of this machine
+  verbatim bench peers            the software NIC beside UCX, Redis and plain copies
+
+Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Verbs microbenchmarks
+    Bench(bench::Args),
+}
+
+/// What a command came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Exit status 0.
+    Done,
+    /// Exit status 1: it ran, and the answer is no.
+    No,
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("VERBATIM_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let outcome = match Cli::parse().command {
+        Command::Bench(args) => bench::run(args),
+    };
+    match outcome {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::No) => ExitCode::from(1),
+        // Whoever read the results has enough of them.
+        Err(err) if err.is::<StdoutClosed>() => ExitCode::SUCCESS,
+        Err(err) => {
+            eprintln!("error: {err:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! What is measured, beside whom, and what is wanted of it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bounce::NEAR_NS;
+use crate::peers::hostcopy::Method;
+use crate::peers::ucx;
+
+/// One row of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Row {
+    /// Header-only UD SENDs.
+    UdSend,
+    /// 8-byte RC SENDs.
+    RcSend,
+    /// One-way latency of an 8-byte RC SEND.
+    RcLatency,
+    /// 8-byte RDMA WRITEs.
+    RcWrite,
+    /// 8-byte fetch-and-adds.
+    FetchAdd,
+    /// 1 MiB RDMA WRITEs into memory that both processes can map.
+    WriteMapped,
+    /// 1 MiB RDMA WRITEs into private memory.
+    WritePrivate,
+    /// The sequencer's design `spec-s0`.
+    Sequencer,
+    /// CPU time of an idle process with 1,000 connected queue pairs.
+    IdleCpu,
+    /// Resident memory of the same process.
+    IdleMemory,
+    /// 10,000 queue pairs created and connected.
+    Connect,
+}
+
+/// What a row's figures count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// 10^6 operations a second.
+    Mops,
+    /// 10^9 bytes a second.
+    GbytesPerS,
+    /// Nanoseconds.
+    Ns,
+    /// Percent of one core.
+    CpuPercent,
+    /// 2^20 bytes.
+    Mib,
+    /// Seconds.
+    S,
+}
+
+impl Unit {
+    /// For a column of figures.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Unit::Mops => "M/s",
+            Unit::GbytesPerS => "GB/s",
+            Unit::Ns => "ns",
+            Unit::CpuPercent => "% CPU",
+            Unit::Mib => "MiB",
+            Unit::S => "s",
+        }
+    }
+
+    /// Whether more of it is better.
+    #[must_use]
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Unit::Mops | Unit::GbytesPerS)
+    }
+}
+
+/// Who is measured beside a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Peer {
+    /// A test of `ucx_perftest`.
+    UcxAmBw,
+    /// A test of `ucx_perftest`.
+    UcxAmLat,
+    /// A test of `ucx_perftest`.
+    UcxPutBw,
+    /// A test of `ucx_perftest`.
+    UcxFadd,
+    /// `memcpy` into a mapping shared by two processes.
+    Memcpy,
+    /// `process_vm_writev` into another process.
+    ProcessVmWritev,
+    /// `redis-benchmark -t incr -P 64`.
+    RedisIncr,
+}
+
+impl Peer {
+    /// For a column of names.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Peer::UcxAmBw => "UCX am_bw",
+            Peer::UcxAmLat => "UCX am_lat",
+            Peer::UcxPutBw => "UCX ucp_put_bw",
+            Peer::UcxFadd => "UCX ucp_fadd",
+            Peer::Memcpy => "memcpy",
+            Peer::ProcessVmWritev => "process_vm_writev",
+            Peer::RedisIncr => "Redis INCR, P 64",
+        }
+    }
+
+    /// The UCX test, if it is one.
+    #[must_use]
+    pub fn ucx(self) -> Option<ucx::Test> {
+        match self {
+            Peer::UcxAmBw => Some(ucx::Test::AmBw),
+            Peer::UcxAmLat => Some(ucx::Test::AmLat),
+            Peer::UcxPutBw => Some(ucx::Test::UcpPutBw),
+            Peer::UcxFadd => Some(ucx::Test::UcpFadd),
+            _ => None,
+        }
+    }
+
+    /// The way of copying, if it is one.
+    #[must_use]
+    pub fn copy(self) -> Option<Method> {
+        match self {
+            Peer::Memcpy => Some(Method::Memcpy),
+            Peer::ProcessVmWritev => Some(Method::ProcessVmWritev),
+            _ => None,
+        }
+    }
+}
+
+/// What is wanted of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Goal {
+    /// The least that is acceptable.
+    pub at_least: f64,
+    /// What to aim for.
+    pub aim_for: f64,
+}
+
+/// Whether two cores share a cache, by their bounce time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Distance {
+    /// They do.
+    Near,
+    /// They do not.
+    Far,
+}
+
+impl Distance {
+    /// From the one-way bounce time of a cache line.
+    #[must_use]
+    pub fn of_bounce_ns(ns: f64) -> Distance {
+        if ns <= NEAR_NS {
+            Distance::Near
+        } else {
+            Distance::Far
+        }
+    }
+}
+
+impl Row {
+    /// Every row, in the order of the table.
+    pub const ALL: [Row; 11] = [
+        Row::UdSend,
+        Row::RcSend,
+        Row::RcLatency,
+        Row::RcWrite,
+        Row::FetchAdd,
+        Row::WriteMapped,
+        Row::WritePrivate,
+        Row::Sequencer,
+        Row::IdleCpu,
+        Row::IdleMemory,
+        Row::Connect,
+    ];
+
+    /// For `--only`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Row::UdSend => "ud-send",
+            Row::RcSend => "rc-send",
+            Row::RcLatency => "rc-latency",
+            Row::RcWrite => "rc-write",
+            Row::FetchAdd => "fetch-add",
+            Row::WriteMapped => "write-mapped",
+            Row::WritePrivate => "write-private",
+            Row::Sequencer => "sequencer",
+            Row::IdleCpu => "idle-cpu",
+            Row::IdleMemory => "idle-memory",
+            Row::Connect => "connect",
+        }
+    }
+
+    /// What is measured, in words.
+    #[must_use]
+    pub fn what(self) -> &'static str {
+        match self {
+            Row::UdSend => "header-only UD SEND, postlists of 16",
+            Row::RcSend => "8-byte RC SEND, inline, 1 in 16 signaled, postlists of 16",
+            Row::RcLatency => "one-way latency of an 8-byte RC SEND",
+            Row::RcWrite => "8-byte RDMA WRITE, inline, 1 in 16 signaled",
+            Row::FetchAdd => "8-byte fetch-and-add, 16 outstanding",
+            Row::WriteMapped => "1 MiB RDMA WRITE, mapped memory",
+            Row::WritePrivate => "1 MiB RDMA WRITE, private memory",
+            Row::Sequencer => "sequencer spec-s0, one worker, one client process",
+            Row::IdleCpu => "idle process with 1,000 connected queue pairs: CPU",
+            Row::IdleMemory => "idle process with 1,000 connected queue pairs: memory",
+            Row::Connect => "10,000 queue pairs created and connected",
+        }
+    }
+
+    /// What its figures count.
+    #[must_use]
+    pub fn unit(self) -> Unit {
+        match self {
+            Row::UdSend | Row::RcSend | Row::RcWrite | Row::FetchAdd | Row::Sequencer => Unit::Mops,
+            Row::RcLatency => Unit::Ns,
+            Row::WriteMapped | Row::WritePrivate => Unit::GbytesPerS,
+            Row::IdleCpu => Unit::CpuPercent,
+            Row::IdleMemory => Unit::Mib,
+            Row::Connect => Unit::S,
+        }
+    }
+
+    /// Who is measured beside it; `None` where a limit is set instead.
+    #[must_use]
+    pub fn peer(self) -> Option<Peer> {
+        match self {
+            Row::UdSend | Row::RcSend => Some(Peer::UcxAmBw),
+            Row::RcLatency => Some(Peer::UcxAmLat),
+            Row::RcWrite => Some(Peer::UcxPutBw),
+            Row::FetchAdd => Some(Peer::UcxFadd),
+            Row::WriteMapped => Some(Peer::Memcpy),
+            Row::WritePrivate => Some(Peer::ProcessVmWritev),
+            Row::Sequencer => Some(Peer::RedisIncr),
+            Row::IdleCpu | Row::IdleMemory | Row::Connect => None,
+        }
+    }
+
+    /// What is wanted of it: a ratio to the peer, or a limit in the row's own unit.
+    #[must_use]
+    pub fn goal(self, distance: Distance) -> Goal {
+        let (at_least, aim_for) = match (self, distance) {
+            (Row::UdSend, Distance::Near) => (3.0, 6.0),
+            (Row::UdSend, Distance::Far) => (3.0, 12.0),
+            (Row::RcSend, Distance::Near) => (2.0, 5.0),
+            (Row::RcSend, Distance::Far) => (4.0, 7.0),
+            (Row::RcLatency, _) => (1.0, 0.6),
+            (Row::RcWrite | Row::FetchAdd, _) => (0.5, 1.0),
+            (Row::WriteMapped | Row::WritePrivate, _) => (0.9, 0.9),
+            (Row::Sequencer, _) => (5.0, 15.0),
+            (Row::IdleCpu, _) => (0.0, 0.0),
+            (Row::IdleMemory, _) => (64.0, 64.0),
+            (Row::Connect, _) => (2.0, 2.0),
+        };
+        Goal { at_least, aim_for }
+    }
+
+    /// Whether `figure` (a ratio, or a value where there is no peer) reaches `wanted`.
+    #[must_use]
+    pub fn reaches(self, figure: f64, wanted: f64) -> bool {
+        if self.unit().more_is_better() {
+            figure >= wanted
+        } else {
+            figure <= wanted
+        }
+    }
+}
+
+impl std::str::FromStr for Row {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Row, String> {
+        Row::ALL
+            .into_iter()
+            .find(|row| row.name() == name)
+            .ok_or_else(|| {
+                let names: Vec<_> = Row::ALL.iter().map(|row| row.name()).collect();
+                format!("no such row; choose among {}", names.join(", "))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_parse_back_and_are_those_of_json() {
+        for row in Row::ALL {
+            assert_eq!(row.name().parse(), Ok(row));
+            assert_eq!(
+                serde_json::to_string(&row).unwrap(),
+                format!("\"{}\"", row.name())
+            );
+        }
+        assert!("send".parse::<Row>().unwrap_err().contains("ud-send"));
+    }
+
+    #[test]
+    fn a_goal_is_harder_than_the_least() {
+        for row in Row::ALL {
+            for distance in [Distance::Near, Distance::Far] {
+                let goal = row.goal(distance);
+                assert!(row.reaches(goal.aim_for, goal.at_least), "{}", row.name());
+            }
+        }
+    }
+
+    #[test]
+    fn less_latency_is_better_and_less_rate_is_worse() {
+        assert!(Row::RcLatency.reaches(0.5, 0.6));
+        assert!(!Row::RcLatency.reaches(1.1, 1.0));
+        assert!(!Row::UdSend.reaches(2.9, 3.0));
+        assert_eq!(Distance::of_bounce_ns(30.0), Distance::Near);
+        assert_eq!(Distance::of_bounce_ns(170.0), Distance::Far);
+    }
+}

@@ -1,0 +1,73 @@
+//! What a result needs beside it to mean anything.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::pin::Cores;
+
+/// The circumstances of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Seconds since 1970.
+    pub started_unix_s: u64,
+    /// The commit that the program was built from; `-dirty` when it was changed.
+    pub commit: String,
+    /// The compiler.
+    pub rustc: String,
+    /// Whether the build was optimised.
+    pub optimised: bool,
+    /// The CPU, as the kernel names it.
+    pub cpu_model: String,
+    /// How many CPUs are online.
+    pub cpus: usize,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Where the two processes ran.
+    pub cores: Cores,
+    /// The provider of the verbs: the kind of the figures.
+    pub provider: String,
+    /// The device.
+    pub device: String,
+    /// Rounds, sizes and depths.
+    pub settings: crate::run::Settings,
+    /// The command line.
+    pub command: Vec<String>,
+}
+
+impl Record {
+    /// Reads the machine's part from the system.
+    #[must_use]
+    pub fn new(
+        cores: Cores,
+        provider: String,
+        device: String,
+        settings: crate::run::Settings,
+    ) -> Record {
+        Record {
+            started_unix_s: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            commit: env!("VERBATIM_COMMIT").to_owned(),
+            rustc: env!("VERBATIM_RUSTC").to_owned(),
+            optimised: !cfg!(debug_assertions),
+            cpu_model: read("/proc/cpuinfo")
+                .lines()
+                .find_map(|line| Some(line.strip_prefix("model name")?.split_once(':')?.1))
+                .unwrap_or("unknown")
+                .trim()
+                .to_owned(),
+            cpus: std::thread::available_parallelism().map_or(0, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            cores,
+            provider,
+            device,
+            settings,
+            command: std::env::args().collect(),
+        }
+    }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}

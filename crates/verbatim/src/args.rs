@@ -1,0 +1,249 @@
+//! Values on the command line that several commands share: their form, and words for wrong ones.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+/// Which NIC a command uses.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "NIC")]
+pub(crate) struct NicArgs {
+    /// Whose NIC: the embedded software NIC, or the machine's own through libibverbs
+    #[arg(long, value_enum, default_value_t = Provider::Softnic)]
+    pub(crate) provider: Provider,
+    /// Name of the device, as `verbatim devices` prints it [default: the provider's first]
+    #[arg(long, value_name = "NAME", value_parser = device_name)]
+    pub(crate) device: Option<String>,
+    /// How the software NIC presents its port: as InfiniBand (LIDs) or as RoCE (GIDs)
+    /// [default: roce]
+    #[arg(long, value_enum)]
+    pub(crate) link_layer: Option<LinkLayer>,
+}
+
+/// Where verbs come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Provider {
+    /// The embedded software NIC
+    Softnic,
+    /// The machine's libibverbs: RDMA hardware, or the kernel's Soft-RoCE
+    System,
+}
+
+impl Provider {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Provider::Softnic => "softnic",
+            Provider::System => "system",
+        }
+    }
+}
+
+/// How a port of the software NIC presents itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LinkLayer {
+    /// InfiniBand: peers are addressed by LID
+    Ib,
+    /// RoCE version 2: peers are addressed by GID
+    Roce,
+}
+
+/// Tells the software NIC of this process and its children which link layer to present.
+const LINK_LAYER_VARIABLE: &str = "VERBATIM_LINK_LAYER";
+
+impl NicArgs {
+    /// Makes the link layer hold, for this process and its children.
+    ///
+    /// The software NIC takes it from the environment. A process whose environment says something
+    /// else starts itself again: an environment is safe to set only for a new program.
+    pub(crate) fn settle_link_layer(&self) -> Result<()> {
+        let wanted = match self.link_layer {
+            None => return Ok(()),
+            Some(_) if self.provider == Provider::System => bail!(
+                "--link-layer is for the software NIC, and --provider system uses ports as they \
+                 are; leave out one of the two"
+            ),
+            Some(LinkLayer::Ib) => "ib",
+            Some(LinkLayer::Roce) => "roce",
+        };
+        if std::env::var_os(LINK_LAYER_VARIABLE).is_some_and(|now| now == wanted) {
+            return Ok(());
+        }
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let err = std::process::Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .env(LINK_LAYER_VARIABLE, wanted)
+            .exec();
+        Err(err).with_context(|| {
+            format!("cannot start again with {LINK_LAYER_VARIABLE}={wanted}; set it yourself")
+        })
+    }
+}
+
+/// A parser of numbers within `range`; `what` is their name in the message.
+pub(crate) fn number<T>(
+    what: &'static str,
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let (low, high) = (range.start(), range.end());
+        match text.trim().replace('_', "").parse::<T>() {
+            Ok(value) if range.contains(&value) => Ok(value),
+            _ => Err(format!("{what} is a whole number from {low} to {high}")),
+        }
+    }
+}
+
+/// A time: `2`, `2s`, `500ms`, `1min`; from 10 ms to a day.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, \
+         such as 500ms or 2.5s"
+            .to_owned()
+    };
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit_s = match &text[digits.len()..] {
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "min" => 60.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.trim_end().parse().map_err(|_| wrong())?;
+    let seconds = number * unit_s;
+    if !(0.01..=86_400.0).contains(&seconds) {
+        return Err(wrong());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// A 64-bit number, decimal or hexadecimal with `0x`.
+pub(crate) fn word(text: &str) -> Result<u64, String> {
+    let plain = text.trim().replace('_', "");
+    let parsed = match plain
+        .strip_prefix("0x")
+        .or_else(|| plain.strip_prefix("0X"))
+    {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => plain.parse(),
+    };
+    parsed.map_err(|_| {
+        format!(
+            "this is a number from 0 to {}, decimal or hexadecimal with 0x in front",
+            u64::MAX
+        )
+    })
+}
+
+/// The form of a device's name: what a name in sysfs can be.
+fn device_name(text: &str) -> Result<String, String> {
+    let sane = !text.is_empty()
+        && text.len() < 64
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_-.:".contains(c));
+    if sane {
+        Ok(text.to_owned())
+    } else {
+        Err(
+            "a device's name has 1 to 63 letters, digits, '_', '-', '.' or ':'; \
+             `verbatim devices` lists those that are there"
+                .to_owned(),
+        )
+    }
+}
+
+/// A file that is to be written: its folder must be there, and it must not be a folder itself.
+pub(crate) fn writable_file(path: &Path) -> Result<PathBuf> {
+    if path.is_dir() {
+        bail!("{} is a folder; name a file in it", path.display());
+    }
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => bail!("{} is no file's name", path.display()),
+    };
+    if !folder.is_dir() {
+        bail!(
+            "the folder {} of {} is not there; make it first (mkdir -p)",
+            folder.display(),
+            path.display()
+        );
+    }
+    Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_their_range_and_say_it() {
+        let parse = number("a window", 1..=4096u32);
+        assert_eq!(parse("64"), Ok(64));
+        assert_eq!(parse("4_096"), Ok(4096));
+        for wrong in [
+            "",
+            "0",
+            "4097",
+            "-1",
+            "64.0",
+            "many",
+            "99999999999999999999",
+        ] {
+            assert_eq!(
+                parse(wrong),
+                Err("a window is a whole number from 1 to 4096".to_owned()),
+                "{wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(duration("2.5s"), Ok(Duration::from_millis(2500)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("1 min"), Ok(Duration::from_mins(1)));
+        for wrong in [
+            "", "ms", "0", "-1s", "1h", "nan", "inf", "1e9", "9ms", "1441min", "2 s s",
+        ] {
+            assert!(duration(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn words_reach_the_last_number() {
+        assert_eq!(word("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!(word("0xffff_fff0"), Ok(0xffff_fff0));
+        for wrong in ["", "-1", "18446744073709551616", "0x", "0xg", "2^32"] {
+            assert!(word(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_devices() {
+        assert!(device_name("mlx5_0").is_ok());
+        for wrong in ["", "a/b", "a b", "..\n", &"x".repeat(64)] {
+            assert!(device_name(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_needs_its_folder() {
+        assert!(writable_file(Path::new("state")).is_ok());
+        assert!(writable_file(&std::env::temp_dir().join("state")).is_ok());
+        for wrong in ["/nonexistent/state", "/", "/tmp"] {
+            assert!(writable_file(Path::new(wrong)).is_err(), "{wrong:?}");
+        }
+    }
+}

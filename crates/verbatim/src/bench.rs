@@ -1,0 +1,324 @@
+//! `verbatim bench`: the verbs microbenchmarks.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bench::goal::{Distance, Row};
+use bench::link::{Exe, Link};
+use bench::pin::Cores;
+use bench::record::Record;
+use bench::run::{Bench, Event, RowResult, Sample, Settings, Side, Summary};
+use bench::stats::Spread;
+use bench::workload::NicChoice;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args::{self, NicArgs};
+use crate::output::{self, figure, print, print_json};
+
+/// Arguments of `verbatim bench`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Every verb beside its peer: UCX, Redis, and copies between two processes
+    ///
+    /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
+    /// rounds with their spread, and the ratio to the peer of the same round. The time in which a
+    /// cache line bounces between the two cores is printed beside: it decides what the figures
+    /// mean. Exit status 1 when a row misses what is wanted at least.
+    #[command(after_help = PEERS_EXAMPLES)]
+    Peers(PeersArgs),
+    /// The other process of a benchmark (used by the commands above)
+    #[command(hide = true)]
+    Worker,
+}
+
+const PEERS_EXAMPLES: &str = "\
+Examples:
+  verbatim bench peers
+  verbatim bench peers --only ud-send --only rc-latency --rounds 9
+  verbatim bench peers --json --record run.jsonl
+
+Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian: redis-server).";
+
+/// Arguments of `verbatim bench peers`.
+#[derive(clap::Args)]
+struct PeersArgs {
+    /// Measure this row only (may be given several times): ud-send, rc-send, rc-latency,
+    /// rc-write, fetch-add, write-mapped, write-private, sequencer, idle-cpu, idle-memory, connect
+    #[arg(long, value_name = "ROW")]
+    only: Vec<Row>,
+    /// How often each row and its peer are measured
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// The two cores, requester's first [default: the first two that this process may use]
+    #[arg(long, value_name = "CORE,CORE", value_parser = two_cores)]
+    cores: Option<(usize, usize)>,
+    /// A hundredth of the work: shows that everything runs, measures nothing
+    #[arg(long)]
+    smoke: bool,
+    /// Print one JSON object per line: record, bounce, sample, row, summary
+    #[arg(long)]
+    json: bool,
+    /// Keep the run record with all raw samples in this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    #[command(flatten)]
+    nic: NicArgs,
+}
+
+fn two_cores(text: &str) -> Result<(usize, usize), String> {
+    let parsed = text.split_once(',').and_then(|(one, two)| {
+        let core = |text: &str| text.trim().parse::<usize>().ok();
+        Some((core(one)?, core(two)?))
+    });
+    parsed.ok_or_else(|| "two cores are two numbers with a comma between, such as 0,1".to_owned())
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    match args.what {
+        What::Peers(args) => peers(args),
+        What::Worker => {
+            bench::worker::serve(&mut Link::stdio())?;
+            Ok(Outcome::Done)
+        }
+    }
+}
+
+fn peers(args: PeersArgs) -> Result<Outcome> {
+    args.nic.settle_link_layer()?;
+    let cores = match args.cores {
+        Some((requester, responder)) => Cores::chosen(requester, responder)?,
+        None => Cores::first_two()?,
+    };
+    let mut rows = args.only.clone();
+    if rows.is_empty() {
+        rows.extend(Row::ALL);
+    }
+    let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
+    let bench = Bench {
+        settings: Settings {
+            rounds: args.rounds,
+            shrink: if args.smoke { 100 } else { 1 },
+            rows,
+        },
+        cores,
+        worker: Exe {
+            path: std::env::current_exe().context("cannot find this program's own file")?,
+            args: vec!["bench".to_owned(), "worker".to_owned()],
+        },
+        nic: NicChoice {
+            provider: args.nic.provider.name().to_owned(),
+            device: args.nic.device.clone(),
+        },
+    };
+    let record = Record::new(
+        cores,
+        bench.nic.provider.clone(),
+        bench.nic.device.clone().unwrap_or_default(),
+        bench.settings.clone(),
+    );
+    if !record.optimised {
+        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
+    }
+    let mut tell = |line: &Line<'_>| -> Result<()> {
+        if let Some(keep) = &mut keep {
+            keep.line(line)?;
+        }
+        if args.json {
+            print_json(line)?;
+        }
+        Ok(())
+    };
+    tell(&Line::Record(&record))?;
+
+    let peers = bench
+        .settings
+        .rows
+        .iter()
+        .filter(|row| row.peer().is_some());
+    let steps = bench.settings.rows.len() + peers.count();
+    let bar = output::progress(u64::from(args.rounds) * steps as u64);
+    let mut told = Ok(());
+    let mut begun = false;
+    let summary = bench::run::run(&bench, |event| {
+        if told.is_err() {
+            return;
+        }
+        match event {
+            Event::Begin { row, side, .. } => {
+                if begun {
+                    bar.inc(1);
+                }
+                begun = true;
+                bar.set_message(match side {
+                    Side::Ours => row.name().to_owned(),
+                    Side::Peer => format!("{}: peer", row.name()),
+                });
+            }
+            Event::Bounce { round, bounce_ns } => {
+                told = tell(&Line::Bounce {
+                    round: *round,
+                    bounce_ns: *bounce_ns,
+                });
+            }
+            Event::Sample(sample) => told = tell(&Line::Sample(sample)),
+        }
+    })?;
+    bar.finish_and_clear();
+    told?;
+    for row in &summary.rows {
+        tell(&Line::Row(row))?;
+    }
+    tell(&Line::Summary {
+        bounce_ns: &summary.bounce_ns,
+        distance: summary.distance,
+        at_least_reached: summary.reached(),
+    })?;
+    if !args.json {
+        show(&record, &summary)?;
+    }
+    Ok(if summary.reached() {
+        Outcome::Done
+    } else {
+        Outcome::No
+    })
+}
+
+/// One line of `--json` and of the run record.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// The circumstances; first.
+    Record(&'a Record),
+    /// Cache-line bounce time at the start of a round.
+    Bounce { round: u32, bounce_ns: f64 },
+    /// One measurement, as it was made.
+    Sample(&'a Sample),
+    /// One row of the table.
+    Row(&'a RowResult),
+    /// Last.
+    Summary {
+        bounce_ns: &'a Spread,
+        distance: Distance,
+        at_least_reached: bool,
+    },
+}
+
+/// The run record on disk, written line by line so that an interrupted run keeps what it had.
+struct Keep {
+    file: File,
+    path: PathBuf,
+}
+
+impl Keep {
+    fn create(path: &Path) -> Result<Keep> {
+        let path = args::writable_file(path)?;
+        let file = File::create(&path)
+            .with_context(|| format!("cannot write {}; name another file", path.display()))?;
+        Ok(Keep { file, path })
+    }
+
+    fn line(&mut self, line: &Line<'_>) -> Result<()> {
+        let mut bytes = serde_json::to_vec(line)?;
+        bytes.push(b'\n');
+        self.file
+            .write_all(&bytes)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+fn show(record: &Record, summary: &Summary) -> Result<()> {
+    let distance = match summary.distance {
+        Distance::Near => "near: they share a cache",
+        Distance::Far => "far: they share no cache",
+    };
+    print(format_args!(
+        "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other \
+         ({}..{}), so they are {distance}\nmedian of {} rounds (min..max); {} beside peers\n",
+        record.cpu_model,
+        record.kernel,
+        record.commit,
+        record.cores.requester,
+        record.cores.responder,
+        figure(summary.bounce_ns.median),
+        figure(summary.bounce_ns.min),
+        figure(summary.bounce_ns.max),
+        record.settings.rounds,
+        if record.provider == "softnic" {
+            "software NIC"
+        } else {
+            "measured NIC"
+        },
+    ))?;
+    let header = [
+        "what", "ours", "min..max", "", "peer", "", "min..max", "ratio", "min..max", "at least",
+        "aim for", "",
+    ];
+    let mut table = output::table(header, &[1, 5, 7, 9, 10]);
+    for row in &summary.rows {
+        let median = |spread: &Option<Spread>| spread.map_or_else(dash, |s| figure(s.median));
+        let range = |spread: &Option<Spread>| {
+            spread.map_or_else(String::new, |s| {
+                format!("{}..{}", figure(s.min), figure(s.max))
+            })
+        };
+        let wanted = |value: f64| match row.peer_name {
+            Some(_) => format!("{value} x"),
+            None => format!("{value} {}", row.unit.name()),
+        };
+        table.add_row([
+            row.what.clone(),
+            median(&row.ours),
+            range(&row.ours),
+            row.unit.name().to_owned(),
+            row.peer_name.clone().unwrap_or_default(),
+            row.peer_name
+                .as_ref()
+                .map_or_else(String::new, |_| median(&row.peer)),
+            range(&row.peer),
+            row.peer_name
+                .as_ref()
+                .map_or_else(String::new, |_| median(&row.ratio)),
+            range(&row.ratio),
+            wanted(row.goal.at_least),
+            wanted(row.goal.aim_for),
+            verdict(row).to_owned(),
+        ]);
+    }
+    print(table)?;
+    for row in &summary.rows {
+        if row.lost_ops > 0 {
+            print(format_args!(
+                "{}: {} datagrams were lost",
+                row.what, row.lost_ops
+            ))?;
+        }
+        for error in &row.errors {
+            eprintln!("error: {}: {error}", row.what);
+        }
+    }
+    Ok(())
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn verdict(row: &RowResult) -> &'static str {
+    match (row.at_least_reached, row.aim_reached) {
+        (_, true) => "aim reached",
+        (true, false) => "at least reached",
+        (false, false) if row.errors.is_empty() => "MISSED",
+        (false, false) => "FAILED",
+    }
+}

@@ -1,0 +1,111 @@
+//! What goes to standard output.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// The reader of standard output is gone: a reason to end quietly.
+#[derive(Debug)]
+pub(crate) struct StdoutClosed;
+
+impl fmt::Display for StdoutClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output is closed")
+    }
+}
+
+impl std::error::Error for StdoutClosed {}
+
+/// Prints a text and a line end.
+pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
+    let mut out = io::stdout().lock();
+    closed(writeln!(out, "{text}").and_then(|()| out.flush()))
+}
+
+/// Prints a value as one line of JSON.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    let mut out = io::stdout().lock();
+    closed(out.write_all(&line).and_then(|()| out.flush()))
+}
+
+/// Prints `{"type": kind, "data": data}` as one line.
+pub(crate) fn print_typed(kind: &str, data: &impl Serialize) -> Result<()> {
+    #[derive(Serialize)]
+    struct Line<'a, T> {
+        r#type: &'a str,
+        data: &'a T,
+    }
+    print_json(&Line { r#type: kind, data })
+}
+
+fn closed(written: io::Result<()>) -> Result<()> {
+    match written {
+        Err(err) if err.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
+        other => Ok(other?),
+    }
+}
+
+/// A table with a ruled header and nothing else; `right` are the columns of figures.
+pub(crate) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─')
+        .set_header(header);
+    for &column in right {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// A bar on standard error; hidden when that is no terminal.
+pub(crate) fn progress(steps: u64) -> ProgressBar {
+    let bar = ProgressBar::new(steps);
+    let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}")
+        .expect("the template is right")
+        .progress_chars("=> ");
+    bar.set_style(style);
+    bar.enable_steady_tick(std::time::Duration::from_millis(200));
+    bar
+}
+
+/// A figure with three significant digits.
+pub(crate) fn figure(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_three_digits() {
+        let shown: Vec<_> = [0.0, 0.0123, 1.234, 12.34, 123.4, 12345.6]
+            .map(figure)
+            .into();
+        assert_eq!(shown, ["0", "0.012", "1.23", "12.3", "123", "12346"]);
+    }
+
+    #[test]
+    fn a_closed_pipe_is_told_from_other_failures() {
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(closed(Err(broken)).unwrap_err().is::<StdoutClosed>());
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert!(!closed(Err(full)).unwrap_err().is::<StdoutClosed>());
+    }
+}
