@@ -1,6 +1,7 @@
 //! Counters attached to flows.
 
 use crate::context::ibv_context;
+
 c_consts! {
     /// What a counter counts: [`ibv_counter_attach_attr::counter_desc`].
     enum ibv_counter_description: u32 {

@@ -6,6 +6,7 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 use crate::context::ibv_context;
 use crate::pd::ibv_pd;
 use crate::wc::{ibv_wc_opcode, ibv_wc_status, ibv_wc_tm_info};
+
 c_consts! {
     /// Bits of [`ibv_modify_cq_attr::attr_mask`].
     enum ibv_cq_attr_mask: u32 {
@@ -71,7 +72,12 @@ c_types! {
         comp_mask: u32,
         status: ibv_wc_status,
         wr_id: u64,
-        start_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int>,
+        start_poll: Option<
+            unsafe extern "C" fn(
+                current: *mut ibv_cq_ex,
+                attr: *mut ibv_poll_cq_attr,
+            ) -> c_int,
+        >,
         next_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_int>,
         end_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
         read_opcode: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
@@ -87,7 +93,12 @@ c_types! {
         read_completion_ts: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
         read_cvlan: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u16>,
         read_flow_tag: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        read_tm_info: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info)>,
+        read_tm_info: Option<
+            unsafe extern "C" fn(
+                current: *mut ibv_cq_ex,
+                tm_info: *mut ibv_wc_tm_info,
+            ),
+        >,
         read_completion_wallclock_ns: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::context::_ibv_device_ops;
+
 c_consts! {
     /// Kind of device: [`ibv_device::node_type`].
     enum ibv_node_type: i32 {

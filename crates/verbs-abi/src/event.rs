@@ -6,6 +6,7 @@ use crate::cq::ibv_cq;
 use crate::qp::ibv_qp;
 use crate::srq::ibv_srq;
 use crate::wq::ibv_wq;
+
 c_consts! {
     /// Kind of an async event: [`ibv_async_event::event_type`].
     enum ibv_event_type: u32 {

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use crate::context::ibv_context;
 use crate::counters::ibv_counters;
+
 c_consts! {
     /// Bits of [`ibv_flow_attr::flags`].
     enum ibv_flow_flags: u32 {

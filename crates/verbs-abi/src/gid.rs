@@ -2,6 +2,7 @@
 
 use crate::context::ibv_context;
 use crate::pd::ibv_pd;
+
 c_consts! {
     /// Kind of a GID: [`ibv_gid_entry::gid_type`].
     enum ibv_gid_type: u32 {

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::context::ibv_context;
 use crate::pd::ibv_pd;
+
 c_consts! {
     /// Bits of [`ibv_dm::comp_mask`].
     enum ibv_dm_mask: u32 {
@@ -74,8 +75,22 @@ c_types! {
     #[derive(Clone, Copy, Debug)]
     struct ibv_dm {
         context: *mut ibv_context,
-        memcpy_to_dm: Option<unsafe extern "C" fn(dm: *mut ibv_dm, dm_offset: u64, host_addr: *const c_void, length: usize) -> c_int>,
-        memcpy_from_dm: Option<unsafe extern "C" fn(host_addr: *mut c_void, dm: *mut ibv_dm, dm_offset: u64, length: usize) -> c_int>,
+        memcpy_to_dm: Option<
+            unsafe extern "C" fn(
+                dm: *mut ibv_dm,
+                dm_offset: u64,
+                host_addr: *const c_void,
+                length: usize,
+            ) -> c_int,
+        >,
+        memcpy_from_dm: Option<
+            unsafe extern "C" fn(
+                host_addr: *mut c_void,
+                dm: *mut ibv_dm,
+                dm_offset: u64,
+                length: usize,
+            ) -> c_int,
+        >,
         comp_mask: u32,
         handle: u32,
     }

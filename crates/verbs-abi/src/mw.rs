@@ -5,6 +5,7 @@ use std::ffi::c_uint;
 use crate::context::ibv_context;
 use crate::mr::ibv_mr;
 use crate::pd::ibv_pd;
+
 c_consts! {
     /// Type of a memory window: type 1 is bound by `ibv_bind_mw`, type 2 by a send WR.
     enum ibv_mw_type: u32 {

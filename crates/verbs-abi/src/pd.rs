@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::context::ibv_context;
+
 c_consts! {
     /// Bits of [`ibv_xrcd_init_attr::comp_mask`].
     enum ibv_xrcd_init_attr_mask: u32 {
@@ -58,8 +59,23 @@ c_types! {
         pd: *mut ibv_pd,
         td: *mut ibv_td,
         comp_mask: u32,
-        alloc: Option<unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut c_void, size: usize, alignment: usize, resource_type: u64) -> *mut c_void>,
-        free: Option<unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut c_void, ptr: *mut c_void, resource_type: u64)>,
+        alloc: Option<
+            unsafe extern "C" fn(
+                pd: *mut ibv_pd,
+                pd_context: *mut c_void,
+                size: usize,
+                alignment: usize,
+                resource_type: u64,
+            ) -> *mut c_void,
+        >,
+        free: Option<
+            unsafe extern "C" fn(
+                pd: *mut ibv_pd,
+                pd_context: *mut c_void,
+                ptr: *mut c_void,
+                resource_type: u64,
+            ),
+        >,
         pd_context: *mut c_void,
     }
 }

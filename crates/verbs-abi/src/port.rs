@@ -1,6 +1,7 @@
 //! Ports.
 
 use std::ffi::c_int;
+
 c_consts! {
     /// Coded path MTU; `IBV_MTU_1024` stands for 1024 bytes.
     enum ibv_mtu: u32 {

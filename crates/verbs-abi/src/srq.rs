@@ -7,6 +7,7 @@ use crate::context::ibv_context;
 use crate::cq::ibv_cq;
 use crate::pd::{ibv_pd, ibv_xrcd};
 use crate::wr::ibv_sge;
+
 c_consts! {
     /// Which fields of [`ibv_srq_attr`] count. An `int` as in the parameters of `ibv_modify_srq`.
     enum ibv_srq_attr_mask: c_int {

@@ -47,7 +47,7 @@ macro_rules! for_each_symbol {
             fn ibv_alloc_pd(context: *mut $crate::ibv_context) -> *mut $crate::ibv_pd;
             /// Deallocates a protection domain.
             fn ibv_dealloc_pd(pd: *mut $crate::ibv_pd) -> ::std::ffi::c_int;
-            /// Registers a memory region: the symbol, which refuses optional access flags. NULL with errno on failure.
+            /// Registers a memory region: the symbol, not the macro of that name. NULL with errno on failure.
             fn ibv_reg_mr(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
             /// Deregisters a memory region.
             fn ibv_dereg_mr(mr: *mut $crate::ibv_mr) -> ::std::ffi::c_int;

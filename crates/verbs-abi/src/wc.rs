@@ -1,6 +1,7 @@
 //! Work completions.
 
 use std::ffi::c_uint;
+
 c_consts! {
     /// Status of a completion: [`ibv_wc::status`].
     enum ibv_wc_status: u32 {

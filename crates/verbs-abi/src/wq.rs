@@ -7,6 +7,7 @@ use crate::context::ibv_context;
 use crate::cq::ibv_cq;
 use crate::pd::ibv_pd;
 use crate::wr::ibv_recv_wr;
+
 c_consts! {
     /// Kind of a work queue.
     enum ibv_wq_type: u32 {
@@ -101,7 +102,13 @@ c_types! {
         handle: u32,
         state: ibv_wq_state,
         wq_type: ibv_wq_type,
-        post_recv: Option<unsafe extern "C" fn(current: *mut ibv_wq, recv_wr: *mut ibv_recv_wr, bad_recv_wr: *mut *mut ibv_recv_wr) -> c_int>,
+        post_recv: Option<
+            unsafe extern "C" fn(
+                current: *mut ibv_wq,
+                recv_wr: *mut ibv_recv_wr,
+                bad_recv_wr: *mut *mut ibv_recv_wr,
+            ) -> c_int,
+        >,
         mutex: pthread_mutex_t,
         cond: pthread_cond_t,
         events_completed: u32,

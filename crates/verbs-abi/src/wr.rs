@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::gid::ibv_ah;
 use crate::mw::{ibv_mw, ibv_mw_bind_info};
+
 c_consts! {
     /// Operation of a send WR: [`ibv_send_wr::opcode`].
     enum ibv_wr_opcode: u32 {
