@@ -33,7 +33,7 @@ c_consts! {
 }
 
 c_types! {
-    /// Two slots that nothing has used since 2010; they keep [`ibv_device`](crate::ibv_device) at its size.
+    /// Two obsolete slots that keep [`ibv_device`](crate::ibv_device) at its size.
     #[derive(Clone, Copy, Debug)]
     struct _ibv_device_ops {
         _dummy1: Option<
@@ -47,7 +47,8 @@ c_types! {
 
     /// The fast-path operations of a context: what `ibv_post_send` and its kin call. `poll_cq`,
     /// `req_notify_cq`, `post_srq_recv`, `post_send` and `post_recv` are called without a check
-    /// for NULL. The `_compat_` slots are never called by anything built in this decade.
+    /// for NULL. The `_compat_` slots hold the places of operations that are exported functions
+    /// today.
     #[derive(Clone, Copy, Debug)]
     struct ibv_context_ops {
         _compat_query_device: Option<
