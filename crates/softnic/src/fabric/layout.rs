@@ -1,0 +1,222 @@
+//! What lies where in the fabric's shared memory.
+//!
+//! Every structure here is `repr(C)`, made of atomics (another process may write at any time), valid when
+//! all its bytes are zero, and checked for its size below. A change of any of them is a change of
+//! [`LAYOUT_VERSION`]; processes of different versions refuse each other.
+
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::mailbox::MAILBOX_SLOTS;
+
+/// First word of the directory file and of each segment.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
+/// Version of everything in this file and of the ring's records.
+pub(crate) const LAYOUT_VERSION: u64 = 1;
+
+/// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
+pub(crate) const MAX_PROCS: usize = 1024;
+/// Bits of a QP number that tell the queue pair within its process; the other ten tell the process.
+pub(crate) const QP_BITS: u32 = 14;
+/// Queue pairs of a process.
+pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
+/// Completion queues of a process.
+pub(crate) const MAX_CQS: usize = 1 << 14;
+/// Slots of the hash table of memory regions; at most half of them are used.
+pub(crate) const MR_SLOTS: usize = 1 << 16;
+/// Threads of a process that can access remote memory at the same time without waiting for each other.
+pub(crate) const HAZARDS: usize = 256;
+/// Locks for atomics on memory that has no shared mapping.
+pub(crate) const ATOMIC_LOCKS: usize = 512;
+
+/// The directory: who is in the fabric.
+#[repr(C)]
+pub(crate) struct Directory {
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: AtomicU64,
+    pub(crate) procs: [ProcEntry; MAX_PROCS],
+}
+
+/// One process in the directory. `incarnation` 0: free.
+#[repr(C)]
+pub(crate) struct ProcEntry {
+    /// Random, never 0; names the process's files and tells a reused slot from the old one.
+    pub(crate) incarnation: AtomicU64,
+    pub(crate) pid: AtomicU64,
+    /// Field 22 of `/proc/PID/stat`: tells a reused pid from the old one.
+    pub(crate) start_time: AtomicU64,
+    pub(crate) reserved: AtomicU64,
+}
+
+/// Start of a process's segment.
+#[repr(C, align(64))]
+pub(crate) struct SegmentHeader {
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: AtomicU64,
+    pub(crate) incarnation: AtomicU64,
+    /// Counts the memory regions' backings that were given up; a peer that sees it change drops the
+    /// mappings that it no longer needs.
+    pub(crate) mem_epoch: AtomicU64,
+    /// Hazard slots in use are below this.
+    pub(crate) hazards_used: AtomicU64,
+    /// A secret of the process for hashing keys.
+    pub(crate) key_secret: AtomicU64,
+    /// Not zero: the engine is needed (see `engine`).
+    pub(crate) engine_calls: AtomicU64,
+    pub(crate) reserved: AtomicU64,
+    pub(crate) mailbox_tail: AtomicU64,
+    pad0: [AtomicU64; 7],
+    pub(crate) mailbox_head: AtomicU64,
+    pad1: [AtomicU64; 7],
+}
+
+/// What peers need to know of a queue pair.
+#[repr(C, align(128))]
+pub(crate) struct QpShared {
+    /// 0: there is none; else 1 + its state.
+    pub(crate) state: AtomicU32,
+    /// `ibv_qp_type`.
+    pub(crate) qp_type: AtomicU32,
+    /// `qp_access_flags`.
+    pub(crate) access: AtomicU32,
+    /// Number of its protection domain.
+    pub(crate) pd: AtomicU32,
+    /// Number of the queue pair that it is connected to.
+    pub(crate) dest_qpn: AtomicU32,
+    /// Changes whenever the queue pair is created, reset or destroyed.
+    pub(crate) epoch: AtomicU32,
+    /// Index of its receive CQ in the segment.
+    pub(crate) recv_cq: AtomicU32,
+    /// `min_rnr_timer`, as coded.
+    pub(crate) min_rnr_timer: AtomicU32,
+    /// Incarnation of the process that it is connected to.
+    pub(crate) dest_incarnation: AtomicU64,
+    /// `max_dest_rd_atomic`; 0 refuses READs and atomics.
+    pub(crate) max_dest_rd_atomic: AtomicU32,
+    pad0: [AtomicU32; 5],
+    /// Written by requesters: 1 + `ibv_event_type` of what their request did to this queue pair.
+    pub(crate) remote_error: AtomicU32,
+    pad1: [AtomicU32; 15],
+}
+
+/// What peers need to know of a completion queue.
+#[repr(C, align(64))]
+pub(crate) struct CqShared {
+    /// One of `ARMED_*`.
+    pub(crate) armed: AtomicU32,
+}
+
+/// Nobody waits for the CQ's completion channel.
+pub(crate) const ARMED_NO: u32 = 0;
+/// The next completion is waited for.
+pub(crate) const ARMED_ANY: u32 = 1;
+/// The next solicited or failed completion is waited for.
+pub(crate) const ARMED_SOLICITED: u32 = 2;
+
+/// What peers need to know of a memory region. `key` 0: free.
+#[repr(C, align(64))]
+pub(crate) struct MrShared {
+    /// L_Key and R_Key.
+    pub(crate) key: AtomicU32,
+    pub(crate) access: AtomicU32,
+    pub(crate) addr: AtomicU64,
+    pub(crate) len: AtomicU64,
+    pub(crate) pd: AtomicU32,
+    /// One of `BACKING_*`.
+    pub(crate) backing: AtomicU32,
+    /// File descriptor of the backing in the owner, or the id of the SysV segment.
+    pub(crate) handle: AtomicU64,
+    /// Inode of the backing file, so that a reused descriptor is noticed.
+    pub(crate) inode: AtomicU64,
+    /// Where in the backing `addr` lies.
+    pub(crate) offset: AtomicU64,
+    /// Bytes of the backing that can be mapped.
+    pub(crate) backing_len: AtomicU64,
+}
+
+/// Memory that only its process can map: peers use `process_vm_readv` and `process_vm_writev`.
+pub(crate) const BACKING_PRIVATE: u32 = 0;
+/// A sealed memfd: peers map it through `/proc/PID/fd`.
+pub(crate) const BACKING_MEMFD: u32 = 1;
+/// A SysV shared memory segment: peers attach it.
+pub(crate) const BACKING_SYSV: u32 = 2;
+
+/// A memory region in use by a thread that accesses it: 0, or the process slot in the upper and the
+/// region's index in the lower 32 bits.
+#[repr(C, align(64))]
+pub(crate) struct Hazard {
+    pub(crate) mr: AtomicU64,
+}
+
+/// A lock for atomics: 0, or the holder's incarnation.
+#[repr(C, align(64))]
+pub(crate) struct AtomicLock {
+    pub(crate) holder: AtomicU64,
+}
+
+/// Head of a ring, in the segment of the process that sends; the slots follow.
+#[repr(C, align(64))]
+pub(crate) struct RingHeader {
+    pub(crate) magic: AtomicU32,
+    pub(crate) slots: AtomicU32,
+    pub(crate) src_qpn: AtomicU32,
+    pub(crate) dest_qpn: AtomicU32,
+    /// Epoch of the sending queue pair.
+    pub(crate) src_epoch: AtomicU32,
+    /// Index of the sender's send CQ in its segment.
+    pub(crate) src_cq: AtomicU32,
+    /// `rnr_retry` of the sender.
+    pub(crate) rnr_retry: AtomicU32,
+    /// Not zero: the sender will send no more through this ring.
+    pub(crate) closed: AtomicU32,
+    /// Incarnation of the receiving process.
+    pub(crate) dest_incarnation: AtomicU64,
+    pad0: [AtomicU64; 3],
+    /// GRH of every message of this ring (UD).
+    pub(crate) grh: [AtomicU64; 5],
+    /// Source LID (low 16 bits), SL (next 8 bits), source path bits (next 8), GRH present (bit 32).
+    pub(crate) path: AtomicU64,
+    pad1: [AtomicU64; 2],
+    /// Position of the consumer.
+    pub(crate) head: AtomicU64,
+    /// 0, or the status with which the receiver refused the record at `head`.
+    pub(crate) nak: AtomicU32,
+    /// Not zero: the receiver has let go of the ring.
+    pub(crate) detached: AtomicU32,
+    pad2: [AtomicU64; 6],
+}
+
+/// `magic` of a ring.
+pub(crate) const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
+
+const PAGE: usize = 4096;
+const fn after(offset: usize, bytes: usize) -> usize {
+    (offset + bytes).next_multiple_of(PAGE)
+}
+
+/// Offset of the mailbox's slots in a segment.
+pub(crate) const MAILBOX_AT: usize = PAGE;
+/// Offset of the queue pairs.
+pub(crate) const QPS_AT: usize = after(MAILBOX_AT, MAILBOX_SLOTS * 8);
+/// Offset of the completion queues.
+pub(crate) const CQS_AT: usize = after(QPS_AT, MAX_QPS * size_of::<QpShared>());
+/// Offset of the memory regions.
+pub(crate) const MRS_AT: usize = after(CQS_AT, MAX_CQS * size_of::<CqShared>());
+/// Offset of the hazards.
+pub(crate) const HAZARDS_AT: usize = after(MRS_AT, MR_SLOTS * size_of::<MrShared>());
+/// Offset of the atomic locks.
+pub(crate) const LOCKS_AT: usize = after(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
+/// Offset of the arena from which rings are allocated.
+pub(crate) const ARENA_AT: usize =
+    after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()).next_multiple_of(1 << 20);
+/// Bytes of a segment. It is a sparse file: what is not used takes no memory.
+pub(crate) const SEGMENT_BYTES: usize = 4 << 30;
+
+const _: () = assert!(size_of::<SegmentHeader>() <= PAGE);
+const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error) == 64);
+const _: () = assert!(size_of::<CqShared>() == 64);
+const _: () = assert!(size_of::<MrShared>() == 64);
+const _: () = assert!(size_of::<RingHeader>() == 192);
+const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);
+// A ring's offset in units of 64 bytes and its process's slot fit into a letter of the mailbox.
+const _: () = assert!(SEGMENT_BYTES / 64 <= 1 << 32 && MAX_PROCS <= 1 << 16);

@@ -1,0 +1,565 @@
+//! The fabric: the processes of one user on one host, and the shared memory through which they reach each
+//! other.
+//!
+//! A fabric is a folder that only its user can enter, in shared memory (`/dev/shm/verbatim-UID`). In it:
+//!
+//! - `directory`: who is in the fabric ([`layout::Directory`]); each process holds a shared `flock` on it.
+//! - `lock`: taken exclusively to join, to leave and to clean up after the dead.
+//! - `INCARNATION.segment`: a process's segment ([`segment::Segment`]): its queue pairs, completion queues
+//!   and memory regions as peers need to see them, its mailbox, and the rings into which it sends.
+//! - `INCARNATION.wake`: a FIFO; a byte in it wakes the process's engine.
+//!
+//! A process that was killed leaves its entry and files behind; the next process that joins finds that no
+//! process with that pid and start time runs and removes them. Peers hear of a death at once, because
+//! their engines watch a pidfd of each peer they are connected to.
+
+pub(crate) mod layout;
+pub(crate) mod mailbox;
+mod process;
+pub(crate) mod ring;
+pub(crate) mod segment;
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use layout::*;
+pub(crate) use process::random_nonzero;
+use segment::{Arena, DirectoryMap, Segment};
+
+/// Why this process has no fabric.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// A system call on the fabric's folder or files failed.
+    #[error("cannot use the fabric's folder {path}: {what}: {source}")]
+    Io {
+        /// The folder.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The folder belongs to somebody else or can be entered by others.
+    #[error(
+        "the fabric's folder {path} {why}; remove it, or choose another place with VERBATIM_FABRIC_DIR"
+    )]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Processes of another version are using the folder.
+    #[error(
+        "the fabric in {path} is in use by a different version of Verbatim (layout {found:#x}, this one has \
+         layout {LAYOUT_VERSION}); stop its processes, or choose another place with VERBATIM_FABRIC_DIR"
+    )]
+    Version {
+        /// The folder.
+        path: PathBuf,
+        /// The version in its directory.
+        found: u64,
+    },
+    /// All slots are taken.
+    #[error("the fabric in {path} has its {} processes already", MAX_PROCS - 1)]
+    Full {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The name of the fabric's folder cannot be used.
+    #[error("VERBATIM_FABRIC_DIR is {0:?}, which is not an absolute path")]
+    BadName(PathBuf),
+}
+
+/// A process of the fabric as its peers see it.
+pub(crate) struct Peer {
+    /// Its slot in the directory: the upper ten bits of its QP numbers.
+    pub(crate) slot: usize,
+    pub(crate) incarnation: u64,
+    pub(crate) pid: u64,
+    pub(crate) segment: Segment,
+    /// It is this process.
+    pub(crate) is_self: bool,
+    dead: AtomicBool,
+    wake: File,
+    /// Becomes readable when the process ends.
+    pub(crate) pidfd: OwnedFd,
+}
+
+impl Peer {
+    /// Has the process ended?
+    #[inline]
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Notes that the process has ended (its pidfd became readable).
+    pub(crate) fn mark_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Wakes its engine.
+    #[cold]
+    pub(crate) fn wake(&self) {
+        // A full FIFO means that the engine has been called already; a closed one, that it is gone.
+        let _ = rustix::io::write(&self.wake, &[0]);
+    }
+}
+
+/// This process's membership.
+pub(crate) struct Fabric {
+    dir: PathBuf,
+    directory: DirectoryMap,
+    /// Keeps the shared lock on the directory for the life of the process.
+    _directory_file: File,
+    segment_file: File,
+    /// This process, as its own peer.
+    pub(crate) me: Arc<Peer>,
+    arena: Mutex<Arena>,
+    peers: Mutex<HashMap<usize, Arc<Peer>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Fabric {
+    /// The folder of the fabric that this process would join: `VERBATIM_FABRIC_DIR`, or
+    /// `/dev/shm/verbatim-UID` (with the PID namespace's number where it is not the initial one, because
+    /// pids of different namespaces cannot be compared).
+    pub(crate) fn default_dir() -> Result<PathBuf, FabricError> {
+        if let Some(dir) = std::env::var_os("VERBATIM_FABRIC_DIR").filter(|d| !d.is_empty()) {
+            let dir = PathBuf::from(dir);
+            return if dir.is_absolute() {
+                Ok(dir)
+            } else {
+                Err(FabricError::BadName(dir))
+            };
+        }
+        /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
+        const INITIAL_PID_NAMESPACE: u64 = 0xeffff_ffc;
+        let uid = rustix::process::geteuid().as_raw();
+        let namespace = fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
+        let suffix = if namespace == INITIAL_PID_NAMESPACE {
+            String::new()
+        } else {
+            format!("-{namespace:x}")
+        };
+        Ok(PathBuf::from(format!("/dev/shm/verbatim-{uid}{suffix}")))
+    }
+
+    /// Joins the fabric in `dir`, after cleaning up what dead processes left there.
+    pub(crate) fn join(dir: &Path) -> Result<Self, FabricError> {
+        let io = |what| {
+            move |source: io::Error| FabricError::Io {
+                path: dir.to_owned(),
+                what,
+                source,
+            }
+        };
+        let held = hold_folder(dir)?;
+        let (file, directory) = open_directory(dir)?;
+        clean_up(dir, directory.get());
+
+        let incarnation = random_nonzero();
+        let pid = process::own_pid();
+        let (slot, entry) = directory
+            .get()
+            .procs
+            .iter()
+            .enumerate()
+            .skip(1)
+            .find(|(_, e)| e.incarnation.load(Ordering::Acquire) == 0)
+            .ok_or_else(|| FabricError::Full {
+                path: dir.to_owned(),
+            })?;
+        let segment_file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(segment_path(dir, incarnation))
+            .map_err(io("create the segment"))?;
+        let segment = Segment::create(&segment_file).map_err(io(
+            "reserve memory for the segment (is /dev/shm full?)",
+        ))?;
+        let header = segment.header();
+        header.incarnation.store(incarnation, Ordering::Relaxed);
+        header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        header.key_secret.store(random_nonzero(), Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        let wake_path = wake_path(dir, incarnation);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &wake_path,
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .map_err(|e| io("create the wake FIFO")(e.into()))?;
+        let me = Arc::new(Peer {
+            slot,
+            incarnation,
+            pid,
+            segment,
+            is_self: true,
+            dead: AtomicBool::new(false),
+            wake: open_wake(&wake_path).map_err(io("open the wake FIFO"))?,
+            pidfd: open_pidfd(pid).map_err(io("open a pidfd"))?,
+        });
+        entry.pid.store(pid, Ordering::Relaxed);
+        let start = process::start_time(pid).unwrap_or(0);
+        entry.start_time.store(start, Ordering::Relaxed);
+        entry.incarnation.store(incarnation, Ordering::Release);
+        drop(held);
+        Ok(Self {
+            dir: dir.to_owned(),
+            directory,
+            _directory_file: file,
+            segment_file,
+            peers: Mutex::new(HashMap::from([(slot, Arc::clone(&me))])),
+            me,
+            arena: Mutex::new(Arena::new()),
+        })
+    }
+
+    /// Leaves: removes this process's files, and the folder if nobody else is in it.
+    ///
+    /// Does nothing in a child that was forked from the member.
+    pub(crate) fn leave(&self) {
+        if process::own_pid() != self.me.pid {
+            return;
+        }
+        let Ok(_held) = hold_folder(&self.dir) else {
+            return;
+        };
+        let procs = &self.directory.get().procs;
+        remove_files(&self.dir, self.me.incarnation);
+        procs[self.me.slot].incarnation.store(0, Ordering::Release);
+        if procs
+            .iter()
+            .all(|e| e.incarnation.load(Ordering::Acquire) == 0)
+        {
+            let _ = fs::remove_file(self.dir.join("directory"));
+            let _ = fs::remove_file(self.dir.join("lock"));
+            let _ = fs::remove_dir(&self.dir);
+        }
+    }
+
+    /// The process in `slot`, if there is one and its segment can be used.
+    pub(crate) fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
+        let entry = self.directory.get().procs.get(slot)?;
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        let mut peers = lock(&self.peers);
+        if let Some(peer) = peers.get(&slot) {
+            if peer.incarnation == incarnation && !peer.is_dead() {
+                return Some(Arc::clone(peer));
+            }
+            peers.remove(&slot);
+        }
+        if incarnation == 0 {
+            return None;
+        }
+        let pid = entry.pid.load(Ordering::Relaxed);
+        let start = entry.start_time.load(Ordering::Relaxed);
+        match self.open_peer(slot, incarnation, pid, start) {
+            Ok(peer) => {
+                let peer = Arc::new(peer);
+                peers.insert(slot, Arc::clone(&peer));
+                Some(peer)
+            }
+            Err(e) => {
+                tracing::debug!("process {pid} in slot {slot} cannot be reached: {e}");
+                None
+            }
+        }
+    }
+
+    fn open_peer(&self, slot: usize, incarnation: u64, pid: u64, start: u64) -> io::Result<Peer> {
+        let pidfd = open_pidfd(pid)?;
+        // After the pidfd is open the pid cannot be reused unnoticed.
+        if !process::is_alive(pid, start) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(segment_path(&self.dir, incarnation))?;
+        let segment = Segment::open(&file)?;
+        let header = segment.header();
+        if header.magic.load(Ordering::Acquire) != MAGIC
+            || header.version.load(Ordering::Relaxed) != LAYOUT_VERSION
+            || header.incarnation.load(Ordering::Relaxed) != incarnation
+        {
+            return Err(io::Error::other("its segment is not what it should be"));
+        }
+        Ok(Peer {
+            slot,
+            incarnation,
+            pid,
+            segment,
+            is_self: false,
+            dead: AtomicBool::new(false),
+            wake: open_wake(&wake_path(&self.dir, incarnation))?,
+            pidfd,
+        })
+    }
+
+    /// All peers that this process has opened so far, without itself.
+    pub(crate) fn opened_peers(&self) -> Vec<Arc<Peer>> {
+        lock(&self.peers)
+            .values()
+            .filter(|p| !p.is_self)
+            .cloned()
+            .collect()
+    }
+
+    /// All live processes of the fabric, this one included.
+    pub(crate) fn all_peers(&self) -> Vec<Arc<Peer>> {
+        (1..MAX_PROCS).filter_map(|slot| self.peer(slot)).collect()
+    }
+
+    /// Forgets a peer that has ended.
+    pub(crate) fn forget(&self, peer: &Peer) {
+        let mut peers = lock(&self.peers);
+        if peers
+            .get(&peer.slot)
+            .is_some_and(|p| p.incarnation == peer.incarnation)
+        {
+            peers.remove(&peer.slot);
+        }
+    }
+
+    /// Takes `bytes` zeroed bytes of shared memory from this process's arena.
+    pub(crate) fn alloc(&self, bytes: usize) -> io::Result<usize> {
+        lock(&self.arena).alloc(&self.me.segment, &self.segment_file, bytes)
+    }
+
+    /// Gives a range back to the arena.
+    pub(crate) fn free(&self, offset: usize, bytes: usize) {
+        lock(&self.arena).free(offset, bytes);
+    }
+
+    /// Makes sure that `len` bytes at `offset` of the own segment are backed by memory.
+    pub(crate) fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
+        let flags = rustix::fs::FallocateFlags::empty();
+        Ok(rustix::fs::fallocate(
+            &self.segment_file,
+            flags,
+            offset as u64,
+            len as u64,
+        )?)
+    }
+}
+
+fn segment_path(dir: &Path, incarnation: u64) -> PathBuf {
+    dir.join(format!("{incarnation:016x}.segment"))
+}
+
+fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
+    dir.join(format!("{incarnation:016x}.wake"))
+}
+
+fn remove_files(dir: &Path, incarnation: u64) {
+    let _ = fs::remove_file(segment_path(dir, incarnation));
+    let _ = fs::remove_file(wake_path(dir, incarnation));
+}
+
+fn open_wake(path: &Path) -> io::Result<File> {
+    // Read and write: opening does not wait for the other side, and a reader's end never sees end of file.
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(path)
+}
+
+fn open_pidfd(pid: u64) -> io::Result<OwnedFd> {
+    let pid = process::to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Makes the folder if it is not there, checks that it is ours alone, and takes its lock.
+fn hold_folder(dir: &Path) -> Result<File, FabricError> {
+    let io = |what| {
+        move |source: io::Error| FabricError::Io {
+            path: dir.to_owned(),
+            what,
+            source,
+        }
+    };
+    loop {
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(io("create it")(e)),
+        }
+        let meta = match fs::symlink_metadata(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            other => other.map_err(io("look at it"))?,
+        };
+        let foreign = |why: String| FabricError::Foreign {
+            path: dir.to_owned(),
+            why,
+        };
+        let uid = rustix::process::geteuid().as_raw();
+        if !meta.is_dir() {
+            return Err(foreign("is not a folder".into()));
+        }
+        if meta.uid() != uid {
+            return Err(foreign(format!(
+                "belongs to user {}, not to user {uid}",
+                meta.uid()
+            )));
+        }
+        if meta.mode() & 0o077 != 0 {
+            return Err(foreign(format!(
+                "has mode {:o}; others could enter it",
+                meta.mode() & 0o7777
+            )));
+        }
+        let path = dir.join("lock");
+        let file = match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+        {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            other => other.map_err(io("open its lock"))?,
+        };
+        flock(&file, FlockOperation::LockExclusive).map_err(|e| io("lock it")(e.into()))?;
+        // The last process to leave removes the lock; then what we hold is a lock on nothing.
+        let held = file.metadata().map_err(io("look at its lock"))?;
+        match fs::symlink_metadata(&path) {
+            Ok(now) if now.ino() == held.ino() && now.dev() == held.dev() => return Ok(file),
+            _ => {}
+        }
+    }
+}
+
+/// Opens the directory, or makes it; the folder's lock is held.
+fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
+    let path = dir.join("directory");
+    let io = |what| {
+        move |source: io::Error| FabricError::Io {
+            path: dir.to_owned(),
+            what,
+            source,
+        }
+    };
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(&path)
+            .map_err(io("open its directory"))?;
+        let meta = file.metadata().map_err(io("look at its directory"))?;
+        if !meta.is_file() {
+            return Err(FabricError::Foreign {
+                path: dir.to_owned(),
+                why: "has a `directory` that is not a file".into(),
+            });
+        }
+        let fresh = meta.len() == 0;
+        if fresh {
+            rustix::fs::fallocate(
+                &file,
+                rustix::fs::FallocateFlags::empty(),
+                0,
+                DirectoryMap::BYTES as u64,
+            )
+            .map_err(|e| io("reserve memory (is /dev/shm full?)")(e.into()))?;
+        }
+        let mut found = 0;
+        if fresh || meta.len() >= DirectoryMap::BYTES as u64 {
+            let map = DirectoryMap::new(&file).map_err(io("map its directory"))?;
+            if fresh {
+                map.get().version.store(LAYOUT_VERSION, Ordering::Relaxed);
+                map.get().magic.store(MAGIC, Ordering::Release);
+            }
+            found = map.get().version.load(Ordering::Relaxed);
+            if map.get().magic.load(Ordering::Acquire) == MAGIC && found == LAYOUT_VERSION {
+                flock(&file, FlockOperation::LockShared)
+                    .map_err(|e| io("share its directory's lock")(e.into()))?;
+                return Ok((file, map));
+            }
+        }
+        // Not ours to read. If nobody uses it, start afresh.
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                tracing::warn!(
+                    "{} was left by another version or is damaged; starting afresh",
+                    path.display()
+                );
+                remove_left_over(dir, |_| true);
+                fs::remove_file(&path).map_err(io("remove a stale directory"))?;
+            }
+            Err(_) => {
+                return Err(FabricError::Version {
+                    path: dir.to_owned(),
+                    found,
+                });
+            }
+        }
+    }
+}
+
+/// Frees the slots and files of processes that have ended; the folder's lock is held.
+fn clean_up(dir: &Path, directory: &Directory) {
+    let mut live = std::collections::HashSet::new();
+    for entry in &directory.procs {
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        if incarnation == 0 {
+            continue;
+        }
+        let pid = entry.pid.load(Ordering::Relaxed);
+        if process::is_alive(pid, entry.start_time.load(Ordering::Relaxed)) {
+            live.insert(incarnation);
+        } else {
+            remove_files(dir, incarnation);
+            entry.incarnation.store(0, Ordering::Release);
+        }
+    }
+    // A process killed while it joined has files but no entry yet.
+    remove_left_over(dir, |incarnation| !live.contains(&incarnation));
+}
+
+/// Removes the files of the incarnations that `is_dead` names; foreign files stay.
+fn remove_left_over(dir: &Path, is_dead: impl Fn(u64) -> bool) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some((stem, "segment" | "wake")) = name.to_str().and_then(|n| n.split_once('.')) else {
+            continue;
+        };
+        if stem.len() == 16 && u64::from_str_radix(stem, 16).is_ok_and(&is_dead) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,77 @@
+//! Which process is which: liveness that a reused pid cannot fool.
+
+use std::fs;
+
+use rustix::process::Pid;
+
+/// Start time of process `pid` (field 22 of `/proc/PID/stat`, clock ticks after boot), or `None` if there
+/// is no such process or it is dead already (a zombie or being taken down).
+pub(crate) fn start_time(pid: u64) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse_stat(&stat)
+}
+
+fn parse_stat(stat: &str) -> Option<u64> {
+    // The second field is the program's name in parentheses and may contain anything, also `)`.
+    let rest = stat.get(stat.rfind(')')? + 2..)?;
+    let mut fields = rest.split(' ');
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    // `state` was field 3.
+    fields.nth(22 - 4)?.parse().ok()
+}
+
+/// Is the process that had `pid` and `start_time` still running?
+pub(crate) fn is_alive(pid: u64, start: u64) -> bool {
+    start_time(pid) == Some(start)
+}
+
+/// The own pid.
+pub(crate) fn own_pid() -> u64 {
+    u64::from(std::process::id())
+}
+
+/// A number that is random and not 0.
+pub(crate) fn random_nonzero() -> u64 {
+    loop {
+        // The kernel's generator does not fail after boot; should it, the address of a local and the time
+        // still make incarnations differ, and keys stay hard to guess for other processes.
+        let n = getrandom::u64().unwrap_or_else(|_| {
+            let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let local = 0u8;
+            (std::ptr::from_ref(&local).addr() as u64) ^ t.tv_nsec.cast_unsigned().rotate_left(32)
+        });
+        if n != 0 {
+            return n;
+        }
+    }
+}
+
+/// A `Pid` for system calls.
+pub(crate) fn to_pid(pid: u64) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(pid).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_with_a_hostile_name_is_parsed() {
+        let stat = "42 (a) R 1 (b) S 1 42 42 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
+        assert_eq!(parse_stat(stat), Some(777));
+        assert_eq!(parse_stat("42 (a) Z 1 42 42 0 -1 4 1 0 0 0 1 2 0 0 20 0 1 0 777 0"), None);
+        assert_eq!(parse_stat(""), None);
+        assert_eq!(parse_stat("1 (x)"), None);
+    }
+
+    #[test]
+    fn this_process_lives_and_pid_0_does_not() {
+        let start = start_time(own_pid()).unwrap();
+        assert!(is_alive(own_pid(), start));
+        assert!(!is_alive(own_pid(), start + 1));
+        assert!(!is_alive(0, start));
+    }
+}

@@ -1,0 +1,447 @@
+//! The inbound ring: how a message travels from one queue pair to another.
+//!
+//! A ring has one producer (the sending queue pair, under its send queue's lock) and one consumer (whoever
+//! makes progress for the receiving queue pair, under its receive CQ's lock). It is an array of 16-byte
+//! slots; a record is one header slot and the payload behind it, rounded up to slots, never wrapped.
+//!
+//! # How a record becomes visible
+//!
+//! The first word of the header is zero where there is no record. The producer writes a whole postlist,
+//! then a zero word behind it (the *terminator*), and at last the first word of the postlist's first header
+//! with `Release` (SYNC POINT P). The consumer reads that word with `Acquire` (SYNC POINT P) and so sees the
+//! whole postlist and the terminator. Because the slot at which the consumer waits was zeroed before the
+//! record in front of it was published, stale bytes of an earlier lap are never looked at: no lap number
+//! is needed, and no index has to be read from a second cache line.
+//!
+//! The consumer gives slots back by publishing its position in `head` with `Release` (SYNC POINT C), which
+//! the producer reads with `Acquire` (SYNC POINT C) before it overwrites them.
+//!
+//! # Trust
+//!
+//! The other side may write anything. The producer keeps its own position and believes a `head` only if it
+//! lies between the last one and its own position; the consumer keeps its own position too and bounds each
+//! record by the ring. What does not fit is reported as [`Garbage`].
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bytes of a slot.
+pub(crate) const SLOT_BYTES: usize = 16;
+/// Slots of a cache line.
+const SLOTS_PER_LINE: u64 = 4;
+/// How many cache lines are claimed ahead when records are published one by one.
+const CLAIM_LINES: u64 = 8;
+
+/// `kind` of the record that fills the rest of the ring, so that the next one starts at slot 0.
+const KIND_WRAP: u8 = 0xff;
+
+/// What a header says: 16 bytes in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Header {
+    /// What the record is; never 0 (which means no record) and never 0xff (wrap).
+    pub(crate) kind: u8,
+    /// Bits that `kind` gives a meaning to.
+    pub(crate) flags: u8,
+    /// Immediate data, as it lies in the work request.
+    pub(crate) imm: u32,
+    /// A 32-bit value that `kind` gives a meaning to (the message length).
+    pub(crate) len: u32,
+    /// A second one (the Q_Key).
+    pub(crate) extra: u32,
+}
+
+impl Header {
+    #[inline]
+    fn words(self, slots: u16) -> (u64, u64) {
+        (
+            u64::from(self.kind)
+                | u64::from(self.flags) << 8
+                | u64::from(slots) << 16
+                | u64::from(self.imm) << 32,
+            u64::from(self.len) | u64::from(self.extra) << 32,
+        )
+    }
+
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
+    fn from_words(w0: u64, w1: u64) -> (Self, u16) {
+        (
+            Self {
+                kind: w0 as u8,
+                flags: (w0 >> 8) as u8,
+                imm: (w0 >> 32) as u32,
+                len: w1 as u32,
+                extra: (w1 >> 32) as u32,
+            },
+            (w0 >> 16) as u16,
+        )
+    }
+}
+
+/// The other side wrote something that no correct peer writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Garbage;
+
+/// The memory of a ring: `slots` 16-byte slots and the word with the consumer's position.
+///
+/// Shared by a [`Producer`] and a [`Consumer`], usually in two processes.
+#[derive(Clone, Copy)]
+pub(crate) struct RingMemory {
+    words: *const AtomicU64,
+    head: *const AtomicU64,
+    slots: u64,
+}
+
+impl RingMemory {
+    /// Describes a ring of `slots` slots (a power of two from 16 to 32768).
+    ///
+    /// # Safety
+    /// `words` points to `2 * slots` words and `head` to one; they stay mapped as long as any producer or
+    /// consumer made from this value lives, and other processes access them only atomically.
+    pub(crate) unsafe fn new(words: *const AtomicU64, head: *const AtomicU64, slots: u64) -> Self {
+        assert!(slots.is_power_of_two() && (16..=32768).contains(&slots));
+        Self { words, head, slots }
+    }
+
+    #[inline]
+    fn word(&self, pos: u64, i: usize) -> &AtomicU64 {
+        let index = 2 * (pos & (self.slots - 1)) as usize + i;
+        // SAFETY: `pos & (slots - 1)` is below `slots`, and `i` is 0 or 1, so the index is below `2 * slots`
+        // (contract of `new`).
+        unsafe { &*self.words.add(index) }
+    }
+
+    #[inline]
+    fn head(&self) -> &AtomicU64 {
+        // SAFETY: contract of `new`.
+        unsafe { &*self.head }
+    }
+}
+
+/// Slots of a record with `payload` bytes behind its header.
+#[inline]
+pub(crate) const fn record_slots(payload: usize) -> u64 {
+    1 + (payload.div_ceil(SLOT_BYTES)) as u64
+}
+
+/// The sending side of a ring.
+pub(crate) struct Producer {
+    ring: RingMemory,
+    /// Where the next record goes.
+    pos: u64,
+    /// First header of the open postlist, not yet visible.
+    first: Option<(u64, u64)>,
+    /// Records in the open postlist.
+    staged: u32,
+    /// A consumer position that was true at some time.
+    head_seen: u64,
+    /// Lines up to this position have been written to ahead of use.
+    claimed: u64,
+}
+
+// SAFETY: the memory behind the raw pointers is only accessed through atomics, or (payload) in slots that
+// the protocol gives to this side alone; nothing is tied to a thread.
+unsafe impl Send for Producer {}
+
+impl Producer {
+    /// A producer at the start of a fresh (zeroed) ring.
+    pub(crate) fn new(ring: RingMemory) -> Self {
+        Self {
+            ring,
+            pos: 0,
+            first: None,
+            staged: 0,
+            head_seen: 0,
+            claimed: 0,
+        }
+    }
+
+    /// Position behind the last record pushed; a record is consumed when the consumer's head reaches the
+    /// position returned by the push that wrote it.
+    #[inline]
+    pub(crate) fn pos(&self) -> u64 {
+        self.pos
+    }
+
+    /// The largest payload a record of this ring can carry.
+    pub(crate) fn max_payload(&self) -> usize {
+        (self.ring.slots as usize / 2 - 1) * SLOT_BYTES
+    }
+
+    /// Slots that can still be written, as far as this side knows without looking at the consumer.
+    #[inline]
+    fn free(&self) -> u64 {
+        // One slot stays free for the terminator.
+        self.ring.slots - 1 - (self.pos - self.head_seen)
+    }
+
+    /// The consumer's position: everything before it has been consumed.
+    #[inline]
+    pub(crate) fn consumed(&mut self) -> Result<u64, Garbage> {
+        // SYNC POINT C
+        let head = self.ring.head().load(Ordering::Acquire);
+        if head == self.head_seen {
+            return Ok(head);
+        }
+        if head < self.head_seen || head > self.pos {
+            return Err(Garbage);
+        }
+        self.head_seen = head;
+        Ok(head)
+    }
+
+    /// Is there room for a record with `payload` bytes?
+    #[inline]
+    pub(crate) fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
+        let slots = record_slots(payload);
+        let need = self.with_wrap(slots);
+        if need <= self.free() {
+            return Ok(true);
+        }
+        self.consumed()?;
+        Ok(need <= self.free())
+    }
+
+    /// Slots left for records, looking at the consumer's position.
+    pub(crate) fn free_slots(&mut self) -> Result<u64, Garbage> {
+        self.consumed()?;
+        Ok(self.free())
+    }
+
+    #[inline]
+    fn with_wrap(&self, slots: u64) -> u64 {
+        let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
+        if slots > to_end { to_end + slots } else { slots }
+    }
+
+    /// Adds a record to the open postlist; `fill` writes its payload. Call [`Self::has_room`] first.
+    ///
+    /// Nothing is visible to the consumer before [`Self::publish`].
+    #[inline]
+    pub(crate) fn push(&mut self, header: Header, payload: usize, fill: impl FnOnce(Payload<'_>)) {
+        let slots = record_slots(payload);
+        let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
+        if slots > to_end {
+            #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
+            let (w0, w1) = Header {
+                kind: KIND_WRAP,
+                ..Header::default()
+            }
+            .words(to_end as u16);
+            self.stage(w0, w1, to_end);
+        }
+        debug_assert!(slots <= self.free());
+        if payload != 0 {
+            fill(Payload {
+                ring: &self.ring,
+                pos: self.pos + 1,
+                len: payload,
+            });
+        }
+        #[allow(clippy::cast_possible_truncation)] // at most half of 32768
+        let (w0, w1) = header.words(slots as u16);
+        self.stage(w0, w1, slots);
+        self.staged += 1;
+    }
+
+    #[inline]
+    fn stage(&mut self, w0: u64, w1: u64, slots: u64) {
+        self.ring.word(self.pos, 1).store(w1, Ordering::Relaxed);
+        match self.first {
+            None => self.first = Some((self.pos, w0)),
+            // Relaxed: ordered by SYNC POINT P of the first header.
+            Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
+        }
+        self.pos += slots;
+    }
+
+    /// Makes the open postlist visible, all of it at once.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        let Some((pos, w0)) = self.first.take() else {
+            return;
+        };
+        self.ring.word(self.pos, 0).store(0, Ordering::Relaxed);
+        // SYNC POINT P
+        self.ring.word(pos, 0).store(w0, Ordering::Release);
+        if self.staged == 1 {
+            self.claim_ahead();
+        }
+        self.staged = 0;
+    }
+
+    /// Brings the next lines of the ring into this core's cache while there is nothing to wait for.
+    ///
+    /// A producer that publishes one record at a time otherwise waits for each line's ownership in turn;
+    /// the stores below overlap those transfers. They write the zero that a free slot may hold anyway and
+    /// stay inside the free space.
+    #[inline]
+    fn claim_ahead(&mut self) {
+        if self.pos < self.claimed {
+            return;
+        }
+        let line = (self.pos / SLOTS_PER_LINE + 1) * SLOTS_PER_LINE;
+        // Position `head_seen + slots` is the first that is not free.
+        let limit = self.head_seen + self.ring.slots;
+        for i in 0..CLAIM_LINES {
+            let pos = line + i * SLOTS_PER_LINE;
+            if pos >= limit {
+                break;
+            }
+            self.ring.word(pos, 0).store(0, Ordering::Relaxed);
+        }
+        self.claimed = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
+    }
+}
+
+/// Payload bytes of a record in the ring, at the producer or at the consumer.
+pub(crate) struct Payload<'a> {
+    ring: &'a RingMemory,
+    pos: u64,
+    len: usize,
+}
+
+impl Payload<'_> {
+    /// Where the bytes are. The other side of the ring may be a process that does not follow the protocol,
+    /// so treat them as memory that changes at any time: copy by raw pointer, make no reference.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        std::ptr::from_ref(self.ring.word(self.pos, 0))
+            .cast_mut()
+            .cast()
+    }
+
+    /// Number of bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Stores payload word `i`.
+    #[cfg(any(test, loom))]
+    pub(crate) fn set_word(&self, i: usize, value: u64) {
+        assert!(i * 8 < self.len);
+        self.ring
+            .word(self.pos + (i / 2) as u64, i % 2)
+            .store(value, Ordering::Relaxed);
+    }
+
+    /// Loads payload word `i`.
+    #[cfg(any(test, loom))]
+    pub(crate) fn word(&self, i: usize) -> u64 {
+        assert!(i * 8 < self.len);
+        self.ring
+            .word(self.pos + (i / 2) as u64, i % 2)
+            .load(Ordering::Relaxed)
+    }
+}
+
+/// A record as the consumer sees it.
+pub(crate) struct Record<'a> {
+    /// Its header.
+    pub(crate) header: Header,
+    /// The room behind the header, a multiple of 16 bytes: at least as long as the payload.
+    pub(crate) payload: Payload<'a>,
+    slots: u64,
+}
+
+impl Record<'_> {
+    /// Slots of this record, to be given to [`Consumer::advance`].
+    #[inline]
+    pub(crate) fn slots(&self) -> u64 {
+        self.slots
+    }
+}
+
+/// The receiving side of a ring.
+pub(crate) struct Consumer {
+    ring: RingMemory,
+    pos: u64,
+    released: u64,
+}
+
+// SAFETY: as for `Producer`.
+unsafe impl Send for Consumer {}
+
+impl Consumer {
+    /// A consumer at the start of a ring.
+    pub(crate) fn new(ring: RingMemory) -> Self {
+        Self {
+            ring,
+            pos: 0,
+            released: 0,
+        }
+    }
+
+    /// Position of the next record.
+    #[inline]
+    pub(crate) fn pos(&self) -> u64 {
+        self.pos
+    }
+
+    /// The next record, if one is there.
+    #[inline]
+    pub(crate) fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {
+        loop {
+            // SYNC POINT P
+            let w0 = self.ring.word(self.pos, 0).load(Ordering::Acquire);
+            if w0 == 0 {
+                return Ok(None);
+            }
+            let w1 = self.ring.word(self.pos, 1).load(Ordering::Relaxed);
+            let (header, slots) = Header::from_words(w0, w1);
+            let slots = u64::from(slots);
+            let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
+            if slots == 0 || slots > to_end || header.kind == 0 {
+                return Err(Garbage);
+            }
+            if header.kind == KIND_WRAP {
+                if slots != to_end {
+                    return Err(Garbage);
+                }
+                self.pos += slots;
+                continue;
+            }
+            return Ok(Some(Record {
+                header,
+                payload: Payload {
+                    ring: &self.ring,
+                    pos: self.pos + 1,
+                    len: (slots as usize - 1) * SLOT_BYTES,
+                },
+                slots,
+            }));
+        }
+    }
+
+    /// Goes past a record of `slots` slots.
+    #[inline]
+    pub(crate) fn advance(&mut self, slots: u64) {
+        self.pos += slots;
+    }
+
+    /// Has anything been consumed that the producer does not know of?
+    #[inline]
+    pub(crate) fn unreleased(&self) -> u64 {
+        self.pos - self.released
+    }
+
+    /// Slots in the ring.
+    #[inline]
+    pub(crate) fn slots(&self) -> u64 {
+        self.ring.slots
+    }
+
+    /// Gives everything before the current position back to the producer.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        if self.pos != self.released {
+            self.released = self.pos;
+            // SYNC POINT C
+            self.ring.head().store(self.pos, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

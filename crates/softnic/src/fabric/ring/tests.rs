@@ -1,0 +1,268 @@
+//! The ring against a `VecDeque`, against garbage, and (under `loom`) against every interleaving.
+
+use super::*;
+
+struct Owned {
+    words: Vec<AtomicU64>,
+    head: Box<AtomicU64>,
+}
+
+impl Owned {
+    fn new(slots: usize) -> Self {
+        Self {
+            words: (0..2 * slots).map(|_| AtomicU64::new(0)).collect(),
+            head: Box::new(AtomicU64::new(0)),
+        }
+    }
+
+    fn memory(&self) -> RingMemory {
+        // SAFETY: the vector has two words a slot and outlives the producer and consumer of each test.
+        unsafe { RingMemory::new(self.words.as_ptr(), &*self.head, self.words.len() as u64 / 2) }
+    }
+}
+
+fn header(len: u32) -> Header {
+    Header {
+        kind: 1,
+        imm: 7,
+        len,
+        ..Header::default()
+    }
+}
+
+#[cfg(loom)]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+    use std::sync::Arc;
+
+    /// Two postlists of two records each; the consumer sees each postlist whole and in order, and the
+    /// payload that belongs to it.
+    #[test]
+    fn loom_postlists_arrive_whole_and_in_order() {
+        loom::model(|| {
+            let owned = Arc::new(Owned::new(16));
+            let memory = owned.memory();
+            let sender = {
+                let owned = Arc::clone(&owned);
+                thread::spawn(move || {
+                    let mut p = Producer::new(owned.memory());
+                    for list in 0..2u64 {
+                        for i in 0..2u64 {
+                            let n = 2 * list + i;
+                            assert_eq!(p.has_room(8), Ok(true));
+                            p.push(header(n as u32), 8, |d| d.set_word(0, 100 + n));
+                        }
+                        p.publish();
+                    }
+                })
+            };
+            let mut c = Consumer::new(memory);
+            let mut next = 0;
+            while next < 4 {
+                match c.peek().unwrap() {
+                    None => thread::yield_now(),
+                    Some(r) => {
+                        assert_eq!(u64::from(r.header.len), next);
+                        assert_eq!(r.payload.word(0), 100 + next);
+                        let n = r.slots();
+                        c.advance(n);
+                        next += 1;
+                    }
+                }
+            }
+            c.release();
+            sender.join().unwrap();
+        });
+    }
+
+    /// The producer goes round a full ring: it may overwrite only what the consumer gave back.
+    #[test]
+    fn loom_a_full_ring_waits_for_the_consumer() {
+        loom::model(|| {
+            let owned = Arc::new(Owned::new(16));
+            let memory = owned.memory();
+            let sender = {
+                let owned = Arc::clone(&owned);
+                thread::spawn(move || {
+                    let mut p = Producer::new(owned.memory());
+                    // Each record takes 7 slots: two fit, the third needs the first one's place.
+                    for n in 0..3u64 {
+                        while p.has_room(96) != Ok(true) {
+                            thread::yield_now();
+                        }
+                        p.push(header(n as u32), 96, |d| d.set_word(11, n));
+                        p.publish();
+                    }
+                })
+            };
+            let mut c = Consumer::new(memory);
+            let mut next = 0;
+            while next < 3 {
+                match c.peek().unwrap() {
+                    None => thread::yield_now(),
+                    Some(r) => {
+                        assert_eq!(r.payload.word(11), next);
+                        let n = r.slots();
+                        c.advance(n);
+                        c.release();
+                        next += 1;
+                    }
+                }
+            }
+            sender.join().unwrap();
+        });
+    }
+}
+
+#[cfg(not(loom))]
+mod model_tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Push(usize),
+        Publish,
+        Pop,
+        Release,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (0usize..30).prop_map(|n| Op::Push(n * 8)),
+            2 => Just(Op::Publish),
+            4 => Just(Op::Pop),
+            1 => Just(Op::Release),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is pushed, published, popped and released, the ring is a queue with room for what it
+        /// promised, and nothing is visible before it is published.
+        #[test]
+        fn behaves_like_a_vecdeque(ops in prop::collection::vec(op(), 1..400)) {
+            let owned = Owned::new(64);
+            let (mut p, mut c) = (Producer::new(owned.memory()), Consumer::new(owned.memory()));
+            let mut staged: VecDeque<(u32, usize)> = VecDeque::new();
+            let mut visible: VecDeque<(u32, usize)> = VecDeque::new();
+            let mut next = 0u32;
+            for op in ops {
+                match op {
+                    Op::Push(len) => {
+                        if p.has_room(len).unwrap() {
+                            p.push(Header { extra: next, ..header(len as u32) }, len, |d| {
+                                for i in 0..len / 8 { d.set_word(i, u64::from(next) << 32 | i as u64 | 1 << 63); }
+                            });
+                            staged.push_back((next, len));
+                            next += 1;
+                        }
+                    }
+                    Op::Publish => { p.publish(); visible.append(&mut staged); }
+                    Op::Pop => {
+                        let expected = visible.pop_front();
+                        match c.peek().unwrap() {
+                            None => prop_assert_eq!(expected, None),
+                            Some(r) => {
+                                let (n, len) = expected.expect("a record that was not published");
+                                prop_assert_eq!(r.header.extra, n);
+                                prop_assert_eq!(r.header.len as usize, len);
+                                for i in 0..len / 8 {
+                                    prop_assert_eq!(r.payload.word(i), u64::from(n) << 32 | i as u64 | 1 << 63);
+                                }
+                                let s = r.slots();
+                                c.advance(s);
+                            }
+                        }
+                    }
+                    Op::Release => c.release(),
+                }
+            }
+        }
+
+        /// A consumer survives any content of the ring.
+        #[test]
+        fn garbage_is_reported_not_followed(words in prop::collection::vec(any::<u64>(), 128)) {
+            let owned = Owned::new(64);
+            for (w, v) in owned.words.iter().zip(words) { w.store(v, Ordering::Relaxed); }
+            let mut c = Consumer::new(owned.memory());
+            for _ in 0..200 {
+                match c.peek() {
+                    Ok(Some(r)) => { let n = r.slots(); c.advance(n) }
+                    Ok(None) | Err(Garbage) => break,
+                }
+            }
+        }
+
+        /// A producer believes no head that a consumer of this ring cannot have reached.
+        #[test]
+        fn a_wild_head_is_refused(head in 2u64..) {
+            let owned = Owned::new(64);
+            let mut p = Producer::new(owned.memory());
+            p.push(header(0), 0, |_| ());
+            p.publish();
+            owned.head.store(head, Ordering::Relaxed);
+            prop_assert_eq!(p.consumed(), Err(Garbage));
+        }
+    }
+
+    #[test]
+    fn a_full_ring_refuses_and_recovers() {
+        let owned = Owned::new(16);
+        let (mut p, mut c) = (Producer::new(owned.memory()), Consumer::new(owned.memory()));
+        let mut pushed = 0;
+        while p.has_room(0).unwrap() {
+            p.push(header(0), 0, |_| ());
+            p.publish();
+            pushed += 1;
+        }
+        assert_eq!(pushed, 15, "one slot is the terminator");
+        let r = c.peek().unwrap().unwrap();
+        let n = r.slots();
+        c.advance(n);
+        assert!(!p.has_room(0).unwrap(), "not given back yet");
+        c.release();
+        assert!(p.has_room(0).unwrap());
+    }
+
+    #[test]
+    fn two_threads_keep_order() {
+        let owned = Owned::new(64);
+        let (mut p, mut c) = (Producer::new(owned.memory()), Consumer::new(owned.memory()));
+        const N: u32 = 200_000;
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                let mut n = 0;
+                while n < N {
+                    for _ in 0..1 + n % 5 {
+                        let len = (n as usize % 4) * 16;
+                        if n < N && p.has_room(len).unwrap() {
+                            p.push(header(n), len, |d| d.set_word(0, u64::from(n)));
+                            n += 1;
+                        }
+                    }
+                    p.publish();
+                }
+            });
+            let mut n = 0;
+            while n < N {
+                if let Some(r) = c.peek().unwrap() {
+                    assert_eq!(r.header.len, n);
+                    if r.payload.len() > 0 {
+                        assert_eq!(r.payload.word(0), u64::from(n));
+                    }
+                    let s = r.slots();
+                    c.advance(s);
+                    n += 1;
+                    if n % 7 == 0 {
+                        c.release();
+                    }
+                } else {
+                    c.release();
+                    std::thread::yield_now();
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,275 @@
+//! Segments: mapping a process's shared memory, and typed access to what lies in it.
+
+use std::fs::File;
+use std::mem::size_of;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{FallocateFlags, fallocate, ftruncate};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::layout::*;
+use super::mailbox::{MAILBOX_SLOTS, Mailbox};
+use super::ring::{RingMemory, SLOT_BYTES};
+
+/// A shared mapping of a file, unmapped when dropped.
+pub(crate) struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is a range of addresses, valid in every thread; all access to shared contents goes
+// through atomics or raw copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `file`, readable and writable.
+    pub(crate) fn new(file: impl AsFd, len: usize) -> std::io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this process.
+        let ptr = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                0,
+            )?
+        };
+        let ptr = NonNull::new(ptr.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(Self { ptr, len })
+    }
+
+    /// First byte.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Bytes mapped.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range came from `mmap`, and whoever holds pointers into it holds the mapping.
+        let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// The shared directory of a fabric.
+pub(crate) struct DirectoryMap(Mapping);
+
+impl DirectoryMap {
+    /// Bytes of the directory's file.
+    pub(crate) const BYTES: usize = size_of::<Directory>();
+
+    /// Maps the directory's file, which has (at least) `BYTES` bytes.
+    pub(crate) fn new(file: &File) -> std::io::Result<Self> {
+        Ok(Self(Mapping::new(file, Self::BYTES)?))
+    }
+
+    /// The directory itself.
+    pub(crate) fn get(&self) -> &Directory {
+        // SAFETY: the mapping has `BYTES` bytes and is page-aligned; `Directory` is made of atomics, so any
+        // content is valid and other processes may write at any time.
+        unsafe { &*self.0.as_ptr().cast::<Directory>() }
+    }
+}
+
+/// A process's segment: its own, or a peer's.
+pub(crate) struct Segment(Mapping);
+
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident, $ty:ty, $at:expr, $count:expr) => {
+        $(#[$doc])*
+        #[inline]
+        pub(crate) fn $name(&self, index: usize) -> Option<&$ty> {
+            if index >= $count {
+                return None;
+            }
+            // SAFETY: the table lies within `SEGMENT_BYTES` (asserted in `layout`), which are mapped; it is
+            // aligned because tables start on pages; its elements are atomics.
+            Some(unsafe { &*self.0.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
+        }
+    };
+}
+
+impl Segment {
+    /// Makes the segment of this process in `file`.
+    pub(crate) fn create(file: &File) -> std::io::Result<Self> {
+        ftruncate(file, SEGMENT_BYTES as u64)?;
+        // Reserve what is written without asking, so that a full /dev/shm is an error and not a SIGBUS.
+        fallocate(file, FallocateFlags::empty(), 0, QPS_AT as u64)?;
+        let rest = ARENA_AT - HAZARDS_AT;
+        fallocate(file, FallocateFlags::empty(), HAZARDS_AT as u64, rest as u64)?;
+        Ok(Self(Mapping::new(file, SEGMENT_BYTES)?))
+    }
+
+    /// Maps a peer's segment.
+    pub(crate) fn open(file: &File) -> std::io::Result<Self> {
+        if file.metadata()?.len() < SEGMENT_BYTES as u64 {
+            return Err(std::io::Error::other("the peer's segment is too short"));
+        }
+        Ok(Self(Mapping::new(file, SEGMENT_BYTES)?))
+    }
+
+    /// Its header.
+    #[inline]
+    pub(crate) fn header(&self) -> &SegmentHeader {
+        // SAFETY: the segment starts with its header, made of atomics.
+        unsafe { &*self.0.as_ptr().cast::<SegmentHeader>() }
+    }
+
+    table!(
+        /// Queue pair `index`.
+        qp, QpShared, QPS_AT, MAX_QPS
+    );
+    table!(
+        /// Completion queue `index`.
+        cq, CqShared, CQS_AT, MAX_CQS
+    );
+    table!(
+        /// Memory region `index`.
+        mr, MrShared, MRS_AT, MR_SLOTS
+    );
+    table!(
+        /// Hazard `index`.
+        hazard, Hazard, HAZARDS_AT, HAZARDS
+    );
+    table!(
+        /// Atomic lock `index`.
+        atomic_lock, AtomicLock, LOCKS_AT, ATOMIC_LOCKS
+    );
+
+    /// The mailbox of the segment's owner.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn mailbox(&self) -> Mailbox<'_> {
+        let header = self.header();
+        // SAFETY: the slots lie in the mapping between `MAILBOX_AT` and `QPS_AT`, aligned, and are atomics.
+        let slots = unsafe {
+            std::slice::from_raw_parts(
+                self.0.as_ptr().add(MAILBOX_AT).cast::<AtomicU64>(),
+                MAILBOX_SLOTS,
+            )
+        };
+        Mailbox {
+            slots,
+            tail: &header.mailbox_tail,
+            head: &header.mailbox_head,
+        }
+    }
+
+    /// The header of the ring at `offset`, if a ring of at most `slots` slots can lie there.
+    pub(crate) fn ring_header(&self, offset: usize) -> Option<&RingHeader> {
+        if offset < ARENA_AT
+            || !offset.is_multiple_of(64)
+            || offset > SEGMENT_BYTES - size_of::<RingHeader>()
+        {
+            return None;
+        }
+        // SAFETY: in the mapping, aligned to 64 bytes, atomics.
+        Some(unsafe { &*self.0.as_ptr().add(offset).cast::<RingHeader>() })
+    }
+
+    /// The ring at `offset` with `slots` slots; `None` where that is no possible ring.
+    ///
+    /// # Safety
+    /// The result is used only while this segment is mapped.
+    #[cfg(not(loom))]
+    pub(crate) unsafe fn ring(&self, offset: usize, slots: u32) -> Option<RingMemory> {
+        let header = self.ring_header(offset)?;
+        let first = offset + size_of::<RingHeader>();
+        if !slots.is_power_of_two()
+            || !(16..=32768).contains(&slots)
+            || first + slots as usize * SLOT_BYTES > SEGMENT_BYTES
+        {
+            return None;
+        }
+        // SAFETY: the slots lie in the mapping (just checked), which the caller keeps.
+        Some(unsafe {
+            RingMemory::new(
+                self.0.as_ptr().add(first).cast::<AtomicU64>(),
+                &raw const header.head,
+                u64::from(slots),
+            )
+        })
+    }
+
+    /// Fills `len` bytes at `offset` with zeros; both lie in the arena.
+    pub(crate) fn zero(&self, offset: usize, len: usize) {
+        assert!(offset >= ARENA_AT && offset + len <= SEGMENT_BYTES);
+        // SAFETY: in the mapping. The owner does this to a range that it has just taken from its free list,
+        // which no correct peer uses; an incorrect one races on bytes that have no invalid value.
+        unsafe { self.0.as_ptr().add(offset).write_bytes(0, len) };
+    }
+}
+
+/// Gives out ranges of the arena of the own segment.
+pub(crate) struct Arena {
+    next: usize,
+    reserved: usize,
+    free: std::collections::BTreeMap<usize, Vec<usize>>,
+}
+
+impl Arena {
+    /// All of the arena is free.
+    pub(crate) fn new() -> Self {
+        Self {
+            next: ARENA_AT,
+            reserved: ARENA_AT,
+            free: std::collections::BTreeMap::new(),
+        }
+    }
+
+    fn rounded(bytes: usize) -> usize {
+        bytes.next_multiple_of(256)
+    }
+
+    /// A zeroed range of `bytes` bytes, aligned to 64; fails where shared memory is used up.
+    pub(crate) fn alloc(
+        &mut self,
+        segment: &Segment,
+        file: &File,
+        bytes: usize,
+    ) -> std::io::Result<usize> {
+        const STEP: usize = 1 << 20;
+        let bytes = Self::rounded(bytes);
+        if let Some(offset) = self.free.get_mut(&bytes).and_then(Vec::pop) {
+            segment.zero(offset, bytes);
+            return Ok(offset);
+        }
+        let end = self.next + bytes;
+        if end > SEGMENT_BYTES {
+            return Err(std::io::ErrorKind::OutOfMemory.into());
+        }
+        if end > self.reserved {
+            let until = end.next_multiple_of(STEP).min(SEGMENT_BYTES);
+            fallocate(
+                file,
+                FallocateFlags::empty(),
+                self.reserved as u64,
+                (until - self.reserved) as u64,
+            )?;
+            self.reserved = until;
+        }
+        let offset = self.next;
+        self.next = end;
+        Ok(offset)
+    }
+
+    /// Takes a range back.
+    pub(crate) fn free(&mut self, offset: usize, bytes: usize) {
+        self.free
+            .entry(Self::rounded(bytes))
+            .or_default()
+            .push(offset);
+    }
+}

@@ -1,0 +1,95 @@
+//! Joining, leaving, and what is found in the folder.
+
+use super::*;
+use std::os::unix::fs::PermissionsExt;
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let tmp = tempfile::tempdir_in("/dev/shm").unwrap();
+    let dir = tmp.path().join("fabric");
+    (tmp, dir)
+}
+
+#[test]
+fn two_members_see_each_other_and_the_last_one_leaves_nothing() {
+    let (_tmp, dir) = folder();
+    let a = Fabric::join(&dir).unwrap();
+    let b = Fabric::join(&dir).unwrap();
+    assert_ne!(a.me.slot, b.me.slot);
+    let seen = a.peer(b.me.slot).unwrap();
+    assert_eq!(seen.incarnation, b.me.incarnation);
+    a.leave();
+    assert!(b.peer(a.me.slot).is_none());
+    b.leave();
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_folder_that_others_can_enter_is_refused() {
+    let (_tmp, dir) = folder();
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let e = Fabric::join(&dir).map(|_| ()).unwrap_err();
+    assert!(e.to_string().contains("others could enter"), "{e}");
+}
+
+#[test]
+fn a_file_in_the_folders_place_is_refused() {
+    let (_tmp, dir) = folder();
+    fs::write(&dir, "x").unwrap();
+    let e = Fabric::join(&dir).map(|_| ()).unwrap_err();
+    assert!(e.to_string().contains("not a folder"), "{e}");
+}
+
+#[test]
+fn an_older_directory_that_nobody_uses_is_replaced() {
+    let (_tmp, dir) = folder();
+    let a = Fabric::join(&dir).unwrap();
+    a.directory.get().version.store(0, Ordering::Relaxed);
+    let e = Fabric::join(&dir).map(|_| ()).unwrap_err();
+    assert!(e.to_string().contains("different version"), "{e}");
+    drop(a);
+    Fabric::join(&dir).unwrap().leave();
+}
+
+#[test]
+fn a_damaged_directory_is_replaced_and_foreign_files_stay() {
+    let (_tmp, dir) = folder();
+    DirBuilder::new().mode(0o700).create(&dir).unwrap();
+    for garbage in [&b"short"[..], &[0xa5; 70_000]] {
+        fs::write(dir.join("directory"), garbage).unwrap();
+        fs::write(dir.join("notes.txt"), "mine").unwrap();
+        let a = Fabric::join(&dir).unwrap();
+        a.leave();
+        assert!(dir.join("notes.txt").exists());
+    }
+}
+
+#[test]
+fn what_the_dead_left_is_removed_by_the_next_to_come() {
+    let (_tmp, dir) = folder();
+    let a = Fabric::join(&dir).unwrap();
+    // A process that is no more: a pid with another start time.
+    let entry = &a.directory.get().procs[77];
+    entry.pid.store(process::own_pid(), Ordering::Relaxed);
+    entry.start_time.store(1, Ordering::Relaxed);
+    entry.incarnation.store(0x1234, Ordering::Relaxed);
+    fs::write(segment_path(&dir, 0x1234), "old").unwrap();
+    fs::write(wake_path(&dir, 0x9999), "killed while joining").unwrap();
+    let b = Fabric::join(&dir).unwrap();
+    assert!(!segment_path(&dir, 0x1234).exists());
+    assert!(!wake_path(&dir, 0x9999).exists());
+    assert_eq!(entry.incarnation.load(Ordering::Relaxed), 0);
+    a.leave();
+    b.leave();
+}
+
+#[test]
+fn a_peer_with_a_garbled_segment_is_not_opened() {
+    let (_tmp, dir) = folder();
+    let a = Fabric::join(&dir).unwrap();
+    let b = Fabric::join(&dir).unwrap();
+    b.me.segment.header().magic.store(1, Ordering::Relaxed);
+    assert!(a.peer(b.me.slot).is_none());
+    a.leave();
+    b.leave();
+}
