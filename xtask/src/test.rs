@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
 use crate::cargo_output::{Counts, Parser};
@@ -236,7 +236,9 @@ fn print_json(line: &Line<'_>) -> Result<()> {
 fn print_table(outcomes: &[Outcome], total: Counts) -> Result<()> {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .load_preset(presets::NOTHING)
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─')
         .set_header([
             "step", "what", "", "passed", "failed", "skipped", "time", "",
         ]);
