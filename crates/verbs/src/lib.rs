@@ -1,1 +1,82 @@
-//! (being written)
+//! The verbs, safely.
+//!
+//! Devices, protection domains, memory regions, typed queue pairs, postlists and completions over the
+//! libibverbs ABI. Which NIC does the work is chosen at run time by a [`Provider`]; nothing above this
+//! crate knows which one it is.
+//!
+//! - [`Provider`], [`Device`], [`Context`]: what there is, and its limits.
+//! - [`ProtectionDomain`], [`MemoryRegion`]: memory; contents are copied or atomic, never borrowed.
+//! - [`QueuePair`]`<`[`Rc`]`>`, `<`[`Uc`]`>`, `<`[`Ud`]`>`: what a transport cannot do does not compile.
+//! - [`Postlist`], [`RecvList`]: many WRs, one doorbell.
+//! - [`CompletionQueue`], [`WorkCompletion`], [`FailedCompletion`]: successes and failures are different types.
+//! - [`Waiter`], [`MemoryRegion::wait_u64`]: waiting for memory that a peer writes.
+//!
+//! Objects keep alive what they depend on, may be dropped in any order and used from any thread.
+//!
+//! ```
+//! use verbs::{Access, Inline, Provider, Rc, WcBuffer};
+//!
+//! let context = Provider::softnic().device(None)?.open()?;
+//! let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
+//!
+//! // Two queue pairs; the second could be in another process.
+//! let (a, b) = (pd.qp::<Rc>(&cq, &cq).build()?, pd.qp::<Rc>(&cq, &cq).build()?);
+//! let (to_a, to_b) = (a.endpoint(), b.endpoint());
+//! let (a, _b) = (a.connect(&to_b)?, b.connect(&to_a)?);
+//!
+//! // RDMA WRITE into a region of the peer.
+//! let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//! let remote = region.remote();
+//! a.post_one(|list| {
+//!     list.rdma_write(Inline(&42u64.to_ne_bytes()), remote).signaled().wr_id(1);
+//! })?;
+//! assert_eq!(region.wait_u64(0, std::time::Duration::from_secs(5), |v| v != 0)?, Some(42));
+//!
+//! let mut buffer = WcBuffer::<4>::new();
+//! let done = verbs::poll_until(std::time::Duration::from_secs(5), || {
+//!     cq.poll(&mut buffer).expect("the CQ is good").next().map(|wc| wc.map(|wc| wc.wr_id()).map_err(|e| e.status()))
+//! });
+//! assert_eq!(done, Some(Ok(1)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+mod ah;
+mod cq;
+mod device;
+mod error;
+mod mr;
+mod post;
+mod provider;
+mod qp;
+pub mod raw;
+mod srq;
+mod types;
+mod wait;
+
+pub use ah::{AddressHandle, UdDestination};
+pub use cq::{
+    CompletionChannel, CompletionQueue, Completions, FailedCompletion, WcBuffer, WcOpcode,
+    WcStatus, WorkCompletion,
+};
+pub use device::{
+    AsyncEvent, Context, Device, DeviceAttr, NodeType, PortAttr, PortEvent, PortGid,
+    ProtectionDomain, QpEvent,
+};
+pub use error::{PostError, PostErrorKind, VerbError};
+pub use mr::{MemoryRegion, MrSlice, RangeError, RemoteMemory};
+pub use post::{Gather, HeaderOnly, Inline, Payload, Postlist, RecvList, Wr};
+pub use provider::{Provider, ProviderError};
+pub use qp::{
+    Connected, PreparedQp, QpAttr, QpBuilder, QpEndpoint, QueuePair, Rc, Transport, Uc, Ud,
+};
+pub use srq::SharedReceiveQueue;
+pub use types::{
+    Access, AtomicCap, Gid, LKey, Lid, LinkLayer, Mtu, PKey, PortState, Psn, QKey, QpState, Qpn,
+    RKey,
+};
+pub use wait::{Waiter, poll_until};
+
+/// Bytes in front of the payload of every UD receive: the GRH, or room for it (IBTA vol. 1, 11.4.1.2).
+pub const GRH_BYTES: usize = 40;

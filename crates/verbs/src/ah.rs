@@ -1,0 +1,129 @@
+//! Address handles and destinations of datagrams.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use verbs_abi as abi;
+
+use crate::device::{PdInner, ProtectionDomain};
+use crate::error::VerbError;
+use crate::qp::QpEndpoint;
+use crate::types::{Gid, Lid, LinkLayer, QKey, Qpn};
+
+/// The way to a port: what a datagram needs besides the queue pair number. Clones are the same handle.
+#[derive(Clone)]
+pub struct AddressHandle {
+    pub(crate) inner: Arc<AhInner>,
+}
+
+pub(crate) struct AhInner {
+    pub(crate) pd: Arc<PdInner>,
+    pub(crate) raw: *mut abi::ibv_ah,
+}
+
+// SAFETY: verbs on address handles are thread-safe, see `ContextInner`.
+unsafe impl Send for AhInner {}
+// SAFETY: as for Send.
+unsafe impl Sync for AhInner {}
+
+impl Drop for AhInner {
+    fn drop(&mut self) {
+        // SAFETY: made by ibv_create_ah of this table; lists that name it hold an Arc of this.
+        unsafe { (self.pd.context.symbols.ibv_destroy_ah)(self.raw) };
+    }
+}
+
+/// Where a datagram goes: a port, a queue pair there, and the Q_Key that it asks for.
+#[derive(Clone, Debug)]
+pub struct UdDestination {
+    /// The way to the port.
+    pub ah: AddressHandle,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Its Q_Key.
+    pub qkey: QKey,
+}
+
+/// An address vector in plain values.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) port_num: u8,
+    pub(crate) sgid_index: u8,
+    pub(crate) link_layer: LinkLayer,
+    pub(crate) lid: Lid,
+    pub(crate) gid: Gid,
+    pub(crate) sl: u8,
+}
+
+impl Route {
+    /// RoCE addresses by GID and needs a GRH; InfiniBand by LID.
+    pub(crate) fn to_raw(self) -> abi::ibv_ah_attr {
+        let mut a = abi::ibv_ah_attr::zeroed();
+        a.port_num = self.port_num;
+        a.sl = self.sl;
+        a.dlid = self.lid.0;
+        if self.link_layer == LinkLayer::Ethernet || self.lid == Lid(0) {
+            a.is_global = 1;
+            a.grh.dgid.raw = self.gid.0;
+            a.grh.sgid_index = self.sgid_index;
+            a.grh.hop_limit = 64;
+        }
+        a
+    }
+}
+
+impl ProtectionDomain {
+    /// The destination of datagrams for the UD queue pair `peer`, through port `port_num` of this device.
+    ///
+    /// # Errors
+    /// The peer is not a UD queue pair (it has no Q_Key), or the port cannot reach it.
+    pub fn ud_destination(
+        &self,
+        port_num: u8,
+        peer: &QpEndpoint,
+    ) -> Result<UdDestination, VerbError> {
+        let context = self.context();
+        let Some(qkey) = peer.qkey else {
+            return Err(VerbError::invalid(
+                "ibv_create_ah",
+                "the peer's endpoint has no Q_Key: it is no UD queue pair",
+            ));
+        };
+        let route = Route {
+            port_num,
+            sgid_index: context.default_gid_index(port_num)?,
+            link_layer: context.query_port(port_num)?.link_layer,
+            lid: peer.lid,
+            gid: peer.gid,
+            sl: 0,
+        };
+        Ok(UdDestination {
+            ah: self.create_ah(route)?,
+            qpn: peer.qpn,
+            qkey,
+        })
+    }
+
+    fn create_ah(&self, route: Route) -> Result<AddressHandle, VerbError> {
+        let mut attr = route.to_raw();
+        // SAFETY: live PD, valid attributes.
+        let raw = unsafe { (self.inner.context.symbols.ibv_create_ah)(self.inner.raw, &mut attr) };
+        if raw.is_null() {
+            return Err(VerbError::last("ibv_create_ah"));
+        }
+        Ok(AddressHandle {
+            inner: Arc::new(AhInner {
+                pd: Arc::clone(&self.inner),
+                raw,
+            }),
+        })
+    }
+}
+
+impl fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AddressHandle")
+    }
+}

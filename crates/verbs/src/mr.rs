@@ -1,0 +1,562 @@
+//! Memory regions: buffers that the NIC and peers may reach.
+//!
+//! # Why dropping a region is memory-safe while work requests are outstanding
+//!
+//! A work request names memory by address and key, not by a Rust borrow, so a region may be dropped while
+//! the NIC still has requests that name it. What keeps that safe is the order in `Drop`: first
+//! `ibv_dereg_mr`, then the memory. When `ibv_dereg_mr` has returned, the L_Key and R_Key are invalid and
+//! no access through them happens any more (IBTA vol. 1, 10.6.7.5; hardware waits for DMA in flight
+//! before it acknowledges the deregistration; softnic waits for copies in flight). A request that is
+//! executed later fails with a local protection or remote access error and touches nothing. Where a
+//! provider refuses to deregister, the memory is leaked instead of freed.
+//!
+//! Inline payload, which the CPU reads at post time without looking at a key, can for the same reason
+//! never come from a region: a [`Postlist`](crate::Postlist) copies it into memory of its own.
+//!
+//! # Why there is no `&[u8]`
+//!
+//! Behind a `&[u8]` nothing may change, and here the NIC, or a peer that WRITEs, may change everything at
+//! any time. Contents are therefore copied in and out, or reached as atomics.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use verbs_abi as abi;
+
+use crate::device::{PdInner, ProtectionDomain};
+use crate::error::VerbError;
+use crate::types::{Access, LKey, RKey};
+use crate::wait::poll_until;
+
+/// A registered buffer. It owns its memory; see [`ProtectionDomain::with_registered`] to borrow some.
+///
+/// ```
+/// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+/// use verbs::Access;
+/// let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+/// mr.write_at(8, b"hello")?;
+/// let mut back = [0; 5];
+/// mr.read_at(8, &mut back)?;
+/// assert_eq!(&back, b"hello");
+/// assert!(mr.read_at(4095, &mut back).is_err()); // would pass the end
+/// let remote = mr.remote(); // what a peer needs to know
+/// assert_eq!(remote.len, 4096);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MemoryRegion {
+    pd: Arc<PdInner>,
+    raw: *mut abi::ibv_mr,
+    addr: *mut u8,
+    len: usize,
+    lkey: u32,
+    rkey: u32,
+    memory: Memory,
+}
+
+/// Who owns the bytes.
+enum Memory {
+    Shared(softnic::SharedMemory),
+    Boxed(*mut [u8]),
+    /// Outlives the region by the caller's closure.
+    Borrowed,
+}
+
+// SAFETY: `raw` is only used by the thread that drops the region; the bytes are accessed by atomics and
+// belong to the region (or, borrowed, outlive it).
+unsafe impl Send for MemoryRegion {}
+// SAFETY: shared access to the bytes is by atomics only.
+unsafe impl Sync for MemoryRegion {}
+
+/// An offset or range that is outside of a region, or not aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at offset {offset} are not an {what} part of a region of {region} bytes")]
+pub struct RangeError {
+    offset: usize,
+    len: usize,
+    region: usize,
+    what: &'static str,
+}
+
+impl From<RangeError> for std::io::Error {
+    fn from(e: RangeError) -> Self {
+        std::io::Error::new(std::io::ErrorKind::InvalidInput, e)
+    }
+}
+
+/// A part of a memory region as a WR names it: a scatter/gather element. Made by [`MemoryRegion::slice`],
+/// which checks it; the NIC checks it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MrSlice {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
+}
+
+impl MrSlice {
+    /// The address.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// The number of bytes.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a scatter/gather element; empty ones are valid"
+    )]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// The L_Key.
+    pub fn lkey(&self) -> LKey {
+        LKey(self.lkey)
+    }
+}
+
+/// Memory of a peer: what one side sends to the other so that it may READ, WRITE or use atomics there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteMemory {
+    /// The address in the peer's process.
+    pub addr: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// The R_Key.
+    pub rkey: RKey,
+}
+
+impl RemoteMemory {
+    /// The part that starts at `offset`, or nothing if that is past the end.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> Option<Self> {
+        Some(Self {
+            addr: self.addr.checked_add(offset)?,
+            len: self.len.checked_sub(offset)?,
+            rkey: self.rkey,
+        })
+    }
+}
+
+impl ProtectionDomain {
+    /// Allocates and registers `len` zeroed bytes: page-aligned, in huge pages where possible, and such
+    /// that processes on the same host reach them by a mapping. The fast default, with every provider.
+    pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
+        let memory = softnic::alloc_shared(len).map_err(|source| VerbError {
+            verb: "alloc_shared",
+            source,
+        })?;
+        let addr = memory.as_ptr();
+        // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
+        unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Shared(memory)) }
+    }
+
+    /// Registers a buffer of the caller's, which the region owns until it is dropped or
+    /// [given back](MemoryRegion::into_boxed).
+    pub fn register_vec(
+        &self,
+        buffer: impl Into<Box<[u8]>>,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbError> {
+        let buffer = Box::into_raw(buffer.into());
+        // SAFETY: the box is owned by the region from here on, which deregisters before it frees.
+        unsafe {
+            MemoryRegion::register(
+                &self.inner,
+                buffer.cast(),
+                buffer.len(),
+                access,
+                Memory::Boxed(buffer),
+            )
+        }
+    }
+
+    /// Registers a borrowed buffer for as long as `work` runs.
+    ///
+    /// A closure, not a guard: a guard can be leaked (`mem::forget`), which would leave the buffer
+    /// registered after its borrow has ended.
+    ///
+    /// ```
+    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+    /// use verbs::Access;
+    /// let mut bytes = vec![7u8; 100];
+    /// pd.with_registered(&mut bytes, Access::LOCAL_WRITE, |mr| mr.write_at(99, &[8]))??;
+    /// assert_eq!(bytes[98..], [7, 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_registered<R>(
+        &self,
+        buffer: &mut [u8],
+        access: Access,
+        work: impl FnOnce(&MemoryRegion) -> R,
+    ) -> Result<R, VerbError> {
+        // SAFETY: `mr` is dropped, and so deregistered, before this function returns or unwinds, within
+        // the borrow of `buffer`; `work` only gets a reference and cannot keep the region alive. A
+        // provider that refuses to deregister aborts the process (`Drop`).
+        let mr = unsafe {
+            MemoryRegion::register(
+                &self.inner,
+                buffer.as_mut_ptr(),
+                buffer.len(),
+                access,
+                Memory::Borrowed,
+            )?
+        };
+        Ok(work(&mr))
+    }
+}
+
+impl MemoryRegion {
+    /// # Safety
+    /// `addr` is valid for reads and writes of `len` bytes until the region is dropped.
+    unsafe fn register(
+        pd: &Arc<PdInner>,
+        addr: *mut u8,
+        len: usize,
+        access: Access,
+        memory: Memory,
+    ) -> Result<Self, VerbError> {
+        let symbols = pd.context.symbols;
+        // SAFETY: live PD; the caller vouches for the memory.
+        let raw = unsafe { (symbols.ibv_reg_mr)(pd.raw, addr.cast(), len, access.bits()) };
+        if raw.is_null() {
+            let error = VerbError::last("ibv_reg_mr");
+            memory.free();
+            return Err(error);
+        }
+        // SAFETY: ibv_reg_mr returned a live MR.
+        let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
+        Ok(Self {
+            pd: Arc::clone(pd),
+            raw,
+            addr,
+            len,
+            lkey,
+            rkey,
+            memory,
+        })
+    }
+
+    /// The number of bytes.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a region is never empty: providers refuse to register nothing"
+    )]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of the first byte, as peers use it.
+    pub fn addr(&self) -> u64 {
+        self.addr.addr() as u64
+    }
+
+    /// The L_Key, for this process's own WRs.
+    pub fn lkey(&self) -> LKey {
+        LKey(self.lkey)
+    }
+
+    /// The R_Key, for peers.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.rkey)
+    }
+
+    /// What a peer needs to reach this region.
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory {
+            addr: self.addr(),
+            len: self.len as u64,
+            rkey: self.rkey(),
+        }
+    }
+
+    /// A part of the region, for a WR.
+    ///
+    /// # Errors
+    /// The range must be inside of the region and shorter than 4 GiB.
+    #[inline]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MrSlice, RangeError> {
+        let start = match range.start_bound() {
+            Bound::Included(&s) => s,
+            Bound::Excluded(&s) => s.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&e) => e.saturating_add(1),
+            Bound::Excluded(&e) => e,
+            Bound::Unbounded => self.len,
+        };
+        let len = end
+            .checked_sub(start)
+            .ok_or_else(|| self.range_error(start, 0, "inside"))?;
+        self.check(start, len)?;
+        let len = u32::try_from(len)
+            .map_err(|_| self.range_error(start, len, "inside and below 4 GiB"))?;
+        Ok(MrSlice {
+            addr: self.addr() + start as u64,
+            len,
+            lkey: self.lkey,
+        })
+    }
+
+    /// Copies bytes out. Bytes that a peer is writing at the same time may be old or new, each for itself;
+    /// aligned 8-byte words are never torn.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), RangeError> {
+        self.check(offset, into.len())?;
+        // SAFETY: in bounds just now, and the region's memory is live.
+        unsafe { copy_out(self.addr.add(offset), into) };
+        Ok(())
+    }
+
+    /// Copies bytes in. Aligned 8-byte words are never torn.
+    pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<(), RangeError> {
+        self.check(offset, from.len())?;
+        // SAFETY: in bounds just now, and the region's memory is live.
+        unsafe { copy_in(self.addr.add(offset), from) };
+        Ok(())
+    }
+
+    /// The aligned 8-byte word at `offset`, in host order, acquiring what was written before it.
+    #[inline]
+    pub fn read_u64(&self, offset: usize) -> Result<u64, RangeError> {
+        Ok(self.atomic_u64(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores the aligned 8-byte word at `offset`, in host order, after everything that was written before.
+    #[inline]
+    pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), RangeError> {
+        self.atomic_u64(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// The aligned 8-byte word at `offset` as an atomic.
+    #[inline]
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, RangeError> {
+        self.check(offset, 8)?;
+        // SAFETY: in bounds just now, memory live as long as the region is borrowed.
+        let word = unsafe { self.addr.add(offset) };
+        if !word.addr().is_multiple_of(8) {
+            return Err(self.range_error(offset, 8, "aligned"));
+        }
+        // SAFETY: aligned, in bounds, live; all access in this process is atomic, other accesses are the
+        // NIC's and peers', outside of the abstract machine.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    /// `count` aligned 8-byte words from `offset` on, as atomics: for polling many of them.
+    pub fn atomics_u64(&self, offset: usize, count: usize) -> Result<&[AtomicU64], RangeError> {
+        let bytes = count
+            .checked_mul(8)
+            .ok_or_else(|| self.range_error(offset, usize::MAX, "inside"))?;
+        self.check(offset, bytes)?;
+        // SAFETY: in bounds just now.
+        let first = unsafe { self.addr.add(offset) };
+        if !first.addr().is_multiple_of(8) {
+            return Err(self.range_error(offset, bytes, "aligned"));
+        }
+        // SAFETY: as in `atomic_u64`, for `count` words.
+        Ok(unsafe { std::slice::from_raw_parts(first.cast::<AtomicU64>(), count) })
+    }
+
+    /// Waits until the aligned word at `offset` satisfies `ready`, or `timeout` has passed. The way to wait
+    /// for a WRITE of a peer.
+    ///
+    /// ```
+    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+    /// use std::time::Duration;
+    /// let mr = pd.alloc(64, verbs::Access::ALL)?;
+    /// mr.write_u64(16, 5)?;
+    /// assert_eq!(mr.wait_u64(16, Duration::from_secs(1), |v| v > 4)?, Some(5));
+    /// assert_eq!(mr.wait_u64(16, Duration::from_millis(1), |v| v > 5)?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_u64(
+        &self,
+        offset: usize,
+        timeout: Duration,
+        mut ready: impl FnMut(u64) -> bool,
+    ) -> Result<Option<u64>, RangeError> {
+        let word = self.atomic_u64(offset)?;
+        Ok(poll_until(timeout, || {
+            Some(word.load(Ordering::Acquire)).filter(|&v| ready(v))
+        }))
+    }
+
+    /// Deregisters a buffer that came from [`register_vec`](ProtectionDomain::register_vec) and gives it
+    /// back; `None` if the memory was allocated here.
+    pub fn into_boxed(mut self) -> Option<Box<[u8]>> {
+        let Memory::Boxed(buffer) = self.memory else {
+            return None;
+        };
+        self.memory = Memory::Borrowed;
+        drop(self); // deregisters, or aborts
+        // SAFETY: from Box::into_raw in `register_vec`, owned by nobody else now, and the NIC is done with it.
+        Some(unsafe { Box::from_raw(buffer) })
+    }
+
+    /// The provider's MR, for [`crate::raw`].
+    pub(crate) fn raw(&self) -> *mut abi::ibv_mr {
+        self.raw
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, len: usize) -> Result<(), RangeError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(self.range_error(offset, len, "inside")),
+        }
+    }
+
+    #[cold]
+    fn range_error(&self, offset: usize, len: usize, what: &'static str) -> RangeError {
+        RangeError {
+            offset,
+            len,
+            region: self.len,
+            what,
+        }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: made by ibv_reg_mr of this table, deregistered once.
+        let ret = unsafe { (self.pd.context.symbols.ibv_dereg_mr)(self.raw) };
+        let memory = std::mem::replace(&mut self.memory, Memory::Borrowed);
+        match (ret, memory) {
+            (0, memory) => memory.free(),
+            // The NIC may still write to memory that its owner is about to use for something else.
+            (_, Memory::Borrowed) => std::process::abort(),
+            (_, memory) => std::mem::forget(memory),
+        }
+    }
+}
+
+impl Memory {
+    /// Frees the bytes; the NIC must be done with them.
+    fn free(self) {
+        match self {
+            Self::Shared(memory) => drop(memory),
+            // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
+            Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
+            Self::Borrowed => {}
+        }
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("addr", &format_args!("{:#x}", self.addr()))
+            .field("len", &self.len)
+            .field("lkey", &format_args!("{}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}
+
+/// # Safety
+/// `from` is valid for reads of `into.len()` bytes.
+unsafe fn copy_out(from: *mut u8, into: &mut [u8]) {
+    let head = from.align_offset(8).min(into.len());
+    let (edge, rest) = into.split_at_mut(head);
+    let mut p = from;
+    for b in edge {
+        // SAFETY: within the caller's range.
+        (*b, p) = unsafe { (AtomicU8::from_ptr(p).load(Ordering::Relaxed), p.add(1)) };
+    }
+    let (words, tail) = rest.as_chunks_mut::<8>();
+    for w in words {
+        // SAFETY: within the caller's range, aligned after the edge.
+        let (value, next) = unsafe {
+            (
+                AtomicU64::from_ptr(p.cast()).load(Ordering::Relaxed),
+                p.add(8),
+            )
+        };
+        *w = value.to_ne_bytes();
+        p = next;
+    }
+    for b in tail {
+        // SAFETY: within the caller's range.
+        (*b, p) = unsafe { (AtomicU8::from_ptr(p).load(Ordering::Relaxed), p.add(1)) };
+    }
+}
+
+/// # Safety
+/// `to` is valid for writes of `from.len()` bytes.
+unsafe fn copy_in(to: *mut u8, from: &[u8]) {
+    let head = to.align_offset(8).min(from.len());
+    let (edge, rest) = from.split_at(head);
+    let mut p = to;
+    for &b in edge {
+        // SAFETY: within the caller's range.
+        p = unsafe {
+            AtomicU8::from_ptr(p).store(b, Ordering::Relaxed);
+            p.add(1)
+        };
+    }
+    let (words, tail) = rest.as_chunks::<8>();
+    for w in words {
+        // SAFETY: within the caller's range, aligned after the edge.
+        p = unsafe {
+            AtomicU64::from_ptr(p.cast()).store(u64::from_ne_bytes(*w), Ordering::Relaxed);
+            p.add(8)
+        };
+    }
+    for &b in tail {
+        // SAFETY: within the caller's range.
+        p = unsafe {
+            AtomicU8::from_ptr(p).store(b, Ordering::Relaxed);
+            p.add(1)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_at_every_alignment_move_exactly_their_bytes() {
+        for start in 0..17 {
+            for len in 0..40 {
+                let mut memory = vec![0xa5u8; 64];
+                let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i).expect("small")).collect();
+                // SAFETY: start + len < 64.
+                unsafe { copy_in(memory.as_mut_ptr().add(start), &bytes) };
+                let mut back = vec![0u8; bytes.len()];
+                // SAFETY: as above.
+                unsafe { copy_out(memory.as_mut_ptr().add(start), &mut back) };
+                assert_eq!(back, bytes, "start {start} len {len}");
+                assert!(
+                    memory[..start]
+                        .iter()
+                        .chain(&memory[start + bytes.len()..])
+                        .all(|&b| b == 0xa5)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_remote_memory_stay_inside() {
+        let m = RemoteMemory {
+            addr: 4096,
+            len: 64,
+            rkey: RKey(1),
+        };
+        assert_eq!(
+            m.at(64),
+            Some(RemoteMemory {
+                addr: 4160,
+                len: 0,
+                rkey: RKey(1)
+            })
+        );
+        assert_eq!(m.at(65), None);
+    }
+}

@@ -1,0 +1,857 @@
+//! Postlists: work requests that are built once, linked once, and posted with one doorbell.
+//!
+//! A list owns an array of `ibv_send_wr` that is linked when the list is made, room for the SGEs and for
+//! inline payload of each WR. Building writes into that array; posting hands its head to
+//! `ibv_post_send`. Nothing is copied in between, and a list can be posted again and again: what did not
+//! change is not written. Everything a header-only or one-SGE WR needs lies in one 64-byte cache line.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use verbs_abi as abi;
+
+use crate::ah::{AhInner, UdDestination};
+use crate::error::{PostError, PostErrorKind};
+use crate::mr::{MrSlice, RemoteMemory};
+use crate::provider::ContextRef;
+use crate::qp::{Connected, Rc, Transport, Ud};
+
+/// No payload at all: the message is its header (and immediate).
+#[derive(Debug, Clone, Copy)]
+pub struct HeaderOnly;
+
+/// Payload that travels in the work request: copied into the list at once, so the bytes may change afterwards.
+#[derive(Debug, Clone, Copy)]
+pub struct Inline<'a>(pub &'a [u8]);
+
+/// What a SEND or RDMA WRITE carries: [`HeaderOnly`], [`Inline`] bytes, an [`MrSlice`] or several of them.
+pub trait Payload: sealed::Payload {}
+
+/// Parts of memory regions: what a READ or RECV fills.
+pub trait Gather: Payload {}
+
+mod sealed {
+    use super::abi;
+
+    /// The SGEs and inline bytes of one WR.
+    pub struct Room<'l> {
+        pub(super) sges: &'l mut [abi::ibv_sge],
+        pub(super) inline: &'l mut [u8],
+    }
+
+    pub trait Payload {
+        /// Fills the room; returns the number of SGEs and the send flags.
+        fn put(self, room: Room<'_>) -> (i32, u32);
+    }
+}
+use sealed::Room;
+
+impl Payload for HeaderOnly {}
+impl Gather for HeaderOnly {}
+impl sealed::Payload for HeaderOnly {
+    #[inline]
+    fn put(self, _: Room<'_>) -> (i32, u32) {
+        (0, 0)
+    }
+}
+
+impl Payload for MrSlice {}
+impl Gather for MrSlice {}
+impl sealed::Payload for MrSlice {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        room.sges[0] = abi::ibv_sge {
+            addr: self.addr,
+            length: self.len,
+            lkey: self.lkey,
+        };
+        (1, 0)
+    }
+}
+
+impl Payload for &[MrSlice] {}
+impl Gather for &[MrSlice] {}
+impl sealed::Payload for &[MrSlice] {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        assert!(
+            self.len() <= room.sges.len(),
+            "{} SGEs in a list made for {}",
+            self.len(),
+            room.sges.len()
+        );
+        for (sge, s) in room.sges.iter_mut().zip(self) {
+            *sge = abi::ibv_sge {
+                addr: s.addr,
+                length: s.len,
+                lkey: s.lkey,
+            };
+        }
+        (i32::try_from(self.len()).unwrap_or(i32::MAX), 0)
+    }
+}
+
+impl<const N: usize> Payload for [MrSlice; N] {}
+impl<const N: usize> Gather for [MrSlice; N] {}
+impl<const N: usize> sealed::Payload for [MrSlice; N] {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        sealed::Payload::put(&self[..], room)
+    }
+}
+
+impl Payload for Inline<'_> {}
+impl sealed::Payload for Inline<'_> {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        let (bytes, area) = (self.0, room.inline);
+        assert!(
+            bytes.len() <= area.len(),
+            "{} inline bytes in a list made for {}",
+            bytes.len(),
+            area.len()
+        );
+        area[..bytes.len()].copy_from_slice(bytes);
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        room.sges[0] = abi::ibv_sge {
+            addr: area.as_ptr().expose_provenance() as u64,
+            length,
+            lkey: 0,
+        };
+        (1, abi::IBV_SEND_INLINE)
+    }
+}
+
+/// A heap array that is reached by pointers only, so that the NIC's pointers into it stay good while the
+/// owner moves.
+struct Array<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
+impl<T> Array<T> {
+    fn new(len: usize, make: impl FnMut(usize) -> T) -> Self {
+        let boxed: Box<[T]> = (0..len).map(make).collect();
+        Self {
+            ptr: Box::into_raw(boxed).cast(),
+            len,
+        }
+    }
+
+    /// # Safety
+    /// `i < len`, and nothing else borrows the element.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "the callers hold the list exclusively")]
+    unsafe fn at(&self, i: usize) -> &mut T {
+        debug_assert!(i < self.len);
+        // SAFETY: the caller's promise; allocated in `new`, freed in `drop`.
+        unsafe { &mut *self.ptr.add(i) }
+    }
+
+    /// # Safety
+    /// `start + len` is at most the array's length, and nothing else borrows the elements.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "the callers hold the list exclusively")]
+    unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        debug_assert!(start + len <= self.len);
+        // SAFETY: as in `at`.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
+    }
+}
+
+impl<T> Drop for Array<T> {
+    fn drop(&mut self) {
+        // SAFETY: from Box::into_raw of a boxed slice of this length; the NIC has no pointer into it after
+        // ibv_post_send has returned (the WRs are copied into its queue: ibv_post_send(3)).
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.ptr, self.len)) });
+    }
+}
+
+/// A send WR with the start of a cache line under it: what a SEND or WRITE needs is in the first 64 bytes.
+#[repr(C, align(64))]
+struct SendSlot(abi::ibv_send_wr);
+
+/// A list of send WRs for queue pairs of transport `T`, posted with one doorbell.
+///
+/// Make it with [`QueuePair::postlist`](crate::QueuePair::postlist), fill it, post it, then fill it again
+/// or post it as it is.
+///
+/// ```
+/// # fn go(qp: &verbs::QueuePair<verbs::Rc>) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs::{HeaderOnly, Inline};
+/// let mut list = qp.postlist(16);
+/// for i in 0..15 {
+///     list.send_with_imm(HeaderOnly, i);
+/// }
+/// list.send(Inline(b"and some bytes")).signaled().wr_id(7);
+/// qp.post_send(&mut list)?; // 16 WRs, one doorbell
+///
+/// list.set_imm(3, 99); // only what changes
+/// qp.post_send(&mut list)?;
+/// # Ok(()) }
+/// ```
+///
+/// What a transport cannot do (Table 1 of the paper) does not compile:
+///
+/// ```compile_fail,E0599
+/// fn uc_has_no_read(list: &mut verbs::Postlist<verbs::Uc>, mr: verbs::MrSlice, remote: verbs::RemoteMemory) {
+///     list.rdma_read(mr, remote);
+/// }
+/// ```
+/// ```compile_fail,E0599
+/// fn uc_has_no_atomics(list: &mut verbs::Postlist<verbs::Uc>, mr: verbs::MrSlice, remote: verbs::RemoteMemory) {
+///     list.atomic_fetch_and_add(mr, remote, 1);
+/// }
+/// ```
+/// ```compile_fail,E0599
+/// fn ud_has_no_memory_verbs(list: &mut verbs::Postlist<verbs::Ud>, mr: verbs::MrSlice, remote: verbs::RemoteMemory) {
+///     list.rdma_write(mr, remote);
+/// }
+/// ```
+/// ```compile_fail,E0061
+/// fn ud_needs_a_destination(list: &mut verbs::Postlist<verbs::Ud>) {
+///     list.send(verbs::HeaderOnly);
+/// }
+/// ```
+///
+/// # Panics
+/// Building panics when the list is full, or when a WR has more SGEs or inline bytes than the list was made for.
+pub struct Postlist<T: Transport> {
+    wrs: Array<SendSlot>,
+    sges: Array<abi::ibv_sge>,
+    inline: Array<u8>,
+    /// The address handle that each WR points at, so that it lives as long as the WR can be posted.
+    held: Vec<Option<Arc<AhInner>>>,
+    context: ContextRef,
+    len: usize,
+    /// WRs that have been filled since the list was made; never goes down.
+    filled: usize,
+    /// The WR whose `next` is NULL (besides the last slot's).
+    end: usize,
+    max_sge: usize,
+    max_inline: usize,
+    transport: PhantomData<T>,
+}
+
+// SAFETY: the pointers lead into arrays that the list owns and to address handles that it holds.
+unsafe impl<T: Transport> Send for Postlist<T> {}
+
+impl<T: Transport> Postlist<T> {
+    /// A list for up to `capacity` WRs of at most `max_sge` SGEs or `max_inline` bytes of inline payload each.
+    pub(crate) fn new(
+        context: &ContextRef,
+        capacity: usize,
+        max_sge: usize,
+        max_inline: usize,
+    ) -> Self {
+        assert!(capacity > 0, "a postlist has room for one WR at least");
+        let max_sge = max_sge.max(1);
+        let wrs = Array::new(capacity, |_| SendSlot(abi::ibv_send_wr::zeroed()));
+        let sges = Array::new(capacity * max_sge, |_| abi::ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        });
+        let inline = Array::new(capacity * max_inline, |_| 0u8);
+        for i in 0..capacity {
+            // SAFETY: in bounds; `next` of the last stays NULL.
+            unsafe {
+                let wr = &mut wrs.at(i).0;
+                wr.sg_list = sges.ptr.add(i * max_sge);
+                if i + 1 < capacity {
+                    wr.next = wrs.ptr.add(i + 1).cast();
+                }
+            }
+        }
+        Self {
+            wrs,
+            sges,
+            inline,
+            held: (0..capacity).map(|_| None).collect(),
+            context: Arc::clone(context),
+            len: 0,
+            filled: 0,
+            end: capacity - 1,
+            max_sge,
+            max_inline,
+            transport: PhantomData,
+        }
+    }
+
+    /// How many WRs it has room for.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.wrs.len
+    }
+
+    /// How many WRs it holds.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no WR.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether there is no room for another WR.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len == self.wrs.len
+    }
+
+    /// Empties the list; costs nothing.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Makes the list the first `len` WRs that were ever built in it, as they are: with
+    /// [`set_imm`](Self::set_imm) the cheapest way to post the same kind of WR again.
+    ///
+    /// # Panics
+    /// When fewer WRs than `len` have been built.
+    #[inline]
+    pub fn set_len(&mut self, len: usize) {
+        assert!(
+            len <= self.filled,
+            "{len} WRs of {} that have been built",
+            self.filled
+        );
+        self.len = len;
+    }
+
+    /// Changes the immediate of a WR (host order); it must be one with an immediate.
+    #[inline]
+    pub fn set_imm(&mut self, index: usize, imm: u32) {
+        self.wr(index).imm.imm_data = imm.to_be();
+    }
+
+    /// Changes the id of a WR.
+    #[inline]
+    pub fn set_wr_id(&mut self, index: usize, wr_id: u64) {
+        self.wr(index).wr_id = wr_id;
+    }
+
+    /// Makes a WR signaled or not.
+    #[inline]
+    pub fn set_signaled(&mut self, index: usize, signaled: bool) {
+        let wr = self.wr(index);
+        if signaled {
+            wr.send_flags |= abi::IBV_SEND_SIGNALED;
+        } else {
+            wr.send_flags &= !abi::IBV_SEND_SIGNALED;
+        }
+    }
+
+    #[inline]
+    fn wr(&mut self, index: usize) -> &mut abi::ibv_send_wr {
+        assert!(index < self.filled, "WR {index} of {}", self.filled);
+        // SAFETY: in bounds (`filled` is at most the capacity); `&mut self`.
+        unsafe { &mut self.wrs.at(index).0 }
+    }
+
+    /// The room of a WR.
+    #[inline]
+    fn room(&mut self, i: usize) -> Room<'_> {
+        // SAFETY: `i` is below the capacity; the arrays hold `max_sge` and `max_inline` for each WR.
+        unsafe {
+            Room {
+                sges: self.sges.part(i * self.max_sge, self.max_sge),
+                inline: self.inline.part(i * self.max_inline, self.max_inline),
+            }
+        }
+    }
+
+    /// Writes the next WR except for its remote side.
+    #[inline]
+    fn push(&mut self, opcode: u32, payload: impl Payload, imm: u32) -> &mut abi::ibv_send_wr {
+        let i = self.len;
+        assert!(
+            i < self.wrs.len,
+            "the postlist is full: it was made for {} WRs",
+            self.wrs.len
+        );
+        let (num_sge, flags) = payload.put(self.room(i));
+        self.len = i + 1;
+        self.filled = self.filled.max(self.len);
+        // SAFETY: in bounds, `&mut self`.
+        let wr = unsafe { &mut self.wrs.at(i).0 };
+        wr.wr_id = 0;
+        wr.num_sge = num_sge;
+        wr.opcode = opcode;
+        wr.send_flags = flags;
+        wr.imm.imm_data = imm.to_be();
+        wr
+    }
+
+    /// Cuts the list after the range and calls `post` with its head.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        range: impl RangeBounds<usize>,
+        context: &ContextRef,
+        post: impl FnOnce(*mut abi::ibv_send_wr, *mut *mut abi::ibv_send_wr) -> i32,
+    ) -> Result<(), PostError> {
+        let verb = "ibv_post_send";
+        let (start, stop) = bounds(&range, self.len);
+        // Objects of one table must not be handed to another: a list may hold address handles.
+        if !Arc::ptr_eq(&self.context, context) {
+            return Err(PostError {
+                verb,
+                kind: PostErrorKind::OtherContext,
+                bad_wr: start,
+            });
+        }
+        if start == stop {
+            return Ok(());
+        }
+        let last = stop - 1;
+        if self.end != last {
+            // SAFETY: both are below the capacity; the successor of `end` exists unless it is the last slot.
+            unsafe {
+                if self.end + 1 < self.wrs.len {
+                    self.wrs.at(self.end).0.next = self.wrs.ptr.add(self.end + 1).cast();
+                }
+                self.wrs.at(last).0.next = std::ptr::null_mut();
+            }
+            self.end = last;
+        }
+        let mut bad: *mut abi::ibv_send_wr = std::ptr::null_mut();
+        // SAFETY: `start` is below the capacity.
+        let head = unsafe { self.wrs.ptr.add(start) };
+        let ret = post(head.cast(), &mut bad);
+        if ret == 0 {
+            Ok(())
+        } else {
+            Err(failed(
+                verb,
+                ret,
+                bad.addr(),
+                self.wrs.ptr.addr(),
+                size_of::<SendSlot>(),
+                start,
+            ))
+        }
+    }
+}
+
+/// The bounds of a range over a list of `len`, clipped to it.
+#[inline]
+fn bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(&s) => s,
+        Bound::Excluded(&s) => s + 1,
+        Bound::Unbounded => 0,
+    };
+    let stop = match range.end_bound() {
+        Bound::Included(&e) => e + 1,
+        Bound::Excluded(&e) => e,
+        Bound::Unbounded => len,
+    };
+    assert!(
+        start <= stop && stop <= len,
+        "WRs {start}..{stop} of a list of {len}"
+    );
+    (start, stop)
+}
+
+/// The error of a refused post; `bad` is the address that the provider gave, which may be anything.
+#[cold]
+fn failed(
+    verb: &'static str,
+    ret: i32,
+    bad: usize,
+    base: usize,
+    size: usize,
+    start: usize,
+) -> PostError {
+    let index = bad.checked_sub(base).map_or(start, |d| d / size).max(start);
+    PostError::from_ret(verb, ret, index)
+}
+
+/// A WR that was just built: for what is seldom set.
+#[derive(Debug)]
+pub struct Wr<'l> {
+    flags: &'l mut u32,
+    id: &'l mut u64,
+}
+
+impl<'l> Wr<'l> {
+    #[inline]
+    fn of(wr: &'l mut abi::ibv_send_wr) -> Self {
+        Self {
+            flags: &mut wr.send_flags,
+            id: &mut wr.wr_id,
+        }
+    }
+
+    /// A successful completion is reported too.
+    #[inline]
+    pub fn signaled(self) -> Self {
+        *self.flags |= abi::IBV_SEND_SIGNALED;
+        self
+    }
+
+    /// The receiver's completion is solicited.
+    #[inline]
+    pub fn solicited(self) -> Self {
+        *self.flags |= abi::IBV_SEND_SOLICITED;
+        self
+    }
+
+    /// Waits for the READs and atomics before it (RC).
+    #[inline]
+    pub fn fence(self) -> Self {
+        *self.flags |= abi::IBV_SEND_FENCE;
+        self
+    }
+
+    /// The id that its completion carries; 0 unless set.
+    #[inline]
+    pub fn wr_id(self, wr_id: u64) -> Self {
+        *self.id = wr_id;
+        self
+    }
+}
+
+impl<T: Connected> Postlist<T> {
+    /// Adds a SEND.
+    #[inline]
+    pub fn send(&mut self, payload: impl Payload) -> Wr<'_> {
+        Wr::of(self.push(abi::IBV_WR_SEND, payload, 0))
+    }
+
+    /// Adds a SEND with an immediate (host order).
+    #[inline]
+    pub fn send_with_imm(&mut self, payload: impl Payload, imm: u32) -> Wr<'_> {
+        Wr::of(self.push(abi::IBV_WR_SEND_WITH_IMM, payload, imm))
+    }
+
+    /// Adds an RDMA WRITE of the payload to the start of `remote`.
+    #[inline]
+    pub fn rdma_write(&mut self, payload: impl Payload, remote: RemoteMemory) -> Wr<'_> {
+        let wr = self.push(abi::IBV_WR_RDMA_WRITE, payload, 0);
+        wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
+            remote_addr: remote.addr,
+            rkey: remote.rkey.0,
+        };
+        Wr::of(wr)
+    }
+
+    /// Adds an RDMA WRITE with an immediate (host order), which consumes a RECV of the peer.
+    #[inline]
+    pub fn rdma_write_with_imm(
+        &mut self,
+        payload: impl Payload,
+        remote: RemoteMemory,
+        imm: u32,
+    ) -> Wr<'_> {
+        let wr = self.push(abi::IBV_WR_RDMA_WRITE_WITH_IMM, payload, imm);
+        wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
+            remote_addr: remote.addr,
+            rkey: remote.rkey.0,
+        };
+        Wr::of(wr)
+    }
+}
+
+impl Postlist<Rc> {
+    /// Adds an RDMA READ from the start of `remote` into local memory.
+    #[inline]
+    pub fn rdma_read(&mut self, into: impl Gather, remote: RemoteMemory) -> Wr<'_> {
+        let wr = self.push(abi::IBV_WR_RDMA_READ, into, 0);
+        wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
+            remote_addr: remote.addr,
+            rkey: remote.rkey.0,
+        };
+        Wr::of(wr)
+    }
+
+    /// Adds a compare-and-swap of the aligned 8-byte word at the start of `remote`; the 8 bytes of `into`
+    /// get what was there.
+    #[inline]
+    pub fn atomic_cmp_and_swp(
+        &mut self,
+        into: MrSlice,
+        remote: RemoteMemory,
+        compare: u64,
+        swap: u64,
+    ) -> Wr<'_> {
+        let wr = self.push(abi::IBV_WR_ATOMIC_CMP_AND_SWP, into, 0);
+        wr.wr.atomic = abi::ibv_send_wr_wr_atomic {
+            remote_addr: remote.addr,
+            compare_add: compare,
+            swap,
+            rkey: remote.rkey.0,
+        };
+        Wr::of(wr)
+    }
+
+    /// Adds a fetch-and-add to the aligned 8-byte word at the start of `remote`; the 8 bytes of `into` get
+    /// what was there. The word is in the host order of the machine that holds it.
+    #[inline]
+    pub fn atomic_fetch_and_add(
+        &mut self,
+        into: MrSlice,
+        remote: RemoteMemory,
+        add: u64,
+    ) -> Wr<'_> {
+        let wr = self.push(abi::IBV_WR_ATOMIC_FETCH_AND_ADD, into, 0);
+        wr.wr.atomic = abi::ibv_send_wr_wr_atomic {
+            remote_addr: remote.addr,
+            compare_add: add,
+            swap: 0,
+            rkey: remote.rkey.0,
+        };
+        Wr::of(wr)
+    }
+}
+
+impl Postlist<Ud> {
+    /// Adds a SEND to a destination.
+    #[inline]
+    pub fn send(&mut self, payload: impl Payload, to: &UdDestination) -> Wr<'_> {
+        self.push(abi::IBV_WR_SEND, payload, 0);
+        self.aim(self.len - 1, to)
+    }
+
+    /// Adds a SEND with an immediate (host order) to a destination.
+    #[inline]
+    pub fn send_with_imm(&mut self, payload: impl Payload, to: &UdDestination, imm: u32) -> Wr<'_> {
+        self.push(abi::IBV_WR_SEND_WITH_IMM, payload, imm);
+        self.aim(self.len - 1, to)
+    }
+
+    /// Changes the destination of a WR.
+    ///
+    /// # Panics
+    /// When the WR was never built, or the destination belongs to another device context.
+    #[inline]
+    pub fn set_destination(&mut self, index: usize, to: &UdDestination) {
+        assert!(index < self.filled, "WR {index} of {}", self.filled);
+        self.aim(index, to);
+    }
+
+    #[inline]
+    fn aim(&mut self, index: usize, to: &UdDestination) -> Wr<'_> {
+        let held = &mut self.held[index];
+        // Most lists go where they went before: then the handle is held already.
+        if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &to.ah.inner)) {
+            hold(held, &self.context, &to.ah.inner);
+        }
+        // SAFETY: below the capacity, `&mut self`.
+        let wr = unsafe { &mut self.wrs.at(index).0 };
+        wr.wr.ud = abi::ibv_send_wr_wr_ud {
+            ah: to.ah.inner.raw,
+            remote_qpn: to.qpn.0,
+            remote_qkey: to.qkey.0,
+        };
+        Wr::of(wr)
+    }
+}
+
+#[inline(never)]
+fn hold(held: &mut Option<Arc<AhInner>>, context: &ContextRef, ah: &Arc<AhInner>) {
+    assert!(
+        Arc::ptr_eq(&ah.pd.context, context),
+        "the destination belongs to another device context"
+    );
+    *held = Some(Arc::clone(ah));
+}
+
+impl<T: Transport> fmt::Debug for Postlist<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Postlist<{}>({} of {} WRs)",
+            T::NAME,
+            self.len,
+            self.capacity()
+        )
+    }
+}
+
+/// A list of receive WRs, posted with one call.
+///
+/// ```
+/// # let context = verbs::Provider::softnic().device(None)?.open()?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.qp::<verbs::Rc>(&cq, &cq).build()?;
+/// let mr = pd.alloc(16 * 64, verbs::Access::LOCAL_WRITE)?;
+/// let mut recvs = qp.recv_list(16);
+/// for i in 0..16 {
+///     recvs.recv(mr.slice(i * 64..(i + 1) * 64)?, i as u64);
+/// }
+/// qp.post_recv(&mut recvs)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RecvList {
+    wrs: Array<abi::ibv_recv_wr>,
+    sges: Array<abi::ibv_sge>,
+    context: ContextRef,
+    len: usize,
+    filled: usize,
+    end: usize,
+    max_sge: usize,
+}
+
+// SAFETY: the pointers lead into arrays that the list owns.
+unsafe impl Send for RecvList {}
+
+impl RecvList {
+    pub(crate) fn new(context: &ContextRef, capacity: usize, max_sge: usize) -> Self {
+        assert!(capacity > 0, "a list has room for one WR at least");
+        let max_sge = max_sge.max(1);
+        let wrs = Array::new(capacity, |_| abi::ibv_recv_wr::zeroed());
+        let sges = Array::new(capacity * max_sge, |_| abi::ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        });
+        for i in 0..capacity {
+            // SAFETY: in bounds; `next` of the last stays NULL.
+            unsafe {
+                let wr = wrs.at(i);
+                wr.sg_list = sges.ptr.add(i * max_sge);
+                if i + 1 < capacity {
+                    wr.next = wrs.ptr.add(i + 1);
+                }
+            }
+        }
+        Self {
+            wrs,
+            sges,
+            context: Arc::clone(context),
+            len: 0,
+            filled: 0,
+            end: capacity - 1,
+            max_sge,
+        }
+    }
+
+    /// Adds a RECV into `buffer`. For UD, the buffer starts with 40 bytes for the GRH.
+    ///
+    /// # Panics
+    /// When the list is full, or was made for fewer SGEs.
+    #[inline]
+    pub fn recv(&mut self, buffer: impl Gather, wr_id: u64) {
+        let i = self.len;
+        assert!(
+            i < self.wrs.len,
+            "the list is full: it was made for {} WRs",
+            self.wrs.len
+        );
+        // SAFETY: `i` is below the capacity; the array holds `max_sge` SGEs for each WR.
+        let (num_sge, _) = unsafe {
+            buffer.put(Room {
+                sges: self.sges.part(i * self.max_sge, self.max_sge),
+                inline: &mut [],
+            })
+        };
+        // SAFETY: in bounds, `&mut self`.
+        let wr = unsafe { self.wrs.at(i) };
+        wr.wr_id = wr_id;
+        wr.num_sge = num_sge;
+        self.len = i + 1;
+        self.filled = self.filled.max(self.len);
+    }
+
+    /// How many WRs it has room for.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.wrs.len
+    }
+
+    /// How many WRs it holds.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no WR.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Empties the list; costs nothing.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Makes the list the first `len` WRs that were ever built in it, as they are.
+    ///
+    /// # Panics
+    /// When fewer WRs than `len` have been built.
+    #[inline]
+    pub fn set_len(&mut self, len: usize) {
+        assert!(
+            len <= self.filled,
+            "{len} WRs of {} that have been built",
+            self.filled
+        );
+        self.len = len;
+    }
+
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        range: impl RangeBounds<usize>,
+        context: &ContextRef,
+        verb: &'static str,
+        post: impl FnOnce(*mut abi::ibv_recv_wr, *mut *mut abi::ibv_recv_wr) -> i32,
+    ) -> Result<(), PostError> {
+        let (start, stop) = bounds(&range, self.len);
+        if !Arc::ptr_eq(&self.context, context) {
+            return Err(PostError {
+                verb,
+                kind: PostErrorKind::OtherContext,
+                bad_wr: start,
+            });
+        }
+        if start == stop {
+            return Ok(());
+        }
+        let last = stop - 1;
+        if self.end != last {
+            // SAFETY: as in `Postlist::post`.
+            unsafe {
+                if self.end + 1 < self.wrs.len {
+                    self.wrs.at(self.end).next = self.wrs.ptr.add(self.end + 1);
+                }
+                self.wrs.at(last).next = std::ptr::null_mut();
+            }
+            self.end = last;
+        }
+        let mut bad: *mut abi::ibv_recv_wr = std::ptr::null_mut();
+        // SAFETY: `start` is below the capacity.
+        let ret = post(unsafe { self.wrs.ptr.add(start) }, &mut bad);
+        let (bad, base) = (bad.addr(), self.wrs.ptr.addr());
+        if ret == 0 {
+            Ok(())
+        } else {
+            Err(failed(
+                verb,
+                ret,
+                bad,
+                base,
+                size_of::<abi::ibv_recv_wr>(),
+                start,
+            ))
+        }
+    }
+}
+
+impl fmt::Debug for RecvList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecvList({} of {} WRs)", self.len, self.capacity())
+    }
+}

@@ -1,0 +1,211 @@
+//! Which NIC: a table of libibverbs entry points and its name.
+//!
+//! Every provider is the same kind of thing, so there is one code path above this module.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use verbs_abi::{Symbols, for_each_symbol};
+
+use crate::device::Device;
+use crate::error::VerbError;
+
+/// A NIC implementation behind the libibverbs ABI, chosen at run time.
+///
+/// ```
+/// let provider = verbs::Provider::softnic();
+/// let device = &provider.devices()?[0];
+/// let context = device.open()?;
+/// assert!(context.query_device()?.max_qp > 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Provider {
+    name: &'static str,
+    symbols: &'static Symbols,
+}
+
+/// Why a provider cannot be used.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProviderError {
+    /// The machine's libibverbs cannot be opened.
+    #[error(
+        "cannot open libibverbs.so.1 ({0}): install it (Debian and Ubuntu: `apt install libibverbs1 \
+         ibverbs-providers`; Fedora: `dnf install libibverbs`), or use the provider `softnic`, which needs nothing"
+    )]
+    NoLibrary(String),
+    /// The machine's libibverbs lacks an entry point.
+    #[error(
+        "libibverbs.so.1 has no symbol {symbol} ({source_text}): it is older than rdma-core 17; update it"
+    )]
+    NoSymbol {
+        /// The missing symbol.
+        symbol: &'static str,
+        /// What the loader said.
+        source_text: String,
+    },
+    /// There is no provider of that name.
+    #[error("no provider is called {0:?}: the providers are {names}", names = Provider::NAMES.join(", "))]
+    UnknownName(String),
+}
+
+impl Provider {
+    /// The names that [`by_name`](Self::by_name) knows.
+    pub const NAMES: &[&str] = &["softnic", "system"];
+
+    /// The software NIC inside this process: always there, the default.
+    pub fn softnic() -> Self {
+        Self {
+            name: "softnic",
+            symbols: softnic::symbols(),
+        }
+    }
+
+    /// The machine's own libibverbs: real NICs and the kernel's Soft-RoCE. Opened on first use, for good.
+    pub fn system() -> Result<Self, ProviderError> {
+        static SYSTEM: OnceLock<Result<Symbols, ProviderError>> = OnceLock::new();
+        match SYSTEM.get_or_init(load_system) {
+            Ok(symbols) => Ok(Self {
+                name: "system",
+                symbols,
+            }),
+            Err(e) => Err(e.clone()),
+        }
+    }
+
+    /// The provider of that name.
+    pub fn by_name(name: &str) -> Result<Self, ProviderError> {
+        match name {
+            "softnic" => Ok(Self::softnic()),
+            "system" => Self::system(),
+            _ => Err(ProviderError::UnknownName(name.to_owned())),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its devices. An empty list is no error.
+    pub fn devices(&self) -> Result<Vec<Device>, VerbError> {
+        Device::list(*self)
+    }
+
+    /// The device called `name`, or the first one.
+    ///
+    /// # Errors
+    /// Names what there is when there is no such device.
+    pub fn device(&self, name: Option<&str>) -> Result<Device, VerbError> {
+        let devices = self.devices()?;
+        let there: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
+        devices
+            .into_iter()
+            .find(|d| name.is_none_or(|n| d.name() == n))
+            .ok_or_else(|| {
+                let wanted = name.map_or("any".to_owned(), |n| format!("{n:?}"));
+                let has = if there.is_empty() {
+                    "none".to_owned()
+                } else {
+                    there.join(", ")
+                };
+                VerbError::invalid(
+                    "ibv_get_device_list",
+                    format!(
+                        "no such device: wanted {wanted}, provider {} has {has}",
+                        self.name
+                    ),
+                )
+            })
+    }
+
+    /// The entry points.
+    pub(crate) fn symbols(&self) -> &'static Symbols {
+        self.symbols
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Provider({})", self.name)
+    }
+}
+
+impl Default for Provider {
+    fn default() -> Self {
+        Self::softnic()
+    }
+}
+
+macro_rules! define_loader {
+    ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+        /// Fills the table by `dlsym`, which gives the default (newest) version of each symbol.
+        fn load_symbols(library: &'static libloading::Library) -> Result<Symbols, ProviderError> {
+            Ok(Symbols {
+                // SAFETY: the type is the one that verbs-abi declares for the symbol of that name and checks
+                // against the C header; the library is never unloaded.
+                $( $name: *unsafe {
+                    library.get::<unsafe extern "C" fn($( $type ),*) $(-> $ret)?>(concat!(stringify!($name), "\0"))
+                }
+                .map_err(|e| ProviderError::NoSymbol { symbol: stringify!($name), source_text: e.to_string() })?, )*
+            })
+        }
+    };
+}
+for_each_symbol!(define_loader);
+
+fn load_system() -> Result<Symbols, ProviderError> {
+    // SAFETY: libibverbs' initialisers only set up its own state.
+    let library = unsafe { libloading::Library::new("libibverbs.so.1") }
+        .map_err(|e| ProviderError::NoLibrary(e.to_string()))?;
+    // Its providers register fork handlers and threads: it must never be unloaded.
+    let library: &'static libloading::Library = Box::leak(Box::new(library));
+    load_symbols(library)
+}
+
+/// What an object of the API hangs on: an open device of a provider.
+pub(crate) struct ContextInner {
+    pub(crate) provider: Provider,
+    pub(crate) symbols: &'static Symbols,
+    pub(crate) raw: *mut verbs_abi::ibv_context,
+    pub(crate) name: String,
+}
+
+// SAFETY: libibverbs contexts may be used from any thread at once (the verbs are thread-safe: IBTA vol. 1
+// and `Documentation/libibverbs.md` of rdma-core); softnic promises the same.
+unsafe impl Send for ContextInner {}
+// SAFETY: as for Send.
+unsafe impl Sync for ContextInner {}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from ibv_open_device of the same table, every object made in it holds an Arc
+        // of this, so all are gone, and this is the only close.
+        unsafe { (self.symbols.ibv_close_device)(self.raw) };
+    }
+}
+
+pub(crate) type ContextRef = Arc<ContextInner>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_known_ones() {
+        let e = Provider::by_name("mlx5").expect_err("no such provider");
+        assert_eq!(
+            e.to_string(),
+            "no provider is called \"mlx5\": the providers are softnic, system"
+        );
+    }
+
+    #[test]
+    fn a_missing_library_names_the_package() {
+        let text = ProviderError::NoLibrary("not found".into()).to_string();
+        assert!(text.contains("apt install libibverbs1"), "{text}");
+    }
+}

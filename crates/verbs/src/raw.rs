@@ -1,0 +1,66 @@
+//! What lies under the safe objects, for test suites that have to do what the safe API forbids.
+//!
+//! The functions here are safe: they only show pointers and the table. Using those is not: the rules of
+//! the man pages hold, and besides
+//!
+//! - a pointer is good only as long as the object it came from,
+//! - nothing may be destroyed through it that a safe object will destroy again,
+//! - the state that the safe object believes in (a queue pair that is connected, say) may be left.
+
+use verbs_abi as abi;
+pub use verbs_abi::Symbols;
+
+use crate::{
+    AddressHandle, CompletionChannel, CompletionQueue, Connected, Context, MemoryRegion,
+    PreparedQp, ProtectionDomain, Provider, QueuePair, SharedReceiveQueue, Transport,
+};
+
+/// The entry points of a provider.
+pub fn symbols(provider: &Provider) -> &'static Symbols {
+    provider.symbols()
+}
+
+/// The `ibv_context` of a context.
+pub fn context(context: &Context) -> *mut abi::ibv_context {
+    context.inner.raw
+}
+
+/// The `ibv_pd` of a protection domain.
+pub fn pd(pd: &ProtectionDomain) -> *mut abi::ibv_pd {
+    pd.inner.raw
+}
+
+/// The `ibv_mr` of a memory region.
+pub fn mr(mr: &MemoryRegion) -> *mut abi::ibv_mr {
+    mr.raw()
+}
+
+/// The `ibv_cq` of a completion queue.
+pub fn cq(cq: &CompletionQueue) -> *mut abi::ibv_cq {
+    cq.inner.raw
+}
+
+/// The `ibv_comp_channel` of a completion channel.
+pub fn comp_channel(channel: &CompletionChannel) -> *mut abi::ibv_comp_channel {
+    channel.raw()
+}
+
+/// The `ibv_srq` of a shared receive queue.
+pub fn srq(srq: &SharedReceiveQueue) -> *mut abi::ibv_srq {
+    srq.inner.raw
+}
+
+/// The `ibv_ah` of an address handle.
+pub fn ah(ah: &AddressHandle) -> *mut abi::ibv_ah {
+    ah.inner.raw
+}
+
+/// The `ibv_qp` of a queue pair.
+pub fn qp<T: Transport>(qp: &QueuePair<T>) -> *mut abi::ibv_qp {
+    qp.raw()
+}
+
+/// The `ibv_qp` of a queue pair that is not connected yet.
+pub fn prepared_qp<T: Connected>(qp: &PreparedQp<T>) -> *mut abi::ibv_qp {
+    qp.raw()
+}

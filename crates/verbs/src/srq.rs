@@ -1,0 +1,126 @@
+//! Shared receive queues.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use verbs_abi as abi;
+
+use crate::device::{PdInner, ProtectionDomain, id_context, next_id};
+use crate::error::{PostError, VerbError};
+use crate::post::RecvList;
+
+/// A receive queue that several queue pairs take their RECVs from. Clones are the same queue.
+#[derive(Clone)]
+pub struct SharedReceiveQueue {
+    pub(crate) inner: Arc<SrqInner>,
+}
+
+pub(crate) struct SrqInner {
+    pub(crate) pd: Arc<PdInner>,
+    pub(crate) raw: *mut abi::ibv_srq,
+    id: u64,
+    max_wr: u32,
+    max_sge: u32,
+}
+
+// SAFETY: verbs on an SRQ are thread-safe, see `ContextInner`.
+unsafe impl Send for SrqInner {}
+// SAFETY: as for Send.
+unsafe impl Sync for SrqInner {}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        // SAFETY: made by ibv_create_srq of this table; every QP on it holds an Arc of this and is gone.
+        unsafe { (self.pd.context.symbols.ibv_destroy_srq)(self.raw) };
+    }
+}
+
+impl ProtectionDomain {
+    /// Creates a shared receive queue for at least `max_wr` RECVs of at most `max_sge` SGEs.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, VerbError> {
+        let id = next_id();
+        let mut init = abi::ibv_srq_init_attr {
+            srq_context: id_context(id),
+            attr: abi::ibv_srq_attr {
+                max_wr,
+                max_sge,
+                srq_limit: 0,
+            },
+        };
+        // SAFETY: live PD, valid attributes.
+        let raw = unsafe { (self.inner.context.symbols.ibv_create_srq)(self.inner.raw, &mut init) };
+        if raw.is_null() {
+            return Err(VerbError::last("ibv_create_srq"));
+        }
+        let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
+        Ok(SharedReceiveQueue {
+            inner: Arc::new(SrqInner {
+                pd: Arc::clone(&self.inner),
+                raw,
+                id,
+                max_wr,
+                max_sge,
+            }),
+        })
+    }
+}
+
+impl SharedReceiveQueue {
+    /// A number that names this SRQ in async events; never reused in this process.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// How many RECVs it holds.
+    pub fn max_wr(&self) -> u32 {
+        self.inner.max_wr
+    }
+
+    /// A list of up to `capacity` RECVs for this queue.
+    pub fn recv_list(&self, capacity: usize) -> RecvList {
+        RecvList::new(
+            &self.inner.pd.context,
+            capacity,
+            self.inner.max_sge.max(1) as usize,
+        )
+    }
+
+    /// Posts a list of RECVs.
+    pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
+        list.post(
+            ..,
+            &self.inner.pd.context,
+            "ibv_post_srq_recv",
+            |wr, bad| {
+                // SAFETY: live SRQ; the list is linked and its SGE arrays live (`RecvList::post`).
+                unsafe { abi::ibv_post_srq_recv(self.inner.raw, wr, bad) }
+            },
+        )
+    }
+
+    /// Asks for an async event when fewer than `limit` RECVs are left.
+    pub fn set_limit(&self, limit: u32) -> Result<(), VerbError> {
+        let mut attr = abi::ibv_srq_attr {
+            max_wr: 0,
+            max_sge: 0,
+            srq_limit: limit,
+        };
+        // SAFETY: live SRQ, valid attributes.
+        let ret = unsafe {
+            (self.inner.pd.context.symbols.ibv_modify_srq)(
+                self.inner.raw,
+                &mut attr,
+                abi::IBV_SRQ_LIMIT,
+            )
+        };
+        VerbError::check("ibv_modify_srq", ret)
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedReceiveQueue({})", self.inner.id)
+    }
+}

@@ -1,0 +1,164 @@
+//! The one way to wait for memory that a peer writes.
+//!
+//! One-sided verbs leave no completion at the target, so a program that wants to see them has to look at
+//! the memory again and again. Every such loop of the project goes through [`Waiter::idle`], so that a
+//! simulated NIC can let virtual time pass there.
+
+use std::time::{Duration, Instant};
+
+/// Paces a polling loop: spins at first, then yields the core, then sleeps for growing times.
+///
+/// ```
+/// let mut waiter = verbs::Waiter::new();
+/// let mut polls = 0;
+/// while polls < 10 {
+///     polls += 1; // found nothing
+///     waiter.idle();
+/// }
+/// waiter.reset(); // found something
+/// ```
+#[derive(Debug, Clone)]
+pub struct Waiter {
+    misses: u32,
+    spins: u32,
+    yields: u32,
+    sleep_max: Duration,
+}
+
+impl Waiter {
+    /// A waiter that spins 256 times, yields 2,000 times, then sleeps for 50 µs growing to 10 ms.
+    pub const fn new() -> Self {
+        Self {
+            misses: 0,
+            spins: 256,
+            yields: 2_000,
+            sleep_max: Duration::from_millis(10),
+        }
+    }
+
+    /// A waiter that never sleeps: for loops that block on something else once they have waited long.
+    pub const fn never_sleeping() -> Self {
+        Self {
+            misses: 0,
+            spins: 256,
+            yields: u32::MAX - 256,
+            sleep_max: Duration::ZERO,
+        }
+    }
+
+    /// The same with another number of spins before the first yield and of yields before the first sleep.
+    pub const fn with_patience(mut self, spins: u32, yields: u32) -> Self {
+        self.spins = spins;
+        self.yields = yields;
+        self
+    }
+
+    /// The same with another longest sleep: what a first request after a long pause may have to wait.
+    pub const fn with_sleep_max(mut self, sleep_max: Duration) -> Self {
+        self.sleep_max = sleep_max;
+        self
+    }
+
+    /// There was something: the next wait starts with spinning again.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.misses = 0;
+    }
+
+    /// How often in a row there was nothing.
+    #[inline]
+    pub fn misses(&self) -> u32 {
+        self.misses
+    }
+
+    /// There was nothing: lets a little time pass, more each time.
+    #[inline]
+    pub fn idle(&mut self) {
+        self.misses = self.misses.saturating_add(1);
+        if self.misses <= self.spins {
+            std::hint::spin_loop();
+        } else {
+            self.idle_slow();
+        }
+    }
+
+    /// The sleep that the next [`idle`](Self::idle) takes; zero while it spins or yields. For a loop that
+    /// would rather block on a file descriptor for that long.
+    pub fn next_sleep(&self) -> Duration {
+        let patience = self.spins.saturating_add(self.yields);
+        if self.misses < patience {
+            return Duration::ZERO;
+        }
+        let doublings = (self.misses - patience).min(20);
+        (Duration::from_micros(50) * (1 << doublings)).min(self.sleep_max)
+    }
+
+    /// Counts a wait that the caller spent blocked elsewhere.
+    pub fn slept(&mut self) {
+        self.misses = self.misses.saturating_add(1);
+    }
+
+    #[cold]
+    fn idle_slow(&mut self) {
+        self.misses -= 1;
+        let sleep = self.next_sleep();
+        self.misses += 1;
+        if sleep.is_zero() {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(sleep);
+        }
+    }
+}
+
+impl Default for Waiter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Calls `ready` until it gives a value or `timeout` has passed.
+///
+/// ```
+/// use std::time::Duration;
+/// assert_eq!(verbs::poll_until(Duration::from_secs(1), || Some(7)), Some(7));
+/// assert_eq!(verbs::poll_until(Duration::from_millis(1), || None::<u8>), None);
+/// ```
+pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut waiter = Waiter::new();
+    let mut deadline = None;
+    loop {
+        if let Some(value) = ready() {
+            return Some(value);
+        }
+        // The clock is read only once the spinning has not helped.
+        if waiter.misses() >= waiter.spins {
+            let now = Instant::now();
+            let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
+            if end.is_some_and(|end| now >= end) {
+                return ready();
+            }
+        }
+        waiter.idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_grow_to_the_limit() {
+        let mut w = Waiter::new()
+            .with_patience(2, 2)
+            .with_sleep_max(Duration::from_micros(300));
+        let mut sleeps = Vec::new();
+        for _ in 0..9 {
+            sleeps.push(w.next_sleep().as_micros());
+            w.slept();
+        }
+        assert_eq!(sleeps, [0, 0, 0, 0, 50, 100, 200, 300, 300]);
+        w.reset();
+        assert_eq!(w.next_sleep(), Duration::ZERO);
+    }
+}
