@@ -1,1 +1,131 @@
-//! (being written)
+//! Remote procedure calls over the verbs.
+//!
+//! - [`herd`]: clients WRITE requests over UC into slots of a region at the server, workers poll the
+//!   region, responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
+//! - [`datagram`]: requests and responses are UD SENDs, header-only where the immediate says it all.
+//!
+//! Both serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that it can
+//! do shared work once a batch, and the answers of a batch leave with one doorbell. Neither knows what is
+//! called nor which NIC runs it; how endpoints reach the other side is the caller's affair.
+//!
+//! Nothing here retries. UC and UD lose messages rarely, not never: a caller keeps a deadline, and starts
+//! over with new queue pairs when it passes, so that a late answer finds nobody.
+
+#![forbid(unsafe_code)]
+
+pub mod datagram;
+pub mod herd;
+mod port;
+mod table;
+
+use verbs::{HeaderOnly, Inline, PostError, Postlist, Ud, UdDestination, VerbError};
+
+pub use port::{Received, UdPort, UdPortConfig};
+pub use table::ClientTable;
+
+/// What a server does with requests.
+pub trait Handler {
+    /// What [`begin`](Self::begin) prepares for a batch.
+    type Batch;
+
+    /// A batch of `requests` requests is about to be handled.
+    fn begin(&mut self, requests: usize) -> Self::Batch;
+
+    /// Answers one request of the batch. Dropping `reply` answers nothing.
+    fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>);
+}
+
+/// A request as the handler sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The client, by the index that its registration gave it.
+    pub client: usize,
+    /// The immediate (datagram), or the number of the request at this client, from 1 on (HERD).
+    pub imm: u32,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+/// The way back to the client of one request.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    list: &'a mut Postlist<Ud>,
+    to: &'a UdDestination,
+    imm: u32,
+}
+
+impl Reply<'_> {
+    /// Answers with payload, and with the immediate of the request.
+    #[inline]
+    pub fn bytes(self, payload: &[u8]) {
+        self.list.send_with_imm(Inline(payload), self.to, self.imm);
+    }
+
+    /// Answers without payload, with the immediate of the request.
+    #[inline]
+    pub fn header_only(self) {
+        self.list.send_with_imm(HeaderOnly, self.to, self.imm);
+    }
+
+    /// Answers without payload, with an immediate of the handler's (datagram: with HERD the client tells
+    /// answers apart by the immediate).
+    #[inline]
+    pub fn imm(self, imm: u32) {
+        self.list.send_with_imm(HeaderOnly, self.to, imm);
+    }
+}
+
+/// Why a server or client cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RpcError {
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+    /// A post was refused for another reason than a full queue.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A work request failed.
+    #[error("a work request failed: {0}")]
+    Completion(verbs::WcStatus),
+    /// A part of a region lies outside of it.
+    #[error(transparent)]
+    Range(#[from] verbs::RangeError),
+    /// A configuration that cannot work.
+    #[error("{0}")]
+    Config(String),
+}
+
+/// Counts of a server's worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Doorbells that the answers took.
+    pub doorbells: u64,
+    /// How many postlists had 1, 2, 3 … WRs.
+    pub postlists: Vec<u64>,
+    /// Requests of nobody who is registered; they are dropped.
+    pub strangers: u64,
+}
+
+impl Counts {
+    fn new(max: usize) -> Self {
+        Self {
+            postlists: vec![0; max],
+            ..Self::default()
+        }
+    }
+
+    #[inline]
+    fn posted(&mut self, wrs: usize) {
+        self.requests += wrs as u64;
+        self.doorbells += 1;
+        if let Some(n) = wrs.checked_sub(1).and_then(|i| self.postlists.get_mut(i)) {
+            *n += 1;
+        }
+    }
+}
+
+/// The most requests of one batch.
+pub const MAX_BATCH: usize = 64;

@@ -1,0 +1,223 @@
+//! Datagram RPC: requests and responses are UD SENDs.
+
+use verbs::{
+    HeaderOnly, Inline, Postlist, ProtectionDomain, QpEndpoint, Qpn, Ud, UdDestination, WcBuffer,
+};
+
+use crate::{
+    ClientTable, Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort,
+    UdPortConfig,
+};
+
+/// A server's worker: takes what came, has it handled, answers with one doorbell.
+#[derive(Debug)]
+pub struct Server {
+    port: UdPort,
+    list: Postlist<Ud>,
+    buffer: Box<WcBuffer<MAX_BATCH>>,
+    table: ClientTable,
+    clients: Vec<Option<UdDestination>>,
+    batch: Vec<(u32, u32)>,
+    payloads: Vec<u8>,
+    lens: Vec<usize>,
+    payload_max: usize,
+    counts: Counts,
+}
+
+impl Server {
+    /// A worker whose requests carry at most `config.recv_payload` bytes.
+    pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
+        let port = UdPort::new(pd, config)?;
+        Ok(Self {
+            list: port.postlist(MAX_BATCH),
+            port,
+            buffer: Box::default(),
+            table: ClientTable::new(),
+            clients: Vec::new(),
+            batch: Vec::with_capacity(MAX_BATCH),
+            payloads: vec![0; config.recv_payload * MAX_BATCH],
+            lens: vec![0; MAX_BATCH],
+            payload_max: config.recv_payload,
+            counts: Counts::new(MAX_BATCH),
+        })
+    }
+
+    /// Where clients send.
+    pub fn endpoint(&self) -> QpEndpoint {
+        self.port.endpoint()
+    }
+
+    /// The port, for arming its CQ.
+    pub fn port(&self) -> &UdPort {
+        &self.port
+    }
+
+    /// Counts so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Registers a client under an index; false if its queue pair number is taken by another.
+    #[must_use]
+    pub fn add_client(&mut self, index: u32, to: UdDestination) -> bool {
+        if !self.table.insert(to.qpn, index) {
+            return false;
+        }
+        let i = index as usize;
+        if self.clients.len() <= i {
+            self.clients.resize(i + 1, None);
+        }
+        self.clients[i] = Some(to);
+        true
+    }
+
+    /// Forgets a client.
+    pub fn remove_client(&mut self, index: u32) {
+        if let Some(to) = self.clients.get_mut(index as usize).and_then(Option::take) {
+            self.table.remove(to.qpn);
+        }
+    }
+
+    /// Handles what has come, up to [`MAX_BATCH`] requests. Returns how many came.
+    #[inline]
+    pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
+        let Self {
+            port,
+            buffer,
+            table,
+            batch,
+            payloads,
+            lens,
+            payload_max,
+            counts,
+            ..
+        } = self;
+        batch.clear();
+        // A run of requests comes from one client more often than not.
+        let mut last = (Qpn(u32::MAX), 0);
+        let came = port.poll(buffer, |r| {
+            if r.src_qp != last.0 {
+                match table.get(r.src_qp) {
+                    #[expect(clippy::cast_possible_truncation, reason = "indices are u32")]
+                    Some(client) => last = (r.src_qp, client as u32),
+                    None => {
+                        counts.strangers += 1;
+                        return;
+                    }
+                }
+            }
+            let i = batch.len();
+            if *payload_max > 0 {
+                lens[i] = r.copy_to(&mut payloads[i * *payload_max..(i + 1) * *payload_max]);
+            }
+            batch.push((last.1, r.imm));
+        })?;
+        if self.batch.is_empty() {
+            return Ok(came);
+        }
+        let mut state = handler.begin(self.batch.len());
+        self.list.clear();
+        for (i, &(client, imm)) in self.batch.iter().enumerate() {
+            let Some(to) = &self.clients[client as usize] else {
+                continue;
+            };
+            let start = i * self.payload_max;
+            let payload = &self.payloads[start..start + self.lens[i]];
+            let request = Request {
+                client: client as usize,
+                imm,
+                payload,
+            };
+            handler.handle(
+                &mut state,
+                request,
+                Reply {
+                    list: &mut self.list,
+                    to,
+                    imm,
+                },
+            );
+        }
+        let answers = self.list.len();
+        self.port.post(&mut self.list)?;
+        if answers > 0 {
+            self.counts.posted(answers);
+        }
+        Ok(came)
+    }
+}
+
+/// A client: sends requests in postlists, takes answers.
+#[derive(Debug)]
+pub struct Client {
+    port: UdPort,
+    list: Postlist<Ud>,
+    buffer: Box<WcBuffer<MAX_BATCH>>,
+    server: Option<UdDestination>,
+    /// The list holds this many header-only requests with this immediate.
+    ready: (usize, u32),
+}
+
+impl Client {
+    /// A client whose answers carry at most `config.recv_payload` bytes; it cannot send before
+    /// [`connect`](Self::connect).
+    pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
+        let port = UdPort::new(pd, config)?;
+        Ok(Self {
+            list: port.postlist(MAX_BATCH),
+            port,
+            buffer: Box::default(),
+            server: None,
+            ready: (0, 0),
+        })
+    }
+
+    /// What the server needs to answer.
+    pub fn endpoint(&self) -> QpEndpoint {
+        self.port.endpoint()
+    }
+
+    /// Sets the server.
+    pub fn connect(&mut self, server: UdDestination) {
+        self.server = Some(server);
+        self.ready = (0, 0);
+    }
+
+    /// Sends `count` (at most [`MAX_BATCH`]) header-only requests with the same immediate, with one doorbell.
+    #[inline]
+    pub fn send_imm(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
+        let Some(server) = &self.server else {
+            return Err(RpcError::Config("not connected".into()));
+        };
+        // The requests of the last time are still in the list: mostly there is nothing to write at all.
+        if imm != self.ready.1 {
+            self.ready = (0, imm);
+        }
+        if self.ready.0 < count {
+            self.list.clear();
+            for _ in 0..count.min(MAX_BATCH) {
+                self.list.send_with_imm(HeaderOnly, server, imm);
+            }
+            self.ready.0 = self.list.len();
+        }
+        self.list.set_len(count.min(MAX_BATCH));
+        self.port.post(&mut self.list)
+    }
+
+    /// Sends one request with payload.
+    pub fn send(&mut self, payload: &[u8], imm: u32) -> Result<(), RpcError> {
+        let Some(server) = &self.server else {
+            return Err(RpcError::Config("not connected".into()));
+        };
+        self.ready = (0, 0);
+        self.list.clear();
+        self.list.send_with_imm(Inline(payload), server, imm);
+        self.port.post(&mut self.list)
+    }
+
+    /// Takes up to [`MAX_BATCH`] answers. Returns how many came.
+    #[inline]
+    pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
+        self.port.poll(&mut self.buffer, each)
+    }
+}

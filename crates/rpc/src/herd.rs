@@ -1,0 +1,554 @@
+//! HERD RPC: requests are RDMA WRITEs into slots of a region that the server polls, responses are UD SENDs.
+//!
+//! # The request region
+//!
+//! Every client has `window` slots; request `k` (from 0 on) goes to slot `k mod window`. A slot is payload
+//! followed by one aligned 8-byte word:
+//!
+//! | bits | meaning |
+//! |---|---|
+//! | 63..32 | `k + 1`, wrapping |
+//! | 31..16 | payload length |
+//! | 15..0 | a checksum of the payload |
+//!
+//! The server looks only at the slot of the next request of each client, and takes it when the number is
+//! the one it expects. NICs that write a message in address order make the word arrive last. Nothing here
+//! relies on it: while payload and checksum differ the request counts as not there yet. A request without
+//! payload is that one word, which no NIC tears.
+
+use verbs::{
+    Access, Inline, MemoryRegion, Postlist, PreparedQp, ProtectionDomain, QpEndpoint, QueuePair,
+    RemoteMemory, Uc, Ud, UdDestination, WcBuffer,
+};
+
+use crate::{Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort, UdPortConfig};
+
+/// How responses leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doorbells {
+    /// Requests of one batch, and so responses of one doorbell: 1 to [`MAX_BATCH`].
+    pub batch: usize,
+    /// UD queue pairs that batches rotate over: 1 or more.
+    pub queues: usize,
+}
+
+/// The shape of a request region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Layout {
+    /// Slots of a client, a power of two.
+    pub window: u32,
+    /// The longest payload of a request, a multiple of 8.
+    pub payload: u32,
+}
+
+impl Layout {
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.payload as usize + 8
+    }
+
+    /// Bytes of all slots of a client.
+    pub fn client_bytes(&self) -> usize {
+        self.slot_bytes() * self.window as usize
+    }
+
+    fn check(&self) -> Result<(), RpcError> {
+        // A power of two divides the 2^32 request numbers: the slots go round without a jump when they wrap.
+        if !self.window.is_power_of_two() || !self.payload.is_multiple_of(8) || self.payload > 4096
+        {
+            return Err(RpcError::Config(format!(
+                "a request region needs a power of two as window and a payload of a multiple of 8 up to 4096: {self:?}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The word that ends a request.
+fn word(number: u32, payload: &[u8]) -> u64 {
+    u64::from(number) << 32 | (payload.len() as u64 & 0xffff) << 16 | u64::from(checksum(payload))
+}
+
+/// Fletcher's checksum folded to 16 bits; 0 for nothing.
+fn checksum(payload: &[u8]) -> u16 {
+    let (mut a, mut b) = (0u32, 0u32);
+    for &byte in payload {
+        a = (a + u32::from(byte) + 1) % 255;
+        b = (b + a) % 255;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "both are below 255")]
+    {
+        (b << 8 | a) as u16
+    }
+}
+
+/// A server's worker with its own request region and response queues.
+#[derive(Debug)]
+pub struct Server {
+    region: MemoryRegion,
+    layout: Layout,
+    clients: Vec<Option<Peer>>,
+    /// Clients that are there, and where the next round starts.
+    active: Vec<u32>,
+    turn: usize,
+    queues: Vec<(UdPort, Postlist<Ud>)>,
+    queue: usize,
+    doorbells: Doorbells,
+    batch: Vec<(u32, u32, usize)>,
+    payloads: Vec<u8>,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct Peer {
+    /// Held so that the client can WRITE; the server never posts on it.
+    _qp: QueuePair<Uc>,
+    to: UdDestination,
+    next: u32,
+}
+
+impl Server {
+    /// A worker with room for `max_clients`.
+    pub fn new(
+        pd: &ProtectionDomain,
+        layout: Layout,
+        max_clients: usize,
+        doorbells: Doorbells,
+        config: &UdPortConfig,
+    ) -> Result<Self, RpcError> {
+        layout.check()?;
+        if doorbells.batch == 0 || doorbells.batch > MAX_BATCH || doorbells.queues == 0 {
+            return Err(RpcError::Config(format!(
+                "a batch of 1 to {MAX_BATCH} and one queue or more: {doorbells:?}"
+            )));
+        }
+        let bytes = layout.client_bytes().saturating_mul(max_clients.max(1));
+        let region = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let config = UdPortConfig {
+            recv_depth: 0,
+            recv_payload: 0,
+            channel: None,
+            ..config.clone()
+        };
+        let queues = (0..doorbells.queues).map(|_| {
+            let port = UdPort::new(pd, &config)?;
+            let list = port.postlist(MAX_BATCH);
+            Ok::<_, RpcError>((port, list))
+        });
+        Ok(Self {
+            region,
+            layout,
+            clients: (0..max_clients).map(|_| None).collect(),
+            active: Vec::new(),
+            turn: 0,
+            queues: queues.collect::<Result<_, _>>()?,
+            queue: 0,
+            doorbells,
+            batch: Vec::with_capacity(MAX_BATCH),
+            payloads: vec![0; layout.payload as usize * MAX_BATCH],
+            counts: Counts::new(MAX_BATCH),
+        })
+    }
+
+    /// The region of the client with that index: where it WRITEs.
+    pub fn region_of(&self, client: u32) -> Option<RemoteMemory> {
+        region_of(&self.region.remote(), &self.layout, client)
+    }
+
+    /// All of the region, for [`region_of`].
+    pub fn region(&self) -> RemoteMemory {
+        self.region.remote()
+    }
+
+    /// Counts so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Whether there is a client.
+    pub fn has_clients(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    /// Registers a client under an index below `max_clients` that is free, with its connected UC queue pair.
+    pub fn add_client(
+        &mut self,
+        index: u32,
+        qp: QueuePair<Uc>,
+        to: UdDestination,
+    ) -> Result<(), RpcError> {
+        // What an earlier client left here must not look like a request.
+        let start = index as usize * self.layout.client_bytes();
+        for slot in self
+            .region
+            .atomics_u64(start, self.layout.client_bytes() / 8)?
+        {
+            slot.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+        let Some(place) = self.clients.get_mut(index as usize) else {
+            return Err(RpcError::Config(format!("no room for client {index}")));
+        };
+        *place = Some(Peer {
+            _qp: qp,
+            to,
+            next: 0,
+        });
+        self.active.push(index);
+        Ok(())
+    }
+
+    /// Forgets a client; its queue pair is destroyed, so nothing can be written into its slots any more.
+    pub fn remove_client(&mut self, index: u32) {
+        if let Some(place) = self.clients.get_mut(index as usize) {
+            *place = None;
+        }
+        self.active.retain(|&c| c != index);
+    }
+
+    /// Handles requests that are there, up to a batch. Returns how many.
+    #[inline]
+    pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
+        self.collect()?;
+        if self.batch.is_empty() {
+            return Ok(0);
+        }
+        let mut state = handler.begin(self.batch.len());
+        let (port, list) = &mut self.queues[self.queue];
+        list.clear();
+        let stride = self.layout.payload as usize;
+        for (i, &(client, number, len)) in self.batch.iter().enumerate() {
+            let Some(peer) = &self.clients[client as usize] else {
+                continue;
+            };
+            let payload = &self.payloads[i * stride..i * stride + len];
+            let request = Request {
+                client: client as usize,
+                imm: number,
+                payload,
+            };
+            handler.handle(
+                &mut state,
+                request,
+                Reply {
+                    list,
+                    to: &peer.to,
+                    imm: number,
+                },
+            );
+        }
+        let answers = list.len();
+        port.post(list)?;
+        if answers > 0 {
+            self.counts.posted(answers);
+        }
+        self.queue = if self.queue + 1 == self.queues.len() {
+            0
+        } else {
+            self.queue + 1
+        };
+        Ok(self.batch.len())
+    }
+
+    /// Takes requests in turn from all clients until the batch is full or a round finds nothing more.
+    #[inline]
+    fn collect(&mut self) -> Result<(), RpcError> {
+        self.batch.clear();
+        let n = self.active.len();
+        let stride = self.layout.payload as usize;
+        let words = self.layout.slot_bytes() / 8;
+        for _ in 0..n {
+            if self.turn >= n {
+                self.turn = 0;
+            }
+            let client = self.active[self.turn];
+            self.turn += 1;
+            let start = client as usize * self.layout.client_bytes();
+            let slots = self
+                .region
+                .atomics_u64(start, self.layout.client_bytes() / 8)?;
+            let Some(peer) = &mut self.clients[client as usize] else {
+                continue;
+            };
+            let mut slot = (peer.next % self.layout.window) as usize;
+            while self.batch.len() < self.doorbells.batch {
+                let number = peer.next.wrapping_add(1);
+                // Pairs with the NIC's store of the word, after the payload's.
+                let value =
+                    slots[slot * words + words - 1].load(std::sync::atomic::Ordering::Acquire);
+                if value >> 32 != u64::from(number) {
+                    break;
+                }
+                let len = (value >> 16 & 0xffff) as usize;
+                if len > stride {
+                    // Nobody who keeps to the protocol writes this; the client hears nothing and starts over.
+                    break;
+                }
+                let i = self.batch.len();
+                if len > 0 {
+                    let into = &mut self.payloads[i * stride..i * stride + len];
+                    self.region.read_at(start + slot * words * 8, into)?;
+                    if u64::from(checksum(into)) != value & 0xffff {
+                        break;
+                    }
+                }
+                self.batch.push((client, number, len));
+                peer.next = number;
+                slot = if slot + 1 == self.layout.window as usize {
+                    0
+                } else {
+                    slot + 1
+                };
+            }
+            if self.batch.len() == self.doorbells.batch {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The part of a server's region that belongs to a client.
+pub fn region_of(region: &RemoteMemory, layout: &Layout, client: u32) -> Option<RemoteMemory> {
+    let bytes = layout.client_bytes() as u64;
+    let part = region.at(bytes.checked_mul(client.into())?)?;
+    (part.len >= bytes).then_some(RemoteMemory { len: bytes, ..part })
+}
+
+/// The server's end of a client's UC queue pair; it only has to exist.
+pub fn server_qp(
+    pd: &ProtectionDomain,
+    port_num: u8,
+    cq: &verbs::CompletionQueue,
+) -> Result<PreparedQp<Uc>, RpcError> {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    Ok(pd
+        .qp::<Uc>(cq, cq)
+        .port_num(port_num)
+        .max_send_wr(1)
+        .max_recv_wr(1)
+        .access(access)
+        .build()?)
+}
+
+/// A client before it knows the server.
+#[derive(Debug)]
+pub struct PreparedClient {
+    uc: PreparedQp<Uc>,
+    uc_cq: verbs::CompletionQueue,
+    port: UdPort,
+}
+
+impl PreparedClient {
+    /// A client whose answers carry at most `config.recv_payload` bytes and come at most
+    /// `config.recv_depth` at a time.
+    pub fn new(
+        pd: &ProtectionDomain,
+        request_payload: u32,
+        config: &UdPortConfig,
+    ) -> Result<Self, RpcError> {
+        let uc_cq = pd.context().create_cq(config.send_depth.max(16))?;
+        let uc = pd
+            .qp::<Uc>(&uc_cq, &uc_cq)
+            .port_num(config.port_num)
+            .max_send_wr(config.send_depth)
+            .max_recv_wr(1)
+            .max_inline_data(request_payload + 8)
+            .build()?;
+        let port = UdPort::new(
+            pd,
+            &UdPortConfig {
+                send_depth: 1,
+                ..config.clone()
+            },
+        )?;
+        Ok(Self { uc, uc_cq, port })
+    }
+
+    /// The UC queue pair that it WRITEs from.
+    pub fn uc_endpoint(&self) -> QpEndpoint {
+        self.uc.endpoint()
+    }
+
+    /// The UD queue pair that answers go to.
+    pub fn ud_endpoint(&self) -> QpEndpoint {
+        self.port.endpoint()
+    }
+
+    /// Connects to the server's end, with the region that belongs to this client.
+    pub fn connect(
+        self,
+        server: &QpEndpoint,
+        region: RemoteMemory,
+        layout: Layout,
+    ) -> Result<Client, RpcError> {
+        layout.check()?;
+        if region.len < layout.client_bytes() as u64 {
+            return Err(RpcError::Config(format!(
+                "a region of {} bytes for {layout:?}",
+                region.len
+            )));
+        }
+        let uc = self.uc.connect(server)?;
+        Ok(Client {
+            list: uc.postlist(MAX_BATCH),
+            send_depth: uc.max_send_wr() as u64,
+            uc,
+            uc_cq: self.uc_cq,
+            port: self.port,
+            region,
+            layout,
+            next: 0,
+            posted: 0,
+            reaped: 0,
+            since_signal: 0,
+            buffer: Box::default(),
+            message: vec![0; layout.slot_bytes()],
+        })
+    }
+}
+
+/// A client: WRITEs requests in postlists, takes answers.
+#[derive(Debug)]
+pub struct Client {
+    uc: QueuePair<Uc>,
+    uc_cq: verbs::CompletionQueue,
+    list: Postlist<Uc>,
+    port: UdPort,
+    region: RemoteMemory,
+    layout: Layout,
+    next: u32,
+    posted: u64,
+    reaped: u64,
+    since_signal: u64,
+    send_depth: u64,
+    buffer: Box<WcBuffer<MAX_BATCH>>,
+    message: Vec<u8>,
+}
+
+impl Client {
+    /// The number that the next request will have: answers carry it as their immediate.
+    #[inline]
+    pub fn next_number(&self) -> u32 {
+        self.next.wrapping_add(1)
+    }
+
+    /// The shape of its slots.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// WRITEs `count` (at most [`MAX_BATCH`]) requests, each with the payload that `fill` gives it, with one
+    /// doorbell. The caller keeps less than a window of requests unanswered, counted from the oldest.
+    #[inline]
+    pub fn send<'p>(
+        &mut self,
+        count: usize,
+        mut fill: impl FnMut(usize) -> &'p [u8],
+    ) -> Result<(), RpcError> {
+        self.list.clear();
+        let bytes = self.layout.slot_bytes();
+        for i in 0..count.min(MAX_BATCH) {
+            let payload = fill(i);
+            if payload.len() > self.layout.payload as usize {
+                return Err(RpcError::Config(format!(
+                    "a request of {} bytes for {:?}",
+                    payload.len(),
+                    self.layout
+                )));
+            }
+            let number = self.next.wrapping_add(1);
+            let slot = (self.next % self.layout.window) as usize;
+            let word = word(number, payload).to_le_bytes();
+            let to = self.region.addr + (slot * bytes) as u64;
+            let remote = RemoteMemory {
+                addr: to,
+                len: bytes as u64,
+                rkey: self.region.rkey,
+            };
+            if self.layout.payload == 0 {
+                self.list.rdma_write(Inline(&word), remote);
+            } else {
+                self.message[..payload.len()].copy_from_slice(payload);
+                self.message[bytes - 8..].copy_from_slice(&word);
+                self.list.rdma_write(Inline(&self.message), remote);
+            }
+            self.next = number;
+        }
+        self.post()
+    }
+
+    #[inline]
+    fn post(&mut self) -> Result<(), RpcError> {
+        let wrs = self.list.len() as u64;
+        if wrs == 0 {
+            return Ok(());
+        }
+        if self.since_signal + wrs >= self.send_depth / 4 {
+            let last = self.list.len() - 1;
+            self.list.set_signaled(last, true);
+            self.list.set_wr_id(last, self.posted + wrs);
+            self.since_signal = 0;
+        } else {
+            self.since_signal += wrs;
+        }
+        while self.posted + wrs - self.reaped > self.send_depth {
+            let mut buffer = WcBuffer::<16>::new();
+            for wc in self.uc_cq.poll(&mut buffer)? {
+                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+            }
+        }
+        self.posted += wrs;
+        Ok(self.uc.post_send(&mut self.list)?)
+    }
+
+    /// Takes up to [`MAX_BATCH`] answers; their immediate is the number of the request. Returns how many came.
+    #[inline]
+    pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
+        self.port.poll(&mut self.buffer, each)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_changes_with_number_length_and_bytes() {
+        assert_eq!(word(1, &[]), 1 << 32);
+        let words = [
+            word(1, &[]),
+            word(2, &[]),
+            word(1, &[0]),
+            word(1, &[0, 0]),
+            word(1, &[1]),
+            word(1, &[0, 1]),
+        ];
+        for (i, a) in words.iter().enumerate() {
+            assert!(words[i + 1..].iter().all(|b| a != b), "{i}");
+        }
+    }
+
+    #[test]
+    fn clients_have_parts_of_the_region_that_do_not_overlap() {
+        let layout = Layout {
+            window: 4,
+            payload: 8,
+        };
+        let region = RemoteMemory {
+            addr: 1 << 20,
+            len: 3 * 64,
+            rkey: verbs::RKey(7),
+        };
+        let parts: Vec<_> = (0..3)
+            .map(|c| region_of(&region, &layout, c).expect("inside"))
+            .collect();
+        assert_eq!(
+            parts
+                .iter()
+                .map(|p| (p.addr - region.addr, p.len))
+                .collect::<Vec<_>>(),
+            [(0, 64), (64, 64), (128, 64)]
+        );
+        assert_eq!(region_of(&region, &layout, 3), None);
+    }
+}

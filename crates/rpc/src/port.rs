@@ -1,0 +1,261 @@
+//! A UD queue pair with its receive buffers and its accounting: what servers and clients both stand on.
+
+use verbs::{
+    Access, CompletionChannel, CompletionQueue, GRH_BYTES, MemoryRegion, Postlist,
+    ProtectionDomain, QpEndpoint, Qpn, QueuePair, RecvList, Ud, WcBuffer,
+};
+
+use crate::{MAX_BATCH, RpcError};
+
+/// How a [`UdPort`] is made.
+#[derive(Debug, Clone)]
+pub struct UdPortConfig {
+    /// The port of the device, from 1.
+    pub port_num: u8,
+    /// The GID to send from; the device's default if `None`.
+    pub gid_index: Option<u8>,
+    /// Room for SENDs.
+    pub send_depth: u32,
+    /// RECVs kept posted; 0 for a port that only sends.
+    pub recv_depth: u32,
+    /// The longest payload that comes. With 0 all RECVs share one buffer.
+    pub recv_payload: usize,
+    /// The longest payload that is sent.
+    pub send_payload: u32,
+    /// Where events of the receive CQ come.
+    pub channel: Option<CompletionChannel>,
+}
+
+impl Default for UdPortConfig {
+    fn default() -> Self {
+        Self {
+            port_num: 1,
+            gid_index: None,
+            send_depth: 512,
+            recv_depth: 512,
+            recv_payload: 0,
+            send_payload: 16,
+            channel: None,
+        }
+    }
+}
+
+/// A UD queue pair whose RECVs are posted again as they complete, and whose SENDs are signaled just often
+/// enough to know when there is room for more.
+#[derive(Debug)]
+pub struct UdPort {
+    // Declared before the region, so that the queue pair goes first.
+    qp: QueuePair<Ud>,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    recvs: RecvList,
+    buffers: Buffers,
+    /// RECVs of the list, from here on, are consumed and not posted again yet.
+    recv_next: usize,
+    /// SENDs posted, known to be complete, and posted since the last signaled one.
+    posted: u64,
+    reaped: u64,
+    since_signal: u64,
+    send_depth: u64,
+}
+
+#[derive(Debug)]
+struct Buffers {
+    mr: MemoryRegion,
+    stride: usize,
+    payload: usize,
+}
+
+/// A datagram that came.
+#[derive(Debug, Clone, Copy)]
+pub struct Received<'a> {
+    /// Its immediate; 0 if it has none.
+    pub imm: u32,
+    /// The queue pair that sent it.
+    pub src_qp: Qpn,
+    /// Bytes of payload.
+    pub len: usize,
+    offset: usize,
+    mr: &'a MemoryRegion,
+}
+
+impl Received<'_> {
+    /// Copies the payload, as much as there is and fits; returns how much.
+    #[inline]
+    pub fn copy_to(&self, into: &mut [u8]) -> usize {
+        let n = self.len.min(into.len());
+        // The part lies inside of the region by construction; an error would leave `into` as it is.
+        if self.mr.read_at(self.offset, &mut into[..n]).is_ok() {
+            n
+        } else {
+            0
+        }
+    }
+
+    /// The payload as a number, if it has eight bytes.
+    #[inline]
+    pub fn u64_le(&self) -> Option<u64> {
+        let mut bytes = [0; 8];
+        (self.len == 8 && self.copy_to(&mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    }
+}
+
+impl UdPort {
+    /// Makes the queue pair and posts its RECVs.
+    pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
+        let context = pd.context();
+        let recv_depth = config.recv_depth.max(1) as usize;
+        let send_cq = context.create_cq(config.send_depth.max(1))?;
+        let recv_cq = match &config.channel {
+            Some(channel) => context.create_cq_with_channel(config.recv_depth.max(1), channel)?,
+            None => context.create_cq(config.recv_depth.max(1))?,
+        };
+        let mut builder = pd
+            .qp::<Ud>(&send_cq, &recv_cq)
+            .port_num(config.port_num)
+            .max_send_wr(config.send_depth)
+            .max_recv_wr(config.recv_depth.max(1))
+            .max_inline_data(config.send_payload);
+        if let Some(index) = config.gid_index {
+            builder = builder.gid_index(index);
+        }
+        let qp = builder.build()?;
+        // One cache line a message of at most 24 bytes; a header-only receiver looks at none of them.
+        let stride = (GRH_BYTES + config.recv_payload).next_multiple_of(64);
+        let shared = config.recv_payload == 0;
+        let mr = pd.alloc(
+            if shared { stride } else { stride * recv_depth },
+            Access::LOCAL_WRITE,
+        )?;
+        let mut recvs = qp.recv_list(recv_depth);
+        for i in 0..recv_depth {
+            let start = if shared { 0 } else { i * stride };
+            recvs.recv(
+                mr.slice(start..start + GRH_BYTES + config.recv_payload)?,
+                i as u64,
+            );
+        }
+        if config.recv_depth > 0 {
+            qp.post_recv(&mut recvs)?;
+        }
+        Ok(Self {
+            send_depth: qp.max_send_wr() as u64,
+            qp,
+            send_cq,
+            recv_cq,
+            recvs,
+            buffers: Buffers {
+                mr,
+                stride: if shared { 0 } else { stride },
+                payload: config.recv_payload,
+            },
+            recv_next: 0,
+            posted: 0,
+            reaped: 0,
+            since_signal: 0,
+        })
+    }
+
+    /// What the other side needs to send here.
+    pub fn endpoint(&self) -> QpEndpoint {
+        self.qp.endpoint()
+    }
+
+    /// The receive CQ, for arming.
+    pub fn recv_cq(&self) -> &CompletionQueue {
+        &self.recv_cq
+    }
+
+    /// A postlist for [`post`](Self::post).
+    pub fn postlist(&self, capacity: usize) -> Postlist<Ud> {
+        self.qp.postlist(capacity)
+    }
+
+    /// Posts a list with one doorbell, after waiting for room if there is none.
+    #[inline]
+    pub fn post(&mut self, list: &mut Postlist<Ud>) -> Result<(), RpcError> {
+        let wrs = list.len() as u64;
+        if wrs == 0 {
+            return Ok(());
+        }
+        // A quarter of the queue between two signals: room is known long before it runs out.
+        let signal = self.since_signal + wrs >= self.send_depth / 4;
+        let last = list.len() - 1;
+        if signal {
+            list.set_signaled(last, true);
+            list.set_wr_id(last, self.posted + wrs);
+        }
+        if self.posted + wrs - self.reaped > self.send_depth {
+            self.reap(wrs)?;
+        }
+        let result = self.qp.post_send(list);
+        if signal {
+            list.set_signaled(last, false);
+            self.since_signal = 0;
+        } else {
+            self.since_signal += wrs;
+        }
+        self.posted += wrs;
+        Ok(result?)
+    }
+
+    /// Takes send completions until `wrs` more SENDs fit.
+    #[cold]
+    fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
+        if wrs > self.send_depth {
+            return Err(RpcError::Config(format!(
+                "a postlist of {wrs} in a send queue of {}",
+                self.send_depth
+            )));
+        }
+        let mut buffer = WcBuffer::<16>::new();
+        let mut waiter = verbs::Waiter::never_sleeping();
+        while self.posted + wrs - self.reaped > self.send_depth {
+            for wc in self.send_cq.poll(&mut buffer)? {
+                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+            }
+            waiter.idle();
+        }
+        Ok(())
+    }
+
+    /// Takes up to [`MAX_BATCH`] datagrams and posts their RECVs again. Returns how many came.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        buffer: &mut WcBuffer<MAX_BATCH>,
+        mut each: impl FnMut(Received<'_>),
+    ) -> Result<usize, RpcError> {
+        let wcs = self.recv_cq.poll(buffer)?;
+        let n = wcs.len();
+        if n == 0 {
+            return Ok(0);
+        }
+        for wc in wcs {
+            let wc = match wc {
+                Ok(wc) => wc,
+                Err(e) => return Err(RpcError::Completion(e.status())),
+            };
+            let index = usize::try_from(wc.wr_id()).unwrap_or(0);
+            each(Received {
+                imm: wc.imm().unwrap_or(0),
+                src_qp: wc.src_qp(),
+                len: (wc.byte_len() as usize)
+                    .saturating_sub(GRH_BYTES)
+                    .min(self.buffers.payload),
+                offset: index * self.buffers.stride + GRH_BYTES,
+                mr: &self.buffers.mr,
+            });
+        }
+        // RECVs complete in the order in which they were posted, so the consumed ones are neighbours.
+        let depth = self.recvs.capacity();
+        let end = self.recv_next + n;
+        self.qp
+            .post_recv_range(&mut self.recvs, self.recv_next..end.min(depth))?;
+        if end > depth {
+            self.qp.post_recv_range(&mut self.recvs, 0..end - depth)?;
+        }
+        self.recv_next = if end >= depth { end - depth } else { end };
+        Ok(n)
+    }
+}

@@ -1,0 +1,122 @@
+//! Which client a datagram comes from: a small hash table from queue pair numbers to clients.
+
+use verbs::Qpn;
+
+/// Finds a client by the queue pair that its datagrams come from.
+///
+/// Queue pair numbers are unique on one port only; [`insert`](Self::insert) therefore refuses a number
+/// that is taken, and such a client comes again with another queue pair.
+#[derive(Debug, Clone)]
+pub struct ClientTable {
+    /// `(qpn + 1) << 32 | client`; 0 is free. Open addressing, at most half full.
+    slots: Vec<u64>,
+    len: usize,
+}
+
+impl ClientTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self {
+            slots: vec![0; 16],
+            len: 0,
+        }
+    }
+
+    /// The client with that queue pair.
+    #[inline]
+    pub fn get(&self, qpn: Qpn) -> Option<usize> {
+        let key = u64::from(qpn.0) + 1;
+        let mask = self.slots.len() - 1;
+        let mut i = home(qpn, mask);
+        loop {
+            let slot = self.slots[i & mask];
+            if slot >> 32 == key {
+                #[expect(clippy::cast_possible_truncation, reason = "the low 32 bits are meant")]
+                return Some(slot as u32 as usize);
+            }
+            if slot == 0 {
+                return None;
+            }
+            i += 1;
+        }
+    }
+
+    /// Adds a client; false if the number is taken.
+    #[must_use]
+    pub fn insert(&mut self, qpn: Qpn, client: u32) -> bool {
+        if self.get(qpn).is_some() {
+            return false;
+        }
+        if (self.len + 1) * 2 > self.slots.len() {
+            let old = std::mem::take(&mut self.slots);
+            self.slots = vec![0; old.len() * 2];
+            old.into_iter()
+                .filter(|&s| s != 0)
+                .for_each(|s| self.put(s));
+        }
+        self.put((u64::from(qpn.0) + 1) << 32 | u64::from(client));
+        self.len += 1;
+        true
+    }
+
+    /// Forgets a client.
+    pub fn remove(&mut self, qpn: Qpn) {
+        let key = u64::from(qpn.0) + 1;
+        // Rebuilding keeps every probe sequence whole; clients leave seldom.
+        let old = std::mem::take(&mut self.slots);
+        self.slots = vec![0; old.len()];
+        self.len = 0;
+        for slot in old.into_iter().filter(|&s| s != 0 && s >> 32 != key) {
+            self.put(slot);
+            self.len += 1;
+        }
+    }
+
+    fn put(&mut self, slot: u64) {
+        let mask = self.slots.len() - 1;
+        #[expect(clippy::cast_possible_truncation, reason = "24 bits and one")]
+        let mut i = home(Qpn(((slot >> 32) - 1) as u32), mask);
+        while self.slots[i & mask] != 0 {
+            i += 1;
+        }
+        self.slots[i & mask] = slot;
+    }
+}
+
+#[inline]
+fn home(qpn: Qpn, mask: usize) -> usize {
+    (qpn.0.wrapping_mul(0x9e37_79b1) >> 8) as usize & mask
+}
+
+impl Default for ClientTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn agrees_with_a_hash_map() {
+        let mut table = ClientTable::new();
+        let mut model = HashMap::new();
+        let mut x = 1u32;
+        for client in 0..4_000u32 {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let qpn = Qpn(x >> 8 & 0x3ff);
+            if client % 3 == 2 {
+                table.remove(qpn);
+                model.remove(&qpn);
+            } else {
+                assert_eq!(table.insert(qpn, client), !model.contains_key(&qpn));
+                model.entry(qpn).or_insert(client as usize);
+            }
+        }
+        for n in 0..0x400 {
+            assert_eq!(table.get(Qpn(n)), model.get(&Qpn(n)).copied(), "{n}");
+        }
+    }
+}
