@@ -18,6 +18,8 @@ pub enum Row {
     RcLatency,
     /// 8-byte RDMA WRITEs.
     RcWrite,
+    /// 8-byte RDMA WRITEs, one WR a post.
+    RcWriteSingle,
     /// 8-byte fetch-and-adds.
     FetchAdd,
     /// 1 MiB RDMA WRITEs into memory that both processes can map.
@@ -164,11 +166,12 @@ impl Distance {
 
 impl Row {
     /// Every row, in the order of the table.
-    pub const ALL: [Row; 11] = [
+    pub const ALL: [Row; 12] = [
         Row::UdSend,
         Row::RcSend,
         Row::RcLatency,
         Row::RcWrite,
+        Row::RcWriteSingle,
         Row::FetchAdd,
         Row::WriteMapped,
         Row::WritePrivate,
@@ -186,6 +189,7 @@ impl Row {
             Row::RcSend => "rc-send",
             Row::RcLatency => "rc-latency",
             Row::RcWrite => "rc-write",
+            Row::RcWriteSingle => "rc-write-single",
             Row::FetchAdd => "fetch-add",
             Row::WriteMapped => "write-mapped",
             Row::WritePrivate => "write-private",
@@ -203,7 +207,8 @@ impl Row {
             Row::UdSend => "header-only UD SEND, postlists of 16",
             Row::RcSend => "8-byte RC SEND, inline, 1 in 16 signaled, postlists of 16",
             Row::RcLatency => "one-way latency of an 8-byte RC SEND",
-            Row::RcWrite => "8-byte RDMA WRITE, inline, 1 in 16 signaled",
+            Row::RcWrite => "8-byte RDMA WRITE, inline, 1 in 16 signaled, postlists of 16",
+            Row::RcWriteSingle => "8-byte RDMA WRITE, inline, 1 in 16 signaled, 1 WR a post",
             Row::FetchAdd => "8-byte fetch-and-add, 16 outstanding",
             Row::WriteMapped => "1 MiB RDMA WRITE, mapped memory",
             Row::WritePrivate => "1 MiB RDMA WRITE, private memory",
@@ -214,11 +219,35 @@ impl Row {
         }
     }
 
+    /// The same in few words, for a table.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Row::UdSend => "UD SEND, header-only, lists of 16",
+            Row::RcSend => "RC SEND, 8 B inline, lists of 16",
+            Row::RcLatency => "RC SEND, 8 B: one-way latency",
+            Row::RcWrite => "RDMA WRITE, 8 B inline, lists of 16",
+            Row::RcWriteSingle => "RDMA WRITE, 8 B inline, 1 a post",
+            Row::FetchAdd => "fetch-and-add, 16 outstanding",
+            Row::WriteMapped => "RDMA WRITE, 1 MiB, mapped",
+            Row::WritePrivate => "RDMA WRITE, 1 MiB, private",
+            Row::Sequencer => "sequencer spec-s0, 1 worker",
+            Row::IdleCpu => "idle, 1,000 QPs: CPU",
+            Row::IdleMemory => "idle, 1,000 QPs: memory",
+            Row::Connect => "create and connect 10,000 QPs",
+        }
+    }
+
     /// What its figures count.
     #[must_use]
     pub fn unit(self) -> Unit {
         match self {
-            Row::UdSend | Row::RcSend | Row::RcWrite | Row::FetchAdd | Row::Sequencer => Unit::Mops,
+            Row::UdSend
+            | Row::RcSend
+            | Row::RcWrite
+            | Row::RcWriteSingle
+            | Row::FetchAdd
+            | Row::Sequencer => Unit::Mops,
             Row::RcLatency => Unit::Ns,
             Row::WriteMapped | Row::WritePrivate => Unit::GbytesPerS,
             Row::IdleCpu => Unit::CpuPercent,
@@ -233,7 +262,7 @@ impl Row {
         match self {
             Row::UdSend | Row::RcSend => Some(Peer::UcxAmBw),
             Row::RcLatency => Some(Peer::UcxAmLat),
-            Row::RcWrite => Some(Peer::UcxPutBw),
+            Row::RcWrite | Row::RcWriteSingle => Some(Peer::UcxPutBw),
             Row::FetchAdd => Some(Peer::UcxFadd),
             Row::WriteMapped => Some(Peer::Memcpy),
             Row::WritePrivate => Some(Peer::ProcessVmWritev),
@@ -251,7 +280,7 @@ impl Row {
             (Row::RcSend, Distance::Near) => (2.0, 5.0),
             (Row::RcSend, Distance::Far) => (4.0, 7.0),
             (Row::RcLatency, _) => (1.0, 0.6),
-            (Row::RcWrite | Row::FetchAdd, _) => (0.5, 1.0),
+            (Row::RcWrite | Row::RcWriteSingle | Row::FetchAdd, _) => (0.5, 1.0),
             (Row::WriteMapped | Row::WritePrivate, _) => (0.9, 0.9),
             (Row::Sequencer, _) => (5.0, 15.0),
             (Row::IdleCpu, _) => (0.0, 0.0),

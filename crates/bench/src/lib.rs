@@ -9,7 +9,8 @@
 //! - [`workload`]: our side, over the safe verbs API;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
-//! - [`worker`]: the other process.
+//! - [`usage`]: CPU time and memory of a process;
+//! - [`worker`], [`link`]: the other process.
 //!
 //! Results are medians of interleaved rounds with their spread ([`stats`]).
 
@@ -23,5 +24,6 @@ pub mod pin;
 pub mod record;
 pub mod run;
 pub mod stats;
+pub mod usage;
 pub mod worker;
 pub mod workload;

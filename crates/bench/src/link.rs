@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -37,9 +38,12 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// The worker's end, over standard input and output.
+    /// The worker's end, over standard input and output. From here on this process ends when the
+    /// one that started it does, even if that is killed.
     #[must_use]
     pub fn stdio() -> Link {
+        // Where the kernel has no such signal, a closed pipe ends the worker when it next listens.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
         Link {
             reader: Box::new(BufReader::new(std::io::stdin())),
             writer: Box::new(std::io::stdout()),

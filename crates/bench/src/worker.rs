@@ -5,11 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
 use crate::peers::hostcopy;
+use crate::workload;
 
 /// One job.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
+    /// Be the other end of a verbs workload.
+    Verbs(workload::Order),
     /// Be the target of copies without a NIC.
     HostCopy(hostcopy::Request),
     /// End.
@@ -23,6 +26,7 @@ pub enum Job {
 pub fn serve(link: &mut Link) -> Result<()> {
     while let Some(job) = link.recv_or_end()? {
         match job {
+            Job::Verbs(order) => workload::work(link, &order)?,
             Job::HostCopy(request) => hostcopy::work(link, request)?,
             Job::Stop => break,
         }

@@ -20,10 +20,17 @@ pub(crate) struct NicArgs {
     /// Name of the device, as `verbatim devices` prints it [default: the provider's first]
     #[arg(long, value_name = "NAME", value_parser = device_name)]
     pub(crate) device: Option<String>,
+    #[command(flatten)]
+    link_layer: LinkLayerArgs,
+}
+
+/// How the software NIC presents its port.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct LinkLayerArgs {
     /// How the software NIC presents its port: as InfiniBand (LIDs) or as RoCE (GIDs)
     /// [default: roce]
     #[arg(long, value_enum)]
-    pub(crate) link_layer: Option<LinkLayer>,
+    link_layer: Option<LinkLayer>,
 }
 
 /// Where verbs come from.
@@ -58,14 +65,21 @@ pub(crate) enum LinkLayer {
 const LINK_LAYER_VARIABLE: &str = "VERBATIM_LINK_LAYER";
 
 impl NicArgs {
+    /// Makes the link layer hold, see [`LinkLayerArgs::settle`].
+    pub(crate) fn settle_link_layer(&self) -> Result<()> {
+        self.link_layer.settle(Some(self.provider))
+    }
+}
+
+impl LinkLayerArgs {
     /// Makes the link layer hold, for this process and its children.
     ///
     /// The software NIC takes it from the environment. A process whose environment says something
     /// else starts itself again: an environment is safe to set only for a new program.
-    pub(crate) fn settle_link_layer(&self) -> Result<()> {
+    pub(crate) fn settle(&self, provider: Option<Provider>) -> Result<()> {
         let wanted = match self.link_layer {
             None => return Ok(()),
-            Some(_) if self.provider == Provider::System => bail!(
+            Some(_) if provider == Some(Provider::System) => bail!(
                 "--link-layer is for the software NIC, and --provider system uses ports as they \
                  are; leave out one of the two"
             ),

@@ -53,7 +53,7 @@ Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian
 #[derive(clap::Args)]
 struct PeersArgs {
     /// Measure this row only (may be given several times): ud-send, rc-send, rc-latency,
-    /// rc-write, fetch-add, write-mapped, write-private, sequencer, idle-cpu, idle-memory, connect
+    /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer, idle-cpu, idle-memory, connect
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured
@@ -105,6 +105,11 @@ fn peers(args: PeersArgs) -> Result<Outcome> {
         rows.extend(Row::ALL);
     }
     let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
+    let nic = NicChoice {
+        provider: args.nic.provider.name().to_owned(),
+        device: args.nic.device.clone(),
+    };
+    let device = nic.device_name()?;
     let bench = Bench {
         settings: Settings {
             rounds: args.rounds,
@@ -116,15 +121,12 @@ fn peers(args: PeersArgs) -> Result<Outcome> {
             path: std::env::current_exe().context("cannot find this program's own file")?,
             args: vec!["bench".to_owned(), "worker".to_owned()],
         },
-        nic: NicChoice {
-            provider: args.nic.provider.name().to_owned(),
-            device: args.nic.device.clone(),
-        },
+        nic,
     };
     let record = Record::new(
         cores,
         bench.nic.provider.clone(),
-        bench.nic.device.clone().unwrap_or_default(),
+        device,
         bench.settings.clone(),
     );
     if !record.optimised {
@@ -261,35 +263,25 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
         },
     ))?;
     let header = [
-        "what", "ours", "min..max", "", "peer", "", "min..max", "ratio", "min..max", "at least",
-        "aim for", "",
+        "what", "ours", "peer", "", "ratio", "at least", "aim for", "",
     ];
-    let mut table = output::table(header, &[1, 5, 7, 9, 10]);
+    let mut table = output::table(header, &[1, 3, 4, 5, 6]);
     for row in &summary.rows {
-        let median = |spread: &Option<Spread>| spread.map_or_else(dash, |s| figure(s.median));
-        let range = |spread: &Option<Spread>| {
-            spread.map_or_else(String::new, |s| {
-                format!("{}..{}", figure(s.min), figure(s.max))
-            })
-        };
         let wanted = |value: f64| match row.peer_name {
             Some(_) => format!("{value} x"),
             None => format!("{value} {}", row.unit.name()),
         };
+        let unit = row.unit.name();
+        let (peer, ratio) = match row.peer_name {
+            Some(_) => (with_range(row.peer, unit), with_range(row.ratio, "x")),
+            None => (String::new(), String::new()),
+        };
         table.add_row([
-            row.what.clone(),
-            median(&row.ours),
-            range(&row.ours),
-            row.unit.name().to_owned(),
+            row.row.label().to_owned(),
+            with_range(row.ours, unit),
             row.peer_name.clone().unwrap_or_default(),
-            row.peer_name
-                .as_ref()
-                .map_or_else(String::new, |_| median(&row.peer)),
-            range(&row.peer),
-            row.peer_name
-                .as_ref()
-                .map_or_else(String::new, |_| median(&row.ratio)),
-            range(&row.ratio),
+            peer,
+            ratio,
             wanted(row.goal.at_least),
             wanted(row.goal.aim_for),
             verdict(row).to_owned(),
@@ -310,14 +302,20 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
     Ok(())
 }
 
-fn dash() -> String {
-    "-".to_owned()
+fn with_range(spread: Option<Spread>, unit: &str) -> String {
+    spread.map_or_else(
+        || "-".to_owned(),
+        |s| {
+            let [median, min, max] = [s.median, s.min, s.max].map(figure);
+            format!("{median} ({min}..{max}) {unit}")
+        },
+    )
 }
 
 fn verdict(row: &RowResult) -> &'static str {
     match (row.at_least_reached, row.aim_reached) {
-        (_, true) => "aim reached",
-        (true, false) => "at least reached",
+        (_, true) => "aim",
+        (true, false) => "ok",
         (false, false) if row.errors.is_empty() => "MISSED",
         (false, false) => "FAILED",
     }

@@ -8,6 +8,7 @@
 
 mod args;
 mod bench;
+mod devices;
 mod output;
 
 use std::process::ExitCode;
@@ -35,6 +36,8 @@ Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 
 #[derive(Subcommand)]
 enum Command {
+    /// What is there: the software NIC and this machine's own RDMA devices
+    Devices(devices::Args),
     /// Verbs microbenchmarks
     Bench(bench::Args),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     let outcome = match Cli::parse().command {
+        Command::Devices(args) => devices::run(&args),
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

@@ -1,10 +1,23 @@
-//! Our side of every row: the verbs workloads.
+//! Our side of every row: the verbs workloads, written once for every provider.
+//!
+//! Each has a driver, which posts and measures, and a worker's part, which runs in the other
+//! process and checks what arrives. Drivers that take their time from the receiving end use
+//! [`now_ns`], a clock that both processes share.
+
+mod latency;
+mod many;
+mod one_sided;
+mod send;
+mod sequencer;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
+use verbs::{CompletionQueue, Context, PreparedQp, ProtectionDomain, Provider, QueuePair, Rc};
 
 use crate::goal::Row;
-use crate::run::{Bench, Measured};
+use crate::link::Link;
+use crate::pin::pinned;
+use crate::run::{BULK_MESSAGES, BULK_PAYLOAD_BYTES, Bench, Measured};
 
 /// Which NIC a workload runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +28,316 @@ pub struct NicChoice {
     pub device: Option<String>,
 }
 
+impl NicChoice {
+    /// The name of the device that is chosen.
+    ///
+    /// # Errors
+    /// When there is no such provider or device; the message lists those that are there.
+    pub fn device_name(&self) -> Result<String> {
+        let provider = Provider::by_name(&self.provider)?;
+        Ok(provider.device(self.device.as_deref())?.name().to_owned())
+    }
+}
+
+/// A workload, as the driver tells it to the worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    nic: NicChoice,
+    work: Work,
+}
+
+/// What the worker is the other end of.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Work {
+    UdSend { messages: u64 },
+    RcSend { messages: u64 },
+    Latency { rounds: u64 },
+    OneSided(one_sided::Target),
+    Idle { queue_pairs: usize },
+    Connect { queue_pairs: usize },
+}
+
+/// WRs of a postlist in the rows that use them.
+const POSTLIST: usize = 16;
+
 /// Measures our side of `row` once.
-pub(crate) fn measure(_bench: &Bench, row: Row) -> Result<Measured> {
-    bail!("{} is not there yet", row.name())
+pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+    if row == Row::Sequencer {
+        return sequencer::measure(bench);
+    }
+    pinned(bench.cores.requester, || {
+        let mut link = Link::spawn(&bench.worker, bench.cores.responder)?;
+        drive(bench, row, &mut link)
+    })
+}
+
+/// The driver's part, with a worker at the other end of `link`.
+fn drive(bench: &Bench, row: Row, link: &mut Link) -> Result<Measured> {
+    let order = |work| Order {
+        nic: bench.nic.clone(),
+        work,
+    };
+    match row {
+        Row::UdSend => send::drive_ud(link, order, bench.scaled(16_000_000)),
+        Row::RcSend => send::drive_rc(link, order, bench.scaled(12_000_000)),
+        Row::RcLatency => latency::drive(link, order, bench.scaled(1_000_000)),
+        Row::RcWrite => one_sided::drive_writes(link, order, bench.scaled(12_000_000), POSTLIST),
+        Row::RcWriteSingle => one_sided::drive_writes(link, order, bench.scaled(12_000_000), 1),
+        Row::FetchAdd => one_sided::drive_fetch_add(link, order, bench.scaled(8_000_000)),
+        Row::WriteMapped | Row::WritePrivate => one_sided::drive_bulk(
+            link,
+            order,
+            row == Row::WriteMapped,
+            BULK_PAYLOAD_BYTES,
+            bench.scaled(BULK_MESSAGES),
+        ),
+        Row::IdleCpu => Ok(many::drive_idle(link, order, bench.scaled(1_000))?.cpu),
+        Row::IdleMemory => Ok(many::drive_idle(link, order, bench.scaled(1_000))?.memory),
+        Row::Connect => many::drive_connect(link, order, bench.scaled(10_000)),
+        Row::Sequencer => bail!("the sequencer is measured by its own commands"),
+    }
+}
+
+/// The worker's part.
+///
+/// # Errors
+/// When a verb fails, or the driver is gone.
+pub(crate) fn work(link: &mut Link, order: &Order) -> Result<()> {
+    let nic = Nic::open(&order.nic)?;
+    match order.work {
+        Work::UdSend { messages } => send::work_ud(link, &nic, messages),
+        Work::RcSend { messages } => send::work_rc(link, &nic, messages),
+        Work::Latency { rounds } => latency::work(link, &nic, rounds),
+        Work::OneSided(target) => one_sided::work(link, &nic, target),
+        Work::Idle { queue_pairs } => many::work_idle(link, &nic, queue_pairs),
+        Work::Connect { queue_pairs } => many::work_connect(link, &nic, queue_pairs),
+    }
+}
+
+/// An open device and a protection domain in it.
+struct Nic {
+    context: Context,
+    pd: ProtectionDomain,
+}
+
+impl Nic {
+    fn open(choice: &NicChoice) -> Result<Nic> {
+        let provider = Provider::by_name(&choice.provider)?;
+        let context = provider.device(choice.device.as_deref())?.open()?;
+        let pd = context.alloc_pd()?;
+        Ok(Nic { context, pd })
+    }
+
+    fn cq(&self, cqe: usize) -> Result<CompletionQueue> {
+        Ok(self.context.create_cq(u32::try_from(cqe)?)?)
+    }
+}
+
+/// Connects `qp` to the other side's: both send what they have, then both receive.
+fn connect(link: &mut Link, qp: PreparedQp<Rc>) -> Result<QueuePair<Rc>> {
+    link.send(&qp.endpoint())?;
+    let peer = link.recv()?;
+    Ok(qp.connect(&peer)?)
+}
+
+/// Both sides come here before either goes on.
+fn meet(link: &mut Link) -> Result<()> {
+    link.send(&"ready")?;
+    let _: String = link.recv()?;
+    Ok(())
+}
+
+/// The number of bytes or WRs of something small.
+fn small(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Nanoseconds of a clock that all processes of this host share.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let whole = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000;
+    whole + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// Operations and the time that they took, as a rate in 10^6 a second.
+#[allow(clippy::cast_precision_loss)] // far below 2^52 of either
+fn mops(ops: u64, elapsed_ns: u64) -> f64 {
+    ops as f64 * 1e3 / elapsed_ns.max(1) as f64
+}
+
+/// Takes successful completions from `cq` into `on_each`; the number taken.
+///
+/// # Errors
+/// The first failed completion.
+#[inline]
+fn reap<const N: usize>(
+    cq: &CompletionQueue,
+    buffer: &mut verbs::WcBuffer<N>,
+    mut on_each: impl FnMut(verbs::WorkCompletion<'_>) -> Result<()>,
+) -> Result<usize> {
+    let mut taken = 0;
+    for wc in cq.poll(buffer)? {
+        match wc {
+            Ok(wc) => on_each(wc)?,
+            Err(failed) => return Err(anyhow::anyhow!("{failed}")),
+        }
+        taken += 1;
+    }
+    Ok(taken)
+}
+
+/// How long a benchmark waits for something that should come at once.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// Notices when nothing has come for too long, without reading the clock each time.
+struct Patience {
+    empty: u32,
+    since_ns: Option<u64>,
+    limit_ns: u64,
+}
+
+impl Patience {
+    fn new(limit_ns: u64) -> Patience {
+        Patience {
+            empty: 0,
+            since_ns: None,
+            limit_ns,
+        }
+    }
+
+    /// Something came.
+    #[inline]
+    fn reset(&mut self) {
+        self.empty = 0;
+        self.since_ns = None;
+    }
+
+    /// Nothing came; true when that has been so for the whole time.
+    #[inline]
+    fn is_over(&mut self) -> bool {
+        std::hint::spin_loop();
+        self.empty = self.empty.wrapping_add(1);
+        if !self.empty.is_multiple_of(4096) {
+            return false;
+        }
+        let now = now_ns();
+        now - *self.since_ns.get_or_insert(now) > self.limit_ns
+    }
+
+    /// As an error.
+    #[inline]
+    fn check(&mut self, what: &str) -> Result<()> {
+        if self.is_over() {
+            bail!(
+                "nothing came for {} s: {what}",
+                self.limit_ns / 1_000_000_000
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Exe;
+    use crate::pin::Cores;
+    use crate::run::Settings;
+
+    /// Runs our side of `row` tiny, with the worker as a thread.
+    fn tiny(row: Row) -> Measured {
+        let bench = Bench {
+            settings: Settings {
+                rounds: 1,
+                shrink: 10_000,
+                rows: vec![row],
+            },
+            cores: Cores::first_two().unwrap(),
+            worker: Exe {
+                path: "unused".into(),
+                args: vec![],
+            },
+            nic: NicChoice {
+                provider: "softnic".to_owned(),
+                device: None,
+            },
+        };
+        let (mut left, mut right) = Link::pair().unwrap();
+        let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
+        let measured = drive(&bench, row, &mut left);
+        drop(left);
+        let worked = worker.join().unwrap();
+        match (measured, worked) {
+            (Ok(measured), Ok(())) => measured,
+            (measured, worked) => panic!("{}: {measured:?}, worker: {worked:?}", row.name()),
+        }
+    }
+
+    #[test]
+    fn ud_send() {
+        let measured = tiny(Row::UdSend);
+        assert_eq!(measured.verified_ops + measured.lost_ops, 1600);
+    }
+
+    #[test]
+    fn rc_send() {
+        let measured = tiny(Row::RcSend);
+        assert_eq!((measured.verified_ops, measured.lost_ops), (1200, 0));
+    }
+
+    #[test]
+    fn rc_latency() {
+        assert_eq!(tiny(Row::RcLatency).verified_ops, 100);
+    }
+
+    #[test]
+    fn rc_write() {
+        assert_eq!(tiny(Row::RcWrite).verified_ops, 1200);
+        assert_eq!(tiny(Row::RcWriteSingle).verified_ops, 1200);
+    }
+
+    #[test]
+    fn fetch_add() {
+        assert_eq!(tiny(Row::FetchAdd).verified_ops, 800);
+    }
+
+    #[test]
+    fn bulk_writes() {
+        assert_eq!(tiny(Row::WriteMapped).verified_ops, 64);
+        assert_eq!(tiny(Row::WritePrivate).verified_ops, 64);
+    }
+
+    #[test]
+    fn many_queue_pairs() {
+        assert_eq!(tiny(Row::Connect).verified_ops, 64);
+        assert!(tiny(Row::IdleMemory).value > 0.0);
+    }
+
+    #[test]
+    fn a_wrong_nic_is_refused_with_what_there_is() {
+        let choice = |provider: &str, device: Option<&str>| NicChoice {
+            provider: provider.to_owned(),
+            device: device.map(str::to_owned),
+        };
+        assert!(choice("softnic", None).device_name().is_ok());
+        let wrong = choice("softnic", Some("mlx5_0")).device_name().unwrap_err();
+        assert!(wrong.to_string().contains("softnic0"), "{wrong}");
+        assert!(choice("hardnic", None).device_name().is_err());
+    }
+
+    #[test]
+    fn patience_ends() {
+        let mut patience = Patience::new(1_000_000);
+        while !patience.is_over() {}
+        assert!(patience.check("the test").is_err());
+        patience.reset();
+        assert!(!patience.is_over());
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!(mops(5_000_000, 1_000_000_000), 5.0);
+        assert!(now_ns() > 0);
+    }
 }

@@ -1,0 +1,75 @@
+//! What a process uses: CPU time and resident memory, from `/proc`.
+
+use anyhow::{Context, Result};
+
+/// What a process has used up to now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time of all its threads.
+    pub cpu_ns: u64,
+    /// Memory in RAM, shared or not.
+    pub resident_bytes: u64,
+}
+
+impl Usage {
+    /// Of process `pid`.
+    ///
+    /// # Errors
+    /// When it is gone, or the kernel does not tell.
+    pub fn of(pid: u32) -> Result<Usage> {
+        let mut cpu_ns = 0;
+        let tasks = format!("/proc/{pid}/task");
+        for task in std::fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))? {
+            // A thread may end while its siblings are read; its time is lost with it.
+            if let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) {
+                cpu_ns += cpu_ns_of(&text).context("schedstat has another form")?;
+            }
+        }
+        let status = format!("/proc/{pid}/status");
+        let text =
+            std::fs::read_to_string(&status).with_context(|| format!("cannot read {status}"))?;
+        Ok(Usage {
+            cpu_ns,
+            resident_bytes: resident_of(&text).with_context(|| format!("{status}: no VmRSS"))?,
+        })
+    }
+}
+
+/// The first number of `/proc/PID/task/TID/schedstat`: nanoseconds on a CPU.
+fn cpu_ns_of(schedstat: &str) -> Option<u64> {
+    schedstat.split_whitespace().next()?.parse().ok()
+}
+
+/// `VmRSS:    5004 kB` in `/proc/PID/status`.
+fn resident_of(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_writes() {
+        assert_eq!(cpu_ns_of("18226411 120044 60\n"), Some(18_226_411));
+        assert_eq!(cpu_ns_of(""), None);
+        let status = "Name:\tcat\nVmHWM:\t    9999 kB\nVmRSS:\t    1756 kB\nThreads:\t1\n";
+        assert_eq!(resident_of(status), Some(1756 * 1024));
+        assert_eq!(resident_of("Name:\tcat\n"), None);
+    }
+
+    #[test]
+    fn this_process_uses_something_and_no_process_nothing() {
+        let mut sum = 0u64;
+        let before = Usage::of(std::process::id()).unwrap();
+        while Usage::of(std::process::id()).unwrap().cpu_ns == before.cpu_ns {
+            sum = std::hint::black_box((0..100_000).sum());
+        }
+        assert!(sum > 0 && before.resident_bytes > 0);
+        assert!(Usage::of(u32::MAX).is_err());
+    }
+}

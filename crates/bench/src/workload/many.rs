@@ -1,0 +1,243 @@
+//! Many queue pairs: what they cost an idle process, and how fast they are made.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use verbs::{Access, HeaderOnly, PreparedQp, QpEndpoint, QueuePair, Rc, WcBuffer};
+
+use super::{Nic, Order, PATIENCE_NS, Patience, Work, now_ns, reap};
+use crate::link::Link;
+use crate::run::Measured;
+use crate::usage::Usage;
+
+/// Messages in flight while connections are checked.
+const CHECKED_AT_ONCE: usize = 64;
+
+/// What an idle process costs.
+pub(super) struct Idle {
+    /// In percent of a core.
+    pub(super) cpu: Measured,
+    /// In MiB.
+    pub(super) memory: Measured,
+}
+
+pub(super) fn drive_idle(
+    link: &mut Link,
+    order: impl Fn(Work) -> Order,
+    queue_pairs: u64,
+) -> Result<Idle> {
+    let queue_pairs = usize::try_from(queue_pairs)?;
+    let order = order(Work::Idle { queue_pairs });
+    let nic = Nic::open(&order.nic)?;
+    let pid = link.worker_pid().unwrap_or_else(std::process::id);
+    let (qps, _) = connect_all(link, &nic, &order, queue_pairs)?;
+    check_all(&qps)?;
+    let checked: usize = link.recv()?;
+    // What follows the last message (timers, going to sleep) is not idleness yet.
+    std::thread::sleep(Duration::from_millis(500));
+    let before = Usage::of(pid)?;
+    let begin_ns = now_ns();
+    std::thread::sleep(Duration::from_secs(1));
+    let after = Usage::of(pid)?;
+    let elapsed_ns = now_ns() - begin_ns;
+    link.send(&"wake up")?;
+    let measured = |value| Measured {
+        value,
+        verified_ops: checked as u64,
+        lost_ops: 0,
+    };
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let (cpu, memory) = (
+        100.0 * (after.cpu_ns - before.cpu_ns) as f64 / elapsed_ns.max(1) as f64,
+        after.resident_bytes as f64 / f64::from(1 << 20),
+    );
+    Ok(Idle {
+        // The kernel's own bookkeeping shows beyond two digits.
+        cpu: measured((cpu * 100.0).round() / 100.0),
+        memory: measured(memory),
+    })
+}
+
+pub(super) fn drive_connect(
+    link: &mut Link,
+    order: impl Fn(Work) -> Order,
+    queue_pairs: u64,
+) -> Result<Measured> {
+    let queue_pairs = usize::try_from(queue_pairs)?;
+    let order = order(Work::Connect { queue_pairs });
+    let nic = Nic::open(&order.nic)?;
+    let (qps, elapsed_ns) = connect_all(link, &nic, &order, queue_pairs)?;
+    check_all(&qps)?;
+    let checked: usize = link.recv()?;
+    if checked != queue_pairs {
+        bail!("{checked} of {queue_pairs} connections carry messages");
+    }
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let value = elapsed_ns as f64 / 1e9;
+    Ok(Measured {
+        value,
+        verified_ops: checked as u64,
+        lost_ops: 0,
+    })
+}
+
+/// Creates `count` queue pairs here and as many at the worker, and connects them; with the time
+/// from the first creation to the last connection, exchange of addresses included.
+fn connect_all(
+    link: &mut Link,
+    nic: &Nic,
+    order: &Order,
+    count: usize,
+) -> Result<(Vec<QueuePair<Rc>>, u64)> {
+    link.send(&crate::worker::Job::Verbs(order.clone()))?;
+    let _: String = link.recv()?;
+    let begin_ns = now_ns();
+    link.send(&"go")?;
+    let cq = nic.cq(2 * CHECKED_AT_ONCE)?;
+    let prepared: Vec<PreparedQp<Rc>> = (0..count)
+        .map(|_| {
+            let qp = nic.pd.qp::<Rc>(&cq, &cq).max_send_wr(16u32);
+            Ok(qp.max_recv_wr(1u32).max_inline_data(0u32).build()?)
+        })
+        .collect::<Result<_>>()?;
+    let peers: Vec<QpEndpoint> = link.recv()?;
+    if peers.len() != count {
+        bail!("the worker has {} queue pairs of {count}", peers.len());
+    }
+    link.send(
+        &prepared
+            .iter()
+            .map(PreparedQp::endpoint)
+            .collect::<Vec<_>>(),
+    )?;
+    let qps = prepared.into_iter().zip(&peers);
+    let qps = qps
+        .map(|(qp, peer)| Ok(qp.connect(peer)?))
+        .collect::<Result<_>>()?;
+    let _: String = link.recv()?;
+    Ok((qps, now_ns() - begin_ns))
+}
+
+/// Sends a message over each connection.
+fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
+    let Some(first) = qps.first() else {
+        return Ok(());
+    };
+    let mut list = first.postlist(1);
+    list.send_with_imm(HeaderOnly, 0).signaled();
+    let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();
+    let mut outstanding = 0;
+    let mut patience = Patience::new(PATIENCE_NS);
+    let mut wait = |outstanding: &mut usize, left: usize| -> Result<()> {
+        while *outstanding > left {
+            let done = reap(first.send_cq(), &mut wcs, |_| Ok(()))?;
+            *outstanding -= done;
+            if done == 0 {
+                patience.check("completions of SENDs")?;
+            } else {
+                patience.reset();
+            }
+        }
+        Ok(())
+    };
+    for (number, qp) in qps.iter().enumerate() {
+        list.set_imm(0, u32::try_from(number)?);
+        qp.post_send(&mut list)?;
+        outstanding += 1;
+        wait(&mut outstanding, CHECKED_AT_ONCE - 1)?;
+    }
+    wait(&mut outstanding, 0)
+}
+
+pub(super) fn work_idle(link: &mut Link, nic: &Nic, queue_pairs: usize) -> Result<()> {
+    let mut connected = Connected::new(link, nic, queue_pairs)?;
+    let checked = connected.check()?;
+    link.send(&checked)?;
+    // Asleep in here: this is what is measured.
+    let _: String = link.recv()?;
+    Ok(())
+}
+
+pub(super) fn work_connect(link: &mut Link, nic: &Nic, queue_pairs: usize) -> Result<()> {
+    let mut connected = Connected::new(link, nic, queue_pairs)?;
+    let checked = connected.check()?;
+    link.send(&checked)
+}
+
+/// The worker's queue pairs, which share their RECVs.
+struct Connected {
+    qps: Vec<QueuePair<Rc>>,
+    cq: verbs::CompletionQueue,
+    srq: verbs::SharedReceiveQueue,
+    recvs: verbs::RecvList,
+    _memory: verbs::MemoryRegion,
+}
+
+impl Connected {
+    fn new(link: &mut Link, nic: &Nic, count: usize) -> Result<Connected> {
+        let recvs_at_once = 4 * CHECKED_AT_ONCE;
+        let srq = nic.pd.create_srq(u32::try_from(recvs_at_once)?, 1)?;
+        let memory = nic.pd.alloc(64, Access::LOCAL_WRITE)?;
+        let mut recvs = srq.recv_list(recvs_at_once);
+        for _ in 0..recvs_at_once {
+            recvs.recv(memory.slice(..)?, 0);
+        }
+        srq.post_recv(&mut recvs)?;
+        link.send(&"there")?;
+        let _: String = link.recv()?;
+        let cq = nic.cq(2 * recvs_at_once)?;
+        let prepared: Vec<PreparedQp<Rc>> = (0..count)
+            .map(|_| {
+                let qp = nic.pd.qp::<Rc>(&cq, &cq).srq(&srq).max_send_wr(16u32);
+                Ok(qp.max_inline_data(0u32).build()?)
+            })
+            .collect::<Result<_>>()?;
+        link.send(
+            &prepared
+                .iter()
+                .map(PreparedQp::endpoint)
+                .collect::<Vec<_>>(),
+        )?;
+        let peers: Vec<QpEndpoint> = link.recv()?;
+        let qps = prepared.into_iter().zip(&peers);
+        let qps = qps
+            .map(|(qp, peer)| Ok(qp.connect(peer)?))
+            .collect::<Result<_>>()?;
+        link.send(&"connected")?;
+        Ok(Connected {
+            qps,
+            cq,
+            srq,
+            recvs,
+            _memory: memory,
+        })
+    }
+
+    /// Receives one message over each connection; how many came over the right one.
+    fn check(&mut self) -> Result<usize> {
+        let mut seen = vec![false; self.qps.len()];
+        let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();
+        let mut patience = Patience::new(PATIENCE_NS);
+        let mut taken = 0;
+        while taken < self.qps.len() {
+            let qps = &self.qps;
+            let came = reap(&self.cq, &mut wcs, |wc| {
+                let number = wc.imm().context("a message without its number")? as usize;
+                let right = qps.get(number).is_some_and(|qp| qp.qpn() == wc.qp_num());
+                if right {
+                    seen[number] = true;
+                }
+                Ok(())
+            })?;
+            taken += came;
+            if came == 0 {
+                patience.check("a message over each connection")?;
+                continue;
+            }
+            patience.reset();
+            self.recvs.set_len(came);
+            self.srq.post_recv(&mut self.recvs)?;
+        }
+        Ok(seen.iter().filter(|seen| **seen).count())
+    }
+}

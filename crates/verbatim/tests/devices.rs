@@ -1,0 +1,72 @@
+//! `verbatim devices` shows the software NIC, as text and as JSON, with either link layer.
+
+use std::process::{Command, Stdio};
+
+fn devices(args: &[&str]) -> String {
+    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
+        .arg("devices")
+        .args(args)
+        .env_remove("VERBATIM_LINK_LAYER")
+        .output()
+        .expect("the program starts");
+    assert!(
+        out.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8(out.stdout).expect("text")
+}
+
+fn softnic_json(args: &[&str]) -> serde_json::Value {
+    let text = devices(&[&["--provider", "softnic", "--json"], args].concat());
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
+        .collect();
+    assert_eq!(lines.last().expect("a line")["type"], "provider");
+    assert_eq!(lines[0]["type"], "device");
+    lines[0]["data"].clone()
+}
+
+#[test]
+fn the_software_nic_is_always_there() {
+    let text = devices(&[]);
+    assert!(text.contains("softnic0 (softnic)"), "{text}");
+    assert!(text.contains("port 1: ACTIVE, Ethernet"), "{text}");
+    assert!(text.contains("GID 0:"), "{text}");
+}
+
+#[test]
+fn json_has_limits_ports_and_gids() {
+    let device = softnic_json(&[]);
+    assert_eq!(device["provider"], "softnic");
+    assert!(device["limits"]["max_qp"].as_u64() >= Some(10_000));
+    let port = &device["ports"][0];
+    assert_eq!(port["link_layer"], "Ethernet");
+    assert!(port["lid"].is_null());
+    assert!(!port["gids"].as_array().expect("a list").is_empty());
+}
+
+#[test]
+fn the_link_layer_can_be_chosen() {
+    let port = &softnic_json(&["--link-layer", "ib"])["ports"][0];
+    assert_eq!(port["link_layer"], "InfiniBand");
+    assert!(port["lid"].as_u64() > Some(0));
+    let port = &softnic_json(&["--link-layer", "roce"])["ports"][0];
+    assert_eq!(port["link_layer"], "Ethernet");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_verbatim"))
+        .args(["devices", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(child.stdout.take());
+    let out = child.wait_with_output().expect("it ends");
+    assert!(out.status.success(), "{:?}", out.status);
+    assert!(!String::from_utf8_lossy(&out.stderr).contains("error"));
+}
