@@ -28,6 +28,8 @@ pub enum Row {
     WritePrivate,
     /// The sequencer's design `spec-s0`.
     Sequencer,
+    /// The same beside the sequencer's other designs.
+    SequencerLead,
     /// CPU time of an idle process with 1,000 connected queue pairs.
     IdleCpu,
     /// Resident memory of the same process.
@@ -93,6 +95,8 @@ pub enum Peer {
     ProcessVmWritev,
     /// `redis-benchmark -t incr -P 64`.
     RedisIncr,
+    /// The fastest of the sequencer's other designs.
+    OtherDesigns,
 }
 
 impl Peer {
@@ -107,6 +111,7 @@ impl Peer {
             Peer::Memcpy => "memcpy",
             Peer::ProcessVmWritev => "process_vm_writev",
             Peer::RedisIncr => "Redis INCR, P 64",
+            Peer::OtherDesigns => "best other design",
         }
     }
 
@@ -166,7 +171,7 @@ impl Distance {
 
 impl Row {
     /// Every row, in the order of the table.
-    pub const ALL: [Row; 12] = [
+    pub const ALL: [Row; 13] = [
         Row::UdSend,
         Row::RcSend,
         Row::RcLatency,
@@ -176,6 +181,7 @@ impl Row {
         Row::WriteMapped,
         Row::WritePrivate,
         Row::Sequencer,
+        Row::SequencerLead,
         Row::IdleCpu,
         Row::IdleMemory,
         Row::Connect,
@@ -194,6 +200,7 @@ impl Row {
             Row::WriteMapped => "write-mapped",
             Row::WritePrivate => "write-private",
             Row::Sequencer => "sequencer",
+            Row::SequencerLead => "sequencer-lead",
             Row::IdleCpu => "idle-cpu",
             Row::IdleMemory => "idle-memory",
             Row::Connect => "connect",
@@ -213,6 +220,7 @@ impl Row {
             Row::WriteMapped => "1 MiB RDMA WRITE, mapped memory",
             Row::WritePrivate => "1 MiB RDMA WRITE, private memory",
             Row::Sequencer => "sequencer spec-s0, one worker, one client process",
+            Row::SequencerLead => "sequencer spec-s0 beside the best other design",
             Row::IdleCpu => "idle process with 1,000 connected queue pairs: CPU",
             Row::IdleMemory => "idle process with 1,000 connected queue pairs: memory",
             Row::Connect => "10,000 queue pairs created and connected",
@@ -232,6 +240,7 @@ impl Row {
             Row::WriteMapped => "RDMA WRITE, 1 MiB, mapped",
             Row::WritePrivate => "RDMA WRITE, 1 MiB, private",
             Row::Sequencer => "sequencer spec-s0, 1 worker",
+            Row::SequencerLead => "the same, beside other designs",
             Row::IdleCpu => "idle, 1,000 QPs: CPU",
             Row::IdleMemory => "idle, 1,000 QPs: memory",
             Row::Connect => "create and connect 10,000 QPs",
@@ -247,7 +256,8 @@ impl Row {
             | Row::RcWrite
             | Row::RcWriteSingle
             | Row::FetchAdd
-            | Row::Sequencer => Unit::Mops,
+            | Row::Sequencer
+            | Row::SequencerLead => Unit::Mops,
             Row::RcLatency => Unit::Ns,
             Row::WriteMapped | Row::WritePrivate => Unit::GbytesPerS,
             Row::IdleCpu => Unit::CpuPercent,
@@ -267,6 +277,7 @@ impl Row {
             Row::WriteMapped => Some(Peer::Memcpy),
             Row::WritePrivate => Some(Peer::ProcessVmWritev),
             Row::Sequencer => Some(Peer::RedisIncr),
+            Row::SequencerLead => Some(Peer::OtherDesigns),
             Row::IdleCpu | Row::IdleMemory | Row::Connect => None,
         }
     }
@@ -283,6 +294,7 @@ impl Row {
             (Row::RcWrite | Row::RcWriteSingle | Row::FetchAdd, _) => (0.5, 1.0),
             (Row::WriteMapped | Row::WritePrivate, _) => (0.9, 0.9),
             (Row::Sequencer, _) => (5.0, 15.0),
+            (Row::SequencerLead, _) => (1.0, 1.0),
             (Row::IdleCpu, _) => (0.0, 0.0),
             (Row::IdleMemory, _) => (64.0, 64.0),
             (Row::Connect, _) => (2.0, 2.0),

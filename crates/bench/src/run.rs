@@ -255,6 +255,9 @@ impl Bench {
             };
             return Ok(done(value, iterations));
         }
+        if peer == Peer::OtherDesigns {
+            return workload::sequencer::best_other(self);
+        }
         if let Some(method) = peer.copy() {
             let copies = self.scaled(BULK_MESSAGES);
             crate::pin::pinned(self.cores.requester, || {

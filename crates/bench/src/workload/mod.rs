@@ -8,7 +8,7 @@ mod latency;
 mod many;
 mod one_sided;
 mod send;
-mod sequencer;
+pub(crate) mod sequencer;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ const POSTLIST: usize = 16;
 
 /// Measures our side of `row` once.
 pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
-    if row == Row::Sequencer {
+    if matches!(row, Row::Sequencer | Row::SequencerLead) {
         return sequencer::measure(bench);
     }
     pinned(bench.cores.requester, || {
@@ -95,7 +95,9 @@ fn drive(bench: &Bench, row: Row, link: &mut Link) -> Result<Measured> {
         Row::IdleCpu => Ok(many::drive_idle(link, order, bench.scaled(1_000))?.cpu),
         Row::IdleMemory => Ok(many::drive_idle(link, order, bench.scaled(1_000))?.memory),
         Row::Connect => many::drive_connect(link, order, bench.scaled(10_000)),
-        Row::Sequencer => bail!("the sequencer is measured by its own commands"),
+        Row::Sequencer | Row::SequencerLead => {
+            bail!("the sequencer is measured by its own commands")
+        }
     }
 }
 

@@ -30,6 +30,15 @@ const REPORTS: usize = 64;
 /// Send WRs of either side; a multiple of the postlist.
 const SEND_WRS: usize = 256;
 
+const _: () = {
+    assert!(SEND_WRS.is_multiple_of(POSTLIST) && WINDOW.is_multiple_of(CREDIT));
+    assert!(
+        REPORTS >= 2 * WINDOW / CREDIT,
+        "a report would find no RECV"
+    );
+    assert!(CREDIT + POSTLIST <= WINDOW, "the window would never open");
+};
+
 /// What the receiver found.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
@@ -440,16 +449,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn depths_fit_each_other() {
-        assert_eq!(SEND_WRS % POSTLIST, 0);
-        assert_eq!(WINDOW % CREDIT, 0);
-        assert!(
-            REPORTS >= 2 * WINDOW / CREDIT,
-            "a report would find no RECV"
-        );
-        assert!(CREDIT + POSTLIST <= WINDOW, "the window would never open");
     }
 }
