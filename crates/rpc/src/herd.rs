@@ -104,6 +104,8 @@ struct Peer {
     /// Held so that the client can WRITE; the server never posts on it.
     _qp: QueuePair<Uc>,
     to: UdDestination,
+    /// Slots that this client uses: a power of two, at most the layout's.
+    window: u32,
     next: u32,
 }
 
@@ -170,13 +172,21 @@ impl Server {
         !self.active.is_empty()
     }
 
-    /// Registers a client under an index below `max_clients` that is free, with its connected UC queue pair.
+    /// Registers a client under an index below `max_clients` that is free, with its connected UC queue pair
+    /// and the slots that it uses of the layout's, a power of two.
     pub fn add_client(
         &mut self,
         index: u32,
         qp: QueuePair<Uc>,
         to: UdDestination,
+        window: u32,
     ) -> Result<(), RpcError> {
+        if !window.is_power_of_two() || window > self.layout.window {
+            return Err(RpcError::Config(format!(
+                "a window of {window} in {:?}",
+                self.layout
+            )));
+        }
         // What an earlier client left here must not look like a request.
         let start = index as usize * self.layout.client_bytes();
         for slot in self
@@ -191,6 +201,7 @@ impl Server {
         *place = Some(Peer {
             _qp: qp,
             to,
+            window,
             next: 0,
         });
         self.active.push(index);
@@ -269,7 +280,7 @@ impl Server {
             let Some(peer) = &mut self.clients[client as usize] else {
                 continue;
             };
-            let mut slot = (peer.next % self.layout.window) as usize;
+            let mut slot = (peer.next % peer.window) as usize;
             while self.batch.len() < self.doorbells.batch {
                 let number = peer.next.wrapping_add(1);
                 // Pairs with the NIC's store of the word, after the payload's.
@@ -293,7 +304,7 @@ impl Server {
                 }
                 self.batch.push((client, number, len));
                 peer.next = number;
-                slot = if slot + 1 == self.layout.window as usize {
+                slot = if slot + 1 == peer.window as usize {
                     0
                 } else {
                     slot + 1

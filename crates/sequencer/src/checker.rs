@@ -1,0 +1,255 @@
+//! Is it a sequencer? No number twice, none skipped without a reason, increasing for every client.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ClientReport, NumberSet};
+
+/// Collects what every client got.
+///
+/// ```
+/// use sequencer::{Checker, NumberSet};
+/// let mut checker = Checker::new(100);
+/// checker.add_numbers("a", &(100..150).collect::<NumberSet>());
+/// checker.add_numbers("b", &(150..200).collect::<NumberSet>());
+/// let verdict = checker.verdict(Some(200));
+/// assert!(verdict.ok);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Checker {
+    start: u64,
+    all: NumberSet,
+    clients: usize,
+    twice: u64,
+    example: Option<(String, u64)>,
+    not_increasing: u64,
+    lost: u64,
+    died: usize,
+    restarts: usize,
+}
+
+/// What the checker found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Whether everything is as it must be.
+    pub ok: bool,
+    /// Clients whose numbers were checked.
+    pub clients: usize,
+    /// Numbers that were checked.
+    pub numbers: u64,
+    /// Numbers that were given more than once.
+    pub duplicates: u64,
+    /// One of them, and who got it last.
+    pub duplicate: Option<(String, u64)>,
+    /// Numbers that came to a client out of order.
+    pub not_increasing: u64,
+    /// Numbers below the server's next one that no client reported.
+    pub skipped: u64,
+    /// Requests whose answers were lost: each may have skipped a number.
+    pub lost: u64,
+    /// Clients that died: what they got is not known.
+    pub died: usize,
+    /// Restarts of the server: each may have skipped what was reserved.
+    pub restarts: usize,
+    /// Numbers below the start or not below the server's next one.
+    pub outside: u64,
+}
+
+impl Checker {
+    /// A checker for a server whose first number is `start`.
+    pub fn new(start: u64) -> Self {
+        Self {
+            start,
+            all: NumberSet::new(),
+            clients: 0,
+            twice: 0,
+            example: None,
+            not_increasing: 0,
+            lost: 0,
+            died: 0,
+            restarts: 0,
+        }
+    }
+
+    /// Adds what a client reported.
+    pub fn add(&mut self, name: &str, report: &ClientReport) {
+        self.add_numbers(name, &report.numbers);
+        self.twice += report.duplicates;
+        self.not_increasing += report.not_increasing;
+        self.lost += report.failures.lost + report.failures.discarded;
+    }
+
+    /// Adds the numbers of a client.
+    pub fn add_numbers(&mut self, name: &str, numbers: &NumberSet) {
+        self.clients += 1;
+        let (twice, example) = self.all.merge(numbers);
+        self.twice += twice;
+        if let (None, Some(n)) = (&self.example, example) {
+            self.example = Some((name.to_owned(), n));
+        }
+    }
+
+    /// A client died without a report.
+    pub fn client_died(&mut self) {
+        self.died += 1;
+    }
+
+    /// The server was restarted.
+    pub fn server_restarted(&mut self) {
+        self.restarts += 1;
+    }
+
+    /// The verdict; `next` is the number that the server would give next, if that is known.
+    pub fn verdict(&self, next: Option<u64>) -> Verdict {
+        let bounds = self.all.bounds();
+        let end =
+            next.unwrap_or_else(|| bounds.map_or(self.start, |(_, last)| last.saturating_add(1)));
+        let count = |from: u64, to: u64| -> u64 {
+            // Both ends exclusive of `to`; runs are inclusive.
+            self.all
+                .runs()
+                .iter()
+                .filter(|r| r.1 >= from && r.0 < to)
+                .map(|r| r.1.min(to - 1) - r.0.max(from) + 1)
+                .sum()
+        };
+        let inside = if end > self.start {
+            count(self.start, end)
+        } else {
+            0
+        };
+        let numbers = self.all.len();
+        let outside = numbers - inside;
+        let skipped = end.saturating_sub(self.start).saturating_sub(inside);
+        let excused = skipped <= self.lost || self.died > 0 || self.restarts > 0;
+        Verdict {
+            ok: self.twice == 0 && self.not_increasing == 0 && outside == 0 && excused,
+            clients: self.clients,
+            numbers,
+            duplicates: self.twice,
+            duplicate: self.example.clone(),
+            not_increasing: self.not_increasing,
+            skipped,
+            lost: self.lost,
+            died: self.died,
+            restarts: self.restarts,
+            outside,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            clients,
+            numbers,
+            skipped,
+            lost,
+            died,
+            restarts,
+            ..
+        } = self;
+        let s = if *clients == 1 { "" } else { "s" };
+        write!(
+            f,
+            "{}: {numbers} numbers of {clients} client{s}",
+            if self.ok { "verified" } else { "FAILED" }
+        )?;
+        match (&self.duplicate, self.duplicates) {
+            (_, 0) => write!(f, ", none twice")?,
+            (Some((who, n)), d) => write!(f, ", {d} TWICE (such as {n}, again at {who})")?,
+            (None, d) => write!(f, ", {d} TWICE at the same client")?,
+        }
+        match self.not_increasing {
+            0 => write!(f, ", increasing for every client")?,
+            n => write!(f, ", {n} NOT INCREASING")?,
+        }
+        match skipped {
+            0 => write!(f, ", none skipped")?,
+            n => write!(
+                f,
+                ", {n} skipped ({lost} lost messages, {died} dead clients, {restarts} restarts)"
+            )?,
+        }
+        if self.outside > 0 {
+            write!(f, ", {} OUTSIDE of what the server gave", self.outside)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(range: std::ops::Range<u64>) -> NumberSet {
+        range.collect()
+    }
+
+    #[test]
+    fn a_good_run_is_verified() {
+        let mut c = Checker::new(10);
+        c.add_numbers("a", &(10..1_000_000).step_by(2).collect());
+        c.add_numbers("b", &(11..1_000_000).step_by(2).collect());
+        let v = c.verdict(Some(1_000_000));
+        assert!(v.ok, "{v}");
+        assert_eq!(
+            v.to_string(),
+            "verified: 999990 numbers of 2 clients, none twice, increasing for every client, none skipped"
+        );
+    }
+
+    #[test]
+    fn a_planted_duplicate_is_found() {
+        let mut c = Checker::new(0);
+        c.add_numbers("a", &set(0..500));
+        c.add_numbers("b", &set(499..900));
+        let v = c.verdict(Some(900));
+        assert!(!v.ok);
+        assert_eq!(
+            (v.duplicates, v.duplicate),
+            (1, Some(("b".to_owned(), 499)))
+        );
+    }
+
+    #[test]
+    fn a_planted_gap_is_found_and_excused_only_by_a_reason() {
+        let mut c = Checker::new(0);
+        c.add_numbers("a", &set(0..500));
+        c.add_numbers("b", &set(502..900));
+        assert_eq!(
+            (c.verdict(Some(900)).ok, c.verdict(Some(900)).skipped),
+            (false, 2)
+        );
+        c.lost = 1;
+        assert!(!c.verdict(Some(900)).ok);
+        c.lost = 2;
+        assert!(c.verdict(Some(900)).ok);
+        c.lost = 0;
+        c.client_died();
+        assert!(c.verdict(Some(900)).ok);
+    }
+
+    #[test]
+    fn numbers_that_the_server_never_gave_are_found() {
+        let mut c = Checker::new(100);
+        c.add_numbers("a", &set(99..200));
+        assert_eq!(
+            (c.verdict(Some(200)).ok, c.verdict(Some(200)).outside),
+            (false, 1)
+        );
+        assert_eq!(
+            (c.verdict(Some(150)).ok, c.verdict(Some(150)).outside),
+            (false, 51)
+        );
+    }
+
+    #[test]
+    fn order_violations_fail() {
+        let mut c = Checker::new(0);
+        c.add_numbers("a", &set(0..10));
+        c.not_increasing = 1;
+        assert!(!c.verdict(None).ok);
+    }
+}

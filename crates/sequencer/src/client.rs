@@ -1,0 +1,512 @@
+//! The client: keeps a window of requests outstanding, measures, starts over when it must.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rpc::{RpcError, UdPortConfig, datagram, herd};
+use verbs::{Access, Context, ProtectionDomain, Provider, Rc, Waiter};
+
+use crate::lanes::{AtomicsLane, Lane, RpcLane, Sink, SpecLane};
+use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
+use crate::{ClientConfig, ClientReport, Design, Failures, Latency, Until};
+
+/// A client of a [`Server`](crate::Server). Dropping it disconnects it.
+#[derive(Debug)]
+pub struct Client {
+    config: ClientConfig,
+    context: Context,
+    pd: ProtectionDomain,
+    session: Option<Session>,
+    design: Design,
+    sink: Sink,
+    start: u64,
+}
+
+/// Why a client cannot connect, or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The configuration cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// The server cannot be reached, or is none.
+    #[error("cannot reach a sequencer at {server}: {source}")]
+    Reach {
+        /// The address.
+        server: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The server refused.
+    #[error("the sequencer refused: {reason}")]
+    Refused {
+        /// Why.
+        reason: String,
+        /// Whether it may succeed later.
+        retry: bool,
+    },
+    /// There is no such provider.
+    #[error(transparent)]
+    Provider(#[from] verbs::ProviderError),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] verbs::VerbError),
+    /// The RPC layer failed.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// Fewer numbers came than were asked for.
+    #[error("got {got} of {wanted} numbers: {why}")]
+    Short {
+        /// Numbers that came.
+        got: u64,
+        /// Numbers that were asked for.
+        wanted: u64,
+        /// Why there are no more.
+        why: String,
+    },
+}
+
+/// A connection: it ends when it is dropped, here and at the server.
+#[derive(Debug)]
+struct Session {
+    lane: AnyLane,
+    /// Only held: its end is the end of the session at the server.
+    _stream: TcpStream,
+}
+
+#[derive(Debug)]
+enum AnyLane {
+    Atomics(Box<AtomicsLane>),
+    Rpc(Box<RpcLane>),
+    Spec(Box<SpecLane>),
+}
+
+impl Client {
+    /// Connects to a server; tries for [`ClientConfig::reconnect_ms`] if it is not there (yet).
+    pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
+        config.check().map_err(ClientError::Config)?;
+        let context = Provider::by_name(&config.nic.provider)?
+            .device(config.nic.device.as_deref())?
+            .open()?;
+        let pd = context.alloc_pd()?;
+        let mut client = Self {
+            config,
+            context,
+            pd,
+            session: None,
+            design: Design::SpecS0,
+            sink: Sink::default(),
+            start: 0,
+        };
+        client.reconnect()?;
+        Ok(client)
+    }
+
+    /// The design it uses.
+    pub fn design(&self) -> Design {
+        self.design
+    }
+
+    /// The first number of the server.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Gets numbers until the time is over or there are enough. Failures are in the report.
+    pub fn run(&mut self, until: Until) -> ClientReport {
+        let mut run = Run::new(until, &self.config);
+        self.sink.numbers = crate::NumberSet::new();
+        (self.sink.got, self.sink.not_increasing, self.sink.discarded) = (0, 0, 0);
+        (self.sink.refused, self.sink.wrong_guesses) = (0, 0);
+        loop {
+            let Some(session) = &mut self.session else {
+                match self.reconnect() {
+                    Ok(()) => continue,
+                    Err(e) => {
+                        run.failures.ended = Some(e.to_string());
+                        break;
+                    }
+                }
+            };
+            let end = match &mut session.lane {
+                AnyLane::Atomics(lane) => run.drive(&mut **lane, &mut self.sink),
+                AnyLane::Rpc(lane) => run.drive(&mut **lane, &mut self.sink),
+                AnyLane::Spec(lane) => run.drive(&mut **lane, &mut self.sink),
+            };
+            match end {
+                End::Done => break,
+                End::UsedUp => {
+                    run.failures.ended = Some("the numbers are used up".to_owned());
+                    break;
+                }
+                End::Broken { lost, why } => {
+                    tracing::info!("{lost} requests lost, connecting again: {why}");
+                    run.failures.lost += lost as u64;
+                    run.failures.reconnects += 1;
+                    // Queue pairs and connection go with it: see `lanes`, rule 4.
+                    self.session = None;
+                    if run.is_over(self.sink.got) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.report(run)
+    }
+
+    /// Gets exactly `count` numbers.
+    pub fn take(&mut self, count: u64) -> Result<Vec<u64>, ClientError> {
+        self.sink.keep = Some(Vec::new());
+        let report = self.run(Until::Count(count));
+        let numbers = self.sink.keep.take().unwrap_or_default();
+        if report.requests == count {
+            return Ok(numbers);
+        }
+        let why = report
+            .failures
+            .ended
+            .unwrap_or_else(|| "unknown".to_owned());
+        Err(ClientError::Short {
+            got: report.requests,
+            wanted: count,
+            why,
+        })
+    }
+
+    fn report(&mut self, run: Run) -> ClientReport {
+        let seconds = run.last.duration_since(run.started).as_secs_f64();
+        let mut numbers = std::mem::take(&mut self.sink.numbers);
+        let requests = self.sink.got;
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let rate = if seconds > 0.0 {
+            requests as f64 / seconds
+        } else {
+            0.0
+        };
+        ClientReport {
+            design: self.design,
+            window: self.config.window,
+            requests,
+            seconds,
+            rate,
+            latency: Latency::of(&run.latency),
+            doorbells: run.doorbells,
+            wrong_guesses: self.sink.wrong_guesses,
+            not_increasing: self.sink.not_increasing,
+            duplicates: numbers.duplicates(),
+            failures: Failures {
+                discarded: self.sink.discarded,
+                refused: self.sink.refused,
+                ..run.failures
+            },
+            numbers,
+        }
+    }
+
+    /// Opens a session, trying again while that may help.
+    fn reconnect(&mut self) -> Result<(), ClientError> {
+        let give_up = Instant::now() + self.config.reconnect();
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let error = match self.open() {
+                Ok((session, accepted)) => {
+                    if accepted.next < self.sink.above {
+                        let reason = format!(
+                            "it goes on at {}, but {} was given already: it was started again without its state file",
+                            accepted.next,
+                            self.sink.above - 1
+                        );
+                        return Err(ClientError::Refused {
+                            reason,
+                            retry: false,
+                        });
+                    }
+                    self.design = accepted.design;
+                    self.start = accepted.start;
+                    self.session = Some(session);
+                    return Ok(());
+                }
+                Err(e) => e,
+            };
+            let hopeless = match &error {
+                ClientError::Reach { source, .. } => {
+                    source.kind() == std::io::ErrorKind::InvalidInput
+                }
+                ClientError::Refused { retry, .. } => !retry,
+                _ => true,
+            };
+            if hopeless || Instant::now() + pause > give_up {
+                return Err(error);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+
+    fn open(&self) -> Result<(Session, Accepted), ClientError> {
+        let reach = |source| ClientError::Reach {
+            server: self.config.server.clone(),
+            source,
+        };
+        let mut stream = TcpStream::connect(&self.config.server).map_err(reach)?;
+        let patience = self.config.reconnect().max(Duration::from_secs(1));
+        stream.set_read_timeout(Some(patience)).map_err(reach)?;
+        stream.set_nodelay(true).map_err(reach)?;
+        let welcome: Welcome = rendezvous::receive(&mut stream).map_err(reach)?;
+        let refused = |reason: String| ClientError::Refused {
+            reason,
+            retry: false,
+        };
+        if welcome.protocol != rendezvous::PROTOCOL || welcome.version != rendezvous::VERSION {
+            let Welcome {
+                protocol, version, ..
+            } = welcome;
+            return Err(refused(format!(
+                "it speaks {protocol} {version}, this client {} {}",
+                rendezvous::PROTOCOL,
+                rendezvous::VERSION
+            )));
+        }
+        let offered = welcome
+            .designs
+            .first()
+            .copied()
+            .ok_or_else(|| refused("it serves no design".to_owned()))?;
+        let design = self.config.design.unwrap_or(offered);
+        if !welcome.designs.contains(&design) {
+            return Err(refused(format!("it serves design {offered}, not {design}")));
+        }
+        if self.config.window > welcome.max_window {
+            return Err(refused(format!(
+                "its largest window is {}, not {}",
+                welcome.max_window, self.config.window
+            )));
+        }
+        let prepared = self.prepare(design)?;
+        let mut hello = Hello {
+            version: rendezvous::VERSION,
+            design,
+            window: self.config.window,
+            rc: None,
+            uc: None,
+            ud: None,
+        };
+        match &prepared {
+            Prepared::Atomics(qp, _) => hello.rc = Some(qp.endpoint()),
+            Prepared::Rpc(c) => {
+                (hello.uc, hello.ud) = (Some(c.uc_endpoint()), Some(c.ud_endpoint()))
+            }
+            Prepared::Spec(c) => hello.ud = Some(c.endpoint()),
+        }
+        rendezvous::send(&mut stream, &hello).map_err(reach)?;
+        let accepted = match rendezvous::receive(&mut stream).map_err(reach)? {
+            Answer::Accepted(accepted) => accepted,
+            Answer::Refused { reason, retry } => {
+                return Err(ClientError::Refused { reason, retry });
+            }
+        };
+        let lane = self.attach(prepared, &accepted)?;
+        Ok((
+            Session {
+                lane,
+                _stream: stream,
+            },
+            accepted,
+        ))
+    }
+
+    /// This side's queue pairs, as far as they can be without the server.
+    fn prepare(&self, design: Design) -> Result<Prepared, ClientError> {
+        let (nic, window) = (&self.config.nic, self.config.window);
+        let depth = u32::try_from(window.max(64)).unwrap_or(u32::MAX);
+        let port = UdPortConfig {
+            port_num: nic.port_num,
+            gid_index: nic.gid_index,
+            send_depth: (depth * 2).max(256),
+            recv_depth: depth,
+            recv_payload: 8,
+            send_payload: 16,
+            channel: None,
+        };
+        match design {
+            Design::Atomics => {
+                let cq = self.context.create_cq(depth + 4)?;
+                let mut builder = self
+                    .pd
+                    .qp::<Rc>(&cq, &cq)
+                    .port_num(nic.port_num)
+                    .max_send_wr(depth + 4)
+                    .max_recv_wr(1);
+                if let Some(index) = nic.gid_index {
+                    builder = builder.gid_index(index);
+                }
+                Ok(Prepared::Atomics(builder.build()?, cq))
+            }
+            Design::SpecS0 => Ok(Prepared::Spec(datagram::Client::new(&self.pd, &port)?)),
+            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Ok(Prepared::Rpc(
+                herd::PreparedClient::new(&self.pd, 0, &port)?,
+            )),
+        }
+    }
+
+    fn attach(&self, prepared: Prepared, accepted: &Accepted) -> Result<AnyLane, ClientError> {
+        let window = self.config.window;
+        let lacks = |what: &str| ClientError::Config(format!("the server's answer lacks {what:?}"));
+        Ok(match prepared {
+            Prepared::Atomics(qp, cq) => {
+                let remote = accepted
+                    .counter
+                    .zip(accepted.limit)
+                    .ok_or_else(|| lacks("counter"))?;
+                let results = self.pd.alloc((window + 1) * 8, Access::LOCAL_WRITE)?;
+                let qp = qp.connect(&accepted.endpoint)?;
+                AnyLane::Atomics(Box::new(AtomicsLane::new(
+                    qp,
+                    cq,
+                    results,
+                    window,
+                    remote,
+                    accepted.end,
+                )?))
+            }
+            Prepared::Rpc(client) => {
+                let (slots, layout) = accepted
+                    .slots
+                    .zip(accepted.layout)
+                    .ok_or_else(|| lacks("slots"))?;
+                let client = client.connect(&accepted.endpoint, slots, layout)?;
+                AnyLane::Rpc(Box::new(RpcLane::new(client, window)))
+            }
+            Prepared::Spec(mut client) => {
+                client.connect(
+                    self.pd
+                        .ud_destination(self.config.nic.port_num, &accepted.endpoint)?,
+                );
+                AnyLane::Spec(Box::new(SpecLane::new(client, window, accepted.next)))
+            }
+        })
+    }
+}
+
+enum Prepared {
+    Atomics(verbs::PreparedQp<Rc>, verbs::CompletionQueue),
+    Rpc(herd::PreparedClient),
+    Spec(datagram::Client),
+}
+
+/// How a session ended.
+enum End {
+    Done,
+    UsedUp,
+    Broken { lost: usize, why: String },
+}
+
+/// A run over one or more sessions.
+struct Run {
+    count: u64,
+    end: Option<Instant>,
+    batch: usize,
+    deadline: Duration,
+    started: Instant,
+    last: Instant,
+    latency: Histogram<u64>,
+    doorbells: u64,
+    failures: Failures,
+}
+
+impl Run {
+    fn new(until: Until, config: &ClientConfig) -> Self {
+        let started = Instant::now();
+        let (count, end) = match until {
+            Until::Count(n) => (n, None),
+            // A time too long to represent is for ever.
+            Until::DurationMs(ms) => (u64::MAX, started.checked_add(Duration::from_millis(ms))),
+        };
+        Self {
+            count,
+            end,
+            batch: config.batch.min(config.window),
+            deadline: config.deadline(),
+            started,
+            last: started,
+            latency: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds"),
+            doorbells: 0,
+            failures: Failures::default(),
+        }
+    }
+
+    fn is_over(&self, got: u64) -> bool {
+        got >= self.count || self.end.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Keeps the lane's window full until the run is over. The clock is read once a postlist.
+    fn drive<L: Lane>(&mut self, lane: &mut L, sink: &mut Sink) -> End {
+        let broken = |lane: &L, why: &dyn std::fmt::Display| End::Broken {
+            lost: lane.outstanding(),
+            why: why.to_string(),
+        };
+        let (mut sent, mut answered) = (0u64, 0u64);
+        // Postlists under way: requests sent up to and with it, and when.
+        let mut marks: VecDeque<(u64, Instant)> = VecDeque::with_capacity(lane.room() + 1);
+        let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
+        let (mut stopping, mut progress, mut since) = (false, false, Instant::now());
+        let refused = sink.refused;
+        loop {
+            if !stopping {
+                let left = self.count - sink.got - lane.outstanding() as u64;
+                let room = lane.room().min(usize::try_from(left).unwrap_or(usize::MAX));
+                // Full postlists while answers come; what there is when none do.
+                if room >= self.batch || (room > 0 && waiter.misses() > 0) {
+                    let n = room.min(self.batch);
+                    if let Err(e) = lane.send(n, sink.above) {
+                        return broken(lane, &e);
+                    }
+                    self.doorbells += 1;
+                    sent += n as u64;
+                    let now = Instant::now();
+                    marks.push_back((sent, now));
+                    stopping = self.end.is_some_and(|end| now >= end);
+                }
+            }
+            let got = match lane.poll(sink) {
+                Ok(got) => got,
+                Err(e) => return broken(lane, &e),
+            };
+            if got > 0 {
+                waiter.reset();
+                progress = true;
+                answered += got as u64;
+                if marks.front().is_some_and(|m| m.0 <= answered) {
+                    self.last = Instant::now();
+                    while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
+                        let nanos = u64::try_from(self.last.duration_since(at).as_nanos())
+                            .unwrap_or(u64::MAX);
+                        self.latency.saturating_record(nanos);
+                    }
+                }
+                stopping |= sink.refused > refused;
+                continue;
+            }
+            if lane.outstanding() == 0 {
+                if sink.refused > refused {
+                    return End::UsedUp;
+                }
+                if stopping || sink.got >= self.count {
+                    return End::Done;
+                }
+            }
+            waiter.idle();
+            if waiter.misses().is_multiple_of(256) {
+                let now = Instant::now();
+                stopping |= self.end.is_some_and(|end| now >= end);
+                if std::mem::take(&mut progress) {
+                    since = now;
+                } else if now.duration_since(since) > self.deadline {
+                    return broken(lane, &"no answer came before the deadline");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Designs and configurations.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How clients get numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Design {
+    /// RC fetch-and-add on the server's counter; the server's CPU does nothing.
+    Atomics,
+    /// HERD RPC: requests are UC WRITEs, each response is a UD SEND with its own doorbell.
+    Rpc,
+    /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
+    RpcBatch,
+    /// The same, batches rotating over [`ServerConfig::queues`] UD queue pairs.
+    RpcBatchMq,
+    /// Header-only UD SENDs both ways: the client speculates the upper four bytes.
+    SpecS0,
+}
+
+impl Design {
+    /// All designs, in the order of the paper.
+    pub const ALL: [Self; 5] = [
+        Self::Atomics,
+        Self::Rpc,
+        Self::RpcBatch,
+        Self::RpcBatchMq,
+        Self::SpecS0,
+    ];
+
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Atomics => "atomics",
+            Self::Rpc => "rpc",
+            Self::RpcBatch => "rpc-batch",
+            Self::RpcBatchMq => "rpc-batch-mq",
+            Self::SpecS0 => "spec-s0",
+        }
+    }
+
+    /// What it does, in a line.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Self::Atomics => "RC fetch-and-add on the server's counter",
+            Self::Rpc => "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response",
+            Self::RpcBatch => "HERD RPC, one atomic add and one doorbell a batch",
+            Self::RpcBatchMq => "HERD RPC, batches rotate over several UD queue pairs",
+            Self::SpecS0 => "header-only UD SENDs both ways, speculating the upper 4 bytes",
+        }
+    }
+
+    /// The first number that it refuses to give: see [`crate::counter`].
+    pub fn end_of_numbers(self) -> u64 {
+        match self {
+            Self::Atomics => crate::counter::ATOMICS_END,
+            _ => crate::counter::END,
+        }
+    }
+}
+
+impl fmt::Display for Design {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Design {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|d| d.name() == s)
+            .ok_or_else(|| {
+                let names: Vec<_> = Self::ALL.iter().map(|d| d.name()).collect();
+                format!(
+                    "no design is called {s:?}: the designs are {}",
+                    names.join(", ")
+                )
+            })
+    }
+}
+
+/// Which NIC to use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NicConfig {
+    /// The provider: `softnic` or `system`.
+    pub provider: String,
+    /// The device; the provider's first if `None`.
+    pub device: Option<String>,
+    /// The port, from 1.
+    pub port_num: u8,
+    /// The entry of the GID table; the device's default if `None`.
+    pub gid_index: Option<u8>,
+}
+
+impl Default for NicConfig {
+    fn default() -> Self {
+        Self {
+            provider: "softnic".to_owned(),
+            device: None,
+            port_num: 1,
+            gid_index: None,
+        }
+    }
+}
+
+/// How a server runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerConfig {
+    /// The TCP address where clients find it; port 0 takes a free one.
+    pub listen: String,
+    /// The NIC.
+    pub nic: NicConfig,
+    /// The design.
+    pub design: Design,
+    /// Worker threads, 1 to 64; `atomics` has none.
+    pub workers: usize,
+    /// Requests of one batch, 1 to 64; 1 in the design `rpc`.
+    pub batch: usize,
+    /// UD queue pairs of a worker in the design `rpc-batch-mq`, 1 to 64.
+    pub queues: usize,
+    /// Clients at the same time, 1 to 256.
+    pub max_clients: usize,
+    /// The largest window a client may ask for, 1 to 4096.
+    pub max_window: usize,
+    /// RECVs that a worker keeps posted in the design `spec-s0`: the sum of its clients' windows, at most.
+    pub recv_depth: u32,
+    /// The first number, if the state file does not say a higher one.
+    pub start: u64,
+    /// Where the numbers that may have been given are kept, for a safe restart.
+    pub state: Option<PathBuf>,
+    /// How many numbers are reserved ahead in the state file; at most so many are skipped at a restart.
+    pub reserve: u64,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:0".to_owned(),
+            nic: NicConfig::default(),
+            design: Design::SpecS0,
+            workers: 1,
+            batch: 64,
+            queues: 3,
+            max_clients: 64,
+            max_window: 1024,
+            recv_depth: 1024,
+            start: 0,
+            state: None,
+            reserve: 1 << 24,
+        }
+    }
+}
+
+impl ServerConfig {
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let range = |name: &str, value: usize, max: usize| {
+            if (1..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("{name} is {value}: it must be 1 to {max}"))
+            }
+        };
+        range("workers", self.workers, 64)?;
+        range("batch", self.batch, rpc::MAX_BATCH)?;
+        range("queues", self.queues, 64)?;
+        range("max_clients", self.max_clients, crate::counter::MAX_CLIENTS)?;
+        range("max_window", self.max_window, crate::counter::MAX_WINDOW)?;
+        range("recv_depth", self.recv_depth as usize, 1 << 20)?;
+        if self.reserve < 1024 {
+            return Err(format!(
+                "reserve is {}: it must be 1024 or more",
+                self.reserve
+            ));
+        }
+        let end = self.design.end_of_numbers();
+        if self.start > end {
+            return Err(format!(
+                "start is {}: design {} gives numbers below {end}",
+                self.start, self.design
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// How a client runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClientConfig {
+    /// The server's TCP address.
+    pub server: String,
+    /// The NIC.
+    pub nic: NicConfig,
+    /// The design; the server's if `None`.
+    pub design: Option<Design>,
+    /// Requests outstanding, 1 to 4096.
+    pub window: usize,
+    /// Requests of one postlist, 1 to 64, and at most the window.
+    pub batch: usize,
+    /// How long a request may go without any answer coming before it counts as lost, in milliseconds.
+    pub deadline_ms: u64,
+    /// How long to try to reach a server that is gone, in milliseconds.
+    pub reconnect_ms: u64,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            server: String::new(),
+            nic: NicConfig::default(),
+            design: None,
+            window: 64,
+            batch: 16,
+            deadline_ms: 1_000,
+            reconnect_ms: 10_000,
+        }
+    }
+}
+
+impl ClientConfig {
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if !(1..=crate::counter::MAX_WINDOW).contains(&self.window) {
+            return Err(format!(
+                "window is {}: it must be 1 to {}",
+                self.window,
+                crate::counter::MAX_WINDOW
+            ));
+        }
+        if !(1..=rpc::MAX_BATCH).contains(&self.batch) {
+            return Err(format!(
+                "batch is {}: it must be 1 to {}",
+                self.batch,
+                rpc::MAX_BATCH
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms.max(1))
+    }
+
+    pub(crate) fn reconnect(&self) -> Duration {
+        Duration::from_millis(self.reconnect_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn designs_parse_by_the_name_they_print() {
+        for d in Design::ALL {
+            assert_eq!(d.to_string().parse(), Ok(d));
+            assert_eq!(
+                serde_json::to_string(&d).expect("a string"),
+                format!("\"{d}\"")
+            );
+        }
+        assert!(
+            "spec"
+                .parse::<Design>()
+                .expect_err("unknown")
+                .contains("rpc-batch-mq")
+        );
+    }
+
+    #[test]
+    fn limits_are_named() {
+        let bad = ServerConfig {
+            workers: 0,
+            ..ServerConfig::default()
+        };
+        assert_eq!(
+            bad.check(),
+            Err("workers is 0: it must be 1 to 64".to_owned())
+        );
+        let bad = ServerConfig {
+            start: u64::MAX,
+            design: Design::Atomics,
+            ..ServerConfig::default()
+        };
+        assert!(bad.check().is_err());
+    }
+}

@@ -1,0 +1,406 @@
+//! The client's side of each design: send requests, take numbers.
+//!
+//! # Which number a header-only answer means (`spec-s0`)
+//!
+//! The answer carries only the lower half. The upper half is the *guess* that was in the request which it
+//! answers, because the server answers header-only exactly when the guess was right. The client does not
+//! know which request an answer belongs to; it does not need to, as long as all requests that may still be
+//! answered carry the same guess. [`SpecLane`] keeps that true:
+//!
+//! 1. Every request of the lane carries `guess`. It changes only while `outstanding` is 0.
+//! 2. `outstanding` is requests sent minus answers accepted. The server sends at most one answer to a
+//!    request, and UD delivers a datagram at most once. So `outstanding == 0` means that every request
+//!    has been answered and every answer has arrived: none with the old guess can still come.
+//! 3. A network that does duplicate a datagram cannot break 2: server and client use one UD queue pair
+//!    each, so answers come in the order of their numbers, and an answer whose number is not above all
+//!    before is not accepted and does not lower `outstanding`. The lane then never reaches 0, passes its
+//!    deadline, and is thrown away by rule 4. (The same holds for answers that overtake each other.)
+//! 4. When a deadline passes, the whole session is dropped: queue pair, Q_Key and TCP connection. Requests
+//!    are retried on a new queue pair with a new random Q_Key. An answer to an old request is addressed to
+//!    the old queue pair number with the old Q_Key and is dropped by the NIC. What it said is a number
+//!    that nobody gets: skipped, never given twice.
+//! 5. After a wrong guess the full number says what the right one is, but other requests with the old
+//!    guess are under way. The lane sends nothing until they are answered (rule 1), once in 2^32 numbers.
+//!
+//! So a number is accepted at most once, and is the one that the server took for that answer. Numbers that
+//! the server takes are taken once: duplicates are impossible.
+
+use std::collections::VecDeque;
+
+use rpc::{RpcError, datagram, herd};
+use verbs::{
+    CompletionQueue, MemoryRegion, MrSlice, Postlist, QueuePair, Rc, RemoteMemory, WcBuffer,
+};
+
+use crate::NumberSet;
+use crate::counter::USED_UP;
+
+/// What came out of the lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Sink {
+    /// One more than the largest number so far, over all sessions.
+    pub(crate) above: u64,
+    pub(crate) numbers: NumberSet,
+    pub(crate) got: u64,
+    pub(crate) not_increasing: u64,
+    pub(crate) discarded: u64,
+    pub(crate) refused: u64,
+    pub(crate) wrong_guesses: u64,
+    /// The numbers one by one, if somebody wants them.
+    pub(crate) keep: Option<Vec<u64>>,
+}
+
+impl Sink {
+    /// A number that must not be below `floor`: one more than the largest when it was asked for.
+    #[inline]
+    fn number(&mut self, n: u64, floor: u64) {
+        self.not_increasing += u64::from(n < floor);
+        self.above = self.above.max(n + 1);
+        self.got += 1;
+        self.numbers.insert(n);
+        if let Some(keep) = &mut self.keep {
+            keep.push(n);
+        }
+    }
+}
+
+pub(crate) trait Lane {
+    /// How many requests may be sent now.
+    fn room(&self) -> usize;
+    /// Requests without an answer.
+    fn outstanding(&self) -> usize;
+    /// Sends `count` requests with one doorbell; `above` is the sink's.
+    fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
+    /// Takes answers; returns how many requests they answer.
+    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError>;
+}
+
+/// Header-only both ways.
+#[derive(Debug)]
+pub(crate) struct SpecLane {
+    client: datagram::Client,
+    window: usize,
+    guess: u32,
+    right_guess: Option<u32>,
+    outstanding: usize,
+}
+
+impl SpecLane {
+    pub(crate) fn new(client: datagram::Client, window: usize, next: u64) -> Self {
+        Self {
+            client,
+            window,
+            guess: upper(next),
+            right_guess: None,
+            outstanding: 0,
+        }
+    }
+}
+
+fn upper(n: u64) -> u32 {
+    (n >> 32) as u32
+}
+
+impl Lane for SpecLane {
+    #[inline]
+    fn room(&self) -> usize {
+        // Rule 5.
+        if self.right_guess.is_some() {
+            0
+        } else {
+            self.window - self.outstanding
+        }
+    }
+
+    #[inline]
+    fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    #[inline]
+    fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
+        self.client.send_imm(count, self.guess)?;
+        self.outstanding += count;
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+        let Self {
+            client,
+            guess,
+            right_guess,
+            outstanding,
+            ..
+        } = self;
+        let before = *outstanding;
+        client.poll(|answer| {
+            let n = if answer.len == 0 {
+                u64::from(*guess) << 32 | u64::from(answer.imm)
+            } else {
+                match answer.u64_le() {
+                    Some(USED_UP) => {
+                        sink.refused += 1;
+                        *outstanding = outstanding.saturating_sub(1);
+                        return;
+                    }
+                    Some(n) => {
+                        sink.wrong_guesses += 1;
+                        *right_guess = Some(upper(n));
+                        n
+                    }
+                    None => {
+                        sink.discarded += 1;
+                        return;
+                    }
+                }
+            };
+            // Rule 3.
+            if n < sink.above || *outstanding == 0 {
+                sink.discarded += 1;
+                return;
+            }
+            *outstanding -= 1;
+            sink.number(n, sink.above);
+        })?;
+        // Rules 1 and 2.
+        if self.outstanding == 0
+            && let Some(guess) = self.right_guess.take()
+        {
+            self.guess = guess;
+        }
+        Ok(before - self.outstanding)
+    }
+}
+
+/// HERD RPC. Answers carry the number of their request, so they may overtake each other.
+#[derive(Debug)]
+pub(crate) struct RpcLane {
+    client: herd::Client,
+    window: usize,
+    pending: Box<[Pending]>,
+    /// The oldest request without an answer; the slot of it must not be used again yet.
+    oldest: u32,
+    outstanding: usize,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Pending {
+    number: u32,
+    waiting: bool,
+    floor: u64,
+}
+
+impl RpcLane {
+    pub(crate) fn new(client: herd::Client, window: usize) -> Self {
+        let slots = client.layout().window as usize;
+        Self {
+            oldest: client.next_number(),
+            client,
+            window: window.min(slots),
+            pending: vec![Pending::default(); slots].into_boxed_slice(),
+            outstanding: 0,
+        }
+    }
+
+    #[inline]
+    fn slot(&mut self, number: u32) -> &mut Pending {
+        let mask = self.pending.len() - 1;
+        &mut self.pending[number.wrapping_sub(1) as usize & mask]
+    }
+}
+
+impl Lane for RpcLane {
+    #[inline]
+    fn room(&self) -> usize {
+        self.window
+            .saturating_sub(self.client.next_number().wrapping_sub(self.oldest) as usize)
+    }
+
+    #[inline]
+    fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    #[inline]
+    fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError> {
+        let mut number = self.client.next_number();
+        for _ in 0..count {
+            *self.slot(number) = Pending {
+                number,
+                waiting: true,
+                floor: above,
+            };
+            number = number.wrapping_add(1);
+        }
+        self.client.send(count, |_| &[])?;
+        self.outstanding += count;
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+        let Self {
+            client,
+            pending,
+            outstanding,
+            ..
+        } = self;
+        let mask = pending.len() - 1;
+        let before = *outstanding;
+        client.poll(|answer| {
+            let slot = &mut pending[answer.imm.wrapping_sub(1) as usize & mask];
+            let n = match answer.u64_le() {
+                Some(n) if slot.waiting && slot.number == answer.imm => n,
+                _ => {
+                    sink.discarded += 1;
+                    return;
+                }
+            };
+            slot.waiting = false;
+            *outstanding -= 1;
+            if n == USED_UP {
+                sink.refused += 1;
+            } else {
+                sink.number(n, slot.floor);
+            }
+        })?;
+        let answered = before - self.outstanding;
+        if answered > 0 {
+            let next = self.client.next_number();
+            while self.oldest != next && !self.slot(self.oldest).waiting {
+                self.oldest = self.oldest.wrapping_add(1);
+            }
+        }
+        Ok(answered)
+    }
+}
+
+/// Remote fetch-and-add. See [`crate::counter`] for the limit and the end.
+#[derive(Debug)]
+pub(crate) struct AtomicsLane {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    list: Postlist<Rc>,
+    read_limit: Postlist<Rc>,
+    /// A word for each request of the window, and one for the limit.
+    results: MemoryRegion,
+    words: Box<[MrSlice]>,
+    counter: RemoteMemory,
+    limit: u64,
+    reading: bool,
+    end: u64,
+    sent: u64,
+    fetched: u64,
+    answered: u64,
+    held: VecDeque<u64>,
+}
+
+/// The `wr_id` of READs of the limit; those of atomics are counts.
+const LIMIT: u64 = u64::MAX;
+
+impl AtomicsLane {
+    pub(crate) fn new(
+        qp: QueuePair<Rc>,
+        cq: CompletionQueue,
+        results: MemoryRegion,
+        window: usize,
+        (counter, limit): (RemoteMemory, RemoteMemory),
+        end: u64,
+    ) -> Result<Self, RpcError> {
+        let words: Box<[MrSlice]> = (0..window)
+            .map(|i| results.slice(i * 8..i * 8 + 8))
+            .collect::<Result<_, _>>()?;
+        let mut read_limit = qp.postlist(1);
+        read_limit
+            .rdma_read(results.slice(window * 8..window * 8 + 8)?, limit)
+            .signaled()
+            .wr_id(LIMIT);
+        Ok(Self {
+            list: qp.postlist(rpc::MAX_BATCH),
+            read_limit,
+            qp,
+            cq,
+            results,
+            words,
+            counter,
+            limit: 0,
+            reading: false,
+            end,
+            sent: 0,
+            fetched: 0,
+            answered: 0,
+            held: VecDeque::with_capacity(window),
+        })
+    }
+}
+
+impl Lane for AtomicsLane {
+    #[inline]
+    fn room(&self) -> usize {
+        self.words.len() - self.outstanding()
+    }
+
+    #[inline]
+    fn outstanding(&self) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
+        {
+            (self.sent - self.answered) as usize
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
+        self.list.clear();
+        for _ in 0..count {
+            #[expect(clippy::cast_possible_truncation, reason = "below the window")]
+            let word = self.words[(self.sent % self.words.len() as u64) as usize];
+            self.list.atomic_fetch_and_add(word, self.counter, 1);
+            self.sent += 1;
+        }
+        // They complete in order: the last speaks for all.
+        self.list.set_signaled(count - 1, true);
+        self.list.set_wr_id(count - 1, self.sent);
+        Ok(self.qp.post_send(&mut self.list)?)
+    }
+
+    #[inline]
+    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+        let before = self.answered;
+        let mut buffer = WcBuffer::<16>::new();
+        let window = self.words.len();
+        for wc in self.cq.poll(&mut buffer)? {
+            let wc = wc.map_err(|e| RpcError::Completion(e.status()))?;
+            if wc.wr_id() == LIMIT {
+                self.limit = self.results.read_u64(window * 8)?;
+                self.reading = false;
+                continue;
+            }
+            while self.fetched < wc.wr_id() {
+                #[expect(clippy::cast_possible_truncation, reason = "below the window")]
+                let slot = (self.fetched % window as u64) as usize;
+                let n = self.results.read_u64(slot * 8)?;
+                self.fetched += 1;
+                if n >= self.end {
+                    sink.refused += 1;
+                    self.answered += 1;
+                } else if n < self.limit && self.held.is_empty() {
+                    sink.number(n, sink.above);
+                    self.answered += 1;
+                } else {
+                    self.held.push_back(n);
+                }
+            }
+        }
+        while let Some(n) = self.held.pop_front_if(|n| *n < self.limit) {
+            sink.number(n, sink.above);
+            self.answered += 1;
+        }
+        if !self.held.is_empty() && !self.reading {
+            self.qp.post_send(&mut self.read_limit)?;
+            self.reading = true;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
+        Ok((self.answered - before) as usize)
+    }
+}

@@ -1,0 +1,436 @@
+//! A set of numbers that is compact for what a sequencer gives: long runs, or a share of every run.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Numbers a chunk covers.
+const CHUNK: u64 = 1 << 16;
+const WORDS: usize = (CHUNK / 64) as usize;
+
+/// A set of `u64`. Full chunks of 65,536 are kept as runs, others as bitmaps: one bit a number.
+///
+/// ```
+/// let mut set = sequencer::NumberSet::new();
+/// [7, 8, 7].map(|n| set.insert(n));
+/// assert_eq!((set.len(), set.duplicates()), (2, 1));
+/// ```
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(try_from = "Packed", into = "Packed")]
+pub struct NumberSet {
+    /// First chunk of a run of full ones → the chunk after it.
+    full: BTreeMap<u64, u64>,
+    partial: BTreeMap<u64, Bits>,
+    len: u64,
+    /// `start..end` came in order and is not in the maps yet; in one chunk only.
+    start: u64,
+    end: u64,
+    twice: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Bits {
+    words: Box<[u64; WORDS]>,
+    count: u64,
+}
+
+impl Bits {
+    fn new() -> Self {
+        Self {
+            words: Box::new([0; WORDS]),
+            count: 0,
+        }
+    }
+}
+
+impl NumberSet {
+    /// The empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a number. One that follows the one before costs an addition.
+    #[inline]
+    pub fn insert(&mut self, n: u64) {
+        if n == self.end && !n.is_multiple_of(CHUNK) {
+            self.end += 1;
+            return;
+        }
+        self.flush();
+        if n == u64::MAX {
+            // It has no successor to end a run with.
+            self.twice += self.insert_run(n, 1);
+        } else {
+            (self.start, self.end) = (n, n + 1);
+        }
+    }
+
+    /// How many numbers were added that were there already.
+    pub fn duplicates(&mut self) -> u64 {
+        self.flush();
+        self.twice
+    }
+
+    /// Moves the run that is being collected into the maps.
+    fn flush(&mut self) {
+        let (start, n) = (self.start, self.end - self.start);
+        (self.start, self.end) = (0, 0);
+        if n > 0 {
+            self.twice += self.insert_run(start, n);
+        }
+    }
+
+    /// Adds `count` numbers from `start` on, all of one chunk; returns how many were there before.
+    fn insert_run(&mut self, start: u64, count: u64) -> u64 {
+        let chunk = start / CHUNK;
+        if self.is_full(chunk) {
+            return count;
+        }
+        if count == CHUNK && !self.partial.contains_key(&chunk) {
+            self.len += CHUNK;
+            self.add_full(chunk, chunk + 1);
+            return 0;
+        }
+        let bits = self.partial.entry(chunk).or_insert_with(Bits::new);
+        let before = bits.count;
+        let (mut at, end) = (start % CHUNK, start % CHUNK + count);
+        while at < end {
+            let n = (64 - at % 64).min(end - at);
+            let mask = (u64::MAX >> (64 - n)) << (at % 64);
+            let word = &mut bits.words[(at / 64) as usize];
+            bits.count += u64::from((mask & !*word).count_ones());
+            *word |= mask;
+            at += n;
+        }
+        let added = bits.count - before;
+        self.len += added;
+        if bits.count == CHUNK {
+            self.partial.remove(&chunk);
+            self.add_full(chunk, chunk + 1);
+        }
+        count - added
+    }
+
+    fn is_full(&self, chunk: u64) -> bool {
+        self.full
+            .range(..=chunk)
+            .next_back()
+            .is_some_and(|(_, &end)| chunk < end)
+    }
+
+    /// Records `start..end` as full, joined with its neighbours.
+    fn add_full(&mut self, mut start: u64, mut end: u64) {
+        if let Some((&s, _)) = self
+            .full
+            .range(..start)
+            .next_back()
+            .filter(|&(_, &e)| e == start)
+        {
+            start = s;
+        }
+        if let Some(e) = self.full.remove(&end) {
+            end = e;
+        }
+        self.full.insert(start, end);
+    }
+
+    /// Whether a number is in it.
+    pub fn contains(&self, n: u64) -> bool {
+        let bit = |b: &Bits| b.words[(n % CHUNK / 64) as usize] >> (n % 64) & 1 == 1;
+        (self.start..self.end).contains(&n)
+            || self.is_full(n / CHUNK)
+            || self.partial.get(&(n / CHUNK)).is_some_and(bit)
+    }
+
+    /// How many numbers it holds.
+    pub fn len(&self) -> u64 {
+        self.len + self.pending()
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0 && self.start == self.end
+    }
+
+    /// The smallest and the largest number.
+    pub fn bounds(&self) -> Option<(u64, u64)> {
+        let mut all = self.clone();
+        all.flush();
+        let runs = all.runs();
+        Some((runs.first()?.0, runs.last()?.1))
+    }
+
+    /// The numbers as runs `first..=last`, in order.
+    pub fn runs(&self) -> Vec<(u64, u64)> {
+        let mut set = self.clone();
+        set.flush();
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut add = |first: u64, last: u64| match runs.last_mut() {
+            Some(r) if r.1.checked_add(1) == Some(first) => r.1 = last,
+            _ => runs.push((first, last)),
+        };
+        let mut full = set.full.iter().peekable();
+        let mut partial = set.partial.iter().peekable();
+        loop {
+            match (full.peek(), partial.peek()) {
+                (Some(&(&f, &end)), p) if p.is_none_or(|&(&c, _)| f < c) => {
+                    add(f * CHUNK, (end - 1) * CHUNK + (CHUNK - 1));
+                    full.next();
+                }
+                (_, Some(&(&chunk, bits))) => {
+                    for (i, &word) in bits.words.iter().enumerate() {
+                        let (mut word, mut at) = (word, 0);
+                        while word != 0 {
+                            let skip = word.trailing_zeros();
+                            word >>= skip;
+                            at += skip;
+                            let n = word.trailing_ones();
+                            let first = chunk * CHUNK + i as u64 * 64 + u64::from(at);
+                            add(first, first + u64::from(n) - 1);
+                            word = word.checked_shr(n).unwrap_or(0);
+                            at += n;
+                        }
+                    }
+                    partial.next();
+                }
+                _ => return runs,
+            }
+        }
+    }
+
+    /// Adds all of `other`. Returns how many were in both, and one of these.
+    pub fn merge(&mut self, other: &Self) -> (u64, Option<u64>) {
+        self.flush();
+        let (mut twice, mut example) = (0, None);
+        for (first, last) in other.runs() {
+            let mut at = first;
+            loop {
+                let stop = (at / CHUNK * CHUNK).saturating_add(CHUNK - 1).min(last);
+                if example.is_none() {
+                    example = self.first_of(at, stop);
+                }
+                twice += self.insert_run(at, stop - at + 1);
+                if stop == last {
+                    break;
+                }
+                at = stop + 1;
+            }
+        }
+        (twice, example.filter(|_| twice > 0))
+    }
+
+    /// The first number of `first..=last`, all of one chunk, that is in the set.
+    fn first_of(&self, first: u64, last: u64) -> Option<u64> {
+        let chunk = first / CHUNK;
+        if self.is_full(chunk) {
+            return Some(first);
+        }
+        self.partial
+            .contains_key(&chunk)
+            .then(|| (first..=last).find(|&n| self.contains(n)))
+            .flatten()
+    }
+
+    /// How many numbers of the run that is being collected are not in the maps.
+    fn pending(&self) -> u64 {
+        let chunk = self.start / CHUNK;
+        if self.is_full(chunk) {
+            return 0;
+        }
+        let Some(bits) = self.partial.get(&chunk) else {
+            return self.end - self.start;
+        };
+        let is_new = |n: &u64| bits.words[(n % CHUNK / 64) as usize] >> (n % 64) & 1 == 0;
+        (self.start..self.end).filter(is_new).count() as u64
+    }
+}
+
+impl FromIterator<u64> for NumberSet {
+    fn from_iter<I: IntoIterator<Item = u64>>(numbers: I) -> Self {
+        let mut set = Self::new();
+        for n in numbers {
+            set.insert(n);
+        }
+        set.flush();
+        set
+    }
+}
+
+impl PartialEq for NumberSet {
+    fn eq(&self, other: &Self) -> bool {
+        self.runs() == other.runs()
+    }
+}
+
+/// The form in which sets travel: runs of full chunks, and each other chunk as runs or as a bitmap in
+/// hexadecimal words, whichever is shorter.
+#[derive(Serialize, Deserialize)]
+struct Packed {
+    chunk_numbers: u64,
+    full: Vec<(u64, u64)>,
+    runs: Vec<(u64, u64)>,
+    bitmaps: Vec<(u64, String)>,
+}
+
+impl From<NumberSet> for Packed {
+    fn from(mut set: NumberSet) -> Self {
+        use std::fmt::Write;
+        set.flush();
+        let mut packed = Self {
+            chunk_numbers: CHUNK,
+            full: set.full.clone().into_iter().collect(),
+            runs: vec![],
+            bitmaps: vec![],
+        };
+        for (chunk, bits) in std::mem::take(&mut set.partial) {
+            let only = NumberSet {
+                partial: BTreeMap::from([(chunk, bits)]),
+                ..NumberSet::default()
+            };
+            let runs = only.runs();
+            // A run takes some 20 characters, a bitmap 16 for each of its words.
+            if runs.len() < WORDS / 2 {
+                packed.runs.extend(runs);
+            } else {
+                let mut text = String::with_capacity(WORDS * 16);
+                for word in only.partial[&chunk].words.iter() {
+                    // Writing to a String does not fail.
+                    let _ = write!(text, "{word:016x}");
+                }
+                packed.bitmaps.push((chunk, text));
+            }
+        }
+        packed
+    }
+}
+
+impl TryFrom<Packed> for NumberSet {
+    type Error = String;
+    fn try_from(packed: Packed) -> Result<Self, String> {
+        if packed.chunk_numbers != CHUNK {
+            return Err(format!(
+                "chunks of {} numbers, {CHUNK} expected",
+                packed.chunk_numbers
+            ));
+        }
+        let mut set = Self::new();
+        let last_chunk = u64::MAX / CHUNK;
+        for (start, end) in packed.full {
+            if start >= end || end - 1 > last_chunk {
+                return Err(format!("a run of chunks from {start} to {end}"));
+            }
+            set.add_full(start, end);
+            set.len += (end - start).saturating_mul(CHUNK);
+        }
+        let overlap = |n: u64| {
+            if n == 0 {
+                Ok(())
+            } else {
+                Err("parts of the set overlap".to_owned())
+            }
+        };
+        for (first, last) in packed.runs {
+            if first > last || first / CHUNK != last / CHUNK && last - first > 1 << 32 {
+                return Err(format!("a run from {first} to {last}"));
+            }
+            let mut at = first;
+            loop {
+                let stop = (at / CHUNK * CHUNK).saturating_add(CHUNK - 1).min(last);
+                overlap(set.insert_run(at, stop - at + 1))?;
+                if stop == last {
+                    break;
+                }
+                at = stop + 1;
+            }
+        }
+        for (chunk, text) in packed.bitmaps {
+            if text.len() != WORDS * 16 || !text.is_ascii() || chunk > last_chunk {
+                return Err(format!("the bitmap of chunk {chunk} is broken"));
+            }
+            for i in 0..WORDS {
+                let word = u64::from_str_radix(&text[i * 16..(i + 1) * 16], 16)
+                    .map_err(|e| e.to_string())?;
+                for bit in (0..64).filter(|b| word >> b & 1 == 1) {
+                    overlap(set.insert_run(chunk * CHUNK + i as u64 * 64 + bit, 1))?;
+                }
+            }
+        }
+        Ok(set)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn runs_of(model: &BTreeSet<u64>) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for &n in model {
+            match runs.last_mut() {
+                Some(r) if r.1 + 1 == n => r.1 = n,
+                _ => runs.push((n, n)),
+            }
+        }
+        runs
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_tree_set(base in prop_oneof![Just(0u64), Just(CHUNK - 20), Just((1 << 32) - 30), Just(u64::MAX - 400)],
+                                  steps in prop::collection::vec((0u64..120, 1u64..40), 1..60)) {
+            let (mut set, mut model) = (NumberSet::new(), BTreeSet::new());
+            let mut twice = 0u64;
+            for (offset, run) in steps {
+                for n in base + offset..base + offset + run {
+                    twice += u64::from(!model.insert(n));
+                    set.insert(n);
+                }
+            }
+            prop_assert_eq!(set.len(), model.len() as u64);
+            prop_assert_eq!(set.duplicates(), twice);
+            prop_assert_eq!(set.runs(), runs_of(&model));
+            let text = serde_json::to_string(&set).expect("serializes");
+            let back: NumberSet = serde_json::from_str(&text).expect("parses");
+            prop_assert_eq!(back.runs(), set.runs());
+            prop_assert_eq!(back.len(), set.len());
+        }
+    }
+
+    #[test]
+    fn a_long_run_stays_small() {
+        let set: NumberSet = (5..5 + 40 * CHUNK).collect();
+        assert_eq!(
+            (set.full.len(), set.partial.len(), set.len()),
+            (1, 2, 40 * CHUNK)
+        );
+        assert_eq!(set.runs(), [(5, 4 + 40 * CHUNK)]);
+        assert!(serde_json::to_string(&set).expect("serializes").len() < 300);
+    }
+
+    #[test]
+    fn merging_counts_what_both_have() {
+        let mut a: NumberSet = (0..200_000).collect();
+        let b: NumberSet = (199_990..300_000).collect();
+        assert_eq!(a.merge(&b), (10, Some(199_990)));
+        assert_eq!(a.runs(), [(0, 299_999)]);
+        let every_other: NumberSet = (300_000..500_000).step_by(2).collect();
+        assert_eq!(a.merge(&every_other), (0, None));
+        let text = serde_json::to_string(&a).expect("serializes");
+        assert_eq!(serde_json::from_str::<NumberSet>(&text).expect("parses"), a);
+    }
+
+    #[test]
+    fn broken_text_is_refused() {
+        for text in [
+            r#"{"chunk_numbers":1,"full":[],"runs":[],"bitmaps":[]}"#,
+            r#"{"chunk_numbers":65536,"full":[[3,3]],"runs":[],"bitmaps":[]}"#,
+            r#"{"chunk_numbers":65536,"full":[],"runs":[[5,4]],"bitmaps":[]}"#,
+            r#"{"chunk_numbers":65536,"full":[],"runs":[[5,9],[9,12]],"bitmaps":[]}"#,
+            r#"{"chunk_numbers":65536,"full":[],"runs":[],"bitmaps":[[0,"ff"]]}"#,
+        ] {
+            assert!(serde_json::from_str::<NumberSet>(text).is_err(), "{text}");
+        }
+    }
+}

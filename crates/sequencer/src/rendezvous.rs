@@ -1,0 +1,156 @@
+//! How clients find a server: a few lines of JSON over TCP.
+//!
+//! Every message is one JSON object on one line, at most 64 KiB.
+//!
+//! 1. The server speaks first: [`Welcome`], what it is and offers.
+//! 2. The client answers with [`Hello`]: what it wants, and the endpoints of its queue pairs.
+//! 3. The server connects its side and answers [`Answer::Accepted`] with its endpoints and keys, or
+//!    [`Answer::Refused`] with the reason.
+//!
+//! Then the connection stays open and silent for as long as the client wants its numbers. When it closes,
+//! for whatever reason, the server frees what the client had.
+//!
+//! ```text
+//! < {"protocol":"verbatim-sequencer","version":1,"designs":["spec-s0"],"max_window":4096}
+//! > {"version":1,"design":"spec-s0","window":64,"ud":{"qpn":17,"psn":1,"lid":0,"gid":"::ffff:10.0.0.7","mtu":1024,"qkey":4711}}
+//! < {"accepted":{"design":"spec-s0","start":0,"next":1234,"end":18446744073709551615,"endpoint":{…}}}
+//! ```
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use verbs::{QpEndpoint, RemoteMemory};
+
+use crate::Design;
+
+/// What [`Welcome::protocol`] says.
+pub const PROTOCOL: &str = "verbatim-sequencer";
+/// The version of the exchange.
+pub const VERSION: u32 = 1;
+const LINE_MAX: u64 = 64 * 1024;
+
+/// The server's first message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// [`PROTOCOL`].
+    pub protocol: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// The designs that it serves.
+    pub designs: Vec<Design>,
+    /// The largest window a client may ask for.
+    pub max_window: usize,
+}
+
+/// The client's message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The design it wants.
+    pub design: Design,
+    /// Requests outstanding at most.
+    pub window: usize,
+    /// Its RC queue pair (`atomics`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rc: Option<QpEndpoint>,
+    /// Its UC queue pair (`rpc` and its kin).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uc: Option<QpEndpoint>,
+    /// Its UD queue pair (all but `atomics`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ud: Option<QpEndpoint>,
+}
+
+/// The server's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The client is connected.
+    Accepted(Accepted),
+    /// It is not.
+    Refused {
+        /// Why, for people.
+        reason: String,
+        /// Whether the same may succeed later, or with other queue pairs.
+        retry: bool,
+    },
+}
+
+/// What a connected client needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// The design.
+    pub design: Design,
+    /// The first number of this server.
+    pub start: u64,
+    /// About the next number: good for a first guess.
+    pub next: u64,
+    /// Numbers below this are given.
+    pub end: u64,
+    /// Its queue pair for this client: RC (`atomics`), UC (`rpc` and its kin), UD (`spec-s0`).
+    pub endpoint: QpEndpoint,
+    /// The counter (`atomics`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counter: Option<RemoteMemory>,
+    /// The limit word (`atomics`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<RemoteMemory>,
+    /// This client's request slots (`rpc` and its kin).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<RemoteMemory>,
+    /// The shape of the slots (`rpc` and its kin).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<rpc::herd::Layout>,
+}
+
+/// Sends one message.
+pub(crate) fn send(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Receives one message.
+pub(crate) fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+    let mut line = Vec::new();
+    // Both sides take turns, so nothing is read past the line.
+    BufReader::new(Read::take(stream, LINE_MAX)).read_until(b'\n', &mut line)?;
+    if line.last() != Some(&b'\n') {
+        let what = if line.len() as u64 >= LINE_MAX {
+            "a message longer than 64 KiB"
+        } else {
+            "the connection closed"
+        };
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+    }
+    serde_json::from_slice(&line).map_err(|e| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("not the exchange of a sequencer: {e}"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_lines_parse() {
+        let welcome = r#"{"protocol":"verbatim-sequencer","version":1,"designs":["spec-s0"],"max_window":4096}"#;
+        let w: Welcome = serde_json::from_str(welcome).expect("parses");
+        assert_eq!(serde_json::to_string(&w).expect("serializes"), welcome);
+        let hello = r#"{"version":1,"design":"spec-s0","window":64,"ud":{"qpn":17,"psn":1,"lid":0,"gid":"::ffff:10.0.0.7","mtu":1024,"qkey":4711}}"#;
+        let h: Hello = serde_json::from_str(hello).expect("parses");
+        assert_eq!(serde_json::to_string(&h).expect("serializes"), hello);
+        let refused = serde_json::to_string(&Answer::Refused {
+            reason: "full".into(),
+            retry: true,
+        })
+        .expect("serializes");
+        assert_eq!(refused, r#"{"refused":{"reason":"full","retry":true}}"#);
+    }
+}

@@ -1,0 +1,677 @@
+//! The server: rendezvous, workers, reservations.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rpc::{UdPortConfig, datagram, herd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use verbs::{
+    Access, AtomicCap, CompletionQueue, Context, ProtectionDomain, Provider, QueuePair, Rc,
+};
+
+use crate::counter::Counter;
+use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
+use crate::state::{StateError, StateFile};
+use crate::worker::{self, Command, Engine, WorkerShared, lock};
+use crate::{Design, ServerConfig, ServerStats};
+
+/// A running server. Dropping it stops it.
+///
+/// ```no_run
+/// use sequencer::{Design, Server, ServerConfig};
+/// let config = ServerConfig { design: Design::RpcBatch, listen: "127.0.0.1:7000".into(), ..Default::default() };
+/// let server = Server::start(config)?;
+/// println!("clients find it at {}", server.address());
+/// # Ok::<(), sequencer::ServerError>(())
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    acceptor: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// The configuration cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// The state file cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There is no such provider.
+    #[error(transparent)]
+    Provider(#[from] verbs::ProviderError),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] verbs::VerbError),
+    /// The RPC layer failed.
+    #[error(transparent)]
+    Rpc(#[from] rpc::RpcError),
+    /// The system refused a thread or a descriptor.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: ServerConfig,
+    pd: ProtectionDomain,
+    /// Of queue pairs on which the server never posts.
+    cq: CompletionQueue,
+    counter: Counter,
+    workers: Vec<Arc<WorkerShared>>,
+    clients: Mutex<HashMap<u64, Client>>,
+    clients_total: AtomicU64,
+    stop: AtomicBool,
+    stop_fd: OwnedFd,
+    failure: Mutex<Option<String>>,
+}
+
+/// A connected client: its TCP connection, to end it; and with `atomics` its queue pair.
+#[derive(Debug)]
+struct Client {
+    stream: TcpStream,
+    rc: Option<QueuePair<Rc>>,
+}
+
+impl Server {
+    /// Starts a server: it serves when this returns.
+    pub fn start(config: ServerConfig) -> Result<Self, ServerError> {
+        config.check().map_err(ServerError::Config)?;
+        let design = config.design;
+        let context = Provider::by_name(&config.nic.provider)?
+            .device(config.nic.device.as_deref())?
+            .open()?;
+        let device = context.query_device()?;
+        if design == Design::Atomics && device.atomic_cap == AtomicCap::None {
+            let name = context.device_name();
+            return Err(ServerError::Config(format!(
+                "device {name} has no atomics: choose another design"
+            )));
+        }
+        let listener = TcpListener::bind(&config.listen).map_err(|source| ServerError::Listen {
+            address: config.listen.clone(),
+            source,
+        })?;
+        let address = listener.local_addr()?;
+        let end = design.end_of_numbers();
+        let mut state = config
+            .state
+            .as_deref()
+            .map(|p| StateFile::open(p, config.start))
+            .transpose()?;
+        let start = state.as_ref().map_or(config.start, StateFile::next);
+        if start > end {
+            return Err(ServerError::Config(format!(
+                "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
+            )));
+        }
+        // Durable before anything can be given.
+        let limit = match &mut state {
+            Some(state) => {
+                let limit = start.saturating_add(config.reserve).min(end);
+                state.reserve(limit)?;
+                limit
+            }
+            None => end,
+        };
+        let pd = context.alloc_pd()?;
+        let counter = Counter::new(&pd, start, limit, end, config.reserve / 2)?;
+        let engines = engines(&config, &context, &pd, device.max_qp_wr)?;
+        let (engines, workers): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
+        let shared = Arc::new(Shared {
+            cq: context.create_cq(1)?,
+            pd,
+            counter,
+            workers,
+            clients: Mutex::default(),
+            clients_total: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            stop_fd: eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?,
+            failure: Mutex::default(),
+            config,
+        });
+        let mut server = Self {
+            shared: Arc::clone(&shared),
+            address,
+            acceptor: None,
+            threads: Vec::new(),
+        };
+        for (i, engine) in engines.into_iter().enumerate() {
+            let shared = Arc::clone(&shared);
+            server.spawn(format!("worker {i}"), move || {
+                let speculate = shared.config.design == Design::SpecS0;
+                if let Err(e) = worker::run(engine, &shared.workers[i], &shared.counter, speculate)
+                {
+                    shared.fail(format!("worker {i} failed: {e}"));
+                }
+            })?;
+        }
+        if state.is_some() || design == Design::Atomics {
+            let shared = Arc::clone(&shared);
+            server.spawn("reserver".to_owned(), move || shared.reserver(state))?;
+        }
+        let acceptor = std::thread::Builder::new().name("rendezvous".to_owned());
+        server.acceptor = Some(acceptor.spawn(move || shared.accept(&listener))?);
+        Ok(server)
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), ServerError> {
+        self.threads
+            .push(std::thread::Builder::new().name(name).spawn(work)?);
+        Ok(())
+    }
+
+    /// The TCP address where clients find it.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The configuration that it runs with.
+    pub fn config(&self) -> &ServerConfig {
+        &self.shared.config
+    }
+
+    /// What it did so far. Counts of a busy worker are a few thousand requests old.
+    pub fn stats(&self) -> ServerStats {
+        let s = &self.shared;
+        let clients = lock(&s.clients).len() as u64;
+        let (start, next) = (s.counter.start(), s.counter.next());
+        let mut stats = ServerStats {
+            clients,
+            clients_total: s.clients_total.load(Ordering::Relaxed),
+            start,
+            next,
+            ..ServerStats::default()
+        };
+        if s.config.design == Design::Atomics {
+            stats.requests = next.saturating_sub(start);
+        }
+        for worker in &s.workers {
+            let counts = worker.counts();
+            stats.requests += counts.requests;
+            stats.doorbells += counts.doorbells;
+            stats.strangers += counts.strangers;
+            stats
+                .postlists
+                .resize(stats.postlists.len().max(counts.postlists.len()), 0);
+            for (sum, n) in stats.postlists.iter_mut().zip(&counts.postlists) {
+                *sum += n;
+            }
+        }
+        stats
+    }
+
+    /// Why it no longer serves, if something broke; the program should stop then.
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.shared.failure).clone()
+    }
+
+    /// Stops it and returns what it did.
+    pub fn stop(mut self) -> ServerStats {
+        self.shut_down();
+        self.stats()
+    }
+
+    fn shut_down(&mut self) {
+        let s = &self.shared;
+        s.stop.store(true, Ordering::Release);
+        // An eventfd takes one more.
+        let _ = rustix::io::write(&s.stop_fd, &1u64.to_ne_bytes());
+        s.counter.stop();
+        if let Some(acceptor) = self.acceptor.take() {
+            // A thread that panicked has nothing left to stop.
+            let _ = acceptor.join();
+        }
+        for worker in &s.workers {
+            worker.tell(Command::Stop);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+/// The workers of a design and what the rest of the server needs to know of each.
+fn engines(
+    config: &ServerConfig,
+    context: &Context,
+    pd: &ProtectionDomain,
+    max_qp_wr: u32,
+) -> Result<Vec<(Engine, Arc<WorkerShared>)>, ServerError> {
+    let max_clients = u32::try_from(config.max_clients).unwrap_or(u32::MAX);
+    let nic = &config.nic;
+    let base = UdPortConfig {
+        port_num: nic.port_num,
+        gid_index: nic.gid_index,
+        ..UdPortConfig::default()
+    };
+    let make = |_| -> Result<_, ServerError> {
+        if config.design == Design::SpecS0 {
+            let channel = context.create_comp_channel()?;
+            let recv_depth = config.recv_depth.min(max_qp_wr);
+            let port = UdPortConfig {
+                recv_depth,
+                channel: Some(channel.clone()),
+                ..base.clone()
+            };
+            let server = datagram::Server::new(pd, &port)?;
+            let endpoint = Some(server.endpoint());
+            let shared = WorkerShared::new(endpoint, None, max_clients, recv_depth as usize)?;
+            return Ok((Engine::Datagram(Box::new(server), channel), shared));
+        }
+        let batch = if config.design == Design::Rpc {
+            1
+        } else {
+            config.batch
+        };
+        let queues = if config.design == Design::RpcBatchMq {
+            config.queues
+        } else {
+            1
+        };
+        let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
+        let layout = herd::Layout { window, payload: 0 };
+        let server = herd::Server::new(
+            pd,
+            layout,
+            config.max_clients,
+            herd::Doorbells { batch, queues },
+            &base,
+        )?;
+        let region = Some((server.region(), layout));
+        let shared = WorkerShared::new(None, region, max_clients, usize::MAX)?;
+        Ok((Engine::Herd(Box::new(server)), shared))
+    };
+    let workers = if config.design == Design::Atomics {
+        0
+    } else {
+        config.workers
+    };
+    (0..workers).map(make).collect()
+}
+
+impl Shared {
+    fn fail(&self, what: String) {
+        tracing::error!("{what}");
+        lock(&self.failure).get_or_insert(what);
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Keeps the limit ahead of the counter, and ends `atomics` when the numbers are used up.
+    fn reserver(&self, mut state: Option<StateFile>) {
+        self.counter.reserve_from_this_thread();
+        let atomics = self.config.design == Design::Atomics;
+        let end = self.counter.end();
+        while !self.stopping() {
+            let (next, limit) = (self.counter.next(), self.counter.limit());
+            if atomics && next >= end {
+                for client in lock(&self.clients).values() {
+                    if let Some(rc) = &client.rc {
+                        // A queue pair that is in error already does not mind.
+                        let _ = rc.to_error();
+                    }
+                }
+            }
+            if let Some(state) = &mut state
+                && limit < end
+                && limit.saturating_sub(next) < self.config.reserve / 2
+            {
+                let target = limit.max(next).saturating_add(self.config.reserve).min(end);
+                match state.reserve(target) {
+                    Ok(()) => self.counter.raise(target),
+                    Err(e) => {
+                        self.fail(format!("no more numbers can be reserved: {e}"));
+                        std::thread::park_timeout(Duration::from_millis(100));
+                    }
+                }
+                continue;
+            }
+            if atomics && !lock(&self.clients).is_empty() {
+                // Nobody tells when a remote atomic adds.
+                std::thread::park_timeout(Duration::from_millis(2));
+            } else {
+                std::thread::park();
+            }
+        }
+    }
+
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let mut threads: Vec<JoinHandle<()>> = Vec::new();
+        let mut next_id = 0;
+        loop {
+            let mut fds = [
+                PollFd::new(listener, PollFlags::IN),
+                PollFd::new(&self.stop_fd, PollFlags::IN),
+            ];
+            if poll(&mut fds, None).is_err() && !self.stopping() {
+                continue;
+            }
+            if self.stopping() {
+                break;
+            }
+            let Ok((stream, from)) = listener.accept() else {
+                // Out of descriptors, perhaps: clients that go give some back.
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            };
+            threads.retain(|t| !t.is_finished());
+            next_id += 1;
+            let (shared, id) = (Arc::clone(self), next_id);
+            let name = format!("client {id}");
+            match std::thread::Builder::new()
+                .name(name)
+                .spawn(move || shared.serve(stream, id))
+            {
+                Ok(thread) => threads.push(thread),
+                Err(e) => tracing::warn!("no thread for client {from}: {e}"),
+            }
+        }
+        for client in lock(&self.clients).values() {
+            // It may be closed already.
+            let _ = client.stream.shutdown(std::net::Shutdown::Both);
+        }
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+
+    /// One client, from its connection to its end.
+    fn serve(self: &Arc<Self>, mut stream: TcpStream, id: u64) {
+        let answer = self.admit(&mut stream, id);
+        let (message, place) = match answer {
+            Ok((accepted, place)) => (Answer::Accepted(accepted), Some(place)),
+            Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
+        };
+        let told = rendezvous::send(&mut stream, &message);
+        if let Some(place) = place {
+            self.clients_total.fetch_add(1, Ordering::Relaxed);
+            if told.is_ok() && !self.stopping() {
+                // Nothing more is said; the read ends when the client does.
+                let _ = stream.set_read_timeout(None);
+                let _ = stream.read(&mut [0; 1]);
+            }
+            if let Some((worker, index, window)) = place {
+                self.workers[worker].tell(Command::Remove { index, window });
+            }
+            lock(&self.clients).remove(&id);
+        }
+    }
+
+    /// Exchanges endpoints and connects this side. What the client got is freed when it goes: its place at
+    /// a worker, or with `atomics` its queue pair in `clients`.
+    fn admit(&self, stream: &mut TcpStream, id: u64) -> Result<(Accepted, Option<Place>), Refused> {
+        let design = self.config.design;
+        let no = |e: &dyn std::fmt::Display| Refused {
+            reason: e.to_string(),
+            retry: true,
+        };
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .map_err(|e| no(&e))?;
+        stream.set_nodelay(true).map_err(|e| no(&e))?;
+        let welcome = Welcome {
+            protocol: rendezvous::PROTOCOL.to_owned(),
+            version: rendezvous::VERSION,
+            designs: vec![design],
+            max_window: self.config.max_window,
+        };
+        rendezvous::send(stream, &welcome).map_err(|e| no(&e))?;
+        let hello: Hello = rendezvous::receive(stream).map_err(|e| no(&e))?;
+        let never = |reason: String| Refused {
+            reason,
+            retry: false,
+        };
+        if hello.version != rendezvous::VERSION {
+            return Err(never(format!(
+                "version {} of the exchange, {} expected",
+                hello.version,
+                rendezvous::VERSION
+            )));
+        }
+        if hello.design != design {
+            return Err(never(format!(
+                "this server serves design {design}, not {}",
+                hello.design
+            )));
+        }
+        if hello.window == 0 || hello.window > self.config.max_window {
+            let max = self.config.max_window;
+            return Err(never(format!(
+                "a window of {}: this server takes 1 to {max} (its max-window)",
+                hello.window
+            )));
+        }
+        if self.counter.next() >= self.counter.end() {
+            return Err(never(format!(
+                "the numbers are used up: design {design} gives none from {} on",
+                self.counter.end()
+            )));
+        }
+        let kept = stream.try_clone().map_err(|e| no(&e))?;
+        let mut clients = lock(&self.clients);
+        if clients.len() >= self.config.max_clients {
+            return Err(Refused {
+                reason: format!("this server has its {} clients already", clients.len()),
+                retry: true,
+            });
+        }
+        clients.insert(
+            id,
+            Client {
+                stream: kept,
+                rc: None,
+            },
+        );
+        drop(clients);
+        let result = match design {
+            Design::Atomics => self.admit_atomics(&hello, id).map(|a| (a, None)),
+            Design::SpecS0 => self.admit_spec(&hello).map(|(a, p)| (a, Some(p))),
+            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
+                self.admit_herd(&hello).map(|(a, p)| (a, Some(p)))
+            }
+        };
+        if result.is_err() {
+            lock(&self.clients).remove(&id);
+        }
+        result
+    }
+
+    fn accepted(&self, endpoint: verbs::QpEndpoint) -> Accepted {
+        Accepted {
+            design: self.config.design,
+            start: self.counter.start(),
+            next: self.counter.next(),
+            end: self.counter.end(),
+            endpoint,
+            counter: None,
+            limit: None,
+            slots: None,
+            layout: None,
+        }
+    }
+
+    fn admit_atomics(&self, hello: &Hello, id: u64) -> Result<Accepted, Refused> {
+        let peer = hello.rc.ok_or_else(|| missing("rc"))?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let builder = self
+            .pd
+            .qp::<Rc>(&self.cq, &self.cq)
+            .port_num(self.config.nic.port_num)
+            .max_send_wr(1)
+            .max_recv_wr(1);
+        let builder = match self.config.nic.gid_index {
+            Some(index) => builder.gid_index(index),
+            None => builder,
+        };
+        let qp = builder.access(access).build()?;
+        let endpoint = qp.endpoint();
+        let qp = qp.connect(&peer)?;
+        if let Some(client) = lock(&self.clients).get_mut(&id) {
+            client.rc = Some(qp);
+        }
+        // The reserver watches the counter while there are clients.
+        self.counter.wake_reserver();
+        let (counter, limit) = (self.counter.remote_next(), self.counter.remote_limit());
+        Ok(Accepted {
+            counter: Some(counter),
+            limit: Some(limit),
+            ..self.accepted(endpoint)
+        })
+    }
+
+    fn admit_spec(&self, hello: &Hello) -> Result<(Accepted, Place), Refused> {
+        let peer = hello.ud.ok_or_else(|| missing("ud"))?;
+        let to = self.pd.ud_destination(self.config.nic.port_num, &peer)?;
+        let (worker, index) = self.place(hello.window)?;
+        let (done, added) = sync_channel(1);
+        self.workers[worker].tell(Command::AddDatagram { index, to, done });
+        let place = (worker, index, hello.window);
+        match added.recv_timeout(Duration::from_secs(5)) {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => return Err(self.give_back(place, reason)),
+            Err(_) => return Err(self.give_back(place, "the server stops".to_owned())),
+        }
+        match self.workers[worker].endpoint {
+            Some(endpoint) => Ok((self.accepted(endpoint), place)),
+            None => Err(self.give_back(place, "the worker has no endpoint".to_owned())),
+        }
+    }
+
+    fn admit_herd(&self, hello: &Hello) -> Result<(Accepted, Place), Refused> {
+        let (uc, ud) = (
+            hello.uc.ok_or_else(|| missing("uc"))?,
+            hello.ud.ok_or_else(|| missing("ud"))?,
+        );
+        let to = self.pd.ud_destination(self.config.nic.port_num, &ud)?;
+        let qp =
+            herd::server_qp(&self.pd, self.config.nic.port_num, &self.cq).map_err(|e| Refused {
+                reason: e.to_string(),
+                retry: true,
+            })?;
+        let endpoint = qp.endpoint();
+        let qp = qp.connect(&uc)?;
+        let (worker, index) = self.place(0)?;
+        let place = (worker, index, 0);
+        let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
+        let slots = self.workers[worker].region.and_then(|(region, layout)| {
+            let slots = herd::region_of(&region, &layout, index)?;
+            Some((slots, herd::Layout { window, ..layout }))
+        });
+        let Some((slots, layout)) = slots else {
+            return Err(self.give_back(place, "the worker has no request region".to_owned()));
+        };
+        let (done, added) = sync_channel(1);
+        self.workers[worker].tell(Command::AddHerd {
+            index,
+            qp,
+            to,
+            window,
+            done,
+        });
+        match added.recv_timeout(Duration::from_secs(5)) {
+            Ok(Ok(())) => Ok((
+                Accepted {
+                    slots: Some(slots),
+                    layout: Some(layout),
+                    ..self.accepted(endpoint)
+                },
+                place,
+            )),
+            Ok(Err(reason)) => Err(self.give_back(place, reason)),
+            Err(_) => Err(self.give_back(place, "the server stops".to_owned())),
+        }
+    }
+
+    /// A place at the worker with the fewest clients.
+    fn place(&self, window: usize) -> Result<(usize, u32), Refused> {
+        let fits = |w: &Arc<WorkerShared>| {
+            let p = lock(&w.places);
+            (p.window >= window && !p.free.is_empty()).then_some(p.clients)
+        };
+        let best = (0..self.workers.len())
+            .filter_map(|i| Some((fits(&self.workers[i])?, i)))
+            .min();
+        let full = || {
+            Refused {
+            reason: "no worker has room for the window: ask for a smaller one, or give the server more workers or \
+                     a larger recv-depth"
+                .to_owned(),
+            retry: true,
+        }
+        };
+        let worker = best.ok_or_else(full)?.1;
+        let mut places = lock(&self.workers[worker].places);
+        if places.window < window {
+            return Err(full());
+        }
+        let index = places.free.pop().ok_or_else(full)?;
+        places.window -= window;
+        places.clients += 1;
+        Ok((worker, index))
+    }
+
+    fn give_back(&self, (worker, index, window): Place, reason: String) -> Refused {
+        self.workers[worker].tell(Command::Remove { index, window });
+        Refused {
+            reason,
+            retry: true,
+        }
+    }
+}
+
+/// Worker, index there, and the part of its window.
+type Place = (usize, u32, usize);
+
+struct Refused {
+    reason: String,
+    retry: bool,
+}
+
+impl From<verbs::VerbError> for Refused {
+    fn from(e: verbs::VerbError) -> Self {
+        Self {
+            reason: e.to_string(),
+            retry: true,
+        }
+    }
+}
+
+fn missing(what: &str) -> Refused {
+    Refused {
+        reason: format!("the message lacks the endpoint {what:?}"),
+        retry: false,
+    }
+}

@@ -1,0 +1,348 @@
+//! Worker threads: each owns its queue pairs, and serves its clients until it is told to stop.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rpc::{Counts, Handler, Reply, Request, RpcError, datagram, herd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
+
+use crate::counter::{Counter, Refusal, USED_UP};
+
+/// What the rest of the server knows of a worker.
+#[derive(Debug)]
+pub(crate) struct WorkerShared {
+    /// Where clients send (`spec-s0`).
+    pub(crate) endpoint: Option<QpEndpoint>,
+    /// The request region and its shape (`rpc` and its kin).
+    pub(crate) region: Option<(verbs::RemoteMemory, herd::Layout)>,
+    pub(crate) places: Mutex<Places>,
+    commands: Mutex<Vec<Command>>,
+    pending: AtomicBool,
+    wake: OwnedFd,
+    counts: Mutex<Counts>,
+}
+
+/// Who may still come.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// Client indices that are free.
+    pub(crate) free: Vec<u32>,
+    /// Requests that may still be outstanding here.
+    pub(crate) window: usize,
+    pub(crate) clients: usize,
+}
+
+pub(crate) type Done = SyncSender<Result<(), String>>;
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    AddDatagram {
+        index: u32,
+        to: UdDestination,
+        done: Done,
+    },
+    AddHerd {
+        index: u32,
+        qp: QueuePair<Uc>,
+        to: UdDestination,
+        window: u32,
+        done: Done,
+    },
+    Remove {
+        index: u32,
+        window: usize,
+    },
+    Stop,
+}
+
+impl WorkerShared {
+    pub(crate) fn new(
+        endpoint: Option<QpEndpoint>,
+        region: Option<(verbs::RemoteMemory, herd::Layout)>,
+        max_clients: u32,
+        window: usize,
+    ) -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            endpoint,
+            region,
+            places: Mutex::new(Places {
+                free: (0..max_clients).rev().collect(),
+                window,
+                clients: 0,
+            }),
+            commands: Mutex::default(),
+            pending: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            counts: Mutex::default(),
+        }))
+    }
+
+    /// Tells the worker something, and wakes it if it sleeps.
+    pub(crate) fn tell(&self, command: Command) {
+        lock(&self.commands).push(command);
+        self.pending.store(true, Ordering::Release);
+        // Full means that it is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        lock(&self.counts).clone()
+    }
+
+    fn remove(&self, index: u32, window: usize) {
+        let mut places = lock(&self.places);
+        places.free.push(index);
+        places.window += window;
+        places.clients -= 1;
+    }
+}
+
+/// A poisoned lock guards plain data here: what it holds is as good as before.
+pub(crate) fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One of the two servers of the `rpc` crate.
+#[derive(Debug)]
+pub(crate) enum Engine {
+    Datagram(Box<datagram::Server>, verbs::CompletionChannel),
+    Herd(Box<herd::Server>),
+}
+
+impl Engine {
+    fn counts(&self) -> &Counts {
+        match self {
+            Self::Datagram(s, _) => s.counts(),
+            Self::Herd(s) => s.counts(),
+        }
+    }
+
+    fn add(&mut self, command: Command) {
+        let done = match (self, command) {
+            (Self::Datagram(s, _), Command::AddDatagram { index, to, done }) => {
+                let added = s.add_client(index, to);
+                (
+                    done,
+                    if added {
+                        Ok(())
+                    } else {
+                        Err("the queue pair number is taken by another client".to_owned())
+                    },
+                )
+            }
+            (
+                Self::Herd(s),
+                Command::AddHerd {
+                    index,
+                    qp,
+                    to,
+                    window,
+                    done,
+                },
+            ) => (
+                done,
+                s.add_client(index, qp, to, window)
+                    .map_err(|e| e.to_string()),
+            ),
+            _ => return,
+        };
+        // The client may have gone meanwhile.
+        let _ = done.0.send(done.1);
+    }
+
+    fn remove(&mut self, index: u32) {
+        match self {
+            Self::Datagram(s, _) => s.remove_client(index),
+            Self::Herd(s) => s.remove_client(index),
+        }
+    }
+}
+
+/// Serves until told to stop.
+pub(crate) fn run(
+    mut engine: Engine,
+    shared: &WorkerShared,
+    counter: &Counter,
+    speculate: bool,
+) -> Result<(), RpcError> {
+    let mut give = Give { counter, speculate };
+    // Some 100 µs of looking before sleeping, and of yielding to whoever shares the core.
+    let mut waiter = Waiter::new().with_patience(512, 1_500);
+    let mut polls = 0u32;
+    loop {
+        if shared.pending.load(Ordering::Relaxed) && !obey(&mut engine, shared) {
+            publish(&engine, shared);
+            return Ok(());
+        }
+        let came = match &mut engine {
+            Engine::Datagram(s, _) => s.poll(&mut give)?,
+            Engine::Herd(s) => s.poll(&mut give)?,
+        };
+        polls = polls.wrapping_add(1);
+        if came > 0 {
+            waiter.reset();
+            if polls.is_multiple_of(4096) {
+                publish(&engine, shared);
+            }
+        } else if waiter.next_sleep().is_zero() {
+            if waiter.misses() == 256 {
+                publish(&engine, shared);
+            }
+            waiter.idle();
+        } else {
+            sleep(&mut engine, shared, &mut waiter)?;
+        }
+    }
+}
+
+fn publish(engine: &Engine, shared: &WorkerShared) {
+    lock(&shared.counts).clone_from(engine.counts());
+}
+
+/// Carries out what was told; false if that is to stop.
+#[cold]
+fn obey(engine: &mut Engine, shared: &WorkerShared) -> bool {
+    // Cleared before the commands are taken: one that comes later sets it again.
+    shared.pending.swap(false, Ordering::AcqRel);
+    let commands = std::mem::take(&mut *lock(&shared.commands));
+    for command in commands {
+        match command {
+            Command::Stop => return false,
+            Command::Remove { index, window } => {
+                engine.remove(index);
+                shared.remove(index, window);
+            }
+            add => engine.add(add),
+        }
+    }
+    true
+}
+
+/// Blocks until something comes: a datagram, a command; with HERD, which makes no event, for a while.
+#[cold]
+fn sleep(engine: &mut Engine, shared: &WorkerShared, waiter: &mut Waiter) -> Result<(), RpcError> {
+    let timeout = match engine {
+        Engine::Datagram(s, channel) => {
+            // Armed first, looked at once more, then asleep: nothing can come unseen in between.
+            if !waiter_armed(waiter) {
+                s.port().recv_cq().req_notify(false)?;
+                waiter.slept();
+                return Ok(());
+            }
+            let mut fds = [
+                PollFd::new(&*channel, PollFlags::IN),
+                PollFd::new(&shared.wake, PollFlags::IN),
+            ];
+            // An interrupted wait looks again and sleeps again.
+            let woken = poll(&mut fds, None).is_ok();
+            if woken && fds[0].revents().contains(PollFlags::IN) {
+                channel.wait()?;
+            }
+            waiter.reset();
+            drain(&shared.wake);
+            return Ok(());
+        }
+        Engine::Herd(s) => s.has_clients().then(|| waiter.next_sleep()),
+    };
+    let timeout = timeout.and_then(|t: Duration| Timespec::try_from(t).ok());
+    let mut fds = [PollFd::from_borrowed_fd(shared.wake.as_fd(), PollFlags::IN)];
+    // Interrupted or not, the loop looks again.
+    let _ = poll(&mut fds, timeout.as_ref());
+    drain(&shared.wake);
+    waiter.slept();
+    Ok(())
+}
+
+/// Whether the CQ was armed in the round before: the first round past the patience arms it.
+fn waiter_armed(waiter: &Waiter) -> bool {
+    waiter.next_sleep() > Duration::from_micros(50)
+}
+
+fn drain(wake: &OwnedFd) {
+    let mut buffer = [0; 8];
+    // Empty is fine.
+    let _ = rustix::io::read(wake, &mut buffer);
+}
+
+/// The handler of all designs: gives numbers.
+struct Give<'c> {
+    counter: &'c Counter,
+    speculate: bool,
+}
+
+/// Numbers that were taken for a batch, with one atomic operation if the limit allows.
+struct Numbers {
+    first: u64,
+    left: u64,
+    wanted: u64,
+}
+
+impl Give<'_> {
+    #[inline]
+    fn next(&self, batch: &mut Numbers) -> Option<u64> {
+        if batch.left == 0 && !self.refill(batch) {
+            return None;
+        }
+        let n = batch.first;
+        batch.first = n.wrapping_add(1);
+        batch.left -= 1;
+        batch.wanted = batch.wanted.saturating_sub(1);
+        Some(n)
+    }
+
+    /// Takes what is missing; waits for the limit; false if the server stops.
+    #[cold]
+    fn refill(&self, batch: &mut Numbers) -> bool {
+        let mut waiter = Waiter::new().with_sleep_max(Duration::from_millis(1));
+        loop {
+            match self.counter.take(batch.wanted.max(1)) {
+                Ok((first, n)) => {
+                    (batch.first, batch.left) = (first, n);
+                    return true;
+                }
+                Err(Refusal::UsedUp) => {
+                    (batch.first, batch.left) = (USED_UP, 1);
+                    return true;
+                }
+                Err(Refusal::Stopped) => return false,
+                Err(Refusal::NotYet) => waiter.idle(),
+            }
+        }
+    }
+}
+
+impl Handler for Give<'_> {
+    type Batch = Numbers;
+
+    #[inline]
+    fn begin(&mut self, requests: usize) -> Numbers {
+        let wanted = requests as u64;
+        match self.counter.take(wanted) {
+            Ok((first, left)) => Numbers {
+                first,
+                left,
+                wanted,
+            },
+            Err(_) => Numbers {
+                first: 0,
+                left: 0,
+                wanted,
+            },
+        }
+    }
+
+    #[inline]
+    fn handle(&mut self, batch: &mut Numbers, request: Request<'_>, reply: Reply<'_>) {
+        let Some(n) = self.next(batch) else { return };
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+        if self.speculate && n >> 32 == u64::from(request.imm) && n != USED_UP {
+            reply.imm(n as u32);
+        } else {
+            reply.bytes(&n.to_le_bytes());
+        }
+    }
+}
