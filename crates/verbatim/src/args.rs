@@ -158,6 +158,21 @@ pub(crate) fn word(text: &str) -> Result<u64, String> {
     })
 }
 
+/// A TCP address: a host's name or address, and a port.
+pub(crate) fn host_and_port(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':');
+    match parts.map(|(host, port)| (host, port.parse::<u16>())) {
+        Some((host, Ok(_))) if !host.is_empty() && !host.contains(char::is_whitespace) => {
+            Ok(text.to_owned())
+        }
+        _ => Err(
+            "an address is HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:7471 or \
+             [::1]:7471"
+                .to_owned(),
+        ),
+    }
+}
+
 /// The form of a device's name: what a name in sysfs can be.
 fn device_name(text: &str) -> Result<String, String> {
     let sane = !text.is_empty()
@@ -241,6 +256,24 @@ mod tests {
         assert_eq!(word("0xffff_fff0"), Ok(0xffff_fff0));
         for wrong in ["", "-1", "18446744073709551616", "0x", "0xg", "2^32"] {
             assert!(word(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_host_and_port() {
+        for right in ["127.0.0.1:7471", "localhost:0", "[::1]:65535"] {
+            assert_eq!(host_and_port(right), Ok(right.to_owned()));
+        }
+        for wrong in [
+            "",
+            "localhost",
+            ":7471",
+            "host:",
+            "host:65536",
+            "host:-1",
+            "a b:1",
+        ] {
+            assert!(host_and_port(wrong).is_err(), "{wrong:?}");
         }
     }
 

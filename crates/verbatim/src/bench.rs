@@ -53,7 +53,8 @@ Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian
 #[derive(clap::Args)]
 struct PeersArgs {
     /// Measure this row only (may be given several times): ud-send, rc-send, rc-latency,
-    /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer, idle-cpu, idle-memory, connect
+    /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
+    /// sequencer-lead, idle-cpu, idle-memory, connect
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured

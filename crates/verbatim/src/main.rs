@@ -10,6 +10,7 @@ mod args;
 mod bench;
 mod devices;
 mod output;
+mod sequencer;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,8 @@ Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 enum Command {
     /// What is there: the software NIC and this machine's own RDMA devices
     Devices(devices::Args),
+    /// A networked sequencer: every design side by side, or a server and clients by hand
+    Sequencer(sequencer::Args),
     /// Verbs microbenchmarks
     Bench(bench::Args),
 }
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         .init();
     let outcome = match Cli::parse().command {
         Command::Devices(args) => devices::run(&args),
+        Command::Sequencer(args) => sequencer::run(args),
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

@@ -89,6 +89,17 @@ pub(crate) fn figure(value: f64) -> String {
     }
 }
 
+/// A time in a unit that fits.
+pub(crate) fn time(ns: f64) -> String {
+    if ns < 1000.0 {
+        format!("{} ns", figure(ns))
+    } else if ns < 1e6 {
+        format!("{} µs", figure(ns / 1e3))
+    } else {
+        format!("{} ms", figure(ns / 1e6))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,5 +118,13 @@ mod tests {
         assert!(closed(Err(broken)).unwrap_err().is::<StdoutClosed>());
         let full = io::Error::from(io::ErrorKind::StorageFull);
         assert!(!closed(Err(full)).unwrap_err().is::<StdoutClosed>());
+    }
+
+    #[test]
+    fn times_read_well() {
+        assert_eq!(
+            [time(250.0), time(1500.0), time(2.5e6)],
+            ["250 ns", "1.50 µs", "2.50 ms"]
+        );
     }
 }

@@ -1,0 +1,159 @@
+//! `verbatim sequencer client`: clients of one process.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use sequencer::{Checker, Client, ClientConfig, ClientReport, Until};
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs};
+use crate::output::{self, figure, print, print_json, time};
+
+/// Arguments of `verbatim sequencer client`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The server's TCP address, as it printed it
+    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    server: String,
+    /// How long to ask for numbers
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    duration: Duration,
+    /// Ask for so many numbers instead (each thread)
+    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = args::number("a count of numbers", 1..=u64::MAX))]
+    count: Option<u64>,
+    /// Threads, each a client of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    threads: usize,
+    /// Requests outstanding, of each thread
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a window", 1..=4096usize))]
+    window: usize,
+    /// Requests posted with one doorbell
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    postlist: usize,
+    /// How long to try to reach a server that is not there (any more)
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
+    reconnect: Duration,
+    /// Print one JSON object per line: report (of each thread), verdict
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim sequencer client 127.0.0.1:7471
+  verbatim sequencer client 127.0.0.1:7471 --threads 2 --window 256 --duration 30s
+  verbatim sequencer client 127.0.0.1:7471 --count 1000000 --json
+
+Exit status 1 when a number came twice or out of order, or the numbers ended early.";
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    args.nic.settle_link_layer()?;
+    if args.postlist > args.window {
+        bail!(
+            "--postlist {} is more than --window {}: a client cannot post more than it may have \
+             outstanding; lower one or raise the other",
+            args.postlist,
+            args.window
+        );
+    }
+    let config = ClientConfig {
+        server: args.server,
+        nic: super::nic_config(&args.nic)?,
+        window: args.window,
+        batch: args.postlist,
+        reconnect_ms: millis(args.reconnect),
+        ..ClientConfig::default()
+    };
+    let until = args
+        .count
+        .map_or(Until::DurationMs(millis(args.duration)), Until::Count);
+    let mut clients: Vec<Client> = (0..args.threads)
+        .map(|_| Client::connect(config.clone()).context("is the server running?"))
+        .collect::<Result<_>>()?;
+    let start = clients.iter().map(Client::start).min().unwrap_or(0);
+
+    let bar = output::progress(1);
+    bar.set_message(format!("{} from {}", clients[0].design(), config.server));
+    let barrier = Barrier::new(clients.len());
+    let reports: Vec<ClientReport> = std::thread::scope(|scope| {
+        let running: Vec<_> = clients
+            .iter_mut()
+            .map(|client| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    client.run(until)
+                })
+            })
+            .collect();
+        let ended = running.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        ended.collect()
+    });
+    bar.finish_and_clear();
+
+    let mut checker = Checker::new(start);
+    for (thread, report) in reports.iter().enumerate() {
+        checker.add(&format!("thread {thread}"), report);
+        if args.json {
+            print_json(&Line::Report(Box::new(report.clone())))?;
+        } else {
+            show(thread, report)?;
+        }
+    }
+    // Other clients have the numbers between ours, so only the server knows what was skipped.
+    let verdict = checker.verdict(None);
+    let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
+    let ended = reports
+        .iter()
+        .filter_map(|report| report.failures.ended.as_ref());
+    let ended: Vec<&String> = ended.collect();
+    if args.json {
+        print_json(&Line::Verdict(verdict))?;
+    } else {
+        print(format_args!(
+            "{} numbers, {} given twice, {} out of order: {}",
+            verdict.numbers,
+            verdict.duplicates,
+            verdict.not_increasing,
+            if good { "verified" } else { "NOT A SEQUENCE" }
+        ))?;
+    }
+    for why in &ended {
+        eprintln!("error: ended early: {why}");
+    }
+    Ok(if good && ended.is_empty() {
+        Outcome::Done
+    } else {
+        Outcome::No
+    })
+}
+
+fn show(thread: usize, report: &ClientReport) -> Result<()> {
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
+    let failures = &report.failures;
+    print(format_args!(
+        "thread {thread}: {}, {} M/s ({} requests in {} s), latency {median} median, {p99} p99; \
+         lost {}, reconnects {}, wrong guesses {}",
+        report.design,
+        figure(report.rate / 1e6),
+        report.requests,
+        figure(report.seconds),
+        failures.lost,
+        failures.reconnects,
+        report.wrong_guesses,
+    ))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

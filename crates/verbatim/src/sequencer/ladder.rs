@@ -1,0 +1,562 @@
+//! Every design side by side: the main job of `verbatim sequencer`.
+//!
+//! Rounds are interleaved (every design once, then every design again), with a fresh server
+//! process and fresh client processes each time, so that what disturbs the machine for a while
+//! disturbs every design alike.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bench::stats::Spread;
+use sequencer::{Checker, ClientReport, Design, ServerStats, Verdict};
+use serde::Serialize;
+
+use super::lines::{Line, Lines};
+use crate::Outcome;
+use crate::args::{self, NicArgs, Provider};
+use crate::output::{self, figure, print, print_typed, time};
+
+/// Arguments of `verbatim sequencer`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run this design only (may be given several times): atomics, rpc, rpc-batch, rpc-batch-mq,
+    /// spec-s0 [default: all]
+    #[arg(long, value_name = "DESIGN")]
+    design: Vec<Design>,
+    /// How long each round of each design runs
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    duration: Duration,
+    /// How often each design runs, in turn with the others
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// Client processes
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of client processes", 1..=64usize))]
+    clients: usize,
+    /// Threads of each client process, each a client of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    threads: usize,
+    /// Worker threads of the server
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    workers: usize,
+    /// Requests that a client has outstanding
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a window", 1..=4096usize))]
+    window: usize,
+    /// Requests that a client posts with one doorbell
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    postlist: usize,
+    /// Requests that a worker answers with one doorbell, at most
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    batch: usize,
+    /// UD queue pairs that rpc-batch-mq rotates over
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queues: usize,
+    /// The first number
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::word)]
+    start: u64,
+    /// Print one JSON object per line: round, design
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+}
+
+/// One round of one design.
+#[derive(Debug, Serialize)]
+struct Round {
+    round: u32,
+    design: Design,
+    requests: u64,
+    rate_per_s: f64,
+    latency_ns_p50: u64,
+    latency_ns_p99: u64,
+    client_doorbells: u64,
+    server_doorbells: u64,
+    wrong_guesses: u64,
+    lost: u64,
+    verdict: Verdict,
+}
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    design: Design,
+    summary: &'static str,
+    /// What kind of NIC the figures are of.
+    kind: &'static str,
+    rate_per_s: Spread,
+    /// To the first design of the table, round by round.
+    ratio_to_first: Spread,
+    latency_ns_p50: f64,
+    latency_ns_p99: f64,
+    /// Answers that left with one doorbell of the server; with atomics, where no server answers,
+    /// requests that left with one doorbell of the client.
+    requests_per_doorbell: f64,
+    /// Of both sides.
+    doorbells_per_request: f64,
+    /// That carry a request and its answer between the two sides.
+    cache_lines_per_request: f64,
+    lost: u64,
+    verified: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    args.nic.settle_link_layer()?;
+    let nic = super::nic_config(&args.nic)?;
+    let designs = if args.design.is_empty() {
+        Design::ALL.to_vec()
+    } else {
+        args.design.clone()
+    };
+    for design in &designs {
+        let end = design.end_of_numbers();
+        if args.start >= end {
+            bail!(
+                "--start {}: {design} gives numbers below {end}; start lower",
+                args.start
+            );
+        }
+    }
+    if args.postlist > args.window {
+        bail!(
+            "--postlist {} is more than --window {}: a client cannot post more than it may have \
+             outstanding; lower one or raise the other",
+            args.postlist,
+            args.window
+        );
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
+    }
+
+    let bar = output::progress(u64::from(args.rounds) * designs.len() as u64);
+    let mut rounds: Vec<Round> = Vec::new();
+    for round in 0..args.rounds {
+        for &design in &designs {
+            bar.set_message(design.name());
+            let done = bar.suspend(|| one(&args, round, design));
+            let done = done.with_context(|| format!("design {design}"))?;
+            if args.json {
+                print_typed("round", &done)?;
+            }
+            rounds.push(done);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+
+    let kind = match args.nic.provider {
+        Provider::Softnic => "software NIC",
+        Provider::System => "measured NIC",
+    };
+    let rows: Vec<Row> = designs
+        .iter()
+        .map(|design| row(*design, designs[0], kind, &rounds))
+        .collect::<Result<_>>()?;
+    if args.json {
+        for row in &rows {
+            print_typed("design", row)?;
+        }
+    } else {
+        show(
+            &args,
+            kind,
+            nic.device.as_deref().unwrap_or_default(),
+            &rows,
+        )?;
+    }
+    for round in rounds.iter().filter(|round| !round.verdict.ok) {
+        eprintln!("error: {}: {}", round.design, round.verdict);
+    }
+    Ok(if rows.iter().all(|row| row.verified) {
+        Outcome::Done
+    } else {
+        Outcome::No
+    })
+}
+
+/// A child process that does not outlive its handle.
+struct KillOnDrop(Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // It may have ended by itself; either way it is waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs one design once: a server, its clients, the checker.
+fn one(args: &Args, round: u32, design: Design) -> Result<Round> {
+    let (mut server, mut server_lines) = start_server(args, design)?;
+    let Line::Listening { address, next, .. } = server_lines.expect()? else {
+        bail!("the server did not say where it listens");
+    };
+    let mut clients = Vec::new();
+    for _ in 0..args.clients {
+        clients.push(start_client(args, &address)?);
+    }
+    let mut checker = Checker::new(next);
+    let mut reports = Vec::new();
+    for (number, (_child, lines)) in clients.iter_mut().enumerate() {
+        while let Some(line) = lines.next()? {
+            if let Line::Report(report) = line {
+                checker.add(&format!("client {number}"), &report);
+                reports.push(*report);
+            }
+        }
+    }
+    // The end of its input ends the server.
+    drop(server.0.stdin.take());
+    let Line::Stats(stats) = server_lines.expect()? else {
+        bail!("the server did not say what it did");
+    };
+    let wanted = args.clients * args.threads;
+    if reports.len() != wanted {
+        bail!(
+            "{} of {wanted} clients reported; messages of the others are above",
+            reports.len()
+        );
+    }
+    Ok(sum_up(
+        round,
+        design,
+        &reports,
+        &stats,
+        checker.verdict(Some(stats.next)),
+    ))
+}
+
+fn sum_up(
+    round: u32,
+    design: Design,
+    reports: &[ClientReport],
+    stats: &ServerStats,
+    verdict: Verdict,
+) -> Round {
+    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    Round {
+        round,
+        design,
+        requests: reports.iter().map(|r| r.requests).sum(),
+        rate_per_s: reports.iter().map(|r| r.rate).sum(),
+        latency_ns_p50: medians[medians.len() / 2],
+        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
+        client_doorbells: reports.iter().map(|r| r.doorbells).sum(),
+        server_doorbells: stats.doorbells,
+        wrong_guesses: reports.iter().map(|r| r.wrong_guesses).sum(),
+        lost: reports.iter().map(|r| r.failures.lost).sum(),
+        verdict,
+    }
+}
+
+fn start_server(args: &Args, design: Design) -> Result<(KillOnDrop, Lines)> {
+    let mut command = part("serve", args)?;
+    command
+        .args([
+            "--design",
+            design.name(),
+            "--listen",
+            "127.0.0.1:0",
+            "--until-eof",
+        ])
+        .args(["--workers", &args.workers.to_string()])
+        .args(["--batch", &args.batch.to_string()])
+        .args(["--queues", &args.queues.to_string()])
+        .args(["--start", &args.start.to_string()])
+        .stdin(Stdio::piped());
+    start(command, "server")
+}
+
+fn start_client(args: &Args, address: &str) -> Result<(KillOnDrop, Lines)> {
+    let mut command = part("client", args)?;
+    command
+        .arg(address)
+        .args(["--threads", &args.threads.to_string()])
+        .args(["--window", &args.window.to_string()])
+        .args(["--postlist", &args.postlist.to_string()])
+        .args(["--duration", &format!("{}ms", args.duration.as_millis())])
+        .stdin(Stdio::null());
+    start(command, "client")
+}
+
+fn part(name: &str, args: &Args) -> Result<Command> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    command.args([
+        "sequencer",
+        name,
+        "--json",
+        "--provider",
+        args.nic.provider.name(),
+    ]);
+    if let Some(device) = &args.nic.device {
+        command.args(["--device", device]);
+    }
+    Ok(command)
+}
+
+fn start(mut command: Command, who: &'static str) -> Result<(KillOnDrop, Lines)> {
+    let child = command.stdout(Stdio::piped()).spawn();
+    let mut child = KillOnDrop(child.with_context(|| format!("cannot start a {who}"))?);
+    let out = child.0.stdout.take().context("a child without output")?;
+    Ok((child, Lines::new(out, who)))
+}
+
+/// Cache lines that carry a request and its answer from one side to the other.
+///
+/// The software NIC writes 16 bytes for a message without payload, and 16 more for each 16 bytes
+/// of inline payload; four such pieces share a cache line. An RDMA WRITE puts its bytes into the
+/// target's memory and nothing else.
+fn cache_lines_per_request(design: Design) -> f64 {
+    const LINE: f64 = 64.0;
+    const HEADER_ONLY: f64 = 16.0;
+    const WITH_8_BYTES: f64 = 32.0;
+    const REQUEST_SLOT: f64 = 8.0;
+    match design {
+        // The counter's line travels to whoever adds.
+        Design::Atomics => 1.0,
+        Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => (REQUEST_SLOT + WITH_8_BYTES) / LINE,
+        Design::SpecS0 => 2.0 * HEADER_ONLY / LINE,
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
+fn row(design: Design, first: Design, kind: &'static str, rounds: &[Round]) -> Result<Row> {
+    let of = |wanted: Design| rounds.iter().filter(move |round| round.design == wanted);
+    let spread = |of: &mut dyn Iterator<Item = f64>| {
+        Spread::of(&of.collect::<Vec<_>>()).context("a design without a round")
+    };
+    let sum = |of: fn(&Round) -> u64| {
+        rounds
+            .iter()
+            .filter(|r| r.design == design)
+            .map(of)
+            .sum::<u64>()
+    };
+    let requests = sum(|r| r.requests).max(1) as f64;
+    let (client, server) = (
+        sum(|r| r.client_doorbells) as f64,
+        sum(|r| r.server_doorbells) as f64,
+    );
+    let answering = if server > 0.0 { server } else { client };
+    Ok(Row {
+        design,
+        summary: design.summary(),
+        kind,
+        rate_per_s: spread(&mut of(design).map(|r| r.rate_per_s))?,
+        ratio_to_first: spread(
+            &mut of(design)
+                .zip(of(first))
+                .map(|(round, first)| round.rate_per_s / first.rate_per_s),
+        )?,
+        latency_ns_p50: spread(&mut of(design).map(|r| r.latency_ns_p50 as f64))?.median,
+        latency_ns_p99: spread(&mut of(design).map(|r| r.latency_ns_p99 as f64))?.median,
+        requests_per_doorbell: requests / answering.max(1.0),
+        doorbells_per_request: (client + server) / requests,
+        cache_lines_per_request: cache_lines_per_request(design),
+        lost: sum(|r| r.lost),
+        verified: of(design).all(|round| round.verdict.ok),
+    })
+}
+
+fn show(args: &Args, kind: &str, device: &str, rows: &[Row]) -> Result<()> {
+    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    print(format_args!(
+        "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
+         median of {} rounds of {} ms, interleaved\n",
+        plural(args.clients, "client process").replace("processs", "processes"),
+        plural(args.threads, "thread"),
+        args.window,
+        args.postlist,
+        plural(args.workers, "worker"),
+        args.rounds,
+        args.duration.as_millis(),
+    ))?;
+    let header = [
+        "design",
+        "requests/s",
+        "min..max",
+        "to first",
+        "median",
+        "p99",
+        "requests/doorbell",
+        "doorbells/request",
+        "cache lines/request",
+        "verified",
+    ];
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    for row in rows {
+        let rate = row.rate_per_s;
+        table.add_row([
+            row.design.to_string(),
+            millions(rate.median),
+            format!("{}..{}", millions(rate.min), millions(rate.max)),
+            format!("{} x", figure(row.ratio_to_first.median)),
+            time(row.latency_ns_p50),
+            time(row.latency_ns_p99),
+            figure(row.requests_per_doorbell),
+            figure(row.doorbells_per_request),
+            figure(row.cache_lines_per_request),
+            if row.verified { "yes" } else { "NO" }.to_owned(),
+        ]);
+    }
+    print(table)?;
+    print("")?;
+    for row in rows {
+        print(format_args!("{:<13} {}", row.design.name(), row.summary))?;
+    }
+    print("")?;
+    for line in lessons(rows) {
+        print(format_args!("- {line}"))?;
+    }
+    for row in rows.iter().filter(|row| row.lost > 0) {
+        eprintln!(
+            "note: {}: {} answers were lost and asked for again",
+            row.design, row.lost
+        );
+    }
+    Ok(())
+}
+
+/// What the figures teach, in their own numbers: what pays and, as frankly, what does not.
+fn lessons(rows: &[Row]) -> Vec<String> {
+    let of = |design: Design| rows.iter().find(|row| row.design == design);
+    let gain = |to: &Row, from: &Row| to.rate_per_s.median / from.rate_per_s.median;
+    let times = |gain: f64| match gain {
+        gain if gain >= 1.05 => format!("{} x faster", figure(gain)),
+        gain if gain <= 0.95 => format!("{} x slower here", figure(1.0 / gain)),
+        _ => "no difference here".to_owned(),
+    };
+    let mut lines = Vec::new();
+    if let (Some(from), Some(to)) = (of(Design::Rpc), of(Design::RpcBatch)) {
+        lines.push(format!(
+            "Doorbell batching: {} answers leave with one doorbell where rpc sends {}, and one \
+             atomic add serves them all: {}.",
+            figure(to.requests_per_doorbell),
+            figure(from.requests_per_doorbell),
+            times(gain(to, from)),
+        ));
+    }
+    if let (Some(from), Some(to)) = (of(Design::RpcBatch), of(Design::RpcBatchMq)) {
+        lines.push(format!(
+            "Several queue pairs: a NIC works on one queue pair with one processing unit at a \
+             time; rotating over more is {}.",
+            times(gain(to, from)),
+        ));
+    }
+    if let (Some(from), Some(to)) = (
+        of(Design::RpcBatchMq).or(of(Design::RpcBatch)),
+        of(Design::SpecS0),
+    ) {
+        lines.push(format!(
+            "Header-only messages: a request and its answer take {} cache lines instead of {}, \
+             with the number in the immediate: {}.",
+            figure(to.cache_lines_per_request),
+            figure(from.cache_lines_per_request),
+            times(gain(to, from)),
+        ));
+    }
+    if let (Some(atomics), Some(best)) = (
+        of(Design::Atomics),
+        rows.iter()
+            .filter(|row| row.design != Design::Atomics)
+            .max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
+    ) {
+        lines.push(format!(
+            "Remote atomics need no server CPU, and every one of them needs the counter's cache \
+             line to itself: {} against them is {}.",
+            best.design,
+            times(gain(best, atomics)),
+        ));
+    }
+    lines
+}
+
+fn millions(rate: f64) -> String {
+    format!("{} M", figure(rate / 1e6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(number: u32, design: Design, rate_per_s: f64) -> Round {
+        let mut checker = Checker::new(0);
+        checker.add_numbers("a", &(0..10).collect());
+        Round {
+            round: number,
+            design,
+            requests: 100,
+            rate_per_s,
+            latency_ns_p50: 1500,
+            latency_ns_p99: 9000,
+            client_doorbells: 10,
+            server_doorbells: if design == Design::Atomics { 0 } else { 50 },
+            wrong_guesses: 0,
+            lost: 0,
+            verdict: checker.verdict(Some(10)),
+        }
+    }
+
+    fn rows() -> Vec<Row> {
+        let mut rounds = Vec::new();
+        for number in 0..3 {
+            for (place, design) in (1u32..).zip(Design::ALL) {
+                rounds.push(round(number, design, f64::from(place * (number + 1)) * 1e6));
+            }
+        }
+        Design::ALL
+            .iter()
+            .map(|design| row(*design, Design::Atomics, "software NIC", &rounds).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_round() {
+        let rows = rows();
+        let ratio = rows[4].ratio_to_first;
+        assert_eq!((ratio.min, ratio.median, ratio.max), (5.0, 5.0, 5.0));
+        assert_eq!(rows[0].ratio_to_first.median, 1.0);
+    }
+
+    #[test]
+    fn doorbells_are_counted_on_both_sides() {
+        let rows = rows();
+        assert_eq!(rows[0].requests_per_doorbell, 10.0);
+        assert_eq!(rows[1].requests_per_doorbell, 2.0);
+        assert_eq!(rows[1].doorbells_per_request, 0.6);
+    }
+
+    #[test]
+    fn a_header_only_exchange_takes_the_fewest_lines() {
+        let lines = Design::ALL.map(cache_lines_per_request);
+        assert!(lines[4] < lines[3] && lines[3] < lines[0], "{lines:?}");
+    }
+
+    #[test]
+    fn lessons_speak_of_what_ran() {
+        let rows = rows();
+        assert_eq!(lessons(&rows).len(), 4);
+        assert!(
+            lessons(&rows)[0].contains("1.50 x faster"),
+            "{:?}",
+            lessons(&rows)
+        );
+        assert!(lessons(&rows[..1]).is_empty());
+    }
+
+    #[test]
+    fn one_number_twice_and_the_design_is_not_verified() {
+        let mut bad = round(0, Design::Rpc, 1e6);
+        bad.verdict.ok = false;
+        let rounds = [round(0, Design::Rpc, 1e6), bad];
+        assert!(
+            !row(Design::Rpc, Design::Rpc, "software NIC", &rounds)
+                .unwrap()
+                .verified
+        );
+    }
+}

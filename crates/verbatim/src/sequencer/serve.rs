@@ -1,0 +1,166 @@
+//! `verbatim sequencer serve`: one server, until it is told to stop.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use sequencer::{Design, Server, ServerConfig};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs};
+use crate::output::{figure, print, print_json};
+
+/// Arguments of `verbatim sequencer serve`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How numbers are handed out: atomics, rpc, rpc-batch, rpc-batch-mq, spec-s0
+    #[arg(long, value_name = "DESIGN", default_value_t = Design::SpecS0)]
+    design: Design,
+    /// Where clients find it, over TCP; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7471", value_parser = args::host_and_port)]
+    listen: String,
+    /// Worker threads
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    workers: usize,
+    /// Requests answered with one doorbell, at most
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    batch: usize,
+    /// UD queue pairs that rpc-batch-mq rotates over
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queues: usize,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a count of clients", 1..=256usize))]
+    max_clients: usize,
+    /// The first number, if the state file does not say a higher one
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::word)]
+    start: u64,
+    /// Keep in this file which numbers may have been given: the server can then be killed at any
+    /// moment and started again, and gives no number twice (it may skip some)
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// End when standard input ends, besides SIGINT and SIGTERM
+    #[arg(long)]
+    until_eof: bool,
+    /// Print one JSON object per line: listening, stats
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim sequencer serve
+  verbatim sequencer serve --design rpc-batch --workers 2 --listen 0.0.0.0:7471
+  verbatim sequencer serve --state /var/tmp/numbers";
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    args.nic.settle_link_layer()?;
+    let state = args.state.as_deref().map(args::writable_file).transpose()?;
+    let end = args.design.end_of_numbers();
+    if args.start >= end {
+        bail!(
+            "--start {}: {} gives numbers below {end}; start lower",
+            args.start,
+            args.design
+        );
+    }
+    let config = ServerConfig {
+        listen: args.listen,
+        nic: super::nic_config(&args.nic)?,
+        design: args.design,
+        workers: args.workers,
+        batch: args.batch,
+        queues: args.queues,
+        max_clients: args.max_clients,
+        start: args.start,
+        state,
+        ..ServerConfig::default()
+    };
+    let stop = stop_signals(args.until_eof)?;
+    let server = Server::start(config).context("cannot start the server")?;
+    let first = server.stats().next;
+    if args.json {
+        print_json(&Line::Listening {
+            address: server.address().to_string(),
+            design: args.design,
+            next: first,
+        })?;
+    } else {
+        print(format_args!(
+            "{} serves on {}, from number {first} on; clients: verbatim sequencer client {}",
+            args.design,
+            server.address(),
+            server.address(),
+        ))?;
+    }
+
+    let bar = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{elapsed} {msg}").expect("the template is right");
+    bar.set_style(style);
+    let (mut before, mut since) = (server.stats().next, Instant::now());
+    while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+        if let Some(failure) = server.failure() {
+            bar.finish_and_clear();
+            bail!("a worker ended: {failure}");
+        }
+        let stats = server.stats();
+        let given = stats.next.saturating_sub(before);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52 in a second
+        let rate = given as f64 / since.elapsed().as_secs_f64();
+        bar.set_message(format!(
+            "next number {}, {} M/s, clients: {}",
+            stats.next,
+            figure(rate / 1e6),
+            stats.clients
+        ));
+        (before, since) = (stats.next, Instant::now());
+    }
+    bar.finish_and_clear();
+    let failure = server.failure();
+    let stats = server.stop();
+    if args.json {
+        print_json(&Line::Stats(stats))?;
+    } else {
+        print(format_args!(
+            "{} numbers for {} clients; the next would be {}",
+            stats.next - first,
+            stats.clients_total,
+            stats.next
+        ))?;
+    }
+    match failure {
+        Some(failure) => bail!("a worker ended: {failure}"),
+        None => Ok(Outcome::Done),
+    }
+}
+
+/// Gets a message when the server is to stop.
+fn stop_signals(until_eof: bool) -> Result<mpsc::Receiver<()>> {
+    let (tell, stop) = mpsc::channel();
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let by_signal: Sender<()> = tell.clone();
+    std::thread::spawn(move || {
+        // Nobody listens any more when the server is stopping anyway.
+        let _ = signals.forever().next().map(|_| by_signal.send(()));
+    });
+    if until_eof {
+        std::thread::spawn(move || {
+            let mut rest = [0; 4096];
+            while matches!(std::io::stdin().read(&mut rest), Ok(read) if read > 0) {}
+            let _ = tell.send(());
+        });
+    } else {
+        // The receiver must not see the channel close.
+        std::mem::forget(tell);
+    }
+    Ok(stop)
+}
