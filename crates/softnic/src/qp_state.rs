@@ -23,7 +23,7 @@ use verbs_abi::{
 
 /// State of a queue pair: IBTA vol. 1, 10.3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpState {
+pub(crate) enum QpState {
     /// As created: no work is accepted.
     Reset,
     /// Initialized: receive WRs may be posted.
@@ -42,7 +42,7 @@ pub enum QpState {
 
 impl QpState {
     /// Every state, in the order of their codes.
-    pub const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Reset,
         Self::Init,
         Self::Rtr,
@@ -54,7 +54,7 @@ impl QpState {
 
     /// The code in the ABI: one of `IBV_QPS_*`.
     #[must_use]
-    pub const fn as_abi(self) -> ibv_qp_state {
+    pub(crate) const fn as_abi(self) -> ibv_qp_state {
         match self {
             Self::Reset => IBV_QPS_RESET,
             Self::Init => IBV_QPS_INIT,
@@ -70,7 +70,7 @@ impl QpState {
 /// A code that is no [`QpState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not a QP state (0 RESET to 6 ERR)")]
-pub struct UnknownQpState(pub u32);
+pub(crate) struct UnknownQpState(pub(crate) u32);
 
 impl TryFrom<u32> for QpState {
     type Error = UnknownQpState;
@@ -99,7 +99,7 @@ impl fmt::Display for QpState {
 
 /// Transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpType {
+pub(crate) enum QpType {
     /// Reliable connection.
     Rc,
     /// Unreliable connection.
@@ -110,11 +110,11 @@ pub enum QpType {
 
 impl QpType {
     /// Every transport service, in the order of their codes.
-    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+    pub(crate) const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
     /// The code in the ABI: one of `IBV_QPT_*`.
     #[must_use]
-    pub const fn as_abi(self) -> ibv_qp_type {
+    pub(crate) const fn as_abi(self) -> ibv_qp_type {
         match self {
             Self::Rc => IBV_QPT_RC,
             Self::Uc => IBV_QPT_UC,
@@ -126,7 +126,7 @@ impl QpType {
 /// A code that is no [`QpType`]: unknown, or a transport service that is not implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("QP type {0} is not supported (2 RC, 3 UC and 4 UD are)")]
-pub struct UnsupportedQpType(pub u32);
+pub(crate) struct UnsupportedQpType(pub(crate) u32);
 
 impl TryFrom<u32> for QpType {
     type Error = UnsupportedQpType;
@@ -151,7 +151,7 @@ impl fmt::Display for QpType {
 
 /// A set of `IBV_QP_*` bits that prints their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct AttrMask(pub i32);
+pub(crate) struct AttrMask(pub(crate) i32);
 
 impl AttrMask {
     const NAMES: [(i32, &'static str); 22] = [
@@ -181,13 +181,13 @@ impl AttrMask {
 
     /// Whether no bit is set.
     #[must_use]
-    pub const fn is_empty(self) -> bool {
+    pub(crate) const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Whether all bits of `other` are set.
     #[must_use]
-    pub const fn contains(self, other: i32) -> bool {
+    pub(crate) const fn contains(self, other: i32) -> bool {
         self.0 & other == other
     }
 }
@@ -214,11 +214,11 @@ impl fmt::Display for AttrMask {
 
 /// What a transition takes, apart from `IBV_QP_STATE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransitionAttrs {
+pub(crate) struct TransitionAttrs {
     /// Bits that must be set.
-    pub required: AttrMask,
+    pub(crate) required: AttrMask,
     /// Bits that may be set.
-    pub optional: AttrMask,
+    pub(crate) optional: AttrMask,
 }
 
 /// Required and optional bits of one transport.
@@ -344,7 +344,11 @@ const TRANSITIONS: [Transition; 9] = [
 
 /// What the transition from `from` to `to` takes; `None` if there is no such transition.
 #[must_use]
-pub fn transition_attrs(qp_type: QpType, from: QpState, to: QpState) -> Option<TransitionAttrs> {
+pub(crate) fn transition_attrs(
+    qp_type: QpType,
+    from: QpState,
+    to: QpState,
+) -> Option<TransitionAttrs> {
     let (required, optional) = match (from, to) {
         (_, QpState::Reset) => (0, 0),
         (QpState::Reset, QpState::Err) => return None,
@@ -368,25 +372,25 @@ pub fn transition_attrs(qp_type: QpType, from: QpState, to: QpState) -> Option<T
 
 /// Limits of the device and its ports that attributes are held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Number of ports; ports count from 1.
-    pub phys_port_cnt: u8,
+    pub(crate) phys_port_cnt: u8,
     /// Entries of the P_Key table.
-    pub pkey_tbl_len: u16,
+    pub(crate) pkey_tbl_len: u16,
     /// Entries of the GID table.
-    pub gid_tbl_len: u16,
+    pub(crate) gid_tbl_len: u16,
     /// Largest path MTU of the port, coded.
-    pub max_mtu: ibv_mtu,
+    pub(crate) max_mtu: ibv_mtu,
     /// Most READs and atomics that a QP may have outstanding as requester (`max_qp_init_rd_atom`).
-    pub max_qp_init_rd_atom: u8,
+    pub(crate) max_qp_init_rd_atom: u8,
     /// Most READs and atomics that a QP serves at a time as responder (`max_qp_rd_atom`).
-    pub max_qp_rd_atom: u8,
+    pub(crate) max_qp_rd_atom: u8,
 }
 
 /// Why `ibv_modify_qp` is refused. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ModifyQpError {
+pub(crate) enum ModifyQpError {
     /// `qp_state` or `cur_qp_state` holds no state.
     #[error("{qp_type} QP in {from}: {field} = {value} is not a QP state (0 RESET to 6 ERR)")]
     UnknownState {
@@ -458,7 +462,7 @@ pub enum ModifyQpError {
 impl ModifyQpError {
     /// What `ibv_modify_qp` returns: `EINVAL`.
     #[must_use]
-    pub const fn errno(&self) -> i32 {
+    pub(crate) const fn errno(&self) -> i32 {
         libc::EINVAL
     }
 }
@@ -503,7 +507,7 @@ const MAX_3_BIT: u32 = (1 << 3) - 1;
 /// extra bits, values out of range. All are `EINVAL`.
 ///
 /// Source: IBTA vol. 1, 11.2.5.2; `ibv_modify_qp(3)`; Linux `ib_modify_qp_is_ok`.
-pub fn check_transition(
+pub(crate) fn check_transition(
     qp_type: QpType,
     cur: QpState,
     attr_mask: i32,
@@ -738,7 +742,7 @@ const RNR_TIMER_10US: [u64; 32] = [
 ///
 /// The field has 5 bits; higher bits of `code` are ignored.
 #[must_use]
-pub fn rnr_timer_ns(code: u8) -> u64 {
+pub(crate) fn rnr_timer_ns(code: u8) -> u64 {
     RNR_TIMER_10US[usize::from(code & 0x1f)] * 10_000
 }
 
@@ -749,7 +753,7 @@ pub fn rnr_timer_ns(code: u8) -> u64 {
 ///
 /// Source: IBTA vol. 1, 9.9.2.1.1.
 #[must_use]
-pub fn ack_timeout_ns(code: u8) -> Option<u64> {
+pub(crate) fn ack_timeout_ns(code: u8) -> Option<u64> {
     match code & 0x1f {
         0 => None,
         code => Some(4_096 << code),

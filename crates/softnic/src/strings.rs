@@ -25,7 +25,7 @@ const UNKNOWN: &CStr = c"unknown";
 
 /// Text of a completion status: what `ibv_wc_status_str` returns.
 #[must_use]
-pub fn wc_status_str(status: ibv_wc_status) -> &'static CStr {
+pub(crate) fn wc_status_str(status: ibv_wc_status) -> &'static CStr {
     match status {
         IBV_WC_SUCCESS => c"success",
         IBV_WC_LOC_LEN_ERR => c"local length error",
@@ -57,7 +57,7 @@ pub fn wc_status_str(status: ibv_wc_status) -> &'static CStr {
 
 /// Text of an async event type: what `ibv_event_type_str` returns.
 #[must_use]
-pub fn event_type_str(event: ibv_event_type) -> &'static CStr {
+pub(crate) fn event_type_str(event: ibv_event_type) -> &'static CStr {
     match event {
         IBV_EVENT_CQ_ERR => c"CQ error",
         IBV_EVENT_QP_FATAL => c"local work queue catastrophic error",
@@ -85,7 +85,7 @@ pub fn event_type_str(event: ibv_event_type) -> &'static CStr {
 
 /// Text of a node type: what `ibv_node_type_str` returns.
 #[must_use]
-pub fn node_type_str(node_type: ibv_node_type) -> &'static CStr {
+pub(crate) fn node_type_str(node_type: ibv_node_type) -> &'static CStr {
     match node_type {
         IBV_NODE_CA => c"InfiniBand channel adapter",
         IBV_NODE_SWITCH => c"InfiniBand switch",
@@ -100,7 +100,7 @@ pub fn node_type_str(node_type: ibv_node_type) -> &'static CStr {
 
 /// Text of a port state: what `ibv_port_state_str` returns.
 #[must_use]
-pub fn port_state_str(port_state: ibv_port_state) -> &'static CStr {
+pub(crate) fn port_state_str(port_state: ibv_port_state) -> &'static CStr {
     match port_state {
         IBV_PORT_NOP => c"no state change (NOP)",
         IBV_PORT_DOWN => c"down",

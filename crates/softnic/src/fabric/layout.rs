@@ -24,8 +24,8 @@ pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
 pub(crate) const MAX_CQS: usize = 1 << 14;
 /// Slots of the hash table of memory regions; at most half of them are used.
 pub(crate) const MR_SLOTS: usize = 1 << 16;
-/// Threads of a process that can access remote memory at the same time without waiting for each other.
-pub(crate) const HAZARDS: usize = 256;
+/// Threads of a process that can access registered memory at the same time; more wait for one to end.
+pub(crate) const HAZARDS: usize = 4096;
 /// Locks for atomics on memory that has no shared mapping.
 pub(crate) const ATOMIC_LOCKS: usize = 512;
 
@@ -112,6 +112,8 @@ pub(crate) const ARMED_NO: u32 = 0;
 pub(crate) const ARMED_ANY: u32 = 1;
 /// The next solicited or failed completion is waited for.
 pub(crate) const ARMED_SOLICITED: u32 = 2;
+/// Added to the two above by the peer that has called the engine, so that others need not.
+pub(crate) const ARMED_CALLED: u32 = 4;
 
 /// What peers need to know of a memory region. `key` 0: free.
 #[repr(C, align(64))]
@@ -141,11 +143,11 @@ pub(crate) const BACKING_MEMFD: u32 = 1;
 /// A SysV shared memory segment: peers attach it.
 pub(crate) const BACKING_SYSV: u32 = 2;
 
-/// A memory region in use by a thread that accesses it: 0, or the process slot in the upper and the
+/// The memory regions that a thread accesses now, at most two: 0, or the process slot in the upper and the
 /// region's index in the lower 32 bits.
 #[repr(C, align(64))]
 pub(crate) struct Hazard {
-    pub(crate) mr: AtomicU64,
+    pub(crate) mrs: [AtomicU64; 2],
 }
 
 /// A lock for atomics: 0, or the holder's incarnation.

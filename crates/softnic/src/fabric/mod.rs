@@ -108,6 +108,17 @@ impl Peer {
         self.dead.store(true, Ordering::Release);
     }
 
+    /// The own FIFO's descriptor, for the engine to wait on.
+    pub(crate) fn wake_fd(&self) -> &File {
+        &self.wake
+    }
+
+    /// Empties the own FIFO.
+    pub(crate) fn drain_calls(&self) {
+        let mut calls = [0; 512];
+        while rustix::io::read(&self.wake, &mut calls).is_ok_and(|n| n == calls.len()) {}
+    }
+
     /// Wakes its engine.
     #[cold]
     pub(crate) fn wake(&self) {
@@ -151,7 +162,8 @@ impl Fabric {
         /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
         const INITIAL_PID_NAMESPACE: u64 = 0xeffff_ffc;
         let uid = rustix::process::geteuid().as_raw();
-        let namespace = fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
+        let namespace =
+            fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
         let suffix = if namespace == INITIAL_PID_NAMESPACE {
             String::new()
         } else {
@@ -192,9 +204,8 @@ impl Fabric {
             .mode(0o600)
             .open(segment_path(dir, incarnation))
             .map_err(io("create the segment"))?;
-        let segment = Segment::create(&segment_file).map_err(io(
-            "reserve memory for the segment (is /dev/shm full?)",
-        ))?;
+        let segment = Segment::create(&segment_file)
+            .map_err(io("reserve memory for the segment (is /dev/shm full?)"))?;
         let header = segment.header();
         header.incarnation.store(incarnation, Ordering::Relaxed);
         header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -278,6 +289,8 @@ impl Fabric {
             Ok(peer) => {
                 let peer = Arc::new(peer);
                 peers.insert(slot, Arc::clone(&peer));
+                // The engine has one process more to watch.
+                self.me.wake();
                 Some(peer)
             }
             Err(e) => {

@@ -62,7 +62,10 @@ mod tests {
     fn stat_with_a_hostile_name_is_parsed() {
         let stat = "42 (a) R 1 (b) S 1 42 42 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
         assert_eq!(parse_stat(stat), Some(777));
-        assert_eq!(parse_stat("42 (a) Z 1 42 42 0 -1 4 1 0 0 0 1 2 0 0 20 0 1 0 777 0"), None);
+        assert_eq!(
+            parse_stat("42 (a) Z 1 42 42 0 -1 4 1 0 0 0 1 2 0 0 20 0 1 0 777 0"),
+            None
+        );
         assert_eq!(parse_stat(""), None);
         assert_eq!(parse_stat("1 (x)"), None);
     }

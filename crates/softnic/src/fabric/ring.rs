@@ -201,23 +201,20 @@ impl Producer {
         Ok(need <= self.free())
     }
 
-    /// Slots left for records, looking at the consumer's position.
-    pub(crate) fn free_slots(&mut self) -> Result<u64, Garbage> {
-        self.consumed()?;
-        Ok(self.free())
-    }
-
     #[inline]
     fn with_wrap(&self, slots: u64) -> u64 {
         let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
-        if slots > to_end { to_end + slots } else { slots }
+        if slots > to_end {
+            to_end + slots
+        } else {
+            slots
+        }
     }
 
-    /// Adds a record to the open postlist; `fill` writes its payload. Call [`Self::has_room`] first.
-    ///
-    /// Nothing is visible to the consumer before [`Self::publish`].
+    /// The place for the payload of the next record; call [`Self::has_room`] first and [`Self::commit`]
+    /// next, or leave it: a place that was not committed is given out again.
     #[inline]
-    pub(crate) fn push(&mut self, header: Header, payload: usize, fill: impl FnOnce(Payload<'_>)) {
+    pub(crate) fn place(&mut self, payload: usize) -> Payload<'_> {
         let slots = record_slots(payload);
         let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
         if slots > to_end {
@@ -230,13 +227,18 @@ impl Producer {
             self.stage(w0, w1, to_end);
         }
         debug_assert!(slots <= self.free());
-        if payload != 0 {
-            fill(Payload {
-                ring: &self.ring,
-                pos: self.pos + 1,
-                len: payload,
-            });
+        Payload {
+            ring: &self.ring,
+            pos: self.pos + 1,
+            len: payload,
         }
+    }
+
+    /// Adds the record whose payload was [placed](Self::place) to the open postlist. Nothing is visible to
+    /// the consumer before [`Self::publish`].
+    #[inline]
+    pub(crate) fn commit(&mut self, header: Header, payload: usize) {
+        let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
         self.stage(w0, w1, slots);
@@ -371,12 +373,6 @@ impl Consumer {
             pos: 0,
             released: 0,
         }
-    }
-
-    /// Position of the next record.
-    #[inline]
-    pub(crate) fn pos(&self) -> u64 {
-        self.pos
     }
 
     /// The next record, if one is there.

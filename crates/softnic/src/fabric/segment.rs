@@ -107,8 +107,8 @@ impl Segment {
         ftruncate(file, SEGMENT_BYTES as u64)?;
         // Reserve what is written without asking, so that a full /dev/shm is an error and not a SIGBUS.
         fallocate(file, FallocateFlags::empty(), 0, QPS_AT as u64)?;
-        let rest = ARENA_AT - HAZARDS_AT;
-        fallocate(file, FallocateFlags::empty(), HAZARDS_AT as u64, rest as u64)?;
+        let locks = ATOMIC_LOCKS * size_of::<AtomicLock>();
+        fallocate(file, FallocateFlags::empty(), LOCKS_AT as u64, locks as u64)?;
         Ok(Self(Mapping::new(file, SEGMENT_BYTES)?))
     }
 

@@ -17,7 +17,20 @@ impl Owned {
 
     fn memory(&self) -> RingMemory {
         // SAFETY: the vector has two words a slot and outlives the producer and consumer of each test.
-        unsafe { RingMemory::new(self.words.as_ptr(), &*self.head, self.words.len() as u64 / 2) }
+        unsafe {
+            RingMemory::new(
+                self.words.as_ptr(),
+                &*self.head,
+                self.words.len() as u64 / 2,
+            )
+        }
+    }
+}
+
+impl Producer {
+    fn push(&mut self, header: Header, payload: usize, fill: impl FnOnce(Payload<'_>)) {
+        fill(self.place(payload));
+        self.commit(header, payload);
     }
 }
 

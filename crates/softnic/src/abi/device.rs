@@ -1,0 +1,343 @@
+//! Devices, contexts, and what they say of themselves.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::OnceLock;
+
+use verbs_abi::*;
+
+use super::*;
+use crate::context::Context;
+use crate::device;
+use crate::nic::{self, Nic, NicError};
+use crate::strings;
+
+/// The one device. Programs read it; nobody writes.
+struct Device(verbs_device);
+// SAFETY: written before it is shared, then only read.
+unsafe impl Sync for Device {}
+// SAFETY: as above; its pointers are NULL.
+unsafe impl Send for Device {}
+
+fn the_device() -> *mut ibv_device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        let mut d = verbs_device::zeroed();
+        d.device.node_type = IBV_NODE_CA;
+        d.device.transport_type = IBV_TRANSPORT_IB;
+        set_text(&mut d.device.name, device::DEVICE_NAME);
+        set_text(&mut d.device.dev_name, "uverbs0");
+        set_text(
+            &mut d.device.dev_path,
+            "/sys/class/infiniband_verbs/uverbs0",
+        );
+        set_text(&mut d.device.ibdev_path, "/sys/class/infiniband/softnic0");
+        Device(d)
+    });
+    std::ptr::from_ref(&device.0.device).cast_mut()
+}
+
+fn set_text(field: &mut [c_char], text: &str) {
+    for (c, b) in field.iter_mut().zip(text.bytes()) {
+        *c = b.cast_signed();
+    }
+}
+
+fn errno_of_nic(e: &NicError) -> c_int {
+    match e {
+        NicError::Fabric(crate::fabric::FabricError::Io { source, .. })
+        | NicError::Engine(source) => errno_of(source),
+        NicError::Fabric(crate::fabric::FabricError::Foreign { .. }) => libc::EACCES,
+        NicError::Fabric(crate::fabric::FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
+        NicError::Fabric(crate::fabric::FabricError::Full { .. }) => libc::EUSERS,
+        NicError::Fabric(crate::fabric::FabricError::BadName(_)) | NicError::Port(_) => {
+            libc::EINVAL
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    if let Err(e) = nic::get() {
+        set_errno(errno_of_nic(&e));
+        return std::ptr::null_mut();
+    }
+    if !count.is_null() {
+        // SAFETY: not NULL, so a place for the count.
+        unsafe { *count = 1 };
+    }
+    Box::into_raw(Box::new([the_device(), std::ptr::null_mut()])).cast()
+}
+
+pub(super) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    if !list.is_null() {
+        // SAFETY: made by `ibv_get_device_list` (contract).
+        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    if device.is_null() {
+        return std::ptr::null();
+    }
+    // SAFETY: a device of ours; its name ends with a zero byte.
+    unsafe { (&raw const (*device).name).cast() }
+}
+
+pub(super) unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) -> u64 {
+    u64::from_ne_bytes(device::node_guid())
+}
+
+pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    or_null(open(device))
+}
+
+fn open(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
+    if device != the_device() {
+        return Err(libc::ENODEV);
+    }
+    let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
+    let mut abi = verbs_context::zeroed();
+    abi.query_port = Some(query_port_ex);
+    abi.sz = size_of::<verbs_context>();
+    let c = &mut abi.context;
+    c.device = device;
+    c.ops.poll_cq = Some(fast::poll_cq);
+    c.ops.req_notify_cq = Some(fast::req_notify_cq);
+    c.ops.post_send = Some(fast::post_send);
+    c.ops.post_recv = Some(fast::post_recv);
+    c.ops.post_srq_recv = Some(fast::post_srq_recv);
+    c.cmd_fd = -1;
+    c.num_comp_vectors = 1;
+    // "The context is preceded by a verbs_context": verbs.h, `verbs_get_ctx`.
+    c.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+    let context = Context::new(nic, abi).map_err(|e| errno_of(&e))?;
+    let context: &'static Context = Box::leak(Box::new(context));
+    // SAFETY: nobody else has seen the context yet.
+    let c = unsafe { &raw mut (*context.abi.get()).context };
+    // SAFETY: as above; a field of it.
+    unsafe { (*c).async_fd = context.async_fd() };
+    Ok(c)
+}
+
+/// The context behind a handle.
+///
+/// # Safety
+/// `handle` is NULL or came from [`ibv_open_device`].
+pub(super) unsafe fn context_of(handle: *mut ibv_context) -> Option<&'static Context> {
+    if handle.is_null() {
+        return None;
+    }
+    let before = std::mem::offset_of!(verbs_context, context);
+    // SAFETY: the handle is the field `context` of the `verbs_context` at the start of a leaked `Context`.
+    Some(unsafe { &*handle.byte_sub(before).cast::<Context>() })
+}
+
+fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
+    // SAFETY: a handle of ours (contract of every function that takes one).
+    unsafe { context_of(handle) }
+        .map(|c| c.nic)
+        .ok_or(libc::EINVAL)
+}
+
+pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    or_errno(nic_of(context).map(drop))
+}
+
+pub(super) unsafe extern "C" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: a handle of ours.
+    let Some(c) = (unsafe { context_of(context) }) else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    match c.next_event() {
+        Ok(e) => {
+            // SAFETY: a place for the event; the element's handle is of an object that counts it.
+            unsafe {
+                *event = e;
+                objects::count_async_event(&e, 1);
+            }
+            0
+        }
+        Err(e) => {
+            set_errno(errno_of(&e));
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    if !event.is_null() {
+        // SAFETY: an event that was got from us and whose object still exists (`ibv_get_async_event(3)`).
+        unsafe { objects::count_async_event(&*event, -1) };
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_query_device(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr,
+) -> c_int {
+    or_errno(nic_of(context).map(|_| {
+        // SAFETY: a place for the attributes.
+        unsafe { *attr = device::device_attr() };
+    }))
+}
+
+pub(super) unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    /// `sizeof(struct _compat_ibv_port_attr)`: what the symbol may write.
+    const COMPAT: usize = size_of::<_compat_ibv_port_attr>();
+    // SAFETY: the program's place has at least that many bytes.
+    unsafe { query_port_ex(context, port_num, attr, COMPAT) }
+}
+
+unsafe extern "C" fn query_port_ex(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+    len: usize,
+) -> c_int {
+    or_errno(nic_of(context).and_then(|nic| {
+        if port_num != device::PORT_NUM {
+            return Err(libc::EINVAL);
+        }
+        let all = nic.port.attr();
+        let n = len.min(size_of::<ibv_port_attr>());
+        // SAFETY: the place has `len` bytes (contract); the attributes are plain data.
+        unsafe {
+            attr.cast::<u8>()
+                .copy_from_nonoverlapping((&raw const all).cast(), n);
+        }
+        Ok(())
+    }))
+}
+
+pub(super) unsafe extern "C" fn ibv_query_gid(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    let found = nic_of(context).ok().and_then(|nic| {
+        if port_num != device::PORT_NUM {
+            return None;
+        }
+        nic.port.gid(u32::try_from(index).ok()?)
+    });
+    match found {
+        Some(raw) => {
+            // SAFETY: a place for the GID.
+            unsafe { (*gid).raw = raw };
+            0
+        }
+        None => {
+            set_errno(libc::EINVAL);
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    let found = nic_of(context).ok().and_then(|nic| {
+        if port_num != device::PORT_NUM {
+            return None;
+        }
+        nic.port.pkey(u32::try_from(index).ok()?)
+    });
+    match found {
+        Some(value) => {
+            // SAFETY: a place for the P_Key, in network order.
+            unsafe { *pkey = value.to_be() };
+            0
+        }
+        None => {
+            set_errno(libc::EINVAL);
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_fork_init() -> c_int {
+    // Registered memory is not pinned, so there is nothing that a fork could break.
+    0
+}
+
+fn text(s: &'static CStr) -> *const c_char {
+    s.as_ptr()
+}
+
+pub(super) unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
+    text(strings::wc_status_str(status))
+}
+
+pub(super) unsafe extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
+    text(strings::event_type_str(event))
+}
+
+pub(super) unsafe extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
+    text(strings::node_type_str(node_type))
+}
+
+pub(super) unsafe extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
+    text(strings::port_state_str(state))
+}
+
+pub(super) unsafe extern "C" fn ibv_init_ah_from_wc(
+    context: *mut ibv_context,
+    port_num: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    let made = nic_of(context).and_then(|nic| {
+        if wc.is_null() || attr.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let mut bytes = [0u8; 40];
+        if !grh.is_null() {
+            // SAFETY: a GRH is 40 bytes.
+            bytes = unsafe { grh.cast::<[u8; 40]>().read_unaligned() };
+        }
+        // SAFETY: checked for NULL.
+        device::init_ah_from_wc(&nic.port, port_num, unsafe { &*wc }, &bytes)
+    });
+    match made {
+        Ok(a) => {
+            // SAFETY: checked for NULL.
+            unsafe { *attr = a };
+            0
+        }
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port_num: u8,
+) -> *mut ibv_ah {
+    let mut attr = ibv_ah_attr::zeroed();
+    if pd.is_null() {
+        return or_null(Err(libc::EINVAL));
+    }
+    // SAFETY: a handle of ours, and the program's arguments passed on.
+    unsafe {
+        if ibv_init_ah_from_wc((*pd).context, port_num, wc, grh, &raw mut attr) != 0 {
+            return std::ptr::null_mut();
+        }
+        objects::ibv_create_ah(pd, &raw mut attr)
+    }
+}

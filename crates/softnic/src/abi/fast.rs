@@ -1,0 +1,134 @@
+//! The operations that `verbs.h` calls through the context: the data path.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+use verbs_abi::*;
+
+use super::borrow;
+use crate::cq::Cq;
+use crate::qp::Qp;
+use crate::qp_state::QpState;
+use crate::recv::RecvQueue;
+use crate::send;
+use crate::srq::Srq;
+
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: a handle of ours that is not being destroyed; the list is as `ibv_post_send(3)` says.
+    unsafe {
+        match borrow::<Qp, _>(qp) {
+            Some(qp) => send::post_send(qp, wr, bad_wr),
+            None => libc::EINVAL,
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_int {
+    let Ok(len) = usize::try_from(n) else {
+        return -libc::EINVAL;
+    };
+    // SAFETY: a handle of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
+    unsafe {
+        let Some(cq) = borrow::<Cq, _>(cq) else {
+            return -libc::EINVAL;
+        };
+        if len == 0 || wc.is_null() {
+            return 0;
+        }
+        let out = std::slice::from_raw_parts_mut(wc.cast::<MaybeUninit<ibv_wc>>(), len);
+        // At most `n`.
+        c_int::try_from(cq.poll(out)).unwrap_or(n)
+    }
+}
+
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: a handle of ours.
+    match unsafe { borrow::<Cq, _>(cq) } {
+        Some(cq) => {
+            cq.arm(solicited_only != 0);
+            0
+        }
+        None => libc::EINVAL,
+    }
+}
+
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe {
+        let Some(qp) = borrow::<Qp, _>(qp) else {
+            return libc::EINVAL;
+        };
+        let state = qp.state();
+        if state == QpState::Reset || qp.srq.is_some() {
+            return refuse(wr, bad_wr, libc::EINVAL);
+        }
+        let result = post_list(&mut qp.rq.lock(), wr, bad_wr);
+        if state == QpState::Err {
+            qp.recv_cq.nudge();
+        }
+        result
+    }
+}
+
+pub(super) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe {
+        match borrow::<Srq, _>(srq) {
+            Some(srq) => post_list(&mut srq.queue.lock(), wr, bad_wr),
+            None => libc::EINVAL,
+        }
+    }
+}
+
+/// Posts a list of receive WRs.
+///
+/// # Safety
+/// `wr` is NULL or the first of a list as `ibv_post_recv(3)` describes it; `bad_wr` NULL or a place.
+#[inline]
+unsafe fn post_list(
+    queue: &mut RecvQueue,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: contract of this function.
+    unsafe {
+        while let Some(this) = wr.as_ref() {
+            let sges = match usize::try_from(this.num_sge) {
+                Ok(0) => &[][..],
+                Ok(n) if !this.sg_list.is_null() && n <= queue.max_sge() => {
+                    std::slice::from_raw_parts(this.sg_list, n)
+                }
+                _ => return refuse(wr, bad_wr, libc::EINVAL),
+            };
+            if let Err(errno) = queue.post(this.wr_id, sges) {
+                return refuse(wr, bad_wr, errno);
+            }
+            wr = this.next;
+        }
+    }
+    0
+}
+
+/// Names the WR that was refused.
+///
+/// # Safety
+/// `bad_wr` is NULL or a place.
+unsafe fn refuse(wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr, errno: c_int) -> c_int {
+    if !bad_wr.is_null() {
+        // SAFETY: contract of this function.
+        unsafe { *bad_wr = wr };
+    }
+    errno
+}

@@ -1,0 +1,112 @@
+//! The C ABI: libibverbs' entry points over the software NIC.
+//!
+//! Each function checks the pointers that C may leave NULL, converts, calls, and converts back: errno as the
+//! man page of the function says. Handles are the addresses of this crate's objects, whose first fields are
+//! the structures that C sees. Nothing here unwinds: the functions called return errors.
+
+mod device;
+mod fast;
+mod objects;
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use verbs_abi::Symbols;
+
+/// The software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
+#[must_use]
+pub fn symbols() -> &'static Symbols {
+    use device::*;
+    use objects::*;
+    static SYMBOLS: Symbols = Symbols {
+        ibv_get_device_list,
+        ibv_free_device_list,
+        ibv_get_device_name,
+        ibv_get_device_guid,
+        ibv_open_device,
+        ibv_close_device,
+        ibv_get_async_event,
+        ibv_ack_async_event,
+        ibv_query_device,
+        ibv_query_port,
+        ibv_query_gid,
+        ibv_query_pkey,
+        ibv_alloc_pd,
+        ibv_dealloc_pd,
+        ibv_reg_mr,
+        ibv_dereg_mr,
+        ibv_create_comp_channel,
+        ibv_destroy_comp_channel,
+        ibv_create_cq,
+        ibv_destroy_cq,
+        ibv_get_cq_event,
+        ibv_ack_cq_events,
+        ibv_create_srq,
+        ibv_modify_srq,
+        ibv_query_srq,
+        ibv_destroy_srq,
+        ibv_create_qp,
+        ibv_query_qp,
+        ibv_modify_qp,
+        ibv_destroy_qp,
+        ibv_create_ah,
+        ibv_destroy_ah,
+        ibv_init_ah_from_wc,
+        ibv_create_ah_from_wc,
+        ibv_fork_init,
+        ibv_wc_status_str,
+        ibv_event_type_str,
+        ibv_node_type_str,
+        ibv_port_state_str,
+    };
+    &SYMBOLS
+}
+
+/// Sets errno.
+fn set_errno(errno: c_int) {
+    // SAFETY: glibc's errno of this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// A pointer to return: NULL with errno for an error.
+fn or_null<T>(result: Result<*mut T, c_int>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        set_errno(errno);
+        std::ptr::null_mut()
+    })
+}
+
+/// 0, or an errno.
+fn or_errno(result: Result<(), c_int>) -> c_int {
+    result.err().unwrap_or(0)
+}
+
+/// The errno of an I/O error.
+fn errno_of(e: &std::io::Error) -> c_int {
+    e.raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// The object behind a handle, with a reference of its own.
+///
+/// # Safety
+/// `handle` is NULL or came from `Arc::<T>::into_raw` and has not been destroyed; a `T` starts with the
+/// structure that `handle` points to.
+unsafe fn share<T, A>(handle: *mut A) -> Option<Arc<T>> {
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: contract of this function.
+    unsafe {
+        Arc::increment_strong_count(handle.cast::<T>());
+        Some(Arc::from_raw(handle.cast::<T>()))
+    }
+}
+
+/// Borrows the object behind a handle.
+///
+/// # Safety
+/// As for [`share`]; the object is not destroyed while the result is used.
+unsafe fn borrow<'a, T, A>(handle: *mut A) -> Option<&'a T> {
+    // SAFETY: contract of this function.
+    unsafe { handle.cast::<T>().as_ref() }
+}

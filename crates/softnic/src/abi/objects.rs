@@ -1,0 +1,578 @@
+//! Creation, change and destruction of objects.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use verbs_abi::*;
+
+use super::device::context_of;
+use super::*;
+use crate::ah::Ah;
+use crate::context::Context;
+use crate::cq::{Channel, Cq};
+use crate::device;
+use crate::event::EventQueue;
+use crate::keys::NewRegion;
+use crate::mem::backing_of;
+use crate::qp::{NewQp, Qp};
+use crate::qp_state::QpType;
+use crate::recv::RecvQueue;
+use crate::srq::Srq;
+
+/// A protection domain; the program's handle points to its first field.
+#[repr(C)]
+struct Pd {
+    abi: UnsafeCell<ibv_pd>,
+    context: &'static Context,
+    number: u32,
+    uses: AtomicUsize,
+}
+
+/// A memory region; the program's handle points to its first field.
+#[repr(C)]
+struct Mr {
+    abi: UnsafeCell<ibv_mr>,
+    pd: Arc<Pd>,
+    /// Keeps the backing's descriptor open for peers.
+    _backing: Option<Arc<OwnedFd>>,
+}
+
+/// A completion channel; the program's handle points to its first field.
+#[repr(C)]
+struct ChannelHandle {
+    abi: UnsafeCell<ibv_comp_channel>,
+    channel: Arc<Channel>,
+}
+
+/// Is the object still used by others?
+fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
+    if uses.load(Ordering::Relaxed) == 0 {
+        Ok(())
+    } else {
+        Err(libc::EBUSY)
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: a handle of ours.
+    let made = unsafe { context_of(context) }.ok_or(libc::EINVAL).map(|c| {
+        let number = c.nic.new_pd_number();
+        let mut abi = ibv_pd::zeroed();
+        abi.context = context;
+        abi.handle = number;
+        Arc::new(Pd {
+            abi: UnsafeCell::new(abi),
+            context: c,
+            number,
+            uses: AtomicUsize::new(0),
+        })
+    });
+    or_null(made.map(|pd| Arc::into_raw(pd).cast_mut().cast()))
+}
+
+pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: a handle of ours; given back once, when nothing uses it.
+    unsafe {
+        let Some(p) = borrow::<Pd, _>(pd) else {
+            return libc::EINVAL;
+        };
+        or_errno(busy(&p.uses).map(|()| drop(Arc::from_raw(pd.cast::<Pd>()))))
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: a handle of ours.
+    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
+    or_null(pd.and_then(|pd| register(pd, addr, length, access)))
+}
+
+fn register(
+    pd: Arc<Pd>,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> Result<*mut ibv_mr, c_int> {
+    const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_HUGETLB
+        | IBV_ACCESS_RELAXED_ORDERING;
+    /// "Local write must be set for these" (`ibv_reg_mr(3)`).
+    const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if access & !KNOWN != 0
+        || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
+        || length == 0
+    {
+        return Err(libc::EINVAL);
+    }
+    let nic = pd.context.nic;
+    // The addresses are used from other threads later.
+    let at = addr.expose_provenance();
+    let backing = backing_of(at, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    let key = nic.keys.register(
+        &nic.fabric,
+        &NewRegion {
+            pd: pd.number,
+            addr: at as u64,
+            len: length as u64,
+            access: access.cast_unsigned(),
+            backing: &backing,
+        },
+    )?;
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    let mut abi = ibv_mr::zeroed();
+    // SAFETY: the context field of our own object.
+    abi.context = unsafe { (*pd.abi.get()).context };
+    abi.pd = pd.abi.get();
+    abi.addr = addr;
+    abi.length = length;
+    abi.handle = key;
+    abi.lkey = key;
+    abi.rkey = key;
+    let mr = Box::new(Mr {
+        abi: UnsafeCell::new(abi),
+        pd,
+        _backing: backing.hold,
+    });
+    Ok(Box::into_raw(mr).cast())
+}
+
+pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    if mr.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a handle of ours, given back once. The key is the one of creation, whatever the program has
+    // written into the structure since.
+    unsafe {
+        let mr = Box::from_raw(mr.cast::<Mr>());
+        let nic = mr.pd.context.nic;
+        nic.keys.deregister(&nic.fabric, (*mr.abi.get()).handle);
+        mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    // SAFETY: a handle of ours.
+    let Some(_) = (unsafe { context_of(context) }) else {
+        return or_null(Err(libc::EINVAL));
+    };
+    let made = EventQueue::new().map_err(|e| errno_of(&e)).map(|events| {
+        let mut abi = ibv_comp_channel::zeroed();
+        abi.context = context;
+        abi.fd = events.raw_fd();
+        let channel = Arc::new(Channel {
+            events,
+            uses: AtomicUsize::new(0),
+        });
+        Box::into_raw(Box::new(ChannelHandle {
+            abi: UnsafeCell::new(abi),
+            channel,
+        }))
+        .cast()
+    });
+    or_null(made)
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: a handle of ours, given back once, when no CQ uses it.
+    unsafe {
+        let Some(c) = borrow::<ChannelHandle, _>(channel) else {
+            return libc::EINVAL;
+        };
+        or_errno(
+            busy(&c.channel.uses).map(|()| drop(Box::from_raw(channel.cast::<ChannelHandle>()))),
+        )
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: handles of ours.
+    let (c, ch) = unsafe { (context_of(context), borrow::<ChannelHandle, _>(channel)) };
+    let Some(c) = c else {
+        return or_null(Err(libc::EINVAL));
+    };
+    let depth = match u32::try_from(cqe) {
+        Ok(n @ 1..=device::MAX_CQE) if comp_vector == 0 => n,
+        _ => return or_null(Err(libc::EINVAL)),
+    };
+    let made = c.nic.add_cq(|index| {
+        let mut abi = ibv_cq::zeroed();
+        abi.context = context;
+        abi.channel = channel;
+        abi.cq_context = cq_context;
+        abi.cqe = cqe;
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let channel = ch.map(|ch| Arc::clone(&ch.channel));
+        Ok(Arc::new(Cq::new(
+            c.nic,
+            index,
+            depth as usize,
+            abi,
+            channel,
+        )))
+    });
+    or_null(made.map(|cq| {
+        if let Some(ch) = ch {
+            ch.channel.uses.fetch_add(1, Ordering::Relaxed);
+        }
+        Arc::into_raw(cq).cast_mut().cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
+    // SAFETY: a handle of ours, given back once, when no QP uses it.
+    unsafe {
+        let Some(cq) = borrow::<Cq, _>(handle) else {
+            return libc::EINVAL;
+        };
+        if let Err(errno) = busy(&cq.uses) {
+            return errno;
+        }
+        cq.nic.remove_cq(cq.index);
+        if let Some(channel) = &cq.channel {
+            let this = cq.handle();
+            channel.events.discard(|h| *h == this);
+        }
+        cq.unacknowledged.wait();
+        if let Some(channel) = &cq.channel {
+            channel.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(Arc::from_raw(handle.cast::<Cq>()));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: a handle of ours.
+    let Some(c) = (unsafe { borrow::<ChannelHandle, _>(channel) }) else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    match c.channel.events.next() {
+        Ok(handle) => {
+            // SAFETY: places for both results; a CQ takes its events along when it is destroyed.
+            unsafe {
+                *cq = handle.0;
+                *cq_context = (*handle.0).cq_context;
+                if let Some(cq) = borrow::<Cq, _>(handle.0) {
+                    cq.unacknowledged.got_one();
+                }
+            }
+            0
+        }
+        Err(e) => {
+            set_errno(errno_of(&e));
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, n: c_uint) {
+    // SAFETY: a handle of ours.
+    if let Some(cq) = unsafe { borrow::<Cq, _>(cq) } {
+        cq.unacknowledged.acknowledge(u64::from(n));
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_create_srq(
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    // SAFETY: a handle of ours; the program's attributes.
+    let (pd, init) = unsafe { (borrow::<Pd, _>(pd), init.as_mut()) };
+    let (Some(pd), Some(init)) = (pd, init) else {
+        return or_null(Err(libc::EINVAL));
+    };
+    let attr = init.attr;
+    if attr.max_wr == 0 || attr.max_wr > device::MAX_SRQ_WR || attr.max_sge > device::MAX_SRQ_SGE {
+        return or_null(Err(libc::EINVAL));
+    }
+    let mut abi = ibv_srq::zeroed();
+    // SAFETY: the fields of our own object.
+    abi.context = unsafe { (*pd.abi.get()).context };
+    abi.srq_context = init.srq_context;
+    abi.pd = pd.abi.get();
+    let queue = RecvQueue::new(attr.max_wr, attr.max_sge);
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    let srq = Arc::new(Srq::new(pd.context, abi, pd.number, queue));
+    Arc::into_raw(srq).cast_mut().cast()
+}
+
+pub(super) unsafe extern "C" fn ibv_modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: a handle of ours; the program's attributes.
+    let (srq, attr) = unsafe { (borrow::<Srq, _>(srq), attr.as_ref()) };
+    let (Some(srq), Some(attr)) = (srq, attr) else {
+        return libc::EINVAL;
+    };
+    let mut queue = srq.queue.lock();
+    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+        return libc::EINVAL;
+    }
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        // The device does not report IBV_DEVICE_SRQ_RESIZE.
+        return libc::EOPNOTSUPP;
+    }
+    if mask & IBV_SRQ_LIMIT != 0 {
+        if u64::from(attr.srq_limit) >= queue.max_wr() {
+            return libc::EINVAL;
+        }
+        queue.limit = attr.srq_limit;
+        srq.check_limit(&mut queue);
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: a handle of ours; a place for the attributes.
+    let (srq, attr) = unsafe { (borrow::<Srq, _>(srq), attr.as_mut()) };
+    let (Some(srq), Some(attr)) = (srq, attr) else {
+        return libc::EINVAL;
+    };
+    let queue = srq.queue.lock();
+    attr.max_wr = u32::try_from(queue.max_wr()).unwrap_or(u32::MAX);
+    attr.max_sge = u32::try_from(queue.max_sge()).unwrap_or(u32::MAX);
+    attr.srq_limit = queue.limit;
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
+    // SAFETY: a handle of ours, given back once, when no QP uses it; its PD is still there, since it counts
+    // this use.
+    unsafe {
+        let Some(srq) = borrow::<Srq, _>(handle) else {
+            return libc::EINVAL;
+        };
+        if let Err(errno) = busy(&srq.uses) {
+            return errno;
+        }
+        srq.context.discard_events(handle.cast());
+        srq.unacknowledged.wait();
+        if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
+            pd.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(Arc::from_raw(handle.cast::<Srq>()));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: handles of ours; the program's attributes.
+    or_null(unsafe { create_qp(pd, init) })
+}
+
+/// # Safety
+/// As for `ibv_create_qp`.
+unsafe fn create_qp(
+    pd_handle: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, c_int> {
+    // SAFETY: contract of this function.
+    let (pd, init) = unsafe { (borrow::<Pd, _>(pd_handle), init.as_mut()) };
+    let (Some(pd), Some(init)) = (pd, init) else {
+        return Err(libc::EINVAL);
+    };
+    let qp_type = match QpType::try_from(init.qp_type) {
+        Ok(t) => t,
+        // Types that verbs.h knows and this NIC does not have.
+        Err(_) if init.qp_type <= IBV_QPT_DRIVER => return Err(libc::EOPNOTSUPP),
+        Err(_) => return Err(libc::EINVAL),
+    };
+    // SAFETY: contract of this function: handles of ours that are not being destroyed.
+    let (send_cq, recv_cq, srq) = unsafe {
+        (
+            share::<Cq, _>(init.send_cq).ok_or(libc::EINVAL)?,
+            share::<Cq, _>(init.recv_cq).ok_or(libc::EINVAL)?,
+            share::<Srq, _>(init.srq),
+        )
+    };
+    let cap = &mut init.cap;
+    if cap.max_send_wr > device::MAX_QP_WR
+        || cap.max_recv_wr > device::MAX_QP_WR
+        || cap.max_send_sge > device::MAX_SGE
+        || cap.max_recv_sge > device::MAX_SGE
+        || cap.max_inline_data > device::MAX_INLINE_DATA
+    {
+        return Err(libc::EINVAL);
+    }
+    if srq.is_some() {
+        cap.max_recv_wr = 0;
+        cap.max_recv_sge = 0;
+    }
+    let mut abi = ibv_qp::zeroed();
+    // SAFETY: the field of our own object.
+    abi.context = unsafe { (*pd_handle).context };
+    abi.qp_context = init.qp_context;
+    abi.pd = pd_handle;
+    abi.send_cq = init.send_cq;
+    abi.recv_cq = init.recv_cq;
+    abi.srq = init.srq;
+    abi.qp_type = init.qp_type;
+    let (scq, rcq, s) = (Arc::clone(&send_cq), Arc::clone(&recv_cq), srq.clone());
+    let qp = pd.context.nic.add_qp(|index| {
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        Ok(Arc::new(Qp::new(
+            index,
+            NewQp {
+                context: pd.context,
+                abi,
+                qp_type,
+                pd: pd.number,
+                send_cq,
+                recv_cq,
+                srq,
+                init_attr: *init,
+            },
+        )))
+    })?;
+    scq.uses.fetch_add(1, Ordering::Relaxed);
+    rcq.uses.fetch_add(1, Ordering::Relaxed);
+    if let Some(srq) = &s {
+        srq.uses.fetch_add(1, Ordering::Relaxed);
+    }
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    scq.add_sender(&qp);
+    rcq.add_receiver(&qp);
+    Ok(Arc::into_raw(qp).cast_mut().cast())
+}
+
+pub(super) unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: a handle of ours; places for the results.
+    unsafe {
+        let Some(qp) = borrow::<Qp, _>(qp) else {
+            return libc::EINVAL;
+        };
+        let (a, i) = qp.query();
+        if !attr.is_null() {
+            *attr = a;
+        }
+        if !init.is_null() {
+            *init = i;
+        }
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: a handle of ours; the program's attributes.
+    let (qp, attr) = unsafe { (borrow::<Qp, _>(qp), attr.as_ref()) };
+    match (qp, attr) {
+        (Some(qp), Some(attr)) => or_errno(qp.modify(attr, mask)),
+        _ => libc::EINVAL,
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
+    // SAFETY: a handle of ours, given back once; its PD is still there, since it counts this use.
+    unsafe {
+        let Some(qp) = borrow::<Qp, _>(handle) else {
+            return libc::EINVAL;
+        };
+        qp.destroy();
+        if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
+            pd.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(Arc::from_raw(handle.cast::<Qp>()));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_create_ah(
+    handle: *mut ibv_pd,
+    attr: *mut ibv_ah_attr,
+) -> *mut ibv_ah {
+    // SAFETY: a handle of ours; the program's attributes.
+    let (pd, attr) = unsafe { (borrow::<Pd, _>(handle), attr.as_ref()) };
+    let (Some(pd), Some(attr)) = (pd, attr) else {
+        return or_null(Err(libc::EINVAL));
+    };
+    let nic = pd.context.nic;
+    or_null(nic.port.check_ah(attr).map(|()| {
+        let mut abi = ibv_ah::zeroed();
+        // SAFETY: the field of our own object.
+        abi.context = unsafe { (*handle).context };
+        abi.pd = handle;
+        pd.uses.fetch_add(1, Ordering::Relaxed);
+        let ah = Arc::new(Ah::new(nic, abi, pd.number, attr));
+        debug_assert_eq!(ah.handle().cast_const().cast(), Arc::as_ptr(&ah));
+        Arc::into_raw(ah).cast_mut().cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
+    if handle.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a handle of ours, given back once; its PD is still there, since it counts this use.
+    unsafe {
+        if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
+            pd.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(Arc::from_raw(handle.cast::<Ah>()));
+    }
+    0
+}
+
+/// Counts an event that the program got (`+1`) or acknowledged (`-1`) at the object that it speaks of.
+///
+/// # Safety
+/// The event came from this NIC and its object is not destroyed.
+pub(super) unsafe fn count_async_event(event: &ibv_async_event, change: i32) {
+    // SAFETY: the member that belongs to the type; contract of this function.
+    let counter = unsafe {
+        match event.event_type {
+            IBV_EVENT_SRQ_LIMIT_REACHED | IBV_EVENT_SRQ_ERR => {
+                borrow::<Srq, _>(event.element.srq).map(|s| &s.unacknowledged)
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_COMM_EST => borrow::<Qp, _>(event.element.qp).map(|q| &q.unacknowledged),
+            _ => None,
+        }
+    };
+    match (counter, change) {
+        (Some(c), 1) => c.got_one(),
+        (Some(c), _) => c.acknowledge(1),
+        (None, _) => {}
+    }
+}

@@ -1,0 +1,71 @@
+//! Open devices: what `ibv_open_device` returns, and their asynchronous events.
+
+use std::io;
+
+use verbs_abi::{ibv_async_event, ibv_device, ibv_event_type, ibv_qp, ibv_srq, verbs_context};
+
+use crate::event::EventQueue;
+use crate::nic::Nic;
+
+/// An open device.
+///
+/// A program's `ibv_context` is a field of the `verbs_context` at the start. Contexts are never freed: a
+/// program that closes a device with objects still open, or keeps a handle, does not bring anything down.
+#[repr(C)]
+pub(crate) struct Context {
+    /// Initialised by `abi::open_device` before the handle is given out.
+    pub(crate) abi: std::cell::UnsafeCell<verbs_context>,
+    pub(crate) nic: &'static Nic,
+    events: EventQueue<AsyncEvent>,
+}
+
+// SAFETY: `abi` is written before the handle is given out and only read by the program.
+unsafe impl Sync for Context {}
+// SAFETY: as above.
+unsafe impl Send for Context {}
+
+/// An asynchronous event, with the handle of the object that it speaks of.
+#[derive(Clone, Copy)]
+pub(crate) struct AsyncEvent(pub(crate) ibv_async_event);
+// SAFETY: opaque values here, handed back to the program.
+unsafe impl Send for AsyncEvent {}
+
+impl Context {
+    pub(crate) fn new(nic: &'static Nic, abi: verbs_context) -> io::Result<Self> {
+        Ok(Self {
+            abi: std::cell::UnsafeCell::new(abi),
+            nic,
+            events: EventQueue::new()?,
+        })
+    }
+
+    pub(crate) fn async_fd(&self) -> i32 {
+        self.events.raw_fd()
+    }
+
+    pub(crate) fn next_event(&self) -> io::Result<ibv_async_event> {
+        self.events.next().map(|e| e.0)
+    }
+
+    pub(crate) fn raise_qp(&self, event: ibv_event_type, qp: *mut ibv_qp) {
+        let mut e = ibv_async_event::zeroed();
+        e.event_type = event;
+        e.element.qp = qp;
+        self.events.push(AsyncEvent(e));
+    }
+
+    pub(crate) fn raise_srq(&self, event: ibv_event_type, srq: *mut ibv_srq) {
+        let mut e = ibv_async_event::zeroed();
+        e.event_type = event;
+        e.element.srq = srq;
+        self.events.push(AsyncEvent(e));
+    }
+
+    /// Drops the events of an object that is being destroyed.
+    pub(crate) fn discard_events(&self, of: *mut ibv_device) {
+        self.events.discard(|e| {
+            // SAFETY: all members of the union are pointers or smaller; only the address is compared.
+            unsafe { e.0.element.qp.cast::<ibv_device>() == of }
+        });
+    }
+}

@@ -1,0 +1,463 @@
+//! Completion queues.
+//!
+//! A completion queue holds almost nothing: completions are made where they are wanted, in the caller's
+//! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_wc};
+
+use crate::event::{EventQueue, Unacknowledged};
+use crate::fabric::layout::*;
+use crate::keys::barrier;
+use crate::nic::Nic;
+use crate::qp::Qp;
+use crate::recv::RecvSide;
+use crate::sync::SpinLock;
+
+/// Queue pairs that are looked at in each poll, from the front and from the cursor.
+const SCAN: usize = 16;
+/// Polls in a row that find nothing until peers that owe us progress are woken for the first time.
+const STARVING_POLLS: u32 = 4096;
+
+/// A completion channel: events of the completion queues that use it.
+pub(crate) struct Channel {
+    pub(crate) events: EventQueue<CqHandle>,
+    pub(crate) uses: AtomicUsize,
+}
+
+/// The address of a completion queue as the program knows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CqHandle(pub(crate) *mut ibv_cq);
+// SAFETY: an opaque value here, handed back to the program.
+unsafe impl Send for CqHandle {}
+
+/// Where polled completions go: a place of the caller's, filled from the front.
+pub(crate) struct WcSink<'a> {
+    out: &'a mut [MaybeUninit<ibv_wc>],
+    len: usize,
+    /// A completion was solicited or failed.
+    pub(crate) solicited: bool,
+}
+
+impl<'a> WcSink<'a> {
+    pub(crate) fn new(out: &'a mut [MaybeUninit<ibv_wc>]) -> Self {
+        Self {
+            out,
+            len: 0,
+            solicited: false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == self.out.len()
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a completion; there is room.
+    #[inline]
+    pub(crate) fn push(&mut self, wc: ibv_wc) {
+        debug_assert!(!self.is_full());
+        if wc.status != IBV_WC_SUCCESS {
+            self.solicited = true;
+        }
+        if let Some(place) = self.out.get_mut(self.len) {
+            place.write(wc);
+            self.len += 1;
+        }
+    }
+}
+
+/// What the lock of a completion queue protects.
+pub(crate) struct CqState {
+    buffer: VecDeque<ibv_wc>,
+    recv: Vec<RecvSide>,
+    send: Vec<Arc<Qp>>,
+    recv_cursor: usize,
+    send_cursor: usize,
+    idle_polls: u32,
+    wake_at: u32,
+    /// Something solicited or failed came into the buffer since the last arming.
+    solicited: bool,
+}
+
+/// A completion queue; the program's handle points to its first field.
+#[repr(C)]
+pub(crate) struct Cq {
+    abi: UnsafeCell<ibv_cq>,
+    pub(crate) nic: &'static Nic,
+    pub(crate) index: usize,
+    pub(crate) depth: usize,
+    pub(crate) channel: Option<Arc<Channel>>,
+    state: SpinLock<CqState>,
+    /// Queue pairs (twice, if both queues complete here) that use it.
+    pub(crate) uses: AtomicUsize,
+    pub(crate) unacknowledged: Unacknowledged,
+}
+
+// SAFETY: `abi` is written before the handle is given out and then only read here (the program may use its
+// `cq_context`); everything else is synchronised.
+unsafe impl Sync for Cq {}
+// SAFETY: as above; the raw pointers in `abi` are not followed here.
+unsafe impl Send for Cq {}
+
+impl Cq {
+    pub(crate) fn new(
+        nic: &'static Nic,
+        index: usize,
+        depth: usize,
+        abi: ibv_cq,
+        channel: Option<Arc<Channel>>,
+    ) -> Self {
+        if let Some(shared) = nic.me().segment.cq(index) {
+            shared.armed.store(ARMED_NO, Ordering::Relaxed);
+        }
+        Self {
+            abi: UnsafeCell::new(abi),
+            nic,
+            index,
+            depth,
+            channel,
+            state: SpinLock::new(CqState {
+                buffer: VecDeque::new(),
+                recv: Vec::new(),
+                send: Vec::new(),
+                recv_cursor: 0,
+                send_cursor: 0,
+                idle_polls: 0,
+                wake_at: STARVING_POLLS,
+                solicited: false,
+            }),
+            uses: AtomicUsize::new(0),
+            unacknowledged: Unacknowledged::default(),
+        }
+    }
+
+    /// The program's handle.
+    pub(crate) fn handle(&self) -> CqHandle {
+        CqHandle(self.abi.get())
+    }
+
+    #[inline]
+    fn armed(&self) -> Option<&AtomicU32> {
+        self.nic.me().segment.cq(self.index).map(|c| &c.armed)
+    }
+
+    /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
+    pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
+        self.nic.check_mail();
+        let mut state = self.state.lock();
+        let mut sink = WcSink::new(out);
+        if !state.buffer.is_empty() {
+            while !sink.is_full() {
+                match state.buffer.pop_front() {
+                    Some(wc) => sink.push(wc),
+                    None => break,
+                }
+            }
+        }
+        if !sink.is_full() {
+            state.gather(&mut sink, SCAN);
+        }
+        if sink.len() == 0 {
+            state.idle_polls = state.idle_polls.saturating_add(1);
+            if state.idle_polls >= state.wake_at {
+                // A peer that does not poll is to be served by its engine. Ask ever more rarely.
+                state.wake_at = state.wake_at.saturating_mul(2);
+                state.wake_debtors();
+            }
+        } else {
+            state.idle_polls = 0;
+            state.wake_at = STARVING_POLLS;
+        }
+        sink.len()
+    }
+
+    /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if a
+    /// queue pair waits for a deadline.
+    pub(crate) fn engine_progress(&self) -> bool {
+        const AT_ONCE: usize = 64;
+        let mut waiting = false;
+        // A thread that holds the lock is polling: it makes the progress. But if the queue is armed
+        // nobody may be left to do so, so wait for the lock then.
+        let armed = self
+            .armed()
+            .is_some_and(|a| a.load(Ordering::Relaxed) != ARMED_NO);
+        let state = if armed {
+            Some(self.state.lock())
+        } else {
+            self.state.try_lock()
+        };
+        let Some(mut state) = state else { return false };
+        let before = state.buffer.len();
+        loop {
+            let room = self.depth.saturating_sub(state.buffer.len()).min(AT_ONCE);
+            let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
+            let mut sink = WcSink::new(&mut out[..room]);
+            if room > 0 {
+                waiting = state.gather(&mut sink, usize::MAX);
+            }
+            let (n, solicited) = (sink.len(), sink.solicited);
+            state.solicited |= solicited;
+            // SAFETY: the sink has initialised the first `n` places.
+            state
+                .buffer
+                .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
+            if n == 0 && !(armed && self.fire(state.buffer.len() > before, &mut state.solicited)) {
+                return waiting;
+            }
+        }
+    }
+
+    /// Reports to the completion channel if that is what the queue was armed for. True if the caller has to
+    /// look for completions once more.
+    fn fire(&self, new: bool, solicited: &mut bool) -> bool {
+        let Some(armed) = self.armed() else {
+            return false;
+        };
+        let value = armed.load(Ordering::Relaxed);
+        let wanted = match value & !ARMED_CALLED {
+            ARMED_ANY => new || *solicited,
+            ARMED_SOLICITED => *solicited,
+            _ => return false,
+        };
+        if wanted {
+            armed.store(ARMED_NO, Ordering::Relaxed);
+            *solicited = false;
+            if let Some(channel) = &self.channel {
+                channel.events.push(self.handle());
+            }
+            return false;
+        }
+        if value & ARMED_CALLED == 0 {
+            return false;
+        }
+        // Let the next peer call again. One may have published just before and found the engine called
+        // already, so look again behind a barrier.
+        armed.store(value & !ARMED_CALLED, Ordering::Relaxed);
+        barrier::everywhere();
+        true
+    }
+
+    /// `ibv_req_notify_cq`.
+    pub(crate) fn arm(&self, solicited_only: bool) {
+        let Some(armed) = self.armed() else { return };
+        let value = if solicited_only {
+            ARMED_SOLICITED
+        } else {
+            ARMED_ANY
+        };
+        // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
+        let now = armed.load(Ordering::Relaxed) & !ARMED_CALLED;
+        if now != ARMED_ANY {
+            armed.store(value, Ordering::Relaxed);
+        }
+        // SYNC POINT A: from here on a peer that publishes sees the queue armed, or what it published is
+        // found by the poll that follows arming.
+        barrier::everywhere();
+        let mut state = self.state.lock();
+        state.solicited = false;
+        state.wake_debtors();
+    }
+
+    /// Calls the engine if the queue is armed: something has just completed here.
+    #[inline]
+    pub(crate) fn nudge(&self) {
+        if let Some(armed) = self.armed()
+            && armed.load(Ordering::Relaxed) != ARMED_NO
+        {
+            self.nic.me().wake();
+        }
+    }
+
+    /// Is it armed?
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed()
+            .is_some_and(|a| a.load(Ordering::Relaxed) != ARMED_NO)
+    }
+
+    pub(crate) fn add_sender(&self, qp: &Arc<Qp>) {
+        let mut state = self.state.lock();
+        qp.send_place.store(state.send.len(), Ordering::Relaxed);
+        state.send.push(Arc::clone(qp));
+    }
+
+    pub(crate) fn remove_sender(&self, qp: &Qp) {
+        let mut state = self.state.lock();
+        let place = qp.send_place.load(Ordering::Relaxed);
+        if state.send.get(place).is_some_and(|q| q.index == qp.index) {
+            state.send.swap_remove(place);
+            if let Some(moved) = state.send.get(place) {
+                moved.send_place.store(place, Ordering::Relaxed);
+            }
+        }
+        state.buffer.retain(|wc| wc.qp_num != qp.qpn);
+    }
+
+    pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
+        let mut state = self.state.lock();
+        qp.recv_place.store(state.recv.len(), Ordering::Relaxed);
+        state.recv.push(RecvSide::new(Arc::clone(qp)));
+    }
+
+    pub(crate) fn remove_receiver(&self, qp: &Qp) {
+        let mut state = self.state.lock();
+        let place = qp.recv_place.load(Ordering::Relaxed);
+        if state
+            .recv
+            .get(place)
+            .is_some_and(|r| r.qp().index == qp.index)
+        {
+            state.recv.swap_remove(place).detach_all();
+            if let Some(moved) = state.recv.get(place) {
+                moved.qp().recv_place.store(place, Ordering::Relaxed);
+            }
+        }
+        state.buffer.retain(|wc| wc.qp_num != qp.qpn);
+    }
+
+    /// Forgets the completions of a queue pair that is being reset.
+    pub(crate) fn forget(&self, qpn: u32) {
+        self.state.lock().buffer.retain(|wc| wc.qp_num != qpn);
+    }
+
+    /// Runs `f` on the receive side of `qp`.
+    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(&mut RecvSide)) {
+        let mut state = self.state.lock();
+        let place = qp.recv_place.load(Ordering::Relaxed);
+        if let Some(side) = state
+            .recv
+            .get_mut(place)
+            .filter(|r| r.qp().index == qp.index)
+        {
+            f(side);
+        }
+    }
+
+    /// Takes what has arrived for `qp` so far into the buffer: before it is flushed or reset.
+    pub(crate) fn drain_receiver(&self, qp: &Qp) {
+        let mut state = self.state.lock();
+        let place = qp.recv_place.load(Ordering::Relaxed);
+        loop {
+            let mut out = [const { MaybeUninit::uninit() }; 64];
+            let mut sink = WcSink::new(&mut out);
+            if let Some(side) = state
+                .recv
+                .get_mut(place)
+                .filter(|r| r.qp().index == qp.index)
+            {
+                side.receive(&mut sink, usize::MAX);
+            }
+            let n = sink.len();
+            if n == 0 {
+                return;
+            }
+            // SAFETY: the sink has initialised the first `n` places.
+            state
+                .buffer
+                .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
+        }
+    }
+}
+
+impl CqState {
+    /// Makes completions for `sink` from the queue pairs of this completion queue, looking at `scan` of them
+    /// from the front and as many from the cursor on. True if one of them waits for a deadline.
+    #[inline]
+    fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+        let mut waiting = false;
+        let n = self.send.len();
+        for i in 0..n.min(scan) {
+            waiting |= self.send[i].poll_sends(sink);
+            if sink.is_full() {
+                return waiting;
+            }
+        }
+        if n > scan {
+            for _ in 0..scan {
+                self.send_cursor = next_cursor(self.send_cursor, scan, n);
+                let i = self.send_cursor;
+                let before = sink.len();
+                waiting |= self.send[i].poll_sends(sink);
+                if sink.len() > before {
+                    self.promote_sender(i);
+                }
+                if sink.is_full() {
+                    return waiting;
+                }
+            }
+        }
+        let n = self.recv.len();
+        for i in 0..n.min(scan) {
+            waiting |= self.recv[i].receive(sink, scan);
+            if sink.is_full() {
+                // The next poll starts with another, so that a busy one does not starve the rest.
+                if n > 1 {
+                    let other = (i + 1) % n;
+                    self.swap_receivers(0, other);
+                }
+                return waiting;
+            }
+        }
+        if n > scan {
+            for _ in 0..scan {
+                self.recv_cursor = next_cursor(self.recv_cursor, scan, n);
+                let i = self.recv_cursor;
+                let before = sink.len();
+                waiting |= self.recv[i].receive(sink, scan);
+                if sink.len() > before {
+                    self.swap_receivers(i, self.recv_cursor % scan);
+                }
+                if sink.is_full() {
+                    return waiting;
+                }
+            }
+        }
+        waiting
+    }
+
+    fn promote_sender(&mut self, i: usize) {
+        let front = self.send_cursor % SCAN;
+        self.send.swap(i, front);
+        for place in [i, front] {
+            self.send[place].send_place.store(place, Ordering::Relaxed);
+        }
+    }
+
+    fn swap_receivers(&mut self, a: usize, b: usize) {
+        self.recv.swap(a, b);
+        for place in [a, b] {
+            self.recv[place]
+                .qp()
+                .recv_place
+                .store(place, Ordering::Relaxed);
+        }
+    }
+
+    /// Wakes the engines of the peers whose progress the queue pairs of this queue wait for.
+    #[cold]
+    fn wake_debtors(&self) {
+        for qp in &self.send {
+            qp.wake_debtor();
+        }
+    }
+}
+
+/// The next of `n` places beyond the first `scan` ones.
+fn next_cursor(cursor: usize, scan: usize, n: usize) -> usize {
+    if cursor + 1 >= n || cursor < scan {
+        scan
+    } else {
+        cursor + 1
+    }
+}

@@ -1,0 +1,108 @@
+//! The engine: a thread that sleeps until a peer calls or dies, and then makes the progress that nobody polls
+//! for.
+//!
+//! It is called through the process's FIFO, by a peer that has sent to an armed completion queue or that
+//! waits for this process; it watches a pidfd of every peer. While a deadline runs (a receiver that is not
+//! ready, a peer that does not answer) it looks every millisecond; otherwise it sleeps without limit.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::nic::Nic;
+
+/// How often the engine looks while a deadline runs.
+const TICK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
+
+/// Starts the engine's thread. Signals are left to the program's own threads.
+pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
+    let blocked = BlockedSignals::all();
+    let started = std::thread::Builder::new()
+        .name("verbatim-engine".into())
+        .stack_size(256 << 10)
+        .spawn(move || run(nic));
+    drop(blocked);
+    started.map(drop)
+}
+
+fn run(nic: &'static Nic) {
+    let mut waiting = false;
+    loop {
+        let peers = nic.fabric.opened_peers();
+        let mut fds = vec![PollFd::new(nic.me().wake_fd(), PollFlags::IN)];
+        fds.extend(
+            peers
+                .iter()
+                .map(|p| PollFd::from_borrowed_fd(p.pidfd.as_fd(), PollFlags::IN)),
+        );
+        let timeout = waiting.then_some(&TICK);
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                tracing::error!("the engine cannot wait: {e}");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+        let called = fds.first().is_some_and(|f| !f.revents().is_empty());
+        let ended: Vec<bool> = fds
+            .iter()
+            .skip(1)
+            .map(|f| !f.revents().is_empty())
+            .collect();
+        drop(fds);
+        if called {
+            nic.me().drain_calls();
+        }
+        for (peer, _) in peers.iter().zip(&ended).filter(|(_, ended)| **ended) {
+            tracing::debug!("process {} of the fabric has ended", peer.pid);
+            peer.mark_dead();
+            nic.fabric.forget(peer);
+            nic.maps
+                .drop_unused(|incarnation| incarnation == peer.incarnation);
+        }
+        nic.check_mail();
+        waiting = false;
+        for cq in nic.all_cqs() {
+            waiting |= cq.engine_progress();
+        }
+        nic.free_retired();
+    }
+}
+
+/// Calls `f` when the process exits normally.
+#[allow(unsafe_code)]
+pub(crate) fn at_exit(f: extern "C" fn()) {
+    // SAFETY: a function that lives as long as the program.
+    unsafe { libc::atexit(f) };
+}
+
+/// All signals are blocked in this thread, and in threads that it starts, until this is dropped.
+struct BlockedSignals(libc::sigset_t);
+
+#[allow(unsafe_code)]
+impl BlockedSignals {
+    fn all() -> Self {
+        // SAFETY: signal sets are plain data that the calls fill.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut old: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+            Self(old)
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set came from `pthread_sigmask`.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
+        };
+    }
+}

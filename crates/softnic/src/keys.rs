@@ -1,0 +1,292 @@
+//! L_Keys and R_Keys: the table of memory regions in each segment, and how a region is kept from being
+//! deregistered while it is accessed.
+//!
+//! A key is 32 random bits; the table is a hash table with a secret of its process, so neither keys nor
+//! their places can be guessed. One table serves both keys, as one number serves as both.
+//!
+//! # Deregistration against access
+//!
+//! Whoever accesses a region first writes its name into the hazard slot of its thread and then looks again
+//! whether the key is still valid. Deregistration clears the key and then waits until no hazard slot of any
+//! process names the region. Between the two stores and loads stands a full barrier, but only on the side of
+//! the rare deregistration: `membarrier(2)` makes every running thread of the fabric's processes pass one.
+//! An access so costs two plain stores to its own cache line.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
+
+use crate::fabric::layout::*;
+use crate::fabric::{Fabric, Peer};
+use crate::mem::RangeBacking;
+
+/// Slots that are searched from a key's hash on.
+const PROBES: usize = 16;
+
+fn hash(secret: u64, key: u32) -> usize {
+    let mixed = (u64::from(key) ^ (secret >> 32)).wrapping_mul(secret | 1);
+    (mixed >> (64 - MR_SLOTS.trailing_zeros())) as usize
+}
+
+/// The region of `peer` that has `key`: its index and its entry.
+#[inline]
+pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
+    if key == 0 {
+        return None;
+    }
+    let start = hash(
+        peer.segment.header().key_secret.load(Ordering::Relaxed),
+        key,
+    );
+    (0..PROBES).find_map(|i| {
+        let index = (start + i) % MR_SLOTS;
+        let mr = peer.segment.mr(index)?;
+        (mr.key.load(Ordering::Acquire) == key).then_some((index, mr))
+    })
+}
+
+/// What a new region is.
+pub(crate) struct NewRegion<'a> {
+    pub(crate) pd: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) access: u32,
+    pub(crate) backing: &'a RangeBacking,
+}
+
+/// Registrations and hazards of this process.
+pub(crate) struct Keys {
+    /// Serialises registration.
+    registering: Mutex<usize>,
+    free_hazards: Mutex<Vec<usize>>,
+    /// `membarrier` is not there: every access needs a full fence.
+    fence_on_access: bool,
+}
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        Self {
+            registering: Mutex::new(0),
+            free_hazards: Mutex::new((0..HAZARDS).rev().collect()),
+            fence_on_access: !barrier::register(),
+        }
+    }
+
+    /// Enters a region; its key.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the table or shared memory is full.
+    pub(crate) fn register(&self, fabric: &Fabric, new: &NewRegion<'_>) -> Result<u32, i32> {
+        let mut used = lock(&self.registering);
+        if *used >= MR_SLOTS / 2 {
+            return Err(libc::ENOMEM);
+        }
+        let me = &fabric.me.segment;
+        let secret = me.header().key_secret.load(Ordering::Relaxed);
+        for _ in 0..1000 {
+            #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
+            let key = crate::fabric::random_nonzero() as u32;
+            if key == 0 || find(&fabric.me, key).is_some() {
+                continue;
+            }
+            let start = hash(secret, key);
+            for i in 0..PROBES {
+                let index = (start + i) % MR_SLOTS;
+                let Some(mr) = me.mr(index) else { continue };
+                if mr.key.load(Ordering::Relaxed) != 0 {
+                    continue;
+                }
+                fabric
+                    .reserve(
+                        MRS_AT + index * size_of::<MrShared>(),
+                        size_of::<MrShared>(),
+                    )
+                    .map_err(|_| libc::ENOMEM)?;
+                mr.access.store(new.access, Ordering::Relaxed);
+                mr.addr.store(new.addr, Ordering::Relaxed);
+                mr.len.store(new.len, Ordering::Relaxed);
+                mr.pd.store(new.pd, Ordering::Relaxed);
+                mr.backing.store(new.backing.kind, Ordering::Relaxed);
+                mr.handle.store(new.backing.handle, Ordering::Relaxed);
+                mr.inode.store(new.backing.inode, Ordering::Relaxed);
+                mr.offset.store(new.backing.offset, Ordering::Relaxed);
+                mr.backing_len.store(new.backing.len, Ordering::Relaxed);
+                // SYNC POINT K: the fields above belong to this key (see `find`).
+                mr.key.store(key, Ordering::Release);
+                *used += 1;
+                return Ok(key);
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+
+    /// Makes `key` invalid and waits until nobody accesses its region any more.
+    pub(crate) fn deregister(&self, fabric: &Fabric, key: u32) {
+        let Some((index, mr)) = find(&fabric.me, key) else {
+            return;
+        };
+        mr.key.store(0, Ordering::SeqCst);
+        *lock(&self.registering) -= 1;
+        // SYNC POINT H
+        barrier::everywhere();
+        let name = hazard_name(fabric.me.slot, index);
+        for peer in fabric.all_peers() {
+            let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
+            for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
+                let Some(hazard) = peer.segment.hazard(i) else {
+                    continue;
+                };
+                let mut waits = 0u32;
+                while hazard.mrs.iter().any(|m| m.load(Ordering::Acquire) == name)
+                    && !peer.is_dead()
+                {
+                    waits += 1;
+                    if waits < 100 {
+                        std::thread::yield_now();
+                    } else {
+                        // A copy of many megabytes is under way, or its process is stopped.
+                        std::thread::sleep(std::time::Duration::from_micros(100));
+                    }
+                }
+            }
+        }
+        if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
+            fabric
+                .me
+                .segment
+                .header()
+                .mem_epoch
+                .fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps region `index` of `peer` registered while the result lives; `None` if `key` is no longer its
+    /// key. A thread holds at most two pins.
+    #[inline]
+    pub(crate) fn pin(
+        &'static self,
+        fabric: &'static Fabric,
+        peer: &Peer,
+        index: usize,
+        key: u32,
+    ) -> Option<Pin> {
+        let slot = HAZARD.with(|h| h.index(self, fabric));
+        let [first, second] = &fabric.me.segment.hazard(slot)?.mrs;
+        let hazard = if first.load(Ordering::Relaxed) == 0 {
+            first
+        } else {
+            second
+        };
+        debug_assert_eq!(hazard.load(Ordering::Relaxed), 0);
+        hazard.store(hazard_name(peer.slot, index), Ordering::Relaxed);
+        // SYNC POINT H
+        if self.fence_on_access {
+            fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
+        let pin = Pin { hazard };
+        let mr = peer.segment.mr(index)?;
+        (mr.key.load(Ordering::Acquire) == key).then_some(pin)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn hazard_name(slot: usize, index: usize) -> u64 {
+    (slot as u64) << 32 | index as u64
+}
+
+/// A region that stays registered.
+pub(crate) struct Pin {
+    hazard: &'static AtomicU64,
+}
+
+impl Drop for Pin {
+    #[inline]
+    fn drop(&mut self) {
+        self.hazard.store(0, Ordering::Release);
+    }
+}
+
+/// The hazard slot of a thread: claimed at its first access, given back when it ends.
+struct ThreadHazard {
+    slot: Cell<usize>,
+    keys: Cell<Option<&'static Keys>>,
+}
+
+thread_local! {
+    static HAZARD: ThreadHazard = const {
+        ThreadHazard { slot: Cell::new(0), keys: Cell::new(None) }
+    };
+}
+
+impl ThreadHazard {
+    #[inline]
+    fn index(&self, keys: &'static Keys, fabric: &Fabric) -> usize {
+        // After a fork the child has keys of its own, and the slot is another process's.
+        if self.keys.get().is_some_and(|k| std::ptr::eq(k, keys)) {
+            self.slot.get()
+        } else {
+            self.claim(keys, fabric)
+        }
+    }
+
+    #[cold]
+    fn claim(&self, keys: &'static Keys, fabric: &Fabric) -> usize {
+        let slot = loop {
+            match lock(&keys.free_hazards).pop() {
+                Some(slot) => break slot,
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        };
+        let at = HAZARDS_AT + slot * size_of::<Hazard>();
+        if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
+            tracing::warn!("shared memory is used up: {e}");
+        }
+        fabric
+            .me
+            .segment
+            .header()
+            .hazards_used
+            .fetch_max(slot as u64 + 1, Ordering::SeqCst);
+        self.slot.set(slot);
+        self.keys.set(Some(keys));
+        slot
+    }
+}
+
+impl Drop for ThreadHazard {
+    fn drop(&mut self) {
+        if let Some(keys) = self.keys.get() {
+            lock(&keys.free_hazards).push(self.slot.get());
+        }
+    }
+}
+
+/// `membarrier(2)`.
+#[allow(unsafe_code)]
+pub(crate) mod barrier {
+    use std::sync::atomic::{Ordering, fence};
+
+    /// Takes part in the fabric's barriers. False where the kernel has none.
+    pub(crate) fn register() -> bool {
+        call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
+    }
+
+    /// A full memory barrier on every running thread of every registered process, this one included.
+    pub(crate) fn everywhere() {
+        fence(Ordering::SeqCst);
+        call(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+        fence(Ordering::SeqCst);
+    }
+
+    fn call(command: libc::c_int) -> bool {
+        // SAFETY: the call takes no pointers.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    }
+}

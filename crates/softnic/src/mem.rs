@@ -1,0 +1,687 @@
+//! Memory that the NIC reads and writes: allocation that peers can map, and every copy.
+//!
+//! Registered memory changes under our eyes: its owner, peers and this NIC write to it at any time. It is
+//! therefore only reached through raw pointers here, never through a reference.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{Advice, madvise};
+
+use crate::fabric::Peer;
+use crate::fabric::layout::*;
+use crate::fabric::segment::Mapping;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+const HUGE_PAGE: usize = 2 << 20;
+const PAGE: usize = 4096;
+
+/// A backing that peers can map: a sealed memfd of this process.
+#[derive(Clone)]
+struct Backing {
+    len: usize,
+    fd: Arc<OwnedFd>,
+    inode: u64,
+}
+
+/// The shareable memory of this process, by address.
+static SHARED: Mutex<BTreeMap<usize, Backing>> = Mutex::new(BTreeMap::new());
+
+/// Zeroed memory that other processes of the fabric can map once it is registered: one-sided verbs on it are
+/// plain copies instead of system calls. In huge pages from 1 MiB on, where the system has them.
+///
+/// It is given back when dropped; deregister it first.
+#[derive(Debug)]
+pub struct SharedMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    mapped: usize,
+}
+
+// SAFETY: a range of addresses that this value owns; it hands out raw pointers only.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// First byte; page-aligned.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Bytes asked for; at least 1.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: there is no empty shared memory.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        lock(&SHARED).remove(&self.ptr.addr().get());
+        // SAFETY: the range came from `Mapping::new` in `alloc_shared` and belongs to this value alone.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// Allocates [`SharedMemory`].
+///
+/// # Errors
+/// `InvalidInput` for a length of 0 or beyond the address space; what the system says where it has no more
+/// memory or file descriptors.
+pub fn alloc_shared(len: usize) -> io::Result<SharedMemory> {
+    if len == 0 || len > 1 << 46 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let huge = len >= HUGE_PAGE / 2;
+    let mapped = len.next_multiple_of(if huge { HUGE_PAGE } else { PAGE });
+    let fd = memfd_create("verbatim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, mapped as u64)?;
+    // Sealed, so that a peer that mapped it can never be sent a SIGBUS.
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+    let inode = File::from(fd.try_clone()?).metadata()?.ino();
+    let mapping = Mapping::new(&fd, mapped)?;
+    let ptr = mapping.as_ptr();
+    if huge {
+        // SAFETY: the range was just mapped. Where there are no huge pages, small ones do.
+        let _ = unsafe { madvise(ptr.cast(), mapped, Advice::LinuxHugepage) };
+    }
+    // Populate now: a shortage is an error here instead of a SIGBUS later.
+    // SAFETY: the range was just mapped.
+    match unsafe { madvise(ptr.cast(), mapped, Advice::LinuxPopulateWrite) } {
+        // Kernels before 5.14 do not know it.
+        Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+        Err(_) => return Err(io::ErrorKind::OutOfMemory.into()),
+    }
+    std::mem::forget(mapping);
+    let ptr = NonNull::new(ptr).ok_or(io::ErrorKind::OutOfMemory)?;
+    lock(&SHARED).insert(
+        ptr.addr().get(),
+        Backing {
+            len: mapped,
+            fd: Arc::new(fd),
+            inode,
+        },
+    );
+    Ok(SharedMemory { ptr, len, mapped })
+}
+
+/// What lies behind a range of this process's memory, for [`MrShared`].
+pub(crate) struct RangeBacking {
+    pub(crate) kind: u32,
+    pub(crate) handle: u64,
+    pub(crate) inode: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// Keeps the descriptor open while the region is registered.
+    pub(crate) hold: Option<Arc<OwnedFd>>,
+}
+
+impl RangeBacking {
+    fn private() -> Self {
+        Self {
+            kind: BACKING_PRIVATE,
+            handle: 0,
+            inode: 0,
+            offset: 0,
+            len: 0,
+            hold: None,
+        }
+    }
+}
+
+/// Looks up what lies behind `len` bytes at `addr`, and checks that they are mapped (and writable, where
+/// `write` says so).
+///
+/// # Errors
+/// `EFAULT` as `ibv_reg_mr(3)` returns it.
+pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBacking, i32> {
+    let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
+    {
+        let shared = lock(&SHARED);
+        if let Some((&start, b)) = shared.range(..=addr).next_back()
+            && end <= start + b.len
+        {
+            return Ok(RangeBacking {
+                kind: BACKING_MEMFD,
+                handle: u64::try_from(b.fd.as_raw_fd()).unwrap_or(0),
+                inode: b.inode,
+                offset: (addr - start) as u64,
+                len: b.len as u64,
+                hold: Some(Arc::clone(&b.fd)),
+            });
+        }
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| libc::EFAULT)?;
+    let mut at = addr;
+    for area in maps.lines().filter_map(Area::parse) {
+        if area.end <= at {
+            continue;
+        }
+        if area.start > at || !area.readable || (write && !area.writable) {
+            return Err(libc::EFAULT);
+        }
+        if area.end >= end {
+            return Ok(match area.sysv {
+                // All of the range in one attached segment.
+                Some(id) if area.start <= addr => RangeBacking {
+                    kind: BACKING_SYSV,
+                    handle: id,
+                    inode: id,
+                    offset: area.offset + (addr - area.start) as u64,
+                    len: area.offset + (area.end - area.start) as u64,
+                    hold: None,
+                },
+                _ => RangeBacking::private(),
+            });
+        }
+        at = area.end;
+    }
+    Err(libc::EFAULT)
+}
+
+/// A line of `/proc/self/maps`.
+struct Area {
+    start: usize,
+    end: usize,
+    readable: bool,
+    writable: bool,
+    offset: u64,
+    /// The segment's id, if it is SysV shared memory.
+    sysv: Option<u64>,
+}
+
+impl Area {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let perms = fields.next()?.as_bytes();
+        let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let _device = fields.next()?;
+        let inode: u64 = fields.next()?.parse().ok()?;
+        let sysv = fields
+            .next()
+            .is_some_and(|p| p.starts_with("/SYSV"))
+            .then_some(inode);
+        Some(Self {
+            start: usize::from_str_radix(start, 16).ok()?,
+            end: usize::from_str_radix(end, 16).ok()?,
+            readable: perms.first() == Some(&b'r'),
+            writable: perms.get(1) == Some(&b'w'),
+            offset,
+            sysv: sysv.filter(|_| perms.get(3) == Some(&b's')),
+        })
+    }
+}
+
+/// A peer's backing, mapped here.
+pub(crate) enum PeerMapping {
+    Memfd(Mapping),
+    Sysv(SysvAttachment),
+}
+
+/// An attached SysV segment, detached when dropped.
+pub(crate) struct SysvAttachment(NonNull<u8>, usize);
+
+// SAFETY: a range of addresses; access goes through raw copies.
+unsafe impl Send for SysvAttachment {}
+// SAFETY: as above.
+unsafe impl Sync for SysvAttachment {}
+
+impl Drop for SysvAttachment {
+    fn drop(&mut self) {
+        // SAFETY: the address came from `shmat`; holders of pointers hold this value.
+        unsafe { libc::shmdt(self.0.as_ptr().cast()) };
+    }
+}
+
+impl PeerMapping {
+    fn range(&self) -> (*mut u8, usize) {
+        match self {
+            Self::Memfd(m) => (m.as_ptr(), m.len()),
+            Self::Sysv(s) => (s.0.as_ptr(), s.1),
+        }
+    }
+}
+
+/// Mappings of peers' memory, by the peer's incarnation, kind and inode.
+#[derive(Default)]
+pub(crate) struct Mappings {
+    maps: Mutex<HashMap<(u64, u32, u64), Arc<PeerMapping>>>,
+    /// `mem_epoch` of each peer when its mappings were last looked through.
+    epochs: Mutex<HashMap<u64, u64>>,
+}
+
+impl Mappings {
+    /// The mapping of the backing that `mr` of `peer` names, made if need be.
+    fn get(&self, peer: &Peer, mr: &MrShared) -> io::Result<Arc<PeerMapping>> {
+        let kind = mr.backing.load(Ordering::Relaxed);
+        let inode = mr.inode.load(Ordering::Relaxed);
+        let handle = mr.handle.load(Ordering::Relaxed);
+        let epoch = peer.segment.header().mem_epoch.load(Ordering::Relaxed);
+        if lock(&self.epochs).insert(peer.incarnation, epoch) != Some(epoch) {
+            self.drop_unused(|incarnation| incarnation == peer.incarnation);
+        }
+        let key = (peer.incarnation, kind, inode);
+        if let Some(map) = lock(&self.maps).get(&key) {
+            return Ok(Arc::clone(map));
+        }
+        let map = Arc::new(match kind {
+            BACKING_MEMFD => {
+                let path = format!("/proc/{}/fd/{handle}", peer.pid);
+                let file = File::options().read(true).write(true).open(path)?;
+                let meta = file.metadata()?;
+                let len = usize::try_from(mr.backing_len.load(Ordering::Relaxed)).unwrap_or(0);
+                let seals = rustix::fs::fcntl_get_seals(&file)?;
+                if meta.ino() != inode
+                    || len == 0
+                    || (len as u64) > meta.len()
+                    || !seals.contains(SealFlags::SHRINK)
+                {
+                    return Err(io::Error::other("the peer's memory is not what it says"));
+                }
+                PeerMapping::Memfd(Mapping::new(&file, len)?)
+            }
+            BACKING_SYSV => PeerMapping::Sysv(attach(handle)?),
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        });
+        lock(&self.maps).insert(key, Arc::clone(&map));
+        Ok(map)
+    }
+
+    /// Drops the mappings of `incarnation`s that nobody is using now; a later use maps them again.
+    pub(crate) fn drop_unused(&self, of: impl Fn(u64) -> bool) {
+        lock(&self.maps).retain(|(i, _, _), map| !of(*i) || Arc::strong_count(map) > 1);
+    }
+}
+
+fn attach(id: u64) -> io::Result<SysvAttachment> {
+    let id = i32::try_from(id).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `shmid_ds` is plain data that the kernel fills; attaching lets the kernel choose the address.
+    unsafe {
+        let mut ds: libc::shmid_ds = std::mem::zeroed();
+        if libc::shmctl(id, libc::IPC_STAT, &raw mut ds) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let ptr = libc::shmat(id, std::ptr::null(), 0);
+        if ptr.addr() == usize::MAX {
+            return Err(io::Error::last_os_error());
+        }
+        let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(SysvAttachment(ptr, ds.shm_segsz))
+    }
+}
+
+/// How the bytes of a memory region are reached.
+#[derive(Clone)]
+enum Reach {
+    /// At this address of the own address space lies the region's first byte.
+    Direct(
+        *mut u8,
+        #[allow(dead_code, reason = "keeps the mapping")] Option<Arc<PeerMapping>>,
+    ),
+    /// By system call, in that process.
+    ProcessVm(libc::pid_t),
+}
+
+/// A memory region that can be read and written: of this process or of a peer.
+#[derive(Clone)]
+pub(crate) struct Region {
+    pub(crate) key: u32,
+    pub(crate) index: usize,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) access: u32,
+    pub(crate) pd: u32,
+    /// Atomics are CPU atomics; where not, they are made under a lock.
+    cpu_atomics: bool,
+    reach: Reach,
+}
+
+// SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in
+// every thread.
+unsafe impl Send for Region {}
+
+/// The bytes could not be reached: unmapped, or their process has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fault;
+
+impl Region {
+    /// Makes the region `index` of `peer` accessible. The caller has pinned it, so it stays registered.
+    pub(crate) fn reach(
+        maps: &Mappings,
+        peer: &Peer,
+        index: usize,
+        mr: &MrShared,
+    ) -> Result<Self, Fault> {
+        let addr = mr.addr.load(Ordering::Relaxed);
+        let len = mr.len.load(Ordering::Relaxed);
+        let backing = mr.backing.load(Ordering::Relaxed);
+        let reach = if peer.is_self {
+            Reach::Direct(std::ptr::with_exposed_provenance_mut(addr as usize), None)
+        } else if backing == BACKING_PRIVATE {
+            Reach::ProcessVm(libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?)
+        } else {
+            match maps.get(peer, mr) {
+                Ok(map) => {
+                    let (base, map_len) = map.range();
+                    let offset = mr.offset.load(Ordering::Relaxed);
+                    if offset
+                        .checked_add(len)
+                        .is_none_or(|end| end > map_len as u64)
+                    {
+                        return Err(Fault);
+                    }
+                    // SAFETY: `offset + len` lies within the mapping (just checked).
+                    let first = unsafe { base.add(offset as usize) };
+                    Reach::Direct(first, Some(map))
+                }
+                Err(e) => {
+                    // Another user's /proc, or a limit: the bytes can still be copied by system call.
+                    tracing::debug!("memory of process {} cannot be mapped: {e}", peer.pid);
+                    Reach::ProcessVm(libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?)
+                }
+            }
+        };
+        Ok(Self {
+            key: mr.key.load(Ordering::Relaxed),
+            index,
+            addr,
+            len,
+            access: mr.access.load(Ordering::Relaxed),
+            pd: mr.pd.load(Ordering::Relaxed),
+            cpu_atomics: backing != BACKING_PRIVATE,
+            reach,
+        })
+    }
+
+    /// Do `len` bytes at `addr` lie within the region?
+    #[inline]
+    pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
+        addr >= self.addr
+            && addr
+                .checked_sub(self.addr)
+                .and_then(|o| o.checked_add(len))
+                .is_some_and(|end| end <= self.len)
+    }
+
+    /// The own address of `addr`, where the region is mapped.
+    #[inline]
+    pub(crate) fn direct(&self, addr: u64) -> Option<*mut u8> {
+        debug_assert!(self.contains(addr, 0));
+        match self.reach {
+            Reach::Direct(first, _) => Some(first.wrapping_add((addr - self.addr) as usize)),
+            Reach::ProcessVm(_) => None,
+        }
+    }
+
+    /// Copies `len` bytes from `src` to `addr` of this region.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes; the region [contains](Self::contains) the range and is pinned.
+    #[inline]
+    pub(crate) unsafe fn write(&self, addr: u64, src: *const u8, len: usize) -> Result<(), Fault> {
+        match self.direct(addr) {
+            // SAFETY: contract of this function; the pin keeps the memory registered and so mapped.
+            Some(dst) => unsafe { copy(dst, src, len) },
+            None => self.process_vm(addr, src.cast_mut(), len, libc::process_vm_writev)?,
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `addr` of this region to `dst`.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes; the region [contains](Self::contains) the range and is pinned.
+    #[inline]
+    pub(crate) unsafe fn read(&self, addr: u64, dst: *mut u8, len: usize) -> Result<(), Fault> {
+        match self.direct(addr) {
+            // SAFETY: as in `write`.
+            Some(src) => unsafe { copy(dst, src, len) },
+            None => self.process_vm(addr, dst, len, libc::process_vm_readv)?,
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn process_vm(
+        &self,
+        addr: u64,
+        local: *mut u8,
+        len: usize,
+        call: ProcessVmCall,
+    ) -> Result<(), Fault> {
+        let Reach::ProcessVm(pid) = self.reach else {
+            return Err(Fault);
+        };
+        let mut done = 0;
+        while done < len {
+            let local = libc::iovec {
+                iov_base: local.wrapping_add(done).cast(),
+                iov_len: len - done,
+            };
+            let remote = libc::iovec {
+                iov_base: std::ptr::without_provenance_mut(addr as usize + done),
+                iov_len: len - done,
+            };
+            // SAFETY: one iovec each; `local` is valid for `len` bytes (contract of the callers), and the
+            // kernel checks the remote addresses.
+            let n = unsafe { call(pid, &raw const local, 1, &raw const remote, 1, 0) };
+            match usize::try_from(n) {
+                Ok(n) if n > 0 => done += n,
+                _ => return Err(Fault),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the 8 bytes at `addr`, stores what `change` makes of them, and returns what was there, in one
+    /// step that no other atomic of any NIC of this fabric divides.
+    ///
+    /// `addr` is aligned to 8 bytes; the region contains it and is pinned.
+    #[inline]
+    pub(crate) fn atomic(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+        if self.cpu_atomics
+            && let Some(ptr) = self.direct(addr)
+        {
+            // SAFETY: within the pinned region and aligned (the caller checked both). Other accesses of the
+            // same bytes race only with whole words.
+            let word = unsafe { &*ptr.cast::<AtomicU64>() };
+            return Ok(match op {
+                AtomicOp::FetchAdd(n) => word.fetch_add(n, Ordering::SeqCst),
+                AtomicOp::CompareSwap { expect, swap } => word
+                    .compare_exchange(expect, swap, Ordering::SeqCst, Ordering::SeqCst)
+                    .unwrap_or_else(|old| old),
+            });
+        }
+        self.atomic_locked(peer, addr, op)
+    }
+
+    /// Atomics on memory without a shared mapping: read, modify and write under a lock of the owner's
+    /// segment that the address chooses.
+    #[cold]
+    fn atomic_locked(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+        let index = (addr / 8) as usize % ATOMIC_LOCKS;
+        let lock = peer.segment.atomic_lock(index).ok_or(Fault)?;
+        let _held = HeldAtomicLock::take(&lock.holder)?;
+        let mut old = 0u64;
+        // SAFETY: `old` and `new` are 8 bytes; the caller has checked and pinned the range.
+        unsafe {
+            self.read(addr, (&raw mut old).cast(), 8)?;
+            let new = match op {
+                AtomicOp::FetchAdd(n) => old.wrapping_add(n),
+                AtomicOp::CompareSwap { expect, swap } if old == expect => swap,
+                AtomicOp::CompareSwap { .. } => return Ok(old),
+            };
+            self.write(addr, (&raw const new).cast(), 8)?;
+        }
+        Ok(old)
+    }
+}
+
+type ProcessVmCall = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
+
+/// An atomic verb.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AtomicOp {
+    FetchAdd(u64),
+    CompareSwap { expect: u64, swap: u64 },
+}
+
+/// A lock whose holder may die: it holds the holder's pid, and a waiter looks whether that one still runs.
+struct HeldAtomicLock<'a>(&'a AtomicU64);
+
+impl<'a> HeldAtomicLock<'a> {
+    fn take(word: &'a AtomicU64) -> Result<Self, Fault> {
+        let me = u64::from(std::process::id());
+        for spins in 0u64.. {
+            match word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(Self(word)),
+                Err(holder) if spins % 1024 == 1023 => {
+                    // A holder is in there for microseconds. One that has died (or garbage) is replaced.
+                    let alive =
+                        holder == me || std::path::Path::new(&format!("/proc/{holder}")).exists();
+                    if !alive
+                        && word
+                            .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
+                            .is_ok()
+                    {
+                        return Ok(Self(word));
+                    }
+                    std::thread::yield_now();
+                }
+                Err(_) => std::hint::spin_loop(),
+            }
+        }
+        Err(Fault)
+    }
+}
+
+impl Drop for HeldAtomicLock<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// Copies between memory that others may be writing to.
+///
+/// Up to 16 bytes go in as few and as large moves as there are, so that an aligned word is never seen half
+/// written; longer copies leave the order of their bytes open, as the specification does.
+///
+/// # Safety
+/// `dst` is writable and `src` readable for `len` bytes, and they do not overlap unless they are equal.
+#[inline]
+pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: contract of this function; the parts below stay within `len` bytes.
+    unsafe {
+        match len {
+            0 => {}
+            1..=3 => {
+                for i in 0..len {
+                    dst.add(i).write_volatile(src.add(i).read_volatile());
+                }
+            }
+            4..=7 => {
+                let (a, b) = (part::<u32>(src, 0), part::<u32>(src, len - 4));
+                dst.cast::<u32>().write_unaligned(a);
+                dst.add(len - 4).cast::<u32>().write_unaligned(b);
+            }
+            8 => dst.cast::<u64>().write_unaligned(part(src, 0)),
+            9..=16 => {
+                let (a, b) = (part::<u64>(src, 0), part::<u64>(src, len - 8));
+                dst.cast::<u64>().write_unaligned(a);
+                dst.add(len - 8).cast::<u64>().write_unaligned(b);
+            }
+            _ => std::ptr::copy(src, dst, len),
+        }
+    }
+}
+
+/// Reads a `T` at `offset`.
+///
+/// # Safety
+/// The bytes are readable and any of them make a `T`.
+#[inline]
+unsafe fn part<T>(src: *const u8, offset: usize) -> T {
+    // SAFETY: contract of this function.
+    unsafe { src.add(offset).cast::<T>().read_unaligned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_found_and_private_memory_is_private() {
+        let m = alloc_shared(5000).unwrap();
+        let at = m.as_ptr().addr();
+        let b = backing_of(at + 100, 4900, true).unwrap();
+        assert_eq!((b.kind, b.offset), (BACKING_MEMFD, 100));
+        let v = vec![0u8; 100];
+        assert_eq!(
+            backing_of(v.as_ptr().addr(), 100, true).unwrap().kind,
+            BACKING_PRIVATE
+        );
+    }
+
+    #[test]
+    fn unmapped_and_read_only_memory_is_refused() {
+        assert_eq!(backing_of(8, 8, false).err(), Some(libc::EFAULT));
+        assert_eq!(backing_of(usize::MAX, 8, false).err(), Some(libc::EFAULT));
+        let text = shared_memory_is_found_and_private_memory_is_private as fn() as usize;
+        assert!(backing_of(text, 8, false).is_ok());
+        assert_eq!(backing_of(text, 8, true).err(), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn an_empty_or_absurd_allocation_is_refused() {
+        assert!(alloc_shared(0).is_err());
+        assert!(alloc_shared(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn every_length_is_copied_exactly() {
+        for len in 0..300usize {
+            let src: Vec<u8> = (0..len).map(|i| (i % 251) as u8 + 1).collect();
+            let mut dst = vec![0xa5u8; len + 2];
+            // SAFETY: both are long enough.
+            unsafe { copy(dst.as_mut_ptr().add(1), src.as_ptr(), len) };
+            assert_eq!(&dst[1..=len], &src[..]);
+            assert_eq!((dst[0], dst[len + 1]), (0xa5, 0xa5));
+        }
+    }
+
+    #[test]
+    fn the_lock_of_a_dead_holder_is_taken_over() {
+        let word = AtomicU64::new(u64::from(u32::MAX));
+        let held = HeldAtomicLock::take(&word).unwrap();
+        drop(held);
+        assert_eq!(word.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,298 @@
+//! The NIC of this process: its place in the fabric, its port, its tables of objects, and its mail.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::cq::Cq;
+use crate::device::Port;
+use crate::engine;
+use crate::fabric::layout::*;
+use crate::fabric::{Fabric, FabricError, Peer};
+use crate::keys::Keys;
+use crate::mem::Mappings;
+use crate::qp::Qp;
+use crate::sync::SpinLock;
+
+/// Why there is no software NIC in this process.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NicError {
+    /// The fabric cannot be joined.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The port was asked to be something that it cannot be.
+    #[error("{0}")]
+    Port(String),
+    /// The engine's thread cannot be started.
+    #[error("cannot start the engine: {0}")]
+    Engine(std::io::Error),
+}
+
+/// A ring that was given up by its sender and may still be read by its receiver.
+struct RetiredRing {
+    offset: usize,
+    bytes: usize,
+    to: Option<Arc<Peer>>,
+}
+
+/// Everything that this process has of the software NIC.
+pub(crate) struct Nic {
+    pub(crate) fabric: Fabric,
+    pub(crate) port: Port,
+    pub(crate) keys: Keys,
+    pub(crate) maps: Mappings,
+    qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
+    next_qp: AtomicUsize,
+    cqs: Mutex<Vec<Option<Arc<Cq>>>>,
+    next_pd: AtomicUsize,
+    mail: SpinLock<u64>,
+    /// The mailbox's next slot, as the last reader of mail left it.
+    mail_at: AtomicUsize,
+    retired: Mutex<Vec<RetiredRing>>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// The NIC, and the pid of the process that joined: a forked child joins anew.
+static NIC: Mutex<Option<(u32, &'static Nic)>> = Mutex::new(None);
+/// The folder that is left at exit.
+static AT_EXIT: AtomicBool = AtomicBool::new(false);
+/// What the last failed attempt said.
+static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
+/// Why the last `ibv_modify_qp` of this process was refused.
+pub(crate) static LAST_MODIFY_ERROR: Mutex<Option<String>> = Mutex::new(None);
+
+/// Why the last attempt of this process to use the software NIC failed: a message for the user, where the C
+/// ABI has room for an errno only.
+#[must_use]
+pub fn last_error() -> Option<String> {
+    lock(&LAST_ERROR).clone()
+}
+
+/// The folder of shared memory through which the processes of this user reach each other.
+///
+/// # Errors
+/// Where `VERBATIM_FABRIC_DIR` does not hold an absolute path.
+pub fn fabric_dir() -> Result<PathBuf, FabricError> {
+    Fabric::default_dir()
+}
+
+/// The NIC of this process, made at the first call.
+pub(crate) fn get() -> Result<&'static Nic, NicError> {
+    let pid = std::process::id();
+    let mut nic = lock(&NIC);
+    if let Some((p, nic)) = *nic
+        && p == pid
+    {
+        return Ok(nic);
+    }
+    match Nic::new() {
+        Ok(new) => {
+            *nic = Some((pid, new));
+            if !AT_EXIT.swap(true, Ordering::Relaxed) {
+                engine::at_exit(leave);
+            }
+            Ok(new)
+        }
+        Err(e) => {
+            tracing::error!("no software NIC: {e}");
+            *lock(&LAST_ERROR) = Some(e.to_string());
+            Err(e)
+        }
+    }
+}
+
+extern "C" fn leave() {
+    if let Ok(nic) = NIC.try_lock()
+        && let Some((pid, nic)) = *nic
+        && pid == std::process::id()
+    {
+        nic.fabric.leave();
+    }
+}
+
+impl Nic {
+    fn new() -> Result<&'static Self, NicError> {
+        let port = Port::from_env().map_err(|e| NicError::Port(e.to_string()))?;
+        let keys = Keys::new();
+        let fabric = Fabric::join(&Fabric::default_dir()?)?;
+        // It lives as long as the process: handles that a program forgot to destroy stay valid.
+        let nic: &'static Self = Box::leak(Box::new(Self {
+            fabric,
+            port,
+            keys,
+            maps: Mappings::default(),
+            qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),
+            next_qp: AtomicUsize::new(0),
+            cqs: Mutex::new(Vec::new()),
+            next_pd: AtomicUsize::new(1),
+            mail: SpinLock::new(0),
+            mail_at: AtomicUsize::new(0),
+            retired: Mutex::new(Vec::new()),
+        }));
+        engine::start(nic).map_err(NicError::Engine)?;
+        Ok(nic)
+    }
+
+    /// This process as its own peer.
+    pub(crate) fn me(&self) -> &Arc<Peer> {
+        &self.fabric.me
+    }
+
+    /// A number for a new protection domain.
+    pub(crate) fn new_pd_number(&self) -> u32 {
+        u32::try_from(self.next_pd.fetch_add(1, Ordering::Relaxed)).unwrap_or(u32::MAX)
+    }
+
+    /// QP number of queue pair `index` of this process.
+    pub(crate) fn qpn(&self, index: usize) -> u32 {
+        #[allow(clippy::cast_possible_truncation)] // 10 and 14 bits
+        let qpn = (self.fabric.me.slot << QP_BITS | index) as u32;
+        qpn
+    }
+
+    /// Makes a queue pair with `make` in a free place. Places are used in turn, so that a number comes back
+    /// as late as possible.
+    pub(crate) fn add_qp(
+        &self,
+        make: impl FnOnce(usize) -> Result<Arc<Qp>, i32>,
+    ) -> Result<Arc<Qp>, i32> {
+        for _ in 0..MAX_QPS {
+            let index = self.next_qp.fetch_add(1, Ordering::Relaxed) % MAX_QPS;
+            let mut place = self.qps[index].lock();
+            if place.is_none() {
+                self.fabric
+                    .reserve(
+                        QPS_AT + index * size_of::<QpShared>(),
+                        size_of::<QpShared>(),
+                    )
+                    .map_err(|_| libc::ENOMEM)?;
+                let qp = make(index)?;
+                *place = Some(Arc::clone(&qp));
+                return Ok(qp);
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+
+    /// The queue pair at `index`.
+    pub(crate) fn qp(&self, index: usize) -> Option<Arc<Qp>> {
+        self.qps.get(index)?.lock().clone()
+    }
+
+    /// Takes the queue pair at `index` out.
+    pub(crate) fn remove_qp(&self, index: usize) {
+        let removed = self.qps.get(index).and_then(|place| place.lock().take());
+        drop(removed);
+    }
+
+    /// Makes a completion queue with `make` in a free place.
+    pub(crate) fn add_cq(
+        &self,
+        make: impl FnOnce(usize) -> Result<Arc<Cq>, i32>,
+    ) -> Result<Arc<Cq>, i32> {
+        let mut cqs = lock(&self.cqs);
+        let index = cqs.iter().position(Option::is_none).unwrap_or(cqs.len());
+        if index >= MAX_CQS {
+            return Err(libc::ENOMEM);
+        }
+        self.fabric
+            .reserve(
+                CQS_AT + index * size_of::<CqShared>(),
+                size_of::<CqShared>(),
+            )
+            .map_err(|_| libc::ENOMEM)?;
+        let cq = make(index)?;
+        if index == cqs.len() {
+            cqs.push(None);
+        }
+        cqs[index] = Some(Arc::clone(&cq));
+        Ok(cq)
+    }
+
+    /// Takes the completion queue at `index` out.
+    pub(crate) fn remove_cq(&self, index: usize) {
+        if let Some(place) = lock(&self.cqs).get_mut(index) {
+            *place = None;
+        }
+    }
+
+    /// All completion queues.
+    pub(crate) fn all_cqs(&self) -> Vec<Arc<Cq>> {
+        lock(&self.cqs).iter().flatten().cloned().collect()
+    }
+
+    /// Reads the mail, if there is any: rings that peers made for queue pairs of this process.
+    #[inline]
+    pub(crate) fn check_mail(&'static self) {
+        let at = self.mail_at.load(Ordering::Relaxed) as u64;
+        if self.me().segment.mailbox().has_letter(at) {
+            self.read_mail();
+        }
+    }
+
+    #[cold]
+    fn read_mail(&'static self) {
+        loop {
+            let letter = {
+                let mut pos = self.mail.lock();
+                let letter = self.me().segment.mailbox().take(&mut pos);
+                self.mail_at.store(*pos as usize, Ordering::Relaxed);
+                letter
+            };
+            let Some(letter) = letter else { return };
+            let (slot, offset) = (
+                (letter >> 32) as usize,
+                (letter & 0xffff_ffff) as usize * 64,
+            );
+            let Some(peer) = self.fabric.peer(slot) else {
+                continue;
+            };
+            let Some(header) = peer.segment.ring_header(offset) else {
+                continue;
+            };
+            let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
+            let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
+                && header.dest_incarnation.load(Ordering::Relaxed) == self.me().incarnation
+                && qpn >> QP_BITS == self.me().slot;
+            match self.qp(qpn % MAX_QPS) {
+                Some(qp) if ours => qp.new_ring(peer, offset),
+                _ => header.detached.store(1, Ordering::Release),
+            }
+        }
+    }
+
+    /// Takes shared memory for a ring of `bytes` bytes, header included.
+    pub(crate) fn alloc_ring(&self, bytes: usize) -> std::io::Result<usize> {
+        self.free_retired();
+        self.fabric.alloc(bytes)
+    }
+
+    /// Gives a closed ring back as soon as its receiver has let go of it.
+    pub(crate) fn retire_ring(&self, offset: usize, bytes: usize, to: Option<Arc<Peer>>) {
+        lock(&self.retired).push(RetiredRing { offset, bytes, to });
+    }
+
+    /// Frees the retired rings that nobody reads any more.
+    pub(crate) fn free_retired(&self) {
+        lock(&self.retired).retain(|ring| {
+            let Some(header) = self.me().segment.ring_header(ring.offset) else {
+                return false;
+            };
+            let unread = match &ring.to {
+                // Never announced to anybody.
+                None => false,
+                Some(to) => header.detached.load(Ordering::Acquire) == 0 && !to.is_dead(),
+            };
+            if !unread {
+                self.fabric.free(ring.offset, ring.bytes);
+            }
+            unread
+        });
+    }
+}

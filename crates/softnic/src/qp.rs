@@ -1,0 +1,440 @@
+//! Queue pairs: creation, state, and how their two queues fail together.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use verbs_abi::*;
+
+use crate::context::Context;
+use crate::cq::{Cq, WcSink};
+use crate::event::Unacknowledged;
+use crate::fabric::Peer;
+use crate::fabric::layout::*;
+use crate::nic::{Nic, lock};
+use crate::qp_state::{Limits, QpState, QpType, check_transition};
+use crate::recv::{Inbound, RecvQueue};
+use crate::send::{self, SendQueue};
+use crate::srq::Srq;
+use crate::sync::SpinLock;
+
+/// A queue pair; the program's handle points to its first field.
+#[repr(C)]
+pub(crate) struct Qp {
+    abi: UnsafeCell<ibv_qp>,
+    pub(crate) nic: &'static Nic,
+    context: &'static Context,
+    /// Place in this process.
+    pub(crate) index: usize,
+    pub(crate) qpn: u32,
+    pub(crate) qp_type: QpType,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) srq: Option<Arc<Srq>>,
+    init_attr: ibv_qp_init_attr,
+    state: AtomicU32,
+    pub(crate) qkey: AtomicU32,
+    pub(crate) max_rd_atomic: AtomicU32,
+    /// `timeout` and, from bit 8 on, `retry_cnt`.
+    timeout: AtomicU32,
+    /// The send queue has something for the send CQ's next poll.
+    pub(crate) send_work: AtomicBool,
+    pub(crate) sq: SpinLock<SendQueue>,
+    pub(crate) rq: SpinLock<RecvQueue>,
+    /// Places in the lists of the two CQs; written under their locks.
+    pub(crate) send_place: AtomicUsize,
+    pub(crate) recv_place: AtomicUsize,
+    control: Mutex<Control>,
+    pub(crate) unacknowledged: Unacknowledged,
+}
+
+/// What `ibv_modify_qp` changes.
+struct Control {
+    attr: ibv_qp_attr,
+    /// The process that the queue pair is connected to.
+    peer: Option<Arc<Peer>>,
+    /// Rings that came before the queue pair was ready to receive.
+    waiting: Vec<Inbound>,
+}
+
+// SAFETY: `abi` is written before the handle is given out, later only its `state` by `ibv_modify_qp`, as in
+// the C library; all else is synchronised.
+unsafe impl Sync for Qp {}
+// SAFETY: as above; raw pointers in `abi` and `init_attr` are only handed back.
+unsafe impl Send for Qp {}
+
+/// What a new queue pair is made of.
+pub(crate) struct NewQp {
+    pub(crate) context: &'static Context,
+    pub(crate) abi: ibv_qp,
+    pub(crate) qp_type: QpType,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) srq: Option<Arc<Srq>>,
+    pub(crate) init_attr: ibv_qp_init_attr,
+}
+
+impl Qp {
+    pub(crate) fn new(index: usize, new: NewQp) -> Self {
+        let nic = new.context.nic;
+        let cap = new.init_attr.cap;
+        let (recv_wr, recv_sge) = if new.srq.is_some() {
+            (0, 0)
+        } else {
+            (cap.max_recv_wr, cap.max_recv_sge)
+        };
+        let qpn = nic.qpn(index);
+        let mut abi = new.abi;
+        abi.qp_num = qpn;
+        abi.state = IBV_QPS_RESET;
+        let qp = Self {
+            abi: UnsafeCell::new(abi),
+            nic,
+            context: new.context,
+            index,
+            qpn,
+            qp_type: new.qp_type,
+            pd: new.pd,
+            send_cq: new.send_cq,
+            recv_cq: new.recv_cq,
+            srq: new.srq,
+            state: AtomicU32::new(QpState::Reset.as_abi()),
+            qkey: AtomicU32::new(0),
+            max_rd_atomic: AtomicU32::new(0),
+            timeout: AtomicU32::new(0),
+            send_work: AtomicBool::new(false),
+            sq: SpinLock::new(SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)),
+            rq: SpinLock::new(RecvQueue::new(recv_wr, recv_sge)),
+            send_place: AtomicUsize::new(usize::MAX),
+            recv_place: AtomicUsize::new(usize::MAX),
+            control: Mutex::new(Control {
+                attr: ibv_qp_attr::zeroed(),
+                peer: None,
+                waiting: Vec::new(),
+            }),
+            init_attr: new.init_attr,
+            unacknowledged: Unacknowledged::default(),
+        };
+        let shared = qp.shared();
+        shared.remote_error.store(0, Ordering::Relaxed);
+        shared.dest_qpn.store(0, Ordering::Relaxed);
+        shared.access.store(0, Ordering::Relaxed);
+        shared.pd.store(qp.pd, Ordering::Relaxed);
+        shared
+            .qp_type
+            .store(new.init_attr.qp_type, Ordering::Relaxed);
+        #[allow(clippy::cast_possible_truncation)] // 14 bits
+        shared
+            .recv_cq
+            .store(qp.recv_cq.index as u32, Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::Relaxed);
+        shared
+            .state
+            .store(1 + QpState::Reset.as_abi(), Ordering::Release);
+        qp
+    }
+
+    /// The program's handle.
+    pub(crate) fn handle(&self) -> *mut ibv_qp {
+        self.abi.get()
+    }
+
+    /// What peers see of it.
+    #[inline]
+    pub(crate) fn shared(&self) -> &'static QpShared {
+        match self.nic.me().segment.qp(self.index) {
+            Some(shared) => shared,
+            None => unreachable!("a queue pair has an index below MAX_QPS"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> QpState {
+        QpState::try_from(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
+    }
+
+    /// Sets the state, here and where peers see it.
+    pub(crate) fn set_state(&self, state: QpState) {
+        self.state.store(state.as_abi(), Ordering::Release);
+        self.shared()
+            .state
+            .store(1 + state.as_abi(), Ordering::Release);
+        // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
+        unsafe { (&raw mut (*self.abi.get()).state).write_volatile(state.as_abi()) };
+    }
+
+    /// `timeout` and `retry_cnt`, as coded.
+    pub(crate) fn timeout(&self) -> (u8, u8) {
+        let v = self.timeout.load(Ordering::Relaxed);
+        ((v & 0xff) as u8, (v >> 8 & 0xff) as u8)
+    }
+
+    /// The receive queue that it takes from.
+    #[inline]
+    pub(crate) fn recv_queue(&self) -> &SpinLock<RecvQueue> {
+        self.srq.as_ref().map_or(&self.rq, |srq| &srq.queue)
+    }
+
+    /// Raises an asynchronous event.
+    pub(crate) fn raise(&self, event: ibv_event_type) {
+        self.context.raise_qp(event, self.handle());
+    }
+
+    /// Into the error state; the caller has flushed (or is about to flush) the send queue. Holds no lock of
+    /// a CQ.
+    pub(crate) fn enter_error(&self) {
+        if self.state() == QpState::Err {
+            return;
+        }
+        self.set_state(QpState::Err);
+        if self.srq.is_some() {
+            self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
+        self.send_work.store(true, Ordering::Relaxed);
+        self.send_cq.nudge();
+        self.recv_cq.nudge();
+        self.call_peers();
+    }
+
+    /// Into the error state, flushing the send queue. The caller does not hold its lock.
+    pub(crate) fn fail(&self) {
+        self.sq.lock().flush(None);
+        self.enter_error();
+    }
+
+    /// The peer may wait for something of this queue pair that will never come: let it look.
+    fn call_peers(&self) {
+        if let Ok(control) = self.control.try_lock()
+            && let Some(peer) = &control.peer
+            && !peer.is_self
+        {
+            peer.wake();
+        }
+    }
+
+    /// Makes completions of finished sends. True if something waits for a deadline.
+    #[inline]
+    pub(crate) fn poll_sends(&self, sink: &mut WcSink<'_>) -> bool {
+        self.send_work.load(Ordering::Relaxed) && send::poll_sends(self, sink)
+    }
+
+    #[inline]
+    pub(crate) fn wake_debtor(&self) {
+        send::wake_debtor(self);
+    }
+
+    /// A peer made a ring for this queue pair.
+    pub(crate) fn new_ring(&self, peer: Arc<Peer>, offset: usize) {
+        let Some(ring) = Inbound::open(peer, offset) else {
+            return;
+        };
+        let mut control = lock(&self.control);
+        if self.takes(&control, &ring) {
+            self.recv_cq.with_receiver(self, |side| side.attach(ring));
+        } else if self.state() == QpState::Err {
+            ring.detach();
+        } else {
+            control.waiting.push(ring);
+        }
+    }
+
+    /// Does this queue pair receive from `ring` now?
+    fn takes(&self, control: &Control, ring: &Inbound) -> bool {
+        if !matches!(
+            self.state(),
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+        ) {
+            return false;
+        }
+        self.qp_type == QpType::Ud
+            || (control.attr.dest_qp_num == ring.src_qpn()
+                && control
+                    .peer
+                    .as_ref()
+                    .is_some_and(|p| p.incarnation == ring.peer().incarnation))
+    }
+
+    /// `ibv_modify_qp`.
+    ///
+    /// # Errors
+    /// `EINVAL` for what the state machine does not allow, `ENOMEM` where there is no room for a ring.
+    pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
+        // Rings that are on their way belong to the present state.
+        self.nic.check_mail();
+        let mut control = lock(&self.control);
+        let from = self.state();
+        let limits = Limits {
+            phys_port_cnt: 1,
+            pkey_tbl_len: 1,
+            gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
+            max_mtu: IBV_MTU_4096,
+            max_qp_init_rd_atom: u8::try_from(crate::device::MAX_QP_INIT_RD_ATOM)
+                .unwrap_or(u8::MAX),
+            max_qp_rd_atom: u8::try_from(crate::device::MAX_QP_RD_ATOM).unwrap_or(u8::MAX),
+        };
+        let to = check_transition(self.qp_type, from, mask, new, &limits).map_err(|e| {
+            tracing::debug!("queue pair {:#x}: {e}", self.qpn);
+            *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
+            e.errno()
+        })?;
+        if mask & IBV_QP_AV != 0 {
+            self.nic.port.check_ah(&new.ah_attr)?;
+        }
+        if to == QpState::Reset {
+            self.reset(&mut control);
+            return Ok(());
+        }
+        if to == QpState::Err {
+            if from != QpState::Err {
+                drop(control);
+                self.recv_cq.drain_receiver(self);
+                self.fail();
+            }
+            return Ok(());
+        }
+        let connects = from == QpState::Init && to == QpState::Rtr && self.qp_type != QpType::Ud;
+        if connects {
+            let local = self.nic.port.reaches(&new.ah_attr);
+            control.peer = if local {
+                self.nic.fabric.peer(new.dest_qp_num as usize >> QP_BITS)
+            } else {
+                None
+            };
+            if let Some(peer) = &control.peer {
+                self.sq
+                    .lock()
+                    .connect(self, Arc::clone(peer), new.dest_qp_num)?;
+            }
+        }
+        self.apply(&mut control.attr, new, mask);
+        self.publish_attributes(&control);
+        self.set_state(to);
+        if from == QpState::Sqe && to == QpState::Rts {
+            self.sq.lock().resume();
+        }
+        if to == QpState::Sqd
+            && from != QpState::Sqd
+            && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
+            && new.en_sqd_async_notify != 0
+            && self.sq.lock().is_drained()
+        {
+            self.raise(IBV_EVENT_SQ_DRAINED);
+        }
+        if to == QpState::Rtr {
+            let waiting = std::mem::take(&mut control.waiting);
+            for ring in waiting {
+                if self.takes(&control, &ring) {
+                    self.recv_cq.with_receiver(self, |side| side.attach(ring));
+                } else {
+                    ring.detach();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over the attributes that `mask` names.
+    fn apply(&self, attr: &mut ibv_qp_attr, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
+        macro_rules! take {
+            ($($bit:ident: $($field:ident),+;)*) => {
+                $(if mask & $bit != 0 { $(attr.$field = new.$field;)+ })*
+            };
+        }
+        take! {
+            IBV_QP_ACCESS_FLAGS: qp_access_flags;
+            IBV_QP_PKEY_INDEX: pkey_index;
+            IBV_QP_PORT: port_num;
+            IBV_QP_QKEY: qkey;
+            IBV_QP_AV: ah_attr;
+            IBV_QP_PATH_MTU: path_mtu;
+            IBV_QP_TIMEOUT: timeout;
+            IBV_QP_RETRY_CNT: retry_cnt;
+            IBV_QP_RNR_RETRY: rnr_retry;
+            IBV_QP_RQ_PSN: rq_psn;
+            IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+            IBV_QP_ALT_PATH: alt_ah_attr, alt_pkey_index, alt_port_num, alt_timeout;
+            IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+            IBV_QP_SQ_PSN: sq_psn;
+            IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+            IBV_QP_PATH_MIG_STATE: path_mig_state;
+            IBV_QP_DEST_QPN: dest_qp_num;
+        }
+        self.qkey.store(attr.qkey, Ordering::Relaxed);
+        self.max_rd_atomic
+            .store(u32::from(attr.max_rd_atomic), Ordering::Relaxed);
+        self.timeout.store(
+            u32::from(attr.timeout) | u32::from(attr.retry_cnt) << 8,
+            Ordering::Relaxed,
+        );
+        if mask & IBV_QP_RNR_RETRY != 0 {
+            self.sq.lock().set_rnr_retry(self.nic, attr.rnr_retry);
+        }
+    }
+
+    /// Shows peers what they check their requests against.
+    fn publish_attributes(&self, control: &Control) {
+        let shared = self.shared();
+        let attr = &control.attr;
+        shared.access.store(attr.qp_access_flags, Ordering::Relaxed);
+        shared.dest_qpn.store(attr.dest_qp_num, Ordering::Relaxed);
+        shared
+            .min_rnr_timer
+            .store(u32::from(attr.min_rnr_timer), Ordering::Relaxed);
+        shared
+            .max_dest_rd_atomic
+            .store(u32::from(attr.max_dest_rd_atomic), Ordering::Relaxed);
+        shared.dest_incarnation.store(
+            control.peer.as_ref().map_or(0, |p| p.incarnation),
+            Ordering::Relaxed,
+        );
+    }
+
+    fn reset(&self, control: &mut Control) {
+        self.set_state(QpState::Reset);
+        self.shared().epoch.fetch_add(1, Ordering::AcqRel);
+        self.recv_cq
+            .with_receiver(self, crate::recv::RecvSide::detach_all);
+        self.sq.lock().reset(self.nic);
+        self.rq.lock().clear();
+        self.send_cq.forget(self.qpn);
+        self.recv_cq.forget(self.qpn);
+        self.shared().remote_error.store(0, Ordering::Relaxed);
+        for ring in control.waiting.drain(..) {
+            ring.detach();
+        }
+        if let Some(peer) = control.peer.take()
+            && !peer.is_self
+        {
+            peer.wake();
+        }
+        control.attr = ibv_qp_attr::zeroed();
+        self.publish_attributes(control);
+    }
+
+    /// `ibv_query_qp`.
+    pub(crate) fn query(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
+        let mut attr = lock(&self.control).attr;
+        attr.qp_state = self.state().as_abi();
+        attr.cur_qp_state = attr.qp_state;
+        attr.cap = self.init_attr.cap;
+        (attr, self.init_attr)
+    }
+
+    /// `ibv_destroy_qp`: takes it out of everything that knows it.
+    pub(crate) fn destroy(&self) {
+        self.reset(&mut lock(&self.control));
+        self.send_cq.remove_sender(self);
+        self.recv_cq.remove_receiver(self);
+        self.shared().state.store(0, Ordering::Release);
+        self.context.discard_events(self.handle().cast());
+        self.unacknowledged.wait();
+        self.nic.remove_qp(self.index);
+        self.send_cq.uses.fetch_sub(1, Ordering::Relaxed);
+        self.recv_cq.uses.fetch_sub(1, Ordering::Relaxed);
+        if let Some(srq) = &self.srq {
+            srq.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

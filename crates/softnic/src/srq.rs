@@ -1,0 +1,55 @@
+//! Shared receive queues.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::AtomicUsize;
+
+use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_srq};
+
+use crate::context::Context;
+use crate::event::Unacknowledged;
+use crate::recv::RecvQueue;
+use crate::sync::{SpinGuard, SpinLock};
+
+/// A shared receive queue; the program's handle points to its first field.
+#[repr(C)]
+pub(crate) struct Srq {
+    abi: UnsafeCell<ibv_srq>,
+    pub(crate) context: &'static Context,
+    pub(crate) pd: u32,
+    pub(crate) queue: SpinLock<RecvQueue>,
+    pub(crate) uses: AtomicUsize,
+    pub(crate) unacknowledged: Unacknowledged,
+}
+
+// SAFETY: `abi` is written before the handle is given out and only read by the program.
+unsafe impl Sync for Srq {}
+// SAFETY: as above; its raw pointers are not followed here.
+unsafe impl Send for Srq {}
+
+impl Srq {
+    pub(crate) fn new(context: &'static Context, abi: ibv_srq, pd: u32, queue: RecvQueue) -> Self {
+        Self {
+            abi: UnsafeCell::new(abi),
+            context,
+            pd,
+            queue: SpinLock::new(queue),
+            uses: AtomicUsize::new(0),
+            unacknowledged: Unacknowledged::default(),
+        }
+    }
+
+    /// The program's handle.
+    pub(crate) fn handle(&self) -> *mut ibv_srq {
+        self.abi.get()
+    }
+
+    /// Raises the limit event once if fewer WRs are left than the limit says (`ibv_modify_srq(3)`).
+    #[inline]
+    pub(crate) fn check_limit(&self, queue: &mut SpinGuard<'_, RecvQueue>) {
+        if queue.limit != 0 && queue.len() < u64::from(queue.limit) {
+            queue.limit = 0;
+            self.context
+                .raise_srq(IBV_EVENT_SRQ_LIMIT_REACHED, self.handle());
+        }
+    }
+}
