@@ -51,6 +51,7 @@ Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian
 
 /// Arguments of `verbatim bench peers`.
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 struct PeersArgs {
     /// Measure this row only (may be given several times): ud-send, rc-send, rc-latency,
     /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,

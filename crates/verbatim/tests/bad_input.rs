@@ -65,3 +65,88 @@ fn devices() {
         "leave out one",
     );
 }
+
+#[test]
+fn sequencer() {
+    let ladder = |args: &[&'static str]| [&["sequencer"], args].concat();
+    refused(&ladder(&["--design", "spec"]), "rpc-batch-mq");
+    refused(&ladder(&["--duration", "1h"]), "such as 500ms");
+    refused(&ladder(&["--duration", "0"]), "such as 500ms");
+    refused(&ladder(&["--rounds", "0"]), "from 1 to 1000");
+    refused(&ladder(&["--clients", "65"]), "from 1 to 64");
+    refused(&ladder(&["--threads", "0"]), "from 1 to 64");
+    refused(&ladder(&["--workers", "1.5"]), "from 1 to 64");
+    refused(&ladder(&["--window", "4097"]), "from 1 to 4096");
+    refused(&ladder(&["--postlist", "65"]), "from 1 to 64");
+    refused(&ladder(&["--batch", "0"]), "from 1 to 64");
+    refused(&ladder(&["--queues", "x"]), "from 1 to 64");
+    refused(&ladder(&["--window", "8", "--postlist", "9"]), "lower one");
+    refused(&ladder(&["--start", "-1"]), "0x");
+    refused(&ladder(&["--start", "18446744073709551615"]), "start lower");
+    refused(&ladder(&["--device", "nosuch0"]), "softnic0");
+}
+
+#[test]
+fn sequencer_serve() {
+    let serve = |args: &[&'static str]| [&["sequencer", "serve"], args].concat();
+    refused(&serve(&["--listen", "7471"]), "HOST:PORT");
+    refused(&serve(&["--listen", "127.0.0.1:65536"]), "HOST:PORT");
+    refused(&serve(&["--listen", "192.0.2.1:7471"]), "192.0.2.1");
+    refused(&serve(&["--state", "/nonexistent/state"]), "mkdir -p");
+    refused(&serve(&["--state", "/"]), "name a file in it");
+    refused(&serve(&["--max-clients", "257"]), "from 1 to 256");
+    refused(&serve(&["--device", "nosuch0"]), "softnic0");
+}
+
+#[test]
+fn sequencer_client() {
+    let client = |args: &[&'static str]| [&["sequencer", "client"], args].concat();
+    refused(&client(&[]), "HOST:PORT");
+    refused(&client(&["localhost"]), "HOST:PORT");
+    refused(&client(&["127.0.0.1:1", "--count", "0"]), "from 1 to");
+    refused(
+        &client(&["127.0.0.1:1", "--count", "5", "--duration", "1s"]),
+        "cannot be used with",
+    );
+    refused(
+        &client(&["127.0.0.1:1", "--reconnect", "50ms"]),
+        "is the server running?",
+    );
+}
+
+#[test]
+fn a_foreign_state_file_is_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    std::fs::write(&path, "some other file\n").expect("written");
+    let name = path.to_str().expect("a name in ASCII");
+    refused(
+        &[
+            "sequencer",
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--state",
+            name,
+        ],
+        name,
+    );
+    let still = std::fs::read_to_string(&path).expect("still there");
+    assert_eq!(still, "some other file\n");
+}
+
+#[test]
+fn something_that_is_no_sequencer() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address").to_string();
+    std::thread::spawn(move || {
+        use std::io::Write;
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(b"220 mail.example.org ESMTP\r\n");
+        }
+    });
+    refused(
+        &["sequencer", "client", &address, "--reconnect", "100ms"],
+        "sequencer",
+    );
+}

@@ -13,7 +13,7 @@ use crate::output::{self, figure, print, print_json, time};
 
 /// Arguments of `verbatim sequencer client`.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The server's TCP address, as it printed it
     #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]

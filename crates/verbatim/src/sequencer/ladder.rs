@@ -19,6 +19,7 @@ use crate::output::{self, figure, print, print_typed, time};
 
 /// Arguments of `verbatim sequencer`.
 #[derive(clap::Args)]
+#[group(skip)]
 pub(crate) struct Args {
     /// Run this design only (may be given several times): atomics, rpc, rpc-batch, rpc-batch-mq,
     /// spec-s0 [default: all]
@@ -103,7 +104,6 @@ struct Row {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     args.nic.settle_link_layer()?;
-    let nic = super::nic_config(&args.nic)?;
     let designs = if args.design.is_empty() {
         Design::ALL.to_vec()
     } else {
@@ -126,6 +126,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.window
         );
     }
+    let nic = super::nic_config(&args.nic)?;
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }

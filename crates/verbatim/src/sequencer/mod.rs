@@ -13,7 +13,8 @@ use crate::args::NicArgs;
 
 /// Arguments of `verbatim sequencer`.
 #[derive(clap::Args)]
-#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     part: Option<Part>,

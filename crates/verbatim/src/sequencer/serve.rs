@@ -18,7 +18,7 @@ use crate::output::{figure, print, print_json};
 
 /// Arguments of `verbatim sequencer serve`.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// How numbers are handed out: atomics, rpc, rpc-batch, rpc-batch-mq, spec-s0
     #[arg(long, value_name = "DESIGN", default_value_t = Design::SpecS0)]
