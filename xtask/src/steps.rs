@@ -24,6 +24,9 @@ pub(crate) struct Step {
     pub(crate) target: Option<&'static str>,
 }
 
+/// The suite of verbs semantics: many processes, so it runs as users' programs do, optimised.
+const CONFORMANCE: &str = "verbs-conformance";
+
 /// Every step.
 pub(crate) const STEPS: &[Step] = &[
     Step {
@@ -64,6 +67,8 @@ pub(crate) const STEPS: &[Step] = &[
         args: &[
             "test",
             "--workspace",
+            "--exclude",
+            CONFORMANCE,
             "--no-fail-fast",
             "--lib",
             "--bins",
@@ -78,6 +83,14 @@ pub(crate) const STEPS: &[Step] = &[
         what: "examples in the documentation",
         kind: Kind::Tests,
         args: &["test", "--workspace", "--no-fail-fast", "--doc"],
+        env: &[],
+        target: None,
+    },
+    Step {
+        name: "conformance",
+        what: "verbs semantics and kills, on the optimised build",
+        kind: Kind::Tests,
+        args: &["test", "-p", CONFORMANCE, "--release", "--no-fail-fast"],
         env: &[],
         target: None,
     },
