@@ -137,6 +137,8 @@ impl Client {
             };
             match end {
                 End::Done => break,
+                // The next session guesses right: see `lanes`, rule 4.
+                End::Renew => self.session = None,
                 End::UsedUp => {
                     run.failures.ended = Some("the numbers are used up".to_owned());
                     break;
@@ -145,7 +147,7 @@ impl Client {
                     tracing::info!("{lost} requests lost, connecting again: {why}");
                     run.failures.lost += lost as u64;
                     run.failures.reconnects += 1;
-                    // Queue pairs and connection go with it: see `lanes`, rule 4.
+                    // Queue pairs and connection go with it: see `lanes`, rule 5.
                     self.session = None;
                     if run.is_over(self.sink.got) {
                         break;
@@ -399,8 +401,13 @@ enum Prepared {
 /// How a session ended.
 enum End {
     Done,
+    /// Nothing is wrong, but it goes on in a new session.
+    Renew,
     UsedUp,
-    Broken { lost: usize, why: String },
+    Broken {
+        lost: usize,
+        why: String,
+    },
 }
 
 /// A run over one or more sessions.
@@ -495,6 +502,9 @@ impl Run {
                 }
                 if stopping || sink.got >= self.count {
                     return End::Done;
+                }
+                if lane.is_used_up() {
+                    return End::Renew;
                 }
             }
             waiter.idle();

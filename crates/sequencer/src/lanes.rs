@@ -4,26 +4,23 @@
 //!
 //! The answer carries only the lower half. The upper half is the *guess* that was in the request which it
 //! answers, because the server answers header-only exactly when the guess was right. The client does not
-//! know which request an answer belongs to; it does not need to, as long as all requests that may still be
-//! answered carry the same guess. [`SpecLane`] keeps that true:
+//! know which request an answer belongs to, and does not need to:
 //!
-//! 1. Every request of the lane carries `guess`. It changes only while `outstanding` is 0.
-//! 2. `outstanding` is requests sent minus answers accepted. The server sends at most one answer to a
-//!    request, and UD delivers a datagram at most once. So `outstanding == 0` means that every request
-//!    has been answered and every answer has arrived: none with the old guess can still come.
-//! 3. A network that does duplicate a datagram cannot break 2: server and client use one UD queue pair
-//!    each, so answers come in the order of their numbers, and an answer whose number is not above all
-//!    before is not accepted and does not lower `outstanding`. The lane then never reaches 0, passes its
-//!    deadline, and is thrown away by rule 4. (The same holds for answers that overtake each other.)
-//! 4. When a deadline passes, the whole session is dropped: queue pair, Q_Key and TCP connection. Requests
-//!    are retried on a new queue pair with a new random Q_Key. An answer to an old request is addressed to
-//!    the old queue pair number with the old Q_Key and is dropped by the NIC. What it said is a number
-//!    that nobody gets: skipped, never given twice.
-//! 5. After a wrong guess the full number says what the right one is, but other requests with the old
-//!    guess are under way. The lane sends nothing until they are answered (rule 1), once in 2^32 numbers.
+//! 1. A session has one guess, in every request that it ever sends. So every header-only answer to one of
+//!    its requests means `guess << 32 | lower`, whichever request it answers, however late it comes.
+//! 2. A session hears only answers to its own requests. Its queue pair has a new random Q_Key, and the
+//!    server answers to the queue pair number and Q_Key of the session whose request it took; the NIC drops
+//!    what is addressed to a queue pair that is gone, and what carries another Q_Key.
+//! 3. An answer is accepted only if its number is above all that the client ever accepted. The server's
+//!    worker answers on one queue pair in the order of the numbers, so this refuses nothing that comes in
+//!    order, and refuses every answer that a network delivers a second time or late.
+//! 4. After a wrong guess the full number shows what the right one is. The session sends nothing more, waits
+//!    for the answers under way, and ends; the next one guesses right. That is once in 2^32 numbers.
+//! 5. When a deadline passes, the session ends too, and requests without an answer are asked again in a new
+//!    one. What the old answers said is skipped: nobody else gets those numbers either.
 //!
-//! So a number is accepted at most once, and is the one that the server took for that answer. Numbers that
-//! the server takes are taken once: duplicates are impossible.
+//! By 1 and 2 a number that is accepted is one that the server took for this session; the server takes
+//! each number once; by 3 the client accepts it at most once. So nothing is given twice, and nothing wrong.
 
 use std::collections::VecDeque;
 
@@ -71,27 +68,70 @@ pub(crate) trait Lane {
     fn outstanding(&self) -> usize;
     /// Sends `count` requests with one doorbell; `above` is the sink's.
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
+    /// Whether nothing more can come of this session, though nothing failed.
+    fn is_used_up(&self) -> bool {
+        false
+    }
     /// Takes answers; returns how many requests they answer.
     fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError>;
 }
 
+/// What [`SpecLane`] needs of the network: a seam for a network that loses, duplicates and reorders.
+pub(crate) trait Datagrams {
+    /// Sends `count` header-only requests with this immediate.
+    fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError>;
+    /// Takes answers.
+    fn poll(&mut self, each: impl FnMut(SpecAnswer)) -> Result<(), RpcError>;
+}
+
+/// An answer as it came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpecAnswer {
+    /// Header-only: the lower half.
+    Lower(u32),
+    /// The full number, or [`USED_UP`].
+    Full(u64),
+    /// Anything else.
+    Unknown,
+}
+
+impl Datagrams for datagram::Client {
+    #[inline]
+    fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError> {
+        self.send_imm(count, guess)
+    }
+
+    #[inline]
+    fn poll(&mut self, mut each: impl FnMut(SpecAnswer)) -> Result<(), RpcError> {
+        self.poll(|answer| {
+            each(match answer.len {
+                0 => SpecAnswer::Lower(answer.imm),
+                _ => answer
+                    .u64_le()
+                    .map_or(SpecAnswer::Unknown, SpecAnswer::Full),
+            });
+        })?;
+        Ok(())
+    }
+}
+
 /// Header-only both ways.
 #[derive(Debug)]
-pub(crate) struct SpecLane {
-    client: datagram::Client,
+pub(crate) struct SpecLane<D = datagram::Client> {
+    client: D,
     window: usize,
     guess: u32,
-    right_guess: Option<u32>,
+    wrong: bool,
     outstanding: usize,
 }
 
-impl SpecLane {
-    pub(crate) fn new(client: datagram::Client, window: usize, next: u64) -> Self {
+impl<D> SpecLane<D> {
+    pub(crate) fn new(client: D, window: usize, next: u64) -> Self {
         Self {
             client,
             window,
             guess: upper(next),
-            right_guess: None,
+            wrong: false,
             outstanding: 0,
         }
     }
@@ -101,11 +141,11 @@ fn upper(n: u64) -> u32 {
     (n >> 32) as u32
 }
 
-impl Lane for SpecLane {
+impl<D: Datagrams> Lane for SpecLane<D> {
     #[inline]
     fn room(&self) -> usize {
-        // Rule 5.
-        if self.right_guess.is_some() {
+        // Rule 4.
+        if self.wrong {
             0
         } else {
             self.window - self.outstanding
@@ -118,8 +158,13 @@ impl Lane for SpecLane {
     }
 
     #[inline]
+    fn is_used_up(&self) -> bool {
+        self.wrong && self.outstanding == 0
+    }
+
+    #[inline]
     fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
-        self.client.send_imm(count, self.guess)?;
+        self.client.send(count, self.guess)?;
         self.outstanding += count;
         Ok(())
     }
@@ -129,30 +174,23 @@ impl Lane for SpecLane {
         let Self {
             client,
             guess,
-            right_guess,
+            wrong,
             outstanding,
             ..
         } = self;
         let before = *outstanding;
         client.poll(|answer| {
-            let n = if answer.len == 0 {
-                u64::from(*guess) << 32 | u64::from(answer.imm)
-            } else {
-                match answer.u64_le() {
-                    Some(USED_UP) => {
-                        sink.refused += 1;
-                        *outstanding = outstanding.saturating_sub(1);
-                        return;
-                    }
-                    Some(n) => {
-                        sink.wrong_guesses += 1;
-                        *right_guess = Some(upper(n));
-                        n
-                    }
-                    None => {
-                        sink.discarded += 1;
-                        return;
-                    }
+            let n = match answer {
+                SpecAnswer::Lower(lower) => u64::from(*guess) << 32 | u64::from(lower),
+                SpecAnswer::Full(USED_UP) => {
+                    sink.refused += 1;
+                    *outstanding = outstanding.saturating_sub(1);
+                    return;
+                }
+                SpecAnswer::Full(n) => n,
+                SpecAnswer::Unknown => {
+                    sink.discarded += 1;
+                    return;
                 }
             };
             // Rule 3.
@@ -161,14 +199,12 @@ impl Lane for SpecLane {
                 return;
             }
             *outstanding -= 1;
+            if let SpecAnswer::Full(_) = answer {
+                sink.wrong_guesses += 1;
+                *wrong = true;
+            }
             sink.number(n, sink.above);
         })?;
-        // Rules 1 and 2.
-        if self.outstanding == 0
-            && let Some(guess) = self.right_guess.take()
-        {
-            self.guess = guess;
-        }
         Ok(before - self.outstanding)
     }
 }
@@ -402,5 +438,154 @@ impl Lane for AtomicsLane {
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
         Ok((self.answered - before) as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// A sequencer behind a network that loses, duplicates and reorders, as the script says.
+    #[derive(Debug, Default)]
+    struct World {
+        next: u64,
+        requests: VecDeque<u32>,
+        answers: VecDeque<SpecAnswer>,
+        /// Copies that the network delivers at some time.
+        copies: VecDeque<SpecAnswer>,
+        /// Numbers that the server took for this client.
+        taken: BTreeSet<u64>,
+    }
+
+    impl Datagrams for World {
+        fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError> {
+            self.requests.extend(std::iter::repeat_n(guess, count));
+            Ok(())
+        }
+
+        fn poll(&mut self, mut each: impl FnMut(SpecAnswer)) -> Result<(), RpcError> {
+            self.answers.drain(..).for_each(&mut each);
+            Ok(())
+        }
+    }
+
+    impl World {
+        fn serve(&mut self) {
+            let Some(guess) = self.requests.pop_front() else {
+                return;
+            };
+            let n = self.next;
+            self.next += 1;
+            assert!(self.taken.insert(n));
+            #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+            let answer = if n >> 32 == u64::from(guess) {
+                SpecAnswer::Lower(n as u32)
+            } else {
+                SpecAnswer::Full(n)
+            };
+            self.answers.push_back(answer);
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Send(usize),
+        Serve(usize),
+        Poll,
+        /// Others take numbers: up to several times 2^32.
+        Jump(u64),
+        LoseRequest,
+        LoseAnswer,
+        Duplicate,
+        LateCopy,
+        Reorder,
+        /// The deadline passes: a new session, which hears nothing of the old one.
+        Deadline,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (1usize..6).prop_map(Step::Send),
+            8 => (1usize..6).prop_map(Step::Serve),
+            6 => Just(Step::Poll),
+            2 => prop_oneof![1u64..10, (1u64 << 32) - 5..(1 << 32) + 5, 3u64 << 32..4 << 32].prop_map(Step::Jump),
+            1 => Just(Step::LoseRequest),
+            1 => Just(Step::LoseAnswer),
+            1 => Just(Step::Duplicate),
+            1 => Just(Step::LateCopy),
+            1 => Just(Step::Reorder),
+            1 => Just(Step::Deadline),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        /// Whatever the network does, a number that the client gets was taken for it, and comes once.
+        #[test]
+        fn speculation_never_gives_a_wrong_number(steps in prop::collection::vec(step(), 1..200)) {
+            let mut lane = SpecLane::new(World { next: (1 << 32) - 20, ..World::default() }, 8, (1 << 32) - 20);
+            let mut sink = Sink { keep: Some(Vec::new()), ..Sink::default() };
+            for step in steps {
+                let step = if lane.is_used_up() { Step::Deadline } else { step };
+                match step {
+                    Step::Send(n) => {
+                        let n = n.min(lane.room());
+                        lane.send(n, sink.above).expect("sends");
+                    }
+                    Step::Serve(n) => (0..n).for_each(|_| lane.client.serve()),
+                    Step::Poll => drop(lane.poll(&mut sink).expect("polls")),
+                    Step::Jump(n) => lane.client.next += n,
+                    Step::LoseRequest => drop(lane.client.requests.pop_front()),
+                    Step::LoseAnswer => drop(lane.client.answers.pop_front()),
+                    Step::Duplicate => {
+                        let copy = lane.client.answers.front().copied();
+                        lane.client.copies.extend(copy);
+                    }
+                    Step::LateCopy => {
+                        let copy = lane.client.copies.pop_front();
+                        lane.client.answers.extend(copy);
+                    }
+                    Step::Reorder => {
+                        if let Some(first) = lane.client.answers.pop_front() {
+                            lane.client.answers.push_back(first);
+                        }
+                    }
+                    Step::Deadline => {
+                        let World { next, taken, .. } = std::mem::take(&mut lane.client);
+                        lane = SpecLane::new(World { next, taken, ..World::default() }, 8, next);
+                    }
+                }
+            }
+            let got = sink.keep.expect("kept");
+            prop_assert!(got.is_sorted_by(|a, b| a < b), "{got:?}");
+            prop_assert!(got.iter().all(|n| lane.client.taken.contains(n)), "{got:?}");
+        }
+
+        /// Without faults every request is answered, and no guess stays wrong.
+        #[test]
+        fn speculation_recovers_from_wrong_guesses(jumps in prop::collection::vec((1usize..9, 0u64..3 << 32), 1..50)) {
+            let mut lane = SpecLane::new(World::default(), 8, 0);
+            let mut sink = Sink::default();
+            let mut asked = 0;
+            for (n, jump) in jumps {
+                let n = n.min(lane.room());
+                lane.send(n, sink.above).expect("sends");
+                asked += n as u64;
+                (0..n / 2).for_each(|_| lane.client.serve());
+                lane.client.next += jump;
+                (0..n).for_each(|_| lane.client.serve());
+                lane.poll(&mut sink).expect("polls");
+                prop_assert_eq!(lane.outstanding(), 0);
+                prop_assert_eq!(sink.got, asked);
+                if lane.is_used_up() {
+                    let next = lane.client.next;
+                    lane = SpecLane::new(World { next, ..World::default() }, 8, next);
+                }
+            }
+            prop_assert_eq!((sink.discarded, sink.not_increasing), (0, 0));
+        }
     }
 }
