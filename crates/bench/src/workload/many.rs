@@ -48,7 +48,8 @@ pub(super) fn drive_idle(
     };
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let (cpu, memory) = (
-        100.0 * (after.cpu_ns - before.cpu_ns) as f64 / elapsed_ns.max(1) as f64,
+        // A thread that ends takes its time with it.
+        100.0 * after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / elapsed_ns.max(1) as f64,
         after.resident_bytes as f64 / f64::from(1 << 20),
     );
     Ok(Idle {

@@ -331,8 +331,7 @@ mod tests {
     #[test]
     fn patience_ends() {
         let mut patience = Patience::new(1_000_000);
-        while !patience.is_over() {}
-        assert!(patience.check("the test").is_err());
+        while patience.check("the test").is_ok() {}
         patience.reset();
         assert!(!patience.is_over());
     }
