@@ -18,7 +18,15 @@ fn garbage_at_the_rendezvous_is_refused_and_forgotten() {
     let server = Server::start(ServerConfig::default()).expect("starts");
     let address = server.address().to_string();
     let long = vec![b'x'; 70_000];
-    for garbage in [&b""[..], b"\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1,2]\n", b"\xff\xfe\n", &long] {
+    for garbage in [
+        &b""[..],
+        b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"{}\n",
+        b"[1,2]\n",
+        b"\xff\xfe\n",
+        &long,
+    ] {
         let mut stream = TcpStream::connect(&address).expect("connects");
         // The server may close before all is written.
         let _ = stream.write_all(garbage);
@@ -48,20 +56,65 @@ fn garbage_at_the_rendezvous_is_refused_and_forgotten() {
         assert!(answer.starts_with(r#"{"refused":{"#), "{line}: {answer}");
     }
     eventually("all are gone", || server.stats().clients == 0);
-    assert_eq!(Client::connect(client_of(&address)).expect("connects").take(10).expect("still serves").len(), 10);
+    assert_eq!(
+        Client::connect(client_of(&address))
+            .expect("connects")
+            .take(10)
+            .expect("still serves")
+            .len(),
+        10
+    );
 }
 
 #[test]
 fn a_client_says_what_is_wrong() {
-    let server = Server::start(ServerConfig { max_window: 16, ..ServerConfig::default() }).expect("starts");
+    let server = Server::start(ServerConfig {
+        max_window: 16,
+        ..ServerConfig::default()
+    })
+    .expect("starts");
     let address = server.address().to_string();
     let error = |config: ClientConfig| Client::connect(config).expect_err("refused").to_string();
-    let good = || ClientConfig { reconnect_ms: 50, ..client_of(&address) };
-    assert!(error(ClientConfig { window: 17, ..good() }).contains("largest window is 16"));
-    assert!(error(ClientConfig { window: 0, ..good() }).contains("window is 0"));
-    assert!(error(ClientConfig { window: 8, design: Some(Design::Rpc), ..good() }).contains("serves design spec-s0"));
-    assert!(error(ClientConfig { server: "127.0.0.1:1".into(), ..good() }).contains("cannot reach"));
-    assert!(error(ClientConfig { server: "no colon".into(), ..good() }).contains("cannot reach"));
+    let good = || ClientConfig {
+        reconnect_ms: 50,
+        ..client_of(&address)
+    };
+    assert!(
+        error(ClientConfig {
+            window: 17,
+            ..good()
+        })
+        .contains("largest window is 16")
+    );
+    assert!(
+        error(ClientConfig {
+            window: 0,
+            ..good()
+        })
+        .contains("window is 0")
+    );
+    assert!(
+        error(ClientConfig {
+            window: 8,
+            design: Some(Design::Rpc),
+            ..good()
+        })
+        .contains("serves design spec-s0")
+    );
+    assert!(
+        error(ClientConfig {
+            server: "127.0.0.1:1".into(),
+            ..good()
+        })
+        .contains("cannot reach")
+    );
+    assert!(
+        error(ClientConfig {
+            server: "no colon".into(),
+            ..good()
+        })
+        .contains("cannot reach")
+    );
     let mut nic = good();
     nic.nic.provider = "mlx5".into();
     assert!(error(nic).contains("softnic, system"));
@@ -76,20 +129,47 @@ fn something_else_at_the_address_is_recognised() {
     let address = listener.local_addr().expect("bound").to_string();
     let other = std::thread::spawn(move || {
         for stream in listener.incoming().take(1) {
-            let _ = stream.expect("comes").write_all(b"220 mail.example.org ESMTP\r\n");
+            let _ = stream
+                .expect("comes")
+                .write_all(b"220 mail.example.org ESMTP\r\n");
         }
     });
-    let config = ClientConfig { reconnect_ms: 0, ..client_of(&address) };
+    let config = ClientConfig {
+        reconnect_ms: 0,
+        ..client_of(&address)
+    };
     let e = Client::connect(config).expect_err("no sequencer");
-    assert!(e.to_string().contains("not the exchange of a sequencer"), "{e}");
+    assert!(
+        e.to_string().contains("not the exchange of a sequencer"),
+        "{e}"
+    );
     other.join().expect("ends");
 }
 
 #[test]
 fn servers_that_cannot_work_do_not_start() {
     let error = |config: ServerConfig| Server::start(config).expect_err("refused").to_string();
-    assert!(error(ServerConfig { batch: 65, ..ServerConfig::default() }).contains("batch is 65"));
-    assert!(error(ServerConfig { listen: "nowhere".into(), ..ServerConfig::default() }).contains("cannot listen on nowhere"));
+    assert!(
+        error(ServerConfig {
+            batch: 65,
+            ..ServerConfig::default()
+        })
+        .contains("batch is 65")
+    );
+    assert!(
+        error(ServerConfig {
+            listen: "nowhere".into(),
+            ..ServerConfig::default()
+        })
+        .contains("cannot listen on nowhere")
+    );
     let start = u64::MAX;
-    assert!(error(ServerConfig { design: Design::Atomics, start, ..ServerConfig::default() }).contains("start is"));
+    assert!(
+        error(ServerConfig {
+            design: Design::Atomics,
+            start,
+            ..ServerConfig::default()
+        })
+        .contains("start is")
+    );
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Process, client_of, eventually};
 use sequencer::{Checker, Client, ClientConfig, ClientReport, Design, Server, ServerConfig, Until};
 
@@ -17,7 +19,9 @@ fn server(config: ServerConfig) -> (Server, String) {
 }
 
 fn run(config: ClientConfig, count: u64) -> ClientReport {
-    Client::connect(config).expect("connects").run(Until::Count(count))
+    Client::connect(config)
+        .expect("connects")
+        .run(Until::Count(count))
 }
 
 /// Runs clients as threads against a server of this process and checks every number.
@@ -25,14 +29,29 @@ fn threads(config: ServerConfig, clients: usize, count: u64, window: usize) -> V
     let design = config.design;
     let (server, address) = server(config);
     let reports: Vec<_> = std::thread::scope(|s| {
-        let client = || run(ClientConfig { window, ..client_of(&address) }, count);
+        let client = || {
+            run(
+                ClientConfig {
+                    window,
+                    ..client_of(&address)
+                },
+                count,
+            )
+        };
         let threads: Vec<_> = (0..clients).map(|_| s.spawn(client)).collect();
-        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+        threads
+            .into_iter()
+            .map(|t| t.join().expect("no panic"))
+            .collect()
     });
     let stats = server.stop();
     let mut checker = Checker::new(stats.start);
     for (i, report) in reports.iter().enumerate() {
-        assert_eq!(report.requests, count, "{design} client {i}: {:?}", report.failures);
+        assert_eq!(
+            report.requests, count,
+            "{design} client {i}: {:?}",
+            report.failures
+        );
         checker.add(&format!("client {i}"), report);
     }
     let verdict = checker.verdict(Some(stats.next));
@@ -45,14 +64,31 @@ fn threads(config: ServerConfig, clients: usize, count: u64, window: usize) -> V
 #[test]
 fn one_thread_gets_all_numbers() {
     for design in Design::ALL {
-        threads(ServerConfig { design, ..ServerConfig::default() }, 1, 20_000, 64);
+        threads(
+            ServerConfig {
+                design,
+                ..ServerConfig::default()
+            },
+            1,
+            20_000,
+            64,
+        );
     }
 }
 
 #[test]
 fn many_threads_and_workers_share_the_numbers() {
     for design in Design::ALL {
-        threads(ServerConfig { design, workers: 2, ..ServerConfig::default() }, 5, 5_000, 32);
+        threads(
+            ServerConfig {
+                design,
+                workers: 2,
+                ..ServerConfig::default()
+            },
+            5,
+            5_000,
+            32,
+        );
     }
 }
 
@@ -60,9 +96,24 @@ fn many_threads_and_workers_share_the_numbers() {
 fn windows_and_batches_of_every_size_work() {
     for design in Design::ALL {
         for (window, batch) in [(1, 1), (3, 2), (64, 64), (1000, 16)] {
-            let (server, address) = server(ServerConfig { design, batch: 7, ..ServerConfig::default() });
-            let report = run(ClientConfig { window, batch, ..client_of(&address) }, 3_000);
-            assert_eq!(report.requests, 3_000, "{design} {window} {batch}: {:?}", report.failures);
+            let (server, address) = server(ServerConfig {
+                design,
+                batch: 7,
+                ..ServerConfig::default()
+            });
+            let report = run(
+                ClientConfig {
+                    window,
+                    batch,
+                    ..client_of(&address)
+                },
+                3_000,
+            );
+            assert_eq!(
+                report.requests, 3_000,
+                "{design} {window} {batch}: {:?}",
+                report.failures
+            );
             let stats = server.stop();
             let mut checker = Checker::new(0);
             checker.add("client", &report);
@@ -75,9 +126,13 @@ fn windows_and_batches_of_every_size_work() {
 #[test]
 fn processes_share_the_numbers() {
     for design in Design::ALL {
-        let (server, address) = Process::server(&ServerConfig { design, ..ServerConfig::default() });
-        let clients: Vec<_> =
-            (0..3).map(|_| Process::client(&client_of(&address), Until::Count(20_000))).collect();
+        let (server, address) = Process::server(&ServerConfig {
+            design,
+            ..ServerConfig::default()
+        });
+        let clients: Vec<_> = (0..3)
+            .map(|_| Process::client(&client_of(&address), Until::Count(20_000)))
+            .collect();
         let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
         let stats = server.stop();
         let mut checker = Checker::new(0);
@@ -94,9 +149,22 @@ fn processes_share_the_numbers() {
 fn the_lower_half_wraps() {
     for design in Design::ALL {
         let start = (1 << 32) - 3_000;
-        let reports = threads(ServerConfig { design, start, ..ServerConfig::default() }, 2, 5_000, 64);
+        let reports = threads(
+            ServerConfig {
+                design,
+                start,
+                ..ServerConfig::default()
+            },
+            2,
+            5_000,
+            64,
+        );
         let wrong: u64 = reports.iter().map(|r| r.wrong_guesses).sum();
-        assert_eq!(wrong > 0, design == Design::SpecS0, "{design}: {wrong} wrong guesses");
+        assert_eq!(
+            wrong > 0,
+            design == Design::SpecS0,
+            "{design}: {wrong} wrong guesses"
+        );
         // Only what was under way when the numbers passed 2^32 was guessed wrong.
         assert!(wrong <= 2 * 64, "{wrong}");
     }
@@ -106,45 +174,86 @@ fn the_lower_half_wraps() {
 fn numbers_end_and_do_not_start_over() {
     for design in Design::ALL {
         let start = design.end_of_numbers() - 2_500;
-        let (server, address) = server(ServerConfig { design, start, ..ServerConfig::default() });
+        let (server, address) = server(ServerConfig {
+            design,
+            start,
+            ..ServerConfig::default()
+        });
         let config = client_of(&address);
         let reports: Vec<_> = std::thread::scope(|s| {
-            let threads: Vec<_> = (0..3).map(|_| s.spawn(|| run(config.clone(), 5_000))).collect();
-            threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+            let threads: Vec<_> = (0..3)
+                .map(|_| s.spawn(|| run(config.clone(), 5_000)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().expect("no panic"))
+                .collect()
         });
         let late = Client::connect(config).expect_err("nothing is left");
         assert!(late.to_string().contains("used up"), "{design}: {late}");
         let stats = server.stop();
-        assert!(stats.next >= start, "{design}: the counter wrapped to {}", stats.next);
+        assert!(
+            stats.next >= start,
+            "{design}: the counter wrapped to {}",
+            stats.next
+        );
         let mut checker = Checker::new(start);
         for (i, r) in reports.iter().enumerate() {
-            assert!(r.failures.ended.as_deref().is_some_and(|e| e.contains("used up")), "{design}: {:?}", r.failures);
+            assert!(
+                r.failures
+                    .ended
+                    .as_deref()
+                    .is_some_and(|e| e.contains("used up")),
+                "{design}: {:?}",
+                r.failures
+            );
             checker.add(&format!("client {i}"), r);
         }
         let verdict = checker.verdict(Some(design.end_of_numbers()));
-        assert_eq!((verdict.duplicates, verdict.outside, verdict.not_increasing), (0, 0, 0), "{design}: {verdict}");
+        assert_eq!(
+            (verdict.duplicates, verdict.outside, verdict.not_increasing),
+            (0, 0, 0),
+            "{design}: {verdict}"
+        );
         // With atomics a session may end with numbers that it had taken but could not use any more.
-        assert!(verdict.ok && (verdict.numbers == 2_500 || design == Design::Atomics), "{design}: {verdict}");
+        assert!(
+            verdict.ok && (verdict.numbers == 2_500 || design == Design::Atomics),
+            "{design}: {verdict}"
+        );
     }
 }
 
 #[test]
 fn a_killed_client_leaves_its_place_to_others() {
     for design in Design::ALL {
-        let (server, address) = server(ServerConfig { design, max_clients: 2, ..ServerConfig::default() });
+        let (server, address) = server(ServerConfig {
+            design,
+            max_clients: 2,
+            ..ServerConfig::default()
+        });
         let mut checker = Checker::new(0);
         let steady = Process::client(&client_of(&address), Until::DurationMs(1_500));
         for _ in 0..3 {
             let victim = Process::client(&client_of(&address), Until::DurationMs(60_000));
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
             victim.kill();
             checker.client_died();
-            eventually("the server frees the client", || server.stats().clients <= 1);
+            eventually("the server frees the client", || {
+                server.stats().clients <= 1
+            });
         }
         let report = steady.report();
-        assert!(report.requests > 0 && report.failures.ended.is_none(), "{design}: {:?}", report.failures);
+        assert!(
+            report.requests > 0 && report.failures.ended.is_none(),
+            "{design}: {:?}",
+            report.failures
+        );
         checker.add("steady", &report);
-        assert!(server.failure().is_none(), "{design}: {:?}", server.failure());
+        assert!(
+            server.failure().is_none(),
+            "{design}: {:?}",
+            server.failure()
+        );
         let stats = server.stop();
         let verdict = checker.verdict(Some(stats.next));
         assert!(verdict.ok, "{design}: {verdict}");
@@ -154,39 +263,60 @@ fn a_killed_client_leaves_its_place_to_others() {
 
 #[test]
 fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
-    // A deadline that is too short on purpose: sessions break with answers under way, again and again.
+    // A server that freezes for longer than the deadline: sessions end with requests and answers under way,
+    // and when it thaws, it answers to queue pairs that are gone.
     for design in Design::ALL {
-        let (server, address) = server(ServerConfig { design, ..ServerConfig::default() });
-        let config = ClientConfig { deadline_ms: 1, ..client_of(&address) };
-        let reports: Vec<_> = std::thread::scope(|s| {
-            let threads: Vec<_> = (0..6).map(|_| s.spawn(|| run(config.clone(), 3_000))).collect();
-            threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+        let (server, address) = Process::server(&ServerConfig {
+            design,
+            ..ServerConfig::default()
         });
+        let config = ClientConfig {
+            deadline_ms: 20,
+            ..client_of(&address)
+        };
+        let clients: Vec<_> = (0..2)
+            .map(|_| Process::client(&config, Until::DurationMs(1_200)))
+            .collect();
+        for pause in [100, 150, 70, 130] {
+            std::thread::sleep(Duration::from_millis(pause));
+            server.freeze(Duration::from_millis(80));
+        }
+        let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
         let stats = server.stop();
         let mut checker = Checker::new(0);
         for (i, r) in reports.iter().enumerate() {
-            assert_eq!(r.requests, 3_000, "{design}: {:?}", r.failures);
+            assert!(
+                r.requests > 0 && r.failures.ended.is_none(),
+                "{design}: {:?}",
+                r.failures
+            );
             checker.add(&format!("client {i}"), r);
         }
+        let reconnects: u64 = reports.iter().map(|r| r.failures.reconnects).sum();
         let verdict = checker.verdict(Some(stats.next));
-        println!("{design}: {verdict}");
+        println!("{design}: {verdict}; {reconnects} reconnects");
         assert!(verdict.ok, "{design}: {verdict}");
+        // Remote atomics need nobody at the server.
+        assert_eq!(reconnects > 0, design != Design::Atomics, "{design}");
     }
 }
 
 #[test]
 fn an_idle_server_does_not_burn_cpu() {
     for design in Design::ALL {
-        let (server, address) = server(ServerConfig { design, ..ServerConfig::default() });
+        let (server, address) = server(ServerConfig {
+            design,
+            ..ServerConfig::default()
+        });
         let mut client = Client::connect(client_of(&address)).expect("connects");
         assert_eq!(client.take(100).expect("numbers").len(), 100);
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200));
         // Idle for a second: the threads of this process together use less than a tenth of it. The rest of
         // the tests of this binary may run at the same time, so the least of several tries counts.
         let least = (0..5)
             .map(|_| {
                 let before = threads_of_server();
-                std::thread::sleep(std::time::Duration::from_millis(300));
+                std::thread::sleep(Duration::from_millis(300));
                 threads_of_server() - before
             })
             .min();

@@ -17,11 +17,24 @@ fn kill_9_again_and_again() {
     for design in Design::ALL {
         let dir = tempfile::tempdir().expect("a directory");
         let state = Some(dir.path().join("state"));
-        let config = ServerConfig { design, state, reserve: 20_000, ..ServerConfig::default() };
+        let config = ServerConfig {
+            design,
+            state,
+            reserve: 20_000,
+            ..ServerConfig::default()
+        };
         let (mut server, address) = Process::server(&config);
-        let config = ServerConfig { listen: address.clone(), ..config };
-        let client = ClientConfig { deadline_ms: 100, ..client_of(&address) };
-        let clients: Vec<_> = (0..2).map(|_| Process::client(&client, Until::DurationMs(2_500))).collect();
+        let config = ServerConfig {
+            listen: address.clone(),
+            ..config
+        };
+        let client = ClientConfig {
+            deadline_ms: 100,
+            ..client_of(&address)
+        };
+        let clients: Vec<_> = (0..2)
+            .map(|_| Process::client(&client, Until::DurationMs(2_500)))
+            .collect();
         let mut checker = Checker::new(0);
         for pause in [210, 20, 333, 90, 150] {
             std::thread::sleep(Duration::from_millis(pause));
@@ -58,10 +71,15 @@ fn a_restart_goes_on_above_and_reservations_keep_up() {
         let mut above = 77;
         for _ in 0..3 {
             let server = Server::start(config.clone()).expect("starts");
-            let mut client = Client::connect(client_of(&server.address().to_string())).expect("connects");
+            let mut client =
+                Client::connect(client_of(&server.address().to_string())).expect("connects");
             // Far more than one reservation.
             let numbers = client.take(10_000).expect("numbers");
-            assert!(numbers[0] >= above, "{design}: {} after {above}", numbers[0]);
+            assert!(
+                numbers[0] >= above,
+                "{design}: {} after {above}",
+                numbers[0]
+            );
             assert!(numbers.is_sorted_by(|a, b| a < b), "{design}");
             above = numbers[9_999] + 1;
         }
@@ -72,10 +90,18 @@ fn a_restart_goes_on_above_and_reservations_keep_up() {
 fn a_server_that_forgot_is_refused_by_its_clients() {
     let server = Server::start(ServerConfig::default()).expect("starts");
     let listen = server.address().to_string();
-    let mut client = Client::connect(ClientConfig { deadline_ms: 100, ..client_of(&listen) }).expect("connects");
+    let mut client = Client::connect(ClientConfig {
+        deadline_ms: 100,
+        ..client_of(&listen)
+    })
+    .expect("connects");
     assert_eq!(client.take(1_000).expect("numbers").len(), 1_000);
     server.stop();
-    let _again = Server::start(ServerConfig { listen, ..ServerConfig::default() }).expect("starts");
+    let _again = Server::start(ServerConfig {
+        listen,
+        ..ServerConfig::default()
+    })
+    .expect("starts");
     let e = client.take(1).expect_err("refused");
     assert!(e.to_string().contains("without its state file"), "{e}");
 }
@@ -85,8 +111,14 @@ fn a_foreign_or_damaged_state_file_stops_the_start() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("state");
     std::fs::write(&path, "my shopping list\n").expect("writes");
-    let config = ServerConfig { state: Some(path.clone()), ..ServerConfig::default() };
+    let config = ServerConfig {
+        state: Some(path.clone()),
+        ..ServerConfig::default()
+    };
     let e = Server::start(config).expect_err("refused");
     assert!(e.to_string().contains("no usable state file"), "{e}");
-    assert_eq!(std::fs::read_to_string(&path).expect("untouched"), "my shopping list\n");
+    assert_eq!(
+        std::fs::read_to_string(&path).expect("untouched"),
+        "my shopping list\n"
+    );
 }

@@ -1,5 +1,11 @@
 //! Servers and clients as processes: the test binary runs itself again in another role.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "every test binary uses some of it"
+)]
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,7 +19,9 @@ const MARK: &str = "@@";
 
 /// Every test binary has a test of this name that calls this: in a child it is the child's main.
 pub fn child_main() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
     let config = std::env::var(CONFIG).expect("the parent sets it");
     match role.as_str() {
         "server" => {
@@ -27,7 +35,8 @@ pub fn child_main() {
         }
         "client" => {
             let config: ClientConfig = serde_json::from_str(&config).expect("the parent's");
-            let until: Until = serde_json::from_str(&std::env::var(UNTIL).expect("set")).expect("the parent's");
+            let until: Until =
+                serde_json::from_str(&std::env::var(UNTIL).expect("set")).expect("the parent's");
             let mut client = Client::connect(config).expect("the client connects");
             say("connected");
             let report = client.run(until);
@@ -40,7 +49,9 @@ pub fn child_main() {
 fn say(text: &str) {
     // The test harness prints around it.
     let mut out = std::io::stdout().lock();
-    writeln!(out, "\n{MARK}{text}").and_then(|()| out.flush()).expect("the parent listens");
+    writeln!(out, "\n{MARK}{text}")
+        .and_then(|()| out.flush())
+        .expect("the parent listens");
 }
 
 pub struct Process {
@@ -63,7 +74,11 @@ impl Process {
         }
         let mut child = command.spawn().expect("starts");
         let out = BufReader::new(child.stdout.take().expect("piped"));
-        Self { stdin: child.stdin.take(), out, child }
+        Self {
+            stdin: child.stdin.take(),
+            out,
+            child,
+        }
     }
 
     pub fn client(config: &ClientConfig, until: Until) -> Self {
@@ -104,6 +119,15 @@ impl Process {
         serde_json::from_str(&text).expect("stats")
     }
 
+    /// Stops it for a while, as a debugger or a machine that swaps would.
+    pub fn freeze(&self, time: Duration) {
+        use rustix::process::{Pid, Signal, kill_process};
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).expect("it lives");
+        std::thread::sleep(time);
+        kill_process(pid, Signal::CONT).expect("it lives");
+    }
+
     /// kill -9.
     pub fn kill(mut self) {
         self.child.kill().expect("it lives");
@@ -129,5 +153,9 @@ pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) {
 }
 
 pub fn client_of(address: &str) -> ClientConfig {
-    ClientConfig { server: address.to_owned(), deadline_ms: 5_000, ..ClientConfig::default() }
+    ClientConfig {
+        server: address.to_owned(),
+        deadline_ms: 5_000,
+        ..ClientConfig::default()
+    }
 }
