@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::pin::Cores;
 
 /// The circumstances of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Seconds since 1970.
     pub started_unix_s: u64,
@@ -23,6 +23,8 @@ pub struct Record {
     pub cpus: usize,
     /// The kernel's release.
     pub kernel: String,
+    /// Processes that ran or wanted to, on average over the minute before; 0 is a quiet machine.
+    pub load_before: f64,
     /// Where the two processes ran.
     pub cores: Cores,
     /// The provider of the verbs: the kind of the figures.
@@ -59,6 +61,11 @@ impl Record {
                 .to_owned(),
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            load_before: read("/proc/loadavg")
+                .split_whitespace()
+                .next()
+                .and_then(|load| load.parse().ok())
+                .unwrap_or(f64::NAN),
             cores,
             provider,
             device,

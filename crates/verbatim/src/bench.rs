@@ -134,6 +134,12 @@ fn peers(args: PeersArgs) -> Result<Outcome> {
     if !record.optimised {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
+    if record.load_before > 0.5 {
+        eprintln!(
+            "note: other programs keep this machine busy (load {}); figures of both sides suffer",
+            record.load_before
+        );
+    }
     let mut tell = |line: &Line<'_>| -> Result<()> {
         if let Some(keep) = &mut keep {
             keep.line(line)?;

@@ -78,6 +78,18 @@ pub(crate) fn progress(steps: u64) -> ProgressBar {
     bar
 }
 
+/// A line on standard error that says what is going on; hidden when that is no terminal, and when
+/// a program reads along (`json`), which may have such a line of its own.
+pub(crate) fn activity(json: bool) -> ProgressBar {
+    if json {
+        return ProgressBar::hidden();
+    }
+    let line = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{elapsed:>4} {msg}").expect("the template is right");
+    line.set_style(style);
+    line
+}
+
 /// A figure with three significant digits.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {

@@ -78,8 +78,9 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         .collect::<Result<_>>()?;
     let start = clients.iter().map(Client::start).min().unwrap_or(0);
 
-    let bar = output::progress(1);
+    let bar = output::activity(args.json);
     bar.set_message(format!("{} from {}", clients[0].design(), config.server));
+    bar.enable_steady_tick(Duration::from_secs(1));
     let barrier = Barrier::new(clients.len());
     let reports: Vec<ClientReport> = std::thread::scope(|scope| {
         let running: Vec<_> = clients

@@ -136,8 +136,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     for round in 0..args.rounds {
         for &design in &designs {
             bar.set_message(design.name());
-            let done = bar.suspend(|| one(&args, round, design));
-            let done = done.with_context(|| format!("design {design}"))?;
+            let done = one(&args, round, design).with_context(|| format!("design {design}"))?;
             if args.json {
                 print_typed("round", &done)?;
             }
@@ -379,22 +378,21 @@ fn show(args: &Args, kind: &str, device: &str, rows: &[Row]) -> Result<()> {
     let header = [
         "design",
         "requests/s",
-        "min..max",
         "to first",
         "median",
         "p99",
-        "requests/doorbell",
-        "doorbells/request",
-        "cache lines/request",
+        "per doorbell",
+        "doorbells",
+        "cache lines",
         "verified",
     ];
-    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7]);
     for row in rows {
         let rate = row.rate_per_s;
+        let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
         table.add_row([
             row.design.to_string(),
-            millions(rate.median),
-            format!("{}..{}", millions(rate.min), millions(rate.max)),
+            format!("{median} M ({min}..{max})"),
             format!("{} x", figure(row.ratio_to_first.median)),
             time(row.latency_ns_p50),
             time(row.latency_ns_p99),
@@ -405,7 +403,11 @@ fn show(args: &Args, kind: &str, device: &str, rows: &[Row]) -> Result<()> {
         ]);
     }
     print(table)?;
-    print("")?;
+    print(
+        "\nmedian, p99: from the doorbell of a postlist to the last of its answers\n\
+         per doorbell: requests answered with one doorbell (atomics: posted with one)\n\
+         doorbells, cache lines: of both sides, for one request and its answer\n",
+    )?;
     for row in rows {
         print(format_args!("{:<13} {}", row.design.name(), row.summary))?;
     }
@@ -443,8 +445,8 @@ fn lessons(rows: &[Row]) -> Vec<String> {
     }
     if let (Some(from), Some(to)) = (of(Design::RpcBatch), of(Design::RpcBatchMq)) {
         lines.push(format!(
-            "Several queue pairs: a NIC works on one queue pair with one processing unit at a \
-             time; rotating over more is {}.",
+            "Several queue pairs: a NIC's processing unit works on one queue pair at a time, so \
+             rotating over several lets more units work: {}.",
             times(gain(to, from)),
         ));
     }
@@ -466,18 +468,20 @@ fn lessons(rows: &[Row]) -> Vec<String> {
             .filter(|row| row.design != Design::Atomics)
             .max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
     ) {
+        let gain = gain(best, atomics);
+        let alone = if gain < 0.95 {
+            " Few clients leave that line where it is; more of them (--clients) pull it to and fro."
+        } else {
+            ""
+        };
         lines.push(format!(
-            "Remote atomics need no server CPU, and every one of them needs the counter's cache \
-             line to itself: {} against them is {}.",
+            "Remote atomics need no server CPU, and each of them needs the counter's cache line to \
+             itself: against them, {} is {}.{alone}",
             best.design,
-            times(gain(best, atomics)),
+            times(gain),
         ));
     }
     lines
-}
-
-fn millions(rate: f64) -> String {
-    format!("{} M", figure(rate / 1e6))
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use sequencer::{Design, Server, ServerConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -14,7 +13,7 @@ use signal_hook::iterator::Signals;
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs};
-use crate::output::{figure, print, print_json};
+use crate::output::{self, figure, print, print_json};
 
 /// Arguments of `verbatim sequencer serve`.
 #[derive(clap::Args)]
@@ -103,9 +102,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         ))?;
     }
 
-    let bar = ProgressBar::new_spinner();
-    let style = ProgressStyle::with_template("{elapsed} {msg}").expect("the template is right");
-    bar.set_style(style);
+    let bar = output::activity(args.json);
     let (mut before, mut since) = (server.stats().next, Instant::now());
     while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
         if let Some(failure) = server.failure() {
