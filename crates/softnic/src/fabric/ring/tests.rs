@@ -29,7 +29,10 @@ impl Owned {
 
 impl Producer {
     fn push(&mut self, header: Header, payload: usize, fill: impl FnOnce(Payload<'_>)) {
-        fill(self.place(payload));
+        let place = self.place(payload);
+        if payload != 0 {
+            fill(place);
+        }
         self.commit(header, payload);
     }
 }
