@@ -53,8 +53,16 @@ impl AddAssign for Counts {
 pub(crate) struct Parser {
     counts: Counts,
     section: Option<Section>,
+    troubles: Troubles,
+}
+
+/// What did not pass, by name.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Troubles {
+    /// Tests that failed.
+    pub(crate) failed: Vec<String>,
     /// Programs that announced tests and never accounted for them.
-    crashed: Vec<String>,
+    pub(crate) crashed: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -94,7 +102,9 @@ impl Parser {
         let Some(section) = &mut self.section else {
             return;
         };
-        if let Some(n) = announced(line) {
+        if let Some(name) = failed(line) {
+            self.troubles.failed.push(name.to_owned());
+        } else if let Some(n) = announced(line) {
             section.announced.get_or_insert(n);
             section.announced_sum += n;
         } else if let Some(result) = result(line) {
@@ -120,16 +130,21 @@ impl Parser {
             self.counts += result;
         } else {
             self.counts += Counts::FAIL;
-            self.crashed.push(section.name);
+            self.troubles.crashed.push(section.name);
         }
     }
 
-    /// The counts of the whole, and the programs that did not account for their tests (each
-    /// counted as one failure).
-    pub(crate) fn finish(mut self) -> (Counts, Vec<String>) {
+    /// The counts of the whole, and what did not pass; a program that did not account for its
+    /// tests counts as one failure.
+    pub(crate) fn finish(mut self) -> (Counts, Troubles) {
         self.close();
-        (self.counts, self.crashed)
+        (self.counts, self.troubles)
     }
+}
+
+/// `test a::b ... FAILED` → `a::b`.
+fn failed(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
 /// `running 12 tests` → 12.
@@ -172,6 +187,11 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> (Counts, Vec<String>) {
+        let (counts, troubles) = parse_all(text);
+        (counts, troubles.crashed)
+    }
+
+    fn parse_all(text: &str) -> (Counts, Troubles) {
         let mut parser = Parser::default();
         text.lines().for_each(|line| parser.line(line));
         parser.finish()
@@ -200,9 +220,13 @@ mod tests {
     #[test]
     fn failures_are_counted() {
         let text = "     Running tests/x.rs (target/debug/deps/x-1)\nrunning 2 tests\n\
+                    test a::good ... ok\ntest a::bad ... FAILED\n\
                     test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; \
                     0 filtered out; finished in 0.01s\n";
-        assert_eq!(parse(text), (counts(1, 1, 0), vec![]));
+        let (counted, troubles) = parse_all(text);
+        assert_eq!(counted, counts(1, 1, 0));
+        assert_eq!(troubles.failed, ["a::bad"]);
+        assert!(troubles.crashed.is_empty());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
-use crate::cargo_output::{Counts, Parser};
+use crate::cargo_output::{Counts, Parser, Troubles};
 use crate::packages;
 use crate::steps::{Kind, STEPS, Step};
 use crate::workspace;
@@ -152,8 +152,8 @@ fn run_step(step: &Step, json: bool) -> Result<Outcome> {
         line.clear();
     }
     let status = child.wait()?;
-    let (counts, crashed) = parser.finish();
-    let (counts, note) = judge(step.kind, status.success(), counts, &crashed);
+    let (counts, troubles) = parser.finish();
+    let (counts, note) = judge(step.kind, status.success(), counts, &troubles);
     Ok(Outcome {
         step: step.name,
         what: step.what,
@@ -164,30 +164,38 @@ fn run_step(step: &Step, json: bool) -> Result<Outcome> {
     })
 }
 
-/// What a finished command counts as.
+/// What a finished command counts as, and what to say about it.
 fn judge(
     kind: Kind,
     success: bool,
     mut counts: Counts,
-    crashed: &[String],
+    troubles: &Troubles,
 ) -> (Counts, Option<String>) {
-    match kind {
-        Kind::Lint if success => (Counts::PASS, None),
-        Kind::Lint => (Counts::FAIL, None),
-        Kind::Tests if !crashed.is_empty() => {
-            let note = format!("ended without a result: {}", crashed.join(", "));
-            (counts, Some(note))
-        }
-        Kind::Tests if !success && counts.failed == 0 => {
-            counts += Counts::FAIL;
-            (counts, Some("did not build, or a program died".to_owned()))
-        }
-        Kind::Tests if counts.ran() == 0 => {
-            counts += Counts::FAIL;
-            (counts, Some("ran no test at all".to_owned()))
-        }
-        Kind::Tests => (counts, None),
+    if kind == Kind::Lint {
+        return if success {
+            (Counts::PASS, None)
+        } else {
+            (Counts::FAIL, Some("see its messages above".to_owned()))
+        };
     }
+    let mut notes = Vec::new();
+    if !troubles.failed.is_empty() {
+        notes.push(format!("failed: {}", troubles.failed.join(", ")));
+    }
+    if !troubles.crashed.is_empty() {
+        notes.push(format!(
+            "ended without a result: {}",
+            troubles.crashed.join(", ")
+        ));
+    }
+    if !success && counts.failed == 0 {
+        counts += Counts::FAIL;
+        notes.push("did not build, or a program died".to_owned());
+    } else if counts.ran() == 0 {
+        counts += Counts::FAIL;
+        notes.push("ran no test at all".to_owned());
+    }
+    (counts, (!notes.is_empty()).then(|| notes.join("; ")))
 }
 
 fn command(step: &Step) -> Command {
@@ -251,7 +259,6 @@ fn print_table(outcomes: &[Outcome], total: Counts) -> Result<()> {
             outcome.counts.failed.to_string(),
             outcome.counts.skipped.to_string(),
             time(outcome.elapsed_s),
-            outcome.note.clone().unwrap_or_default(),
         ]);
     }
     for column in 3..=6 {
@@ -261,6 +268,11 @@ fn print_table(outcomes: &[Outcome], total: Counts) -> Result<()> {
     }
     let mut out = std::io::stdout();
     writeln!(out, "\n{table}")?;
+    for outcome in outcomes {
+        if let Some(note) = &outcome.note {
+            writeln!(out, "{}: {note}", outcome.step)?;
+        }
+    }
     writeln!(
         out,
         "{} passed, {} failed, {} skipped",
@@ -291,22 +303,37 @@ mod tests {
 
     #[test]
     fn a_lint_is_one_check() {
-        assert_eq!(judge(Kind::Lint, true, counts(0, 0), &[]).0, Counts::PASS);
-        assert_eq!(judge(Kind::Lint, false, counts(0, 0), &[]).0, Counts::FAIL);
+        assert_eq!(
+            judge(Kind::Lint, true, counts(0, 0), &Troubles::default()).0,
+            Counts::PASS
+        );
+        assert_eq!(
+            judge(Kind::Lint, false, counts(0, 0), &Troubles::default()).0,
+            Counts::FAIL
+        );
     }
 
     #[test]
     fn a_test_step_that_runs_nothing_fails() {
-        let (judged, note) = judge(Kind::Tests, true, counts(0, 0), &[]);
+        let (judged, note) = judge(Kind::Tests, true, counts(0, 0), &Troubles::default());
         assert_eq!(judged, Counts::FAIL);
         assert_eq!(note.as_deref(), Some("ran no test at all"));
     }
 
     #[test]
     fn a_failed_command_never_counts_as_good() {
-        assert_eq!(judge(Kind::Tests, false, counts(9, 0), &[]).0, counts(9, 1));
-        assert_eq!(judge(Kind::Tests, false, counts(9, 2), &[]).0, counts(9, 2));
-        assert_eq!(judge(Kind::Tests, true, counts(9, 0), &[]).0, counts(9, 0));
+        assert_eq!(
+            judge(Kind::Tests, false, counts(9, 0), &Troubles::default()).0,
+            counts(9, 1)
+        );
+        assert_eq!(
+            judge(Kind::Tests, false, counts(9, 2), &Troubles::default()).0,
+            counts(9, 2)
+        );
+        assert_eq!(
+            judge(Kind::Tests, true, counts(9, 0), &Troubles::default()).0,
+            counts(9, 0)
+        );
     }
 
     #[test]
