@@ -17,7 +17,9 @@ pub enum Design {
     Rpc,
     /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
     RpcBatch,
-    /// The same, batches rotating over [`ServerConfig::queues`] UD queue pairs.
+    /// The same, batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to requests that are
+    /// outstanding together may overtake each other; a request that is sent after an answer came still
+    /// gets a larger number.
     RpcBatchMq,
     /// Header-only UD SENDs both ways: the client speculates the upper four bytes.
     SpecS0,

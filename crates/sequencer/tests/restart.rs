@@ -74,7 +74,11 @@ fn a_restart_goes_on_above_and_reservations_keep_up() {
             let mut client =
                 Client::connect(client_of(&server.address().to_string())).expect("connects");
             // Far more than one reservation.
-            let numbers = client.take(10_000).expect("numbers");
+            let mut numbers = client.take(10_000).expect("numbers");
+            if design == Design::RpcBatchMq {
+                // Answers on different queue pairs may overtake each other.
+                numbers.sort_unstable();
+            }
             assert!(
                 numbers[0] >= above,
                 "{design}: {} after {above}",

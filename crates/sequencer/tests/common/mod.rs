@@ -128,6 +128,22 @@ impl Process {
         kill_process(pid, Signal::CONT).expect("it lives");
     }
 
+    /// Clock ticks of CPU time that it has used.
+    pub fn cpu_ticks(&self) -> u64 {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it lives");
+        let fields: Vec<&str> = stat
+            .rsplit_once(") ")
+            .expect("a name")
+            .1
+            .split(' ')
+            .collect();
+        fields[11..13]
+            .iter()
+            .map(|f| f.parse::<u64>().expect("a number"))
+            .sum()
+    }
+
     /// kill -9.
     pub fn kill(mut self) {
         self.child.kill().expect("it lives");
