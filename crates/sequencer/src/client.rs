@@ -460,19 +460,21 @@ impl Run {
         let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, Instant::now());
         let refused = sink.refused;
+        let mut fresh = None;
         loop {
             if !stopping {
                 let left = self.count - sink.got - lane.outstanding() as u64;
                 let room = lane.room().min(usize::try_from(left).unwrap_or(usize::MAX));
-                // Full postlists while answers come; what there is when none do.
-                if room >= self.batch || (room > 0 && waiter.misses() > 0) {
+                // Full postlists while answers come; what there is when none have come for a while.
+                if room >= self.batch || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.batch);
                     if let Err(e) = lane.send(n, sink.above) {
                         return broken(lane, &e);
                     }
                     self.doorbells += 1;
                     sent += n as u64;
-                    let now = Instant::now();
+                    // The time at which the last answers were seen, a poll ago, is good enough.
+                    let now = fresh.take().unwrap_or_else(Instant::now);
                     marks.push_back((sent, now));
                     stopping = self.end.is_some_and(|end| now >= end);
                 }
@@ -487,6 +489,7 @@ impl Run {
                 answered += got as u64;
                 if marks.front().is_some_and(|m| m.0 <= answered) {
                     self.last = Instant::now();
+                    fresh = Some(self.last);
                     while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
                         let nanos = u64::try_from(self.last.duration_since(at).as_nanos())
                             .unwrap_or(u64::MAX);
@@ -507,6 +510,7 @@ impl Run {
                     return End::Renew;
                 }
             }
+            fresh = None;
             waiter.idle();
             if waiter.misses().is_multiple_of(256) {
                 let now = Instant::now();
