@@ -81,6 +81,7 @@ fn sequencer() {
     refused(&ladder(&["--batch", "0"]), "from 1 to 64");
     refused(&ladder(&["--queues", "x"]), "from 1 to 64");
     refused(&ladder(&["--window", "8", "--postlist", "9"]), "lower one");
+    refused(&ladder(&["--clients", "64", "--threads", "5"]), "lower one");
     refused(&ladder(&["--start", "-1"]), "0x");
     refused(&ladder(&["--start", "18446744073709551615"]), "start lower");
     refused(&ladder(&["--device", "nosuch0"]), "softnic0");

@@ -62,6 +62,9 @@ pub(crate) struct Args {
     nic: NicArgs,
 }
 
+/// Clients that a server takes at the most.
+const MAX_CLIENTS: usize = sequencer::counter::MAX_CLIENTS;
+
 /// One round of one design.
 #[derive(Debug, Serialize)]
 struct Round {
@@ -124,6 +127,15 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
              outstanding; lower one or raise the other",
             args.postlist,
             args.window
+        );
+    }
+    let clients = args.clients * args.threads;
+    if clients > MAX_CLIENTS {
+        bail!(
+            "--clients {} with --threads {} are {clients} clients, and a server takes \
+             {MAX_CLIENTS}; lower one of the two",
+            args.clients,
+            args.threads
         );
     }
     let nic = super::nic_config(&args.nic)?;
@@ -266,6 +278,7 @@ fn start_server(args: &Args, design: Design) -> Result<(KillOnDrop, Lines)> {
         .args(["--batch", &args.batch.to_string()])
         .args(["--queues", &args.queues.to_string()])
         .args(["--start", &args.start.to_string()])
+        .args(["--max-clients", &(args.clients * args.threads).to_string()])
         .stdin(Stdio::piped());
     start(command, "server")
 }
