@@ -1,0 +1,194 @@
+//! What a test is given, and what it gives back.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use verbs_abi::Symbols;
+
+use crate::provider::ProviderKind;
+
+/// Where the suite runs; travels to child processes as JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Which libibverbs.
+    pub provider: ProviderKind,
+    /// Name of the device; the first one where there is none.
+    pub device: Option<String>,
+    /// Port of the device.
+    pub port: u8,
+    /// Entry of the port's GID table that addresses are made of.
+    pub gid_index: u8,
+    /// Link layer that the port must have, where the run asked for one.
+    pub link_layer: Option<u8>,
+    /// Capabilities that the NIC is known not to have.
+    pub without: BTreeSet<Cap>,
+}
+
+impl Settings {
+    /// The first device of `provider`, with everything.
+    #[must_use]
+    pub fn new(provider: ProviderKind) -> Self {
+        Self {
+            provider,
+            device: None,
+            port: 1,
+            gid_index: 0,
+            link_layer: None,
+            without: BTreeSet::new(),
+        }
+    }
+}
+
+/// What a test is given: a provider and a device of it.
+#[derive(Clone, Debug)]
+pub struct Env {
+    /// The provider's entry points.
+    pub symbols: &'static Symbols,
+    /// Where the suite runs.
+    pub settings: Settings,
+}
+
+impl Env {
+    /// Loads the provider.
+    ///
+    /// # Errors
+    /// Says why there is no such provider.
+    pub fn new(settings: Settings) -> anyhow::Result<Self> {
+        Ok(Self {
+            symbols: settings.provider.symbols()?,
+            settings,
+        })
+    }
+
+    /// Whether the NIC is taken to have `cap`.
+    #[must_use]
+    pub fn has(&self, cap: Cap) -> bool {
+        !self.settings.without.contains(&cap)
+    }
+}
+
+/// How a test ended; a failed one panics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything was as specified.
+    Passed,
+    /// It was not run, for this reason.
+    Skipped(String),
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Self {
+        Self::Passed
+    }
+}
+
+/// One test of the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct Test {
+    /// `module::what_must_hold`.
+    pub name: &'static str,
+    /// Capabilities without which it is skipped.
+    pub needs: &'static [Cap],
+    /// Runs it; a failure panics.
+    pub run: fn(&Env) -> Outcome,
+}
+
+/// Names capabilities: the enum, their names on the command line, and what lacks without them.
+macro_rules! caps {
+    ($( $(#[doc = $doc:literal])+ $cap:ident = $name:literal, )*) => {
+        /// Something that not every NIC has; a run excludes it by name (`--without NAME`).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum Cap {
+            $( $(#[doc = $doc])+ $cap, )*
+        }
+
+        impl Cap {
+            /// Each capability with its name and what it is.
+            pub const ALL: &'static [(Self, &'static str, &'static str)] =
+                &[$( (Self::$cap, $name, concat!($($doc),+)) ),*];
+        }
+    };
+}
+
+caps! {
+    /// Unreliable connections.
+    Uc = "uc",
+    /// Unreliable datagrams.
+    Ud = "ud",
+    /// RDMA READ.
+    Read = "read",
+    /// Compare-and-swap and fetch-and-add.
+    Atomics = "atomics",
+    /// Inline payloads.
+    Inline = "inline",
+    /// Shared receive queues.
+    Srq = "srq",
+    /// Solicited-only arming of completion queues.
+    Solicited = "solicited",
+    /// Async events of errors, limits and last WQEs.
+    Events = "events",
+    /// SQD: the send queue can be drained.
+    Sqd = "sqd",
+    /// SQE: a failed send of UC and UD stops only the send queue.
+    Sqe = "sqe",
+    /// `ibv_post_send` itself refuses what the QP's state or transport does not allow.
+    ImmediateChecks = "immediate-checks",
+    /// Creating objects checks arguments that libibverbs leaves to the caller.
+    ArgumentChecks = "argument-checks",
+    /// L_Keys and R_Keys that cannot be guessed.
+    RandomKeys = "random-keys",
+    /// The last byte of an RDMA WRITE of up to 64 bytes arrives last.
+    WriteOrder = "write-order",
+    /// Several processes use the device.
+    Processes = "processes",
+}
+
+impl fmt::Display for Cap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(cap, ..)| cap == self);
+        f.pad(name.map_or("", |(_, name, _)| name))
+    }
+}
+
+/// A name that is no [`Cap`]'s.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownCap(String);
+
+impl fmt::Display for UnknownCap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = Cap::ALL.iter().map(|(_, name, _)| *name).collect();
+        write!(f, "no capability is called {:?}: there are {}", self.0, names.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownCap {}
+
+impl FromStr for Cap {
+    type Err = UnknownCap;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCap> {
+        Self::ALL
+            .iter()
+            .find(|(_, name, _)| *name == text)
+            .map(|(cap, ..)| *cap)
+            .ok_or_else(|| UnknownCap(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_capability_has_a_name_that_leads_back() {
+        for (cap, name, _) in Cap::ALL {
+            assert_eq!(name.parse::<Cap>().as_ref(), Ok(cap));
+            assert_eq!(cap.to_string(), *name);
+        }
+        let unknown = "xrc".parse::<Cap>().unwrap_err().to_string();
+        assert!(unknown.contains("\"xrc\"") && unknown.contains("uc, ud"), "{unknown}");
+    }
+}

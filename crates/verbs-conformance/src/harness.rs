@@ -1,0 +1,535 @@
+//! Runs tests, each in a process of its own, and prints what libtest would print.
+//!
+//! A test program's `main` calls [`main()`]. Started by cargo it is the parent: it starts itself again for
+//! each test, some at a time, watches for hangs, and counts. Started by itself it plays a *role*: a test, or
+//! a process that a test needs ([`crate::peer`], [`crate::worker`] …).
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
+
+use crate::env::{Env, Outcome, Settings, Test};
+use crate::{peer, worker};
+
+const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
+const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
+const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
+
+/// Exit status of a skipped test.
+const SKIPPED: u8 = 77;
+/// Exit status of a test that hung.
+const HUNG: u8 = 124;
+
+/// The suite under certain settings.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Prefix of the names of its tests; empty for none.
+    pub name: String,
+    /// Where its tests run.
+    pub settings: Settings,
+    /// Added to the environment of its tests.
+    pub env: Vec<(String, String)>,
+    /// The software NIC's folder: must be empty or gone in the end, and is removed then.
+    pub fabric: Option<PathBuf>,
+    /// When a test counts as hung.
+    pub limit: Duration,
+}
+
+impl Variant {
+    /// The software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
+    #[must_use]
+    pub fn softnic(link_layer: &str) -> Self {
+        let mut settings = Settings::new(crate::ProviderKind::Softnic);
+        settings.link_layer = Some(match link_layer {
+            "ib" => verbs_abi::IBV_LINK_LAYER_INFINIBAND,
+            _ => verbs_abi::IBV_LINK_LAYER_ETHERNET,
+        });
+        let fabric = fresh_fabric(link_layer);
+        Self {
+            name: link_layer.to_owned(),
+            settings,
+            env: vec![
+                ("VERBATIM_LINK_LAYER".into(), link_layer.into()),
+                ("VERBATIM_FABRIC_DIR".into(), fabric.display().to_string()),
+            ],
+            fabric: Some(fabric),
+            limit: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A name for a fabric folder that nobody else uses.
+#[must_use]
+pub fn fresh_fabric(label: &str) -> PathBuf {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let pid = std::process::id();
+    PathBuf::from(format!("/dev/shm/verbatim-conformance-{label}-{pid}-{n}"))
+}
+
+/// Where the running test is, for the message of a hang or a failure.
+static NOTE: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
+
+fn notes() -> MutexGuard<'static, (String, String)> {
+    NOTE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says what the test is waiting for; empty when it goes on.
+pub fn note(text: &str) {
+    text.clone_into(&mut notes().1);
+}
+
+/// Says which of its cases the test is at.
+pub fn case(text: impl std::fmt::Display) {
+    notes().0 = text.to_string();
+}
+
+fn print_notes() {
+    let (case, note) = notes().clone();
+    for (what, text) in [("in the case", case), ("while", note)] {
+        if !text.is_empty() {
+            eprintln!("  {what} {text}");
+        }
+    }
+}
+
+/// How long a test waits for what must come before it gives up: not a bound on speed, only the end of a
+/// hang. `VERBATIM_TEST_PATIENCE` seconds, by default 20.
+#[must_use]
+pub fn patience() -> Duration {
+    let seconds = std::env::var("VERBATIM_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(20))
+}
+
+/// This program again, in another role.
+///
+/// # Errors
+/// The program's own path is unknown.
+pub fn role_command(role: &str, arg: &str, settings: &Settings) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
+    command
+        .env(ROLE, role)
+        .env(ARG, arg)
+        .env(SETTINGS, serde_json::to_string(settings)?)
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Waits for a child, at most until the deadline; `None` when it runs on.
+///
+/// # Errors
+/// Of the system calls.
+pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    let pidfd = Pid::from_raw(child.id().cast_signed())
+        .map(|pid| pidfd_open(pid, PidfdFlags::empty()))
+        .transpose()?;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+            return Ok(None);
+        };
+        let timeout = rustix::time::Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        if let Some(pidfd) = &pidfd {
+            let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout));
+        }
+    }
+}
+
+/// Plays the role that the environment asks for, if it asks for one.
+#[must_use]
+pub fn play_role(tests: &[&'static Test]) -> Option<ExitCode> {
+    let role = std::env::var(ROLE).ok()?;
+    // The parent may be killed on purpose; nothing of it may stay behind.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_ansi(false)
+        .init();
+    let arg = std::env::var(ARG).unwrap_or_default();
+    Some(match play(&role, &arg, tests) {
+        Ok(code) => code,
+        Err(err) => {
+            eprintln!("{role}: {err:#}");
+            ExitCode::from(101)
+        }
+    })
+}
+
+fn play(role: &str, arg: &str, tests: &[&'static Test]) -> anyhow::Result<ExitCode> {
+    let settings = std::env::var(SETTINGS).context("no settings")?;
+    let settings: Settings = serde_json::from_str(&settings)?;
+    if role == "open" {
+        return peer::open_and_tell(&settings);
+    }
+    let env = Env::new(settings)?;
+    match role {
+        "test" => {
+            let (name, limit) = arg.split_once(' ').context("name and limit")?;
+            let test = tests.iter().find(|test| test.name == name).context("no such test")?;
+            Ok(run_test(test, &env, Duration::from_millis(limit.parse()?)))
+        }
+        "peer" => peer::serve(&env),
+        "worker" => worker::work(&env, arg),
+        "idle" => peer::idle(&env, arg),
+        _ => anyhow::bail!("no such role"),
+    }
+}
+
+/// Runs one test in this process.
+fn run_test(test: &Test, env: &Env, limit: Duration) -> ExitCode {
+    let print_panic = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        print_panic(info);
+        print_notes();
+    }));
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        eprintln!("it hangs");
+        print_notes();
+        std::process::exit(HUNG.into());
+    });
+    match std::panic::catch_unwind(|| (test.run)(env)) {
+        Ok(Outcome::Passed) => ExitCode::SUCCESS,
+        Ok(Outcome::Skipped(why)) => {
+            println!("{why}");
+            ExitCode::from(SKIPPED)
+        }
+        Err(_) => ExitCode::from(101),
+    }
+}
+
+/// How one test ended.
+enum Verdict {
+    Passed,
+    Ignored(String),
+    Failed(String),
+}
+
+/// What to run, as libtest's flags say it.
+#[derive(Debug, Default)]
+struct Flags {
+    filters: Vec<String>,
+    skips: Vec<String>,
+    exact: bool,
+    list: bool,
+    only_ignored: bool,
+    show: bool,
+    threads: Option<usize>,
+}
+
+impl Flags {
+    fn parse(args: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut flags = Self::default();
+        let mut args = args;
+        while let Some(arg) = args.next() {
+            let (name, inline) = match arg.split_once('=') {
+                Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
+                _ => (arg.as_str(), None),
+            };
+            let mut value = |name: &str| {
+                inline.clone().or_else(|| args.next()).with_context(|| format!("{name} needs a value"))
+            };
+            match name {
+                "--exact" => flags.exact = true,
+                "--list" => flags.list = true,
+                "--ignored" => flags.only_ignored = true,
+                "--nocapture" | "--no-capture" => flags.show = true,
+                "--skip" => flags.skips.push(value(name)?),
+                "--test-threads" => flags.threads = Some(value(name)?.parse()?),
+                "--format" | "--color" | "-Z" | "--logfile" | "--shuffle-seed" => {
+                    value(name)?;
+                }
+                "--include-ignored" | "--quiet" | "-q" | "--show-output" | "--bench" | "--test"
+                | "--report-time" | "--shuffle" => {}
+                _ if name.starts_with('-') => anyhow::bail!("unknown flag {name}"),
+                _ => flags.filters.push(arg),
+            }
+        }
+        Ok(flags)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        let matches = |filter: &String| {
+            if self.exact { name == filter } else { name.contains(filter.as_str()) }
+        };
+        (self.filters.is_empty() || self.filters.iter().any(matches))
+            && !self.skips.iter().any(matches)
+            && !self.only_ignored
+    }
+}
+
+/// `main` of a test program: runs `tests` under every variant, or plays a role.
+#[must_use]
+pub fn main(tests: &[&'static Test], variants: &[Variant]) -> ExitCode {
+    if let Some(code) = play_role(tests) {
+        return code;
+    }
+    match Flags::parse(std::env::args().skip(1)) {
+        Ok(flags) => run(tests, variants, &flags),
+        Err(err) => {
+            eprintln!("error: {err:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs those of `tests` whose name contains `filter`; true when none failed.
+#[must_use]
+pub fn run_filtered(
+    tests: &[&'static Test],
+    variants: &[Variant],
+    filters: Vec<String>,
+    threads: Option<usize>,
+) -> ExitCode {
+    let flags = Flags {
+        filters,
+        threads,
+        ..Flags::default()
+    };
+    run(tests, variants, &flags)
+}
+
+/// Name of the check that nothing stays behind in a variant's fabric.
+const LEFT_OVER: &str = "harness::nothing_is_left_in_the_fabric";
+
+fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode {
+    let name = |variant: &Variant, name: &str| {
+        if variant.name.is_empty() { name.to_owned() } else { format!("{}::{name}", variant.name) }
+    };
+    let mut jobs: Vec<(String, &Variant, &Test)> = Vec::new();
+    let mut filtered = 0;
+    let mut checks: Vec<(String, &Variant)> = Vec::new();
+    for variant in variants {
+        for test in tests {
+            let name = name(variant, test.name);
+            if flags.wants(&name) {
+                jobs.push((name, variant, test));
+            } else {
+                filtered += 1;
+            }
+        }
+        if variant.fabric.is_some() {
+            let name = name(variant, LEFT_OVER);
+            if flags.wants(&name) || jobs.iter().any(|(_, v, _)| std::ptr::eq(*v, variant)) {
+                checks.push((name, variant));
+            } else {
+                filtered += 1;
+            }
+        }
+    }
+    if flags.list {
+        for name in jobs.iter().map(|job| &job.0).chain(checks.iter().map(|check| &check.0)) {
+            println!("{name}: test");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let total = jobs.len() + checks.len();
+    println!("\nrunning {total} test{}", if total == 1 { "" } else { "s" });
+    let begin = Instant::now();
+
+    let next = AtomicUsize::new(0);
+    let tally = Mutex::new(Tally::default());
+    let threads = flags.threads.unwrap_or_else(|| {
+        std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, jobs.len().max(1)) {
+            scope.spawn(|| {
+                while let Some((name, variant, test)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let verdict = run_in_child(variant, test, flags.show);
+                    tally.lock().unwrap_or_else(PoisonError::into_inner).add(name, verdict);
+                }
+            });
+        }
+    });
+    let mut tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for (name, variant) in &checks {
+        tally.add(name, check_fabric(variant));
+    }
+    tally.finish(filtered, begin.elapsed())
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: usize,
+    ignored: usize,
+    failures: Vec<(String, String)>,
+}
+
+impl Tally {
+    fn add(&mut self, name: &str, verdict: Verdict) {
+        match verdict {
+            Verdict::Passed => {
+                self.passed += 1;
+                println!("test {name} ... ok");
+            }
+            Verdict::Ignored(why) => {
+                self.ignored += 1;
+                println!("test {name} ... ignored, {why}");
+            }
+            Verdict::Failed(why) => {
+                println!("test {name} ... FAILED");
+                self.failures.push((name.to_owned(), why));
+            }
+        }
+        let _ = std::io::stdout().flush();
+    }
+
+    fn finish(mut self, filtered: usize, elapsed: Duration) -> ExitCode {
+        self.failures.sort();
+        if !self.failures.is_empty() {
+            println!("\nfailures:\n");
+            for (name, why) in &self.failures {
+                println!("---- {name} ----\n{}\n", why.trim_end());
+            }
+            println!("\nfailures:");
+            for (name, _) in &self.failures {
+                println!("    {name}");
+            }
+        }
+        let failed = self.failures.len();
+        println!(
+            "\ntest result: {}. {} passed; {failed} failed; {} ignored; 0 measured; {filtered} filtered \
+             out; finished in {:.2}s\n",
+            if failed == 0 { "ok" } else { "FAILED" },
+            self.passed,
+            self.ignored,
+            elapsed.as_secs_f64(),
+        );
+        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
+    }
+}
+
+fn run_in_child(variant: &Variant, test: &Test, show: bool) -> Verdict {
+    let lacking: Vec<String> = test
+        .needs
+        .iter()
+        .filter(|cap| variant.settings.without.contains(cap))
+        .map(ToString::to_string)
+        .collect();
+    if !lacking.is_empty() {
+        return Verdict::Ignored(format!("excluded by --without {}", lacking.join(",")));
+    }
+    try_run_in_child(variant, test, show)
+        .unwrap_or_else(|err| Verdict::Failed(format!("the harness failed: {err:#}")))
+}
+
+fn try_run_in_child(variant: &Variant, test: &Test, show: bool) -> anyhow::Result<Verdict> {
+    let arg = format!("{} {}", test.name, variant.limit.as_millis());
+    let mut command = role_command("test", &arg, &variant.settings)?;
+    command.envs(variant.env.iter().cloned());
+    // A file, because a pipe would stay open as long as any grandchild lives.
+    let mut output = anonymous_file().context("a file for the test's output")?;
+    if !show {
+        command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+    }
+    let mut child = command.spawn().context("start the test")?;
+    // It ends by itself when it hangs; this is for a process that cannot even do that.
+    let status = wait_for(&mut child, variant.limit + Duration::from_secs(15))?;
+    if status.is_none() {
+        child.kill()?;
+        child.wait()?;
+    }
+    let mut text = Vec::new();
+    output.rewind()?;
+    output.read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let Some(status) = status else {
+        return Ok(Verdict::Failed(format!("{text}\nhung, and was killed")));
+    };
+    Ok(match (status.code(), status.signal()) {
+        (Some(0), _) => Verdict::Passed,
+        (Some(code), _) if code == i32::from(SKIPPED) => Verdict::Ignored(text.trim().to_owned()),
+        (Some(101 | 124), _) => Verdict::Failed(text),
+        (Some(code), _) => Verdict::Failed(format!("{text}\nexit status {code}")),
+        (None, Some(signal)) => Verdict::Failed(format!("{text}\ndied of signal {signal}")),
+        (None, None) => Verdict::Failed(text),
+    })
+}
+
+/// A file that has no name any more.
+fn anonymous_file() -> std::io::Result<File> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("verbs-conformance-{}-{n}", std::process::id()));
+    let file = File::options().read(true).append(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// One more process comes and goes; then nothing may be left.
+fn check_fabric(variant: &Variant) -> Verdict {
+    let Some(fabric) = &variant.fabric else {
+        return Verdict::Passed;
+    };
+    let result: anyhow::Result<()> = (|| {
+        let mut command = role_command("open", "", &variant.settings)?;
+        let output = command.envs(variant.env.iter().cloned()).output()?;
+        anyhow::ensure!(
+            output.status.success(),
+            "the last process failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let left = file_names(fabric);
+        anyhow::ensure!(left.is_empty(), "left in {}: {left:?}", fabric.display());
+        Ok(())
+    })();
+    let _ = std::fs::remove_dir_all(fabric);
+    match result {
+        Ok(()) => Verdict::Passed,
+        Err(err) => Verdict::Failed(format!("{err:#}")),
+    }
+}
+
+/// The names in a folder; none where there is no folder.
+#[must_use]
+pub fn file_names(folder: &std::path::Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(args: &[&str]) -> anyhow::Result<Flags> {
+        Flags::parse(args.iter().map(|arg| (*arg).to_owned()))
+    }
+
+    #[test]
+    fn filters_choose_tests_as_libtest_does() {
+        let some = flags(&["rc", "--skip", "slow", "--test-threads=1"]).unwrap();
+        assert!(some.wants("data::rc_send") && !some.wants("data::uc_send"));
+        assert!(!some.wants("data::rc_slow"));
+        assert_eq!(some.threads, Some(1));
+        let exact = flags(&["--exact", "rc"]).unwrap();
+        assert!(exact.wants("rc") && !exact.wants("rc2"));
+        assert!(!flags(&["--ignored"]).unwrap().wants("rc"));
+        assert!(flags(&["--no-such"]).is_err());
+        assert!(flags(&["--skip"]).is_err());
+    }
+}

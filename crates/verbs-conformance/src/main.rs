@@ -1,0 +1,102 @@
+//! Runs the suite of verbs semantics by hand, on any provider.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use verbs_conformance::harness::{self, Variant};
+use verbs_conformance::{Cap, ProviderKind, Settings, Test, tests};
+
+/// Runs the suite of verbs semantics on a provider: each test in a process of its own.
+///
+/// Exit status: 0 all passed or were skipped, 101 some failed, 2 the run could not start.
+#[derive(Parser)]
+#[command(name = "verbs-conformance", version, after_help = capabilities(), after_long_help = examples())]
+struct Cli {
+    /// Which libibverbs: the software NIC, or the machine's own library
+    #[arg(long, value_enum, default_value = "softnic")]
+    provider: ProviderKind,
+    /// Device to test; the first one unless given
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Port of the device
+    #[arg(long, default_value_t = 1)]
+    port: u8,
+    /// Entry of the GID table to use
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    gid_index: u8,
+    /// Link layer of the software NIC: roce or ib
+    #[arg(long, value_parser = ["roce", "ib"], value_name = "LAYER")]
+    link_layer: Option<String>,
+    /// Only tests whose name contains this; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    filter: Vec<String>,
+    /// Capabilities that the device lacks: their tests are skipped
+    #[arg(long, value_delimiter = ',', value_name = "CAPABILITIES")]
+    without: Vec<Cap>,
+    /// Tests that run at the same time; one per CPU unless given
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Seconds after which a test counts as hung
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    limit: u64,
+    /// Only print the names of the tests and what they need
+    #[arg(long)]
+    list: bool,
+}
+
+fn capabilities() -> String {
+    let lines = Cap::ALL.iter().map(|(_, name, what)| format!("  {name:<18}{}\n", what.trim()));
+    format!("Capabilities for --without:\n{}", lines.collect::<String>())
+}
+
+fn examples() -> String {
+    format!(
+        "{}\nExamples:\n  verbs-conformance\n  verbs-conformance --link-layer ib --filter ud::\n  \
+         verbs-conformance --provider system --device rxe0 --gid-index 1 --without srq,write-order\n",
+        capabilities()
+    )
+}
+
+fn main() -> ExitCode {
+    let tests: Vec<&'static Test> = tests().collect();
+    if let Some(code) = harness::play_role(&tests) {
+        return code;
+    }
+    let cli = Cli::parse();
+    if cli.list {
+        for test in tests.iter().filter(|test| {
+            cli.filter.is_empty() || cli.filter.iter().any(|text| test.name.contains(text.as_str()))
+        }) {
+            let needs: Vec<String> = test.needs.iter().map(ToString::to_string).collect();
+            println!("{:<70}{}", test.name, needs.join(","));
+        }
+        return ExitCode::SUCCESS;
+    }
+    if let Err(err) = cli.provider.symbols() {
+        eprintln!("error: {err:#}");
+        return ExitCode::from(2);
+    }
+    let mut variant = match (cli.provider, &cli.link_layer) {
+        (ProviderKind::Softnic, layer) => {
+            let mut variant = Variant::softnic(layer.as_deref().unwrap_or("roce"));
+            variant.name = String::new();
+            variant
+        }
+        (ProviderKind::System, _) => Variant {
+            name: String::new(),
+            settings: Settings::new(ProviderKind::System),
+            env: Vec::new(),
+            fabric: None,
+            limit: Duration::from_secs(60),
+        },
+    };
+    variant.settings.device = cli.device;
+    variant.settings.port = cli.port;
+    variant.settings.gid_index = cli.gid_index;
+    variant.settings.without = cli.without.into_iter().collect();
+    variant.limit = Duration::from_secs(cli.limit);
+    harness::run_filtered(&tests, &[variant], cli.filter, cli.jobs)
+}

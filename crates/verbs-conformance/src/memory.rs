@@ -1,0 +1,240 @@
+//! Memory that a NIC reads and writes behind our back: only copied in and out, never borrowed.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use serde::{Deserialize, Serialize};
+
+use crate::env::Env;
+use crate::provider::ProviderKind;
+use crate::rng::pattern;
+
+/// Where memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemKind {
+    /// The heap: no other process can map it.
+    Private,
+    /// What the provider offers for fast access by other processes; the heap where it has nothing.
+    Shared,
+}
+
+impl MemKind {
+    /// Both kinds.
+    pub const ALL: [Self; 2] = [Self::Private, Self::Shared];
+}
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+enum Keep {
+    Heap(Layout),
+    Shared { _memory: softnic::SharedMemory },
+    Pages(usize),
+}
+
+/// A zeroed range of memory.
+pub struct Memory {
+    ptr: NonNull<u8>,
+    len: usize,
+    keep: Keep,
+}
+
+// SAFETY: the range belongs to this value; it is accessed by volatile and atomic operations only.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send; racing accesses are what the tests are about, and no bytes are invalid.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `len` zeroed bytes, aligned to 64.
+    ///
+    /// # Panics
+    /// There is no memory.
+    #[must_use]
+    pub fn new(env: &Env, kind: MemKind, len: usize) -> Self {
+        if kind == MemKind::Shared && env.settings.provider == ProviderKind::Softnic {
+            let memory = softnic::alloc_shared(len.max(1)).expect("alloc_shared");
+            let ptr = NonNull::new(memory.as_ptr()).expect("alloc_shared gave NULL");
+            return Self {
+                ptr,
+                len,
+                keep: Keep::Shared { _memory: memory },
+            };
+        }
+        Self::heap(len)
+    }
+
+    /// `len` zeroed bytes of the heap, aligned to 64.
+    #[must_use]
+    pub fn heap(len: usize) -> Self {
+        let layout = Layout::from_size_align(len.max(1), 64).expect("a sane length");
+        // SAFETY: the layout's size is not 0.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        let ptr = NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout));
+        Self {
+            ptr,
+            len,
+            keep: Keep::Heap(layout),
+        }
+    }
+
+    /// `pages` zeroed pages of their own mapping, whose protection can be changed.
+    #[must_use]
+    pub fn pages(pages: usize) -> Self {
+        let len = pages * PAGE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let ptr = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        let ptr = NonNull::new(ptr.expect("mmap").cast()).expect("mmap gave NULL");
+        Self {
+            ptr,
+            len,
+            keep: Keep::Pages(len),
+        }
+    }
+
+    /// Makes page `page` of [`pages`](Self::pages) inaccessible or read-only.
+    pub fn protect(&self, page: usize, readable: bool) {
+        assert!(matches!(self.keep, Keep::Pages(_)) && (page + 1) * PAGE <= self.len);
+        let flags = if readable {
+            MprotectFlags::READ
+        } else {
+            MprotectFlags::empty()
+        };
+        // SAFETY: the page belongs to this value (just asserted), and nobody holds a reference into it.
+        unsafe { mprotect(self.ptr.as_ptr().add(page * PAGE).cast(), PAGE, flags) }.expect("mprotect");
+    }
+
+    /// First byte, for the C interface.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut c_void {
+        self.ptr.as_ptr().cast()
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.ptr.as_ptr().addr() as u64
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// No bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies `bytes` to `offset`.
+    #[track_caller]
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len);
+        for (i, byte) in bytes.iter().enumerate() {
+            // SAFETY: in the range, just asserted.
+            unsafe { self.ptr.as_ptr().add(offset + i).write_volatile(*byte) };
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// Copies `len` bytes from `offset`.
+    #[must_use]
+    #[track_caller]
+    pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.len);
+        fence(Ordering::SeqCst);
+        // SAFETY: in the range, just asserted.
+        (0..len).map(|i| unsafe { self.ptr.as_ptr().add(offset + i).read_volatile() }).collect()
+    }
+
+    /// Writes the pattern of `seed` to `len` bytes at `offset`.
+    #[track_caller]
+    pub fn fill_at(&self, offset: usize, len: usize, seed: u64) {
+        self.write(offset, &pattern(seed, len));
+    }
+
+    /// Writes the pattern of `seed` everywhere.
+    #[track_caller]
+    pub fn fill(&self, seed: u64) {
+        self.fill_at(0, self.len, seed);
+    }
+
+    /// Panics unless `len` bytes at `offset` hold the pattern of `seed`.
+    #[track_caller]
+    pub fn check_at(&self, offset: usize, len: usize, seed: u64) {
+        same(&self.read(offset, len), &pattern(seed, len), offset);
+    }
+
+    /// Panics unless the pattern of `seed` is everywhere.
+    #[track_caller]
+    pub fn check(&self, seed: u64) {
+        self.check_at(0, self.len, seed);
+    }
+
+    /// Panics unless `len` bytes at `offset` are all `byte`.
+    #[track_caller]
+    pub fn check_byte(&self, offset: usize, len: usize, byte: u8) {
+        same(&self.read(offset, len), &vec![byte; len], offset);
+    }
+
+    /// The aligned 8 bytes at `offset`.
+    #[track_caller]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
+        // SAFETY: in the range (just asserted), aligned because the range is; lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }
+    }
+
+    /// Reads 8 bytes at once.
+    #[must_use]
+    #[track_caller]
+    pub fn load(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::SeqCst)
+    }
+
+    /// Writes 8 bytes at once.
+    #[track_caller]
+    pub fn store(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::SeqCst);
+    }
+}
+
+/// Panics at the first difference, with a few bytes of context instead of a megabyte.
+#[track_caller]
+pub fn same(found: &[u8], expected: &[u8], offset: usize) {
+    assert_eq!(found.len(), expected.len(), "length");
+    if let Some(at) = found.iter().zip(expected).position(|(f, e)| f != e) {
+        let until = found.len().min(at + 16);
+        let wrong = found.iter().zip(expected).filter(|(f, e)| f != e).count();
+        panic!(
+            "{wrong} of {} bytes are wrong, the first at offset {}: found {:02x?}, expected {:02x?}",
+            found.len(),
+            offset + at,
+            &found[at..until],
+            &expected[at..until],
+        );
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match self.keep {
+            // SAFETY: came from `alloc_zeroed` with this layout.
+            Keep::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
+            Keep::Shared { .. } => {}
+            // SAFETY: came from `mmap` with this length.
+            Keep::Pages(len) => unsafe { munmap(self.as_ptr(), len) }.expect("munmap"),
+        }
+    }
+}

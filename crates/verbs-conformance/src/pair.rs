@@ -1,0 +1,528 @@
+//! Queue pairs in the state that a test starts from: connected, and ready to send both ways.
+//!
+//! `Spec::rc().pair(env)` is two connected RC queue pairs, `a` and `b`, each with a context, a protection
+//! domain and two CQs of its own, as if two programs had made them. Everything else is a variation:
+//! `Spec::rc().rnr_retry(0).pair(env)`.
+
+use std::ffi::c_int;
+
+use serde::{Deserialize, Serialize};
+use verbs_abi::*;
+
+use crate::env::{Cap, Env};
+use crate::memory::MemKind;
+use crate::objects::*;
+use crate::wr::{SendWr, Wc};
+
+/// The Q_Key of UD queue pairs.
+pub const QKEY: u32 = 0x1234_5678;
+
+/// How to reach a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// QP number.
+    pub qpn: u32,
+    /// LID of its port; 0 on RoCE.
+    pub lid: u16,
+    /// GID of its port.
+    pub gid: [u8; 16],
+    /// First PSN that it sends.
+    pub psn: u32,
+}
+
+/// What queue pairs are made like.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names of the attributes")]
+pub struct Spec {
+    pub qp_type: ibv_qp_type,
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline_data: u32,
+    pub sig_all: bool,
+    /// A shared receive queue of 64 WRs on both sides.
+    pub srq: bool,
+    pub cqe: c_int,
+    pub access: u32,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    /// CQs with completion channels.
+    pub channels: bool,
+    /// Buffers come from here.
+    pub memory: MemKind,
+    pub qkey: u32,
+    /// With a GRH also where LIDs would do.
+    pub global: bool,
+}
+
+impl Spec {
+    fn new(qp_type: ibv_qp_type) -> Self {
+        Self {
+            qp_type,
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+            sig_all: false,
+            srq: false,
+            cqe: 256,
+            access: ALL_ACCESS.cast_unsigned(),
+            // 1.07 s: nothing but death takes as long.
+            timeout: 18,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            // 10 µs.
+            min_rnr_timer: 1,
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
+            channels: false,
+            memory: MemKind::Private,
+            qkey: QKEY,
+            global: false,
+        }
+    }
+
+    /// Reliable connection.
+    #[must_use]
+    pub fn rc() -> Self {
+        Self::new(IBV_QPT_RC)
+    }
+
+    /// Unreliable connection.
+    #[must_use]
+    pub fn uc() -> Self {
+        Self::new(IBV_QPT_UC)
+    }
+
+    /// Unreliable datagram.
+    #[must_use]
+    pub fn ud() -> Self {
+        Self::new(IBV_QPT_UD)
+    }
+
+    /// Depth of both queues.
+    #[must_use]
+    pub fn depth(mut self, wrs: u32) -> Self {
+        self.max_send_wr = wrs;
+        self.max_recv_wr = wrs;
+        self.cqe = self.cqe.max(c_int::try_from(2 * wrs).expect("a sane depth"));
+        self
+    }
+
+    /// Any other change.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// Gives up soon when the peer is silent: after some milliseconds.
+    #[must_use]
+    pub fn impatient(mut self) -> Self {
+        self.timeout = 8;
+        self.retry_cnt = 2;
+        self
+    }
+
+    /// `rnr_retry`; 7 is for ever.
+    #[must_use]
+    pub fn rnr_retry(mut self, count: u8) -> Self {
+        self.rnr_retry = count;
+        self
+    }
+
+    /// `qp_access_flags`.
+    #[must_use]
+    pub fn access(mut self, flags: c_int) -> Self {
+        self.access = flags.cast_unsigned();
+        self
+    }
+
+    /// Where buffers come from.
+    #[must_use]
+    pub fn memory(mut self, kind: MemKind) -> Self {
+        self.memory = kind;
+        self
+    }
+
+    /// With a shared receive queue.
+    #[must_use]
+    pub fn with_srq(mut self) -> Self {
+        self.srq = true;
+        self
+    }
+
+    /// With completion channels.
+    #[must_use]
+    pub fn with_channels(mut self) -> Self {
+        self.channels = true;
+        self
+    }
+
+    /// One queue pair in RESET, with all that it needs.
+    #[must_use]
+    #[track_caller]
+    pub fn side(&self, env: &Env) -> Side {
+        Side::new(&Context::open(env), self)
+    }
+
+    /// Two connected queue pairs.
+    #[must_use]
+    #[track_caller]
+    pub fn pair(&self, env: &Env) -> Pair {
+        let mut pair = self.unconnected(env);
+        pair.connect();
+        pair
+    }
+
+    /// Two queue pairs in RESET.
+    #[must_use]
+    #[track_caller]
+    pub fn unconnected(&self, env: &Env) -> Pair {
+        Pair {
+            a: self.side(env),
+            b: self.side(env),
+        }
+    }
+}
+
+/// One queue pair with all that belongs to it.
+pub struct Side {
+    /// What it was made like.
+    pub spec: Spec,
+    /// Its queue pair.
+    pub qp: Qp,
+    /// Sizes of the queue pair.
+    pub cap: ibv_qp_cap,
+    /// Its SRQ.
+    pub srq: Option<Srq>,
+    /// CQ of its sends.
+    pub scq: Cq,
+    /// CQ of its receives.
+    pub rcq: Cq,
+    /// Channel of the send CQ.
+    pub schannel: Option<Channel>,
+    /// Channel of the receive CQ.
+    pub rchannel: Option<Channel>,
+    /// Its protection domain.
+    pub pd: Pd,
+    /// Its device.
+    pub ctx: Context,
+    /// Where its SENDs go (UD): address handle, QP number, Q_Key.
+    pub route: Option<(Ah, u32, u32)>,
+}
+
+impl Side {
+    /// A queue pair in RESET on an open device.
+    #[must_use]
+    #[track_caller]
+    pub fn new(ctx: &Context, spec: &Spec) -> Self {
+        let pd = ctx.pd();
+        let channel = || spec.channels.then(|| ctx.channel());
+        let (schannel, rchannel) = (channel(), channel());
+        let cq = |channel: &Option<Channel>| match channel {
+            Some(channel) => ctx.cq_on(spec.cqe, channel),
+            None => ctx.cq(spec.cqe),
+        };
+        let (scq, rcq) = (cq(&schannel), cq(&rchannel));
+        let srq = spec.srq.then(|| pd.srq());
+        let mut side = Self {
+            qp: {
+                let mut init = Self::init(spec, ctx.env(), &scq, &rcq, srq.as_ref());
+                pd.qp(&mut init)
+            },
+            cap: ibv_qp_cap {
+                max_send_wr: 0,
+                max_recv_wr: 0,
+                max_send_sge: 0,
+                max_recv_sge: 0,
+                max_inline_data: 0,
+            },
+            spec: spec.clone(),
+            srq,
+            scq,
+            rcq,
+            schannel,
+            rchannel,
+            pd,
+            ctx: ctx.clone(),
+            route: None,
+        };
+        side.cap = side.qp.query().1.cap;
+        side
+    }
+
+    fn init(spec: &Spec, env: &Env, scq: &Cq, rcq: &Cq, srq: Option<&Srq>) -> QpInit {
+        let mut init = QpInit::new(spec.qp_type, scq, rcq);
+        init.cap = ibv_qp_cap {
+            max_send_wr: spec.max_send_wr,
+            max_recv_wr: if srq.is_some() { 0 } else { spec.max_recv_wr },
+            max_send_sge: spec.max_send_sge,
+            max_recv_sge: if srq.is_some() { 0 } else { spec.max_recv_sge },
+            max_inline_data: if env.has(Cap::Inline) { spec.max_inline_data } else { 0 },
+        };
+        init.srq = srq.cloned();
+        init.sig_all = spec.sig_all;
+        init
+    }
+
+    /// A second queue pair of the same kind on the same CQs, PD and SRQ.
+    #[must_use]
+    #[track_caller]
+    pub fn sibling(&self) -> Self {
+        let mut init =
+            Self::init(&self.spec, self.ctx.env(), &self.scq, &self.rcq, self.srq.as_ref());
+        let qp = self.pd.qp(&mut init);
+        Self {
+            spec: self.spec.clone(),
+            qp,
+            cap: init.cap,
+            srq: self.srq.clone(),
+            scq: self.scq.clone(),
+            rcq: self.rcq.clone(),
+            schannel: self.schannel.clone(),
+            rchannel: self.rchannel.clone(),
+            pd: self.pd.clone(),
+            ctx: self.ctx.clone(),
+            route: None,
+        }
+    }
+
+    /// How others reach this queue pair.
+    #[must_use]
+    #[track_caller]
+    pub fn address(&self) -> Address {
+        let settings = &self.ctx.env().settings;
+        Address {
+            qpn: self.qp.qpn(),
+            lid: self.ctx.port_attr().lid,
+            gid: self
+                .ctx
+                .try_gid(settings.port, settings.gid_index.into())
+                .expect("ibv_query_gid"),
+            psn: 0x00ff_ff00 ^ self.qp.qpn(),
+        }
+    }
+
+    /// The address vector towards `peer`: by GID on Ethernet, by LID on InfiniBand.
+    #[must_use]
+    pub fn ah_attr(&self, peer: &Address) -> ibv_ah_attr {
+        let settings = &self.ctx.env().settings;
+        let port = self.ctx.port_attr();
+        let mut attr = ibv_ah_attr::zeroed();
+        attr.port_num = settings.port;
+        attr.dlid = peer.lid;
+        if port.link_layer == IBV_LINK_LAYER_ETHERNET || self.spec.global {
+            attr.is_global = 1;
+            attr.grh.dgid = ibv_gid { raw: peer.gid };
+            attr.grh.sgid_index = settings.gid_index;
+            attr.grh.hop_limit = 64;
+        }
+        attr
+    }
+
+    /// RESET to INIT.
+    #[track_caller]
+    pub fn to_init(&self) {
+        let (attr, mask) = self.init_attr();
+        self.qp.modify(&attr, mask).expect("RESET to INIT");
+    }
+
+    /// Attributes and mask of RESET to INIT.
+    #[must_use]
+    pub fn init_attr(&self) -> (ibv_qp_attr, c_int) {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_INIT;
+        attr.port_num = self.ctx.env().settings.port;
+        attr.qp_access_flags = self.spec.access;
+        attr.qkey = self.spec.qkey;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+        if self.spec.qp_type == IBV_QPT_UD {
+            return (attr, mask | IBV_QP_QKEY);
+        }
+        if self.spec.qp_type == IBV_QPT_UC {
+            // Reads and atomics are not for UC, and some NICs mind.
+            attr.qp_access_flags &=
+                (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
+        }
+        (attr, mask | IBV_QP_ACCESS_FLAGS)
+    }
+
+    /// Attributes and mask of INIT to RTR.
+    #[must_use]
+    pub fn rtr_attr(&self, peer: &Address) -> (ibv_qp_attr, c_int) {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_RTR;
+        if self.spec.qp_type == IBV_QPT_UD {
+            return (attr, IBV_QP_STATE);
+        }
+        attr.path_mtu = self.ctx.port_attr().active_mtu;
+        attr.dest_qp_num = peer.qpn;
+        attr.rq_psn = peer.psn;
+        attr.ah_attr = self.ah_attr(peer);
+        attr.max_dest_rd_atomic = self.spec.max_dest_rd_atomic;
+        attr.min_rnr_timer = self.spec.min_rnr_timer;
+        let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        if self.spec.qp_type == IBV_QPT_RC {
+            (attr, mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
+        } else {
+            (attr, mask)
+        }
+    }
+
+    /// Attributes and mask of RTR to RTS.
+    #[must_use]
+    pub fn rts_attr(&self) -> (ibv_qp_attr, c_int) {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_RTS;
+        attr.sq_psn = self.address().psn;
+        attr.timeout = self.spec.timeout;
+        attr.retry_cnt = self.spec.retry_cnt;
+        attr.rnr_retry = self.spec.rnr_retry;
+        attr.max_rd_atomic = self.spec.max_rd_atomic;
+        let mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+        if self.spec.qp_type == IBV_QPT_RC {
+            let reliable =
+                IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            (attr, mask | reliable)
+        } else {
+            (attr, mask)
+        }
+    }
+
+    /// INIT to RTR, towards `peer`.
+    #[track_caller]
+    pub fn to_rtr(&mut self, peer: &Address) {
+        let (attr, mask) = self.rtr_attr(peer);
+        self.qp.modify(&attr, mask).expect("INIT to RTR");
+        if self.spec.qp_type == IBV_QPT_UD {
+            let ah = self.pd.ah(&self.ah_attr(peer));
+            self.route = Some((ah, peer.qpn, self.spec.qkey));
+        }
+    }
+
+    /// RTR to RTS.
+    #[track_caller]
+    pub fn to_rts(&self) {
+        let (attr, mask) = self.rts_attr();
+        self.qp.modify(&attr, mask).expect("RTR to RTS");
+    }
+
+    /// RESET to RTS, towards `peer`.
+    #[track_caller]
+    pub fn connect(&mut self, peer: &Address) {
+        self.to_init();
+        self.to_rtr(peer);
+        self.to_rts();
+    }
+
+    /// Fresh registered memory of the kind of the spec, with every right.
+    #[must_use]
+    #[track_caller]
+    pub fn buf(&self, len: usize) -> Buf {
+        self.pd.buf_with(self.spec.memory, len, ALL_ACCESS)
+    }
+
+    /// Fresh registered memory with those rights.
+    #[must_use]
+    #[track_caller]
+    pub fn buf_with(&self, len: usize, access: c_int) -> Buf {
+        self.pd.buf_with(self.spec.memory, len, access)
+    }
+
+    /// Gives a WR its destination where the transport needs one and it has none yet.
+    #[must_use]
+    pub fn routed(&self, wr: SendWr) -> SendWr {
+        match &self.route {
+            Some((ah, qpn, qkey)) if !wr.addressed => wr.to(ah, *qpn, *qkey),
+            _ => wr,
+        }
+    }
+
+    /// Posts a send WR.
+    #[track_caller]
+    pub fn post(&self, wr: SendWr) {
+        self.post_list(vec![wr]);
+    }
+
+    /// Posts a postlist of send WRs.
+    #[track_caller]
+    pub fn post_list(&self, wrs: Vec<SendWr>) {
+        self.qp.post_list(wrs.into_iter().map(|wr| self.routed(wr)).collect());
+    }
+
+    /// Posts a receive WR, to the SRQ where there is one.
+    #[track_caller]
+    pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
+        match &self.srq {
+            Some(srq) => srq.recv(wr_id, sges),
+            None => self.qp.recv(wr_id, sges),
+        }
+    }
+
+    /// Bytes in front of the payload of a receive: 40 on UD, else none.
+    #[must_use]
+    pub fn grh_len(&self) -> usize {
+        if self.spec.qp_type == IBV_QPT_UD { 40 } else { 0 }
+    }
+
+    /// The next completion of a send.
+    #[must_use]
+    #[track_caller]
+    pub fn sent(&self) -> Wc {
+        self.scq.next()
+    }
+
+    /// The next completion of a receive.
+    #[must_use]
+    #[track_caller]
+    pub fn received(&self) -> Wc {
+        self.rcq.next()
+    }
+
+    /// Panics if a completion of either kind is there or comes within a moment.
+    #[track_caller]
+    pub fn expect_silence(&self) {
+        self.scq.expect_empty();
+        self.rcq.expect_empty();
+    }
+}
+
+/// Two queue pairs.
+pub struct Pair {
+    /// The one that requests, mostly.
+    pub a: Side,
+    /// The one that responds, mostly.
+    pub b: Side,
+}
+
+impl Pair {
+    /// RESET to RTS, both, towards each other.
+    #[track_caller]
+    pub fn connect(&mut self) {
+        let (a, b) = (self.a.address(), self.b.address());
+        self.a.connect(&b);
+        self.b.connect(&a);
+    }
+
+    /// Sends `len` bytes from `a` to `b` and back, and checks them: the pair works.
+    #[track_caller]
+    pub fn check_works(&self) {
+        for (from, to, seed) in [(&self.a, &self.b, 0xf00), (&self.b, &self.a, 0xba4)] {
+            let source = from.buf(100);
+            let target = to.buf(100 + 40);
+            source.memory.fill(seed);
+            to.recv(seed, [target.all()]);
+            from.post(crate::wr::send([source.all()]).id(seed));
+            from.sent().sent(seed, crate::wr::Verb::Send);
+            to.received().received(seed, 100 + to.grh_len());
+            target.memory.check_at(to.grh_len(), 100, seed);
+        }
+    }
+}

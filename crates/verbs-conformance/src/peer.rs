@@ -1,0 +1,389 @@
+//! Other processes of tests: one that does what it is told, one that opens the device and says what it
+//! saw, and one that does nothing.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
+
+use anyhow::{Context as _, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::env::{Env, Settings};
+use crate::harness::role_command;
+use crate::objects::{Buf, Context, DeviceList};
+use crate::pair::{Address, Side, Spec};
+use crate::provider::ProviderKind;
+use crate::wr::{Remote, Verb};
+
+/// What a [`Peer`] is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Make a queue pair, and a buffer of so many bytes for everything.
+    Make(Box<Spec>, usize),
+    /// Connect it.
+    Connect(Address),
+    /// Post a receive into a part of the buffer.
+    Recv {
+        /// Its `wr_id`.
+        id: u64,
+        /// Where in the buffer.
+        offset: u64,
+        /// How many bytes.
+        len: usize,
+    },
+    /// Wait for a completion of the receive queue.
+    Received,
+    /// Wait for an event on the channel of the receive CQ, then for a completion.
+    ReceivedByEvent,
+    /// Fill a part of the buffer with the pattern of a seed.
+    Fill(usize, usize, u64),
+    /// Check that a part of the buffer holds the pattern of a seed.
+    Check(usize, usize, u64),
+    /// Read 8 bytes.
+    Load(usize),
+    /// Send a part of the buffer and wait for the completion.
+    Send(usize, usize),
+    /// Add 1 to a word so many times, and check that the old values grow.
+    FetchAdd(Remote, u64),
+    /// Say how much CPU time the process has used.
+    CpuTime,
+    /// End, closing everything.
+    End,
+}
+
+/// What a [`Peer`] answers.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// Address of the new queue pair, and of the buffer.
+    Made(Address, Remote),
+    /// A number.
+    Word(u64),
+    /// A completion.
+    Completion {
+        /// `wr_id`.
+        id: u64,
+        /// `status`.
+        status: u32,
+        /// `opcode`, of a success.
+        opcode: u32,
+        /// `byte_len`, of a success.
+        byte_len: u32,
+        /// Immediate, of a success that has one.
+        imm: Option<u32>,
+    },
+}
+
+/// Another process that holds the other side of a pair; killed when dropped.
+pub struct Peer {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+fn tell(mut to: impl Write, what: &impl Serialize) -> anyhow::Result<()> {
+    writeln!(to, "{}", serde_json::to_string(what)?)?;
+    to.flush()?;
+    Ok(())
+}
+
+fn hear<T: DeserializeOwned>(mut from: impl BufRead) -> anyhow::Result<Option<T>> {
+    let mut line = String::new();
+    if from.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line)?))
+}
+
+impl Peer {
+    /// Starts one.
+    #[must_use]
+    #[track_caller]
+    pub fn start(env: &Env) -> Self {
+        let mut child = role_command("peer", "", &env.settings)
+            .expect("a peer's command")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start a peer");
+        let orders = child.stdin.take().expect("piped");
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        Self {
+            child,
+            orders,
+            answers,
+        }
+    }
+
+    /// Starts one and connects it with a new side of this process; its buffer's address.
+    #[must_use]
+    #[track_caller]
+    pub fn connected(env: &Env, spec: &Spec, buf_len: usize) -> (Self, Side, Remote) {
+        let mut side = spec.side(env);
+        let (peer, remote) = Self::connected_to(env, &mut side, buf_len);
+        (peer, side, remote)
+    }
+
+    /// Starts one and connects it with a side of this process; its buffer's address.
+    #[must_use]
+    #[track_caller]
+    pub fn connected_to(env: &Env, side: &mut Side, buf_len: usize) -> (Self, Remote) {
+        let mut peer = Self::start(env);
+        let make = Order::Make(Box::new(side.spec.clone()), buf_len);
+        let Answer::Made(address, remote) = peer.ask(&make) else {
+            panic!("the peer made nothing");
+        };
+        peer.ask(&Order::Connect(side.address()));
+        side.connect(&address);
+        (peer, remote)
+    }
+
+    /// Gives an order and waits for the answer.
+    #[track_caller]
+    pub fn ask(&mut self, order: &Order) -> Answer {
+        crate::harness::note(&format!("the peer does {order:?}"));
+        tell(&mut self.orders, order).expect("the peer is there");
+        let answer = hear(&mut self.answers).expect("the peer answers in words");
+        crate::harness::note("");
+        answer.unwrap_or_else(|| panic!("the peer failed at {order:?}"))
+    }
+
+    /// Gives an order without waiting for the answer.
+    #[track_caller]
+    pub fn order(&mut self, order: &Order) {
+        tell(&mut self.orders, order).expect("the peer is there");
+    }
+
+    /// The answer to an [`order`](Self::order).
+    #[must_use]
+    #[track_caller]
+    pub fn answer(&mut self) -> Answer {
+        hear(&mut self.answers).expect("the peer answers in words").expect("the peer failed")
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("not 0")
+    }
+
+    /// Ends it properly.
+    #[track_caller]
+    pub fn end(mut self) {
+        assert_eq!(self.ask(&Order::End), Answer::Done);
+        assert!(self.child.wait().expect("the peer ends").success(), "the peer failed in the end");
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill the peer");
+        self.child.wait().expect("the peer is dead");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The role `peer`.
+///
+/// # Errors
+/// An order makes no sense. Failures of verbs panic.
+pub fn serve(env: &Env) -> anyhow::Result<ExitCode> {
+    let mut made: Option<(Side, Buf)> = None;
+    let mut orders = std::io::stdin().lock();
+    while let Some(order) = hear::<Order>(&mut orders)? {
+        let end = matches!(order, Order::End);
+        let answer = obey(env, &mut made, order)?;
+        tell(std::io::stdout(), &answer)?;
+        if end {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    bail!("the test is gone")
+}
+
+fn obey(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Result<Answer> {
+    if let Order::Make(spec, buf_len) = order {
+        let side = spec.side(env);
+        let buf = side.buf(buf_len);
+        let answer = Answer::Made(side.address(), buf.remote());
+        *made = Some((side, buf));
+        return Ok(answer);
+    }
+    if matches!(order, Order::End) {
+        *made = None;
+        return Ok(Answer::Done);
+    }
+    let (side, buf) = made.as_mut().context("nothing made yet")?;
+    match order {
+        Order::Connect(address) => side.connect(&address),
+        Order::Recv { id, offset, len } => side.recv(id, [buf.sge(offset, len)]),
+        Order::Received | Order::ReceivedByEvent => {
+            if matches!(order, Order::ReceivedByEvent) {
+                let channel = side.rchannel.as_ref().context("no channel")?;
+                side.rcq.arm(false);
+                let already = side.rcq.poll(1);
+                if let Some(wc) = already.first() {
+                    return Ok(completion(wc));
+                }
+                channel.expect_event(&side.rcq);
+            }
+            return Ok(completion(&side.received()));
+        }
+        Order::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
+        Order::Check(offset, len, seed) => buf.memory.check_at(offset, len, seed),
+        Order::Load(offset) => return Ok(Answer::Word(buf.memory.load(offset))),
+        Order::Send(offset, len) => {
+            side.post(crate::wr::send([buf.sge(offset as u64, len)]).id(1));
+            side.sent().sent(1, Verb::Send);
+        }
+        Order::FetchAdd(word, times) => {
+            let result = side.buf(8);
+            let mut last = None;
+            for i in 0..times {
+                side.post(crate::wr::fetch_add(result.all(), word, 1).id(i));
+                side.sent().sent(i, Verb::AtomicFetchAndAdd);
+                let old = result.memory.load(0);
+                assert!(last < Some(old), "{old} after {last:?}");
+                last = Some(old);
+            }
+        }
+        Order::CpuTime => return Ok(Answer::Word(cpu_time_us())),
+        Order::Make(..) | Order::End => unreachable!("handled above"),
+    }
+    Ok(Answer::Done)
+}
+
+fn completion(wc: &crate::wr::Wc) -> Answer {
+    let success = wc.status() == verbs_abi::IBV_WC_SUCCESS;
+    Answer::Completion {
+        id: wc.id(),
+        status: wc.status(),
+        opcode: if success { wc.raw().opcode } else { 0 },
+        byte_len: if success { wc.raw().byte_len } else { 0 },
+        imm: if success { wc.imm() } else { None },
+    }
+}
+
+/// CPU time of this process so far, in microseconds.
+#[must_use]
+pub fn cpu_time_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
+}
+
+/// What a process saw that tried to open the device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opening {
+    /// Number of devices, or the errno of `ibv_get_device_list`.
+    pub list: Result<usize, i32>,
+    /// The errno of `ibv_open_device`, where it got that far; 0 when it opened.
+    pub open: Option<i32>,
+}
+
+impl Opening {
+    /// Whether a device was opened.
+    #[must_use]
+    pub fn worked(&self) -> bool {
+        self.open == Some(0)
+    }
+
+    /// The errno of what failed.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        self.list.err().or(self.open).filter(|errno| *errno != 0)
+    }
+}
+
+/// The role `open`: opens the first device, says how that went, waits for the end of its input, closes.
+pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
+    let env = Env::new(settings.clone())?;
+    let mut opening = Opening {
+        list: Ok(0),
+        open: None,
+    };
+    let mut context: Option<Context> = None;
+    match DeviceList::new(env.symbols) {
+        Err(errno) => opening.list = Err(errno),
+        Ok(list) => {
+            opening.list = Ok(list.devices().count());
+            if let Some(device) = list.devices().next() {
+                match list.open(&env, device) {
+                    Err(errno) => opening.open = Some(errno),
+                    Ok(opened) => {
+                        // A PD makes it certain that the NIC is really there.
+                        drop(opened.pd());
+                        opening.open = Some(0);
+                        context = Some(opened);
+                    }
+                }
+            }
+        }
+    }
+    tell(std::io::stdout(), &opening)?;
+    let mut line = String::new();
+    while std::io::stdin().read_line(&mut line)? > 0 {}
+    drop(context);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the role `idle` reports.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Idle {
+    /// CPU time used while it did nothing, in microseconds.
+    pub cpu_us: u64,
+    /// For how long it did nothing, in microseconds.
+    pub wall_us: u64,
+    /// Resident memory, without what files share, in KiB.
+    pub resident_kib: u64,
+    /// What was resident before it opened the device, in KiB.
+    pub before_kib: u64,
+}
+
+/// The role `idle`: connects `arg` pairs with itself, then does nothing for a second.
+pub(crate) fn idle(env: &Env, arg: &str) -> anyhow::Result<ExitCode> {
+    let pairs: usize = arg.parse()?;
+    let before_kib = resident_kib();
+    let spec = Spec::rc();
+    let first = spec.side(env);
+    let mut sides = Vec::new();
+    for _ in 0..pairs {
+        let (mut a, mut b) = (first.sibling(), first.sibling());
+        let (to_a, to_b) = (a.address(), b.address());
+        a.connect(&to_b);
+        b.connect(&to_a);
+        sides.push((a, b));
+    }
+    let begin = std::time::Instant::now();
+    let cpu = cpu_time_us();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let idle = Idle {
+        cpu_us: cpu_time_us() - cpu,
+        wall_us: u64::try_from(begin.elapsed().as_micros())?,
+        resident_kib: resident_kib(),
+        before_kib,
+    };
+    tell(std::io::stdout(), &idle)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.trim().strip_suffix(" kB"))
+        .and_then(|kib| kib.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Settings of the software NIC without any environment of its own.
+#[must_use]
+pub fn softnic_settings() -> Settings {
+    Settings::new(ProviderKind::Softnic)
+}

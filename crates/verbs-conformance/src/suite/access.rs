@@ -1,0 +1,500 @@
+//! Keys, ranges, rights and protection domains: of local buffers, of receives, of remote memory.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::memory::{MemKind, Memory};
+use crate::objects::ALL_ACCESS;
+use crate::pair::{Pair, Spec};
+use crate::wr::{Remote, Verb, any, read, send, write};
+
+tests! { "access";
+    local_wrong_lkey [] => |env| local_flaw(env, Flaw::WrongKey),
+    local_lkey_zero [] => |env| local_flaw(env, Flaw::KeyZero),
+    local_beyond_the_region [] => |env| local_flaw(env, Flaw::BeyondEnd),
+    local_before_the_region [] => |env| local_flaw(env, Flaw::BeforeStart),
+    local_range_that_wraps [] => |env| local_flaw(env, Flaw::Wraps),
+    local_deregistered [] => |env| local_flaw(env, Flaw::Deregistered),
+    local_other_protection_domain [] => |env| local_flaw(env, Flaw::OtherPd),
+    local_second_sge_is_checked_too [],
+    local_read_target_needs_local_write [Read],
+    local_atomic_target_needs_local_write [Atomics],
+    local_source_needs_no_right [],
+    local_failure_stops_only_the_send_queue_of_uc [Uc, Sqe] => |env| send_queue_error(env, &Spec::uc()),
+    local_failure_stops_only_the_send_queue_of_ud [Ud, Sqe] => |env| send_queue_error(env, &Spec::ud()),
+    receive_wrong_lkey [] => |env| receive_flaw(env, Flaw::WrongKey),
+    receive_beyond_the_region [] => |env| receive_flaw(env, Flaw::BeyondEnd),
+    receive_deregistered [] => |env| receive_flaw(env, Flaw::Deregistered),
+    receive_other_protection_domain [] => |env| receive_flaw(env, Flaw::OtherPd),
+    receive_without_local_write [] => |env| receive_flaw(env, Flaw::NoRight),
+    receive_too_small_on_rc [],
+    receive_too_small_on_rc_in_two_sges [],
+    receive_too_small_on_uc [Uc] => |env| receive_too_small_unreliable(env, &Spec::uc()),
+    receive_too_small_on_ud [Ud] => |env| receive_too_small_unreliable(env, &Spec::ud()),
+    remote_wrong_rkey [] => |env| remote_flaw(env, Flaw::WrongKey),
+    remote_rkey_zero [] => |env| remote_flaw(env, Flaw::KeyZero),
+    remote_beyond_the_region [] => |env| remote_flaw(env, Flaw::BeyondEnd),
+    remote_before_the_region [] => |env| remote_flaw(env, Flaw::BeforeStart),
+    remote_range_that_wraps [] => |env| remote_flaw(env, Flaw::Wraps),
+    remote_deregistered [] => |env| remote_flaw(env, Flaw::Deregistered),
+    remote_other_protection_domain [] => |env| remote_flaw(env, Flaw::OtherPd),
+    remote_region_without_the_right [] => |env| remote_flaw(env, Flaw::NoRight),
+    remote_queue_pair_without_the_right [] => |env| remote_flaw(env, Flaw::QpNoRight),
+    remote_zero_bytes_need_no_key [],
+    remote_rights_do_not_imply_each_other [Read, Atomics],
+    remote_write_on_uc_is_dropped [Uc],
+    remote_rights_of_a_queue_pair_can_change [Read],
+    remote_region_that_came_and_went [],
+    a_failed_write_touches_nothing [],
+}
+
+/// What is wrong with a key or a range.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flaw {
+    WrongKey,
+    KeyZero,
+    BeyondEnd,
+    BeforeStart,
+    Wraps,
+    Deregistered,
+    OtherPd,
+    NoRight,
+    QpNoRight,
+}
+
+const LEN: usize = 64;
+
+/// 64 bytes in the middle of 192, so that what lies around them is there but not registered.
+struct Target {
+    memory: Memory,
+    mr: crate::objects::Mr,
+    /// Kept, so that its key exists.
+    _other: Option<crate::objects::Pd>,
+}
+
+impl Target {
+    fn new(side: &crate::pair::Side, flaw: Flaw, access: i32) -> Self {
+        let memory = Memory::new(side.ctx.env(), side.spec.memory, 3 * LEN);
+        let access = if flaw == Flaw::NoRight { 0 } else { access };
+        let other = (flaw == Flaw::OtherPd).then(|| side.ctx.pd());
+        let pd = other.as_ref().unwrap_or(&side.pd);
+        let middle = memory.as_ptr().wrapping_byte_add(LEN);
+        let mr = pd.try_reg(middle, LEN, access).expect("ibv_reg_mr");
+        Self {
+            memory,
+            mr,
+            _other: other,
+        }
+    }
+
+    /// Address and length of the flawed access, of `len` bytes if nothing is wrong with the range.
+    fn range(&self, flaw: Flaw, len: u64) -> (u64, u64) {
+        let start = self.memory.addr() + LEN as u64;
+        match flaw {
+            Flaw::BeyondEnd => (start + LEN as u64 - len + 8, len),
+            Flaw::BeforeStart => (start - 8, len),
+            Flaw::Wraps => (u64::MAX - 7, len.max(16)),
+            _ => (start, len),
+        }
+    }
+
+    /// The key to use; deregisters where that is the flaw.
+    fn key(&self, flaw: Flaw, key: u32) -> u32 {
+        match flaw {
+            Flaw::WrongKey => key ^ 0x0101_0101,
+            Flaw::KeyZero => 0,
+            Flaw::Deregistered => {
+                assert_eq!(self.mr.try_destroy(), 0);
+                key
+            }
+            _ => key,
+        }
+    }
+
+    fn sge(&self, flaw: Flaw) -> ibv_sge {
+        let (addr, length) = self.range(flaw, LEN as u64);
+        ibv_sge {
+            addr,
+            length: u32::try_from(length).expect("small"),
+            lkey: self.key(flaw, self.mr.lkey()),
+        }
+    }
+}
+
+fn verbs(env: &Env) -> Vec<Verb> {
+    let has = |verb: &Verb| {
+        (*verb != Verb::RdmaRead || env.has(Cap::Read)) && (!verb.is_atomic() || env.has(Cap::Atomics))
+    };
+    Verb::ALL.into_iter().filter(has).collect()
+}
+
+/// A local protection error (`ibv_poll_cq(3)`): the RC QP goes to ERR, and what follows is flushed.
+fn local_flaw(env: &Env, flaw: Flaw) {
+    for memory in MemKind::ALL {
+        for verb in verbs(env) {
+            case(format!("{verb:?}, {memory:?}"));
+            let pair = Spec::rc().memory(memory).pair(env);
+            let local = Target::new(&pair.a, flaw, ALL_ACCESS);
+            let remote = pair.b.buf(256);
+            pair.b.recv(9, [remote.all()]);
+            let mut sge = local.sge(flaw);
+            if verb.is_atomic() {
+                if flaw == Flaw::BeyondEnd {
+                    sge.addr = local.memory.addr() + 2 * LEN as u64 - 4;
+                }
+                sge.length = 8;
+            }
+            let good = pair.a.buf(8);
+            pair.a.post_list(vec![
+                write([good.all()], remote.remote()).id(1),
+                any(verb, [sge], remote.remote()).id(2),
+                write([good.all()], remote.remote()).id(3),
+            ]);
+            pair.a.sent().sent(1, Verb::RdmaWrite);
+            pair.a.sent().failed(2, &[IBV_WC_LOC_PROT_ERR]);
+            pair.a.sent().flushed(3);
+            assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+            remote.memory.check_byte(0, 256, 0);
+            local.memory.check_byte(0, 3 * LEN, 0);
+            pair.b.rcq.expect_empty();
+            assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has done nothing wrong");
+        }
+    }
+}
+
+fn local_second_sge_is_checked_too(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf(64);
+    let remote = pair.b.buf(64);
+    let mut bad = local.sge(32, 32);
+    bad.lkey ^= 0x0f0f;
+    local.memory.fill(1);
+    pair.a.post(write([local.sge(0, 32), bad], remote.remote()).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+}
+
+fn local_read_target_needs_local_write(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let local = pair.a.buf_with(64, IBV_ACCESS_REMOTE_READ);
+        let remote = pair.b.buf(64);
+        remote.memory.fill(1);
+        pair.a.post(read([local.all()], remote.remote()).id(1));
+        pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+        local.memory.check_byte(0, 64, 0);
+    }
+}
+
+fn local_atomic_target_needs_local_write(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf_with(8, IBV_ACCESS_REMOTE_READ);
+    let remote = pair.b.buf(8);
+    pair.a.post(crate::wr::fetch_add(local.all(), remote.remote(), 1).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    assert_eq!(local.memory.load(0), 0);
+}
+
+fn local_source_needs_no_right(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf_with(64, 0);
+    local.memory.fill(1);
+    let remote = pair.b.buf(64);
+    pair.a.post(write([local.all()], remote.remote()).id(1));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    remote.memory.check(1);
+}
+
+/// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. Receiving goes on,
+/// and the way back is SQE to RTS.
+fn send_queue_error(env: &Env, spec: &Spec) {
+    let pair = spec.pair(env);
+    let buf = pair.a.buf(64 + 40);
+    let mut bad = buf.sge(0, 8);
+    bad.lkey ^= 0x0f0f;
+    pair.a.recv(7, [buf.all()]);
+    pair.a.post_list(vec![send([bad]).id(1), send([buf.sge(0, 8)]).id(2)]);
+    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.sent().flushed(2);
+    assert_eq!(pair.a.qp.state(), IBV_QPS_SQE);
+    let source = pair.b.buf(8);
+    pair.b.post(send([source.all()]).id(3));
+    pair.b.sent().sent(3, Verb::Send);
+    pair.a.received().received(7, 8 + pair.a.grh_len());
+    // What is posted in SQE is flushed too.
+    pair.a.post(send([buf.sge(0, 8)]).id(4));
+    pair.a.sent().flushed(4);
+    pair.a.qp.to_state(IBV_QPS_RTS);
+    pair.check_works();
+}
+
+/// The receive fails with LOC_PROT_ERR; the requester hears NAK-Remote Operational Error (IBTA vol. 1,
+/// 9.9.3.1: a local QP error at the responder).
+fn receive_flaw(env: &Env, flaw: Flaw) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let target = Target::new(&pair.b, flaw, IBV_ACCESS_LOCAL_WRITE);
+        let source = pair.a.buf(LEN);
+        source.memory.fill(3);
+        pair.b.recv(1, [target.sge(flaw)]);
+        pair.b.recv(2, []);
+        pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
+        pair.b.received().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+        pair.b.received().flushed(2);
+        pair.a.sent().failed(3, &[IBV_WC_REM_OP_ERR]);
+        pair.a.sent().flushed(4);
+        assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+        assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
+        target.memory.check_byte(0, LEN, 0);
+        target.memory.check_byte(2 * LEN, LEN, 0);
+    }
+}
+
+fn receive_too_small_on_rc(env: &Env) {
+    for memory in MemKind::ALL {
+        for (room, len) in [(0, 1), (63, 64), (100, 5000), (4096, 1 << 20)] {
+            case(format!("{len} bytes into {room}, {memory:?}"));
+            let pair = Spec::rc().memory(memory).pair(env);
+            let source = pair.a.buf(len);
+            let target = pair.b.buf(room + 8);
+            pair.b.recv(1, [target.sge(0, room)]);
+            pair.b.recv(2, []);
+            pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
+            pair.b.received().failed(1, &[IBV_WC_LOC_LEN_ERR]);
+            pair.b.received().flushed(2);
+            pair.a.sent().failed(3, &[IBV_WC_REM_INV_REQ_ERR]);
+            pair.a.sent().flushed(4);
+            assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
+            assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+            target.memory.check_byte(room, 8, 0);
+        }
+    }
+}
+
+fn receive_too_small_on_rc_in_two_sges(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(64);
+    let target = pair.b.buf(64);
+    pair.b.recv(1, [target.sge(0, 31), target.sge(31, 32)]);
+    pair.a.post(send([source.all()]).id(2));
+    pair.b.received().failed(1, &[IBV_WC_LOC_LEN_ERR]);
+    pair.a.sent().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+}
+
+/// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or stays for
+/// the next message.
+fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
+    let pair = spec.pair(env);
+    let grh = pair.b.grh_len();
+    let source = pair.a.buf(64);
+    let target = pair.b.buf(grh + 64);
+    source.memory.fill(9);
+    pair.b.recv(1, [target.sge(0, grh + 63)]);
+    pair.a.post(send([source.all()]).id(2));
+    pair.a.sent().sent(2, Verb::Send);
+    let wcs = pair.b.rcq.drain();
+    assert_eq!(target.memory.read(grh + 63, 1), [0]);
+    if let Some(wc) = wcs.first() {
+        wc.failed(1, &[IBV_WC_LOC_LEN_ERR]);
+        return;
+    }
+    pair.a.post(send([source.sge(0, 63)]).id(3));
+    pair.a.sent().sent(3, Verb::Send);
+    pair.b.received().received(1, grh + 63);
+    target.memory.check_at(grh, 63, 9);
+}
+
+/// The verbs that name remote memory, each with the right that it needs.
+fn one_sided(env: &Env) -> Vec<(Verb, i32)> {
+    verbs(env)
+        .into_iter()
+        .filter(|verb| !verb.is_send())
+        .map(|verb| {
+            let right = match verb {
+                Verb::RdmaRead => IBV_ACCESS_REMOTE_READ,
+                _ if verb.is_atomic() => IBV_ACCESS_REMOTE_ATOMIC,
+                _ => IBV_ACCESS_REMOTE_WRITE,
+            };
+            (verb, right)
+        })
+        .collect()
+}
+
+/// IBTA vol. 1, 9.9.3.1: NAK-Remote Access Error; the responder's QP goes to ERR and raises an access
+/// violation event; both sides flush what is left.
+fn remote_flaw(env: &Env, flaw: Flaw) {
+    for memory in MemKind::ALL {
+        for (verb, right) in one_sided(env) {
+            case(format!("{verb:?}, {memory:?}"));
+            let qp_access = if flaw == Flaw::QpNoRight { ALL_ACCESS & !right } else { ALL_ACCESS };
+            let pair = Spec::rc().memory(memory).access(qp_access).pair(env);
+            let access = if flaw == Flaw::NoRight { 0 } else { ALL_ACCESS };
+            let target = Target::new(&pair.b, flaw, access);
+            let len = if verb.is_atomic() { 8 } else { LEN as u64 };
+            let (addr, len) = match target.range(flaw, len) {
+                // An atomic next to the region instead of across its border, which would be misaligned.
+                (_, _) if verb.is_atomic() && flaw == Flaw::BeyondEnd => {
+                    (target.memory.addr() + 2 * LEN as u64, 8)
+                }
+                (addr, _) if verb.is_atomic() => (addr, 8),
+                other => other,
+            };
+            let remote = Remote {
+                addr,
+                rkey: target.key(flaw, target.mr.rkey()),
+            };
+            let local = pair.a.buf(usize::try_from(len).expect("small"));
+            local.memory.fill(1);
+            let before = local.memory.read(0, local.memory.len());
+            pair.b.recv(8, []);
+            pair.a.recv(9, []);
+            pair.a.post_list(vec![
+                any(verb, [local.all()], remote).id(1),
+                any(verb, [local.all()], remote).id(2),
+                send([]).id(3),
+            ]);
+            pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            pair.a.sent().flushed(2);
+            pair.a.sent().flushed(3);
+            pair.a.received().flushed(9);
+            assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+            assert_eq!(local.memory.read(0, local.memory.len()), before, "the requester's memory");
+            target.memory.check_byte(0, 3 * LEN, 0);
+            pair.b.received().flushed(8);
+            pair.b.qp.await_state(IBV_QPS_ERR);
+            if env.has(Cap::Events) {
+                let event = pair.b.ctx.next_async_event();
+                assert!(event.is_of_qp(&pair.b.qp));
+                let kinds = [IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_FATAL];
+                assert!(kinds.contains(&event.kind()), "event {}", event.kind());
+            }
+        }
+    }
+}
+
+/// IBTA vol. 1, C9-88: "For an HCA responder using RC service, for each zero-length RDMA READ or WRITE
+/// request, the R_Key shall not be validated, even if the request includes Immediate data."
+fn remote_zero_bytes_need_no_key(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let nowhere = Remote {
+        addr: 0xdead_0000,
+        rkey: 0x1234,
+    };
+    pair.a.post(write([], nowhere).id(1));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    if env.has(Cap::Read) {
+        pair.a.post(read([], nowhere).id(2));
+        pair.a.sent().sent(2, Verb::RdmaRead);
+    }
+    pair.b.recv(3, []);
+    pair.a.post(crate::wr::write_imm([], nowhere, 77).id(4));
+    let wc = pair.b.received();
+    wc.ok(3, IBV_WC_RECV_RDMA_WITH_IMM);
+    assert_eq!((wc.raw().byte_len, wc.imm()), (0, Some(77)));
+    pair.a.sent().sent(4, Verb::RdmaWriteWithImm);
+}
+
+fn remote_rights_do_not_imply_each_other(env: &Env) {
+    let rights = [IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC];
+    for granted in rights {
+        for (verb, needed) in one_sided(env) {
+            case(format!("{verb:?} with {granted:#x}"));
+            let pair = Spec::rc().pair(env);
+            let target = pair.b.buf_with(8, granted | IBV_ACCESS_LOCAL_WRITE);
+            let local = pair.a.buf(8);
+            pair.b.recv(1, []);
+            pair.a.post(any(verb, [local.all()], target.remote()).id(2));
+            let wc = pair.a.sent();
+            if needed == granted {
+                wc.sent(2, verb);
+            } else {
+                wc.failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+            }
+        }
+    }
+}
+
+/// UC has no NAK: the request vanishes, and the connection goes on (IBTA vol. 1, 9.9.3.3, class D).
+fn remote_write_on_uc_is_dropped(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::uc().memory(memory).pair(env);
+        let source = pair.a.buf(64);
+        source.memory.fill(1);
+        let target = pair.b.buf(64);
+        let unwritable = pair.b.buf_with(64, IBV_ACCESS_LOCAL_WRITE);
+        let wrong_key = Remote {
+            rkey: target.mr.rkey() ^ 0x10,
+            ..target.remote()
+        };
+        for remote in [wrong_key, target.remote().plus(8), unwritable.remote()] {
+            pair.a.post(write([source.all()], remote).id(1));
+            pair.a.sent().sent(1, Verb::RdmaWrite);
+        }
+        target.memory.check_byte(0, 64, 0);
+        unwritable.memory.check_byte(0, 64, 0);
+        pair.b.rcq.expect_empty();
+        assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
+        pair.check_works();
+    }
+}
+
+fn set_access(pair: &Pair, access: i32) {
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_access_flags = access.cast_unsigned();
+    pair.b.qp.modify(&attr, IBV_QP_ACCESS_FLAGS).expect("RTS to RTS");
+}
+
+fn remote_rights_of_a_queue_pair_can_change(env: &Env) {
+    let pair = Spec::rc().access(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).pair(env);
+    let target = pair.b.buf(8);
+    let local = pair.a.buf(8);
+    pair.a.post(write([local.all()], target.remote()).id(1));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    set_access(&pair, IBV_ACCESS_REMOTE_READ);
+    pair.a.post(read([local.all()], target.remote()).id(2));
+    pair.a.sent().sent(2, Verb::RdmaRead);
+    pair.a.post(write([local.all()], target.remote()).id(3));
+    pair.a.sent().failed(3, &[IBV_WC_REM_ACCESS_ERR]);
+}
+
+/// A key that was good a moment ago, used before and after its region went.
+fn remote_region_that_came_and_went(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let local = pair.a.buf(4096);
+        local.memory.fill(1);
+        let target = pair.b.buf(4096);
+        for i in 0..10 {
+            pair.a.post(write([local.all()], target.remote()).id(i));
+            pair.a.sent().sent(i, Verb::RdmaWrite);
+        }
+        target.memory.check(1);
+        let remote = target.remote();
+        assert_eq!(target.mr.try_destroy(), 0);
+        local.memory.fill(2);
+        pair.a.post(write([local.all()], remote).id(99));
+        pair.a.sent().failed(99, &[IBV_WC_REM_ACCESS_ERR]);
+        target.memory.check(1);
+    }
+}
+
+/// All or nothing: a range that is partly outside leaves the part inside alone.
+fn a_failed_write_touches_nothing(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let local = pair.a.buf(200);
+        local.memory.fill(1);
+        let memory = Memory::new(env, memory, 400);
+        let mr = pair.b.pd.try_reg(memory.as_ptr(), 100, ALL_ACCESS).expect("ibv_reg_mr");
+        let remote = Remote {
+            addr: memory.addr(),
+            rkey: mr.rkey(),
+        };
+        pair.a.post(write([local.all()], remote).id(1));
+        pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        memory.check_byte(0, 400, 0);
+    }
+}

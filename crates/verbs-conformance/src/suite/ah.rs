@@ -1,0 +1,74 @@
+//! Address handles.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::harness::case;
+use crate::pair::Spec;
+
+tests! { "ah";
+    many_exist_at_once [Ud],
+    a_port_that_is_not_there_is_refused [Ud],
+    a_gid_index_beyond_the_table_is_refused [Ud],
+    roce_needs_a_global_route [Ud],
+    one_of_another_domain_is_refused_or_loses_the_message [Ud, ArgumentChecks],
+}
+
+fn many_exist_at_once(env: &Env) {
+    let side = Spec::ud().side(env);
+    let attr = side.ah_attr(&side.address());
+    let handles: Vec<_> = (0..500).map(|_| side.pd.ah(&attr)).collect();
+    let mut raws: Vec<_> = handles.iter().map(|ah| ah.raw()).collect();
+    raws.sort();
+    raws.dedup();
+    assert_eq!(raws.len(), handles.len());
+}
+
+fn a_port_that_is_not_there_is_refused(env: &Env) {
+    let side = Spec::ud().side(env);
+    for port in [0, side.ctx.device_attr().phys_port_cnt + 1, 255] {
+        case(format!("port {port}"));
+        let mut attr = side.ah_attr(&side.address());
+        attr.port_num = port;
+        assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
+    }
+}
+
+fn a_gid_index_beyond_the_table_is_refused(env: &Env) {
+    let side = Spec::ud().with(|s| s.global = true).side(env);
+    let mut attr = side.ah_attr(&side.address());
+    let len = side.ctx.port_attr().gid_tbl_len;
+    if let Ok(index) = u8::try_from(len) {
+        attr.grh.sgid_index = index;
+        assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
+    }
+}
+
+/// There are no LIDs on Ethernet: `ibv_create_ah(3)`, `IBV_QPF_GRH_REQUIRED`.
+fn roce_needs_a_global_route(env: &Env) {
+    let side = Spec::ud().side(env);
+    if side.ctx.port_attr().link_layer != IBV_LINK_LAYER_ETHERNET {
+        return;
+    }
+    let mut attr = side.ah_attr(&side.address());
+    attr.is_global = 0;
+    attr.dlid = 1;
+    assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
+}
+
+/// IBTA vol. 1, 10.2.3: the PD of an address handle must be the QP's.
+fn one_of_another_domain_is_refused_or_loses_the_message(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let target = pair.b.buf(64);
+    let other = pair.a.ctx.pd();
+    let ah = other.ah(&pair.a.ah_attr(&pair.b.address()));
+    pair.b.recv(1, [target.all()]);
+    let wr = crate::wr::send([]).id(2).to(&ah, pair.b.qp.qpn(), crate::pair::QKEY);
+    match pair.a.qp.try_post(vec![wr]) {
+        Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
+        Ok(()) => {
+            pair.a.sent().failed(2, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
+        }
+    }
+    pair.b.rcq.expect_empty();
+}

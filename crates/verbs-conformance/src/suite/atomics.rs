@@ -1,0 +1,216 @@
+//! Compare-and-swap and fetch-and-add.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::harness::case;
+use crate::memory::MemKind;
+use crate::pair::Spec;
+use crate::wr::{SendWr, Verb, cmp_swp, fetch_add};
+
+tests! { "atomics";
+    fetch_add_adds_and_returns_the_old_value [Atomics],
+    fetch_add_wraps_around [Atomics],
+    cmp_swp_swaps_only_what_it_expects [Atomics],
+    results_go_where_the_sges_say [Atomics],
+    misaligned_is_refused [Atomics],
+    a_result_of_another_length_is_refused [Atomics],
+    neighbours_stay_as_they_are [Atomics],
+    a_chain_of_atomics_is_ordered [Atomics],
+    atomics_on_the_own_queue_pair [Atomics],
+    no_credit_for_atomics [Atomics],
+}
+
+fn fetch_add_adds_and_returns_the_old_value(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let counter = pair.b.buf(64);
+        let result = pair.a.buf(8);
+        let mut expected = 5u64;
+        counter.memory.store(8, expected);
+        for add in [1, 0, 7, u64::MAX, 1 << 63, 1 << 32] {
+            pair.a.post(fetch_add(result.all(), counter.remote().plus(8), add).id(add));
+            pair.a.sent().sent(add, Verb::AtomicFetchAndAdd);
+            assert_eq!(result.memory.load(0), expected, "old value");
+            expected = expected.wrapping_add(add);
+            assert_eq!(counter.memory.load(8), expected, "new value");
+        }
+    }
+}
+
+fn fetch_add_wraps_around(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let counter = pair.b.buf(8);
+    let result = pair.a.buf(8);
+    counter.memory.store(0, u64::MAX - 1);
+    for old in [u64::MAX - 1, u64::MAX, 0, 1] {
+        pair.a.post(fetch_add(result.all(), counter.remote(), 1));
+        pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
+        assert_eq!(result.memory.load(0), old);
+    }
+}
+
+fn cmp_swp_swaps_only_what_it_expects(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let word = pair.b.buf(8);
+        let result = pair.a.buf(8);
+        word.memory.store(0, 10);
+        for (compare, swap, old, new) in [
+            (10, 11, 10, 11),
+            (10, 12, 11, 11),
+            (11, u64::MAX, 11, u64::MAX),
+            (u64::MAX, 0, u64::MAX, 0),
+            // All 64 bits are compared.
+            (1 << 32, 5, 0, 0),
+            (0, 0, 0, 0),
+        ] {
+            pair.a.post(cmp_swp(result.all(), word.remote(), compare, swap).id(old));
+            pair.a.sent().sent(old, Verb::AtomicCmpAndSwp);
+            assert_eq!(result.memory.load(0), old, "old value of {compare:#x} -> {swap:#x}");
+            assert_eq!(word.memory.load(0), new, "new value of {compare:#x} -> {swap:#x}");
+        }
+    }
+}
+
+fn results_go_where_the_sges_say(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let counter = pair.b.buf(8);
+    counter.memory.store(0, 0x0102_0304_0506_0708);
+    let result = pair.a.buf(64);
+    // Anywhere: only the remote address must be aligned.
+    let wr = SendWr::new(Verb::AtomicFetchAndAdd, [result.sge(3, 8)]).atomic(counter.remote(), 1, 0);
+    pair.a.post(wr);
+    pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
+    assert_eq!(result.memory.read(3, 8), 0x0102_0304_0506_0708_u64.to_ne_bytes());
+    result.memory.check_byte(0, 3, 0);
+    result.memory.check_byte(11, 53, 0);
+}
+
+/// IBTA vol. 1, 9.4.5: "the virtual address in the ATOMIC Command Request packet shall be naturally aligned
+/// to an 8 byte boundary"; the responder answers with NAK-Invalid Request, or refuses the access.
+fn misaligned_is_refused(env: &Env) {
+    for memory in MemKind::ALL {
+        for offset in [1, 4, 7] {
+            for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp] {
+                case(format!("{verb:?} at offset {offset}, {memory:?}"));
+                let pair = Spec::rc().memory(memory).pair(env);
+                let word = pair.b.buf(64);
+                let result = pair.a.buf(8);
+                let wr = SendWr::new(verb, [result.all()]).atomic(word.remote().plus(offset), 0, 9);
+                pair.a.post(wr.id(3));
+                pair.a.sent().failed(3, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR]);
+                word.memory.check_byte(0, 64, 0);
+                pair.b.qp.await_state(IBV_QPS_ERR);
+                assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+            }
+        }
+    }
+}
+
+/// The result is 8 bytes: less room, or more, is a local error.
+fn a_result_of_another_length_is_refused(env: &Env) {
+    for len in [0usize, 4, 7, 9, 16] {
+        case(format!("{len} bytes"));
+        let pair = Spec::rc().pair(env);
+        let word = pair.b.buf(8);
+        let result = pair.a.buf(64);
+        result.memory.write(0, &[0xee; 64]);
+        let wr = fetch_add(result.sge(0, len), word.remote(), 1).id(3);
+        match pair.a.qp.try_post(vec![wr]) {
+            Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
+            Ok(()) => {
+                let wc = pair.a.sent();
+                // A device may take more room than it needs.
+                if wc.status() != IBV_WC_SUCCESS || len < 8 {
+                    wc.failed(3, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
+                }
+            }
+        }
+        result.memory.check_byte(len.min(8), 64 - len.min(8), 0xee);
+    }
+}
+
+fn neighbours_stay_as_they_are(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let words = pair.b.buf(64);
+    words.memory.write(0, &[0xff; 64]);
+    let result = pair.a.buf(8);
+    pair.a.post(fetch_add(result.all(), words.remote().plus(24), 1));
+    pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
+    words.memory.check_byte(0, 24, 0xff);
+    assert_eq!(words.memory.load(24), 0);
+    words.memory.check_byte(32, 32, 0xff);
+}
+
+fn a_chain_of_atomics_is_ordered(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let word = pair.b.buf(8);
+        let results = pair.a.buf(16 * 8);
+        let wrs = (0..16u64)
+            .map(|i| {
+                let sge = results.sge(i * 8, 8);
+                if i % 2 == 0 {
+                    fetch_add(sge, word.remote(), 10).id(i)
+                } else {
+                    cmp_swp(sge, word.remote(), 10 * i.div_ceil(2), 10 * i.div_ceil(2)).id(i)
+                }
+            })
+            .collect();
+        pair.a.post_list(wrs);
+        for (i, wc) in pair.a.scq.take(16).iter().enumerate() {
+            let verb = if i % 2 == 0 { Verb::AtomicFetchAndAdd } else { Verb::AtomicCmpAndSwp };
+            wc.sent(i as u64, verb);
+            assert_eq!(results.memory.load(i * 8), 10 * (i as u64).div_ceil(2), "result {i}");
+        }
+        assert_eq!(word.memory.load(0), 80);
+    }
+}
+
+fn atomics_on_the_own_queue_pair(env: &Env) {
+    let mut side = Spec::rc().side(env);
+    let address = side.address();
+    side.connect(&address);
+    let word = side.buf(8);
+    let result = side.buf(8);
+    for old in 0..20 {
+        side.post(fetch_add(result.all(), word.remote(), 1).id(old));
+        side.sent().sent(old, Verb::AtomicFetchAndAdd);
+        assert_eq!(result.memory.load(0), old);
+    }
+}
+
+/// A QP that was connected with `max_rd_atomic` 0, or to one with `max_dest_rd_atomic` 0, has no READs and no
+/// atomics.
+fn no_credit_for_atomics(env: &Env) {
+    for (initiator, responder) in [(0, 1), (1, 0)] {
+        for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {
+            case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
+            let mut pair = Spec::rc()
+                .impatient()
+                .with(|s| {
+                    s.max_rd_atomic = initiator;
+                    s.max_dest_rd_atomic = responder;
+                })
+                .unconnected(env);
+            pair.connect();
+            let word = pair.b.buf(8);
+            let result = pair.a.buf(8);
+            word.memory.store(0, 1);
+            let wr = crate::wr::any(verb, [result.all()], word.remote()).id(3);
+            match pair.a.qp.try_post(vec![wr]) {
+                Err(refused) => assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno)),
+                Ok(()) => {
+                    pair.a.sent().failed(
+                        3,
+                        &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR],
+                    );
+                }
+            }
+            assert_eq!(word.memory.load(0), 1);
+        }
+    }
+}

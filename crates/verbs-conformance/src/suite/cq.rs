@@ -1,0 +1,466 @@
+//! Completion queues, channels, arming.
+
+use std::time::Duration;
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::objects::{Context, MOMENT};
+use crate::pair::{Pair, Spec};
+use crate::wr::{Remote, Verb, send, write};
+
+tests! { "cq";
+    capacity_is_at_least_what_was_asked_for [],
+    bad_sizes_are_refused [],
+    a_vector_that_is_not_there_is_refused [],
+    an_empty_queue_polls_nothing [],
+    an_armed_queue_makes_one_event [],
+    an_unarmed_queue_makes_no_event [],
+    events_carry_queue_and_context [],
+    a_send_completion_makes_an_event [],
+    the_descriptor_polls_and_does_not_block [],
+    a_blocked_thread_is_woken [],
+    a_blocked_thread_is_woken_by_a_failure [],
+    solicited_only_waits_for_a_solicited_send [Solicited],
+    solicited_write_with_imm_makes_an_event [Solicited],
+    solicited_only_fires_on_a_failure [Solicited],
+    solicited_on_ud [Solicited, Ud],
+    arming_for_any_beats_arming_for_solicited [Solicited],
+    several_queues_share_a_channel [],
+    events_are_acknowledged_in_bulk [],
+    destroying_waits_for_the_acknowledgement [],
+    destroying_drops_pending_events [],
+    event_then_poll_loses_nothing [],
+    event_driven_ping_pong [],
+}
+
+fn capacity_is_at_least_what_was_asked_for(env: &Env) {
+    let ctx = Context::open(env);
+    let max = ctx.device_attr().max_cqe;
+    for cqe in [1, 2, 3, 100, 1000, max.min(100_000)] {
+        case(format!("{cqe} entries"));
+        assert!(ctx.cq(cqe).cqe() >= usize::try_from(cqe).expect("positive"));
+    }
+}
+
+fn bad_sizes_are_refused(env: &Env) {
+    let ctx = Context::open(env);
+    let max = ctx.device_attr().max_cqe;
+    for cqe in [0, -1, i32::MIN, max.saturating_add(1), i32::MAX] {
+        if cqe > 0 && cqe <= max {
+            continue;
+        }
+        case(format!("{cqe} entries"));
+        let errno = ctx.try_cq(cqe, None, 0, 0).err();
+        assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
+    }
+}
+
+/// `ibv_create_cq(3)`: "Must be >= zero and < context->num_comp_vectors".
+fn a_vector_that_is_not_there_is_refused(env: &Env) {
+    let ctx = Context::open(env);
+    let channel = ctx.channel();
+    for vector in [-1, ctx.comp_vectors(), i32::MAX] {
+        let errno = ctx.try_cq(8, Some(&channel), vector, 0).err();
+        assert_eq!(errno, Some(libc::EINVAL), "vector {vector}");
+    }
+    drop(ctx.try_cq(8, Some(&channel), ctx.comp_vectors() - 1, 0).expect("the last vector"));
+}
+
+fn an_empty_queue_polls_nothing(env: &Env) {
+    let cq = Context::open(env).cq(8);
+    for max in [0, 1, 100] {
+        assert!(cq.poll(max).is_empty());
+    }
+}
+
+/// A header-only SEND from `a` to `b`, with flags; its receive is posted. `b` is not polled: that would be
+/// progress which a sleeping program does not make.
+fn one_send(pair: &Pair, flags: u32) {
+    pair.b.recv(5, []);
+    pair.a.post(send([]).id(6).flag(flags));
+    pair.a.sent().sent(6, Verb::Send);
+}
+
+fn pair(env: &Env) -> Pair {
+    Spec::rc().with_channels().pair(env)
+}
+
+fn an_armed_queue_makes_one_event(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    for _ in 0..5 {
+        pair.b.rcq.arm(false);
+        channel.expect_no_event();
+        one_send(&pair, 0);
+        channel.expect_event(&pair.b.rcq);
+        // Armed once, one event.
+        one_send(&pair, 0);
+        channel.expect_no_event();
+        for wc in pair.b.rcq.take(2) {
+            wc.received(5, 0);
+        }
+    }
+}
+
+fn an_unarmed_queue_makes_no_event(env: &Env) {
+    let pair = pair(env);
+    one_send(&pair, 0);
+    pair.b.received().received(5, 0);
+    pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
+}
+
+fn events_carry_queue_and_context(env: &Env) {
+    let ctx = Context::open(env);
+    let channel = ctx.channel();
+    let mut a = Spec::rc().side(env);
+    a.rcq = ctx.try_cq(64, Some(&channel), 0, 0xc0ffee).expect("ibv_create_cq");
+    let pd = ctx.pd();
+    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &a.rcq, &a.rcq);
+    a.qp = pd.qp(&mut init);
+    a.pd = pd;
+    let address = a.address();
+    a.connect(&address);
+    a.rcq.arm(false);
+    a.post(send([]).id(1));
+    a.recv(2, []);
+    assert!(channel.readable(crate::harness::patience()));
+    assert_eq!(channel.event(), Ok((a.rcq.raw(), 0x00c0_ffee)));
+    a.rcq.ack(1);
+    drop(a.rcq.take(2));
+}
+
+fn a_send_completion_makes_an_event(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.a.schannel.as_ref().expect("a channel");
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.scq.arm(false);
+    pair.a.post(write([source.all()], target.remote()).unsignaled());
+    channel.expect_no_event();
+    pair.a.post(write([source.all()], target.remote()).id(2));
+    channel.expect_event(&pair.a.scq);
+    pair.a.sent().sent(2, Verb::RdmaWrite);
+    // A SEND completes when the receiver has taken it.
+    pair.a.scq.arm(false);
+    pair.a.post(send([]).id(3));
+    channel.expect_no_event();
+    pair.b.recv(1, []);
+    channel.expect_event(&pair.a.scq);
+    pair.a.sent().sent(3, Verb::Send);
+}
+
+fn the_descriptor_polls_and_does_not_block(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    channel.set_nonblocking(true);
+    assert_eq!(channel.event(), Err(libc::EAGAIN));
+    assert!(!channel.readable(Duration::ZERO));
+    pair.b.rcq.arm(false);
+    one_send(&pair, 0);
+    assert!(channel.readable(crate::harness::patience()), "poll() says nothing");
+    assert!(channel.readable(Duration::ZERO), "poll() takes the event away");
+    assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+    assert!(!channel.readable(Duration::ZERO), "readable after its event was taken");
+    assert_eq!(channel.event(), Err(libc::EAGAIN));
+    pair.b.rcq.ack(1);
+}
+
+fn a_blocked_thread_is_woken(env: &Env) {
+    let pair = pair(env);
+    for round in 0..10 {
+        pair.b.rcq.arm(false);
+        std::thread::scope(|scope| {
+            let channel = pair.b.rchannel.as_ref().expect("a channel");
+            channel.set_nonblocking(false);
+            let waiting = scope.spawn(|| channel.event().map(|event| event.0.addr()));
+            std::thread::sleep(Duration::from_millis(5 * (round % 2)));
+            one_send(&pair, 0);
+            assert_eq!(waiting.join().expect("woken"), Ok(pair.b.rcq.raw().addr()));
+            pair.b.rcq.ack(1);
+            pair.b.received().received(5, 0);
+        });
+    }
+}
+
+/// A program that sleeps until its send completes must wake up when the peer is gone.
+fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
+    let pair = Spec::rc().with_channels().impatient().pair(env);
+    let channel = pair.a.schannel.as_ref().expect("a channel");
+    channel.set_nonblocking(false);
+    pair.a.scq.arm(false);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| channel.event().map(|event| event.0.addr()));
+        pair.a.post(send([]).id(1));
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(pair.b.qp.try_destroy(), 0);
+        assert_eq!(waiting.join().expect("woken"), Ok(pair.a.scq.raw().addr()));
+        pair.a.scq.ack(1);
+        pair.a.sent().failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+    });
+}
+
+fn solicited_only_waits_for_a_solicited_send(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    for _ in 0..3 {
+        pair.b.rcq.arm(true);
+        one_send(&pair, 0);
+        one_send(&pair, 0);
+        channel.expect_no_event();
+        one_send(&pair, IBV_SEND_SOLICITED);
+        channel.expect_event(&pair.b.rcq);
+        drop(pair.b.rcq.take(3));
+        channel.expect_no_event();
+    }
+}
+
+fn solicited_write_with_imm_makes_an_event(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.b.rcq.arm(true);
+    for (flag, fires) in [(0, false), (IBV_SEND_SOLICITED, true)] {
+        pair.b.recv(1, []);
+        let wr = crate::wr::write_imm([source.all()], target.remote(), 1);
+        pair.a.post(wr.id(2).flag(flag));
+        pair.a.sent().sent(2, Verb::RdmaWriteWithImm);
+        if fires {
+            channel.expect_event(&pair.b.rcq);
+        } else {
+            channel.expect_no_event();
+        }
+    }
+    drop(pair.b.rcq.take(2));
+}
+
+/// `ibv_req_notify_cq(3)`: with `solicited_only`, "or if a CQE with an unsuccessful status is added".
+fn solicited_only_fires_on_a_failure(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.a.schannel.as_ref().expect("a channel");
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.scq.arm(true);
+    pair.a.post(write([source.all()], target.remote()).id(1));
+    channel.expect_no_event();
+    let nowhere = Remote {
+        addr: 8,
+        rkey: 1,
+    };
+    pair.a.post(write([source.all()], nowhere).id(2));
+    channel.expect_event(&pair.a.scq);
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+}
+
+fn solicited_on_ud(env: &Env) {
+    let pair = Spec::ud().with_channels().pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    let buf = pair.b.buf(40);
+    pair.b.recv(1, [buf.all()]);
+    pair.b.recv(2, [buf.all()]);
+    pair.b.rcq.arm(true);
+    pair.a.post(send([]).id(3));
+    channel.expect_no_event();
+    pair.a.post(send([]).id(4).flag(IBV_SEND_SOLICITED));
+    channel.expect_event(&pair.b.rcq);
+    drop(pair.b.rcq.take(2));
+}
+
+/// IBTA vol. 1, 11.4.2.2: a request for any completion is not narrowed by a later one for solicited ones,
+/// and widens an earlier one.
+fn arming_for_any_beats_arming_for_solicited(env: &Env) {
+    for order in [[false, true], [true, false]] {
+        case(format!("{order:?}"));
+        let pair = pair(env);
+        for solicited_only in order {
+            pair.b.rcq.arm(solicited_only);
+        }
+        one_send(&pair, 0);
+        pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+    }
+}
+
+fn several_queues_share_a_channel(env: &Env) {
+    let ctx = Context::open(env);
+    let channel = ctx.channel();
+    let pd = ctx.pd();
+    let mut sides: Vec<_> = (0..4).map(|_| Spec::rc().side(env)).collect();
+    for side in &mut sides {
+        let cq = ctx.cq_on(64, &channel);
+        side.qp = pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+        side.scq = cq.clone();
+        side.rcq = cq;
+        side.pd = pd.clone();
+        let address = side.address();
+        side.connect(&address);
+    }
+    for side in &sides {
+        side.rcq.arm(false);
+    }
+    for index in [2usize, 0, 3, 1] {
+        let side = &sides[index];
+        side.recv(1, []);
+        side.post(send([]).id(2));
+        channel.expect_event(&side.rcq);
+        drop(side.rcq.take(2));
+    }
+    channel.expect_no_event();
+}
+
+fn events_are_acknowledged_in_bulk(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    for _ in 0..10 {
+        pair.b.rcq.arm(false);
+        one_send(&pair, 0);
+        assert!(channel.readable(crate::harness::patience()));
+        assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+        pair.b.received().received(5, 0);
+    }
+    pair.b.rcq.ack(10);
+}
+
+/// `ibv_get_cq_event(3)`: "destroying a CQ waits for all completion events to be acknowledged".
+fn destroying_waits_for_the_acknowledgement(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.clone().expect("a channel");
+    pair.b.rcq.arm(false);
+    one_send(&pair, 0);
+    assert!(channel.readable(crate::harness::patience()));
+    assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+    let cq = pair.b.rcq.clone();
+    assert_eq!(pair.b.qp.try_destroy(), 0);
+    std::thread::scope(|scope| {
+        let destroying = scope.spawn(|| cq.try_destroy());
+        std::thread::sleep(MOMENT);
+        assert!(!destroying.is_finished(), "destroyed with an event that was not acknowledged");
+        cq.ack(1);
+        assert_eq!(destroying.join().expect("destroyed"), 0);
+    });
+}
+
+/// An event that nobody fetched goes with its CQ: nobody may be handed a CQ that is gone.
+fn destroying_drops_pending_events(env: &Env) {
+    let ctx = Context::open(env);
+    let channel = ctx.channel();
+    let survivor = ctx.cq_on(8, &channel);
+    for _ in 0..3 {
+        let mut side = Spec::rc().side(env);
+        let (pd, cq) = (ctx.pd(), ctx.cq_on(8, &channel));
+        side.qp = pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+        side.pd = pd;
+        let address = side.address();
+        side.connect(&address);
+        cq.arm(false);
+        side.recv(1, []);
+        side.post(send([]).id(2));
+        assert!(channel.readable(crate::harness::patience()));
+        assert_eq!(side.qp.try_destroy(), 0);
+        assert_eq!(cq.try_destroy(), 0);
+        channel.set_nonblocking(true);
+        assert_eq!(channel.event(), Err(libc::EAGAIN), "an event of a CQ that is gone");
+    }
+    drop(survivor);
+}
+
+/// The loop of every event-driven program: arm, poll once more, sleep.
+fn event_then_poll_loses_nothing(env: &Env) {
+    const TOTAL: u64 = 3000;
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        case(format!("QP type {}", spec.qp_type));
+        let pair = spec.depth(64).with_channels().pair(env);
+        let buf = pair.b.buf(64);
+        for i in 0..64 {
+            pair.b.recv(i, [buf.all()]);
+        }
+        let reliable = pair.b.grh_len() == 0;
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| {
+                let channel = pair.b.rchannel.as_ref().expect("a channel");
+                let mut got = 0u64;
+                let mut events = 0;
+                loop {
+                    pair.b.rcq.arm(false);
+                    let mut any = false;
+                    loop {
+                        let wcs = pair.b.rcq.poll(16);
+                        if wcs.is_empty() {
+                            break;
+                        }
+                        any = true;
+                        for wc in wcs {
+                            assert_eq!(wc.status(), IBV_WC_SUCCESS);
+                            got += 1;
+                            if wc.imm() == Some(u32::MAX) {
+                                pair.b.rcq.ack(events);
+                                return got;
+                            }
+                            pair.b.recv(wc.id(), [buf.all()]);
+                        }
+                    }
+                    if any {
+                        continue;
+                    }
+                    assert!(channel.readable(crate::harness::patience()), "asleep for ever, {got} received");
+                    assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+                    events += 1;
+                }
+            });
+            for i in 0..TOTAL {
+                pair.a.post(send([]).id(i));
+                pair.a.sent().sent(i, Verb::Send);
+                if i % 100 == 0 {
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            }
+            // The last word: on UD until somebody hears it.
+            while !receiver.is_finished() {
+                pair.a.post(crate::wr::send_imm([], u32::MAX).id(1));
+                let wc = pair.a.sent();
+                if reliable {
+                    wc.sent(1, Verb::Send);
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let got = receiver.join().expect("the receiver ends");
+            assert!(got <= TOTAL + 1 && (!reliable || got == TOTAL + 1), "{got} of {TOTAL} received");
+        });
+    }
+}
+
+fn event_driven_ping_pong(env: &Env) {
+    let pair = pair(env);
+    let wait = |side: &crate::pair::Side| {
+        side.rcq.arm(false);
+        if let Some(wc) = side.rcq.poll(1).first() {
+            return *wc;
+        }
+        side.rchannel.as_ref().expect("a channel").expect_event(&side.rcq);
+        side.received()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0..200 {
+                pair.b.recv(i, []);
+                wait(&pair.b).received(i, 0);
+                pair.b.post(send([]).id(i));
+                pair.b.sent().sent(i, Verb::Send);
+            }
+        });
+        for i in 0..200 {
+            pair.a.recv(i, []);
+            pair.a.post(send([]).id(i));
+            pair.a.sent().sent(i, Verb::Send);
+            wait(&pair.a).received(i, 0);
+        }
+    });
+}

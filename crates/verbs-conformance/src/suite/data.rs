@@ -1,0 +1,400 @@
+//! Every verb of every transport moves exactly the bytes that it says, and completes as it should.
+
+use crate::harness::case;
+use crate::memory::MemKind;
+use crate::objects::Buf;
+use crate::pair::{Pair, Side, Spec};
+use crate::wr::{SendWr, Verb, any};
+use crate::{Env, Rng};
+use verbs_abi::{IBV_MTU_256, ibv_sge};
+
+tests! { "data";
+    rc_send [] => |env| verb_moves(env, &Spec::rc(), Verb::Send),
+    rc_send_with_imm [] => |env| verb_moves(env, &Spec::rc(), Verb::SendWithImm),
+    rc_rdma_write [] => |env| verb_moves(env, &Spec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm [] => |env| verb_moves(env, &Spec::rc(), Verb::RdmaWriteWithImm),
+    rc_rdma_read [Read] => |env| verb_moves(env, &Spec::rc(), Verb::RdmaRead),
+    uc_send [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::Send),
+    uc_send_with_imm [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::SendWithImm),
+    uc_rdma_write [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::RdmaWrite),
+    uc_rdma_write_with_imm [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::RdmaWriteWithImm),
+    ud_send [Ud] => |env| verb_moves(env, &Spec::ud(), Verb::Send),
+    ud_send_with_imm [Ud] => |env| verb_moves(env, &Spec::ud(), Verb::SendWithImm),
+    rc_send_with_srq [Srq] => |env| verb_moves(env, &Spec::rc().with_srq(), Verb::Send),
+    rc_rdma_write_with_imm_with_srq [Srq] => |env| verb_moves(env, &Spec::rc().with_srq(), Verb::RdmaWriteWithImm),
+    uc_send_with_srq [Uc, Srq] => |env| verb_moves(env, &Spec::uc().with_srq(), Verb::SendWithImm),
+    ud_send_with_srq [Ud, Srq] => |env| verb_moves(env, &Spec::ud().with_srq(), Verb::SendWithImm),
+    rc_send_scatters_and_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::Send),
+    rc_send_with_imm_scatters_and_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::SendWithImm),
+    rc_rdma_write_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::RdmaWriteWithImm),
+    rc_rdma_read_scatters [Read] => |env| verb_scatters(env, &Spec::rc(), Verb::RdmaRead),
+    uc_send_scatters_and_gathers [Uc] => |env| verb_scatters(env, &Spec::uc(), Verb::Send),
+    uc_rdma_write_gathers [Uc] => |env| verb_scatters(env, &Spec::uc(), Verb::RdmaWrite),
+    ud_send_scatters_and_gathers [Ud] => |env| verb_scatters(env, &Spec::ud(), Verb::Send),
+    a_receive_may_be_larger_than_the_message [],
+    header_only_messages [],
+    rc_to_itself [],
+    uc_to_itself [Uc] => |env| to_itself(env, &Spec::uc()),
+    both_ways_at_once [],
+    mixed_memory [],
+    a_burst_of_large_messages [],
+    random_mix_on_rc [Read, Atomics],
+}
+
+/// Bytes that fit into one message of the spec's transport.
+pub(super) fn sizes(side: &Side) -> Vec<usize> {
+    let mtu = mtu(side);
+    if side.grh_len() > 0 {
+        vec![0, 1, 8, 63, 64, 65, 200, mtu - 1, mtu]
+    } else {
+        vec![0, 1, 8, 63, 64, 65, 200, mtu - 1, mtu, mtu + 1, 4096, 4097, 10_000, 65_536, 1 << 20]
+    }
+}
+
+/// Active MTU of the port, in bytes.
+pub(super) fn mtu(side: &Side) -> usize {
+    256 << (side.ctx.port_attr().active_mtu - IBV_MTU_256)
+}
+
+fn verb_moves(env: &Env, spec: &Spec, verb: Verb) {
+    for memory in MemKind::ALL {
+        let pair = spec.clone().memory(memory).pair(env);
+        for (i, len) in sizes(&pair.a).into_iter().enumerate() {
+            case(format!("{verb:?} of {len} bytes, {memory:?} memory"));
+            move_once(&pair, verb, len, i as u64 + 1, &[], &[]);
+        }
+    }
+}
+
+fn verb_scatters(env: &Env, spec: &Spec, verb: Verb) {
+    let cuts: [&[usize]; 8] =
+        [&[], &[0], &[1], &[7, 0, 9], &[1, 1, 1], &[64], &[0, 0, 0], &[13, 100, 3]];
+    for memory in MemKind::ALL {
+        let pair = spec.clone().memory(memory).pair(env);
+        let mut rng = Rng::new(1);
+        for len in [150, 256] {
+            for (i, source) in cuts.iter().enumerate() {
+                for (j, target) in cuts.iter().enumerate() {
+                    // READs gather nothing and WRITEs scatter nothing: one round is enough.
+                    let one_sided = !verb.is_send();
+                    if one_sided && (if verb == Verb::RdmaRead { i } else { j }) > 0 {
+                        continue;
+                    }
+                    case(format!("{verb:?} of {len} bytes, SGEs cut at {source:?} and {target:?}, {memory:?}"));
+                    move_once(&pair, verb, len, rng.next_u64(), source, target);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes around a target that must stay as they are.
+const MARGIN: usize = 24;
+
+/// The buffer to receive into, filled with 0xee.
+fn guarded(side: &Side, len: usize) -> Buf {
+    let buf = side.buf(len + 2 * MARGIN);
+    buf.memory.write(0, &vec![0xee; len + 2 * MARGIN]);
+    buf
+}
+
+#[track_caller]
+fn check_guarded(buf: &Buf, grh: usize, len: usize, seed: u64) {
+    buf.memory.check_byte(0, MARGIN, 0xee);
+    buf.memory.check_at(MARGIN + grh, len, seed);
+    buf.memory.check_byte(MARGIN + grh + len, MARGIN, 0xee);
+}
+
+/// One message of one verb from `a` to `b` (READ: from `b`'s memory to `a`), with all its effects checked.
+#[track_caller]
+fn move_once(pair: &Pair, verb: Verb, len: usize, seed: u64, source_cuts: &[usize], target_cuts: &[usize]) {
+    let (a, b) = (&pair.a, &pair.b);
+    let margin = MARGIN as u64;
+    let imm = u32::try_from(seed & 0xffff_ffff).expect("masked");
+    let wr_id = seed ^ 0xabcd;
+    if verb == Verb::RdmaRead {
+        let source = b.buf(len + MARGIN);
+        source.memory.fill_at(MARGIN, len, seed);
+        let target = guarded(a, len);
+        let sges = target.split(margin, len, target_cuts);
+        a.post(any(verb, sges, source.remote().plus(margin)).id(wr_id));
+        a.sent().sent(wr_id, verb);
+        check_guarded(&target, 0, len, seed);
+        assert!(b.rcq.poll(1).is_empty());
+        return;
+    }
+    let grh = b.grh_len();
+    let source = a.buf(len + MARGIN);
+    source.memory.fill_at(MARGIN, len, seed);
+    let sges = source.split(margin, len, source_cuts);
+    let target = guarded(b, grh + len);
+    if verb.is_send() {
+        b.recv(wr_id + 1, scatter(&target, grh, len, target_cuts));
+    } else if verb.has_imm() {
+        b.recv(wr_id + 1, []);
+    }
+    let wr = any(verb, sges, target.remote().plus(margin)).id(wr_id);
+    a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
+    if verb.recv_opcode().is_none() {
+        a.sent().sent(wr_id, verb);
+        check_guarded(&target, grh, len, seed);
+        assert!(b.rcq.poll(1).is_empty());
+        return;
+    }
+    let wc = b.received();
+    wc.ok(wr_id + 1, verb.recv_opcode().expect("checked"));
+    assert_eq!(wc.raw().byte_len as usize, grh + len, "byte_len");
+    assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
+    assert_eq!(wc.qpn(), b.qp.qpn());
+    check_guarded(&target, grh, len, seed);
+    let wc = a.sent();
+    wc.sent(wr_id, verb);
+    assert_eq!(wc.qpn(), a.qp.qpn());
+}
+
+/// SGEs of a receive: the GRH goes with the first.
+fn scatter(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
+    let mut cuts = cuts.to_vec();
+    if let Some(first) = cuts.first_mut() {
+        *first += grh;
+    }
+    target.split(MARGIN as u64, grh + len, &cuts)
+}
+
+fn a_receive_may_be_larger_than_the_message(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(crate::Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    if env.has(crate::Cap::Uc) {
+        specs.push(Spec::uc());
+    }
+    for spec in specs {
+        case(format!("QP type {}", spec.qp_type));
+        let pair = spec.pair(env);
+        let grh = pair.b.grh_len();
+        let target = pair.b.buf(500);
+        target.memory.write(0, &[0xee; 500]);
+        pair.b.recv(1, target.split(0, 500, &[grh + 10, 30, 100]));
+        let source = pair.a.buf(60);
+        source.memory.fill(5);
+        pair.a.post(crate::wr::send([source.all()]).id(2));
+        pair.b.received().received(1, grh + 60);
+        pair.a.sent().sent(2, Verb::Send);
+        target.memory.check_at(grh, 60, 5);
+        target.memory.check_byte(grh + 60, 440 - grh, 0xee);
+    }
+}
+
+/// No SGEs at all on either side: only the immediate travels.
+fn header_only_messages(env: &Env) {
+    let mut cases = vec![(Spec::rc(), Verb::Send), (Spec::rc(), Verb::SendWithImm)];
+    if env.has(crate::Cap::Uc) {
+        cases.push((Spec::uc(), Verb::SendWithImm));
+    }
+    if env.has(crate::Cap::Ud) {
+        cases.push((Spec::ud(), Verb::SendWithImm));
+    }
+    for (spec, verb) in cases {
+        case(format!("QP type {}, {verb:?}", spec.qp_type));
+        let pair = spec.pair(env);
+        let grh = pair.b.grh_len();
+        let target = pair.b.buf(40);
+        for i in 0..50 {
+            if grh > 0 {
+                pair.b.recv(i, [target.all()]);
+            } else {
+                pair.b.recv(i, []);
+            }
+            let wr = SendWr::new(verb, []).id(i);
+            let imm = u32::try_from(i).expect("small") << 24 | 0x5a;
+            pair.a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
+            let wc = pair.b.received();
+            wc.received(i, grh);
+            assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
+            pair.a.sent().sent(i, verb);
+        }
+    }
+}
+
+fn rc_to_itself(env: &Env) {
+    to_itself(env, &Spec::rc());
+}
+
+/// A QP connected with itself: its sends arrive in its own receive queue.
+fn to_itself(env: &Env, spec: &Spec) {
+    let mut side = spec.side(env);
+    let address = side.address();
+    side.connect(&address);
+    let source = side.buf(300);
+    let target = side.buf(300);
+    for seed in 0..40 {
+        source.memory.fill(seed);
+        side.recv(seed, [target.all()]);
+        side.post(crate::wr::send([source.all()]).id(seed));
+        side.received().received(seed, 300);
+        side.sent().sent(seed, Verb::Send);
+        target.memory.check(seed);
+        source.memory.fill(seed + 1000);
+        side.post(crate::wr::write([source.all()], target.remote()).id(seed));
+        side.sent().sent(seed, Verb::RdmaWrite);
+        if spec.qp_type == verbs_abi::IBV_QPT_RC {
+            target.memory.check(seed + 1000);
+        }
+    }
+}
+
+fn both_ways_at_once(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let sides = [&pair.a, &pair.b];
+    let buffers: Vec<(Buf, Buf)> = sides.iter().map(|side| (side.buf(5000), side.buf(5000))).collect();
+    for round in 0..20 {
+        for (i, side) in sides.iter().enumerate() {
+            side.recv(round, [buffers[i].1.all()]);
+            buffers[i].0.memory.fill(round * 2 + i as u64);
+        }
+        for (i, side) in sides.iter().enumerate() {
+            side.post(crate::wr::send([buffers[i].0.all()]).id(round));
+        }
+        for (i, side) in sides.iter().enumerate() {
+            side.received().received(round, 5000);
+            buffers[i].1.memory.check(round * 2 + (1 - i as u64));
+        }
+        for side in sides {
+            side.sent().sent(round, Verb::Send);
+        }
+    }
+}
+
+/// SGEs of private and of shareable memory in one WR.
+fn mixed_memory(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let of = |side: &Side, kind| side.pd.buf_with(kind, 1000, crate::objects::ALL_ACCESS);
+    let sources = MemKind::ALL.map(|kind| of(&pair.a, kind));
+    let targets = MemKind::ALL.map(|kind| of(&pair.b, kind));
+    sources[0].memory.fill(1);
+    sources[1].memory.fill(2);
+    pair.b.recv(1, [targets[1].all(), targets[0].all()]);
+    pair.a.post(crate::wr::send([sources[0].all(), sources[1].all()]).id(2));
+    pair.b.received().received(1, 2000);
+    pair.a.sent().sent(2, Verb::Send);
+    targets[1].memory.check(1);
+    targets[0].memory.check(2);
+}
+
+fn a_burst_of_large_messages(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        const LEN: usize = 200_000;
+        let source = pair.a.buf(8 * LEN);
+        let target = pair.b.buf(8 * LEN);
+        source.memory.fill(77);
+        for i in 0..8 {
+            pair.b.recv(i, [target.sge(i * LEN as u64, LEN)]);
+        }
+        pair.a.post_list(
+            (0..8).map(|i| crate::wr::send([source.sge(i * LEN as u64, LEN)]).id(i)).collect(),
+        );
+        for i in 0..8 {
+            pair.b.received().received(i, LEN);
+        }
+        for i in 0..8 {
+            pair.a.sent().sent(i, Verb::Send);
+        }
+        target.memory.check(77);
+    }
+}
+
+/// Verbs, lengths, SGEs, signaling and postlists by chance, checked against a model: `b`'s memory as it must
+/// be after each WR in order.
+fn random_mix_on_rc(env: &Env) {
+    const LEN: usize = 4096;
+    for (seed, memory) in [(11, MemKind::Private), (12, MemKind::Shared)] {
+        case(format!("seed {seed}, {memory:?}"));
+        let mut rng = Rng::new(seed);
+        let pair = Spec::rc().depth(64).memory(memory).pair(env);
+        let (a, b) = (&pair.a, &pair.b);
+        let target = b.buf(LEN);
+        let source = a.buf(64 * 256);
+        let results = a.buf(64 * 256);
+        let mut model = vec![0u8; LEN];
+        for round in 0..150u64 {
+            let count = 1 + rng.below(16);
+            let mut wrs = Vec::new();
+            let mut expected: Vec<(u64, Vec<u8>)> = Vec::new();
+            let mut receives = Vec::new();
+            source.memory.fill(round);
+            for i in 0..count {
+                let slot = i * 256;
+                let len = usize::try_from(rng.below(257)).expect("small");
+                let at = usize::try_from(rng.below((LEN - len) as u64 + 1)).expect("small");
+                let remote = target.remote().plus(at as u64);
+                let payload = source.memory.read(usize::try_from(slot).expect("small"), len);
+                let wr = match rng.below(6) {
+                    0 => {
+                        model[at..at + len].copy_from_slice(&payload);
+                        crate::wr::write([source.sge(slot, len)], remote)
+                    }
+                    1 => {
+                        model[at..at + len].copy_from_slice(&payload);
+                        b.recv(receives.len() as u64, []);
+                        receives.push((len, Some(7)));
+                        crate::wr::write_imm(source.split(slot, len, &[len / 3]), remote, 7)
+                    }
+                    2 => {
+                        model[at..at + len].copy_from_slice(&payload);
+                        b.recv(receives.len() as u64, [target.sge(at as u64, len)]);
+                        receives.push((len, None));
+                        crate::wr::send([source.sge(slot, len)])
+                    }
+                    3 => {
+                        expected.push((slot, model[at..at + len].to_vec()));
+                        crate::wr::read([results.sge(slot, len)], remote)
+                    }
+                    kind => {
+                        let at = at & !7 & (LEN - 8);
+                        let remote = target.remote().plus(at as u64);
+                        let word: [u8; 8] = model[at..at + 8].try_into().expect("eight");
+                        expected.push((slot, word.to_vec()));
+                        let old = u64::from_ne_bytes(word);
+                        let sge = results.sge(slot, 8);
+                        let (new, wr) = if kind == 4 {
+                            let add = rng.next_u64();
+                            (old.wrapping_add(add), crate::wr::fetch_add(sge, remote, add))
+                        } else {
+                            let compare = if rng.one_in(2) { old } else { !old };
+                            let swap = rng.next_u64();
+                            let new = if compare == old { swap } else { old };
+                            (new, crate::wr::cmp_swp(sge, remote, compare, swap))
+                        };
+                        model[at..at + 8].copy_from_slice(&new.to_ne_bytes());
+                        wr
+                    }
+                };
+                let wr = wr.id(round << 8 | i);
+                let last = i + 1 == count;
+                wrs.push(if last || rng.one_in(2) { wr } else { wr.unsignaled() });
+            }
+            a.post_list(wrs);
+            for (i, (len, imm)) in receives.iter().enumerate() {
+                let wc = b.received();
+                assert_eq!(wc.status(), 0, "{wc:?}");
+                assert_eq!((wc.id(), wc.raw().byte_len as usize, wc.imm()), (i as u64, *len, *imm));
+            }
+            let mut last = None;
+            while last != Some(round << 8 | (count - 1)) {
+                let wc = a.sent();
+                assert_eq!(wc.status(), 0, "{wc:?}");
+                assert!(last.is_none_or(|last| last < wc.id()), "out of order");
+                last = Some(wc.id());
+            }
+            crate::memory::same(&target.memory.read(0, LEN), &model, 0);
+            for (slot, bytes) in expected {
+                let at = usize::try_from(slot).expect("small");
+                crate::memory::same(&results.memory.read(at, bytes.len()), &bytes, at);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Devices, ports, GIDs, P_Keys, texts.
+
+use std::time::Duration;
+
+use verbs_abi::*;
+
+use crate::objects::{Context, DeviceList, code_texts};
+use crate::{Cap, Env};
+
+tests! { "device";
+    list_ends_with_null_and_counts [],
+    list_works_without_a_count [],
+    names_and_guids_are_there [],
+    opens_twice_and_closes [],
+    outlives_the_list [],
+    query_device_is_sane [],
+    query_port_is_sane [],
+    a_port_that_is_not_there_is_refused [],
+    link_layer_is_the_one_asked_for [],
+    gid_table_has_an_address_and_an_end [],
+    pkey_table_has_the_default_and_an_end [],
+    codes_have_texts [],
+    comp_vectors_are_there [],
+    async_queue_is_empty_and_does_not_block [Events],
+}
+
+fn list_ends_with_null_and_counts(env: &Env) {
+    let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
+    assert!(list.count > 0, "no devices");
+    assert_eq!(list.devices().count(), usize::try_from(list.count).unwrap());
+}
+
+fn list_works_without_a_count(env: &Env) {
+    let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
+    assert!(list.works_without_count());
+}
+
+fn names_and_guids_are_there(env: &Env) {
+    let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
+    let mut names: Vec<String> = list.devices().map(|d| list.name(d)).collect();
+    assert!(names.iter().all(|name| !name.is_empty() && !name.contains(['/', ' '])), "{names:?}");
+    names.dedup();
+    assert_eq!(names.len(), list.devices().count(), "two devices of one name");
+    assert!(list.devices().all(|d| list.guid(d) != 0), "a device without GUID");
+}
+
+fn opens_twice_and_closes(env: &Env) {
+    let first = Context::open(env);
+    let second = Context::open(env);
+    assert_ne!(first.raw(), second.raw());
+    drop(first);
+    drop(second.pd());
+    drop(second);
+    drop(Context::open(env).pd());
+}
+
+/// `ibv_get_device_list(3)`: devices that were opened before the list is freed stay usable.
+fn outlives_the_list(env: &Env) {
+    let ctx = {
+        let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
+        let device = list.devices().next().expect("a device");
+        list.open(env, device).expect("ibv_open_device")
+    };
+    assert!(ctx.device_attr().max_qp > 0);
+}
+
+fn query_device_is_sane(env: &Env) {
+    let ctx = Context::open(env);
+    let attr = ctx.device_attr();
+    let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
+    let wanted = env.settings.device.as_deref();
+    let device = list.devices().find(|d| wanted.is_none_or(|name| list.name(*d) == name)).unwrap();
+    assert_eq!(attr.node_guid, list.guid(device));
+    assert!(attr.fw_ver.contains(&0), "fw_ver without end");
+    assert!(attr.phys_port_cnt >= env.settings.port);
+    for (name, value) in [
+        ("max_qp", attr.max_qp),
+        ("max_qp_wr", attr.max_qp_wr),
+        ("max_sge", attr.max_sge),
+        ("max_sge_rd", attr.max_sge_rd),
+        ("max_cq", attr.max_cq),
+        ("max_cqe", attr.max_cqe),
+        ("max_mr", attr.max_mr),
+        ("max_pd", attr.max_pd),
+        ("max_ah", attr.max_ah),
+    ] {
+        assert!(value > 0, "{name} is {value}");
+    }
+    assert!(attr.max_mr_size >= 1 << 20);
+    assert!(attr.page_size_cap & 4096 != 0, "page_size_cap {:#x}", attr.page_size_cap);
+    assert!(attr.max_pkeys >= 1);
+    if env.has(Cap::Srq) {
+        assert!(attr.max_srq > 0 && attr.max_srq_wr > 0 && attr.max_srq_sge > 0);
+    }
+    if env.has(Cap::Atomics) {
+        assert!([IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB].contains(&attr.atomic_cap));
+    }
+    if env.has(Cap::Read) {
+        assert!(attr.max_qp_rd_atom > 0 && attr.max_qp_init_rd_atom > 0);
+    }
+}
+
+fn query_port_is_sane(env: &Env) {
+    let port = Context::open(env).port_attr();
+    assert_eq!(port.state, IBV_PORT_ACTIVE);
+    assert!((IBV_MTU_256..=IBV_MTU_4096).contains(&port.active_mtu));
+    assert!((port.active_mtu..=IBV_MTU_4096).contains(&port.max_mtu));
+    assert!(port.gid_tbl_len >= 1 && port.pkey_tbl_len >= 1);
+    assert!(port.max_msg_sz >= 1 << 20, "max_msg_sz {}", port.max_msg_sz);
+    // 5 is LinkUp in `ibv_query_port(3)`.
+    assert_eq!(port.phys_state, 5);
+    assert!(port.active_width != 0 && port.active_speed != 0);
+}
+
+fn a_port_that_is_not_there_is_refused(env: &Env) {
+    let ctx = Context::open(env);
+    let ports = ctx.device_attr().phys_port_cnt;
+    for port in [0, ports + 1, 255] {
+        let refused = ctx.try_port_attr(port).map(|_| ());
+        assert_eq!(refused, Err(libc::EINVAL), "port {port}");
+        assert!(ctx.try_gid(port, 0).is_err(), "GID of port {port}");
+        assert!(ctx.try_pkey(port, 0).is_err(), "P_Key of port {port}");
+    }
+}
+
+fn link_layer_is_the_one_asked_for(env: &Env) {
+    let port = Context::open(env).port_attr();
+    if let Some(link_layer) = env.settings.link_layer {
+        assert_eq!(port.link_layer, link_layer);
+    }
+    if port.link_layer == IBV_LINK_LAYER_INFINIBAND {
+        assert!((1..0xc000).contains(&port.lid), "{:#x} is no unicast LID", port.lid);
+        assert!(port.sm_lid != 0);
+    }
+}
+
+fn gid_table_has_an_address_and_an_end(env: &Env) {
+    let ctx = Context::open(env);
+    let (port, index) = (env.settings.port, env.settings.gid_index);
+    let gid = ctx.try_gid(port, index.into()).expect("ibv_query_gid");
+    assert_ne!(gid, [0; 16]);
+    let attr = ctx.port_attr();
+    if attr.link_layer == IBV_LINK_LAYER_INFINIBAND {
+        // The link-local prefix, unless a subnet manager gave another; the lower half is a GUID.
+        assert!(gid[8..] != [0; 8]);
+    }
+    // `ibv_query_gid(3)`: "returns 0 on success, and -1 on error".
+    assert_eq!(ctx.try_gid(port, attr.gid_tbl_len), Err(-1));
+    assert_eq!(ctx.try_gid(port, -1), Err(-1));
+}
+
+fn pkey_table_has_the_default_and_an_end(env: &Env) {
+    let ctx = Context::open(env);
+    let port = env.settings.port;
+    // The default partition: IBTA vol. 1, 10.9.1.2.
+    assert_eq!(ctx.try_pkey(port, 0).map(|pkey| pkey & 0x7fff), Ok(0x7fff));
+    let len = i32::from(ctx.port_attr().pkey_tbl_len);
+    assert_eq!(ctx.try_pkey(port, len), Err(-1));
+    assert_eq!(ctx.try_pkey(port, -1), Err(-1));
+}
+
+fn codes_have_texts(env: &Env) {
+    let texts = code_texts(env.symbols, 0..=40);
+    assert!(texts.iter().all(|text| !text.is_empty()));
+    let of_far_codes = code_texts(env.symbols, u32::MAX - 2..=u32::MAX);
+    assert!(of_far_codes.iter().all(|text| !text.is_empty()));
+}
+
+fn comp_vectors_are_there(env: &Env) {
+    assert!(Context::open(env).comp_vectors() >= 1);
+}
+
+fn async_queue_is_empty_and_does_not_block(env: &Env) {
+    let ctx = Context::open(env);
+    assert!(ctx.async_event(Duration::ZERO).is_none());
+    assert_eq!(ctx.async_event_errno(), libc::EAGAIN);
+}

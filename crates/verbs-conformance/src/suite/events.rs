@@ -1,0 +1,156 @@
+//! Async events.
+
+use std::time::Duration;
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::harness::case;
+use crate::objects::MOMENT;
+use crate::pair::Spec;
+use crate::wr::{Remote, read, send, write};
+
+tests! { "events";
+    an_access_error_is_an_event_of_the_responder [Events],
+    an_invalid_request_is_an_event_of_the_responder [Events, Read],
+    a_failed_request_is_no_event_of_the_requester [Events],
+    a_blocked_thread_wakes_up [Events],
+    destroying_waits_for_the_acknowledgement [Events],
+    events_are_of_the_own_context [Events],
+    the_last_wqe_of_an_srq_is_an_event [Events, Srq],
+    draining_is_an_event [Events, Sqd],
+    nobody_has_to_listen [],
+}
+
+fn an_access_error_is_an_event_of_the_responder(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf(8);
+    let nowhere = Remote {
+        addr: 0x1000,
+        rkey: 0xbad,
+    };
+    pair.a.post(write([local.all()], nowhere).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    let event = pair.b.ctx.next_async_event();
+    assert_eq!(event.kind(), IBV_EVENT_QP_ACCESS_ERR);
+    assert!(event.is_of_qp(&pair.b.qp));
+    event.ack();
+    assert!(pair.b.ctx.async_event(MOMENT).is_none(), "one event is enough");
+}
+
+/// A READ towards a QP that serves none (`max_dest_rd_atomic` 0).
+fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
+    let pair = Spec::rc().with(|s| s.max_dest_rd_atomic = 0).pair(env);
+    let local = pair.a.buf(8);
+    let remote = pair.b.buf(8);
+    pair.a.post(read([local.all()], remote.remote()).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
+    let event = pair.b.ctx.next_async_event();
+    assert!([IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR].contains(&event.kind()));
+    assert!(event.is_of_qp(&pair.b.qp));
+}
+
+/// Its completion says it all: IBTA vol. 1, 11.6.3.
+fn a_failed_request_is_no_event_of_the_requester(env: &Env) {
+    let pair = Spec::rc().rnr_retry(0).pair(env);
+    pair.a.post(send([]).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    assert!(pair.a.ctx.async_event(MOMENT).is_none());
+    assert!(pair.b.ctx.async_event(Duration::ZERO).is_none());
+}
+
+fn a_blocked_thread_wakes_up(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf(8);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pair.b.ctx.next_async_event().kind());
+        std::thread::sleep(Duration::from_millis(10));
+        let nowhere = Remote {
+            addr: 0x1000,
+            rkey: 0xbad,
+        };
+        pair.a.post(write([local.all()], nowhere).id(1));
+        // The requester may look away; the event comes all the same.
+        assert_eq!(waiting.join().expect("an event"), IBV_EVENT_QP_ACCESS_ERR);
+    });
+}
+
+/// `ibv_get_async_event(3)`: destroying an object waits until its events are acknowledged.
+fn destroying_waits_for_the_acknowledgement(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf(8);
+    let nowhere = Remote {
+        addr: 0x1000,
+        rkey: 0xbad,
+    };
+    pair.a.post(write([local.all()], nowhere).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    let event = pair.b.ctx.next_async_event();
+    std::thread::scope(|scope| {
+        let destroying = scope.spawn(|| pair.b.qp.try_destroy());
+        std::thread::sleep(MOMENT);
+        assert!(!destroying.is_finished(), "destroyed with an event that was not acknowledged");
+        event.ack();
+        assert_eq!(destroying.join().expect("destroyed"), 0);
+    });
+}
+
+fn events_are_of_the_own_context(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let bystander = Spec::rc().side(env);
+    let local = pair.a.buf(8);
+    let nowhere = Remote {
+        addr: 0x1000,
+        rkey: 0xbad,
+    };
+    pair.a.post(write([local.all()], nowhere).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    drop(pair.b.ctx.next_async_event());
+    assert!(bystander.ctx.async_event(MOMENT).is_none());
+    assert!(pair.a.ctx.async_event(Duration::ZERO).is_none());
+}
+
+/// `ibv_modify_qp(3)` and IBTA vol. 1, 10.2.9.5: a QP with an SRQ that goes to ERR takes no more WQEs from
+/// it, and says when it took the last.
+fn the_last_wqe_of_an_srq_is_an_event(env: &Env) {
+    let pair = Spec::rc().with_srq().pair(env);
+    pair.b.recv(1, []);
+    pair.b.qp.to_state(IBV_QPS_ERR);
+    let event = pair.b.ctx.next_async_event();
+    assert_eq!(event.kind(), IBV_EVENT_QP_LAST_WQE_REACHED);
+    assert!(event.is_of_qp(&pair.b.qp));
+    drop(event);
+    // What is in the SRQ is not the QP's to flush.
+    pair.b.rcq.expect_empty();
+}
+
+fn draining_is_an_event(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = IBV_QPS_SQD;
+    attr.en_sqd_async_notify = 1;
+    case("RTS to SQD");
+    pair.a.qp.modify(&attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY).expect("RTS to SQD");
+    let event = pair.a.ctx.next_async_event();
+    assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
+    assert!(event.is_of_qp(&pair.a.qp));
+}
+
+/// A program that never reads its async events gets along, and closes without waiting.
+fn nobody_has_to_listen(env: &Env) {
+    let a = Spec::rc().side(env);
+    let b = Spec::rc().side(env);
+    for _ in 0..50 {
+        let (mut x, mut y) = (a.sibling(), b.sibling());
+        let (to_x, to_y) = (x.address(), y.address());
+        x.connect(&to_y);
+        y.connect(&to_x);
+        let local = x.buf(8);
+        let nowhere = Remote {
+            addr: 0x1000,
+            rkey: 0xbad,
+        };
+        x.post(write([local.all()], nowhere).id(1));
+        x.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    }
+}

@@ -1,0 +1,304 @@
+//! Inline, signaled, fence: what the flags of a send WR mean.
+
+use verbs_abi::*;
+
+use crate::env::Cap;
+use crate::harness::case;
+use crate::memory::{MemKind, Memory};
+use crate::pair::{Pair, Side, Spec};
+use crate::wr::{Remote, SendWr, Verb, any, fetch_add, read, send, write};
+use crate::{Env, pattern};
+
+tests! { "flags";
+    rc_send_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::Send),
+    rc_send_with_imm_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::SendWithImm),
+    rc_rdma_write_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::RdmaWriteWithImm),
+    uc_send_inline [Inline, Uc] => |env| inline(env, &Spec::uc(), Verb::Send),
+    uc_rdma_write_inline [Inline, Uc] => |env| inline(env, &Spec::uc(), Verb::RdmaWrite),
+    ud_send_inline [Inline, Ud] => |env| inline(env, &Spec::ud(), Verb::Send),
+    ud_send_with_imm_inline [Inline, Ud] => |env| inline(env, &Spec::ud(), Verb::SendWithImm),
+    inline_needs_no_memory_region [Inline],
+    inline_gathers [Inline],
+    inline_beyond_the_limit_is_refused [Inline],
+    inline_asked_for_is_granted [Inline],
+    inline_waits_for_a_receive [Inline],
+    unsignaled_makes_no_completion [],
+    unsignaled_failures_complete_all_the_same [],
+    sq_sig_all_signals_everything [],
+    one_in_eight_signaled_for_ever [],
+    fence_waits_for_a_read [Read],
+    fence_waits_for_an_atomic [Atomics],
+    all_flags_at_once [Inline],
+}
+
+fn receives(pair: &Pair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
+    if verb.is_send() {
+        pair.b.recv(wr_id, [target.all()]);
+    } else if verb.has_imm() {
+        pair.b.recv(wr_id, []);
+    }
+}
+
+/// Every length up to the limit; the buffer changes as soon as the post returns.
+fn inline(env: &Env, spec: &Spec, verb: Verb) {
+    for memory in MemKind::ALL {
+        let pair = spec.clone().memory(memory).pair(env);
+        let max = pair.a.cap.max_inline_data as usize;
+        assert!(max >= 64, "asked for 64 bytes inline, got {max}");
+        let grh = pair.b.grh_len();
+        let source = pair.a.buf(max);
+        let target = pair.b.buf(grh + max);
+        let lengths = (0..=max).filter(|len| *len <= 130 || *len + 3 > max);
+        for (i, len) in lengths.enumerate() {
+            case(format!("{verb:?} of {len} bytes inline, {memory:?}"));
+            let seed = i as u64 + 1;
+            target.memory.write(0, &vec![0xee; grh + max]);
+            source.memory.fill_at(0, len, seed);
+            receives(&pair, verb, seed, &target);
+            let at = target.remote().plus(grh as u64);
+            pair.a.post(any(verb, [source.sge(0, len)], at).id(seed).inline());
+            source.memory.write(0, &vec![0; max]);
+            if let Some(opcode) = verb.recv_opcode() {
+                pair.b.received().ok(seed, opcode);
+            }
+            pair.a.sent().sent(seed, verb);
+            target.memory.check_at(grh, len, seed);
+            target.memory.check_byte(grh + len, max - len, 0xee);
+        }
+    }
+}
+
+/// `ibv_post_send(3)`: with IBV_SEND_INLINE the L_Key is not looked at.
+fn inline_needs_no_memory_region(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let memory = Memory::heap(64);
+    memory.fill(3);
+    let target = pair.b.buf(64);
+    let sge = ibv_sge {
+        addr: memory.addr(),
+        length: 64,
+        lkey: 0xdead_beef,
+    };
+    pair.a.post(write([sge], target.remote()).inline());
+    drop(memory);
+    pair.a.sent().sent(0, Verb::RdmaWrite);
+    target.memory.check(3);
+}
+
+fn inline_gathers(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(64);
+    source.memory.fill(8);
+    let target = pair.b.buf(64);
+    for cuts in [[1, 2, 3], [0, 0, 0], [8, 8, 8], [31, 0, 1]] {
+        case(format!("{cuts:?}"));
+        target.memory.write(0, &[0; 64]);
+        pair.a.post(write(source.split(0, 64, &cuts), target.remote()).inline());
+        pair.a.sent().sent(0, Verb::RdmaWrite);
+        target.memory.check(8);
+        pair.b.recv(1, [target.all()]);
+        target.memory.write(0, &[0; 64]);
+        pair.a.post(send(source.split(0, 64, &cuts)).inline());
+        pair.b.received().received(1, 64);
+        pair.a.sent().sent(0, Verb::Send);
+        target.memory.check(8);
+    }
+}
+
+/// EINVAL by the provider's check, or ENOMEM ("no room for it in the WQE", as mlx5 says).
+fn inline_beyond_the_limit_is_refused(env: &Env) {
+    let mut specs = vec![(Spec::rc(), Verb::Send), (Spec::rc(), Verb::RdmaWrite)];
+    if env.has(Cap::Ud) {
+        specs.push((Spec::ud(), Verb::Send));
+    }
+    for (spec, verb) in specs {
+        for sges in [1, 3] {
+            case(format!("QP type {}, {verb:?}, {sges} SGEs", spec.qp_type));
+            let pair = spec.pair(env);
+            let max = pair.a.cap.max_inline_data as usize;
+            let source = pair.a.buf(max + 1);
+            let target = pair.b.buf(max + 1);
+            let cuts = vec![max / 4; sges - 1];
+            let wr = any(verb, source.split(0, max + 1, &cuts), target.remote()).inline();
+            let first = pair.a.routed(any(verb, [source.sge(0, 1)], target.remote()).id(1).unsignaled());
+            let refused = pair.a.qp.try_post(vec![first, pair.a.routed(wr)]);
+            let refused = refused.expect_err("more inline data than there is room");
+            assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+            assert_eq!(refused.bad, Some(1));
+        }
+    }
+}
+
+fn inline_asked_for_is_granted(env: &Env) {
+    for wanted in [0, 1, 8, 60, 64, 100] {
+        let side = Spec::rc().with(|s| s.max_inline_data = wanted).side(env);
+        assert!(side.cap.max_inline_data >= wanted, "{} for {wanted}", side.cap.max_inline_data);
+    }
+}
+
+/// The copy that is taken when posting lasts as long as the WR does.
+fn inline_waits_for_a_receive(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(64);
+    let target = pair.b.buf(10 * 64);
+    for i in 0..10 {
+        source.memory.fill(i);
+        pair.a.post(send([source.all()]).id(i).inline());
+    }
+    source.memory.write(0, &[0; 64]);
+    for i in 0..10 {
+        pair.b.recv(i, [target.sge(i * 64, 64)]);
+    }
+    for i in 0..10 {
+        pair.b.received().received(i, 64);
+        pair.a.sent().sent(i, Verb::Send);
+        target.memory.check_at(usize::try_from(i).unwrap() * 64, 64, i);
+    }
+}
+
+fn unsignaled_makes_no_completion(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Uc) {
+        specs.push(Spec::uc());
+    }
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        case(format!("QP type {}", spec.qp_type));
+        let pair = spec.pair(env);
+        let buf = pair.a.buf(8);
+        let target = pair.b.buf(64);
+        for i in 0..8 {
+            pair.b.recv(i, [target.all()]);
+            pair.a.post(send([buf.all()]).id(i).unsignaled());
+            pair.b.received().received(i, 8 + pair.b.grh_len());
+        }
+        pair.a.scq.expect_empty();
+        pair.b.recv(8, [target.all()]);
+        pair.a.post(send([buf.all()]).id(8));
+        pair.a.sent().sent(8, Verb::Send);
+        pair.a.scq.expect_empty();
+    }
+}
+
+/// IBTA vol. 1, 10.7.3.1: a WR that fails has a completion, signaled or not.
+fn unsignaled_failures_complete_all_the_same(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let buf = pair.a.buf(8);
+    let nowhere = Remote {
+        addr: 8,
+        rkey: 0xbad,
+    };
+    pair.a.post(write([buf.all()], nowhere).id(1).unsignaled());
+    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.post(write([buf.all()], nowhere).id(2).unsignaled());
+    pair.a.sent().flushed(2);
+}
+
+fn sq_sig_all_signals_everything(env: &Env) {
+    let pair = Spec::rc().with(|s| s.sig_all = true).pair(env);
+    let buf = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    for i in 0..20 {
+        pair.a.post(write([buf.all()], target.remote()).id(i).unsignaled());
+        pair.a.sent().sent(i, Verb::RdmaWrite);
+        pair.b.recv(i, []);
+        pair.a.post(SendWr::new(Verb::Send, []).id(i).unsignaled());
+        pair.a.sent().sent(i, Verb::Send);
+        pair.b.received().received(i, 0);
+    }
+    pair.a.scq.expect_empty();
+}
+
+/// A completion retires every WR before it: the send queue never fills up.
+fn one_in_eight_signaled_for_ever(env: &Env) {
+    let mut specs = vec![(Spec::rc(), Verb::RdmaWrite), (Spec::rc(), Verb::Send)];
+    if env.has(Cap::Ud) {
+        specs.push((Spec::ud(), Verb::Send));
+    }
+    if env.has(Cap::Uc) {
+        specs.push((Spec::uc(), Verb::RdmaWrite));
+    }
+    for (spec, verb) in specs {
+        case(format!("QP type {}, {verb:?}", spec.qp_type));
+        let pair = spec.pair(env);
+        let buf = pair.a.buf(8);
+        let target = pair.b.buf(64);
+        for round in 0..100u64 {
+            if verb.is_send() {
+                for i in 0..8 {
+                    pair.b.recv(i, [target.all()]);
+                }
+            }
+            let wrs = (0..8).map(|i| {
+                let wr = any(verb, [buf.all()], target.remote()).id(round * 8 + i);
+                if i == 7 { wr } else { wr.unsignaled() }
+            });
+            pair.a.post_list(wrs.collect());
+            if verb.is_send() {
+                for (i, wc) in pair.b.rcq.take(8).iter().enumerate() {
+                    wc.received(i as u64, 8 + pair.b.grh_len());
+                }
+            }
+            pair.a.sent().sent(round * 8 + 7, verb);
+        }
+        pair.a.scq.expect_empty();
+    }
+}
+
+/// IBTA vol. 1, 10.8.3.3: a fenced WR starts when all READs and atomics before it have completed, so it may
+/// send what they brought.
+fn fence_waits_for_a_read(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        for (seed, len) in [(1, 8), (2, 4096), (3, 1 << 20), (4, 64)] {
+            case(format!("{len} bytes, {memory:?}"));
+            let remote = pair.b.buf(len);
+            let target = pair.b.buf(len);
+            let between = pair.a.buf(len);
+            remote.memory.fill(seed);
+            pair.b.recv(1, [target.all()]);
+            pair.a.post_list(vec![
+                read([between.all()], remote.remote()).id(1).unsignaled(),
+                send([between.all()]).id(2).flag(IBV_SEND_FENCE),
+            ]);
+            pair.b.received().received(1, len);
+            pair.a.sent().sent(2, Verb::Send);
+            target.memory.check(seed);
+        }
+    }
+}
+
+fn fence_waits_for_an_atomic(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let word = pair.b.buf(8);
+    let copy = pair.b.buf(8);
+    let result = pair.a.buf(8);
+    for old in 0..50 {
+        pair.a.post_list(vec![
+            fetch_add(result.all(), word.remote(), 1).unsignaled(),
+            write([result.all()], copy.remote()).id(old).flag(IBV_SEND_FENCE),
+        ]);
+        pair.a.sent().sent(old, Verb::RdmaWrite);
+        assert_eq!(copy.memory.load(0), old);
+    }
+}
+
+fn all_flags_at_once(env: &Env) {
+    let flags = IBV_SEND_FENCE | IBV_SEND_SOLICITED | IBV_SEND_INLINE | IBV_SEND_SIGNALED;
+    let go = |side: &Side, peer: &Side| {
+        let source = side.buf(16);
+        let target = peer.buf(16);
+        source.memory.write(0, &pattern(6, 16));
+        peer.recv(1, [target.all()]);
+        side.post(send([source.all()]).id(2).flag(flags));
+        peer.received().received(1, 16);
+        side.sent().sent(2, Verb::Send);
+        target.memory.check(6);
+    };
+    let pair = Spec::rc().pair(env);
+    go(&pair.a, &pair.b);
+    go(&pair.b, &pair.a);
+}

@@ -1,0 +1,341 @@
+//! The error state: what was posted and what is posted comes back as flushed, in order.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::pair::{Pair, Spec};
+use crate::wr::{Remote, Verb, recv, send, write};
+
+tests! { "flush";
+    going_to_err_flushes_both_queues_in_order [],
+    going_to_err_flushes_ud [Ud],
+    posting_in_err_completes_as_flushed [],
+    unsignaled_wrs_are_flushed_with_a_completion [],
+    after_a_failure_everything_behind_is_flushed [],
+    completed_work_stays_completed [],
+    reset_takes_posted_work_away [],
+    reset_and_connect_again [],
+    destroying_takes_posted_work_away [],
+    a_silent_peer_ends_in_retry_exceeded [],
+    a_peer_that_was_reset_ends_in_retry_exceeded [],
+    a_peer_in_err_ends_in_retry_exceeded [],
+    a_peer_that_was_destroyed_ends_in_retry_exceeded [],
+    a_peer_that_never_was_ends_in_retry_exceeded [],
+    retry_exceeded_flushes_the_rest [],
+    a_peer_that_gets_ready_later_is_reached [],
+    work_in_flight_fails_when_the_peer_is_destroyed [],
+    the_peer_of_a_failed_queue_pair_lives_on [],
+}
+
+/// SENDs that cannot complete, because nothing is posted on the other side.
+fn stuck(pair: &Pair, n: u64) {
+    pair.a.post_list((0..n).map(|i| send([]).id(i)).collect());
+}
+
+fn going_to_err_flushes_both_queues_in_order(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    for i in 0..10 {
+        pair.a.recv(100 + i, []);
+    }
+    stuck(&pair, 10);
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    for (i, wc) in pair.a.scq.take(10).iter().enumerate() {
+        wc.flushed(i as u64);
+        assert_eq!(wc.qpn(), pair.a.qp.qpn());
+    }
+    for (i, wc) in pair.a.rcq.take(10).iter().enumerate() {
+        wc.flushed(100 + i as u64);
+        assert_eq!(wc.qpn(), pair.a.qp.qpn());
+    }
+    pair.a.expect_silence();
+    assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+    assert_eq!(pair.a.qp.believed_state(), IBV_QPS_ERR);
+}
+
+fn going_to_err_flushes_ud(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let buf = pair.a.buf(64);
+    for i in 0..10 {
+        pair.a.recv(i, [buf.all()]);
+    }
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    for (i, wc) in pair.a.rcq.take(10).iter().enumerate() {
+        wc.flushed(i as u64);
+    }
+    pair.a.post(send([]).id(5));
+    pair.a.sent().flushed(5);
+    // Nobody is at home any more.
+    pair.b.post(send([]).id(6));
+    pair.b.sent().sent(6, Verb::Send);
+    pair.a.expect_silence();
+}
+
+/// `ibv_post_send(3)`, `ibv_post_recv(3)`: in ERR work requests may be posted, and are completed with a flush
+/// error.
+fn posting_in_err_completes_as_flushed(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let target = pair.b.buf(8);
+    let source = pair.a.buf(8);
+    source.memory.store(0, 1);
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    for i in 0..5 {
+        pair.a.post(write([source.all()], target.remote()).id(i));
+        pair.a.recv(i + 100, []);
+    }
+    for i in 0..5 {
+        pair.a.sent().flushed(i);
+        pair.a.received().flushed(i + 100);
+    }
+    assert_eq!(target.memory.load(0), 0);
+    // Again and again: the queues do not fill up with what was flushed.
+    for i in 0..200 {
+        pair.a.post(write([source.all()], target.remote()).id(i));
+        pair.a.sent().flushed(i);
+        pair.a.recv(i, []);
+        pair.a.received().flushed(i);
+    }
+}
+
+fn unsignaled_wrs_are_flushed_with_a_completion(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    pair.a.post_list((0..6).map(|i| send([]).id(i).unsignaled()).collect());
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    for (i, wc) in pair.a.scq.take(6).iter().enumerate() {
+        wc.flushed(i as u64);
+    }
+}
+
+fn after_a_failure_everything_behind_is_flushed(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    let nowhere = Remote {
+        rkey: target.mr.rkey() ^ 1,
+        ..target.remote()
+    };
+    for i in 0..3 {
+        pair.a.recv(50 + i, []);
+    }
+    let mut wrs = vec![
+        write([source.all()], target.remote()).id(0),
+        write([source.all()], nowhere).id(1),
+    ];
+    wrs.extend((2..10).map(|i| write([source.all()], target.remote()).id(i).unsignaled()));
+    pair.a.post_list(wrs);
+    pair.a.sent().sent(0, Verb::RdmaWrite);
+    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    for (i, wc) in pair.a.scq.take(8).iter().enumerate() {
+        wc.flushed(2 + i as u64);
+    }
+    for i in 0..3 {
+        pair.a.received().flushed(50 + i);
+    }
+    pair.a.expect_silence();
+}
+
+fn completed_work_stays_completed(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.post_list((0..5).map(|i| write([source.all()], target.remote()).id(i)).collect());
+    pair.a.sent().sent(0, Verb::RdmaWrite);
+    // The others completed too, before the state changes: a READ behind them would have seen them.
+    pair.b.recv(1, []);
+    pair.a.post(send([]).id(5));
+    pair.b.received().received(1, 0);
+    for i in 1..5 {
+        pair.a.sent().sent(i, Verb::RdmaWrite);
+    }
+    pair.a.sent().sent(5, Verb::Send);
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    pair.a.expect_silence();
+}
+
+/// IBTA vol. 1, 10.3.1.1: in RESET the queues are empty, without completions for what was in them.
+fn reset_takes_posted_work_away(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    for i in 0..5 {
+        pair.a.recv(i, []);
+    }
+    stuck(&pair, 5);
+    pair.a.qp.to_state(IBV_QPS_RESET);
+    assert_eq!(pair.a.qp.state(), IBV_QPS_RESET);
+    pair.a.expect_silence();
+    if env.has(Cap::ImmediateChecks) {
+        let refused = pair.a.qp.try_post(vec![send([])]).expect_err("a post in RESET");
+        assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+        let refused = pair.a.qp.try_recv(vec![recv(0, [])]).expect_err("a receive in RESET");
+        assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+    }
+}
+
+fn reset_and_connect_again(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Uc) {
+        specs.push(Spec::uc());
+    }
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        let mut pair = spec.pair(env);
+        let buf = pair.b.buf(100);
+        for round in 0..10u64 {
+            case(format!("QP type {}, round {round}", spec.qp_type));
+            pair.check_works();
+            // Leave something behind on both sides, and once in a while an error.
+            pair.b.recv(1, [buf.all()]);
+            pair.a.recv(1, []);
+            if round % 3 == 1 {
+                pair.a.qp.to_state(IBV_QPS_ERR);
+            }
+            for side in [&pair.a, &pair.b] {
+                side.qp.to_state(IBV_QPS_RESET);
+                drop(side.scq.drain());
+                drop(side.rcq.drain());
+            }
+            pair.connect();
+        }
+        pair.check_works();
+    }
+}
+
+fn destroying_takes_posted_work_away(env: &Env) {
+    let a = Spec::rc().impatient().side(env);
+    let b = Spec::rc().impatient().side(env);
+    for round in 0..20u64 {
+        let mut pair = Pair {
+            a: a.sibling(),
+            b: b.sibling(),
+        };
+        pair.connect();
+        for i in 0..5 {
+            pair.a.recv(round << 8 | i, []);
+        }
+        stuck(&pair, 5);
+        drop(pair.a.qp);
+        // Completions of a destroyed QP may stay in the CQ, but no success and no stranger.
+        for wc in a.scq.poll(16).iter().chain(&a.rcq.poll(16)) {
+            assert_eq!(wc.status(), IBV_WC_WR_FLUSH_ERR, "{wc:?}");
+        }
+    }
+}
+
+/// Both work and bookkeeping of a peer that is gone: the first WR says why, the rest is flushed.
+fn expect_retry_exceeded(pair: &Pair) {
+    pair.a.recv(77, []);
+    let source = pair.a.buf(8);
+    pair.a.post_list(vec![
+        send([source.all()]).id(1).unsignaled(),
+        send([source.all()]).id(2),
+    ]);
+    pair.a.sent().failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+    pair.a.sent().flushed(2);
+    pair.a.received().flushed(77);
+    assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+}
+
+fn a_silent_peer_ends_in_retry_exceeded(env: &Env) {
+    // The peer is in INIT: it does not listen yet.
+    let mut pair = Spec::rc().impatient().unconnected(env);
+    pair.b.to_init();
+    let peer = pair.b.address();
+    pair.a.connect(&peer);
+    expect_retry_exceeded(&pair);
+}
+
+fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &Env) {
+    let pair = Spec::rc().impatient().pair(env);
+    pair.check_works();
+    pair.b.qp.to_state(IBV_QPS_RESET);
+    expect_retry_exceeded(&pair);
+}
+
+fn a_peer_in_err_ends_in_retry_exceeded(env: &Env) {
+    let pair = Spec::rc().impatient().pair(env);
+    pair.check_works();
+    pair.b.qp.to_state(IBV_QPS_ERR);
+    expect_retry_exceeded(&pair);
+}
+
+fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &Env) {
+    for verb in [Verb::Send, Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
+        if verb == Verb::RdmaRead && !env.has(Cap::Read) || verb.is_atomic() && !env.has(Cap::Atomics) {
+            continue;
+        }
+        case(format!("{verb:?}"));
+        let pair = Spec::rc().impatient().pair(env);
+        pair.check_works();
+        let target = pair.b.buf(8);
+        let local = pair.a.buf(8);
+        assert_eq!(pair.b.qp.try_destroy(), 0);
+        pair.a.post(crate::wr::any(verb, [local.all()], target.remote()).id(4));
+        pair.a.sent().failed(4, &[IBV_WC_RETRY_EXC_ERR]);
+        assert_eq!(target.memory.load(0), 0);
+    }
+}
+
+fn a_peer_that_never_was_ends_in_retry_exceeded(env: &Env) {
+    let mut pair = Spec::rc().impatient().unconnected(env);
+    let mut nobody = pair.b.address();
+    for qpn in [nobody.qpn ^ 0x3ff, 0x00ff_fffe] {
+        case(format!("QP {qpn:#x}"));
+        nobody.qpn = qpn;
+        pair.a.connect(&nobody);
+        expect_retry_exceeded(&pair);
+        pair.a.qp.to_state(IBV_QPS_RESET);
+    }
+}
+
+fn retry_exceeded_flushes_the_rest(env: &Env) {
+    let pair = Spec::rc().impatient().pair(env);
+    assert_eq!(pair.b.qp.try_destroy(), 0);
+    pair.a.post_list((0..10).map(|i| send([]).id(i)).collect());
+    let wcs = pair.a.scq.take(10);
+    wcs[0].failed(0, &[IBV_WC_RETRY_EXC_ERR]);
+    for (i, wc) in wcs.iter().enumerate().skip(1) {
+        wc.flushed(i as u64);
+    }
+}
+
+/// Requests are repeated until the peer listens: IBTA vol. 1, 9.7.6.1.3.
+fn a_peer_that_gets_ready_later_is_reached(env: &Env) {
+    let mut pair = Spec::rc().unconnected(env);
+    let (to_a, to_b) = (pair.a.address(), pair.b.address());
+    pair.b.to_init();
+    pair.a.connect(&to_b);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    source.memory.fill(1);
+    pair.b.recv(1, [target.all()]);
+    pair.a.post(send([source.all()]).id(2));
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    assert!(pair.a.scq.poll(1).is_empty(), "completed before the peer listens");
+    pair.b.to_rtr(&to_a);
+    pair.b.received().received(1, 8);
+    pair.a.sent().sent(2, Verb::Send);
+    target.memory.check(1);
+}
+
+fn work_in_flight_fails_when_the_peer_is_destroyed(env: &Env) {
+    let pair = Spec::rc().impatient().pair(env);
+    stuck(&pair, 5);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    assert_eq!(pair.b.qp.try_destroy(), 0);
+    let wcs = pair.a.scq.take(5);
+    wcs[0].failed(0, &[IBV_WC_RETRY_EXC_ERR]);
+    for (i, wc) in wcs.iter().enumerate().skip(1) {
+        wc.flushed(i as u64);
+    }
+}
+
+/// One side's failure is not the other's: the peer's receives stay posted.
+fn the_peer_of_a_failed_queue_pair_lives_on(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    pair.b.recv(1, []);
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    pair.b.expect_silence();
+    assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
+}

@@ -1,0 +1,73 @@
+//! The tests, a file per object or verb.
+
+use crate::env::Test;
+
+/// Lists tests, each with the capabilities that it needs.
+///
+/// `name [Cap, …],` runs the function `name`; `name [Cap, …] => |env| expression,` runs that.
+macro_rules! tests {
+    ($module:literal; $( $name:ident [$($cap:ident),*] $(=> $run:expr)?, )*) => {
+        pub(super) const TESTS: &[$crate::Test] = &[$(
+            $crate::Test {
+                name: concat!($module, "::", stringify!($name)),
+                needs: &[$($crate::Cap::$cap),*],
+                run: |env| tests!(@run env $name $($run)?).into(),
+            },
+        )*];
+    };
+    (@run $env:ident $name:ident) => { $name($env) };
+    (@run $env:ident $name:ident $run:expr) => {{
+        let run: fn(&$crate::Env) = $run;
+        run($env)
+    }};
+}
+
+/// The modules with tests.
+macro_rules! suites {
+    ($( $module:ident, )*) => {
+        $( mod $module; )*
+        const SUITES: &[&[Test]] = &[$( $module::TESTS ),*];
+    };
+}
+
+suites! {
+    access,
+    ah,
+    atomics,
+    cq,
+    data,
+    device,
+    events,
+    flags,
+    flush,
+    mr,
+    order,
+    pd,
+    processes,
+    queues,
+    rnr,
+    qp,
+    refusals,
+    srq,
+    state,
+    threads,
+    ud,
+}
+
+/// Every test of the suite.
+pub fn tests() -> impl Iterator<Item = &'static Test> {
+    SUITES.iter().copied().flatten()
+}
+
+#[cfg(test)]
+mod unit {
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<&str> = super::tests().map(|test| test.name).collect();
+        assert!(names.len() > 150, "only {} tests", names.len());
+        names.sort_unstable();
+        let all = names.len();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

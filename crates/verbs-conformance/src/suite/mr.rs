@@ -1,0 +1,213 @@
+//! Memory regions: what can be registered, and the keys.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::harness::case;
+use crate::memory::{MemKind, Memory, PAGE};
+use crate::objects::{ALL_ACCESS, Context};
+use crate::pair::Spec;
+use crate::wr::{Remote, Verb, write};
+
+tests! { "mr";
+    fields_say_what_was_registered [],
+    every_legal_access_is_accepted [],
+    remote_write_needs_local_write [],
+    unknown_access_is_refused_and_optional_access_is_not [],
+    bad_addresses_are_refused [],
+    a_hole_in_the_range_is_refused [],
+    read_only_memory_registers_only_for_reading [],
+    a_range_that_wraps_is_refused [],
+    nothing_at_all_does_not_crash [],
+    any_alignment_and_length [],
+    overlapping_regions_are_separate [],
+    keys_differ_and_cannot_be_guessed [RandomKeys],
+    keys_are_not_reused_at_once [RandomKeys],
+    many_regions_at_once [],
+}
+
+fn fields_say_what_was_registered(env: &Env) {
+    for kind in MemKind::ALL {
+        case(format!("{kind:?}"));
+        let pd = Context::open(env).pd();
+        let buf = pd.buf_with(kind, 1000, ALL_ACCESS);
+        let fields = buf.mr.fields();
+        assert_eq!(fields.addr, buf.memory.as_ptr());
+        assert_eq!(fields.length, 1000);
+        assert_eq!(fields.pd, pd.raw());
+        assert_eq!(fields.context, pd.ctx().raw());
+    }
+}
+
+fn every_legal_access_is_accepted(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    for remote in 0..8 {
+        let access = remote << 1 | IBV_ACCESS_LOCAL_WRITE;
+        case(format!("access {access:#x}"));
+        drop(pd.reg(&memory, access));
+    }
+    drop(pd.reg(&memory, 0));
+    drop(pd.reg(&memory, IBV_ACCESS_REMOTE_READ));
+}
+
+/// `ibv_reg_mr(3)`: "If IBV_ACCESS_REMOTE_WRITE or IBV_ACCESS_REMOTE_ATOMIC is set, then
+/// IBV_ACCESS_LOCAL_WRITE must be set too."
+fn remote_write_needs_local_write(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    for access in [
+        IBV_ACCESS_REMOTE_WRITE,
+        IBV_ACCESS_REMOTE_ATOMIC,
+        IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+    ] {
+        let refused = pd.try_reg(memory.as_ptr(), 64, access);
+        assert_eq!(refused.err(), Some(libc::EINVAL), "access {access:#x}");
+    }
+}
+
+fn unknown_access_is_refused_and_optional_access_is_not(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    let unknown = pd.try_reg(memory.as_ptr(), 64, IBV_ACCESS_LOCAL_WRITE | 1 << 19);
+    assert!(
+        matches!(unknown.as_ref().err(), Some(&(libc::EINVAL | libc::EOPNOTSUPP))),
+        "{:?}",
+        unknown.err()
+    );
+    // `IBV_ACCESS_OPTIONAL_RANGE`: a provider may ignore these bits.
+    drop(pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING));
+}
+
+fn bad_addresses_are_refused(env: &Env) {
+    let pd = Context::open(env).pd();
+    for addr in [0usize, 8, 0x1000, 0xffff_8000_0000_0000] {
+        let refused = pd.try_reg(std::ptr::without_provenance_mut(addr), 4096, ALL_ACCESS);
+        assert_eq!(refused.err(), Some(libc::EFAULT), "address {addr:#x}");
+    }
+}
+
+fn a_hole_in_the_range_is_refused(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::pages(3);
+    drop(pd.reg(&memory, ALL_ACCESS));
+    memory.protect(1, false);
+    let refused = pd.try_reg(memory.as_ptr(), 3 * PAGE, ALL_ACCESS);
+    assert_eq!(refused.err(), Some(libc::EFAULT));
+    drop(pd.try_reg(memory.as_ptr(), PAGE, ALL_ACCESS).expect("the page in front of the hole"));
+}
+
+fn read_only_memory_registers_only_for_reading(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::pages(1);
+    memory.protect(0, true);
+    let refused = pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_LOCAL_WRITE);
+    assert_eq!(refused.err(), Some(libc::EFAULT));
+    drop(pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_REMOTE_READ).expect("for reading"));
+}
+
+fn a_range_that_wraps_is_refused(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    for len in [usize::MAX, usize::MAX - memory.as_ptr().addr(), 1 << 62] {
+        let refused = pd.try_reg(memory.as_ptr(), len, ALL_ACCESS);
+        let errno = refused.err().expect("refused");
+        let allowed = [libc::EFAULT, libc::EINVAL, libc::ENOMEM];
+        assert!(allowed.contains(&errno), "length {len:#x}: errno {errno}");
+    }
+}
+
+/// Linux refuses a length of 0, some devices take it; no NIC falls over it.
+fn nothing_at_all_does_not_crash(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    for addr in [memory.as_ptr(), std::ptr::null_mut()] {
+        if let Err(errno) = pd.try_reg(addr, 0, ALL_ACCESS) {
+            assert!([libc::EINVAL, libc::EFAULT].contains(&errno), "errno {errno}");
+        }
+    }
+}
+
+fn any_alignment_and_length(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let memory = Memory::heap(3 * PAGE);
+    let source = pair.a.buf(64);
+    source.memory.fill(9);
+    for (offset, len) in [(0, 1), (1, 1), (63, 2), (PAGE - 1, 2), (7, 2 * PAGE + 1)] {
+        case(format!("{len} bytes at offset {offset}"));
+        let addr = memory.as_ptr().wrapping_byte_add(offset);
+        let mr = pair.b.pd.try_reg(addr, len, ALL_ACCESS).expect("ibv_reg_mr");
+        // The last byte is in.
+        let last = Remote {
+            addr: memory.addr() + (offset + len - 1) as u64,
+            rkey: mr.rkey(),
+        };
+        memory.write(offset + len - 1, &[0]);
+        pair.a.post(write([source.sge(0, 1)], last).id(1));
+        pair.a.sent().sent(1, Verb::RdmaWrite);
+        assert_eq!(memory.read(offset + len - 1, 1), source.memory.read(0, 1));
+    }
+}
+
+fn overlapping_regions_are_separate(env: &Env) {
+    for kind in MemKind::ALL {
+        case(format!("{kind:?}"));
+        let pair = Spec::rc().memory(kind).pair(env);
+        let target = pair.b.buf(128);
+        let again = pair.b.pd.reg(&target.memory, ALL_ACCESS);
+        assert_ne!(again.rkey(), target.mr.rkey());
+        assert_eq!(target.mr.try_destroy(), 0);
+        let source = pair.a.buf(128);
+        source.memory.fill(4);
+        let remote = Remote {
+            addr: target.memory.addr(),
+            rkey: again.rkey(),
+        };
+        pair.a.post(write([source.all()], remote).id(1));
+        pair.a.sent().sent(1, Verb::RdmaWrite);
+        target.memory.check(4);
+    }
+}
+
+/// A key protects memory from peers only as far as it cannot be guessed: neither small numbers, nor a
+/// constant step, nor few bits that change.
+fn keys_differ_and_cannot_be_guessed(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    let mrs: Vec<_> = (0..256).map(|_| pd.reg(&memory, ALL_ACCESS)).collect();
+    let keys: Vec<u32> = mrs.iter().map(|mr| mr.rkey()).collect();
+    let mut sorted = keys.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), keys.len(), "a key twice");
+    assert!(!keys.contains(&0), "0 is a key");
+    for bit in 0..32 {
+        let ones = keys.iter().filter(|key| *key >> bit & 1 == 1).count();
+        assert!((64..=192).contains(&ones), "bit {bit} is set in {ones} of 256 keys");
+    }
+    let mut steps: Vec<u32> = keys.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    assert!(steps.len() > 240, "only {} different steps between keys", steps.len());
+}
+
+fn keys_are_not_reused_at_once(env: &Env) {
+    let pd = Context::open(env).pd();
+    let memory = Memory::heap(64);
+    let mut keys: Vec<u32> = (0..500).map(|_| pd.reg(&memory, ALL_ACCESS).rkey()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    assert!(keys.len() > 495, "{} different keys in 500 registrations", keys.len());
+}
+
+fn many_regions_at_once(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let targets: Vec<_> = (0..1000).map(|_| pair.b.buf(64)).collect();
+    let source = pair.a.buf(8);
+    for (i, target) in targets.iter().enumerate().step_by(37) {
+        source.memory.store(0, i as u64);
+        pair.a.post(write([source.all()], target.remote()).id(i as u64));
+        pair.a.sent().sent(i as u64, Verb::RdmaWrite);
+        assert_eq!(target.memory.load(0), i as u64);
+    }
+}

@@ -1,0 +1,284 @@
+//! What a completion promises about memory, and in which order effects become visible.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::harness::{case, patience};
+use crate::memory::MemKind;
+use crate::pair::Spec;
+use crate::wr::{Verb, fetch_add, read, send, write};
+use crate::{Env, pattern};
+
+tests! { "order";
+    a_write_is_visible_when_a_later_send_arrives [],
+    a_write_is_visible_when_it_completes [],
+    a_write_follows_a_send_into_the_same_memory [],
+    a_read_sees_the_write_before_it [Read],
+    a_read_sees_the_send_before_it [Read],
+    a_read_returns_what_was_there_when_it_completes [Read],
+    an_atomic_sees_the_write_before_it [Atomics],
+    the_last_byte_of_a_write_arrives_last [WriteOrder],
+    memory_of_a_completed_send_may_be_reused [],
+    writes_of_one_queue_pair_land_in_order [],
+}
+
+/// The usual handshake: data by RDMA WRITE, then a SEND that says so. The receiver is another thread.
+fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        const LEN: usize = 1000;
+        let source = pair.a.buf(LEN);
+        let target = pair.b.buf(LEN);
+        pair.b.recv(0, []);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..500 {
+                    pair.b.received().received(round, 0);
+                    target.memory.check(round);
+                    // The receive is also the permission to go on.
+                    pair.b.recv(round + 1, []);
+                    pair.b.post(send([]).id(round));
+                    pair.b.sent().sent(round, Verb::Send);
+                }
+            });
+            for round in 0..500 {
+                source.memory.fill(round);
+                pair.a.recv(round, []);
+                pair.a.post_list(vec![
+                    write([source.all()], target.remote()).unsignaled(),
+                    send([]).id(round),
+                ]);
+                pair.a.sent().sent(round, Verb::Send);
+                pair.a.received().received(round, 0);
+            }
+        });
+    }
+}
+
+fn a_write_is_visible_when_it_completes(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(8);
+        let target = pair.b.buf(8);
+        for i in 1..2000 {
+            source.memory.store(0, i);
+            pair.a.post(write([source.all()], target.remote()).id(i));
+            pair.a.sent().sent(i, Verb::RdmaWrite);
+            assert_eq!(target.memory.load(0), i);
+        }
+    }
+}
+
+fn a_write_follows_a_send_into_the_same_memory(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let first = pair.a.buf(64);
+        let second = pair.a.buf(64);
+        let target = pair.b.buf(64);
+        for round in 0..100 {
+            first.memory.fill(2 * round);
+            second.memory.fill(2 * round + 1);
+            pair.b.recv(round, [target.all()]);
+            pair.a.post_list(vec![
+                send([first.all()]).unsignaled(),
+                write([second.all()], target.remote()).id(round),
+            ]);
+            pair.a.sent().sent(round, Verb::RdmaWrite);
+            pair.b.received().received(round, 64);
+            target.memory.check(2 * round + 1);
+        }
+    }
+}
+
+fn a_read_sees_the_write_before_it(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(3000);
+        let back = pair.a.buf(3000);
+        let target = pair.b.buf(3000);
+        for round in 0..100 {
+            source.memory.fill(round);
+            pair.a.post_list(vec![
+                write([source.all()], target.remote()).unsignaled(),
+                read([back.all()], target.remote()).id(round),
+            ]);
+            pair.a.sent().sent(round, Verb::RdmaRead);
+            back.memory.check(round);
+        }
+    }
+}
+
+/// IBTA vol. 1, 9.5: a responder executes requests in the order in which they were sent.
+fn a_read_sees_the_send_before_it(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(64);
+        let back = pair.a.buf(64);
+        let target = pair.b.buf(64);
+        for round in 0..100 {
+            source.memory.fill(round);
+            pair.b.recv(round, [target.all()]);
+            pair.a.post_list(vec![
+                send([source.all()]).unsignaled(),
+                read([back.all()], target.remote()).id(round),
+            ]);
+            pair.a.sent().sent(round, Verb::RdmaRead);
+            back.memory.check(round);
+            pair.b.received().received(round, 64);
+        }
+    }
+}
+
+fn a_read_returns_what_was_there_when_it_completes(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let back = pair.a.buf(8);
+        let target = pair.b.buf(8);
+        for i in 0..2000 {
+            target.memory.store(0, i);
+            pair.a.post(read([back.all()], target.remote()).id(i));
+            pair.a.sent().sent(i, Verb::RdmaRead);
+            assert_eq!(back.memory.load(0), i);
+        }
+    }
+}
+
+fn an_atomic_sees_the_write_before_it(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(8);
+        let old = pair.a.buf(8);
+        let target = pair.b.buf(8);
+        for i in 0..100 {
+            source.memory.store(0, i * 1000);
+            pair.a.post_list(vec![
+                write([source.all()], target.remote()).unsignaled(),
+                fetch_add(old.all(), target.remote(), 5).id(i),
+            ]);
+            pair.a.sent().sent(i, Verb::AtomicFetchAndAdd);
+            assert_eq!(old.memory.load(0), i * 1000);
+            assert_eq!(target.memory.load(0), i * 1000 + 5);
+        }
+    }
+}
+
+/// No specification says so, but programs rely on it (Kalia et al., "Using RDMA efficiently for key-value
+/// services": a server polls the last byte of a request region): within a cache line, devices write upwards.
+fn the_last_byte_of_a_write_arrives_last(env: &Env) {
+    for memory in MemKind::ALL {
+        for len in [9usize, 16, 33, 48, 63, 64] {
+            case(format!("{len} bytes, {memory:?}"));
+            let pair = Spec::rc().memory(memory).pair(env);
+            let source = pair.a.buf(64);
+            let target = pair.b.buf(64);
+            let stop = AtomicBool::new(false);
+            const ROUNDS: u64 = 3000;
+            let payload = |round: u64| {
+                let mut bytes = pattern(round, len);
+                bytes[len - 1] = u8::try_from(round % 200).expect("small") + 1;
+                bytes
+            };
+            std::thread::scope(|scope| {
+                let checker = scope.spawn(|| {
+                    let begin = std::time::Instant::now();
+                    for round in 0..ROUNDS {
+                        let expected = payload(round);
+                        while target.memory.read(len - 1, 1)[0] != expected[len - 1] {
+                            std::hint::spin_loop();
+                            if begin.elapsed() > patience() || stop.load(Ordering::Relaxed) {
+                                return Err(format!("round {round} never arrives"));
+                            }
+                        }
+                        let found = target.memory.read(0, len);
+                        if found != expected {
+                            return Err(format!("round {round}: {found:02x?} instead of {expected:02x?}"));
+                        }
+                        // The permission to go on.
+                        pair.b.post(send([]).unsignaled().id(round));
+                        if round % 8 == 7 {
+                            pair.b.post(send([]).id(round));
+                            pair.b.sent().sent(round, Verb::Send);
+                        }
+                    }
+                    Ok(())
+                });
+                for i in 0..8 {
+                    pair.a.recv(i, []);
+                }
+                for round in 0..ROUNDS {
+                    source.memory.write(0, &payload(round));
+                    pair.a.post(write([source.sge(0, len)], target.remote()).id(round));
+                    pair.a.sent().sent(round, Verb::RdmaWrite);
+                    let permissions = if round % 8 == 7 { 2 } else { 1 };
+                    for _ in 0..permissions {
+                        loop {
+                            if checker.is_finished() && round + 1 < ROUNDS {
+                                stop.store(true, Ordering::Relaxed);
+                                break;
+                            }
+                            if !pair.a.rcq.poll(1).is_empty() {
+                                pair.a.recv(0, []);
+                                break;
+                            }
+                            std::thread::yield_now();
+                        }
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+                if let Err(why) = checker.join().expect("the checker ends") {
+                    panic!("{why}");
+                }
+            });
+        }
+    }
+}
+
+fn memory_of_a_completed_send_may_be_reused(env: &Env) {
+    for (memory, len) in [(MemKind::Private, 100), (MemKind::Private, 50_000), (MemKind::Shared, 50_000)] {
+        case(format!("{len} bytes, {memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(len);
+        let target = pair.b.buf(len);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..50 {
+                    pair.b.recv(round, [target.all()]);
+                    pair.b.received().received(round, len);
+                    target.memory.check(round);
+                }
+            });
+            for round in 0..50 {
+                source.memory.fill(round);
+                pair.a.post(send([source.all()]).id(round));
+                pair.a.sent().sent(round, Verb::Send);
+                source.memory.write(0, &vec![0; len]);
+            }
+        });
+    }
+}
+
+fn writes_of_one_queue_pair_land_in_order(env: &Env) {
+    for memory in MemKind::ALL {
+        let pair = Spec::rc().depth(64).memory(memory).pair(env);
+        let source = pair.a.buf(64 * 8);
+        let target = pair.b.buf(8);
+        for i in 0..64u64 {
+            source.memory.store(usize::try_from(i).unwrap() * 8, i);
+        }
+        for _ in 0..50 {
+            let wrs = (0..64)
+                .map(|i| {
+                    let wr = write([source.sge(i * 8, 8)], target.remote()).id(i);
+                    if i == 63 { wr } else { wr.unsignaled() }
+                })
+                .collect();
+            pair.a.post_list(wrs);
+            pair.a.sent().sent(63, Verb::RdmaWrite);
+            assert_eq!(target.memory.load(0), 63);
+        }
+    }
+}

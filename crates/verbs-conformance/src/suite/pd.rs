@@ -1,0 +1,95 @@
+//! Protection domains, and destroying what is in use.
+
+use crate::Env;
+use crate::memory::MemKind;
+use crate::objects::{ALL_ACCESS, Context, QpInit};
+use crate::pair::Spec;
+use verbs_abi::{IBV_QPT_RC, IBV_QPT_UD};
+
+tests! { "pd";
+    many_exist_at_once [],
+    busy_with_a_memory_region [],
+    busy_with_a_queue_pair [],
+    busy_with_an_srq [Srq],
+    busy_with_an_address_handle [Ud],
+    cq_is_busy_with_a_queue_pair [],
+    srq_is_busy_with_a_queue_pair [Srq],
+    channel_is_busy_with_a_cq [],
+}
+
+fn many_exist_at_once(env: &Env) {
+    let ctx = Context::open(env);
+    let pds: Vec<_> = (0..50).map(|_| ctx.pd()).collect();
+    let mut raws: Vec<_> = pds.iter().map(|pd| pd.raw()).collect();
+    raws.sort();
+    raws.dedup();
+    assert_eq!(raws.len(), pds.len());
+}
+
+/// `ibv_dealloc_pd(3)`: "may fail if any other resource is still associated with the PD being freed".
+fn busy_with_a_memory_region(env: &Env) {
+    let pd = Context::open(env).pd();
+    let buf = pd.buf_with(MemKind::Private, 64, ALL_ACCESS);
+    assert_eq!(pd.try_destroy(), libc::EBUSY);
+    drop(buf);
+    assert_eq!(pd.try_destroy(), 0);
+}
+
+fn busy_with_a_queue_pair(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(8));
+    let qp = pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq));
+    assert_eq!(pd.try_destroy(), libc::EBUSY);
+    drop(qp);
+    assert_eq!(pd.try_destroy(), 0);
+}
+
+fn busy_with_an_srq(env: &Env) {
+    let pd = Context::open(env).pd();
+    let srq = pd.srq();
+    assert_eq!(pd.try_destroy(), libc::EBUSY);
+    drop(srq);
+    assert_eq!(pd.try_destroy(), 0);
+}
+
+fn busy_with_an_address_handle(env: &Env) {
+    let side = Spec::ud().side(env);
+    let pd = side.ctx.pd();
+    let ah = pd.ah(&side.ah_attr(&side.address()));
+    assert_eq!(pd.try_destroy(), libc::EBUSY);
+    drop(ah);
+    assert_eq!(pd.try_destroy(), 0);
+}
+
+fn cq_is_busy_with_a_queue_pair(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, send, recv) = (ctx.pd(), ctx.cq(8), ctx.cq(8));
+    let qp = pd.qp(&mut QpInit::new(IBV_QPT_UD, &send, &recv));
+    assert_eq!(send.try_destroy(), libc::EBUSY);
+    assert_eq!(recv.try_destroy(), libc::EBUSY);
+    assert_eq!(qp.try_destroy(), 0);
+    assert_eq!(send.try_destroy(), 0);
+    assert_eq!(recv.try_destroy(), 0);
+}
+
+fn srq_is_busy_with_a_queue_pair(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(8));
+    let srq = pd.srq();
+    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    init.srq = Some(srq.clone());
+    let qp = pd.qp(&mut init);
+    assert_eq!(srq.try_destroy(), libc::EBUSY);
+    assert_eq!(qp.try_destroy(), 0);
+    assert_eq!(srq.try_destroy(), 0);
+}
+
+/// `ibv_destroy_comp_channel(3)`: "fails if any CQs are still associated with the completion event channel".
+fn channel_is_busy_with_a_cq(env: &Env) {
+    let ctx = Context::open(env);
+    let channel = ctx.channel();
+    let cq = ctx.cq_on(8, &channel);
+    assert_eq!(channel.try_destroy(), libc::EBUSY);
+    assert_eq!(cq.try_destroy(), 0);
+    assert_eq!(channel.try_destroy(), 0);
+}

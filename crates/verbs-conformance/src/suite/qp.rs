@@ -1,0 +1,202 @@
+//! Creating queue pairs.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::objects::{Context, QpInit};
+use crate::pair::Spec;
+
+tests! { "qp";
+    fields_say_how_it_was_created [],
+    sizes_are_at_least_what_was_asked_for [],
+    sizes_of_zero_are_fine [],
+    numbers_differ_and_are_no_special_ones [],
+    numbers_of_living_queue_pairs_are_unique [],
+    unknown_types_are_refused [],
+    more_than_the_device_has_is_refused [],
+    huge_numbers_are_refused [],
+    missing_cqs_are_refused [ArgumentChecks],
+    a_refused_creation_leaves_nothing_behind [],
+    a_thousand_queue_pairs [],
+    create_and_destroy_many_times [],
+}
+
+fn fields_say_how_it_was_created(env: &Env) {
+    let mut types = vec![IBV_QPT_RC];
+    if env.has(Cap::Uc) {
+        types.push(IBV_QPT_UC);
+    }
+    if env.has(Cap::Ud) {
+        types.push(IBV_QPT_UD);
+    }
+    for qp_type in types {
+        case(format!("QP type {qp_type}"));
+        let ctx = Context::open(env);
+        let (pd, send_cq, recv_cq) = (ctx.pd(), ctx.cq(32), ctx.cq(32));
+        let mut init = QpInit::new(qp_type, &send_cq, &recv_cq);
+        pd.qp(&mut init).check_fields(&pd, &init);
+        if env.has(Cap::Srq) {
+            init.srq = Some(pd.srq());
+            pd.qp(&mut init).check_fields(&pd, &init);
+        }
+    }
+}
+
+fn sizes_are_at_least_what_was_asked_for(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let device = ctx.device_attr();
+    for (wrs, sges) in [(1, 1), (2, 2), (3, 1), (17, 3), (1000, 4), (100, device.max_sge.cast_unsigned())] {
+        case(format!("{wrs} WRs of {sges} SGEs"));
+        let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+        init.cap.max_send_wr = wrs;
+        init.cap.max_recv_wr = wrs;
+        // Devices may be able to gather less than they scatter.
+        init.cap.max_send_sge = sges.min(4);
+        init.cap.max_recv_sge = sges;
+        let asked = init.cap;
+        let qp = pd.qp(&mut init);
+        assert!(init.cap.max_send_wr >= asked.max_send_wr && init.cap.max_recv_wr >= asked.max_recv_wr);
+        assert!(init.cap.max_send_sge >= asked.max_send_sge);
+        assert!(init.cap.max_recv_sge >= asked.max_recv_sge);
+        let queried = qp.query().1.cap;
+        assert_eq!(queried.max_send_wr, init.cap.max_send_wr);
+        assert_eq!(queried.max_recv_wr, init.cap.max_recv_wr);
+        assert_eq!(queried.max_inline_data, init.cap.max_inline_data);
+    }
+}
+
+fn sizes_of_zero_are_fine(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+    drop(pd.qp(&mut init));
+    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    (init.cap.max_send_wr, init.cap.max_send_sge) = (0, 0);
+    drop(pd.qp(&mut init));
+}
+
+/// 24 bits; 0 and 1 are the management QPs, all ones is multicast: IBTA vol. 1, 3.5.10.
+fn numbers_differ_and_are_no_special_ones(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let qps: Vec<_> = (0..50).map(|_| pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq))).collect();
+    for qp in &qps {
+        assert!((2..0x00ff_ffff).contains(&qp.qpn()), "QP number {:#x}", qp.qpn());
+    }
+}
+
+fn numbers_of_living_queue_pairs_are_unique(env: &Env) {
+    let sides: Vec<_> = (0..4).map(|_| Spec::rc().side(env)).collect();
+    let mut siblings = Vec::new();
+    for round in 0..200usize {
+        siblings.push(sides[round % 4].sibling());
+        if round % 3 == 0 {
+            siblings.swap_remove(round * 7 % siblings.len());
+        }
+        let mut numbers: Vec<u32> =
+            sides.iter().chain(&siblings).map(|side| side.qp.qpn()).collect();
+        numbers.sort_unstable();
+        let all = numbers.len();
+        numbers.dedup();
+        assert_eq!(numbers.len(), all, "a number twice");
+    }
+}
+
+fn unknown_types_are_refused(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    for qp_type in [0, 1, 7, 99, u32::MAX] {
+        case(format!("QP type {qp_type}"));
+        let refused = pd.try_qp(&mut QpInit::new(qp_type, &cq, &cq)).err();
+        let allowed = [Some(libc::EINVAL), Some(libc::EOPNOTSUPP), Some(libc::ENOSYS)];
+        assert!(allowed.contains(&refused), "{refused:?}");
+    }
+}
+
+type Change = fn(&mut ibv_qp_cap, &ibv_device_attr);
+
+fn expect_refused(env: &Env, what: &str, change: Change) {
+    case(what);
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    change(&mut init.cap, &ctx.device_attr());
+    let errno = pd.try_qp(&mut init).err();
+    assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
+}
+
+/// `ibv_create_qp(3)`: "will fail if the requested values are larger than the device supports".
+fn more_than_the_device_has_is_refused(env: &Env) {
+    let changes: [(&str, Change); 5] = [
+        ("max_send_wr", |cap, d| cap.max_send_wr = d.max_qp_wr.cast_unsigned() + 1),
+        ("max_recv_wr", |cap, d| cap.max_recv_wr = d.max_qp_wr.cast_unsigned() + 1),
+        ("max_send_sge", |cap, d| cap.max_send_sge = d.max_sge.cast_unsigned() + 1),
+        ("max_recv_sge", |cap, d| cap.max_recv_sge = d.max_sge.cast_unsigned() + 1),
+        ("max_inline_data", |cap, _| cap.max_inline_data = 1 << 20),
+    ];
+    for (what, change) in changes {
+        expect_refused(env, what, change);
+    }
+}
+
+fn huge_numbers_are_refused(env: &Env) {
+    let changes: [(&str, Change); 5] = [
+        ("max_send_wr", |cap, _| cap.max_send_wr = u32::MAX),
+        ("max_recv_wr", |cap, _| cap.max_recv_wr = u32::MAX),
+        ("max_send_sge", |cap, _| cap.max_send_sge = u32::MAX),
+        ("max_recv_sge", |cap, _| cap.max_recv_sge = 1 << 31),
+        ("max_inline_data", |cap, _| cap.max_inline_data = u32::MAX),
+    ];
+    for (what, change) in changes {
+        expect_refused(env, what, change);
+    }
+}
+
+fn missing_cqs_are_refused(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    for send in [true, false] {
+        assert!(pd.qp_without_cq(&QpInit::new(IBV_QPT_RC, &cq, &cq), send).is_none());
+    }
+}
+
+fn a_refused_creation_leaves_nothing_behind(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    for _ in 0..10 {
+        let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+        init.cap.max_send_sge = u32::MAX;
+        assert!(pd.try_qp(&mut init).is_err());
+    }
+    assert_eq!(cq.try_destroy(), 0);
+    assert_eq!(pd.try_destroy(), 0);
+}
+
+fn a_thousand_queue_pairs(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let mut qps = Vec::new();
+    for _ in 0..1000 {
+        qps.push(pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq)));
+    }
+    let mut numbers: Vec<u32> = qps.iter().map(|qp| qp.qpn()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 1000);
+}
+
+fn create_and_destroy_many_times(env: &Env) {
+    let first = Spec::rc().pair(env);
+    for _ in 0..500 {
+        let mut pair = crate::pair::Pair {
+            a: first.a.sibling(),
+            b: first.b.sibling(),
+        };
+        pair.connect();
+    }
+    first.check_works();
+}

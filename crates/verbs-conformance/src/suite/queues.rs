@@ -1,0 +1,426 @@
+//! Depths of queues, postlists, and the order of completions.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::pair::Spec;
+use crate::wr::{Verb, any, read, recv, send, write};
+
+tests! { "queues";
+    a_full_send_queue_refuses_with_bad_wr [],
+    a_postlist_stops_where_the_queue_is_full [],
+    unsignaled_wrs_hold_their_slots [],
+    polling_makes_room_in_the_send_queue [],
+    a_full_receive_queue_refuses_with_bad_wr [],
+    a_consumed_receive_makes_room [],
+    too_many_sges_are_refused_with_bad_wr [],
+    as_many_sges_as_granted_work [],
+    a_postlist_fills_the_queue_at_once [],
+    completions_come_in_order [],
+    receives_are_taken_in_order [],
+    queues_wrap_around [],
+    a_queue_pair_without_send_queue [],
+    a_queue_pair_without_receive_queue [],
+    one_cq_for_both_queues [],
+    one_cq_for_many_queue_pairs [],
+    poll_takes_no_more_than_asked_for [],
+    an_overflowing_cq_loses_nothing_silently [],
+}
+
+const REFUSED_FULL: i32 = libc::ENOMEM;
+
+fn a_full_send_queue_refuses_with_bad_wr(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Uc) {
+        specs.push(Spec::uc());
+    }
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        case(format!("QP type {}", spec.qp_type));
+        let pair = spec.with(|s| s.cqe = 4096).pair(env);
+        let depth = pair.a.cap.max_send_wr;
+        assert!(depth < 4096, "a queue pair of 16 WRs got {depth}");
+        let buf = pair.a.buf(8);
+        for i in 0..depth {
+            pair.a.post(send([buf.all()]).id(i.into()));
+        }
+        let one_more = pair.a.routed(send([buf.all()]).id(99));
+        let refused = pair.a.qp.try_post(vec![one_more]).expect_err("the send queue is full");
+        assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
+    }
+}
+
+fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
+    let pair = Spec::rc().with(|s| s.cqe = 4096).pair(env);
+    let depth = pair.a.cap.max_send_wr as usize;
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8 * (depth + 5));
+    source.memory.store(0, 7);
+    let wrs = (0..depth + 5)
+        .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64))
+        .collect();
+    let refused = pair.a.qp.try_post(wrs).expect_err("the list is longer than the queue");
+    assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(depth)));
+    for (i, wc) in pair.a.scq.take(depth).iter().enumerate() {
+        wc.sent(i as u64, Verb::RdmaWrite);
+        assert_eq!(target.memory.load(i * 8), 7);
+    }
+    target.memory.check_byte(8 * depth, 40, 0);
+    pair.a.scq.expect_empty();
+    // The rest of the list goes in the second time.
+    let rest = (depth..depth + 5)
+        .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64));
+    pair.a.post_list(rest.collect());
+    for (i, wc) in pair.a.scq.take(5).iter().enumerate() {
+        wc.sent((depth + i) as u64, Verb::RdmaWrite);
+    }
+}
+
+/// IBTA vol. 1, 10.7.3.1: the slot of an unsignaled WR is free when the completion of a later one was taken.
+fn unsignaled_wrs_hold_their_slots(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let depth = pair.a.cap.max_send_wr;
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    for i in 0..depth {
+        pair.a.post(write([source.all()], target.remote()).id(i.into()).unsignaled());
+    }
+    pair.a.scq.expect_empty();
+    let one_more = pair.a.qp.try_post(vec![write([source.all()], target.remote())]);
+    let refused = one_more.expect_err("nothing has freed a slot");
+    assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
+}
+
+fn polling_makes_room_in_the_send_queue(env: &Env) {
+    let pair = Spec::rc().with(|s| s.cqe = 4096).pair(env);
+    let depth = pair.a.cap.max_send_wr;
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    for i in 0..depth {
+        let wr = write([source.all()], target.remote()).id(i.into());
+        pair.a.post(if i + 1 == depth { wr } else { wr.unsignaled() });
+    }
+    pair.a.sent().sent((depth - 1).into(), Verb::RdmaWrite);
+    for i in 0..depth {
+        pair.a.post(write([source.all()], target.remote()).id(i.into()));
+    }
+    let one_more = pair.a.qp.try_post(vec![write([source.all()], target.remote())]);
+    assert_eq!(one_more.expect_err("full again").errno, REFUSED_FULL);
+    pair.a.sent().sent(0, Verb::RdmaWrite);
+    pair.a.post(write([source.all()], target.remote()).id(depth.into()));
+    for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
+        wc.sent(i as u64 + 1, Verb::RdmaWrite);
+    }
+}
+
+fn a_full_receive_queue_refuses_with_bad_wr(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        case(format!("QP type {}", spec.qp_type));
+        let pair = spec.pair(env);
+        let depth = pair.b.cap.max_recv_wr as usize;
+        let buf = pair.b.buf(64);
+        let wrs = (0..depth + 3).map(|i| recv(i as u64, [buf.all()])).collect();
+        let refused = pair.b.qp.try_recv(wrs).expect_err("the list is longer than the queue");
+        assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(depth)));
+        let refused = pair.b.qp.try_recv(vec![recv(9, [buf.all()])]).expect_err("full");
+        assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
+    }
+}
+
+fn a_consumed_receive_makes_room(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let depth = u64::from(pair.b.cap.max_recv_wr);
+    for i in 0..depth {
+        pair.b.recv(i, []);
+    }
+    for i in 0..3 * depth {
+        pair.a.post(send([]).id(i));
+        pair.b.received().received(i, 0);
+        pair.a.sent().sent(i, Verb::Send);
+        pair.b.recv(depth + i, []);
+        assert!(pair.b.qp.try_recv(vec![recv(0, [])]).is_err(), "more than the depth");
+    }
+}
+
+/// `ibv_post_send(3)`: EINVAL, "invalid value provided in wr".
+fn too_many_sges_are_refused_with_bad_wr(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(64);
+    let target = pair.b.buf(64);
+    let sges = |n: u32| (0..n).map(|_| source.sge(0, 1)).collect::<Vec<_>>();
+    let too_many = pair.a.cap.max_send_sge + 1;
+    let wrs = vec![
+        write(sges(1), target.remote()).id(1),
+        write(sges(too_many), target.remote()).id(2),
+        write(sges(1), target.remote()).id(3),
+    ];
+    let refused = pair.a.qp.try_post(wrs).expect_err("too many SGEs");
+    assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+    assert_eq!(refused.bad, Some(1));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.scq.expect_empty();
+    let sges = (0..=pair.b.cap.max_recv_sge).map(|_| target.sge(0, 1));
+    let refused = pair.b.qp.try_recv(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
+    assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+    assert_eq!(refused.bad, Some(1));
+    if env.has(Cap::ImmediateChecks) {
+        let negative = pair.a.qp.try_post_with_num_sge(write([source.sge(0, 1)], target.remote()), -1);
+        assert_eq!(negative, Err(libc::EINVAL));
+    }
+}
+
+fn as_many_sges_as_granted_work(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let n = pair.a.cap.max_send_sge as usize;
+    let source = pair.a.buf(n * 3);
+    source.memory.fill(5);
+    let target = pair.b.buf(n * 3);
+    pair.a.post(write(source.split(0, n * 3, &vec![2; n - 1]), target.remote()));
+    pair.a.sent().sent(0, Verb::RdmaWrite);
+    target.memory.check(5);
+    let n = (pair.b.cap.max_recv_sge as usize).min(3 * n);
+    target.memory.write(0, &[0; 1]);
+    pair.b.recv(1, target.split(0, target.memory.len(), &vec![1; n - 1]));
+    pair.a.post(send([source.all()]).id(1));
+    pair.b.received().received(1, source.memory.len());
+    target.memory.check(5);
+}
+
+fn a_postlist_fills_the_queue_at_once(env: &Env) {
+    for depth in [1, 16, 100, 1000] {
+        case(format!("depth {depth}"));
+        let pair = Spec::rc().depth(depth).pair(env);
+        let source = pair.a.buf(8);
+        for round in 0..3 {
+            let recvs = (0..u64::from(depth)).map(|i| recv(i, [])).collect();
+            pair.b.qp.try_recv(recvs).expect("as many as asked for");
+            let sends = (0..u64::from(depth)).map(|i| send([]).id(round << 32 | i)).collect();
+            pair.a.post_list(sends);
+            for (i, wc) in pair.b.rcq.take(depth as usize).iter().enumerate() {
+                wc.received(i as u64, 0);
+            }
+            for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
+                wc.sent(round << 32 | i as u64, Verb::Send);
+            }
+        }
+        drop(source);
+    }
+}
+
+/// IBTA vol. 1, 10.8.5.1: completions of a send queue come in the order of its WRs, whatever their verbs.
+fn completions_come_in_order(env: &Env) {
+    let pair = Spec::rc().depth(64).pair(env);
+    let local = pair.a.buf(64 * 8);
+    let remote = pair.b.buf(64 * 8);
+    let mut verbs = vec![Verb::Send, Verb::RdmaWrite, Verb::RdmaWriteWithImm, Verb::SendWithImm];
+    if env.has(Cap::Read) {
+        verbs.push(Verb::RdmaRead);
+    }
+    if env.has(Cap::Atomics) {
+        verbs.extend([Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp]);
+    }
+    for round in 0..20u64 {
+        let wrs: Vec<_> = (0..40)
+            .map(|i| {
+                let verb = verbs[usize::try_from((i * 5 + round) % verbs.len() as u64).unwrap()];
+                if verb.recv_opcode().is_some() {
+                    pair.b.recv(i, [remote.sge(8 * i, 8)]);
+                }
+                (verb, any(verb, [local.sge(8 * i, 8)], remote.remote().plus(8 * i)).id(round << 8 | i))
+            })
+            .collect();
+        let (verbs, wrs): (Vec<_>, Vec<_>) = wrs.into_iter().unzip();
+        pair.a.post_list(wrs);
+        let consuming = verbs.iter().filter(|verb| verb.recv_opcode().is_some()).count();
+        drop(pair.b.rcq.take(consuming));
+        for (i, wc) in pair.a.scq.take(40).iter().enumerate() {
+            wc.sent(round << 8 | i as u64, verbs[i]);
+        }
+    }
+}
+
+fn receives_are_taken_in_order(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        let pair = spec.depth(50).pair(env);
+        let grh = pair.b.grh_len();
+        let buf = pair.b.buf(50 * 64);
+        for i in 0..50 {
+            pair.b.recv(i * 3, [buf.sge(i * 64, 64)]);
+        }
+        let source = pair.a.buf(50);
+        source.memory.fill(1);
+        for i in 0..50u64 {
+            pair.a.post(send([source.sge(i, 1)]).unsignaled());
+        }
+        for (i, wc) in pair.b.rcq.take(50).iter().enumerate() {
+            wc.received(i as u64 * 3, grh + 1);
+            assert_eq!(buf.memory.read(i * 64 + grh, 1), source.memory.read(i, 1));
+        }
+    }
+}
+
+fn queues_wrap_around(env: &Env) {
+    // A depth that is no power of two, and bursts that share no factor with it.
+    let pair = Spec::rc().depth(7).pair(env);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8 * 5);
+    for round in 0..300u64 {
+        let burst = 1 + round % 5;
+        for i in 0..burst {
+            pair.b.recv(round << 4 | i, [target.sge(8 * i, 8)]);
+        }
+        source.memory.store(0, round);
+        pair.a.post_list((0..burst).map(|i| send([source.all()]).id(round << 4 | i)).collect());
+        for (i, wc) in pair.b.rcq.take(usize::try_from(burst).unwrap()).iter().enumerate() {
+            wc.received(round << 4 | i as u64, 8);
+            assert_eq!(target.memory.load(8 * i), round);
+        }
+        for (i, wc) in pair.a.scq.take(usize::try_from(burst).unwrap()).iter().enumerate() {
+            wc.sent(round << 4 | i as u64, Verb::Send);
+        }
+    }
+}
+
+fn a_queue_pair_without_send_queue(env: &Env) {
+    let mut pair = Spec::rc().unconnected(env);
+    pair.b = Spec::rc().with(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).side(env);
+    pair.connect();
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.b.recv(1, [target.all()]);
+    pair.a.post(send([source.all()]).id(2));
+    pair.b.received().received(1, 8);
+    pair.a.sent().sent(2, Verb::Send);
+    if pair.b.cap.max_send_wr == 0 {
+        let refused = pair.b.qp.try_post(vec![send([]).id(3)]).expect_err("there is no send queue");
+        assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
+    }
+}
+
+fn a_queue_pair_without_receive_queue(env: &Env) {
+    let mut pair = Spec::rc().unconnected(env);
+    pair.a = Spec::rc().with(|s| (s.max_recv_wr, s.max_recv_sge) = (0, 0)).side(env);
+    pair.connect();
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.post(write([source.all()], target.remote()).id(2));
+    pair.a.sent().sent(2, Verb::RdmaWrite);
+    if env.has(Cap::Read) {
+        pair.b.post(read([target.all()], source.remote()).id(2));
+        pair.b.sent().sent(2, Verb::RdmaRead);
+    }
+    if pair.a.cap.max_recv_wr == 0 {
+        let refused = pair.a.qp.try_recv(vec![recv(3, [])]).expect_err("there is no receive queue");
+        assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
+    }
+}
+
+fn one_cq_for_both_queues(env: &Env) {
+    let side = Spec::rc().side(env);
+    let cq = side.ctx.cq(64);
+    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut a = Spec::rc().side(env);
+    let mut b = Spec::rc().side(env);
+    a.qp = a.pd.qp(&mut init);
+    b.qp = a.pd.qp(&mut init);
+    let (to_a, to_b) = (a.address(), b.address());
+    a.connect(&to_b);
+    b.connect(&to_a);
+    for i in 0..20u64 {
+        b.recv(1000 + i, []);
+        a.post(send([]).id(i));
+        let mut wcs = cq.take(2);
+        wcs.sort_by_key(|wc| wc.id());
+        wcs[0].sent(i, Verb::Send);
+        assert_eq!(wcs[0].qpn(), a.qp.qpn());
+        wcs[1].received(1000 + i, 0);
+        assert_eq!(wcs[1].qpn(), b.qp.qpn());
+    }
+}
+
+fn one_cq_for_many_queue_pairs(env: &Env) {
+    let a = Spec::rc().with(|s| s.cqe = 1000).side(env);
+    let b = Spec::rc().with(|s| s.cqe = 1000).side(env);
+    let mut pairs = Vec::new();
+    for _ in 0..20 {
+        let (mut x, mut y) = (a.sibling(), b.sibling());
+        let (to_x, to_y) = (x.address(), y.address());
+        x.connect(&to_y);
+        y.connect(&to_x);
+        pairs.push((x, y));
+    }
+    for round in 0..10u64 {
+        for (i, (x, y)) in pairs.iter().enumerate() {
+            y.recv(round << 8 | i as u64, []);
+            x.post(send([]).id(round << 8 | i as u64));
+        }
+        for (cq, receives) in [(&b.rcq, true), (&a.scq, false)] {
+            let mut seen = vec![false; pairs.len()];
+            for wc in cq.take(pairs.len()) {
+                assert_eq!(wc.status(), IBV_WC_SUCCESS);
+                assert_eq!(wc.id() >> 8, round);
+                let i = usize::try_from(wc.id() & 0xff).unwrap();
+                let qp = if receives { &pairs[i].1.qp } else { &pairs[i].0.qp };
+                assert_eq!(wc.qpn(), qp.qpn(), "completion of another QP");
+                assert!(!std::mem::replace(&mut seen[i], true), "a completion twice");
+            }
+        }
+    }
+}
+
+fn poll_takes_no_more_than_asked_for(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.post_list((0..10).map(|i| write([source.all()], target.remote()).id(i)).collect());
+    let mut next = 0;
+    assert_eq!(pair.a.scq.poll_count(0), 0);
+    while next < 10 {
+        for max in [1, 3] {
+            for wc in pair.a.scq.poll(max) {
+                wc.sent(next, Verb::RdmaWrite);
+                next += 1;
+            }
+        }
+    }
+    assert!(pair.a.scq.poll(16).is_empty());
+}
+
+/// A CQ that is too small: either all completions arrive, or the device says so (IBV_EVENT_CQ_ERR).
+fn an_overflowing_cq_loses_nothing_silently(env: &Env) {
+    let side = Spec::rc().with(|s| s.cqe = 1).depth(64).with(|s| s.cqe = 1);
+    let pair = side.pair(env);
+    let capacity = pair.a.scq.cqe();
+    let depth = pair.a.cap.max_send_wr as usize;
+    if capacity >= depth {
+        return;
+    }
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    for i in 0..depth as u64 {
+        if pair.a.qp.try_post(vec![write([source.all()], target.remote()).id(i)]).is_err() {
+            break;
+        }
+    }
+    let wcs = pair.a.scq.drain();
+    if wcs.len() < depth {
+        let event = pair.a.ctx.next_async_event();
+        assert!([IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL].contains(&event.kind()));
+    } else {
+        for (i, wc) in wcs.iter().enumerate() {
+            wc.sent(i as u64, Verb::RdmaWrite);
+        }
+    }
+}

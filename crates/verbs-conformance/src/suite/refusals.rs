@@ -1,0 +1,194 @@
+//! What a transport does not have, what is too long, what makes no sense.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::memory::{Memory, PAGE};
+use crate::objects::ALL_ACCESS;
+use crate::pair::{Pair, Spec};
+use crate::wr::{SendWr, Verb, any, read, send, write};
+
+tests! { "refusals";
+    uc_has_no_read [Uc] => |env| verb_is_refused(env, &Spec::uc(), Verb::RdmaRead),
+    uc_has_no_cmp_swp [Uc] => |env| verb_is_refused(env, &Spec::uc(), Verb::AtomicCmpAndSwp),
+    uc_has_no_fetch_add [Uc] => |env| verb_is_refused(env, &Spec::uc(), Verb::AtomicFetchAndAdd),
+    ud_has_no_write [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaWrite),
+    ud_has_no_write_with_imm [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaWriteWithImm),
+    ud_has_no_read [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaRead),
+    ud_has_no_cmp_swp [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::AtomicCmpAndSwp),
+    ud_has_no_fetch_add [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::AtomicFetchAndAdd),
+    unknown_opcodes_are_refused [],
+    read_and_atomics_cannot_be_inline [Read, Inline],
+    ud_message_of_more_than_the_mtu_is_not_sent [Ud],
+    a_message_beyond_4_gib_is_refused [ArgumentChecks],
+    a_length_in_the_sge_beyond_the_region_is_refused [],
+}
+
+/// Posts what must be refused behind something good: at once with `bad_wr`, or by a failed completion.
+#[track_caller]
+pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
+    let a = &pair.a;
+    let grh = pair.b.grh_len();
+    let source = a.buf(8);
+    let target = pair.b.buf(8 + grh);
+    pair.b.recv(70, [target.all()]);
+    let first = a.routed(send([source.all()]).id(71));
+    match a.qp.try_post(vec![first, wr.id(72), a.routed(send([source.all()]).id(73))]) {
+        Err(refused) => {
+            assert!([libc::EINVAL, libc::EOPNOTSUPP].contains(&refused.errno), "{refused:?}");
+            assert_eq!(refused.bad, Some(1), "bad_wr");
+            pair.b.received().received(70, 8 + grh);
+            a.sent().sent(71, Verb::Send);
+            a.expect_silence();
+            assert_eq!(a.qp.state(), IBV_QPS_RTS);
+            pair.check_works();
+        }
+        Ok(()) => {
+            let env = a.ctx.env();
+            assert!(!env.has(Cap::ImmediateChecks), "ibv_post_send took it");
+            pair.b.received().received(70, 8 + grh);
+            a.sent().sent(71, Verb::Send);
+            a.sent().failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
+        }
+    }
+}
+
+fn verb_is_refused(env: &Env, spec: &Spec, verb: Verb) {
+    let pair = spec.pair(env);
+    let local = pair.a.buf(8);
+    let remote = pair.b.buf(8);
+    remote.memory.store(0, 42);
+    expect_refused(&pair, any(verb, [local.all()], remote.remote()));
+    assert_eq!(remote.memory.load(0), 42);
+    assert_eq!(local.memory.load(0), 0);
+}
+
+fn unknown_opcodes_are_refused(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        for opcode in [16, 99, 255, 0x8000_0000, u32::MAX] {
+            case(format!("opcode {opcode:#x}, QP type {}", spec.qp_type));
+            let pair = spec.pair(env);
+            let buf = pair.a.buf(8);
+            expect_refused(&pair, pair.a.routed(send([buf.all()]).opcode(opcode)));
+        }
+    }
+}
+
+/// `ibv_post_send(3)`: IBV_SEND_INLINE is "valid only for Send and RDMA Write". A provider may ignore it.
+fn read_and_atomics_cannot_be_inline(env: &Env) {
+    let verbs = [Verb::RdmaRead, Verb::AtomicFetchAndAdd];
+    for verb in verbs {
+        if verb.is_atomic() && !env.has(Cap::Atomics) {
+            continue;
+        }
+        case(format!("{verb:?}"));
+        let pair = Spec::rc().pair(env);
+        let local = pair.a.buf(8);
+        let remote = pair.b.buf(8);
+        remote.memory.store(0, 42);
+        let wr = any(verb, [local.all()], remote.remote()).id(1).inline();
+        match pair.a.qp.try_post(vec![wr]) {
+            Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
+            Ok(()) => {
+                let wc = pair.a.sent();
+                if wc.status() == IBV_WC_SUCCESS {
+                    assert_eq!(local.memory.load(0), 42);
+                } else {
+                    wc.failed(1, &[IBV_WC_LOC_QP_OP_ERR]);
+                }
+            }
+        }
+    }
+}
+
+/// IBTA vol. 1, C10-93.1.1: the device "shall not emit any packets for this message. Further, the CI shall not
+/// generate an error due to this condition"; providers that do say EINVAL or LOC_LEN_ERR.
+fn ud_message_of_more_than_the_mtu_is_not_sent(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let mtu = super::data::mtu(&pair.a);
+    for len in [mtu + 1, 2 * mtu, 1 << 20] {
+        case(format!("{len} bytes"));
+        let pair = Spec::ud().pair(env);
+        let source = pair.a.buf(len);
+        let target = pair.b.buf(len + 40);
+        pair.b.recv(1, [target.all()]);
+        match pair.a.qp.try_post(vec![pair.a.routed(send([source.all()]).id(2))]) {
+            Err(refused) => {
+                assert!([libc::EINVAL, libc::EMSGSIZE].contains(&refused.errno), "{refused:?}");
+                assert_eq!(refused.bad, Some(0));
+            }
+            Ok(()) => {
+                let wc = pair.a.sent();
+                if wc.status() != IBV_WC_SUCCESS {
+                    wc.failed(2, &[IBV_WC_LOC_LEN_ERR]);
+                }
+            }
+        }
+        pair.b.rcq.expect_empty();
+        target.memory.check_byte(0, 200, 0);
+    }
+}
+
+/// Four SGEs of 1 GiB: the sum does not fit 32 bits, and is above every port's `max_msg_sz`.
+fn a_message_beyond_4_gib_is_refused(env: &Env) {
+    let memory = Memory::pages((1 << 30) / PAGE);
+    for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
+        for inline in [false, true] {
+            case(format!("{verb:?}, inline {inline}"));
+            let pair = Spec::rc().pair(env);
+            let mr = pair.a.pd.reg(&memory, ALL_ACCESS);
+            let sge = ibv_sge {
+                addr: memory.addr(),
+                length: 1 << 30,
+                lkey: mr.lkey(),
+            };
+            let target = pair.b.buf(64);
+            pair.b.recv(1, [target.all()]);
+            let wr = any(verb, [sge; 4], target.remote()).id(2);
+            match pair.a.qp.try_post(vec![if inline { wr.inline() } else { wr }]) {
+                Err(refused) => {
+                    assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+                }
+                Ok(()) => {
+                    pair.a.sent().failed(2, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
+                }
+            }
+            target.memory.check_byte(0, 64, 0);
+        }
+    }
+}
+
+fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
+    for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
+        if verb == Verb::RdmaRead && !env.has(Cap::Read) {
+            continue;
+        }
+        case(format!("{verb:?}"));
+        let pair = Spec::rc().pair(env);
+        let local = pair.a.buf(64);
+        let remote = pair.b.buf(4096);
+        pair.b.recv(1, [remote.all()]);
+        let sge = ibv_sge {
+            length: 1 << 31,
+            ..local.all()
+        };
+        let wr = match verb {
+            Verb::RdmaRead => read([sge], remote.remote()),
+            Verb::Send => send([sge]),
+            _ => write([sge], remote.remote()),
+        };
+        match pair.a.qp.try_post(vec![wr.id(2)]) {
+            Err(refused) => assert_eq!(refused.errno, libc::EINVAL),
+            Ok(()) => {
+                pair.a.sent().failed(2, &[IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_LEN_ERR]);
+            }
+        }
+        remote.memory.check_byte(0, 4096, 0);
+    }
+}

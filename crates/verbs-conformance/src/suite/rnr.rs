@@ -1,0 +1,204 @@
+//! Receiver not ready: RC waits or gives up, UC and UD lose the message.
+
+use std::time::Duration;
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::memory::MemKind;
+use crate::pair::Spec;
+use crate::wr::{Verb, send, write, write_imm};
+
+tests! { "rnr";
+    rnr_retry_0_gives_up_at_once [],
+    rnr_retry_0_gives_up_on_write_with_imm [],
+    rnr_retry_3_gives_up_after_a_while [],
+    rnr_retry_7_waits_for_the_receive [],
+    rnr_retry_7_waits_for_write_with_imm [],
+    what_follows_waits_too [],
+    the_receiver_is_not_harmed [],
+    several_messages_wait_in_order [],
+    waiting_while_the_other_way_goes_on [],
+    an_empty_srq_is_not_ready_either [Srq],
+    uc_loses_a_message_without_receive [Uc] => |env| lost(env, &Spec::uc()),
+    ud_loses_a_message_without_receive [Ud] => |env| lost(env, &Spec::ud()),
+    going_to_err_ends_the_waiting [],
+}
+
+fn rnr_retry_0_gives_up_at_once(env: &Env) {
+    for memory in MemKind::ALL {
+        for len in [0, 8, 10_000] {
+            case(format!("{len} bytes, {memory:?}"));
+            let pair = Spec::rc().memory(memory).rnr_retry(0).pair(env);
+            let source = pair.a.buf(len);
+            pair.a.post_list(vec![send([source.all()]).id(1), send([]).id(2)]);
+            pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+            pair.a.sent().flushed(2);
+            assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+        }
+    }
+}
+
+fn rnr_retry_0_gives_up_on_write_with_imm(env: &Env) {
+    let pair = Spec::rc().rnr_retry(0).pair(env);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.post(write_imm([source.all()], target.remote(), 1).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+}
+
+fn rnr_retry_3_gives_up_after_a_while(env: &Env) {
+    let pair = Spec::rc().rnr_retry(3).pair(env);
+    pair.a.post(send([]).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.b.expect_silence();
+}
+
+fn rnr_retry_7_waits_for_the_receive(env: &Env) {
+    for memory in MemKind::ALL {
+        for len in [0, 8, 200, 100_000] {
+            case(format!("{len} bytes, {memory:?}"));
+            let pair = Spec::rc().memory(memory).pair(env);
+            let source = pair.a.buf(len);
+            let target = pair.b.buf(len);
+            source.memory.fill(3);
+            pair.a.post(send([source.all()]).id(1));
+            pair.a.scq.expect_empty();
+            pair.b.rcq.expect_empty();
+            pair.b.recv(2, [target.all()]);
+            pair.b.received().received(2, len);
+            pair.a.sent().sent(1, Verb::Send);
+            target.memory.check(3);
+        }
+    }
+}
+
+fn rnr_retry_7_waits_for_write_with_imm(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(100);
+    let target = pair.b.buf(100);
+    source.memory.fill(3);
+    pair.a.post(write_imm([source.all()], target.remote(), 9).id(1));
+    pair.a.scq.expect_empty();
+    pair.b.recv(2, []);
+    let wc = pair.b.received();
+    wc.ok(2, IBV_WC_RECV_RDMA_WITH_IMM);
+    assert_eq!((wc.raw().byte_len, wc.imm()), (100, Some(9)));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    target.memory.check(3);
+}
+
+/// IBTA vol. 1, 9.5: an RC responder executes requests in order, so a WRITE behind a SEND that waits waits too.
+fn what_follows_waits_too(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(8);
+        let target = pair.b.buf(8);
+        source.memory.store(0, 7);
+        pair.a.post(send([]).id(1));
+        pair.a.post(write([source.all()], target.remote()).id(2));
+        pair.a.scq.expect_empty();
+        assert_eq!(target.memory.load(0), 0, "the WRITE overtook the SEND");
+        pair.b.recv(3, []);
+        pair.b.received().received(3, 0);
+        pair.a.sent().sent(1, Verb::Send);
+        pair.a.sent().sent(2, Verb::RdmaWrite);
+        assert_eq!(target.memory.load(0), 7);
+    }
+}
+
+/// The requester's RNR error is no error of the responder: it stays in RTS, and nothing of the message is
+/// delivered later.
+fn the_receiver_is_not_harmed(env: &Env) {
+    let pair = Spec::rc().rnr_retry(0).pair(env);
+    let source = pair.a.buf(64);
+    source.memory.fill(1);
+    pair.a.post(send([source.all()]).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
+    let target = pair.b.buf(64);
+    pair.b.recv(2, [target.all()]);
+    pair.b.expect_silence();
+    target.memory.check_byte(0, 64, 0);
+}
+
+fn several_messages_wait_in_order(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(16 * 8);
+    let target = pair.b.buf(16 * 8);
+    source.memory.fill(4);
+    pair.a.post_list((0..16).map(|i| send([source.sge(i * 8, 8)]).id(i)).collect());
+    for i in 0..16 {
+        if i % 5 == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        pair.b.recv(i, [target.sge(i * 8, 8)]);
+        pair.b.received().received(i, 8);
+    }
+    for i in 0..16 {
+        pair.a.sent().sent(i, Verb::Send);
+    }
+    target.memory.check(4);
+}
+
+fn waiting_while_the_other_way_goes_on(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    pair.a.post(send([]).id(1));
+    for i in 0..50 {
+        pair.a.recv(i, []);
+        pair.b.post(send([]).id(i));
+        pair.a.received().received(i, 0);
+        pair.b.sent().sent(i, Verb::Send);
+    }
+    pair.b.recv(2, []);
+    pair.b.received().received(2, 0);
+    pair.a.sent().sent(1, Verb::Send);
+}
+
+fn an_empty_srq_is_not_ready_either(env: &Env) {
+    let pair = Spec::rc().with_srq().rnr_retry(0).pair(env);
+    pair.a.post(send([]).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    let pair = Spec::rc().with_srq().pair(env);
+    pair.a.post(send([]).id(1));
+    pair.a.scq.expect_empty();
+    pair.b.recv(2, []);
+    pair.b.received().received(2, 0);
+    pair.a.sent().sent(1, Verb::Send);
+}
+
+fn lost(env: &Env, spec: &Spec) {
+    let pair = spec.pair(env);
+    let buf = pair.b.buf(64);
+    for i in 0..5 {
+        pair.a.post(send([]).id(i));
+        pair.a.sent().sent(i, Verb::Send);
+    }
+    pair.b.expect_silence();
+    pair.b.recv(1, [buf.all()]);
+    pair.b.expect_silence();
+    pair.a.post(send([]).id(9));
+    pair.b.received().received(1, pair.b.grh_len());
+    pair.a.sent().sent(9, Verb::Send);
+    if env.has(Cap::Uc) && pair.b.grh_len() == 0 {
+        let source = pair.a.buf(8);
+        pair.a.post(write_imm([source.all()], buf.remote(), 1).id(10));
+        pair.a.sent().sent(10, Verb::RdmaWrite);
+        pair.b.expect_silence();
+    }
+}
+
+fn going_to_err_ends_the_waiting(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    pair.a.post_list((0..3).map(|i| send([]).id(i)).collect());
+    std::thread::sleep(Duration::from_millis(3));
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    for i in 0..3 {
+        pair.a.sent().flushed(i);
+    }
+    pair.b.recv(1, []);
+    pair.b.rcq.expect_empty();
+}

@@ -1,0 +1,298 @@
+//! Shared receive queues.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::objects::{Context, MOMENT};
+use crate::pair::{Pair, Side, Spec};
+use crate::wr::{Verb, recv, send};
+
+tests! { "srq";
+    sizes_are_at_least_what_was_asked_for [Srq],
+    more_than_the_device_has_is_refused [Srq],
+    a_full_queue_refuses_with_bad_wr [Srq],
+    too_many_sges_are_refused [Srq],
+    queue_pairs_share_it_in_order [Srq],
+    receives_go_to_whoever_is_first [Srq],
+    posting_to_the_queue_pair_is_refused [Srq, ImmediateChecks],
+    the_limit_is_an_event_once [Srq, Events],
+    the_limit_can_be_set_again_and_off [Srq, Events],
+    a_limit_beyond_the_size_is_refused [Srq],
+    query_gives_sizes_and_limit [Srq],
+    datagrams_share_it_too [Srq, Ud],
+    a_failing_receive_takes_only_its_queue_pair_down [Srq],
+    receives_survive_their_queue_pairs [Srq],
+    wraps_around [Srq],
+    two_threads_post [Srq],
+}
+
+fn sizes_are_at_least_what_was_asked_for(env: &Env) {
+    let pd = Context::open(env).pd();
+    for (max_wr, max_sge) in [(1, 1), (3, 2), (100, 3), (1000, 1)] {
+        case(format!("{max_wr} WRs of {max_sge} SGEs"));
+        let (_srq, got) = pd.try_srq(max_wr, max_sge).expect("ibv_create_srq");
+        assert!(got.max_wr >= max_wr && got.max_sge >= max_sge, "{got:?}");
+    }
+}
+
+fn more_than_the_device_has_is_refused(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, device) = (ctx.pd(), ctx.device_attr());
+    let (wr, sge) = (device.max_srq_wr.cast_unsigned(), device.max_srq_sge.cast_unsigned());
+    for (max_wr, max_sge) in [(wr + 1, 1), (1, sge + 1), (u32::MAX, 1), (1, u32::MAX)] {
+        case(format!("{max_wr} WRs of {max_sge} SGEs"));
+        let errno = pd.try_srq(max_wr, max_sge).map(|_| ()).err();
+        assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
+    }
+}
+
+fn a_full_queue_refuses_with_bad_wr(env: &Env) {
+    let pd = Context::open(env).pd();
+    let (srq, got) = pd.try_srq(10, 1).expect("ibv_create_srq");
+    let depth = got.max_wr as usize;
+    let wrs = (0..depth + 3).map(|i| recv(i as u64, [])).collect();
+    let refused = srq.try_post(wrs).expect_err("the list is longer than the queue");
+    assert_eq!((refused.errno, refused.bad), (libc::ENOMEM, Some(depth)));
+}
+
+fn too_many_sges_are_refused(env: &Env) {
+    let pd = Context::open(env).pd();
+    let (srq, got) = pd.try_srq(10, 2).expect("ibv_create_srq");
+    let buf = pd.buf(8);
+    let sges = (0..=got.max_sge).map(|_| buf.sge(0, 1));
+    let refused = srq.try_post(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
+    assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+    assert_eq!(refused.bad, Some(1));
+}
+
+/// Two requesters, one SRQ: `b` and `c` share PD, CQs and SRQ.
+fn two_on_one(env: &Env, spec: &Spec) -> (Pair, Pair) {
+    let first = spec.clone().with_srq().pair(env);
+    let mut second = Pair {
+        a: spec.side(env),
+        b: first.b.sibling(),
+    };
+    second.connect();
+    (first, second)
+}
+
+fn queue_pairs_share_it_in_order(env: &Env) {
+    let (first, second) = two_on_one(env, &Spec::rc());
+    let source = first.a.buf(8);
+    let other = second.a.buf(8);
+    let target = first.b.buf(20 * 8);
+    source.memory.fill(1);
+    other.memory.fill(2);
+    for i in 0..20 {
+        first.b.recv(i, [target.sge(i * 8, 8)]);
+    }
+    for i in 0..20 {
+        let (pair, buf, seed) =
+            if i % 3 == 0 { (&first, &source, 1) } else { (&second, &other, 2) };
+        pair.a.post(send([buf.all()]).id(i));
+        let wc = first.b.received();
+        wc.received(i, 8);
+        assert_eq!(wc.qpn(), pair.b.qp.qpn(), "qp_num tells whose message it is");
+        pair.a.sent().sent(i, Verb::Send);
+        target.memory.check_at(usize::try_from(i).unwrap() * 8, 8, seed);
+    }
+}
+
+fn receives_go_to_whoever_is_first(env: &Env) {
+    let (first, second) = two_on_one(env, &Spec::rc());
+    // All for one of them.
+    for i in 0..30 {
+        first.b.recv(i, []);
+    }
+    for i in 0..30 {
+        second.a.post(send([]).id(i).unsignaled());
+        if i % 8 == 7 {
+            second.a.post(send([]).id(99));
+            first.b.recv(0, []);
+            let wcs = first.b.rcq.take(9);
+            assert!(wcs.iter().all(|wc| wc.status() == 0 && wc.qpn() == second.b.qp.qpn()));
+            second.a.sent().sent(99, Verb::Send);
+        }
+    }
+    drop(first.b.rcq.take(6));
+}
+
+/// `ibv_post_recv(3)`: "If the QP qp is associated with a shared receive queue, you must use the function
+/// ibv_post_srq_recv(), and not ibv_post_recv()".
+fn posting_to_the_queue_pair_is_refused(env: &Env) {
+    let pair = Spec::rc().with_srq().pair(env);
+    let refused = pair.b.qp.try_recv(vec![recv(1, [])]).expect_err("a receive on a QP with an SRQ");
+    assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+    assert_eq!(refused.bad, Some(0));
+}
+
+fn consume(pair: &Pair, n: u64) {
+    for i in 0..n {
+        pair.a.post(send([]).id(i));
+        assert_eq!(pair.b.received().status(), 0);
+        pair.a.sent().sent(i, Verb::Send);
+    }
+}
+
+/// `ibv_modify_srq(3)`: the event comes "when the number of outstanding WRs falls below the limit", once.
+fn the_limit_is_an_event_once(env: &Env) {
+    let pair = Spec::rc().with_srq().pair(env);
+    let srq = pair.b.srq.as_ref().expect("an SRQ");
+    for i in 0..10 {
+        srq.recv(i, []);
+    }
+    srq.modify(None, Some(5)).expect("ibv_modify_srq");
+    consume(&pair, 5);
+    assert!(pair.b.ctx.async_event(MOMENT).is_none(), "5 are left, which is not below 5");
+    consume(&pair, 1);
+    let event = pair.b.ctx.next_async_event();
+    assert_eq!(event.kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
+    assert!(event.is_of_srq(srq));
+    drop(event);
+    consume(&pair, 3);
+    assert!(pair.b.ctx.async_event(MOMENT).is_none(), "the event disarms the limit");
+    assert_eq!(srq.query().srq_limit, 0);
+}
+
+fn the_limit_can_be_set_again_and_off(env: &Env) {
+    let pair = Spec::rc().with_srq().pair(env);
+    let srq = pair.b.srq.as_ref().expect("an SRQ");
+    for i in 0..20 {
+        srq.recv(i, []);
+    }
+    for limit in [18, 15] {
+        srq.modify(None, Some(limit)).expect("ibv_modify_srq");
+        consume(&pair, 3);
+        assert_eq!(pair.b.ctx.next_async_event().kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
+    }
+    srq.modify(None, Some(10)).expect("ibv_modify_srq");
+    srq.modify(None, Some(0)).expect("off");
+    consume(&pair, 10);
+    assert!(pair.b.ctx.async_event(MOMENT).is_none());
+}
+
+fn a_limit_beyond_the_size_is_refused(env: &Env) {
+    let pd = Context::open(env).pd();
+    let (srq, got) = pd.try_srq(10, 1).expect("ibv_create_srq");
+    assert_eq!(srq.modify(None, Some(got.max_wr + 1)), Err(libc::EINVAL));
+    srq.modify(None, Some(got.max_wr)).expect("the size itself");
+}
+
+fn query_gives_sizes_and_limit(env: &Env) {
+    let pd = Context::open(env).pd();
+    let (srq, got) = pd.try_srq(10, 3).expect("ibv_create_srq");
+    let queried = srq.query();
+    assert_eq!((queried.max_wr, queried.srq_limit), (got.max_wr, 0));
+    assert!(queried.max_sge >= 3);
+    srq.modify(None, Some(4)).expect("ibv_modify_srq");
+    assert_eq!(srq.query().srq_limit, 4);
+}
+
+fn datagrams_share_it_too(env: &Env) {
+    let (first, second) = two_on_one(env, &Spec::ud());
+    let target = first.b.buf(100);
+    for i in 0..20 {
+        first.b.recv(i, [target.all()]);
+        let pair = if i % 2 == 0 { &first } else { &second };
+        pair.a.post(send([]).id(i));
+        let wc = first.b.received();
+        wc.received(i, 40);
+        assert_eq!((wc.qpn(), wc.raw().src_qp), (pair.b.qp.qpn(), pair.a.qp.qpn()));
+        pair.a.sent().sent(i, Verb::Send);
+    }
+}
+
+fn a_failing_receive_takes_only_its_queue_pair_down(env: &Env) {
+    let (first, second) = two_on_one(env, &Spec::rc());
+    let source = first.a.buf(100);
+    let target = first.b.buf(100);
+    first.b.recv(1, [target.sge(0, 10)]);
+    first.b.recv(2, [target.all()]);
+    first.a.post(send([source.all()]).id(3));
+    let wc = first.b.received();
+    wc.failed(1, &[IBV_WC_LOC_LEN_ERR]);
+    assert_eq!(wc.qpn(), first.b.qp.qpn());
+    first.a.sent().failed(3, &[IBV_WC_REM_INV_REQ_ERR]);
+    assert_eq!(first.b.qp.state(), IBV_QPS_ERR);
+    // The rest of the SRQ is there for the others.
+    first.b.rcq.expect_empty();
+    second.a.post(send([source.all()]).id(4));
+    first.b.received().received(2, 100);
+    second.a.sent().sent(4, Verb::Send);
+}
+
+fn receives_survive_their_queue_pairs(env: &Env) {
+    let (first, second) = two_on_one(env, &Spec::rc());
+    for i in 0..5 {
+        first.b.recv(i, []);
+    }
+    first.b.qp.to_state(IBV_QPS_ERR);
+    assert_eq!(first.b.qp.try_destroy(), 0);
+    first.b.rcq.expect_empty();
+    for i in 0..5 {
+        second.a.post(send([]).id(i));
+        second.b.received().received(i, 0);
+        second.a.sent().sent(i, Verb::Send);
+    }
+}
+
+fn wraps_around(env: &Env) {
+    let side = Spec::rc().side(env);
+    let (srq, got) = side.pd.try_srq(5, 2).expect("ibv_create_srq");
+    let spec = Spec::rc();
+    let mut pair = spec.unconnected(env);
+    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &side.scq, &side.rcq);
+    init.srq = Some(srq.clone());
+    pair.b = Side {
+        qp: side.pd.qp(&mut init),
+        srq: Some(srq.clone()),
+        ..side
+    };
+    pair.connect();
+    let depth = u64::from(got.max_wr);
+    for round in 0..100u64 {
+        let n = 1 + round % depth;
+        for i in 0..n {
+            srq.recv(round << 8 | i, []);
+        }
+        for i in 0..n {
+            pair.a.post(send([]).id(i));
+            pair.b.received().received(round << 8 | i, 0);
+            pair.a.sent().sent(i, Verb::Send);
+        }
+    }
+}
+
+fn two_threads_post(env: &Env) {
+    const EACH: u64 = 500;
+    let (first, second) = two_on_one(env, &Spec::rc());
+    let srq = first.b.srq.clone().expect("an SRQ");
+    let has = env.has(Cap::Srq);
+    assert!(has);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for i in 0..EACH {
+                    while srq.try_post(vec![recv(i, [])]).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for _ in 0..2 * EACH {
+                assert_eq!(first.b.received().status(), 0);
+            }
+        });
+        for pair in [&first, &second] {
+            scope.spawn(|| {
+                for i in 0..EACH {
+                    pair.a.post(send([]).id(i));
+                    pair.a.sent().sent(i, Verb::Send);
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,483 @@
+//! The state machine of queue pairs: IBTA vol. 1, 10.3.1 and 11.2.5.2; `ibv_modify_qp(3)`.
+
+use std::ffi::c_int;
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::objects::MOMENT;
+use crate::pair::{Address, Pair, Side, Spec};
+use crate::wr::{Verb, recv, send, write};
+
+tests! { "state";
+    rc_walks_through_its_states [] => |env| walk(env, &Spec::rc()),
+    uc_walks_through_its_states [Uc] => |env| walk(env, &Spec::uc()),
+    ud_walks_through_its_states [Ud] => |env| walk(env, &Spec::ud()),
+    rc_illegal_transitions_are_refused [] => |env| illegal_transitions(env, &Spec::rc()),
+    uc_illegal_transitions_are_refused [Uc] => |env| illegal_transitions(env, &Spec::uc()),
+    ud_illegal_transitions_are_refused [Ud] => |env| illegal_transitions(env, &Spec::ud()),
+    rc_missing_attributes_are_refused [] => |env| missing_attributes(env, &Spec::rc()),
+    uc_missing_attributes_are_refused [Uc] => |env| missing_attributes(env, &Spec::uc()),
+    ud_missing_attributes_are_refused [Ud] => |env| missing_attributes(env, &Spec::ud()),
+    rc_extra_attributes_are_refused [] => |env| extra_attributes(env, &Spec::rc()),
+    uc_extra_attributes_are_refused [Uc] => |env| extra_attributes(env, &Spec::uc()),
+    ud_extra_attributes_are_refused [Ud] => |env| extra_attributes(env, &Spec::ud()),
+    values_out_of_range_are_refused [],
+    a_refused_change_changes_nothing [],
+    unknown_states_are_refused [],
+    a_wrong_current_state_is_refused [],
+    err_is_reached_from_everywhere [],
+    query_returns_what_was_set [],
+    init_to_init_changes_attributes [],
+    receives_posted_in_init_are_used [],
+    rtr_receives_and_does_not_send [],
+    sends_before_rts_are_refused [ImmediateChecks],
+    receives_in_reset_are_refused [ImmediateChecks],
+    sqd_holds_sends_back_and_rts_resumes [Sqd],
+    sqd_still_receives [Sqd],
+    sqd_changes_what_rts_cannot [Sqd],
+    no_sqd_without_rts [Sqd],
+}
+
+fn modify_state(side: &Side, state: ibv_qp_state) -> Result<(), i32> {
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = state;
+    side.qp.modify(&attr, IBV_QP_STATE)
+}
+
+#[track_caller]
+fn expect_state(side: &Side, state: ibv_qp_state) {
+    assert_eq!(side.qp.state(), state, "the state that ibv_query_qp gives");
+    assert_eq!(side.qp.believed_state(), state, "qp->state");
+}
+
+fn walk(env: &Env, spec: &Spec) {
+    let mut side = spec.side(env);
+    let peer = side.address();
+    for _ in 0..3 {
+        expect_state(&side, IBV_QPS_RESET);
+        side.to_init();
+        expect_state(&side, IBV_QPS_INIT);
+        side.to_rtr(&peer);
+        expect_state(&side, IBV_QPS_RTR);
+        side.to_rts();
+        expect_state(&side, IBV_QPS_RTS);
+        if env.has(Cap::Sqd) {
+            modify_state(&side, IBV_QPS_SQD).expect("RTS to SQD");
+            expect_state(&side, IBV_QPS_SQD);
+            modify_state(&side, IBV_QPS_RTS).expect("SQD to RTS");
+            expect_state(&side, IBV_QPS_RTS);
+        }
+        modify_state(&side, IBV_QPS_ERR).expect("RTS to ERR");
+        expect_state(&side, IBV_QPS_ERR);
+        modify_state(&side, IBV_QPS_RESET).expect("ERR to RESET");
+    }
+}
+
+/// Brings a QP from RESET into `state`.
+#[track_caller]
+fn bring(side: &mut Side, state: ibv_qp_state) {
+    let peer = side.address();
+    if state == IBV_QPS_RESET {
+        return;
+    }
+    side.to_init();
+    if state == IBV_QPS_INIT {
+        return;
+    }
+    if state == IBV_QPS_ERR {
+        modify_state(side, IBV_QPS_ERR).expect("INIT to ERR");
+        return;
+    }
+    side.to_rtr(&peer);
+    if state == IBV_QPS_RTR {
+        return;
+    }
+    side.to_rts();
+    if state == IBV_QPS_SQD {
+        modify_state(side, IBV_QPS_SQD).expect("RTS to SQD");
+    }
+}
+
+/// Attributes and mask that make the transition to `to` complete, wherever it is legal.
+fn full(side: &Side, to: ibv_qp_state, peer: &Address) -> (ibv_qp_attr, c_int) {
+    match to {
+        IBV_QPS_INIT => side.init_attr(),
+        IBV_QPS_RTR => side.rtr_attr(peer),
+        IBV_QPS_RTS => side.rts_attr(),
+        _ => {
+            let mut attr = ibv_qp_attr::zeroed();
+            attr.qp_state = to;
+            (attr, IBV_QP_STATE)
+        }
+    }
+}
+
+fn states(env: &Env) -> Vec<ibv_qp_state> {
+    let mut states =
+        vec![IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR];
+    if env.has(Cap::Sqd) {
+        states.push(IBV_QPS_SQD);
+    }
+    states
+}
+
+fn illegal_transitions(env: &Env, spec: &Spec) {
+    let legal = [
+        (IBV_QPS_RESET, IBV_QPS_INIT),
+        (IBV_QPS_INIT, IBV_QPS_INIT),
+        (IBV_QPS_INIT, IBV_QPS_RTR),
+        (IBV_QPS_RTR, IBV_QPS_RTS),
+        (IBV_QPS_RTS, IBV_QPS_RTS),
+        (IBV_QPS_RTS, IBV_QPS_SQD),
+        (IBV_QPS_SQD, IBV_QPS_SQD),
+        (IBV_QPS_SQD, IBV_QPS_RTS),
+    ];
+    for from in states(env) {
+        for to in states(env) {
+            // To RESET and ERR every state leads (RESET to ERR is for the device to choose).
+            let open = to == IBV_QPS_RESET || to == IBV_QPS_ERR;
+            if open || legal.contains(&(from, to)) {
+                continue;
+            }
+            case(format!("{from} to {to}"));
+            let mut side = spec.side(env);
+            bring(&mut side, from);
+            let peer = side.address();
+            let (attr, mask) = full(&side, to, &peer);
+            assert_eq!(side.qp.modify(&attr, mask), Err(libc::EINVAL));
+            expect_state(&side, from);
+        }
+    }
+}
+
+fn steps() -> [(ibv_qp_state, ibv_qp_state); 3] {
+    [(IBV_QPS_RESET, IBV_QPS_INIT), (IBV_QPS_INIT, IBV_QPS_RTR), (IBV_QPS_RTR, IBV_QPS_RTS)]
+}
+
+fn missing_attributes(env: &Env, spec: &Spec) {
+    for (from, to) in steps() {
+        let mut side = spec.side(env);
+        bring(&mut side, from);
+        let peer = side.address();
+        let (attr, mask) = full(&side, to, &peer);
+        for bit in (0..26).map(|bit| 1 << bit).filter(|bit| mask & bit != 0 && *bit != IBV_QP_STATE) {
+            case(format!("{from} to {to} without {bit:#x}"));
+            assert_eq!(side.qp.modify(&attr, mask & !bit), Err(libc::EINVAL));
+            expect_state(&side, from);
+        }
+        side.qp.modify(&attr, mask).expect("with all of them");
+        expect_state(&side, to);
+    }
+}
+
+fn extra_attributes(env: &Env, spec: &Spec) {
+    let ud = spec.qp_type == IBV_QPT_UD;
+    let rc = spec.qp_type == IBV_QPT_RC;
+    for (from, to) in steps() {
+        let mut side = spec.side(env);
+        bring(&mut side, from);
+        let peer = side.address();
+        let (attr, mask) = full(&side, to, &peer);
+        // What no table allows in this step.
+        let mut extras = vec![IBV_QP_EN_SQD_ASYNC_NOTIFY];
+        if to == IBV_QPS_INIT {
+            extras.extend([IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_DEST_QPN, IBV_QP_TIMEOUT, IBV_QP_SQ_PSN]);
+        }
+        if to == IBV_QPS_RTR {
+            extras.extend([IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_SQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC]);
+        }
+        if to == IBV_QPS_RTS {
+            extras.extend([IBV_QP_DEST_QPN, IBV_QP_PATH_MTU, IBV_QP_RQ_PSN, IBV_QP_PORT]);
+        }
+        if ud {
+            extras.extend([IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_MIN_RNR_TIMER]);
+        } else {
+            extras.push(IBV_QP_QKEY);
+        }
+        if !rc {
+            extras.extend([IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_RNR_RETRY]);
+        }
+        for extra in extras {
+            case(format!("{from} to {to} with {extra:#x}"));
+            assert_eq!(side.qp.modify(&attr, mask | extra), Err(libc::EINVAL));
+            expect_state(&side, from);
+        }
+        side.qp.modify(&attr, mask).expect("without them");
+    }
+}
+
+fn values_out_of_range_are_refused(env: &Env) {
+    type Change = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
+    let changes: [(ibv_qp_state, &str, Change); 11] = [
+        (IBV_QPS_INIT, "port 0", |a, _, _| a.port_num = 0),
+        (IBV_QPS_INIT, "a port that is not there", |a, d, _| a.port_num = d.phys_port_cnt + 1),
+        (IBV_QPS_INIT, "a P_Key index beyond the table", |a, _, p| a.pkey_index = p.pkey_tbl_len),
+        (IBV_QPS_RTR, "path MTU 0", |a, _, _| a.path_mtu = 0),
+        (IBV_QPS_RTR, "path MTU 6", |a, _, _| a.path_mtu = 6),
+        (IBV_QPS_RTR, "an address vector of no port", |a, d, _| a.ah_attr.port_num = d.phys_port_cnt + 1),
+        (IBV_QPS_RTR, "a GID index beyond the table", |a, _, p| {
+            a.ah_attr.is_global = 1;
+            a.ah_attr.grh.sgid_index = u8::try_from(p.gid_tbl_len).unwrap_or(255);
+        }),
+        (IBV_QPS_RTR, "more READs than the device serves", |a, d, _| {
+            a.max_dest_rd_atomic = u8::try_from(d.max_qp_rd_atom + 1).unwrap_or(255);
+        }),
+        (IBV_QPS_RTS, "more READs than the device starts", |a, d, _| {
+            a.max_rd_atomic = u8::try_from(d.max_qp_init_rd_atom + 1).unwrap_or(255);
+        }),
+        (IBV_QPS_RTS, "timeout 32", |a, _, _| a.timeout = 32),
+        (IBV_QPS_RTS, "timeout 255", |a, _, _| a.timeout = 255),
+    ];
+    for (to, what, change) in changes {
+        case(what);
+        let mut side = Spec::rc().side(env);
+        let from = steps().into_iter().find(|step| step.1 == to).expect("a step").0;
+        bring(&mut side, from);
+        let (device, port) = (side.ctx.device_attr(), side.ctx.port_attr());
+        let peer = side.address();
+        let (mut attr, mask) = full(&side, to, &peer);
+        change(&mut attr, &device, &port);
+        assert_eq!(side.qp.modify(&attr, mask), Err(libc::EINVAL));
+        expect_state(&side, from);
+    }
+}
+
+/// `ibv_modify_qp(3)`: "If any of the modify attributes or the modify mask are invalid, none of the attributes
+/// will be modified (including the QP state)."
+fn a_refused_change_changes_nothing(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let before = pair.b.qp.query().0;
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE.cast_unsigned();
+    attr.min_rnr_timer = 31;
+    attr.dest_qp_num = 1;
+    let mask = IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_DEST_QPN;
+    assert_eq!(pair.b.qp.modify(&attr, mask), Err(libc::EINVAL));
+    let after = pair.b.qp.query().0;
+    assert_eq!(after.qp_access_flags, before.qp_access_flags);
+    assert_eq!(after.min_rnr_timer, before.min_rnr_timer);
+    assert_eq!(after.dest_qp_num, before.dest_qp_num);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+}
+
+fn unknown_states_are_refused(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    for state in [7, 8, 255, u32::MAX] {
+        case(format!("state {state}"));
+        assert_eq!(modify_state(&pair.a, state), Err(libc::EINVAL));
+        expect_state(&pair.a, IBV_QPS_RTS);
+    }
+    pair.check_works();
+}
+
+fn a_wrong_current_state_is_refused(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = IBV_QPS_RTS;
+    attr.cur_qp_state = IBV_QPS_RTS;
+    pair.a.qp.modify(&attr, IBV_QP_STATE | IBV_QP_CUR_STATE).expect("the right one");
+    attr.cur_qp_state = IBV_QPS_SQD;
+    let refused = pair.a.qp.modify(&attr, IBV_QP_STATE | IBV_QP_CUR_STATE);
+    assert_eq!(refused, Err(libc::EINVAL));
+    pair.check_works();
+}
+
+fn err_is_reached_from_everywhere(env: &Env) {
+    for from in states(env).into_iter().filter(|state| *state != IBV_QPS_RESET) {
+        case(format!("from {from}"));
+        let mut side = Spec::rc().side(env);
+        bring(&mut side, from);
+        modify_state(&side, IBV_QPS_ERR).expect("to ERR");
+        expect_state(&side, IBV_QPS_ERR);
+        modify_state(&side, IBV_QPS_RESET).expect("to RESET");
+        expect_state(&side, IBV_QPS_RESET);
+    }
+}
+
+fn query_returns_what_was_set(env: &Env) {
+    let spec = Spec::rc().with(|s| {
+        s.timeout = 13;
+        s.retry_cnt = 5;
+        s.rnr_retry = 4;
+        s.min_rnr_timer = 12;
+        s.access = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
+    });
+    let mut pair: Pair = spec.unconnected(env);
+    pair.connect();
+    let (attr, init) = pair.a.qp.query();
+    assert_eq!(attr.qp_state, IBV_QPS_RTS);
+    assert_eq!(attr.cur_qp_state, IBV_QPS_RTS);
+    assert_eq!(attr.path_mtu, pair.a.ctx.port_attr().active_mtu);
+    assert_eq!(attr.dest_qp_num, pair.b.qp.qpn());
+    assert_eq!(attr.rq_psn, pair.b.address().psn);
+    assert_eq!((attr.timeout, attr.retry_cnt, attr.rnr_retry), (13, 5, 4));
+    assert_eq!(attr.min_rnr_timer, 12);
+    assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (1, 1));
+    let remote = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
+    assert_eq!(attr.qp_access_flags & ALL_REMOTE, remote);
+    assert_eq!(attr.port_num, env.settings.port);
+    assert_eq!(attr.pkey_index, 0);
+    assert_eq!(attr.ah_attr.dlid, pair.b.address().lid);
+    assert_eq!(init.qp_type, IBV_QPT_RC);
+    assert_eq!(init.sq_sig_all, 0);
+    assert_eq!(init.send_cq, pair.a.scq.raw());
+    assert_eq!(init.recv_cq, pair.a.rcq.raw());
+    assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
+    assert!(init.cap.max_send_sge >= 4 && init.cap.max_recv_sge >= 4);
+    if env.has(Cap::Ud) {
+        let side = Spec::ud().with(|s| s.qkey = 0x7654_3210).pair(env).a;
+        assert_eq!(side.qp.query().0.qkey, 0x7654_3210);
+    }
+}
+
+const ALL_REMOTE: u32 =
+    (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
+
+fn init_to_init_changes_attributes(env: &Env) {
+    let side = Spec::rc().side(env);
+    side.to_init();
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = IBV_QPS_INIT;
+    attr.qp_access_flags = IBV_ACCESS_REMOTE_READ.cast_unsigned();
+    side.qp.modify(&attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS).expect("INIT to INIT");
+    assert_eq!(side.qp.query().0.qp_access_flags & ALL_REMOTE, IBV_ACCESS_REMOTE_READ.cast_unsigned());
+    expect_state(&side, IBV_QPS_INIT);
+}
+
+fn receives_posted_in_init_are_used(env: &Env) {
+    let mut pair = Spec::rc().unconnected(env);
+    let (to_a, to_b) = (pair.a.address(), pair.b.address());
+    pair.b.to_init();
+    for i in 0..3 {
+        pair.b.recv(i, []);
+    }
+    pair.b.rcq.expect_empty();
+    pair.b.to_rtr(&to_a);
+    pair.a.connect(&to_b);
+    for i in 0..3 {
+        pair.a.post(send([]).id(i));
+        pair.b.received().received(i, 0);
+        pair.a.sent().sent(i, Verb::Send);
+    }
+}
+
+fn rtr_receives_and_does_not_send(env: &Env) {
+    let mut pair = Spec::rc().unconnected(env);
+    let (to_a, to_b) = (pair.a.address(), pair.b.address());
+    pair.b.to_init();
+    pair.b.to_rtr(&to_a);
+    pair.a.connect(&to_b);
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    source.memory.fill(3);
+    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    target.memory.check(3);
+    pair.b.recv(2, []);
+    pair.a.post(send([]).id(3));
+    pair.b.received().received(2, 0);
+    pair.a.sent().sent(3, Verb::Send);
+    if env.has(Cap::ImmediateChecks) {
+        let refused = pair.b.qp.try_post(vec![send([])]).expect_err("a send in RTR");
+        assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+    }
+    pair.b.to_rts();
+    pair.check_works();
+}
+
+/// `ibv_post_send(3)` and IBTA vol. 1, 10.8.2: an immediate error in RESET, INIT and RTR.
+fn sends_before_rts_are_refused(env: &Env) {
+    for spec in [Spec::rc(), Spec::uc(), Spec::ud()] {
+        let lacking = (spec.qp_type == IBV_QPT_UC && !env.has(Cap::Uc))
+            || (spec.qp_type == IBV_QPT_UD && !env.has(Cap::Ud));
+        if lacking {
+            continue;
+        }
+        for state in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR] {
+            case(format!("QP type {} in {state}", spec.qp_type));
+            let mut side = spec.side(env);
+            bring(&mut side, state);
+            let wr = side.routed(send([]).id(1));
+            let refused = side.qp.try_post(vec![wr]).expect_err("a send before RTS");
+            assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+            side.expect_silence();
+        }
+    }
+}
+
+fn receives_in_reset_are_refused(env: &Env) {
+    let side = Spec::rc().side(env);
+    let refused = side.qp.try_recv(vec![recv(1, [])]).expect_err("a receive in RESET");
+    assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+    side.to_init();
+    side.recv(1, []);
+}
+
+/// IBTA vol. 1, 10.3.1.6: in SQD WRs may be posted and are not begun.
+fn sqd_holds_sends_back_and_rts_resumes(env: &Env) {
+    let mut specs = vec![Spec::rc()];
+    if env.has(Cap::Ud) {
+        specs.push(Spec::ud());
+    }
+    for spec in specs {
+        case(format!("QP type {}", spec.qp_type));
+        let pair = spec.pair(env);
+        let buf = pair.b.buf(64);
+        for i in 0..3 {
+            pair.b.recv(i, [buf.all()]);
+        }
+        modify_state(&pair.a, IBV_QPS_SQD).expect("RTS to SQD");
+        for i in 0..3 {
+            pair.a.post(send([]).id(i));
+        }
+        std::thread::sleep(MOMENT);
+        pair.a.expect_silence();
+        pair.b.expect_silence();
+        modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
+        for i in 0..3 {
+            pair.b.received().received(i, pair.b.grh_len());
+            pair.a.sent().sent(i, Verb::Send);
+        }
+    }
+}
+
+fn sqd_still_receives(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    modify_state(&pair.b, IBV_QPS_SQD).expect("RTS to SQD");
+    let source = pair.a.buf(8);
+    let target = pair.b.buf(8);
+    pair.b.recv(1, []);
+    pair.a.post_list(vec![write([source.all()], target.remote()).id(1), send([]).id(2)]);
+    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.b.received().received(1, 0);
+    pair.a.sent().sent(2, Verb::Send);
+}
+
+fn sqd_changes_what_rts_cannot(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.timeout = 9;
+    attr.retry_cnt = 3;
+    let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT;
+    assert_eq!(pair.a.qp.modify(&attr, mask), Err(libc::EINVAL), "in RTS");
+    modify_state(&pair.a, IBV_QPS_SQD).expect("RTS to SQD");
+    pair.a.qp.modify(&attr, mask).expect("SQD to SQD");
+    modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
+    let now = pair.a.qp.query().0;
+    assert_eq!((now.timeout, now.retry_cnt), (9, 3));
+    pair.check_works();
+}
+
+fn no_sqd_without_rts(env: &Env) {
+    for from in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_ERR] {
+        let mut side = Spec::rc().side(env);
+        bring(&mut side, from);
+        assert_eq!(modify_state(&side, IBV_QPS_SQD), Err(libc::EINVAL), "from {from}");
+    }
+}

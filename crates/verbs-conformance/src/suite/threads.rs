@@ -1,0 +1,347 @@
+//! Verbs are thread-safe, and atomics are atomic.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::memory::MemKind;
+use crate::pair::{Pair, Spec};
+use crate::wr::{Verb, cmp_swp, fetch_add, recv, send, write};
+
+tests! { "threads";
+    two_threads_post_on_one_queue_pair [],
+    two_threads_poll_one_cq [],
+    two_threads_post_receives [],
+    many_threads_with_queue_pairs_of_their_own [],
+    objects_come_and_go_in_every_thread [],
+    fetch_add_is_atomic [Atomics],
+    cmp_swp_is_atomic [Atomics],
+    atomics_of_one_queue_pair_from_two_threads [Atomics],
+    registering_while_others_write [],
+    destroying_while_the_peer_sends [],
+}
+
+fn two_threads_post_on_one_queue_pair(env: &Env) {
+    const EACH: u64 = 2000;
+    let pair = Spec::rc().depth(128).pair(env);
+    let source = pair.a.buf(64);
+    let target = pair.b.buf(64);
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (pair, source, target) = (&pair, &source, &target);
+            scope.spawn(move || {
+                for i in 0..EACH {
+                    let wr = || write([source.all()], target.remote()).id(thread << 32 | i);
+                    while pair.a.qp.try_post(vec![wr()]).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut next = [0u64; 2];
+            while next[0] + next[1] < 2 * EACH {
+                for wc in pair.a.scq.take(1) {
+                    let thread = usize::try_from(wc.id() >> 32).expect("small");
+                    // Each thread's own WRs complete in its order.
+                    wc.sent((wc.id() >> 32 << 32) | next[thread], Verb::RdmaWrite);
+                    next[thread] += 1;
+                }
+            }
+            done.store(next[0] + next[1], Ordering::Relaxed);
+        });
+    });
+    assert_eq!(done.into_inner(), 2 * EACH);
+}
+
+fn two_threads_poll_one_cq(env: &Env) {
+    const TOTAL: u64 = 4000;
+    let pair = Spec::rc().depth(128).pair(env);
+    let sum = AtomicU64::new(0);
+    let count = AtomicU64::new(0);
+    let received = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while count.load(Ordering::Relaxed) < TOTAL {
+                    for wc in pair.a.scq.poll(4) {
+                        wc.sent(wc.id(), Verb::Send);
+                        sum.fetch_add(wc.id(), Ordering::Relaxed);
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                    for wc in pair.b.rcq.poll(4) {
+                        assert_eq!(wc.status(), 0);
+                        received.fetch_add(1, Ordering::Relaxed);
+                        pair.b.recv(wc.id(), []);
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        for i in 0..100 {
+            pair.b.recv(i, []);
+        }
+        for i in 0..TOTAL {
+            while pair.a.qp.try_post(vec![send([]).id(i)]).is_err() {
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!(count.into_inner(), TOTAL, "completions");
+    assert_eq!(sum.into_inner(), TOTAL * (TOTAL - 1) / 2, "sum of the wr_ids");
+    let rest = pair.b.rcq.drain().len() as u64;
+    assert_eq!(received.into_inner() + rest, TOTAL, "receives");
+}
+
+fn two_threads_post_receives(env: &Env) {
+    const EACH: u64 = 1000;
+    let pair = Spec::rc().depth(64).pair(env);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let pair = &pair;
+            scope.spawn(move || {
+                for i in 0..EACH {
+                    while pair.b.qp.try_recv(vec![recv(thread << 32 | i, [])]).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut next = [0u64; 2];
+            for wc in (0..2 * EACH).map(|_| pair.b.received()) {
+                let thread = usize::try_from(wc.id() >> 32).expect("small");
+                wc.received((wc.id() >> 32 << 32) | next[thread], 0);
+                next[thread] += 1;
+            }
+        });
+        for i in 0..2 * EACH {
+            pair.a.post(send([]).id(i));
+            if i % 32 == 31 {
+                for (k, wc) in pair.a.scq.take(32).iter().enumerate() {
+                    wc.sent(i - 31 + k as u64, Verb::Send);
+                }
+            }
+        }
+    });
+}
+
+/// Connected siblings of `a` and `b`.
+fn siblings(pair: &Pair) -> Pair {
+    let mut sibling = Pair {
+        a: pair.a.sibling(),
+        b: pair.b.sibling(),
+    };
+    sibling.connect();
+    sibling
+}
+
+fn many_threads_with_queue_pairs_of_their_own(env: &Env) {
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            scope.spawn(move || {
+                let kind = if thread % 2 == 0 { MemKind::Private } else { MemKind::Shared };
+                let pair = Spec::rc().memory(kind).pair(env);
+                let source = pair.a.buf(1000);
+                let target = pair.b.buf(1000);
+                for i in 0..200 {
+                    source.memory.fill(thread << 32 | i);
+                    pair.b.recv(i, [target.all()]);
+                    pair.a.post(send([source.all()]).id(i));
+                    pair.b.received().received(i, 1000);
+                    target.memory.check(thread << 32 | i);
+                    pair.a.sent().sent(i, Verb::Send);
+                }
+            });
+        }
+    });
+}
+
+fn objects_come_and_go_in_every_thread(env: &Env) {
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..15 {
+                    let pair = Spec::rc().with_channels().pair(env);
+                    pair.check_works();
+                }
+            });
+        }
+    });
+}
+
+/// The sum of what several requesters add is exact, and no old value is returned twice.
+fn fetch_add_is_atomic(env: &Env) {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 1500;
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let first = Spec::rc().depth(32).memory(memory).pair(env);
+        let counter = first.b.buf(8);
+        let pairs: Vec<Pair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
+        let mut seen: Vec<u64> = std::thread::scope(|scope| {
+            let threads: Vec<_> = pairs
+                .iter()
+                .map(|pair| {
+                    let counter = counter.remote();
+                    scope.spawn(move || {
+                        let results = pair.a.buf(8 * 8);
+                        let mut seen = Vec::new();
+                        for _ in 0..EACH / 8 {
+                            let wrs = (0..8)
+                                .map(|i| fetch_add(results.sge(8 * i, 8), counter, 1).id(i))
+                                .collect();
+                            pair.a.post_list(wrs);
+                            for (i, wc) in pair.a.scq.take(8).iter().enumerate() {
+                                wc.sent(i as u64, Verb::AtomicFetchAndAdd);
+                                seen.push(results.memory.load(8 * i));
+                            }
+                        }
+                        seen
+                    })
+                })
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("a thread")).collect()
+        });
+        let total = THREADS * (EACH / 8) * 8;
+        assert_eq!(counter.memory.load(0), total, "the sum");
+        seen.sort_unstable();
+        assert!(seen.iter().copied().eq(0..total), "an old value twice");
+    }
+}
+
+/// A requester with a context of its own towards a new QP in `first`'s responder.
+fn own_requester(env: &Env, first: &Pair, memory: MemKind) -> Pair {
+    let mut pair = Pair {
+        a: Spec::rc().depth(32).memory(memory).side(env),
+        b: first.b.sibling(),
+    };
+    pair.connect();
+    pair
+}
+
+fn cmp_swp_is_atomic(env: &Env) {
+    const THREADS: u64 = 3;
+    const EACH: u64 = 400;
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let first = Spec::rc().memory(memory).pair(env);
+        let word = first.b.buf(8);
+        let pairs: Vec<Pair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
+        std::thread::scope(|scope| {
+            for pair in &pairs {
+                let word = word.remote();
+                scope.spawn(move || {
+                    let result = pair.a.buf(8);
+                    let mut expected = 0u64;
+                    let mut done = 0;
+                    while done < EACH {
+                        pair.a.post(cmp_swp(result.all(), word, expected, expected + 1));
+                        pair.a.sent().sent(0, Verb::AtomicCmpAndSwp);
+                        let old = result.memory.load(0);
+                        if old == expected {
+                            done += 1;
+                            expected += 1;
+                        } else {
+                            expected = old;
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(word.memory.load(0), THREADS * EACH);
+    }
+}
+
+fn atomics_of_one_queue_pair_from_two_threads(env: &Env) {
+    const EACH: u64 = 500;
+    let pair = Spec::rc().depth(64).pair(env);
+    let counter = pair.b.buf(8);
+    let result = pair.a.buf(16);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (pair, counter, result) = (&pair, &counter, &result);
+            scope.spawn(move || {
+                for i in 0..EACH {
+                    let wr = || fetch_add(result.sge(8 * thread, 8), counter.remote(), 3).id(i);
+                    while pair.a.qp.try_post(vec![wr()]).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        for _ in 0..2 * EACH {
+            assert_eq!(pair.a.sent().status(), 0);
+        }
+    });
+    assert_eq!(counter.memory.load(0), 2 * EACH * 3);
+}
+
+/// Regions come and go beside the one that a peer writes to.
+fn registering_while_others_write(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(4096);
+        let target = pair.b.buf(4096);
+        source.memory.fill(1);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let others: Vec<_> = (0..8).map(|_| pair.b.buf(100)).collect();
+                    drop(others);
+                }
+            });
+            for i in 0..1000 {
+                pair.a.post(write([source.all()], target.remote()).id(i));
+                pair.a.sent().sent(i, Verb::RdmaWrite);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        target.memory.check(1);
+    }
+}
+
+/// A QP is destroyed in the middle of its peer's messages: they succeed or fail, and nothing crashes.
+fn destroying_while_the_peer_sends(env: &Env) {
+    let first = Spec::rc().impatient().pair(env);
+    let verbs = if env.has(Cap::Read) { 3 } else { 2 };
+    for round in 0..30u64 {
+        case(format!("round {round}"));
+        let pair = siblings(&first);
+        let source = pair.a.buf(64);
+        let target = pair.b.buf(64);
+        for i in 0..10 {
+            pair.b.recv(i, [target.all()]);
+        }
+        let b = pair.b;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(std::time::Duration::from_micros(round * 10));
+                assert_eq!(b.qp.try_destroy(), 0);
+            });
+            let wrs = (0..10)
+                .map(|i| match i % verbs {
+                    0 => send([source.all()]).id(i),
+                    1 => write([source.all()], target.remote()).id(i),
+                    _ => crate::wr::read([source.all()], target.remote()).id(i),
+                })
+                .collect();
+            pair.a.post_list(wrs);
+            let mut failed = false;
+            for (i, wc) in pair.a.scq.take(10).iter().enumerate() {
+                assert_eq!(wc.id(), i as u64);
+                if failed {
+                    wc.flushed(i as u64);
+                } else if wc.status() != 0 {
+                    wc.failed(i as u64, &[verbs_abi::IBV_WC_RETRY_EXC_ERR]);
+                    failed = true;
+                }
+            }
+        });
+        drop(first.b.rcq.poll(64));
+    }
+}

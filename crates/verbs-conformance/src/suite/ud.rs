@@ -1,0 +1,436 @@
+//! Unreliable datagrams: Q_Keys, the GRH in front, sources, and what gets lost.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::env::Cap;
+use crate::harness::case;
+use crate::objects::{Buf, same_destination};
+use crate::pair::{Pair, QKEY, Side, Spec};
+use crate::wr::{Verb, Wc, send, send_imm};
+
+tests! { "ud";
+    a_completion_names_its_source [Ud],
+    the_grh_is_in_front [Ud],
+    the_first_40_bytes_may_be_an_sge_of_their_own [Ud],
+    no_grh_on_a_local_subnet [Ud],
+    a_global_route_brings_a_grh [Ud],
+    a_wrong_qkey_is_dropped [Ud],
+    a_qkey_with_the_high_bit_means_the_own [Ud],
+    the_qkey_can_change [Ud],
+    a_reply_follows_the_completion [Ud],
+    the_address_vector_from_a_completion_leads_back [Ud],
+    one_sender_many_receivers [Ud],
+    many_senders_one_receiver [Ud],
+    to_itself [Ud],
+    a_stranger_is_never_reached [Ud],
+    a_receiver_that_is_gone_loses_messages [Ud],
+    connected_queue_pairs_ignore_datagrams [Ud],
+    a_flood_loses_but_never_lies [Ud],
+    payload_of_exactly_the_mtu [Ud],
+    rtr_receives [Ud],
+    an_address_handle_may_go_after_the_send [Ud],
+}
+
+#[track_caller]
+fn deliver(pair: &Pair, target: &Buf, wr_id: u64) -> Wc {
+    pair.b.recv(wr_id, [target.all()]);
+    pair.a.post(send([]).id(wr_id));
+    let wc = pair.b.received();
+    wc.received(wr_id, 40);
+    pair.a.sent().sent(wr_id, Verb::Send);
+    wc
+}
+
+fn a_completion_names_its_source(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let target = pair.b.buf(64);
+    let wc = deliver(&pair, &target, 1);
+    assert_eq!(wc.raw().src_qp, pair.a.qp.qpn());
+    assert_eq!(wc.qpn(), pair.b.qp.qpn());
+    assert_eq!(wc.raw().pkey_index, 0);
+    assert_eq!(wc.raw().sl, 0);
+    let port = pair.a.ctx.port_attr();
+    if port.link_layer == IBV_LINK_LAYER_INFINIBAND {
+        assert_eq!(wc.raw().slid, port.lid);
+        assert_eq!(wc.raw().dlid_path_bits, 0);
+    }
+}
+
+fn is_ethernet(side: &Side) -> bool {
+    side.ctx.port_attr().link_layer == IBV_LINK_LAYER_ETHERNET
+}
+
+/// The source address where it lies in the GRH: 16 bytes of GID, or for RoCEv2 over IPv4 the last 20 bytes
+/// are the IP header (RoCEv2 annex A17.4.5.1).
+fn check_grh(pair: &Pair, bytes: &[u8]) {
+    let (source, dest) = (pair.a.address().gid, pair.b.address().gid);
+    let v4 = source[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    if v4 && is_ethernet(&pair.a) && bytes[20] >> 4 == 4 {
+        assert_eq!(bytes[32..36], source[12..], "source address");
+        assert_eq!(bytes[36..40], dest[12..], "destination address");
+    } else {
+        assert_eq!(bytes[0] >> 4, 6, "IP version");
+        assert_eq!(bytes[8..24], source, "source GID");
+        assert_eq!(bytes[24..40], dest, "destination GID");
+    }
+}
+
+fn the_grh_is_in_front(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let source = pair.a.buf(100);
+    let target = pair.b.buf(140);
+    source.memory.fill(5);
+    for len in [0, 1, 100] {
+        case(format!("{len} bytes"));
+        target.memory.write(0, &[0xee; 140]);
+        pair.b.recv(1, [target.all()]);
+        pair.a.post(send([source.sge(0, len)]).id(2));
+        let wc = pair.b.received();
+        wc.received(1, 40 + len);
+        pair.a.sent().sent(2, Verb::Send);
+        target.memory.check_at(40, len, 5);
+        target.memory.check_byte(40 + len, 100 - len, 0xee);
+        if is_ethernet(&pair.b) {
+            assert!(wc.raw().wc_flags & IBV_WC_GRH != 0, "RoCE always has a GRH");
+        }
+        if wc.raw().wc_flags & IBV_WC_GRH != 0 {
+            check_grh(&pair, &target.memory.read(0, 40));
+        }
+    }
+}
+
+fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let source = pair.a.buf(64);
+    source.memory.fill(5);
+    let headers = pair.b.buf(40);
+    let target = pair.b.buf(64);
+    pair.b.recv(1, [headers.all(), target.sge(0, 10), target.sge(10, 54)]);
+    pair.a.post(send([source.all()]).id(2));
+    pair.b.received().received(1, 104);
+    target.memory.check(5);
+    // The GRH itself may lie across SGEs.
+    target.memory.write(0, &[0; 64]);
+    pair.b.recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.all()]);
+    pair.a.post(send([source.all()]).id(2));
+    pair.b.received().received(3, 104);
+    target.memory.check(5);
+}
+
+/// Without a global route there is no GRH: the 40 bytes are there, and nobody says what is in them.
+fn no_grh_on_a_local_subnet(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    if is_ethernet(&pair.a) {
+        return;
+    }
+    let target = pair.b.buf(64);
+    let wc = deliver(&pair, &target, 1);
+    assert_eq!(wc.raw().wc_flags & IBV_WC_GRH, 0);
+}
+
+fn a_global_route_brings_a_grh(env: &Env) {
+    let pair = Spec::ud().with(|s| s.global = true).pair(env);
+    let target = pair.b.buf(64);
+    let wc = deliver(&pair, &target, 1);
+    assert!(wc.raw().wc_flags & IBV_WC_GRH != 0);
+    check_grh(&pair, &target.memory.read(0, 40));
+}
+
+/// IBTA vol. 1, 9.6.1.4.1: silently dropped, and counted.
+fn a_wrong_qkey_is_dropped(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let target = pair.b.buf(64);
+    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    pair.b.recv(1, [target.all()]);
+    for qkey in [0, 1, QKEY ^ 1, QKEY ^ 0x4000_0000, u32::MAX >> 1] {
+        pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
+        pair.a.sent().sent(2, Verb::Send);
+    }
+    pair.b.expect_silence();
+    pair.a.post(send([]).id(3));
+    pair.b.received().received(1, 40);
+}
+
+/// IBTA vol. 1, 10.2.5: "If the high-order bit of the Q_Key is set, the Q_Key in the QP context is used".
+fn a_qkey_with_the_high_bit_means_the_own(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let target = pair.b.buf(64);
+    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    for qkey in [1 << 31, u32::MAX] {
+        pair.b.recv(1, [target.all()]);
+        pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
+        pair.b.received().received(1, 40);
+        pair.a.sent().sent(2, Verb::Send);
+    }
+    let mut other = Pair {
+        a: Spec::ud().with(|s| s.qkey = 7).side(env),
+        b: pair.b,
+    };
+    let peer = other.b.address();
+    other.a.connect(&peer);
+    other.b.recv(3, [target.all()]);
+    let (ah, qpn, _) = other.a.route.clone().expect("a route");
+    other.a.post(send([]).id(4).to(&ah, qpn, 1 << 31));
+    other.a.sent().sent(4, Verb::Send);
+    other.b.expect_silence();
+    other.a.post(send([]).id(5).to(&ah, qpn, QKEY));
+    other.b.received().received(3, 40);
+}
+
+fn the_qkey_can_change(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let target = pair.b.buf(64);
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qkey = 99;
+    pair.b.qp.modify(&attr, IBV_QP_QKEY).expect("RTS to RTS");
+    pair.b.recv(1, [target.all()]);
+    pair.a.post(send([]).id(2));
+    pair.a.sent().sent(2, Verb::Send);
+    pair.b.expect_silence();
+    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    pair.a.post(send([]).id(3).to(&ah, qpn, 99));
+    pair.b.received().received(1, 40);
+}
+
+fn grh(target: &Buf) -> [u8; 40] {
+    target.memory.read(0, 40).try_into().expect("40 bytes")
+}
+
+fn a_reply_follows_the_completion(env: &Env) {
+    for global in [false, true] {
+        let pair = Spec::ud().with(|s| s.global = global).pair(env);
+        let target = pair.b.buf(64);
+        let wc = deliver(&pair, &target, 1);
+        let ah = pair.b.pd.try_ah_from_wc(&wc, &grh(&target)).expect("ibv_create_ah_from_wc");
+        let reply = pair.a.buf(64);
+        pair.a.recv(2, [reply.all()]);
+        let wr = send_imm([], 77).id(3).to(&ah, wc.raw().src_qp, QKEY);
+        pair.b.qp.post(wr);
+        let wc = pair.a.received();
+        wc.received(2, 40);
+        assert_eq!(wc.imm(), Some(77));
+        assert_eq!(wc.raw().src_qp, pair.b.qp.qpn());
+        pair.b.sent().sent(3, Verb::Send);
+    }
+}
+
+fn the_address_vector_from_a_completion_leads_back(env: &Env) {
+    for global in [false, true] {
+        let pair = Spec::ud().with(|s| s.global = global).pair(env);
+        let target = pair.b.buf(64);
+        let wc = deliver(&pair, &target, 1);
+        let attr = pair.b.pd.ah_attr_from_wc(&wc, &grh(&target)).expect("ibv_init_ah_from_wc");
+        let expected = pair.b.ah_attr(&pair.a.address());
+        assert!(same_destination(&attr, &expected), "it leads somewhere else");
+        assert_eq!(attr.port_num, env.settings.port);
+    }
+}
+
+fn one_sender_many_receivers(env: &Env) {
+    let sender = Spec::ud().pair(env);
+    let mut receivers: Vec<Side> = (0..8).map(|_| Spec::ud().side(env)).collect();
+    let target = receivers.iter_mut().map(|receiver| {
+        receiver.connect(&sender.a.address());
+        receiver.buf(64)
+    });
+    let target: Vec<Buf> = target.collect();
+    let ah = sender.a.pd.ah(&sender.a.ah_attr(&receivers[0].address()));
+    for round in 0..20u64 {
+        for (receiver, target) in receivers.iter().zip(&target) {
+            receiver.recv(round, [target.all()]);
+        }
+        let wrs = receivers.iter().enumerate().map(|(i, receiver)| {
+            let imm = u32::try_from(i).expect("small");
+            send_imm([], imm).id(i as u64).to(&ah, receiver.qp.qpn(), QKEY)
+        });
+        sender.a.post_list(wrs.collect());
+        for (i, receiver) in receivers.iter().enumerate() {
+            let wc = receiver.received();
+            wc.received(round, 40);
+            assert_eq!(wc.imm(), u32::try_from(i).ok());
+        }
+        for (i, wc) in sender.a.scq.take(receivers.len()).iter().enumerate() {
+            wc.sent(i as u64, Verb::Send);
+        }
+    }
+}
+
+fn many_senders_one_receiver(env: &Env) {
+    let receiver = Spec::ud().depth(64).pair(env).b;
+    let senders: Vec<Side> = (0..8)
+        .map(|_| {
+            let mut sender = Spec::ud().side(env);
+            sender.connect(&receiver.address());
+            sender
+        })
+        .collect();
+    let target = receiver.buf(64);
+    for _ in 0..20 {
+        for i in 0..8 {
+            receiver.recv(i, [target.all()]);
+        }
+        for sender in &senders {
+            sender.post(send([]).id(1));
+        }
+        let mut sources: Vec<u32> = receiver.rcq.take(8).iter().map(|wc| wc.raw().src_qp).collect();
+        let mut expected: Vec<u32> = senders.iter().map(|sender| sender.qp.qpn()).collect();
+        sources.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(sources, expected);
+        for sender in &senders {
+            sender.sent().sent(1, Verb::Send);
+        }
+    }
+}
+
+fn to_itself(env: &Env) {
+    let mut side = Spec::ud().side(env);
+    let address = side.address();
+    side.connect(&address);
+    let target = side.buf(64);
+    for i in 0..50 {
+        side.recv(i, [target.all()]);
+        side.post(send([]).id(i));
+        let wc = side.received();
+        wc.received(i, 40);
+        assert_eq!(wc.raw().src_qp, side.qp.qpn());
+        side.sent().sent(i, Verb::Send);
+    }
+}
+
+fn a_stranger_is_never_reached(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    for stranger in [qpn ^ 0x2aa, 2, 0x00ff_fffe, 0x00ff_ffff] {
+        if stranger == pair.a.qp.qpn() {
+            continue;
+        }
+        case(format!("QP {stranger:#x}"));
+        pair.a.post(send([]).id(1).to(&ah, stranger, QKEY));
+        pair.a.sent().sent(1, Verb::Send);
+    }
+    pair.check_works();
+}
+
+fn a_receiver_that_is_gone_loses_messages(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    pair.check_works();
+    assert_eq!(pair.b.qp.try_destroy(), 0);
+    for i in 0..200 {
+        pair.a.post(send([]).id(i));
+        pair.a.sent().sent(i, Verb::Send);
+    }
+    assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
+}
+
+fn connected_queue_pairs_ignore_datagrams(env: &Env) {
+    let connected = Spec::rc().pair(env);
+    let target = connected.b.buf(64);
+    connected.b.recv(1, [target.all()]);
+    let pair = Spec::ud().pair(env);
+    let (ah, ..) = pair.a.route.clone().expect("a route");
+    pair.a.post(send([]).id(2).to(&ah, connected.b.qp.qpn(), QKEY));
+    pair.a.sent().sent(2, Verb::Send);
+    connected.b.expect_silence();
+    connected.a.post(send([]).id(3));
+    connected.b.received().received(1, 0);
+}
+
+/// More than the receiver takes: some messages are lost, none comes twice, torn or out of order.
+fn a_flood_loses_but_never_lies(env: &Env) {
+    const TOTAL: u32 = 5000;
+    let pair = Spec::ud().depth(32).pair(env);
+    let source = pair.a.buf(256 * 32);
+    let target = pair.b.buf(32 * 300);
+    let slot = |i: u64| target.sge(i * 300, 296);
+    for i in 0..32 {
+        pair.b.recv(i, [slot(i)]);
+    }
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let mut last = None;
+            let mut got = 0;
+            loop {
+                let wc = pair.b.received();
+                let imm = wc.imm().expect("an immediate");
+                assert!(last.is_none_or(|last| last < imm), "{imm} after {last:?}");
+                last = Some(imm);
+                if imm == u32::MAX {
+                    return got;
+                }
+                got += 1;
+                let len = usize::try_from(imm % 256).expect("small");
+                wc.received(wc.id(), 40 + len);
+                let at = usize::try_from(wc.id()).expect("small") * 300 + 40;
+                target.memory.check_at(at, len, imm.into());
+                pair.b.recv(wc.id(), [slot(wc.id())]);
+                if imm % 50 == 0 {
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                }
+            }
+        });
+        for i in 0..TOTAL {
+            let at = u64::from(i % 32) * 256;
+            let len = usize::try_from(i % 256).expect("small");
+            source.memory.fill_at(usize::try_from(at).expect("small"), len, i.into());
+            pair.a.post(send_imm([source.sge(at, len)], i).id(i.into()));
+            pair.a.sent().sent(i.into(), Verb::Send);
+        }
+        while !receiver.is_finished() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            pair.a.post(send_imm([], u32::MAX).id(0));
+            pair.a.sent().sent(0, Verb::Send);
+        }
+        let got = receiver.join().expect("the receiver ends");
+        assert!(got > 0, "all of {TOTAL} messages were lost");
+    });
+}
+
+fn payload_of_exactly_the_mtu(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let mtu = super::data::mtu(&pair.a);
+    let source = pair.a.buf(mtu);
+    let target = pair.b.buf(mtu + 40);
+    for seed in 0..40 {
+        source.memory.fill(seed);
+        pair.b.recv(1, [target.all()]);
+        pair.a.post(send([source.all()]).id(2));
+        pair.b.received().received(1, mtu + 40);
+        pair.a.sent().sent(2, Verb::Send);
+        target.memory.check_at(40, mtu, seed);
+    }
+}
+
+fn rtr_receives(env: &Env) {
+    let mut pair = Spec::ud().unconnected(env);
+    let (to_a, to_b) = (pair.a.address(), pair.b.address());
+    pair.a.connect(&to_b);
+    pair.b.to_init();
+    let target = pair.b.buf(64);
+    pair.b.recv(1, [target.all()]);
+    pair.a.post(send([]).id(1));
+    pair.a.sent().sent(1, Verb::Send);
+    pair.b.rcq.expect_empty();
+    pair.b.to_rtr(&to_a);
+    pair.a.post(send([]).id(2));
+    pair.b.received().received(1, 40);
+    pair.a.sent().sent(2, Verb::Send);
+}
+
+/// The address handle is needed until the send has completed, not longer.
+fn an_address_handle_may_go_after_the_send(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let target = pair.b.buf(64);
+    let attr = pair.a.ah_attr(&pair.b.address());
+    let inline = if env.has(Cap::Inline) { IBV_SEND_INLINE } else { 0 };
+    for i in 0..50 {
+        let ah = pair.a.pd.ah(&attr);
+        pair.b.recv(i, [target.all()]);
+        let wr = send([]).id(i).flag(inline).to(&ah, pair.b.qp.qpn(), QKEY);
+        pair.a.post(wr);
+        pair.a.sent().sent(i, Verb::Send);
+        drop(ah);
+        pair.b.received().received(i, 40);
+    }
+}

@@ -1,0 +1,455 @@
+//! Half of a pair of processes that do everything at once until one of them is killed.
+//!
+//! Each side sends, writes, reads and adds on an RC queue pair, and sends on a UD queue pair, by chance; it
+//! checks everything that arrives. A side whose peer is gone sees its requests fail: that is the end, and it
+//! says what it saw in a [`Report`].
+
+use std::collections::VecDeque;
+use std::io::{BufRead, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use verbs_abi::*;
+
+use crate::env::{Cap, Env};
+use crate::harness::patience;
+use crate::memory::{MemKind, same};
+use crate::objects::{Buf, Channel, Context};
+use crate::pair::{Address, Side, Spec};
+use crate::rng::{Rng, pattern};
+use crate::wr::{Remote, SendWr, Verb, Wc, cmp_swp, fetch_add, read, send, write, write_imm};
+
+/// How a worker is started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Of everything that it does by chance.
+    pub seed: u64,
+    /// Sleeps when there is nothing to do, instead of polling.
+    pub event_driven: bool,
+    /// Where its buffers come from.
+    pub memory: MemKind,
+}
+
+/// What the two workers of a pair tell each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    rc: Address,
+    ud: Option<Address>,
+    area: Remote,
+    constant: Remote,
+    constant_seed: u64,
+    counter: Remote,
+}
+
+/// What a worker saw.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Requests that completed well, all verified.
+    pub completed: u64,
+    /// Messages that arrived, all verified.
+    pub received: u64,
+    /// Status of the first failed completion; `None` when the pair was never connected.
+    pub status: Option<u32>,
+    /// Milliseconds from its post to its completion.
+    pub waited_ms: u64,
+}
+
+const WINDOW: usize = 16;
+/// Room for one request.
+const SLOT: usize = 8 << 10;
+const RC_RECEIVES: u64 = 16;
+const UD_RECEIVES: u64 = 16;
+/// Room for one datagram with its GRH.
+const UD_SLOT: usize = 512;
+
+/// A request on its way.
+enum Flight {
+    Plain,
+    /// Must bring this into the slot.
+    Read { len: usize, expected: Vec<u8> },
+    /// Must bring this number into the slot.
+    Add { expected: u64 },
+}
+
+struct Worker {
+    rng: Rng,
+    plan: Plan,
+    channel: Option<Channel>,
+    rc: Side,
+    ud: Option<Side>,
+    peer: Hello,
+    outgoing: Buf,
+    incoming: Buf,
+    ud_incoming: Option<Buf>,
+    flights: VecDeque<(u64, usize, Instant, Flight)>,
+    free_slots: Vec<usize>,
+    /// What the peer's area holds, slot by slot.
+    area_model: Vec<Vec<u8>>,
+    next_id: u64,
+    next_send: u64,
+    next_receive: u64,
+    next_datagram: u64,
+    last_datagram: Option<u64>,
+    datagrams_out: usize,
+    adds: u64,
+    report: Report,
+}
+
+/// The role `worker`.
+///
+/// # Errors
+/// The parent says nonsense. Failures of verbs, and wrong data, panic.
+pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
+    let plan: Plan = serde_json::from_str(plan)?;
+    let ctx = Context::open(env);
+    let mut spec = Spec::rc().depth(64).memory(plan.memory).with(|s| {
+        // 67 ms, four times.
+        s.timeout = 14;
+        s.retry_cnt = 3;
+    });
+    let channel = plan.event_driven.then(|| ctx.channel());
+    spec.cqe = 512;
+    let mut rc = side(&ctx, &spec, channel.as_ref());
+    let mut ud = env.has(Cap::Ud).then(|| {
+        let spec = Spec { qp_type: IBV_QPT_UD, ..spec.clone() };
+        side(&ctx, &spec, channel.as_ref())
+    });
+    let constant_seed = plan.seed ^ 0xc0;
+    let (area, constant, counter) = (rc.buf(WINDOW * SLOT), rc.buf(1 << 16), rc.buf(8));
+    constant.memory.fill(constant_seed);
+    let outgoing = rc.buf(WINDOW * SLOT);
+    let incoming = rc.buf(usize::try_from(RC_RECEIVES)? * SLOT);
+    let ud_incoming = ud.as_ref().map(|ud| ud.buf(UD_RECEIVES as usize * UD_SLOT));
+    let hello = Hello {
+        rc: rc.address(),
+        ud: ud.as_ref().map(Side::address),
+        area: area.remote(),
+        constant: constant.remote(),
+        constant_seed,
+        counter: counter.remote(),
+    };
+    tell(&hello)?;
+    let mut line = String::new();
+    if std::io::stdin().lock().read_line(&mut line)? == 0 {
+        tell(&Report::default())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let peer: Hello = serde_json::from_str(&line).context("the peer's hello")?;
+    rc.to_init();
+    for i in 0..RC_RECEIVES {
+        rc.recv(i, [incoming.sge(i * SLOT as u64, SLOT)]);
+    }
+    rc.to_rtr(&peer.rc);
+    rc.to_rts();
+    if let (Some(ud), Some(address), Some(buf)) = (&mut ud, &peer.ud, &ud_incoming) {
+        ud.to_init();
+        for i in 0..UD_RECEIVES {
+            ud.recv(i, [buf.sge(i * UD_SLOT as u64, UD_SLOT)]);
+        }
+        ud.to_rtr(address);
+        ud.to_rts();
+    }
+    let mut worker = Worker {
+        rng: Rng::new(plan.seed),
+        plan,
+        channel,
+        rc,
+        ud,
+        peer,
+        outgoing,
+        incoming,
+        ud_incoming,
+        flights: VecDeque::new(),
+        free_slots: (0..WINDOW).collect(),
+        area_model: vec![Vec::new(); WINDOW],
+        next_id: 0,
+        next_send: 0,
+        next_receive: 0,
+        next_datagram: 0,
+        last_datagram: None,
+        datagrams_out: 0,
+        adds: 0,
+        report: Report::default(),
+    };
+    worker.run();
+    tell(&worker.report)?;
+    drop(worker);
+    drop((area, constant, counter));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tell(what: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(what)?)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// A side whose CQs are on `channel`, if there is one.
+fn side(ctx: &Context, spec: &Spec, channel: Option<&Channel>) -> Side {
+    let mut side = Side::new(ctx, spec);
+    if let Some(channel) = channel {
+        let (scq, rcq) = (ctx.cq_on(spec.cqe, channel), ctx.cq_on(spec.cqe, channel));
+        (side.scq, side.rcq) = (scq, rcq);
+        side = side.sibling();
+    }
+    side
+}
+
+/// A message: its number, then the pattern of that number.
+fn message(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.extend(pattern(number, len.saturating_sub(8)));
+    bytes
+}
+
+#[track_caller]
+fn check_message(bytes: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    same(bytes, &message(number, bytes.len()), 0);
+    number
+}
+
+impl Worker {
+    /// Works until the peer is gone.
+    fn run(&mut self) {
+        let mut quiet_since = Instant::now();
+        while self.report.status.is_none() {
+            let mut busy = self.post_some();
+            busy |= self.take_completions();
+            if busy {
+                quiet_since = Instant::now();
+                continue;
+            }
+            assert!(quiet_since.elapsed() < patience(), "nothing happens any more");
+            if self.plan.event_driven {
+                self.sleep();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        // What is left must be flushed, in order, and nothing else may come.
+        while let Some((id, ..)) = self.flights.pop_front() {
+            self.rc.sent().flushed(id);
+        }
+        // Messages that arrived in time, and then the flushed receives.
+        let mut flushed = 0;
+        while flushed < RC_RECEIVES {
+            let wc = self.rc.received();
+            if wc.status() == IBV_WC_SUCCESS {
+                assert_eq!(flushed, 0, "a message behind flushed receives");
+                self.receive(&wc);
+                // In ERR a new receive is flushed behind the others.
+            } else {
+                wc.flushed(wc.id());
+                flushed += 1;
+            }
+        }
+        assert_eq!(self.rc.qp.state(), IBV_QPS_ERR);
+    }
+
+    fn post_some(&mut self) -> bool {
+        let mut posted = false;
+        let mut batch = 1 + self.rng.below(4);
+        let mut wrs = Vec::new();
+        while batch > 0
+            && let Some(slot) = self.free_slots.pop()
+        {
+            batch -= 1;
+            let wr = self.request(slot);
+            wrs.push(wr);
+        }
+        if !wrs.is_empty() {
+            posted = true;
+            self.rc.post_list(wrs);
+        }
+        if self.datagrams_out < 8 && self.rng.one_in(4) && self.ud.is_some() {
+            self.post_datagram();
+            posted = true;
+        }
+        if self.rng.one_in(200) {
+            // Somebody who is slow: the peer's messages wait.
+            std::thread::sleep(Duration::from_micros(self.rng.below(3000)));
+        }
+        posted
+    }
+
+    /// A request of some kind from this slot of the outgoing buffer.
+    fn request(&mut self, slot: usize) -> SendWr {
+        let id = self.next_id;
+        self.next_id += 1;
+        let offset = (slot * SLOT) as u64;
+        let lens = [8, 16, 60, 200, 1000, SLOT];
+        let len = lens[usize::try_from(self.rng.below(lens.len() as u64)).expect("small")];
+        let at = slot * SLOT;
+        let area = self.peer.area.plus(offset);
+        let (wr, flight) = match self.rng.below(8) {
+            0 | 1 => {
+                let number = self.next_send;
+                self.next_send += 1;
+                self.outgoing.memory.write(at, &message(number, len));
+                (send([self.outgoing.sge(offset, len)]), Flight::Plain)
+            }
+            2 => {
+                let number = self.next_send;
+                self.next_send += 1;
+                let bytes = message(number, len);
+                self.outgoing.memory.write(at, &bytes);
+                self.remember(slot, bytes);
+                let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
+                (write_imm([self.outgoing.sge(offset, len)], area, imm), Flight::Plain)
+            }
+            3 => {
+                let bytes = pattern(id, len);
+                self.outgoing.memory.write(at, &bytes);
+                self.remember(slot, bytes);
+                (write([self.outgoing.sge(offset, len)], area), Flight::Plain)
+            }
+            4 => {
+                // What this side wrote there before.
+                let expected = self.area_model[slot].clone();
+                let len = expected.len();
+                (read([self.outgoing.sge(offset, len)], area), Flight::Read { len, expected })
+            }
+            5 => {
+                let from = usize::try_from(self.rng.below((1 << 16) - SLOT as u64)).expect("small");
+                let all = pattern(self.peer.constant_seed, from + len);
+                let wr = read([self.outgoing.sge(offset, len)], self.peer.constant.plus(from as u64));
+                (wr, Flight::Read { len, expected: all[from..].to_vec() })
+            }
+            6 => {
+                let expected = self.adds;
+                self.adds += 1;
+                let sge = self.outgoing.sge(offset, 8);
+                (fetch_add(sge, self.peer.counter, 1), Flight::Add { expected })
+            }
+            _ => {
+                let expected = self.adds;
+                self.adds += 1;
+                let sge = self.outgoing.sge(offset, 8);
+                let wr = cmp_swp(sge, self.peer.counter, expected, expected + 1);
+                (wr, Flight::Add { expected })
+            }
+        };
+        self.flights.push_back((id, slot, Instant::now(), flight));
+        wr.id(id)
+    }
+
+    fn remember(&mut self, slot: usize, bytes: Vec<u8>) {
+        let model = &mut self.area_model[slot];
+        if model.len() < bytes.len() {
+            *model = bytes;
+        } else {
+            model[..bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+
+    fn post_datagram(&mut self) {
+        let ud = self.ud.as_ref().expect("asked for");
+        let number = self.next_datagram;
+        self.next_datagram += 1;
+        let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
+        let wr = SendWr::new(Verb::SendWithImm, []).imm(imm).id(number);
+        ud.post(wr);
+        self.datagrams_out += 1;
+    }
+
+    fn take_completions(&mut self) -> bool {
+        let mut busy = false;
+        for wc in self.rc.rcq.poll(8) {
+            busy = true;
+            if wc.status() == IBV_WC_SUCCESS {
+                self.receive(&wc);
+                let id = wc.id();
+                self.rc.recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
+            } else {
+                // The send queue says why; this only follows.
+                wc.flushed(wc.id());
+                let id = wc.id();
+                self.rc.recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
+            }
+        }
+        for wc in self.rc.scq.poll(8) {
+            busy = true;
+            let (id, slot, posted, flight) = self.flights.pop_front().expect("a completion of nothing");
+            assert_eq!(wc.id(), id, "completions out of order");
+            if wc.status() != IBV_WC_SUCCESS {
+                if self.report.status.is_none() {
+                    self.report.status = Some(wc.status());
+                    let waited = posted.elapsed().as_millis();
+                    self.report.waited_ms = u64::try_from(waited).unwrap_or(u64::MAX);
+                } else {
+                    wc.flushed(id);
+                }
+                continue;
+            }
+            assert!(self.report.status.is_none(), "a success after a failure");
+            match flight {
+                Flight::Plain => {}
+                Flight::Read { len, expected } => {
+                    same(&self.outgoing.memory.read(slot * SLOT, len), &expected, 0);
+                }
+                Flight::Add { expected } => {
+                    assert_eq!(self.outgoing.memory.load(slot * SLOT), expected, "old value");
+                }
+            }
+            self.free_slots.push(slot);
+            self.report.completed += 1;
+        }
+        if let Some(ud) = &self.ud {
+            for wc in ud.scq.poll(8) {
+                busy = true;
+                assert_eq!((wc.status(), wc.raw().opcode), (IBV_WC_SUCCESS, IBV_WC_SEND), "{wc:?}");
+                self.datagrams_out -= 1;
+            }
+            for wc in ud.rcq.poll(8) {
+                busy = true;
+                wc.received(wc.id(), 40);
+                let number = wc.imm().expect("an immediate").into();
+                assert!(self.last_datagram < Some(number), "{number} after {:?}", self.last_datagram);
+                self.last_datagram = Some(number);
+                let buf = self.ud_incoming.as_ref().expect("there is a UD side");
+                ud.recv(wc.id(), [buf.sge(wc.id() * UD_SLOT as u64, UD_SLOT)]);
+                self.report.received += 1;
+            }
+        }
+        busy
+    }
+
+    /// A message on the RC queue pair: the next one, complete.
+    fn receive(&mut self, wc: &Wc) {
+        let expected = self.next_receive;
+        self.next_receive += 1;
+        self.report.received += 1;
+        if wc.raw().opcode == IBV_WC_RECV_RDMA_WITH_IMM {
+            assert_eq!(wc.imm().map(u64::from), Some(expected & 0xffff_ffff), "number of a WRITE");
+            return;
+        }
+        let at = usize::try_from(wc.id()).expect("small") * SLOT;
+        let bytes = self.incoming.memory.read(at, wc.raw().byte_len as usize);
+        assert_eq!(check_message(&bytes), expected, "number of a message");
+    }
+
+    /// Arms all CQs, polls once more, and sleeps until an event comes.
+    fn sleep(&mut self) {
+        let channel = self.channel.clone().expect("an event-driven worker has a channel");
+        let mut cqs = vec![self.rc.scq.clone(), self.rc.rcq.clone()];
+        if let Some(ud) = &self.ud {
+            cqs.extend([ud.scq.clone(), ud.rcq.clone()]);
+        }
+        for cq in &cqs {
+            cq.arm(false);
+        }
+        if self.take_completions() || self.report.status.is_some() {
+            return;
+        }
+        assert!(channel.readable(patience()), "asleep for ever");
+        channel.set_nonblocking(true);
+        while let Ok((raw, _)) = channel.event() {
+            let cq = cqs.iter().find(|cq| cq.raw() == raw).expect("an event of an unknown CQ");
+            cq.ack(1);
+        }
+    }
+}

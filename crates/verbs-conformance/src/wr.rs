@@ -1,0 +1,401 @@
+//! Work requests and completions.
+
+use std::fmt;
+
+use verbs_abi::*;
+
+use crate::objects::Ah;
+
+/// A place in remote memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Remote {
+    /// Virtual address in the responder.
+    pub addr: u64,
+    /// R_Key of the region there.
+    pub rkey: u32,
+}
+
+impl Remote {
+    /// The place `bytes` further on.
+    #[must_use]
+    pub fn plus(self, bytes: u64) -> Self {
+        Self {
+            addr: self.addr.wrapping_add(bytes),
+            ..self
+        }
+    }
+}
+
+/// The verbs of a send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs)]
+pub enum Verb {
+    Send,
+    SendWithImm,
+    RdmaWrite,
+    RdmaWriteWithImm,
+    RdmaRead,
+    AtomicCmpAndSwp,
+    AtomicFetchAndAdd,
+}
+
+impl Verb {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Send,
+        Self::SendWithImm,
+        Self::RdmaWrite,
+        Self::RdmaWriteWithImm,
+        Self::RdmaRead,
+        Self::AtomicCmpAndSwp,
+        Self::AtomicFetchAndAdd,
+    ];
+
+    /// `IBV_WR_*`.
+    #[must_use]
+    pub fn opcode(self) -> ibv_wr_opcode {
+        match self {
+            Self::Send => IBV_WR_SEND,
+            Self::SendWithImm => IBV_WR_SEND_WITH_IMM,
+            Self::RdmaWrite => IBV_WR_RDMA_WRITE,
+            Self::RdmaWriteWithImm => IBV_WR_RDMA_WRITE_WITH_IMM,
+            Self::RdmaRead => IBV_WR_RDMA_READ,
+            Self::AtomicCmpAndSwp => IBV_WR_ATOMIC_CMP_AND_SWP,
+            Self::AtomicFetchAndAdd => IBV_WR_ATOMIC_FETCH_AND_ADD,
+        }
+    }
+
+    /// `IBV_WC_*` at the requester.
+    #[must_use]
+    pub fn wc_opcode(self) -> ibv_wc_opcode {
+        match self {
+            Self::Send | Self::SendWithImm => IBV_WC_SEND,
+            Self::RdmaWrite | Self::RdmaWriteWithImm => IBV_WC_RDMA_WRITE,
+            Self::RdmaRead => IBV_WC_RDMA_READ,
+            Self::AtomicCmpAndSwp => IBV_WC_COMP_SWAP,
+            Self::AtomicFetchAndAdd => IBV_WC_FETCH_ADD,
+        }
+    }
+
+    /// `IBV_WC_*` at the responder, where a receive WR is consumed.
+    #[must_use]
+    pub fn recv_opcode(self) -> Option<ibv_wc_opcode> {
+        match self {
+            Self::Send | Self::SendWithImm => Some(IBV_WC_RECV),
+            Self::RdmaWriteWithImm => Some(IBV_WC_RECV_RDMA_WITH_IMM),
+            _ => None,
+        }
+    }
+
+    /// Carries an immediate.
+    #[must_use]
+    pub fn has_imm(self) -> bool {
+        matches!(self, Self::SendWithImm | Self::RdmaWriteWithImm)
+    }
+
+    /// A SEND of either kind: two-sided.
+    #[must_use]
+    pub fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm)
+    }
+
+    /// An RDMA WRITE of either kind.
+    #[must_use]
+    pub fn is_write(self) -> bool {
+        matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImm)
+    }
+
+    /// Compare-and-swap or fetch-and-add.
+    #[must_use]
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd)
+    }
+}
+
+/// A send WR with its SGEs; signaled unless said otherwise, `wr_id` 0.
+pub struct SendWr {
+    pub(crate) raw: ibv_send_wr,
+    pub(crate) sges: Vec<ibv_sge>,
+    pub(crate) addressed: bool,
+}
+
+impl SendWr {
+    /// A WR of that verb, without operands.
+    #[must_use]
+    pub fn new(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>) -> Self {
+        let mut raw = ibv_send_wr::zeroed();
+        raw.opcode = verb.opcode();
+        raw.send_flags = IBV_SEND_SIGNALED;
+        Self {
+            raw,
+            sges: sges.into_iter().collect(),
+            addressed: false,
+        }
+    }
+
+    /// Sets `wr_id`.
+    #[must_use]
+    pub fn id(mut self, wr_id: u64) -> Self {
+        self.raw.wr_id = wr_id;
+        self
+    }
+
+    /// Sets the immediate, in host order.
+    #[must_use]
+    pub fn imm(mut self, imm: u32) -> Self {
+        self.raw.imm.imm_data = imm.to_be();
+        self
+    }
+
+    /// Sets a flag: one of `IBV_SEND_*`.
+    #[must_use]
+    pub fn flag(mut self, flag: ibv_send_flags) -> Self {
+        self.raw.send_flags |= flag;
+        self
+    }
+
+    /// Without `IBV_SEND_SIGNALED`.
+    #[must_use]
+    pub fn unsignaled(mut self) -> Self {
+        self.raw.send_flags &= !IBV_SEND_SIGNALED;
+        self
+    }
+
+    /// With `IBV_SEND_INLINE`.
+    #[must_use]
+    pub fn inline(self) -> Self {
+        self.flag(IBV_SEND_INLINE)
+    }
+
+    /// Sets any opcode, known or not.
+    #[must_use]
+    pub fn opcode(mut self, opcode: ibv_wr_opcode) -> Self {
+        self.raw.opcode = opcode;
+        self
+    }
+
+    /// Sets the remote end of RDMA WRITE and READ.
+    #[must_use]
+    pub fn remote(mut self, remote: Remote) -> Self {
+        self.raw.wr.rdma = ibv_send_wr_wr_rdma {
+            remote_addr: remote.addr,
+            rkey: remote.rkey,
+        };
+        self
+    }
+
+    /// Sets the remote end and the operands of an atomic.
+    #[must_use]
+    pub fn atomic(mut self, remote: Remote, compare_add: u64, swap: u64) -> Self {
+        self.raw.wr.atomic = ibv_send_wr_wr_atomic {
+            remote_addr: remote.addr,
+            compare_add,
+            swap,
+            rkey: remote.rkey,
+        };
+        self
+    }
+
+    /// Sets the destination of a UD SEND.
+    #[must_use]
+    pub fn to(mut self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
+        self.raw.wr.ud = ibv_send_wr_wr_ud {
+            ah: ah.raw(),
+            remote_qpn,
+            remote_qkey,
+        };
+        self.addressed = true;
+        self
+    }
+}
+
+/// SEND.
+pub fn send(sges: impl IntoIterator<Item = ibv_sge>) -> SendWr {
+    SendWr::new(Verb::Send, sges)
+}
+
+/// SEND with an immediate.
+pub fn send_imm(sges: impl IntoIterator<Item = ibv_sge>, imm: u32) -> SendWr {
+    SendWr::new(Verb::SendWithImm, sges).imm(imm)
+}
+
+/// RDMA WRITE.
+pub fn write(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
+    SendWr::new(Verb::RdmaWrite, sges).remote(remote)
+}
+
+/// RDMA WRITE with an immediate.
+pub fn write_imm(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote, imm: u32) -> SendWr {
+    SendWr::new(Verb::RdmaWriteWithImm, sges).remote(remote).imm(imm)
+}
+
+/// RDMA READ.
+pub fn read(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
+    SendWr::new(Verb::RdmaRead, sges).remote(remote)
+}
+
+/// Fetch-and-add; the old value goes to `sge`.
+pub fn fetch_add(sge: ibv_sge, remote: Remote, add: u64) -> SendWr {
+    SendWr::new(Verb::AtomicFetchAndAdd, [sge]).atomic(remote, add, 0)
+}
+
+/// Compare-and-swap; the old value goes to `sge`.
+pub fn cmp_swp(sge: ibv_sge, remote: Remote, compare: u64, swap: u64) -> SendWr {
+    SendWr::new(Verb::AtomicCmpAndSwp, [sge]).atomic(remote, compare, swap)
+}
+
+/// A WR of any verb, with operands that do something harmless: immediate 0x1234_5678, compare and add 1.
+pub fn any(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
+    let wr = SendWr::new(verb, sges);
+    match verb {
+        Verb::Send => wr,
+        Verb::SendWithImm => wr.imm(0x1234_5678),
+        Verb::RdmaWrite | Verb::RdmaRead => wr.remote(remote),
+        Verb::RdmaWriteWithImm => wr.remote(remote).imm(0x1234_5678),
+        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => wr.atomic(remote, 1, 1),
+    }
+}
+
+/// A receive WR with its SGEs.
+pub struct RecvWr {
+    pub(crate) raw: ibv_recv_wr,
+    pub(crate) sges: Vec<ibv_sge>,
+}
+
+/// Receives into `sges`.
+pub fn recv(wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) -> RecvWr {
+    let mut raw = ibv_recv_wr::zeroed();
+    raw.wr_id = wr_id;
+    RecvWr {
+        raw,
+        sges: sges.into_iter().collect(),
+    }
+}
+
+/// Links send WRs to a postlist; its head.
+pub(crate) fn link_send(wrs: &mut [SendWr]) -> *mut ibv_send_wr {
+    let mut next = std::ptr::null_mut();
+    for wr in wrs.iter_mut().rev() {
+        wr.raw.sg_list = if wr.sges.is_empty() {
+            std::ptr::null_mut()
+        } else {
+            wr.sges.as_mut_ptr()
+        };
+        wr.raw.num_sge = i32::try_from(wr.sges.len()).expect("few SGEs");
+        wr.raw.next = next;
+        next = &raw mut wr.raw;
+    }
+    next
+}
+
+/// Links receive WRs to a postlist; its head.
+pub(crate) fn link_recv(wrs: &mut [RecvWr]) -> *mut ibv_recv_wr {
+    let mut next = std::ptr::null_mut();
+    for wr in wrs.iter_mut().rev() {
+        wr.raw.sg_list = if wr.sges.is_empty() {
+            std::ptr::null_mut()
+        } else {
+            wr.sges.as_mut_ptr()
+        };
+        wr.raw.num_sge = i32::try_from(wr.sges.len()).expect("few SGEs");
+        wr.raw.next = next;
+        next = &raw mut wr.raw;
+    }
+    next
+}
+
+/// A postlist was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What the call returned.
+    pub errno: i32,
+    /// Which WR `bad_wr` points at; `None` if at none of the list.
+    pub bad: Option<usize>,
+}
+
+/// A work completion.
+#[derive(Clone, Copy)]
+pub struct Wc(pub(crate) ibv_wc);
+
+impl Wc {
+    /// `wr_id`.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// `IBV_WC_SUCCESS` or why not.
+    #[must_use]
+    pub fn status(&self) -> ibv_wc_status {
+        self.0.status
+    }
+
+    /// QP number of the queue pair that it belongs to.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.0.qp_num
+    }
+
+    /// Everything else.
+    #[must_use]
+    pub fn raw(&self) -> &ibv_wc {
+        &self.0
+    }
+
+    /// The immediate, in host order.
+    #[must_use]
+    pub fn imm(&self) -> Option<u32> {
+        // SAFETY: both members are plain 32-bit numbers.
+        (self.0.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(unsafe { self.0.imm.imm_data }))
+    }
+
+    /// Panics unless it succeeded, with this `wr_id` and opcode.
+    #[track_caller]
+    pub fn ok(&self, wr_id: u64, opcode: ibv_wc_opcode) -> &Self {
+        assert_eq!(self.0.status, IBV_WC_SUCCESS, "of {self:?}");
+        assert_eq!(self.0.wr_id, wr_id, "wr_id of {self:?}");
+        assert_eq!(self.0.opcode, opcode, "opcode of {self:?}");
+        self
+    }
+
+    /// Panics unless it is a success of this verb at the requester.
+    #[track_caller]
+    pub fn sent(&self, wr_id: u64, verb: Verb) -> &Self {
+        self.ok(wr_id, verb.wc_opcode())
+    }
+
+    /// Panics unless it is a received SEND of `byte_len` bytes.
+    #[track_caller]
+    pub fn received(&self, wr_id: u64, byte_len: usize) -> &Self {
+        self.ok(wr_id, IBV_WC_RECV);
+        assert_eq!(self.0.byte_len as usize, byte_len, "byte_len of {self:?}");
+        self
+    }
+
+    /// Panics unless it failed with one of these, with this `wr_id`.
+    #[track_caller]
+    pub fn failed(&self, wr_id: u64, statuses: &[ibv_wc_status]) -> &Self {
+        assert!(statuses.contains(&self.0.status), "{self:?}, expected one of {statuses:?}");
+        assert_eq!(self.0.wr_id, wr_id, "wr_id of {self:?}");
+        self
+    }
+
+    /// Panics unless it was flushed, with this `wr_id`.
+    #[track_caller]
+    pub fn flushed(&self, wr_id: u64) -> &Self {
+        self.failed(wr_id, &[IBV_WC_WR_FLUSH_ERR])
+    }
+}
+
+impl fmt::Debug for Wc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wc = &self.0;
+        write!(f, "wc(wr_id {:#x}, status {}, qp_num {:#x}", wc.wr_id, wc.status, wc.qp_num)?;
+        if wc.status == IBV_WC_SUCCESS {
+            write!(f, ", opcode {}, byte_len {}, flags {:#x}", wc.opcode, wc.byte_len, wc.wc_flags)?;
+        } else {
+            write!(f, ", vendor_err {:#x}", wc.vendor_err)?;
+        }
+        f.write_str(")")
+    }
+}

@@ -1,0 +1,92 @@
+//! The suite on the machine's own libibverbs.
+//!
+//! With `VERBATIM_TEST_DEVICE=rxe0` (and, where it is not 0, `VERBATIM_TEST_GID_INDEX`) the whole suite runs
+//! on that device; `VERBATIM_TEST_WITHOUT=srq,sqd` excludes what it lacks. A device that was asked for and is
+//! not there is a failure. Without the variable only what needs no device runs.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use verbs_conformance::harness::{self, Variant};
+use verbs_conformance::objects::{code_texts, device_names};
+use verbs_conformance::{Cap, Env, Outcome, ProviderKind, Settings, Test, load_system, tests};
+
+const WITHOUT_DEVICE: [Test; 3] = [
+    Test { name: "system::loads_or_says_what_to_install", needs: &[], run: loads },
+    Test { name: "system::lists_its_devices", needs: &[], run: lists },
+    Test { name: "system::texts_are_those_of_softnic", needs: &[], run: same_texts },
+];
+
+fn main() -> ExitCode {
+    let mut settings = Settings::new(ProviderKind::Softnic);
+    let all: Vec<&'static Test> = WITHOUT_DEVICE.iter().chain(tests()).collect();
+    if let Some(code) = harness::play_role(&all) {
+        return code;
+    }
+    let variable = |name| std::env::var(name).ok().filter(|text: &String| !text.is_empty());
+    let chosen: Vec<&'static Test> = match variable("VERBATIM_TEST_DEVICE") {
+        None => WITHOUT_DEVICE.iter().collect(),
+        Some(device) => {
+            settings = Settings::new(ProviderKind::System);
+            settings.device = Some(device);
+            if let Some(index) = variable("VERBATIM_TEST_GID_INDEX") {
+                settings.gid_index = index.parse().expect("VERBATIM_TEST_GID_INDEX is a small number");
+            }
+            for name in variable("VERBATIM_TEST_WITHOUT").unwrap_or_default().split(',') {
+                if !name.is_empty() {
+                    settings.without.insert(name.parse::<Cap>().expect("VERBATIM_TEST_WITHOUT"));
+                }
+            }
+            tests().collect()
+        }
+    };
+    let variant = Variant {
+        name: String::new(),
+        settings,
+        env: Vec::new(),
+        fabric: None,
+        limit: Duration::from_secs(60),
+    };
+    harness::main(&chosen, &[variant])
+}
+
+fn loads(_: &Env) -> Outcome {
+    match load_system() {
+        Ok(_) => Outcome::Passed,
+        Err(err) => {
+            let text = format!("{err:#}");
+            assert!(text.contains("libibverbs.so.1"), "{text}");
+            Outcome::Skipped(text)
+        }
+    }
+}
+
+fn lists(_: &Env) -> Outcome {
+    let Ok(symbols) = load_system() else {
+        return Outcome::Skipped("there is no libibverbs".into());
+    };
+    match device_names(symbols) {
+        Ok(names) if names.is_empty() => Outcome::Skipped(
+            "the machine has no RDMA device; set VERBATIM_TEST_DEVICE where it has one".into(),
+        ),
+        Ok(names) => Outcome::Skipped(format!("set VERBATIM_TEST_DEVICE to one of {names:?}")),
+        // A kernel without RDMA.
+        Err(errno) => {
+            assert!([libc::ENOSYS, libc::ENOENT, libc::EPERM].contains(&errno), "errno {errno}");
+            Outcome::Skipped("the kernel has no RDMA subsystem".into())
+        }
+    }
+}
+
+fn same_texts(_: &Env) -> Outcome {
+    let Ok(symbols) = load_system() else {
+        return Outcome::Skipped("there is no libibverbs".into());
+    };
+    let softnic = ProviderKind::Softnic.symbols().expect("always there");
+    assert_eq!(code_texts(softnic, 0..=64), code_texts(symbols, 0..=64));
+    assert_eq!(
+        code_texts(softnic, u32::MAX - 3..=u32::MAX),
+        code_texts(symbols, u32::MAX - 3..=u32::MAX)
+    );
+    Outcome::Passed
+}
