@@ -57,7 +57,10 @@ impl Cores {
 }
 
 /// The cores that the calling thread may use, in rising order.
-fn allowed() -> Result<Vec<usize>> {
+///
+/// # Errors
+/// When the system does not tell.
+pub fn allowed() -> Result<Vec<usize>> {
     let set = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
     Ok((0..CpuSet::MAX_CPU)
         .filter(|core| set.is_set(*core))
@@ -69,9 +72,13 @@ fn allowed() -> Result<Vec<usize>> {
 /// # Errors
 /// When the system refuses.
 pub fn pin(core: usize) -> Result<()> {
+    pin_to(&[core])
+}
+
+fn pin_to(cores: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to core {core}"))
+    cores.iter().for_each(|core| set.set(*core));
+    sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to {cores:?}"))
 }
 
 /// Runs `work` with the calling thread pinned to `core`, and gives the thread back its freedom.
@@ -79,20 +86,32 @@ pub fn pin(core: usize) -> Result<()> {
 /// # Errors
 /// When pinning fails, or `work` does.
 pub fn pinned<T>(core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pinned_to(&[core], work)
+}
+
+fn pinned_to<T>(cores: &[usize], work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
-    pin(core)?;
+    pin_to(cores)?;
     let done = work();
     sched_setaffinity(None, &before).context("cannot restore the CPU affinity")?;
     done
 }
 
-/// Starts `command` pinned to `core`: a child inherits the affinity of the thread that starts it,
-/// so this thread moves there and back.
+/// Starts `command` pinned to `core`, see [`spawn_on_cores`].
 ///
 /// # Errors
 /// When pinning or starting fails.
 pub fn spawn_on(core: usize, command: &mut Command) -> Result<Child> {
-    pinned(core, || {
+    spawn_on_cores(&[core], command)
+}
+
+/// Starts `command` so that its threads share `cores`, at least one: a child inherits the affinity
+/// of the thread that starts it, so this thread moves there and back.
+///
+/// # Errors
+/// When pinning or starting fails.
+pub fn spawn_on_cores(cores: &[usize], command: &mut Command) -> Result<Child> {
+    pinned_to(cores, || {
         command.spawn().with_context(|| {
             format!(
                 "cannot start {}: is it installed?",

@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bench::bounce::bounce_ns;
+use bench::pin::{Cores, allowed, spawn_on_cores};
 use bench::stats::Spread;
 use sequencer::{Checker, ClientReport, Design, ServerStats, Verdict};
 use serde::Serialize;
@@ -70,6 +72,9 @@ const MAX_CLIENTS: usize = sequencer::counter::MAX_CLIENTS;
 struct Round {
     round: u32,
     design: Design,
+    /// How long a cache line took between the cores of the first client and the server, one way,
+    /// just before; null when they share their only core.
+    bounce_ns: Option<f64>,
     requests: u64,
     rate_per_s: f64,
     latency_ns_p50: u64,
@@ -143,12 +148,22 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
 
+    let cores = allowed()?;
+    let placement = Placement::new(&cores, args.workers, args.clients, args.threads);
+    if placement.is_shared() {
+        eprintln!(
+            "note: {} workers and client threads share {} cores: figures depend on who runs when",
+            args.workers + clients,
+            cores.len()
+        );
+    }
     let bar = output::progress(u64::from(args.rounds) * designs.len() as u64);
     let mut rounds: Vec<Round> = Vec::new();
     for round in 0..args.rounds {
         for &design in &designs {
             bar.set_message(design.name());
-            let done = one(&args, round, design).with_context(|| format!("design {design}"))?;
+            let done = one(&args, &placement, round, design)
+                .with_context(|| format!("design {design}"))?;
             if args.json {
                 print_typed("round", &done)?;
             }
@@ -171,12 +186,9 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             print_typed("design", row)?;
         }
     } else {
-        show(
-            &args,
-            kind,
-            nic.device.as_deref().unwrap_or_default(),
-            &rows,
-        )?;
+        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+        let device = nic.device.as_deref().unwrap_or_default();
+        show(&args, kind, device, Spread::of(&bounces), &rows)?;
     }
     for round in rounds.iter().filter(|round| !round.verdict.ok) {
         eprintln!("error: {}: {}", round.design, round.verdict);
@@ -186,6 +198,55 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     } else {
         Outcome::No
     })
+}
+
+/// Which cores each process gets, so that a server and its clients never take turns on one.
+#[derive(Debug, PartialEq, Eq)]
+struct Placement {
+    server: Vec<usize>,
+    clients: Vec<Vec<usize>>,
+}
+
+impl Placement {
+    /// The server's workers from the last core down, clients' threads from the first up; all on
+    /// any core when there are more threads than cores.
+    fn new(cores: &[usize], workers: usize, clients: usize, threads: usize) -> Placement {
+        if workers + clients * threads > cores.len() {
+            return Placement {
+                server: cores.to_vec(),
+                clients: vec![cores.to_vec(); clients],
+            };
+        }
+        let (front, back) = cores.split_at(cores.len() - workers);
+        Placement {
+            server: back.to_vec(),
+            clients: front
+                .chunks(threads)
+                .take(clients)
+                .map(<[_]>::to_vec)
+                .collect(),
+        }
+    }
+
+    /// How long a cache line takes between a client and the server, one way; nothing if there is
+    /// but one core.
+    fn bounce_ns(&self) -> Result<Option<f64>> {
+        let server = *self.server.last().context("no core to run on")?;
+        let client = self.clients.first().and_then(|cores| cores.first());
+        let requester = *client.context("no core to run on")?;
+        if requester == server {
+            return Ok(None);
+        }
+        let cores = Cores {
+            requester,
+            responder: server,
+        };
+        bounce_ns(cores, 50_000).map(Some)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.clients.contains(&self.server)
+    }
 }
 
 /// A child process that does not outlive its handle.
@@ -200,14 +261,15 @@ impl Drop for KillOnDrop {
 }
 
 /// Runs one design once: a server, its clients, the checker.
-fn one(args: &Args, round: u32, design: Design) -> Result<Round> {
-    let (mut server, mut server_lines) = start_server(args, design)?;
+fn one(args: &Args, placement: &Placement, round: u32, design: Design) -> Result<Round> {
+    let bounce_ns = placement.bounce_ns()?;
+    let (mut server, mut server_lines) = start_server(args, &placement.server, design)?;
     let Line::Listening { address, next, .. } = server_lines.expect()? else {
         bail!("the server did not say where it listens");
     };
     let mut clients = Vec::new();
-    for _ in 0..args.clients {
-        clients.push(start_client(args, &address)?);
+    for cores in &placement.clients {
+        clients.push(start_client(args, cores, &address)?);
     }
     let mut checker = Checker::new(next);
     let mut reports = Vec::new();
@@ -234,6 +296,7 @@ fn one(args: &Args, round: u32, design: Design) -> Result<Round> {
     Ok(sum_up(
         round,
         design,
+        bounce_ns,
         &reports,
         &stats,
         checker.verdict(Some(stats.next)),
@@ -243,6 +306,7 @@ fn one(args: &Args, round: u32, design: Design) -> Result<Round> {
 fn sum_up(
     round: u32,
     design: Design,
+    bounce_ns: Option<f64>,
     reports: &[ClientReport],
     stats: &ServerStats,
     verdict: Verdict,
@@ -252,6 +316,7 @@ fn sum_up(
     Round {
         round,
         design,
+        bounce_ns,
         requests: reports.iter().map(|r| r.requests).sum(),
         rate_per_s: reports.iter().map(|r| r.rate).sum(),
         latency_ns_p50: medians[medians.len() / 2],
@@ -264,7 +329,7 @@ fn sum_up(
     }
 }
 
-fn start_server(args: &Args, design: Design) -> Result<(KillOnDrop, Lines)> {
+fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnDrop, Lines)> {
     let mut command = part("serve", args)?;
     command
         .args([
@@ -280,10 +345,10 @@ fn start_server(args: &Args, design: Design) -> Result<(KillOnDrop, Lines)> {
         .args(["--start", &args.start.to_string()])
         .args(["--max-clients", &(args.clients * args.threads).to_string()])
         .stdin(Stdio::piped());
-    start(command, "server")
+    start(command, cores, "server")
 }
 
-fn start_client(args: &Args, address: &str) -> Result<(KillOnDrop, Lines)> {
+fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDrop, Lines)> {
     let mut command = part("client", args)?;
     command
         .arg(address)
@@ -292,7 +357,7 @@ fn start_client(args: &Args, address: &str) -> Result<(KillOnDrop, Lines)> {
         .args(["--postlist", &args.postlist.to_string()])
         .args(["--duration", &format!("{}ms", args.duration.as_millis())])
         .stdin(Stdio::null());
-    start(command, "client")
+    start(command, cores, "client")
 }
 
 fn part(name: &str, args: &Args) -> Result<Command> {
@@ -311,9 +376,9 @@ fn part(name: &str, args: &Args) -> Result<Command> {
     Ok(command)
 }
 
-fn start(mut command: Command, who: &'static str) -> Result<(KillOnDrop, Lines)> {
-    let child = command.stdout(Stdio::piped()).spawn();
-    let mut child = KillOnDrop(child.with_context(|| format!("cannot start a {who}"))?);
+fn start(mut command: Command, cores: &[usize], who: &'static str) -> Result<(KillOnDrop, Lines)> {
+    let child = spawn_on_cores(cores, command.stdout(Stdio::piped()));
+    let mut child = KillOnDrop(child?);
     let out = child.0.stdout.take().context("a child without output")?;
     Ok((child, Lines::new(out, who)))
 }
@@ -375,11 +440,24 @@ fn row(design: Design, first: Design, kind: &'static str, rounds: &[Round]) -> R
     })
 }
 
-fn show(args: &Args, kind: &str, device: &str, rows: &[Row]) -> Result<()> {
+fn show(
+    args: &Args,
+    kind: &str,
+    device: &str,
+    bounce_ns: Option<Spread>,
+    rows: &[Row],
+) -> Result<()> {
+    let bounce = bounce_ns.map_or_else(
+        || "both sides share their only core".to_owned(),
+        |ns| {
+            let [median, min, max] = [ns.median, ns.min, ns.max].map(figure);
+            format!("a cache line takes {median} ns ({min}..{max}) between the two sides' cores")
+        },
+    );
     let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     print(format_args!(
         "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
-         median of {} rounds of {} ms, interleaved\n",
+         median of {} rounds of {} ms, interleaved; {}\n",
         plural(args.clients, "client process").replace("processs", "processes"),
         plural(args.threads, "thread"),
         args.window,
@@ -387,6 +465,7 @@ fn show(args: &Args, kind: &str, device: &str, rows: &[Row]) -> Result<()> {
         plural(args.workers, "worker"),
         args.rounds,
         args.duration.as_millis(),
+        bounce,
     ))?;
     let header = [
         "design",
@@ -507,6 +586,7 @@ mod tests {
         Round {
             round: number,
             design,
+            bounce_ns: Some(30.0),
             requests: 100,
             rate_per_s,
             latency_ns_p50: 1500,
@@ -552,6 +632,22 @@ mod tests {
     fn a_header_only_exchange_takes_the_fewest_lines() {
         let lines = Design::ALL.map(cache_lines_per_request);
         assert!(lines[4] < lines[3] && lines[3] < lines[0], "{lines:?}");
+    }
+
+    #[test]
+    fn servers_and_clients_have_cores_of_their_own_where_there_are_enough() {
+        let placement = Placement::new(&[0, 1], 1, 1, 1);
+        assert_eq!(
+            (placement.server.as_slice(), placement.clients.as_slice()),
+            (&[1][..], &[vec![0]][..])
+        );
+        assert!(!placement.is_shared());
+        let placement = Placement::new(&[0, 1, 2, 4, 6, 7], 2, 2, 2);
+        assert_eq!(placement.server, [6, 7]);
+        assert_eq!(placement.clients, [[0, 1], [2, 4]]);
+        let placement = Placement::new(&[0, 1], 1, 2, 1);
+        assert_eq!(placement.clients, [[0, 1], [0, 1]]);
+        assert!(placement.is_shared());
     }
 
     #[test]
