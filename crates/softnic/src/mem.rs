@@ -596,7 +596,7 @@ impl Drop for HeldAtomicLock<'_> {
 ///
 /// # Safety
 /// `dst` is writable and `src` readable for `len` bytes, and they do not overlap unless they are equal.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: contract of this function; the parts below stay within `len` bytes.
     unsafe {
@@ -618,6 +618,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
                 dst.cast::<u64>().write_unaligned(a);
                 dst.add(len - 8).cast::<u64>().write_unaligned(b);
             }
+            // The GRH of every UD message.
+            40 => dst.cast::<[u64; 5]>().write_unaligned(part(src, 0)),
             _ => std::ptr::copy(src, dst, len),
         }
     }

@@ -95,15 +95,17 @@ impl RecvQueue {
         #[allow(clippy::cast_possible_truncation)] // at most `max_sge`, a `u32`
         let num_sge = sges.len() as u32;
         self.wqes[slot] = RecvWqe { wr_id, num_sge };
-        if !sges.is_empty() {
-            self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges);
+        match sges {
+            [] => {}
+            [sge] => self.sges[slot * self.max_sge] = *sge,
+            _ => self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges),
         }
         self.tail += 1;
         Ok(())
     }
 
     /// Takes the oldest WR.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<TakenRecv<'_>> {
         if self.head == self.tail {
             return None;
@@ -115,11 +117,6 @@ impl RecvQueue {
             wr_id: wqe.wr_id,
             sges: &self.sges[slot * self.max_sge..][..wqe.num_sge as usize],
         })
-    }
-
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.head == self.tail
     }
 }
 
@@ -136,6 +133,53 @@ pub(crate) struct Inbound {
     /// Nothing more is taken from it: its sender was refused, or wrote garbage.
     stopped: bool,
     remote: RegionCache,
+    /// UD: what every message of this ring says of its way.
+    path: Path,
+}
+
+/// The way of the messages of a ring, read once: it does not change.
+struct Path {
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+    wc_flags: u32,
+    grh: [u8; GRH_BYTES],
+    /// Payload length and immediate for which the lengths in `grh` are right.
+    grh_for: (u32, bool),
+}
+
+impl Path {
+    #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
+    fn of(header: &RingHeader) -> Self {
+        let path = header.path.load(Ordering::Relaxed);
+        let mut grh = [0; GRH_BYTES];
+        for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        Self {
+            slid: path as u16,
+            sl: (path >> 16) as u8,
+            dlid_path_bits: (path >> 24) as u8,
+            wc_flags: if path >> 32 & 1 != 0 { IBV_WC_GRH } else { 0 },
+            grh,
+            grh_for: (u32::MAX, false),
+        }
+    }
+
+    /// The GRH of a message, if messages of this ring have one.
+    #[inline]
+    fn grh(&mut self, payload: u32, with_imm: bool) -> Option<&[u8; GRH_BYTES]> {
+        if self.wc_flags == 0 {
+            return None;
+        }
+        if self.grh_for != (payload, with_imm) {
+            self.grh_for = (payload, with_imm);
+            let payload = u16::try_from(payload).unwrap_or(u16::MAX);
+            let bytes = crate::device::ud_packet_bytes(payload, with_imm);
+            crate::device::set_grh_length(&mut self.grh, bytes);
+        }
+        Some(&self.grh)
+    }
 }
 
 impl Inbound {
@@ -153,6 +197,7 @@ impl Inbound {
             rnr_since: None,
             stopped: false,
             remote: RegionCache::new(),
+            path: Path::of(header),
             peer,
             offset,
         })
@@ -244,6 +289,71 @@ pub(crate) struct RecvSide {
     rings: Vec<Inbound>,
     cursor: usize,
     local: RegionCache,
+}
+
+/// The memory region that the last receive WR named, kept pinned while a run of records is placed: a run
+/// usually goes to one region, and looking it up for each record would cost as much as the record.
+struct Window {
+    lkey: u32,
+    addr: u64,
+    len: u64,
+    first: *mut u8,
+    pin: Option<crate::keys::Pin>,
+}
+
+impl Window {
+    const fn none() -> Self {
+        Self {
+            lkey: 0,
+            addr: 0,
+            len: 0,
+            first: std::ptr::null_mut(),
+            pin: None,
+        }
+    }
+
+    /// The own address of a buffer to be written, valid until the window moves.
+    #[inline(always)]
+    fn buffer(
+        &mut self,
+        qp: &Qp,
+        cache: &mut RegionCache,
+        sge: &ibv_sge,
+    ) -> Result<*mut u8, PlaceError> {
+        let offset = sge.addr.wrapping_sub(self.addr);
+        // `len` is 0 where there is no window, and lengths are below 2^63.
+        if sge.lkey == self.lkey && offset < self.len && u64::from(sge.length) <= self.len - offset
+        {
+            return Ok(self.first.wrapping_add(offset as usize));
+        }
+        self.move_to(qp, cache, sge)
+    }
+
+    #[cold]
+    fn move_to(
+        &mut self,
+        qp: &Qp,
+        cache: &mut RegionCache,
+        sge: &ibv_sge,
+    ) -> Result<*mut u8, PlaceError> {
+        self.close();
+        let (region, pin) = local_region(qp.nic, cache, qp.pd, sge, true)?;
+        let first = region.direct(region.addr).ok_or(PlaceError::Local)?;
+        *self = Self {
+            lkey: sge.lkey,
+            addr: region.addr,
+            len: region.len,
+            first,
+            pin: Some(pin),
+        };
+        Ok(first.wrapping_add((sge.addr - self.addr) as usize))
+    }
+
+    /// Lets go of the region: a thread has two pins, and what follows needs them.
+    fn close(&mut self) {
+        self.pin = None;
+        self.len = 0;
+    }
 }
 
 /// What handling a record asks for.
@@ -385,6 +495,7 @@ impl RecvSide {
         let qp = &*self.qp;
         let reliable = qp.qp_type != QpType::Ud;
         let mut rq = None;
+        let mut window = Window::none();
         let mut waiting = false;
         while !sink.is_full() {
             let record = match ring.consumer.peek() {
@@ -415,8 +526,9 @@ impl RecvSide {
                 rq,
                 &record,
                 &ring.peer,
-                ring.offset,
                 ring.src_qpn,
+                &mut ring.path,
+                &mut window,
                 &mut self.local,
                 &mut ring.remote,
                 sink,
@@ -501,15 +613,16 @@ pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
 }
 
 /// Gives a record to the receive WR at the front.
-#[inline]
+#[inline(always)]
 #[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
 fn handle(
     qp: &Qp,
     rq: &mut RecvQueue,
     record: &Record<'_>,
     peer: &Arc<Peer>,
-    ring_offset: usize,
     src_qpn: u32,
+    path: &mut Path,
+    window: &mut Window,
     local: &mut RegionCache,
     remote: &mut RegionCache,
     sink: &mut WcSink<'_>,
@@ -520,92 +633,78 @@ fn handle(
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
         return Handled::Done;
     }
-    if rq.is_empty() {
+    let (opcode, flags) = match Kind::from_header(header.kind) {
+        Some(Kind::Send) => (IBV_WC_RECV, 0),
+        Some(Kind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
+        Some(Kind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
+        None => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
+    };
+    let Some(wqe) = rq.take() else {
         return if qp.qp_type == QpType::Rc {
             Handled::NotReady
         } else {
             // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop it.
             Handled::Done
         };
-    }
-    let Some(wqe) = rq.take() else {
-        return Handled::NotReady;
     };
     let wr_id = wqe.wr_id;
-    let mut wc = ibv_wc::zeroed();
-    wc.wr_id = wr_id;
-    wc.status = IBV_WC_SUCCESS;
-    wc.opcode = IBV_WC_RECV;
-    wc.byte_len = header.len;
-    wc.qp_num = qp.qpn;
-    wc.src_qp = src_qpn;
-    match Kind::from_header(header.kind) {
-        Some(Kind::Send) => {}
-        Some(Kind::SendWithImm) => {
-            wc.wc_flags = IBV_WC_WITH_IMM;
-            wc.imm.imm_data = header.imm;
-        }
-        Some(Kind::WriteWithImm) => {
-            wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
-            wc.wc_flags = IBV_WC_WITH_IMM;
-            wc.imm.imm_data = header.imm;
-        }
-        None => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
+    let mut wc = ibv_wc {
+        wr_id,
+        status: IBV_WC_SUCCESS,
+        opcode,
+        vendor_err: 0,
+        byte_len: header.len,
+        imm: ibv_wc_imm {
+            imm_data: header.imm,
+        },
+        qp_num: qp.qpn,
+        src_qp: src_qpn,
+        wc_flags: flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    };
+    let mut place_len = header.len as usize;
+    if opcode == IBV_WC_RECV_RDMA_WITH_IMM {
+        place_len = 0;
     }
+    let mut placed = Ok(());
     if ud {
         #[allow(clippy::cast_possible_truncation)] // 40
         let grh_bytes = GRH_BYTES as u32;
         wc.byte_len = header.len.saturating_add(grh_bytes);
-        let path = peer
-            .segment
-            .ring_header(ring_offset)
-            .map_or(0, |h| h.path.load(Ordering::Relaxed));
-        #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
-        {
-            wc.slid = path as u16;
-            wc.sl = (path >> 16) as u8;
-            wc.dlid_path_bits = (path >> 24) as u8;
-            if path >> 32 & 1 != 0 {
-                wc.wc_flags |= IBV_WC_GRH;
-            }
+        wc.wc_flags |= path.wc_flags;
+        wc.slid = path.slid;
+        wc.sl = path.sl;
+        wc.dlid_path_bits = path.dlid_path_bits;
+        if place_len != 0 || !wqe.sges.is_empty() {
+            let grh = path.grh(header.len, flags != 0);
+            placed = place_ud(qp, wqe.sges, record, grh, window, local);
         }
+    } else if place_len != 0 {
+        placed = place(qp, wqe.sges, record, peer, window, local, remote);
     }
-    let nothing_to_place =
-        wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM || (header.len == 0 && wqe.sges.is_empty());
-    if !nothing_to_place && (header.len != 0 || ud) {
-        let placed = place(
-            qp,
-            wqe.sges,
-            record,
-            ud.then_some((peer, ring_offset)),
-            peer,
-            local,
-            remote,
-        );
-        match placed {
-            Ok(()) => {}
-            Err(PlaceError::SenderGone) => {
-                // The receive WR was taken and nobody else can have it: the message was never whole.
-                sink.push(failed(qp, wr_id, IBV_WC_GENERAL_ERR));
-                return Handled::Lost;
-            }
-            Err(PlaceError::TooLong) => {
-                sink.push(failed(qp, wr_id, IBV_WC_LOC_LEN_ERR));
-                return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
-            }
-            Err(PlaceError::Local) => {
-                sink.push(failed(qp, wr_id, IBV_WC_LOC_PROT_ERR));
-                return Handled::Failed(IBV_WC_REM_OP_ERR);
-            }
-            Err(PlaceError::Sender) => {
-                sink.push(failed(qp, wr_id, IBV_WC_WR_FLUSH_ERR));
-                return Handled::Failed(IBV_WC_LOC_PROT_ERR);
-            }
-        }
+    if let Err(e) = placed {
+        return not_placed(qp, wr_id, &e, sink);
     }
     sink.solicited |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
     Handled::Done
+}
+
+/// The payload could not be placed: the completion of the receive WR, and what the requester gets.
+#[cold]
+fn not_placed(qp: &Qp, wr_id: u64, e: &PlaceError, sink: &mut WcSink<'_>) -> Handled {
+    let (status, handled) = match e {
+        // The receive WR was taken and nobody else can have it: the message was never whole.
+        PlaceError::SenderGone => (IBV_WC_GENERAL_ERR, Handled::Lost),
+        PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
+        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
+        PlaceError::Sender => (IBV_WC_WR_FLUSH_ERR, Handled::Failed(IBV_WC_LOC_PROT_ERR)),
+    };
+    sink.push(failed(qp, wr_id, status));
+    handled
 }
 
 enum PlaceError {
@@ -619,26 +718,39 @@ enum PlaceError {
     SenderGone,
 }
 
-/// Scatters a message over the SGEs of a receive WR.
-fn place(
+/// Scatters a UD message and its GRH over the SGEs of a receive WR.
+#[inline(always)]
+fn place_ud(
     qp: &Qp,
     sges: &[ibv_sge],
     record: &Record<'_>,
-    grh_of: Option<(&Arc<Peer>, usize)>,
-    peer: &Arc<Peer>,
+    grh: Option<&[u8; GRH_BYTES]>,
+    window: &mut Window,
     local: &mut RegionCache,
-    remote: &mut RegionCache,
 ) -> Result<(), PlaceError> {
-    let header = record.header;
-    let grh_bytes = if grh_of.is_some() {
-        GRH_BYTES as u64
-    } else {
-        0
-    };
+    let len = record.header.len as usize;
     let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
-    if u64::from(header.len) + grh_bytes > room {
+    if (len + GRH_BYTES) as u64 > room {
         return Err(PlaceError::TooLong);
     }
+    if len > record.payload.len() {
+        return Err(PlaceError::Sender);
+    }
+    let payload = record.payload.as_mut_ptr();
+    if let [sge] = sges {
+        // Both parts go into one buffer, which is looked up once.
+        let dst = window.buffer(qp, local, sge)?;
+        // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has `len`
+        // bytes behind the header.
+        unsafe {
+            if let Some(grh) = grh {
+                crate::mem::copy(dst, grh.as_ptr(), GRH_BYTES);
+            }
+            crate::mem::copy(dst.add(GRH_BYTES), payload, len);
+        }
+        return Ok(());
+    }
+    window.close();
     let mut to = Scatter {
         nic: qp.nic,
         pd: qp.pd,
@@ -646,23 +758,63 @@ fn place(
         offset: 0,
         cache: local,
     };
-    if let Some((peer, ring_offset)) = grh_of {
-        let with_imm = header.kind == Kind::SendWithImm as u8;
-        let grh = grh(peer, ring_offset, header.len, with_imm);
-        match grh {
-            // SAFETY: the array is 40 bytes long.
-            Some(grh) => unsafe { to.put(grh.as_ptr(), GRH_BYTES)? },
-            None => to.skip(GRH_BYTES),
-        }
+    match grh {
+        // SAFETY: the array is 40 bytes long.
+        Some(grh) => unsafe { to.put(grh.as_ptr(), GRH_BYTES)? },
+        None => to.skip(GRH_BYTES),
     }
+    // SAFETY: the ring has `len` bytes behind the header (checked).
+    unsafe { to.put(payload, len) }
+}
+
+/// Scatters a message of a connected transport over the SGEs of a receive WR.
+#[inline(always)]
+fn place(
+    qp: &Qp,
+    sges: &[ibv_sge],
+    record: &Record<'_>,
+    peer: &Arc<Peer>,
+    window: &mut Window,
+    local: &mut RegionCache,
+    remote: &mut RegionCache,
+) -> Result<(), PlaceError> {
+    let header = record.header;
     let len = header.len as usize;
+    let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
+    if len as u64 > room {
+        return Err(PlaceError::TooLong);
+    }
     if header.flags & FLAG_BY_REFERENCE == 0 {
         if len > record.payload.len() {
             return Err(PlaceError::Sender);
         }
-        // SAFETY: the ring holds `payload.len()` bytes there, mapped while the record is borrowed.
-        return unsafe { to.put(record.payload.as_mut_ptr(), len) };
+        let payload = record.payload.as_mut_ptr();
+        if let [sge] = sges {
+            let dst = window.buffer(qp, local, sge)?;
+            // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len` bytes
+            // behind the header.
+            unsafe { crate::mem::copy(dst, payload, len) };
+            return Ok(());
+        }
+        window.close();
+        let mut to = Scatter {
+            nic: qp.nic,
+            pd: qp.pd,
+            sges,
+            offset: 0,
+            cache: local,
+        };
+        // SAFETY: as above.
+        return unsafe { to.put(payload, len) };
     }
+    window.close();
+    let mut to = Scatter {
+        nic: qp.nic,
+        pd: qp.pd,
+        sges,
+        offset: 0,
+        cache: local,
+    };
     gather_by_reference(qp, record, peer, remote, &mut to)
 }
 
@@ -722,26 +874,6 @@ fn gather_by_reference(
         return Err(PlaceError::Sender);
     }
     Ok(())
-}
-
-/// The GRH of messages of a ring, with the length of this one.
-fn grh(
-    peer: &Arc<Peer>,
-    ring_offset: usize,
-    payload: u32,
-    with_imm: bool,
-) -> Option<[u8; GRH_BYTES]> {
-    let header = peer.segment.ring_header(ring_offset)?;
-    if header.path.load(Ordering::Relaxed) >> 32 & 1 == 0 {
-        return None;
-    }
-    let mut grh = [0; GRH_BYTES];
-    for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
-        bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-    }
-    let payload = u16::try_from(payload).unwrap_or(u16::MAX);
-    crate::device::set_grh_length(&mut grh, crate::device::ud_packet_bytes(payload, with_imm));
-    Some(grh)
 }
 
 /// Writes bytes one after the other into the SGEs of a receive WR.
@@ -859,7 +991,7 @@ pub(crate) fn checked_sge<'c>(
 }
 
 /// A header of a record that this side would write.
-#[must_use]
+#[inline(always)]
 pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> Header {
     Header {
         kind: kind as u8,

@@ -5,6 +5,8 @@
 //! has consumed them. What cannot be done yet (the peer is not ready, its ring is full, the queue is being
 //! drained) is kept and tried again whenever somebody polls.
 
+mod burst;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -453,6 +455,10 @@ pub(crate) unsafe fn post_send(
                 break;
             }
             wr = this.next;
+            if !wr.is_null() && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
+                // SAFETY: as above.
+                wr = unsafe { burst::run(qp, sq, this, wr) };
+            }
         }
     }
     if result != 0 && !bad_wr.is_null() {
