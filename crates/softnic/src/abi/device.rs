@@ -189,8 +189,8 @@ pub(super) unsafe extern "C" fn ibv_query_port(
     port_num: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    /// `sizeof(struct _compat_ibv_port_attr)`: what the symbol may write.
-    const COMPAT: usize = size_of::<_compat_ibv_port_attr>();
+    /// What the symbol may write: the structure as it was before its last field.
+    const COMPAT: usize = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
     // SAFETY: the program's place has at least that many bytes.
     unsafe { query_port_ex(context, port_num, attr, COMPAT) }
 }
