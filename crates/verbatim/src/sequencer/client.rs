@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
     threads: usize,
     /// Requests outstanding, of each thread
-    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
     window: usize,
     /// Requests posted with one doorbell
     #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]

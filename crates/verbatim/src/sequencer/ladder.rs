@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
     workers: usize,
     /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
     window: usize,
     /// Requests that a client posts with one doorbell
     #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
