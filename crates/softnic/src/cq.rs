@@ -24,6 +24,9 @@ const SCAN: usize = 16;
 /// Polls in a row that find nothing until peers that owe us progress are woken for the first time.
 const STARVING_POLLS: u32 = 4096;
 
+/// Unsignaled sends are looked for once in so many empty polls.
+const UNSIGNALED_POLLS: u32 = 64;
+
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct Channel {
     pub(crate) events: EventQueue<CqHandle>,
@@ -376,27 +379,7 @@ impl CqState {
     #[inline]
     fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let mut waiting = false;
-        let n = self.send.len();
-        for i in 0..n.min(scan) {
-            waiting |= self.send[i].poll_sends(sink);
-            if sink.is_full() {
-                return waiting;
-            }
-        }
-        if n > scan {
-            for _ in 0..scan {
-                self.send_cursor = next_cursor(self.send_cursor, scan, n);
-                let i = self.send_cursor;
-                let before = sink.len();
-                waiting |= self.send[i].poll_sends(sink);
-                if sink.len() > before {
-                    self.promote_sender(i);
-                }
-                if sink.is_full() {
-                    return waiting;
-                }
-            }
-        }
+        let all = scan == usize::MAX || self.idle_polls % UNSIGNALED_POLLS == UNSIGNALED_POLLS - 1;
         let n = self.recv.len();
         for i in 0..n.min(scan) {
             waiting |= self.recv[i].receive(sink, scan);
@@ -417,6 +400,27 @@ impl CqState {
                 waiting |= self.recv[i].receive(sink, scan);
                 if sink.len() > before {
                     self.swap_receivers(i, self.recv_cursor % scan);
+                }
+                if sink.is_full() {
+                    return waiting;
+                }
+            }
+        }
+        let n = self.send.len();
+        for i in 0..n.min(scan) {
+            waiting |= self.send[i].poll_sends(sink, all);
+            if sink.is_full() {
+                return waiting;
+            }
+        }
+        if n > scan {
+            for _ in 0..scan {
+                self.send_cursor = next_cursor(self.send_cursor, scan, n);
+                let i = self.send_cursor;
+                let before = sink.len();
+                waiting |= self.send[i].poll_sends(sink, all);
+                if sink.len() > before {
+                    self.promote_sender(i);
                 }
                 if sink.is_full() {
                     return waiting;

@@ -1,7 +1,7 @@
 //! Queue pairs: creation, state, and how their two queues fail together.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
@@ -14,7 +14,7 @@ use crate::fabric::layout::*;
 use crate::nic::{Nic, lock};
 use crate::qp_state::{Limits, QpState, QpType, check_transition};
 use crate::recv::{Inbound, RecvQueue};
-use crate::send::{self, SendQueue};
+use crate::send::{self, SendQueue, SendWork};
 use crate::srq::Srq;
 use crate::sync::SpinLock;
 
@@ -38,8 +38,8 @@ pub(crate) struct Qp {
     pub(crate) max_rd_atomic: AtomicU32,
     /// `timeout` and, from bit 8 on, `retry_cnt`.
     timeout: AtomicU32,
-    /// The send queue has something for the send CQ's next poll.
-    pub(crate) send_work: AtomicBool,
+    /// What the send queue has for the send CQ's next poll: a `SendWork`.
+    pub(crate) send_work: AtomicU8,
     pub(crate) sq: SpinLock<SendQueue>,
     pub(crate) rq: SpinLock<RecvQueue>,
     /// Places in the lists of the two CQs; written under their locks.
@@ -104,7 +104,7 @@ impl Qp {
             qkey: AtomicU32::new(0),
             max_rd_atomic: AtomicU32::new(0),
             timeout: AtomicU32::new(0),
-            send_work: AtomicBool::new(false),
+            send_work: AtomicU8::new(SendWork::None as u8),
             sq: SpinLock::new(SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)),
             rq: SpinLock::new(RecvQueue::new(recv_wr, recv_sge)),
             send_place: AtomicUsize::new(usize::MAX),
@@ -192,7 +192,8 @@ impl Qp {
         if self.srq.is_some() {
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
-        self.send_work.store(true, Ordering::Relaxed);
+        self.send_work
+            .store(SendWork::Completions as u8, Ordering::Relaxed);
         self.send_cq.nudge();
         self.recv_cq.nudge();
         self.call_peers();
@@ -214,10 +215,16 @@ impl Qp {
         }
     }
 
-    /// Makes completions of finished sends. True if something waits for a deadline.
+    /// Makes completions of finished sends; looks for unsignaled ones too if `all`. True if something waits
+    /// for a deadline.
     #[inline]
-    pub(crate) fn poll_sends(&self, sink: &mut WcSink<'_>) -> bool {
-        self.send_work.load(Ordering::Relaxed) && send::poll_sends(self, sink)
+    pub(crate) fn poll_sends(&self, sink: &mut WcSink<'_>, all: bool) -> bool {
+        let least = if all {
+            SendWork::Unsignaled
+        } else {
+            SendWork::Completions
+        };
+        self.send_work.load(Ordering::Relaxed) >= least as u8 && send::poll_sends(self, sink)
     }
 
     #[inline]

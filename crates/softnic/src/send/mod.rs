@@ -69,6 +69,19 @@ pub(crate) fn now_ns() -> u64 {
     t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
 }
 
+/// What a send queue has for the poll of its CQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SendWork {
+    /// Nothing.
+    None = 0,
+    /// Only unsignaled WRs that are not acknowledged yet. A poll need not look for them each time: that would
+    /// fetch a line that the receiver is writing to.
+    Unsignaled = 1,
+    /// Completions, or what will become some.
+    Completions = 2,
+}
+
 /// A fixed-size queue.
 struct Fifo<T> {
     items: Box<[T]>,
@@ -122,6 +135,35 @@ struct SendWqe {
     opcode: u32,
     status: u32,
     signaled: bool,
+}
+
+/// The WRs that are not done, in order.
+struct Pending {
+    wqes: Fifo<SendWqe>,
+    /// How many of them are signaled.
+    signaled: usize,
+}
+
+impl Pending {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.wqes.is_empty()
+    }
+    #[inline]
+    fn front(&self) -> Option<&SendWqe> {
+        self.wqes.front()
+    }
+    #[inline]
+    fn push(&mut self, wqe: SendWqe) {
+        self.signaled += usize::from(wqe.signaled);
+        self.wqes.push(wqe);
+    }
+    #[inline]
+    fn pop(&mut self) -> Option<SendWqe> {
+        let wqe = self.wqes.pop()?;
+        self.signaled -= usize::from(wqe.signaled);
+        Some(wqe)
+    }
 }
 
 /// A WR that waits for its turn, with everything that it points to.
@@ -233,7 +275,7 @@ pub(crate) struct SendQueue {
     max_sge: usize,
     max_inline: usize,
     sq_sig_all: bool,
-    pending: Fifo<SendWqe>,
+    pending: Pending,
     ready: Fifo<SendWqe>,
     deferred: VecDeque<Deferred>,
     /// RC and UC: the ring to the peer.
@@ -270,7 +312,10 @@ impl SendQueue {
             max_sge: cap.max_send_sge as usize,
             max_inline: cap.max_inline_data as usize,
             sq_sig_all,
-            pending: Fifo::new(depth),
+            pending: Pending {
+                wqes: Fifo::new(depth),
+                signaled: 0,
+            },
             ready: Fifo::new(depth),
             deferred: VecDeque::new(),
             out: None,
@@ -289,8 +334,14 @@ impl SendQueue {
 
     /// Does anything wait here for a poll?
     #[inline]
-    fn has_work(&self) -> bool {
-        !(self.pending.is_empty() && self.ready.is_empty() && self.deferred.is_empty())
+    fn work(&self) -> SendWork {
+        if self.pending.signaled != 0 || !self.ready.is_empty() || !self.deferred.is_empty() {
+            SendWork::Completions
+        } else if self.pending.is_empty() {
+            SendWork::None
+        } else {
+            SendWork::Unsignaled
+        }
     }
 
     /// Makes the ring to the peer of a connected queue pair (INIT to RTR).
@@ -324,7 +375,8 @@ impl SendQueue {
 
     /// Back to RESET: forgets all WRs and closes all rings.
     pub(crate) fn reset(&mut self, nic: &Nic) {
-        self.pending.clear();
+        self.pending.wqes.clear();
+        self.pending.signaled = 0;
         self.ready.clear();
         self.deferred.clear();
         self.freed = self.posted;
@@ -448,17 +500,21 @@ pub(crate) unsafe fn post_send(
         result = libc::EINVAL;
     } else {
         // SAFETY: contract of this function.
-        while let Some(this) = unsafe { wr.as_ref() } {
+        while !wr.is_null() {
+            if state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
+                // SAFETY: as above; not null.
+                wr = unsafe { burst::run(qp, sq, wr) };
+            }
+            // SAFETY: as above.
+            let Some(this) = (unsafe { wr.as_ref() }) else {
+                break;
+            };
             // SAFETY: as above.
             if let Err(errno) = unsafe { post_one(qp, sq, this, state) } {
                 result = errno;
                 break;
             }
             wr = this.next;
-            if !wr.is_null() && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
-                // SAFETY: as above.
-                wr = unsafe { burst::run(qp, sq, this, wr) };
-            }
         }
     }
     if result != 0 && !bad_wr.is_null() {
@@ -466,9 +522,9 @@ pub(crate) unsafe fn post_send(
         unsafe { *bad_wr = wr };
     }
     publish(qp, sq);
-    let work = sq.has_work();
-    qp.send_work.store(work, Ordering::Relaxed);
-    if work && qp.send_cq.is_armed() {
+    let work = sq.work();
+    qp.send_work.store(work as u8, Ordering::Relaxed);
+    if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
     }
     result
@@ -1241,26 +1297,32 @@ fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
 /// The ring to `qpn` as `ah` addresses it.
 #[inline]
 fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    recent_ud_ring(sq, ah, qpn).or_else(|| find_ud_ring(qp, sq, ah, qpn))
+}
+
+/// Place of a destination among the recent ones.
+#[inline]
+fn recent_place(ah: &Ah, qpn: u32) -> usize {
     #[allow(clippy::cast_possible_truncation)] // a hash
-    let place = (ah.id as usize ^ qpn as usize ^ (qpn >> QP_BITS) as usize) % RECENT;
-    if let Some(&(id, q, i)) = sq.ud.recent.get(place)
-        && id == ah.id
+    let hash = ah.id as usize ^ qpn as usize ^ (qpn >> QP_BITS) as usize;
+    hash % RECENT
+}
+
+/// The ring to `qpn`, if it was used recently and still leads there.
+#[inline]
+fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    let &(id, q, i) = sq.ud.recent.get(recent_place(ah, qpn))?;
+    let ring = sq.ud.rings.get(i)?.as_ref()?;
+    let dest = ring.peer.segment.qp(ring.dest_index)?;
+    (id == ah.id
         && q == qpn
-        && let Some(Some(ring)) = sq.ud.rings.get(i)
         && !ring.peer.is_dead()
-        && ring
-            .peer
-            .segment
-            .qp(ring.dest_index)
-            .is_some_and(|d| d.epoch.load(Ordering::Relaxed) == ring.dest_epoch)
-    {
-        return Some(i);
-    }
-    find_ud_ring(qp, sq, ah, qpn, place)
+        && dest.epoch.load(Ordering::Relaxed) == ring.dest_epoch)
+        .then_some(i)
 }
 
 #[cold]
-fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32, place: usize) -> Option<usize> {
+fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
     if !ah.reachable || qpn >> 24 != 0 {
         return None;
     }
@@ -1307,7 +1369,7 @@ fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32, place: usize) ->
     if sq.ud.recent.is_empty() {
         sq.ud.recent = vec![(0, 0, 0); RECENT];
     }
-    sq.ud.recent[place] = (ah.id, qpn, i);
+    sq.ud.recent[recent_place(ah, qpn)] = (ah.id, qpn, i);
     Some(i)
 }
 
@@ -1360,7 +1422,7 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
             sink.push(failed(qp, wqe.wr_id, wqe.status));
         }
     }
-    qp.send_work.store(sq.has_work(), Ordering::Relaxed);
+    qp.send_work.store(sq.work() as u8, Ordering::Relaxed);
     waiting
 }
 
@@ -1371,7 +1433,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         // UD: pending holds only what waits behind a failure.
         return settle_front(qp, sq, u64::MAX);
     };
-    let before = sq.pending.head;
+    let before = sq.pending.wqes.head;
     let Ok(consumed) = out.producer.consumed() else {
         fail_now(qp, sq, IBV_WC_REM_OP_ERR);
         return false;
@@ -1381,7 +1443,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         sq.silent_since = None;
         return false;
     }
-    if sq.pending.head != before {
+    if sq.pending.wqes.head != before {
         sq.silent_since = None;
     }
     stuck(qp, sq)
@@ -1494,7 +1556,7 @@ fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
 /// Wakes the engine of the peer on which the oldest WR waits.
 #[cold]
 pub(crate) fn wake_debtor(qp: &Qp) {
-    if !qp.send_work.load(Ordering::Relaxed) {
+    if qp.send_work.load(Ordering::Relaxed) == SendWork::None as u8 {
         return;
     }
     let Some(sq) = qp.sq.try_lock() else { return };
