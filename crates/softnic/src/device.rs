@@ -13,10 +13,10 @@ use std::{fs, io, ptr};
 use libc::EINVAL;
 use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_GID_TYPE_IB,
-    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096,
-    IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED,
-    IBV_WC_GRH, ibv_ah_attr, ibv_device_attr, ibv_gid, ibv_gid_type, ibv_port_attr, ibv_wc,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_LINK_LAYER_ETHERNET,
+    IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS,
+    IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_WC_GRH, ibv_ah_attr, ibv_device_attr,
+    ibv_gid, ibv_port_attr, ibv_wc,
 };
 
 /// Name of the device: what `ibv_get_device_name` returns and programs take as `-d`.
@@ -335,14 +335,6 @@ impl Port {
     /// The GID at `index` in network order: all zeroes for an empty entry, `None` past the table's end.
     pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
         (index < GID_TBL_LEN).then(|| self.filled_gid(index).unwrap_or_default())
-    }
-
-    /// Kind of the GID at `index`; `None` for an empty entry and past the table's end.
-    pub(crate) fn gid_type(&self, index: u32) -> Option<ibv_gid_type> {
-        self.filled_gid(index).map(|_| match self.link_layer {
-            LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
-            LinkLayer::InfiniBand => IBV_GID_TYPE_IB,
-        })
     }
 
     /// The P_Key at `index`, in host order; `None` past the table's end.
@@ -1012,11 +1004,6 @@ mod tests {
         assert_eq!(port.gid(GID_TBL_LEN - 1), Some([0; 16]));
         assert_eq!(port.gid(GID_TBL_LEN), None);
         assert_eq!(port.gid(u32::MAX), None);
-        assert_eq!(port.gid_type(2), Some(IBV_GID_TYPE_ROCE_V2));
-        assert_eq!(port.gid_type(3), None);
-        assert_eq!(port.gid_type(u32::MAX), None);
-        assert_eq!(ib().gid_type(0), Some(IBV_GID_TYPE_IB));
-        assert_eq!(ib().gid_type(1), None);
         assert_eq!((port.pkey(0), port.pkey(1)), (Some(0xffff), None));
     }
 

@@ -29,8 +29,13 @@
 //! }
 //! ```
 #![deny(unsafe_code)]
+// `u64` and `usize` are the same size wherever this compiles; casts to narrower types carry their own reason.
+#![allow(clippy::cast_possible_truncation)]
 // Under loom only the lock-free parts of the fabric are compiled.
 #![cfg_attr(loom, allow(dead_code))]
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit target");
 
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

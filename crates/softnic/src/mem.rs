@@ -645,7 +645,7 @@ mod tests {
         let at = m.as_ptr().addr();
         let b = backing_of(at + 100, 4900, true).unwrap();
         assert_eq!((b.kind, b.offset), (BACKING_MEMFD, 100));
-        let v = vec![0u8; 100];
+        let v = Box::new([0u8; 100]);
         assert_eq!(
             backing_of(v.as_ptr().addr(), 100, true).unwrap().kind,
             BACKING_PRIVATE

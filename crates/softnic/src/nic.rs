@@ -22,8 +22,13 @@ pub enum NicError {
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// The port was asked to be something that it cannot be.
-    #[error("{0}")]
-    Port(String),
+    #[error("{message}")]
+    Port {
+        /// What was asked and what can be.
+        message: String,
+        /// The errno for C callers.
+        errno: i32,
+    },
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),
@@ -118,7 +123,10 @@ extern "C" fn leave() {
 
 impl Nic {
     fn new() -> Result<&'static Self, NicError> {
-        let port = Port::from_env().map_err(|e| NicError::Port(e.to_string()))?;
+        let port = Port::from_env().map_err(|e| NicError::Port {
+            message: e.to_string(),
+            errno: e.errno(),
+        })?;
         let keys = Keys::new();
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
         // It lives as long as the process: handles that a program forgot to destroy stay valid.

@@ -49,9 +49,8 @@ fn errno_of_nic(e: &NicError) -> c_int {
         NicError::Fabric(crate::fabric::FabricError::Foreign { .. }) => libc::EACCES,
         NicError::Fabric(crate::fabric::FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
         NicError::Fabric(crate::fabric::FabricError::Full { .. }) => libc::EUSERS,
-        NicError::Fabric(crate::fabric::FabricError::BadName(_)) | NicError::Port(_) => {
-            libc::EINVAL
-        }
+        NicError::Fabric(crate::fabric::FabricError::BadName(_)) => libc::EINVAL,
+        NicError::Port { errno, .. } => *errno,
     }
 }
 

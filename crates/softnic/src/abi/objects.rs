@@ -31,6 +31,12 @@ struct Pd {
     uses: AtomicUsize,
 }
 
+// SAFETY: `abi` is written before the handle is given out and only read afterwards; the rest is atomic or
+// constant.
+unsafe impl Sync for Pd {}
+// SAFETY: as above; the raw pointer in `abi` is only handed back.
+unsafe impl Send for Pd {}
+
 /// A memory region; the program's handle points to its first field.
 #[repr(C)]
 struct Mr {

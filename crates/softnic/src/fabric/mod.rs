@@ -160,7 +160,7 @@ impl Fabric {
             };
         }
         /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
-        const INITIAL_PID_NAMESPACE: u64 = 0xeffff_ffc;
+        const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
         let uid = rustix::process::geteuid().as_raw();
         let namespace =
             fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
