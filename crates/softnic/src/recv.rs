@@ -127,7 +127,6 @@ pub(crate) struct Inbound {
     offset: usize,
     src_qpn: u32,
     src_cq: usize,
-    rnr_retry: u32,
     /// When the record at the front was first found to have no receive WR.
     rnr_since: Option<u64>,
     /// Nothing more is taken from it: its sender was refused, or wrote garbage.
@@ -193,7 +192,6 @@ impl Inbound {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
             src_cq: header.src_cq.load(Ordering::Relaxed) as usize,
-            rnr_retry: header.rnr_retry.load(Ordering::Relaxed),
             rnr_since: None,
             stopped: false,
             remote: RegionCache::new(),
@@ -586,14 +584,18 @@ impl RecvSide {
     /// No receive WR for the record at the front of a reliable ring. True if a deadline is running.
     #[cold]
     fn not_ready(qp: &Qp, ring: &mut Inbound) -> bool {
-        if ring.rnr_retry >= RNR_RETRY_FOREVER {
+        // Read now: a ring may be opened before its sender has come to RTS and knows the count.
+        let rnr_retry = ring
+            .header()
+            .map_or(RNR_RETRY_FOREVER, |h| h.rnr_retry.load(Ordering::Relaxed));
+        if rnr_retry >= RNR_RETRY_FOREVER {
             return false;
         }
         let now = now_ns();
         let since = *ring.rnr_since.get_or_insert(now);
         let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
         let timer = rnr_timer_ns(u8::try_from(timer & 31).unwrap_or(0));
-        if now - since >= u64::from(ring.rnr_retry) * timer {
+        if now - since >= u64::from(rnr_retry) * timer {
             // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
             ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR);
             return false;
