@@ -200,7 +200,8 @@ impl Cq {
         } else {
             self.state.try_lock()
         };
-        let Some(mut state) = state else { return false };
+        // Whether a deadline runs is not known then: look again at the next tick.
+        let Some(mut state) = state else { return true };
         let before = state.buffer.len();
         loop {
             let room = self.depth.saturating_sub(state.buffer.len()).min(AT_ONCE);
@@ -216,6 +217,9 @@ impl Cq {
                 .buffer
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
             if n == 0 && !(armed && self.fire(state.buffer.len() > before, &mut state.solicited)) {
+                if waiting {
+                    state.wake_debtors();
+                }
                 return waiting;
             }
         }

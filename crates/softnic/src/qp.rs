@@ -209,7 +209,6 @@ impl Qp {
     fn call_peers(&self) {
         if let Ok(control) = self.control.try_lock()
             && let Some(peer) = &control.peer
-            && !peer.is_self
         {
             peer.wake();
         }
@@ -318,8 +317,10 @@ impl Qp {
         self.apply(&mut control.attr, new, mask);
         self.publish_attributes(&control);
         self.set_state(to);
-        if from == QpState::Sqe && to == QpState::Rts {
+        if to == QpState::Rts && from != QpState::Rtr {
             self.sq.lock().resume();
+            // What was held back goes on even if nobody polls.
+            self.nic.me().wake();
         }
         if to == QpState::Sqd
             && from != QpState::Sqd
@@ -411,9 +412,7 @@ impl Qp {
         for ring in control.waiting.drain(..) {
             ring.detach();
         }
-        if let Some(peer) = control.peer.take()
-            && !peer.is_self
-        {
+        if let Some(peer) = control.peer.take() {
             peer.wake();
         }
         control.attr = ibv_qp_attr::zeroed();

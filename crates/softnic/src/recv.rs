@@ -39,6 +39,8 @@ pub(crate) struct RecvQueue {
     tail: u64,
     /// Limit of a shared receive queue below which an event is raised; 0: none.
     pub(crate) limit: u32,
+    /// A message waits for a receive WR.
+    wanted: bool,
 }
 
 /// A receive WR that was taken from its queue.
@@ -59,6 +61,7 @@ impl RecvQueue {
             head: 0,
             tail: 0,
             limit: 0,
+            wanted: false,
         }
     }
 
@@ -102,6 +105,12 @@ impl RecvQueue {
         }
         self.tail += 1;
         Ok(())
+    }
+
+    /// Has a message been waiting for the WRs that were posted? Says so once.
+    #[inline]
+    pub(crate) fn was_wanted(&mut self) -> bool {
+        std::mem::take(&mut self.wanted)
     }
 
     /// Takes the oldest WR.
@@ -643,6 +652,7 @@ fn handle(
     };
     let Some(wqe) = rq.take() else {
         return if qp.qp_type == QpType::Rc {
+            rq.wanted = true;
             Handled::NotReady
         } else {
             // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop it.

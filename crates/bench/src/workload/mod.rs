@@ -2,7 +2,7 @@
 //!
 //! Each has a driver, which posts and measures, and a worker's part, which runs in the other
 //! process and checks what arrives. Drivers that take their time from the receiving end use
-//! [`now_ns`], a clock that both processes share.
+//! `now_ns`, a clock that both processes share.
 
 mod latency;
 mod many;

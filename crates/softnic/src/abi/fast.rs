@@ -70,8 +70,14 @@ pub(super) unsafe extern "C" fn post_recv(
         if state == QpState::Reset || qp.srq.is_some() {
             return refuse(wr, bad_wr, libc::EINVAL);
         }
-        let result = post_list(&mut qp.rq.lock(), wr, bad_wr);
-        if state == QpState::Err {
+        let (result, wanted) = {
+            let mut queue = qp.rq.lock();
+            (post_list(&mut queue, wr, bad_wr), queue.was_wanted())
+        };
+        if wanted {
+            // A message waits for it, and perhaps nobody polls: let the engine look.
+            qp.nic.me().wake();
+        } else if state == QpState::Err {
             qp.recv_cq.nudge();
         }
         result
@@ -86,7 +92,16 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     // SAFETY: as in `post_send`.
     unsafe {
         match borrow::<Srq, _>(srq) {
-            Some(srq) => post_list(&mut srq.queue.lock(), wr, bad_wr),
+            Some(srq) => {
+                let (result, wanted) = {
+                    let mut queue = srq.queue.lock();
+                    (post_list(&mut queue, wr, bad_wr), queue.was_wanted())
+                };
+                if wanted {
+                    srq.context.nic.me().wake();
+                }
+                result
+            }
             None => libc::EINVAL,
         }
     }

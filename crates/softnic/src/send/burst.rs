@@ -37,7 +37,9 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
                 sends::<false>(qp, sq, wr)
             }
             IBV_WR_RDMA_WRITE
-                if first.send_flags & IBV_SEND_INLINE != 0 && peer_answers(qp, sq.out.as_ref()) =>
+                if first.send_flags & IBV_SEND_INLINE != 0
+                    && sq.pending.sends == 0
+                    && peer_answers(qp, sq.out.as_ref()) =>
             {
                 writes(qp, sq, wr)
             }

@@ -137,11 +137,20 @@ struct SendWqe {
     signaled: bool,
 }
 
+impl SendWqe {
+    #[inline]
+    fn is_send_on_its_way(&self) -> bool {
+        self.end != 0 && self.opcode == IBV_WC_SEND
+    }
+}
+
 /// The WRs that are not done, in order.
 struct Pending {
     wqes: Fifo<SendWqe>,
     /// How many of them are signaled.
     signaled: usize,
+    /// How many of them are SENDs that the receiver has not taken yet.
+    sends: usize,
 }
 
 impl Pending {
@@ -156,12 +165,14 @@ impl Pending {
     #[inline]
     fn push(&mut self, wqe: SendWqe) {
         self.signaled += usize::from(wqe.signaled);
+        self.sends += usize::from(wqe.is_send_on_its_way());
         self.wqes.push(wqe);
     }
     #[inline]
     fn pop(&mut self) -> Option<SendWqe> {
         let wqe = self.wqes.pop()?;
         self.signaled -= usize::from(wqe.signaled);
+        self.sends -= usize::from(wqe.is_send_on_its_way());
         Some(wqe)
     }
 }
@@ -315,6 +326,7 @@ impl SendQueue {
             pending: Pending {
                 wqes: Fifo::new(depth),
                 signaled: 0,
+                sends: 0,
             },
             ready: Fifo::new(depth),
             deferred: VecDeque::new(),
@@ -377,6 +389,7 @@ impl SendQueue {
     pub(crate) fn reset(&mut self, nic: &Nic) {
         self.pending.wqes.clear();
         self.pending.signaled = 0;
+        self.pending.sends = 0;
         self.ready.clear();
         self.deferred.clear();
         self.freed = self.posted;
@@ -493,6 +506,7 @@ pub(crate) unsafe fn post_send(
     let sq = &mut *sq;
     let state = qp.state();
     let mut result = 0;
+    let held_back = !sq.deferred.is_empty();
     if !matches!(
         state,
         QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
@@ -526,6 +540,10 @@ pub(crate) unsafe fn post_send(
     qp.send_work.store(work as u8, Ordering::Relaxed);
     if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
+    }
+    if !held_back && !sq.deferred.is_empty() {
+        // The engine tries it again even if nobody polls.
+        qp.nic.me().wake();
     }
     result
 }
@@ -798,11 +816,27 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     match view.wr.opcode {
         IBV_WR_SEND => connected_send(qp, sq, view, Kind::Send),
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, Kind::SendWithImm),
+        // A responder executes requests in order (IBTA vol. 1, 9.5): what touches memory waits until the
+        // SENDs in front of it have reached theirs.
+        _ if sends_on_their_way(sq) => Outcome::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
         IBV_WR_RDMA_READ => read(qp, sq, view).unwrap_or_else(|o| o),
         _ => atomic(qp, sq, view).unwrap_or_else(|o| o),
     }
+}
+
+/// Is a SEND on its way, as far as the receiver's position tells?
+#[inline]
+fn sends_on_their_way(sq: &mut SendQueue) -> bool {
+    if sq.pending.sends == 0 {
+        return false;
+    }
+    let Some(Ok(consumed)) = sq.out.as_mut().map(|out| out.producer.consumed()) else {
+        return true;
+    };
+    take_consumed(sq, consumed);
+    sq.pending.sends != 0
 }
 
 /// Is the peer's queue pair ready to receive from us?
@@ -1449,23 +1483,31 @@ fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     stuck(qp, sq)
 }
 
-/// Moves the WRs whose records lie before `consumed` to ready.
+/// Moves the WRs whose records lie before `consumed` to ready; a failed one behind them fails the queue.
 #[inline]
 fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
+    take_consumed(sq, consumed);
+    if let Some(front) = sq.pending.front()
+        && front.status != IBV_WC_SUCCESS
+    {
+        let status = front.status;
+        fail_now(qp, sq, status);
+    }
+    false
+}
+
+/// Moves the WRs whose records lie before `consumed` to ready, up to one that has failed.
+#[inline]
+fn take_consumed(sq: &mut SendQueue, consumed: u64) {
     while let Some(&front) = sq.pending.front() {
-        if front.status != IBV_WC_SUCCESS {
-            fail_now(qp, sq, front.status);
-            return false;
-        }
-        if front.end > consumed {
-            return false;
+        if front.status != IBV_WC_SUCCESS || front.end > consumed {
+            return;
         }
         sq.pending.pop();
         if front.signaled {
             sq.ready.push(front);
         }
     }
-    false
 }
 
 /// The oldest WR is not done: refused, its receiver gone, or simply not there yet?
