@@ -1,1 +1,470 @@
-fn main() {}
+//! The software NIC in a fabric that is not what it should be, and one in which nothing happens.
+//!
+//! A folder or file in shared memory that belongs to somebody else, is damaged, or was left by another
+//! version: opening the device fails with an errno and says on stderr what to do, or cleans up where nobody
+//! needs what is there. It never crashes and never hangs.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use verbs_conformance::harness::{self, Variant, file_names, role_command, wait_for};
+use verbs_conformance::peer::{Idle, Opening};
+use verbs_conformance::{Env, Outcome, ProviderKind, Settings, Test, pattern};
+
+macro_rules! tests {
+    ($( $name:ident, )*) => {
+        const TESTS: &[Test] = &[$( Test {
+            name: concat!("fabric::", stringify!($name)),
+            needs: &[],
+            run: |env| $name(env).into(),
+        } ),*];
+    };
+}
+
+tests! {
+    a_good_folder_works,
+    a_folder_of_ones_own_making_works,
+    others_may_not_enter_the_folder,
+    a_folder_of_another_user_is_refused,
+    another_user_cannot_enter_ours,
+    a_file_in_place_of_the_folder_is_refused,
+    a_link_in_place_of_the_folder_is_refused,
+    a_relative_name_is_refused,
+    a_missing_parent_is_refused,
+    a_parent_that_cannot_be_written_is_refused,
+    rubbish_in_the_directory_file,
+    a_directory_file_of_another_version,
+    a_directory_file_of_another_version_in_use,
+    a_directory_file_that_changes_under_a_process,
+    a_directory_file_of_any_length,
+    a_directory_file_that_is_no_file,
+    foreign_files_stay,
+    left_over_segments_go,
+    rubbish_in_a_peers_segment,
+    shared_memory_that_is_full,
+    an_idle_process_uses_no_cpu,
+}
+
+fn main() -> ExitCode {
+    let tests: Vec<&'static Test> = TESTS.iter().collect();
+    let variant = Variant {
+        name: String::new(),
+        settings: Settings::new(ProviderKind::Softnic),
+        env: Vec::new(),
+        fabric: None,
+        limit: Duration::from_secs(60),
+    };
+    harness::main(&tests, &[variant])
+}
+
+/// A fabric folder of a test; removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    /// A name for which there is nothing.
+    fn unmade(label: &str) -> Self {
+        Self(harness::fresh_fabric(label))
+    }
+
+    fn made(label: &str, mode: u32) -> Self {
+        let folder = Self::unmade(label);
+        fs::DirBuilder::new().mode(0o700).create(&folder.0).expect("make a folder");
+        fs::set_permissions(&folder.0, Permissions::from_mode(mode)).expect("set its mode");
+        folder
+    }
+
+    /// A folder whose files a process made that came and went while another keeps it alive.
+    fn with_process(env: &Env, label: &str) -> (Self, Process) {
+        let folder = Self::unmade(label);
+        let process = Process::start(env, &folder.0);
+        assert!(process.opening.worked(), "{:?}", process.opening);
+        (folder, process)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.0.join("directory")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that has opened the device, or tried.
+struct Process {
+    child: Child,
+    opening: Opening,
+}
+
+impl Process {
+    fn start(env: &Env, folder: &Path) -> Self {
+        Self::from_command(role_command("open", "", &env.settings).expect("a command"), folder)
+    }
+
+    fn from_command(mut command: Command, folder: &Path) -> Self {
+        let mut child = command
+            .env("VERBATIM_FABRIC_DIR", folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start a process");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a pipe");
+        let opening = serde_json::from_str(&line).unwrap_or_else(|_| {
+            let status = child.wait();
+            let mut text = String::new();
+            let _ = child.stderr.take().expect("piped").read_to_string(&mut text);
+            panic!("the process said {line:?} and ended with {status:?}: {text}");
+        });
+        Self { child, opening }
+    }
+
+    /// Ends it; what it wrote to stderr.
+    fn end(mut self) -> String {
+        drop(self.child.stdin.take());
+        let status = wait_for(&mut self.child, Duration::from_secs(30)).expect("wait");
+        let mut text = String::new();
+        let _ = self.child.stderr.take().expect("piped").read_to_string(&mut text);
+        let status = status.unwrap_or_else(|| panic!("it hangs at the end: {text}"));
+        assert!(status.success(), "it ended with {status}: {text}");
+        text
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process must not open the device, and say why.
+#[track_caller]
+fn expect_refused(process: Process, folder: &Path) {
+    let opening = process.opening.clone();
+    assert!(!opening.worked(), "it opened the device");
+    assert!(opening.errno().is_some_and(|errno| errno > 0), "without errno: {opening:?}");
+    let text = process.end();
+    let name = folder.file_name().expect("a name").to_string_lossy();
+    assert!(text.contains(&*name), "the message does not name the folder: {text:?}");
+}
+
+#[track_caller]
+fn expect_works(env: &Env, folder: &Path) {
+    let process = Process::start(env, folder);
+    assert!(process.opening.worked(), "{:?}", process.opening);
+    process.end();
+}
+
+fn a_good_folder_works(env: &Env) {
+    let folder = Folder::unmade("good");
+    expect_works(env, &folder.0);
+    assert!(file_names(&folder.0).is_empty(), "something is left: {:?}", file_names(&folder.0));
+}
+
+fn a_folder_of_ones_own_making_works(env: &Env) {
+    let folder = Folder::made("own", 0o700);
+    expect_works(env, &folder.0);
+}
+
+fn others_may_not_enter_the_folder(env: &Env) {
+    for mode in [0o755, 0o750, 0o701, 0o777, 0o770] {
+        let folder = Folder::made("open", mode);
+        expect_refused(Process::start(env, &folder.0), &folder.0);
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn a_folder_of_another_user_is_refused(env: &Env) -> Outcome {
+    if !is_root() {
+        return Outcome::Skipped("needs root to give a folder away".into());
+    }
+    let folder = Folder::made("foreign", 0o700);
+    chown(&folder.0, Some(65534), Some(65534)).expect("chown");
+    expect_refused(Process::start(env, &folder.0), &folder.0);
+    Outcome::Passed
+}
+
+/// This program again, as nobody.
+fn as_nobody(env: &Env) -> Option<Command> {
+    let setpriv = ["/usr/bin/setpriv", "/bin/setpriv"].into_iter().find(|path| Path::new(path).exists())?;
+    let role = role_command("open", "", &env.settings).expect("a command");
+    let mut command = Command::new(setpriv);
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(role.get_program());
+    for (name, value) in role.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    Some(command)
+}
+
+/// A copy of this program where everybody may run it.
+fn as_nobody_from_anywhere(env: &Env, folder: &Path) -> Option<(Command, PathBuf)> {
+    let copy = std::env::temp_dir().join(folder.file_name()?);
+    fs::copy(std::env::current_exe().ok()?, &copy).ok()?;
+    fs::set_permissions(&copy, Permissions::from_mode(0o755)).ok()?;
+    let original = as_nobody(env)?;
+    let mut command = Command::new(original.get_program());
+    let args: Vec<_> = original.get_args().collect();
+    command.args(&args[..args.len() - 1]).arg(&copy);
+    for (name, value) in original.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    Some((command, copy))
+}
+
+fn another_user_cannot_enter_ours(env: &Env) -> Outcome {
+    if !is_root() {
+        return Outcome::Skipped("needs root to become another user".into());
+    }
+    let (folder, process) = Folder::with_process(env, "ours");
+    let Some((command, copy)) = as_nobody_from_anywhere(env, &folder.0) else {
+        return Outcome::Skipped("there is no setpriv".into());
+    };
+    let stranger = Process::from_command(command, &folder.0);
+    let _ = fs::remove_file(copy);
+    expect_refused(stranger, &folder.0);
+    // The process inside has noticed nothing.
+    process.end();
+    Outcome::Passed
+}
+
+fn a_file_in_place_of_the_folder_is_refused(env: &Env) {
+    let folder = Folder::unmade("file");
+    fs::write(&folder.0, b"not a folder").expect("write a file");
+    expect_refused(Process::start(env, &folder.0), &folder.0);
+    assert_eq!(fs::read(&folder.0).expect("still there"), b"not a folder");
+}
+
+fn a_link_in_place_of_the_folder_is_refused(env: &Env) {
+    let real = Folder::made("real", 0o700);
+    let folder = Folder::unmade("link");
+    symlink(&real.0, &folder.0).expect("make a link");
+    expect_refused(Process::start(env, &folder.0), &folder.0);
+    assert!(file_names(&real.0).is_empty());
+}
+
+fn a_relative_name_is_refused(env: &Env) {
+    let name = Path::new("verbatim-conformance-relative");
+    expect_refused(Process::start(env, name), name);
+    assert!(!name.exists());
+}
+
+fn a_missing_parent_is_refused(env: &Env) {
+    let folder = harness::fresh_fabric("missing").join("below");
+    expect_refused(Process::start(env, &folder), &folder);
+}
+
+fn a_parent_that_cannot_be_written_is_refused(env: &Env) {
+    // Not even root makes folders there.
+    let folder = Path::new("/proc/verbatim-conformance");
+    expect_refused(Process::start(env, folder), folder);
+}
+
+/// A file that is no directory of a fabric, and nobody uses: the next process starts afresh, or refuses.
+fn rubbish_in_the_directory_file(env: &Env) {
+    for len in [0usize, 1, 7, 8, 15, 16, 4095, 4096, 40_000, 1 << 20] {
+        harness::case(format!("{len} bytes"));
+        let folder = Folder::made("rubbish", 0o700);
+        fs::write(folder.directory(), pattern(len as u64, len)).expect("write");
+        let process = Process::start(env, &folder.0);
+        if process.opening.worked() {
+            process.end();
+        } else {
+            expect_refused(process, &folder.0);
+        }
+    }
+}
+
+/// Overwrites bytes of a file.
+fn poke(path: &Path, at: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let file = OpenOptions::new().write(true).open(path).expect("open");
+    file.write_all_at(bytes, at).expect("write");
+}
+
+/// The version is the second word of the file: a process of this version comes and dies, and its directory
+/// gets another version.
+fn a_directory_file_of_another_version(env: &Env) {
+    let (folder, process) = Folder::with_process(env, "old");
+    drop(process);
+    poke(&folder.directory(), 8, &99u64.to_le_bytes());
+    let process = Process::start(env, &folder.0);
+    if process.opening.worked() {
+        process.end();
+    } else {
+        expect_refused(process, &folder.0);
+    }
+}
+
+fn a_directory_file_of_another_version_in_use(env: &Env) {
+    for (at, what) in [(8, "version"), (0, "magic number")] {
+        harness::case(what);
+        let (folder, living) = Folder::with_process(env, "version");
+        poke(&folder.directory(), at, &99u64.to_le_bytes());
+        expect_refused(Process::start(env, &folder.0), &folder.0);
+        // Whoever is inside goes on, and leaves without damage.
+        living.end();
+        expect_works(env, &folder.0);
+    }
+}
+
+/// Another program writes rubbish over the file while a process has it mapped.
+fn a_directory_file_that_changes_under_a_process(env: &Env) {
+    let (folder, living) = Folder::with_process(env, "changing");
+    let len = usize::try_from(fs::metadata(folder.directory()).expect("there").len()).expect("small");
+    // Behind magic number and version: entries of processes that are none.
+    poke(&folder.directory(), 16, &pattern(5, len - 16));
+    let process = Process::start(env, &folder.0);
+    if process.opening.worked() {
+        process.end();
+    } else {
+        expect_refused(process, &folder.0);
+    }
+    living.end();
+}
+
+fn a_directory_file_of_any_length(env: &Env) {
+    for cut in [0u64, 8, 16, 17, 100, 4096] {
+        harness::case(format!("cut to {cut} bytes"));
+        let (folder, process) = Folder::with_process(env, "cut");
+        drop(process);
+        OpenOptions::new()
+            .write(true)
+            .open(folder.directory())
+            .and_then(|file| file.set_len(cut))
+            .expect("cut the file");
+        let process = Process::start(env, &folder.0);
+        if process.opening.worked() {
+            process.end();
+        } else {
+            expect_refused(process, &folder.0);
+        }
+    }
+}
+
+fn a_directory_file_that_is_no_file(env: &Env) {
+    let folder = Folder::made("nofile", 0o700);
+    fs::create_dir(folder.directory()).expect("make a folder");
+    expect_refused(Process::start(env, &folder.0), &folder.0);
+    let folder = Folder::made("fifo", 0o700);
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        folder.directory(),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .expect("make a FIFO");
+    expect_refused(Process::start(env, &folder.0), &folder.0);
+    let folder = Folder::made("lockdir", 0o700);
+    fs::create_dir(folder.0.join("lock")).expect("make a folder");
+    expect_refused(Process::start(env, &folder.0), &folder.0);
+    let (folder, target) = (Folder::made("symlink", 0o700), Folder::made("target", 0o700));
+    let victim = target.0.join("victim");
+    fs::write(&victim, b"precious").expect("write");
+    symlink(&victim, folder.directory()).expect("make a link");
+    let process = Process::start(env, &folder.0);
+    assert!(!process.opening.worked(), "it followed a link out of the folder");
+    process.end();
+    assert_eq!(fs::read(&victim).expect("still there"), b"precious");
+}
+
+/// What is not ours in the folder is not ours to remove.
+fn foreign_files_stay(env: &Env) {
+    let folder = Folder::made("guests", 0o700);
+    let guests = ["note.txt", "0123456789abcdef.txt", "0123.segment", "zzzzzzzzzzzzzzzz.segment"];
+    for guest in guests {
+        fs::write(folder.0.join(guest), b"mine").expect("write");
+    }
+    expect_works(env, &folder.0);
+    let names = file_names(&folder.0);
+    for guest in guests {
+        assert!(names.iter().any(|name| name == guest), "{guest} is gone: {names:?}");
+    }
+}
+
+fn left_over_segments_go(env: &Env) {
+    let (folder, process) = Folder::with_process(env, "leftover");
+    drop(process);
+    assert!(!file_names(&folder.0).is_empty(), "a killed process leaves nothing to clean up?");
+    fs::write(folder.0.join("00000000deadbeef.segment"), pattern(1, 5000)).expect("write");
+    fs::write(folder.0.join("00000000deadbeef.wake"), b"x").expect("write");
+    expect_works(env, &folder.0);
+    assert!(file_names(&folder.0).is_empty(), "left: {:?}", file_names(&folder.0));
+}
+
+/// A process whose segment is rubbish cannot be reached, and harms nobody.
+fn rubbish_in_a_peers_segment(env: &Env) {
+    let (folder, living) = Folder::with_process(env, "segment");
+    let names = file_names(&folder.0);
+    let segment = names.iter().find(|name| name.ends_with(".segment")).expect("a segment");
+    poke(&folder.0.join(segment), 0, &pattern(9, 64 << 10));
+    expect_works(env, &folder.0);
+    let status_of_living = living.opening.worked();
+    assert!(status_of_living);
+    drop(living);
+    expect_works(env, &folder.0);
+}
+
+/// A file system of 64 KiB: an error, and no SIGBUS.
+fn shared_memory_that_is_full(env: &Env) -> Outcome {
+    if !is_root() {
+        return Outcome::Skipped("needs root to mount a small file system".into());
+    }
+    let mount_point = Folder::made("full", 0o700);
+    for size in ["size=16k", "size=64k", "size=256k", "size=1m", "size=2m"] {
+        harness::case(size);
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", size, "none"])
+            .arg(&mount_point.0)
+            .stderr(Stdio::null())
+            .status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            return Outcome::Skipped("mounting is not allowed here".into());
+        }
+        let folder = mount_point.0.join("fabric");
+        let process = Process::start(env, &folder);
+        let worked = process.opening.worked();
+        let errno = process.opening.errno();
+        let text = process.end();
+        let _ = Command::new("umount").arg(&mount_point.0).status();
+        if !worked {
+            assert!(errno.is_some_and(|errno| errno > 0), "without errno");
+            assert!(text.contains("fabric"), "without a message: {text:?}");
+        }
+    }
+    Outcome::Passed
+}
+
+/// 1,000 connected queue pairs, and nothing to do: asleep.
+fn an_idle_process_uses_no_cpu(env: &Env) {
+    let folder = Folder::unmade("idle");
+    let output = role_command("idle", "500", &env.settings)
+        .expect("a command")
+        .env("VERBATIM_FABRIC_DIR", &folder.0)
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("start a process");
+    assert!(output.status.success(), "{}", output.status);
+    let idle: Idle = serde_json::from_slice(&output.stdout).expect("its report");
+    println!("{idle:?}");
+    let _ = std::io::stdout().flush();
+    // A spinning thread would have used 100 %; nothing at all is usual.
+    assert!(idle.cpu_us < idle.wall_us / 20, "{} of {} us", idle.cpu_us, idle.wall_us);
+    assert!(idle.resident_kib < 64 << 10, "{} KiB are resident", idle.resident_kib);
+}

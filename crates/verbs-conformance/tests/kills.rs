@@ -1,1 +1,273 @@
-fn main() {}
+//! Processes that are killed at any moment, 200 of them, and what becomes of their peers.
+//!
+//! Pairs of processes do everything that two queue pairs can do ([`verbs_conformance::worker`]); one of the
+//! two is killed at a random moment. The other must see its requests fail with RETRY_EXC_ERR, everything else
+//! flushed, nothing wrong or twice, and end by itself. When the next process has come, nothing of the dead may
+//! be left in the fabric's folder.
+//!
+//! `VERBATIM_KILLS` says how many, `VERBATIM_SEED` which; the seed is printed.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use verbs_conformance::harness::{self, Variant, file_names, role_command, wait_for};
+use verbs_conformance::memory::MemKind;
+use verbs_conformance::worker::{Plan, Report};
+use verbs_conformance::{Env, Outcome, Rng, Test};
+
+const TESTS: [Test; 2] = [
+    Test { name: "kills::survivors_hear_of_every_kill", needs: &[], run: random_kills },
+    Test { name: "kills::all_at_once", needs: &[], run: all_at_once },
+];
+
+fn main() -> ExitCode {
+    let tests: Vec<&'static Test> = TESTS.iter().collect();
+    let variants: Vec<Variant> = ["roce", "ib"]
+        .into_iter()
+        .map(|layer| Variant { limit: Duration::from_secs(300), ..Variant::softnic(layer) })
+        .collect();
+    harness::main(&tests, &variants)
+}
+
+/// No pair takes longer, however loaded the machine is.
+const WATCHDOG: Duration = Duration::from_secs(60);
+/// Pairs at the same time.
+const AT_ONCE: usize = 3;
+/// Kills between two looks at the folder.
+const ROUND: usize = 25;
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, which is no number")))
+}
+
+struct Worker {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    fn start(env: &Env, plan: &Plan) -> Self {
+        let plan = serde_json::to_string(plan).expect("a plan");
+        let mut child = role_command("worker", &plan, &env.settings)
+            .expect("a worker's command")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start a worker");
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, input, output }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a pipe");
+        line
+    }
+
+    fn tell(&mut self, line: &str) {
+        // The worker may be dead already: that is the point.
+        if let Some(input) = &mut self.input {
+            let _ = input.write_all(line.as_bytes());
+        }
+    }
+
+    /// Waits for the end; what it reported.
+    fn report(mut self) -> Report {
+        drop(self.input.take());
+        let status = wait_for(&mut self.child, WATCHDOG).expect("wait");
+        let Some(status) = status else {
+            panic!("a survivor hangs: process {}", self.child.id());
+        };
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).expect("a pipe");
+        assert!(status.success(), "a survivor failed: {status}");
+        let last = text.lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|_| panic!("no report but {text:?}"))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One pair, one kill. What the survivor reported, and whether the two were connected by then.
+fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
+    let mut rng = Rng::new(seed);
+    let qkey = u32::try_from(rng.below(1 << 31)).expect("31 bits");
+    let mut plan = |seed| Plan {
+        seed,
+        event_driven: rng.one_in(2),
+        memory: if rng.one_in(2) { MemKind::Private } else { MemKind::Shared },
+        qkey,
+    };
+    let plans = [plan(seed ^ 1), plan(seed ^ 2)];
+    let mut workers = plans.map(|plan| Worker::start(env, &plan));
+    let victim = usize::try_from(rng.below(2)).expect("0 or 1");
+    // Some die before they have come up.
+    let early = rng.one_in(12);
+    if early {
+        std::thread::sleep(Duration::from_micros(rng.below(15_000)));
+        workers[victim].child.kill().expect("kill");
+    }
+    let hellos = [workers[0].line(), workers[1].line()];
+    if !hellos[victim].is_empty() {
+        workers[1 - victim].tell(&hellos[victim]);
+    }
+    let other = hellos[1 - victim].clone();
+    workers[victim].tell(&other);
+    if !early {
+        // Most of them in the middle of things, some just after the start.
+        let longest = if rng.one_in(4) { 2_000 } else { 60_000 };
+        std::thread::sleep(Duration::from_micros(rng.below(longest)));
+        workers[victim].child.kill().expect("kill");
+    }
+    let connected = !hellos[victim].is_empty();
+    let [first, second] = workers;
+    let (mut dead, survivor) = if victim == 0 { (first, second) } else { (second, first) };
+    dead.child.wait().expect("the victim is dead");
+    (survivor.report(), connected)
+}
+
+/// The names in the fabric's folder while one process is there, and nobody was before.
+fn names_with_one_process(env: &Env, folder: Option<&Path>) -> Vec<String> {
+    let mut command = role_command("open", "", &env.settings).expect("a command");
+    if let Some(folder) = folder {
+        command.env("VERBATIM_FABRIC_DIR", folder);
+    }
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a process");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a pipe");
+    assert!(line.contains("\"open\":0"), "it could not open the device: {line}");
+    let folder = folder.map_or_else(fabric, Path::to_path_buf);
+    let names = file_names(&folder);
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+    names
+}
+
+fn fabric() -> PathBuf {
+    std::env::var_os("VERBATIM_FABRIC_DIR").expect("the harness sets it").into()
+}
+
+/// What distinguishes the files of one process from those of another is hexadecimal.
+fn kinds(names: &[String]) -> Vec<String> {
+    let kind = |name: &String| match name.split_once('.') {
+        Some((stem, rest)) if stem.len() == 16 => format!("*.{rest}"),
+        _ => name.clone(),
+    };
+    let mut kinds: Vec<String> = names.iter().map(kind).collect();
+    kinds.sort();
+    kinds
+}
+
+fn expect_nothing_left(env: &Env, fresh: &[String]) {
+    let names = names_with_one_process(env, None);
+    assert_eq!(kinds(&names), fresh, "files of dead processes are left: {names:?}");
+}
+
+fn fresh_names(env: &Env) -> Vec<String> {
+    let folder = harness::fresh_fabric("fresh");
+    let names = names_with_one_process(env, Some(&folder));
+    let _ = std::fs::remove_dir_all(&folder);
+    kinds(&names)
+}
+
+fn random_kills(env: &Env) -> Outcome {
+    let seed = number("VERBATIM_SEED").unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        now.as_secs() << 20 | u64::from(now.subsec_micros())
+    });
+    // Both link layers together make 200.
+    let kills = usize::try_from(number("VERBATIM_KILLS").unwrap_or(200) / 2).expect("a sane number");
+    println!("VERBATIM_SEED={seed} VERBATIM_KILLS={}", 2 * kills);
+    let fresh = fresh_names(env);
+    let next = AtomicUsize::new(0);
+    let total = Mutex::new((Report::default(), 0usize));
+    let begin = Instant::now();
+    while next.load(Ordering::Relaxed) < kills {
+        let until = (next.load(Ordering::Relaxed) + ROUND).min(kills);
+        std::thread::scope(|scope| {
+            for _ in 0..AT_ONCE {
+                scope.spawn(|| {
+                    while let Ok(i) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |i| {
+                        (i < until).then_some(i + 1)
+                    }) {
+                        let seed = seed.wrapping_add(i as u64 * 1000);
+                        let (report, connected) = one_kill(env, seed);
+                        check(&report, connected, i, seed);
+                        let mut total = total.lock().expect("no panic holds it");
+                        total.0.completed += report.completed;
+                        total.0.received += report.received;
+                        total.0.waited_ms = total.0.waited_ms.max(report.waited_ms);
+                        total.1 += usize::from(report.status.is_some());
+                    }
+                });
+            }
+        });
+        expect_nothing_left(env, &fresh);
+    }
+    let (sum, in_the_middle) = total.into_inner().expect("no panic holds it");
+    println!(
+        "{kills} kills, {in_the_middle} of them in the middle of {} requests and {} messages, all verified; \
+         the longest wait for the failure was {} ms; {:.1} s",
+        sum.completed,
+        sum.received,
+        sum.waited_ms,
+        begin.elapsed().as_secs_f64()
+    );
+    assert!(in_the_middle * 2 > kills, "most kills hit nobody");
+    assert!(sum.completed > 0 && sum.received > 0, "nothing was done");
+    Outcome::Passed
+}
+
+#[track_caller]
+fn check(report: &Report, connected: bool, kill: usize, seed: u64) {
+    match report.status {
+        Some(status) => assert_eq!(
+            status,
+            verbs_abi::IBV_WC_RETRY_EXC_ERR,
+            "kill {kill} (seed {seed}): {report:?}"
+        ),
+        None => assert!(!connected, "kill {kill} (seed {seed}): the survivor saw nothing: {report:?}"),
+    }
+}
+
+/// Many die together, the survivors of other pairs among them: the last one cleans up.
+fn all_at_once(env: &Env) -> Outcome {
+    let fresh = fresh_names(env);
+    for round in 0..3u64 {
+        let mut workers = Vec::new();
+        for pair in 0..4u64 {
+            let plan = |seed| Plan {
+                seed,
+                event_driven: pair % 2 == 0,
+                memory: if pair < 2 { MemKind::Private } else { MemKind::Shared },
+                qkey: u32::try_from(round << 8 | pair).expect("small"),
+            };
+            let mut two =
+                [round << 8 | pair << 1, round << 8 | pair << 1 | 1].map(|seed| Worker::start(env, &plan(seed)));
+            let hellos = [two[0].line(), two[1].line()];
+            two[0].tell(&hellos[1]);
+            two[1].tell(&hellos[0]);
+            workers.extend(two);
+        }
+        std::thread::sleep(Duration::from_millis(30));
+        for worker in &mut workers {
+            worker.child.kill().expect("kill");
+        }
+        drop(workers);
+        expect_nothing_left(env, &fresh);
+    }
+    Outcome::Passed
+}

@@ -32,8 +32,8 @@ fn rnr_retry_0_gives_up_at_once(env: &Env) {
         for len in [0, 8, 10_000] {
             case(format!("{len} bytes, {memory:?}"));
             let pair = Spec::rc().memory(memory).rnr_retry(0).pair(env);
-            let source = pair.a.buf(len);
-            pair.a.post_list(vec![send([source.all()]).id(1), send([]).id(2)]);
+            let source = pair.a.buf(len + 1);
+            pair.a.post_list(vec![send([source.sge(0, len)]).id(1), send([]).id(2)]);
             pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
             pair.a.sent().flushed(2);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
@@ -61,16 +61,16 @@ fn rnr_retry_7_waits_for_the_receive(env: &Env) {
         for len in [0, 8, 200, 100_000] {
             case(format!("{len} bytes, {memory:?}"));
             let pair = Spec::rc().memory(memory).pair(env);
-            let source = pair.a.buf(len);
-            let target = pair.b.buf(len);
+            let source = pair.a.buf(len + 1);
+            let target = pair.b.buf(len + 1);
             source.memory.fill(3);
-            pair.a.post(send([source.all()]).id(1));
+            pair.a.post(send([source.sge(0, len)]).id(1));
             pair.a.scq.expect_empty();
             pair.b.rcq.expect_empty();
-            pair.b.recv(2, [target.all()]);
+            pair.b.recv(2, [target.sge(0, len)]);
             pair.b.received().received(2, len);
             pair.a.sent().sent(1, Verb::Send);
-            target.memory.check(3);
+            target.memory.check_at(0, len, 3);
         }
     }
 }
@@ -199,6 +199,7 @@ fn going_to_err_ends_the_waiting(env: &Env) {
     for i in 0..3 {
         pair.a.sent().flushed(i);
     }
-    pair.b.recv(1, []);
-    pair.b.rcq.expect_empty();
+    pair.a.expect_silence();
+    // A flush error leaves open what became of the messages; the receiver itself goes on.
+    assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
 }

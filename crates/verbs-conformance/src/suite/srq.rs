@@ -177,7 +177,8 @@ fn a_limit_beyond_the_size_is_refused(env: &Env) {
     let pd = Context::open(env).pd();
     let (srq, got) = pd.try_srq(10, 1).expect("ibv_create_srq");
     assert_eq!(srq.modify(None, Some(got.max_wr + 1)), Err(libc::EINVAL));
-    srq.modify(None, Some(got.max_wr)).expect("the size itself");
+    assert_eq!(srq.modify(None, Some(u32::MAX)), Err(libc::EINVAL));
+    srq.modify(None, Some(got.max_wr - 1)).expect("below the size");
 }
 
 fn query_gives_sizes_and_limit(env: &Env) {
@@ -186,6 +187,10 @@ fn query_gives_sizes_and_limit(env: &Env) {
     let queried = srq.query();
     assert_eq!((queried.max_wr, queried.srq_limit), (got.max_wr, 0));
     assert!(queried.max_sge >= 3);
+    // With fewer WRs than the limit in the queue the event would come at once, and disarm it.
+    for i in 0..5 {
+        srq.recv(i, []);
+    }
     srq.modify(None, Some(4)).expect("ibv_modify_srq");
     assert_eq!(srq.query().srq_limit, 4);
 }
@@ -218,7 +223,8 @@ fn a_failing_receive_takes_only_its_queue_pair_down(env: &Env) {
     assert_eq!(first.b.qp.state(), IBV_QPS_ERR);
     // The rest of the SRQ is there for the others.
     first.b.rcq.expect_empty();
-    second.a.post(send([source.all()]).id(4));
+    let other = second.a.buf(100);
+    second.a.post(send([other.all()]).id(4));
     first.b.received().received(2, 100);
     second.a.sent().sent(4, Verb::Send);
 }
