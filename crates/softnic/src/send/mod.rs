@@ -623,13 +623,22 @@ unsafe fn post_one(
     let signaled = sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
     if sq.stopped || state == QpState::Err {
         sq.stopped = true;
-        sq.ready.push(SendWqe {
+        let flushed = SendWqe {
             wr_id: wr.wr_id,
             seq,
             status: IBV_WC_WR_FLUSH_ERR,
             signaled: true,
             ..SendWqe::default()
-        });
+        };
+        // Completions keep the order of the WRs: what failed may wait behind a SEND that is on its way.
+        if !sq.deferred.is_empty() {
+            // SAFETY: as above.
+            unsafe { defer(sq, wr, sges, inline, ah.is_some(), seq) };
+        } else if sq.pending.is_empty() {
+            sq.ready.push(flushed);
+        } else {
+            sq.pending.push(flushed);
+        }
         return Ok(());
     }
     if !sq.deferred.is_empty() || state == QpState::Sqd {
@@ -1563,7 +1572,8 @@ fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
 /// Tries the WRs that had to wait, in order.
 #[cold]
 fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
-    if qp.state() == QpState::Sqd {
+    // After a failure nothing more is executed: what is here is flushed as soon as the failed WR completes.
+    if qp.state() == QpState::Sqd || sq.stopped {
         return false;
     }
     while let Some(mut d) = sq.deferred.pop_front() {
