@@ -107,6 +107,11 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// Puts the WR that was taken last back to the front; nothing has been posted since.
+    fn put_back(&mut self) {
+        self.head -= 1;
+    }
+
     /// Has a message been waiting for the WRs that were posted? Says so once.
     #[inline]
     pub(crate) fn was_wanted(&mut self) -> bool {
@@ -698,7 +703,7 @@ fn handle(
         placed = place(qp, wqe.sges, record, peer, window, local, remote);
     }
     if let Err(e) = placed {
-        return not_placed(qp, wr_id, &e, sink);
+        return not_placed(qp, rq, wr_id, &e, sink);
     }
     sink.solicited |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
@@ -707,10 +712,19 @@ fn handle(
 
 /// The payload could not be placed: the completion of the receive WR, and what the requester gets.
 #[cold]
-fn not_placed(qp: &Qp, wr_id: u64, e: &PlaceError, sink: &mut WcSink<'_>) -> Handled {
+fn not_placed(
+    qp: &Qp,
+    rq: &mut RecvQueue,
+    wr_id: u64,
+    e: &PlaceError,
+    sink: &mut WcSink<'_>,
+) -> Handled {
     let (status, handled) = match e {
-        // The receive WR was taken and nobody else can have it: the message was never whole.
-        PlaceError::SenderGone => (IBV_WC_GENERAL_ERR, Handled::Lost),
+        // The message never came whole: its receive WR waits for another.
+        PlaceError::SenderGone => {
+            rq.put_back();
+            return Handled::Lost;
+        }
         PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
         PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
         PlaceError::Sender => (IBV_WC_WR_FLUSH_ERR, Handled::Failed(IBV_WC_LOC_PROT_ERR)),
@@ -859,17 +873,19 @@ fn gather_by_reference(
         if len == 0 {
             continue;
         }
-        let gone = if peer.is_dead() {
-            PlaceError::SenderGone
-        } else {
-            PlaceError::Sender
+        let gone = || {
+            if peer.has_ended() {
+                PlaceError::SenderGone
+            } else {
+                PlaceError::Sender
+            }
         };
         let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey) {
             Ok(found) => found,
-            Err(KeyError::Unknown | KeyError::Fault) => return Err(gone),
+            Err(KeyError::Unknown | KeyError::Fault) => return Err(gone()),
         };
         if !region.contains(sge.addr, len) {
-            return Err(gone);
+            return Err(gone());
         }
         match region.direct(sge.addr) {
             // SAFETY: in the pinned region.
@@ -877,7 +893,7 @@ fn gather_by_reference(
             None => to
                 .put_from(region, sge.addr, len as usize)
                 .map_err(|e| match e {
-                    PlaceError::Sender => gone,
+                    PlaceError::Sender => gone(),
                     other => other,
                 })?,
         }

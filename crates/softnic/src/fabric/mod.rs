@@ -87,6 +87,7 @@ pub(crate) struct Peer {
     pub(crate) slot: usize,
     pub(crate) incarnation: u64,
     pub(crate) pid: u64,
+    start_time: u64,
     pub(crate) segment: Segment,
     /// It is this process.
     pub(crate) is_self: bool,
@@ -101,6 +102,19 @@ impl Peer {
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
+    }
+
+    /// Has the process ended, or is it being taken down? Asks the system, so that the answer is newer than
+    /// the engine's: for when its memory could not be reached.
+    #[cold]
+    pub(crate) fn has_ended(&self) -> bool {
+        if self.is_self {
+            return false;
+        }
+        if !self.is_dead() && process::start_time(self.pid) != Some(self.start_time) {
+            self.mark_dead();
+        }
+        self.is_dead()
     }
 
     /// Notes that the process has ended (its pidfd became readable).
@@ -220,10 +234,12 @@ impl Fabric {
             0,
         )
         .map_err(|e| io("create the wake FIFO")(e.into()))?;
+        let start = process::start_time(pid).unwrap_or(0);
         let me = Arc::new(Peer {
             slot,
             incarnation,
             pid,
+            start_time: start,
             segment,
             is_self: true,
             dead: AtomicBool::new(false),
@@ -231,7 +247,6 @@ impl Fabric {
             pidfd: open_pidfd(pid).map_err(io("open a pidfd"))?,
         });
         entry.pid.store(pid, Ordering::Relaxed);
-        let start = process::start_time(pid).unwrap_or(0);
         entry.start_time.store(start, Ordering::Relaxed);
         entry.incarnation.store(incarnation, Ordering::Release);
         drop(held);
@@ -278,7 +293,11 @@ impl Fabric {
             if peer.incarnation == incarnation && !peer.is_dead() {
                 return Some(Arc::clone(peer));
             }
+            // Another process has cleaned up after it before this one's engine saw it end. Nobody would look
+            // at its pidfd any more, so say it here.
+            peer.mark_dead();
             peers.remove(&slot);
+            self.me.wake();
         }
         if incarnation == 0 {
             return None;
@@ -323,6 +342,7 @@ impl Fabric {
             slot,
             incarnation,
             pid,
+            start_time: start,
             segment,
             is_self: false,
             dead: AtomicBool::new(false),

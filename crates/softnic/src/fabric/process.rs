@@ -11,6 +11,9 @@ pub(crate) fn start_time(pid: u64) -> Option<u64> {
     parse_stat(&stat)
 }
 
+/// The process is being taken down: `include/linux/sched.h`.
+const PF_EXITING: u32 = 4;
+
 fn parse_stat(stat: &str) -> Option<u64> {
     // The second field is the program's name in parentheses and may contain anything, also `)`.
     let rest = stat.get(stat.rfind(')')? + 2..)?;
@@ -19,8 +22,12 @@ fn parse_stat(stat: &str) -> Option<u64> {
     if matches!(state, "Z" | "X" | "x") {
         return None;
     }
-    // `state` was field 3.
-    fields.nth(22 - 4)?.parse().ok()
+    // `state` was field 3; `flags` is field 9 and `starttime` field 22.
+    let flags: u32 = fields.nth(9 - 4)?.parse().ok()?;
+    if flags & PF_EXITING != 0 {
+        return None;
+    }
+    fields.nth(22 - 10)?.parse().ok()
 }
 
 /// Is the process that had `pid` and `start_time` still running?
@@ -66,6 +73,8 @@ mod tests {
             parse_stat("42 (a) Z 1 42 42 0 -1 4 1 0 0 0 1 2 0 0 20 0 1 0 777 0"),
             None
         );
+        let exiting = "42 (a) R 1 42 42 0 -1 4194308 1 0 0 0 1 2 0 0 20 0 1 0 777 0";
+        assert_eq!(parse_stat(exiting), None);
         assert_eq!(parse_stat(""), None);
         assert_eq!(parse_stat("1 (x)"), None);
     }

@@ -1047,7 +1047,7 @@ fn remote_region<'c>(
     let found = remote.get(qp.nic, &out.peer, rkey);
     let (region, pin) = match found {
         Ok(found) => found,
-        Err(KeyError::Fault) if out.peer.is_dead() => return Err(dead(qp)),
+        Err(KeyError::Fault) if out.peer.has_ended() => return Err(dead(qp)),
         Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
     };
     if region.access & access == 0
@@ -1080,10 +1080,7 @@ fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome {
 /// A copy to or from a peer's memory failed.
 #[cold]
 fn unreachable_memory(qp: &Qp, out: &OutRing) -> Outcome {
-    // The process may have ended a moment ago, before the engine has noticed.
-    let gone = !std::path::Path::new(&format!("/proc/{}/maps", out.peer.pid)).exists()
-        || out.peer.is_dead();
-    if gone {
+    if out.peer.has_ended() {
         dead(qp)
     } else {
         refused(qp, out, IBV_WC_REM_ACCESS_ERR)
