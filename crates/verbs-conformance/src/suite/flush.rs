@@ -14,6 +14,7 @@ tests! { "flush";
     posting_in_err_completes_as_flushed [],
     unsignaled_wrs_are_flushed_with_a_completion [],
     after_a_failure_everything_behind_is_flushed [],
+    a_failure_waits_behind_what_is_on_its_way [],
     completed_work_stays_completed [],
     reset_takes_posted_work_away [],
     reset_and_connect_again [],
@@ -133,6 +134,31 @@ fn after_a_failure_everything_behind_is_flushed(env: &Env) {
         pair.a.received().flushed(50 + i);
     }
     pair.a.expect_silence();
+}
+
+/// A WR that fails at once, behind one that is still on its way, and what is posted after it: completions
+/// come in the order of the WRs all the same (IBTA vol. 1, 10.8.5.1).
+fn a_failure_waits_behind_what_is_on_its_way(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let target = pair.b.buf(8);
+    let good = pair.a.buf(8);
+    good.memory.store(0, 1);
+    let mut bad = good.all();
+    bad.lkey ^= 0x0f0f;
+    pair.a.post(send([]).id(0));
+    pair.a.post(send([bad]).id(1));
+    for i in 2..6 {
+        pair.a.post(write([good.all()], target.remote()).id(i).unsignaled());
+    }
+    pair.a.scq.expect_empty();
+    pair.b.recv(9, []);
+    pair.b.received().received(9, 0);
+    pair.a.sent().sent(0, Verb::Send);
+    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    for i in 2..6 {
+        pair.a.sent().flushed(i);
+    }
+    assert_eq!(target.memory.load(0), 0, "a WRITE was executed behind the failure");
 }
 
 fn completed_work_stays_completed(env: &Env) {

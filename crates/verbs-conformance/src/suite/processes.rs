@@ -380,8 +380,18 @@ fn one_sided_verbs_to_a_killed_peer_fail(env: &Env) {
             side.post(write([local.all()], remote).id(1));
             side.sent().sent(1, Verb::RdmaWrite);
             peer.kill();
-            side.post(any(verb, [local.all()], remote).id(2));
-            side.sent().failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+            // It takes a moment until everybody knows.
+            let deadline = std::time::Instant::now() + crate::harness::patience();
+            loop {
+                side.post(any(verb, [local.all()], remote).id(2));
+                let wc = side.sent();
+                if wc.status() != IBV_WC_SUCCESS {
+                    wc.failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+                    break;
+                }
+                assert!(std::time::Instant::now() < deadline, "the dead still serve");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }
