@@ -1,0 +1,153 @@
+//! SEND on RC and UC, and what it means that the peer does not answer.
+
+use super::*;
+
+/// Payloads of connected transports up to this size travel in the record; longer ones are copied once, by the
+/// receiver. Two short copies cost less than two looks at another process's memory region.
+pub(super) const COPY_MAX: usize = 1024;
+
+/// The same for memory that its peers can reach only by system call (1.5 µs for a call).
+pub(super) const COPY_MAX_PRIVATE: usize = 8192;
+
+/// Is a SEND on its way, as far as the receiver's position tells?
+#[inline]
+pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
+    if sq.pending.sends == 0 {
+        return false;
+    }
+    let Some(Ok(consumed)) = sq.out.as_mut().map(|out| out.producer.consumed()) else {
+        return true;
+    };
+    take_consumed(sq, consumed);
+    sq.pending.sends != 0
+}
+
+/// Is the peer's queue pair ready to receive from us?
+#[inline]
+pub(super) fn answers(dest: &QpShared, qpn: u32) -> bool {
+    const READY: [u32; 4] = [
+        1 + IBV_QPS_RTR,
+        1 + IBV_QPS_RTS,
+        1 + IBV_QPS_SQD,
+        1 + IBV_QPS_SQE,
+    ];
+    READY.contains(&dest.state.load(Ordering::Acquire))
+        && dest.dest_qpn.load(Ordering::Relaxed) == qpn
+}
+
+/// The peer's process has ended: what becomes of a WR.
+#[cold]
+pub(super) fn dead(qp: &Qp) -> Outcome {
+    if qp.qp_type == QpType::Rc {
+        Outcome::Failed(IBV_WC_RETRY_EXC_ERR)
+    } else {
+        Outcome::Done(0)
+    }
+}
+
+/// The peer's queue pair does not answer: a reliable WR is tried again until the timeout has passed
+/// `retry_cnt + 1` times (IBTA vol. 1, 9.7.6.1.3); an unreliable one is lost.
+#[cold]
+pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    if qp.qp_type != QpType::Rc {
+        return Outcome::Done(
+            view.sges
+                .iter()
+                .map(|s| s.length)
+                .fold(0, u32::wrapping_add),
+        );
+    }
+    if silent_too_long(qp, sq) {
+        return Outcome::Failed(IBV_WC_RETRY_EXC_ERR);
+    }
+    Outcome::Later
+}
+
+#[cold]
+pub(super) fn silent_too_long(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let now = now_ns();
+    let since = *sq.silent_since.get_or_insert(now);
+    let (timeout, retry_cnt) = qp.timeout();
+    ack_timeout_ns(timeout).is_some_and(|t| now - since >= t * (u64::from(retry_cnt) + 1))
+}
+
+/// SEND on RC and UC.
+#[inline]
+pub(super) fn connected_send(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    kind: Kind,
+) -> Outcome {
+    let Some(out) = &mut sq.out else {
+        return Outcome::Later;
+    };
+    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
+    if total > u64::from(crate::device::MAX_MSG_SZ) {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    }
+    #[allow(clippy::cast_possible_truncation)] // at most 2^30
+    let (len, total) = (total as u32, total as usize);
+    let inline = view.inline.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
+    let mut flags = 0;
+    if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
+        flags |= FLAG_SOLICITED;
+        out.solicited = true;
+    }
+    // SAFETY: reads the immediate of the union, which is plain bytes.
+    let imm = unsafe { view.wr.imm.imm_data };
+    let by_value = inline
+        || total <= COPY_MAX
+        || (total <= COPY_MAX_PRIVATE
+            && total <= out.producer.max_payload()
+            && is_private(qp, &mut sq.local, view.sges));
+    if by_value && total <= out.producer.max_payload() {
+        match out.producer.has_room(total) {
+            Ok(true) => {
+                if let Err(status) = gather(qp, &mut sq.local, view, &mut out.producer, total) {
+                    return Outcome::Failed(status);
+                }
+                out.producer.commit(header(kind, flags, imm, len, 0), total);
+                return Outcome::InRing(out.producer.pos());
+            }
+            // Inline data cannot be sent by reference: its memory is the program's again.
+            Ok(false) if inline => return Outcome::Later,
+            Ok(false) => {}
+            Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+        }
+    }
+    let bytes = size_of_val(view.sges);
+    match out.producer.has_room(bytes) {
+        Ok(true) => {}
+        Ok(false) => return Outcome::Later,
+        Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+    }
+    for sge in view.sges.iter().filter(|s| s.length != 0) {
+        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_none() {
+            return Outcome::Failed(IBV_WC_LOC_PROT_ERR);
+        }
+    }
+    let place = out.producer.place(bytes);
+    // SAFETY: the place has `bytes` bytes, the size of the list.
+    unsafe { crate::mem::copy(place.as_mut_ptr(), view.sges.as_ptr().cast(), bytes) };
+    out.producer
+        .commit(header(kind, flags | FLAG_BY_REFERENCE, imm, len, 0), bytes);
+    Outcome::InRing(out.producer.pos())
+}
+
+/// Is the memory of the first SGE out of reach for the peer but by system call?
+#[cold]
+pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> bool {
+    let Some(sge) = sges.iter().find(|s| s.length != 0) else {
+        return false;
+    };
+    match local.get(qp.nic, qp.nic.me(), sge.lkey) {
+        Ok((region, _pin)) => qp
+            .nic
+            .me()
+            .segment
+            .mr(region.index)
+            .is_some_and(|mr| mr.backing.load(Ordering::Relaxed) == BACKING_PRIVATE),
+        Err(_) => false,
+    }
+}

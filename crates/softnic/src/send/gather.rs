@@ -1,0 +1,55 @@
+//! The payload of a work request, in the order of its SGEs.
+
+use super::*;
+
+/// Copies the payload of a WR behind the next header of a ring.
+#[inline]
+pub(super) fn gather(
+    qp: &Qp,
+    local: &mut RegionCache,
+    view: &WrView<'_>,
+    producer: &mut Producer,
+    total: usize,
+) -> Result<(), ibv_wc_status> {
+    let place = producer.place(total);
+    if total == 0 {
+        return Ok(());
+    }
+    let mut dst = place.as_mut_ptr();
+    for_each_part(qp, local, view, |src, len| {
+        // SAFETY: the parts add up to `total` bytes, which the place has; `src` is readable for `len` bytes.
+        unsafe { crate::mem::copy(dst, src, len) };
+        dst = dst.wrapping_add(len);
+        Ok(())
+    })
+}
+
+/// Calls `f` for each run of bytes of the payload of a WR; they are readable during the call.
+#[inline]
+pub(super) fn for_each_part(
+    qp: &Qp,
+    local: &mut RegionCache,
+    view: &WrView<'_>,
+    mut f: impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
+) -> Result<(), ibv_wc_status> {
+    if let Some(bytes) = view.inline {
+        return f(bytes.as_ptr(), bytes.len());
+    }
+    if view.wr.send_flags & IBV_SEND_INLINE != 0 {
+        // Inline data needs no registration (`ibv_post_send(3)`).
+        for sge in view.sges.iter().filter(|s| s.length != 0) {
+            f(
+                std::ptr::with_exposed_provenance(sge.addr as usize),
+                sge.length as usize,
+            )?;
+        }
+        return Ok(());
+    }
+    for sge in view.sges.iter().filter(|s| s.length != 0) {
+        let (region, _pin) =
+            checked_sge(qp.nic, local, qp.pd, sge, false).ok_or(IBV_WC_LOC_PROT_ERR)?;
+        let src = region.direct(sge.addr).ok_or(IBV_WC_LOC_PROT_ERR)?;
+        f(src, sge.length as usize)?;
+    }
+    Ok(())
+}

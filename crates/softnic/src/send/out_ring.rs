@@ -1,0 +1,118 @@
+//! The sending end of a ring, and the making of rings.
+
+use super::*;
+
+/// A ring into which a queue pair of this process sends.
+pub(super) struct OutRing {
+    pub(super) producer: Producer,
+    pub(super) peer: Arc<Peer>,
+    /// The receiving queue pair within its process.
+    pub(super) dest_index: usize,
+    pub(super) dest_epoch: u32,
+    pub(super) dest_cq: usize,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+    pub(super) announced: bool,
+    /// The open postlist has a solicited message.
+    pub(super) solicited: bool,
+}
+
+impl OutRing {
+    pub(super) fn header<'n>(&self, nic: &'n Nic) -> Option<&'n RingHeader> {
+        nic.me().segment.ring_header(self.offset)
+    }
+
+    /// Makes the open postlist visible and wakes the receiver if it sleeps.
+    #[inline]
+    pub(super) fn publish(&mut self, nic: &Nic) {
+        self.producer.publish();
+        if !self.announced {
+            self.announce(nic);
+        }
+        if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
+            call_if_armed(&cq.armed, &self.peer, self.solicited);
+        }
+        self.solicited = false;
+    }
+
+    #[cold]
+    pub(super) fn announce(&mut self, nic: &Nic) {
+        let letter = (nic.me().slot as u64) << 32 | (self.offset / 64) as u64;
+        self.announced = self.peer.segment.mailbox().put(letter).is_ok();
+        if !self.announced {
+            self.peer.wake();
+        }
+    }
+
+    /// Closes the ring: the receiver reads what is in it and lets go.
+    pub(super) fn close(mut self, nic: &Nic) {
+        self.producer.publish();
+        if let Some(header) = self.header(nic) {
+            header.closed.store(1, Ordering::Release);
+        }
+        nic.retire_ring(
+            self.offset,
+            self.bytes,
+            self.announced.then(|| Arc::clone(&self.peer)),
+        );
+    }
+}
+
+/// What a new ring is for.
+pub(super) struct RingUse {
+    pub(super) slots: u64,
+    pub(super) dest_index: usize,
+    pub(super) rnr_retry: u32,
+    pub(super) grh: Option<[u8; 40]>,
+    pub(super) path: u64,
+}
+
+pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRing> {
+    let nic = qp.nic;
+    let bytes = size_of::<RingHeader>() + ring.slots as usize * SLOT_BYTES;
+    let offset = nic
+        .alloc_ring(bytes)
+        .inspect_err(|e| tracing::warn!("no shared memory for a ring: {e}"))
+        .ok()?;
+    let dest = peer.segment.qp(ring.dest_index)?;
+    let header = nic.me().segment.ring_header(offset)?;
+    let slots = u32::try_from(ring.slots).ok()?;
+    header.slots.store(slots, Ordering::Relaxed);
+    header.src_qpn.store(qp.qpn, Ordering::Relaxed);
+    #[allow(clippy::cast_possible_truncation)] // 24 bits
+    let dest_qpn = (peer.slot << QP_BITS | ring.dest_index) as u32;
+    header.dest_qpn.store(dest_qpn, Ordering::Relaxed);
+    header
+        .src_epoch
+        .store(qp.shared().epoch.load(Ordering::Relaxed), Ordering::Relaxed);
+    #[allow(clippy::cast_possible_truncation)] // 14 bits
+    header
+        .src_cq
+        .store(qp.send_cq.index as u32, Ordering::Relaxed);
+    header.rnr_retry.store(ring.rnr_retry, Ordering::Relaxed);
+    header
+        .dest_incarnation
+        .store(peer.incarnation, Ordering::Relaxed);
+    if let Some(grh) = ring.grh {
+        for (word, bytes) in header.grh.iter().zip(grh.chunks_exact(8)) {
+            let mut b = [0; 8];
+            b.copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(b), Ordering::Relaxed);
+        }
+    }
+    header.path.store(ring.path, Ordering::Relaxed);
+    header.magic.store(RING_MAGIC, Ordering::Release);
+    // SAFETY: the own segment is mapped as long as the process lives.
+    let memory = unsafe { nic.me().segment.ring(offset, slots)? };
+    Some(OutRing {
+        producer: Producer::new(memory),
+        dest_index: ring.dest_index,
+        dest_epoch: dest.epoch.load(Ordering::Acquire),
+        dest_cq: dest.recv_cq.load(Ordering::Relaxed) as usize,
+        peer,
+        offset,
+        bytes,
+        announced: false,
+        solicited: false,
+    })
+}

@@ -1,0 +1,191 @@
+//! What becomes of work requests after they were posted: completions, retries, and failures of the peer.
+
+use super::*;
+
+/// How long an unreliable message waits for room at a live receiver until it is dropped.
+pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
+
+/// Makes completions of what has been done. True if something waits for a deadline.
+pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+    let mut sq = qp.sq.lock();
+    let sq = &mut *sq;
+    let mut waiting = false;
+    if !sq.pending.is_empty() {
+        waiting |= progress(qp, sq);
+    }
+    if !sq.deferred.is_empty() {
+        waiting |= retry_deferred(qp, sq);
+    }
+    while !sink.is_full() {
+        let Some(wqe) = sq.ready.pop() else { break };
+        sq.freed = wqe.seq + 1;
+        if wqe.status == IBV_WC_SUCCESS {
+            let mut wc = ibv_wc::zeroed();
+            wc.wr_id = wqe.wr_id;
+            wc.opcode = wqe.opcode;
+            wc.byte_len = wqe.byte_len;
+            wc.qp_num = qp.qpn;
+            sink.push(wc);
+        } else {
+            sink.push(failed(qp, wqe.wr_id, wqe.status));
+        }
+    }
+    qp.send_work.store(sq.work() as u8, Ordering::Relaxed);
+    waiting
+}
+
+/// Moves what the receiver has consumed from pending to ready.
+#[inline]
+pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(out) = &mut sq.out else {
+        // UD: pending holds only what waits behind a failure.
+        return settle_front(qp, sq, u64::MAX);
+    };
+    let before = sq.pending.wqes.head;
+    let Ok(consumed) = out.producer.consumed() else {
+        fail_now(qp, sq, IBV_WC_REM_OP_ERR);
+        return false;
+    };
+    settle_front(qp, sq, consumed);
+    if sq.pending.is_empty() {
+        sq.silent_since = None;
+        return false;
+    }
+    if sq.pending.wqes.head != before {
+        sq.silent_since = None;
+    }
+    stuck(qp, sq)
+}
+
+/// Moves the WRs whose records lie before `consumed` to ready; a failed one behind them fails the queue.
+#[inline]
+pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
+    take_consumed(sq, consumed);
+    if let Some(front) = sq.pending.front()
+        && front.status != IBV_WC_SUCCESS
+    {
+        let status = front.status;
+        fail_now(qp, sq, status);
+    }
+    false
+}
+
+/// Moves the WRs whose records lie before `consumed` to ready, up to one that has failed.
+#[inline]
+pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
+    while let Some(&front) = sq.pending.front() {
+        if front.status != IBV_WC_SUCCESS || front.end > consumed {
+            return;
+        }
+        sq.pending.pop();
+        if front.signaled {
+            sq.ready.push(front);
+        }
+    }
+}
+
+/// The oldest WR is not done: refused, its receiver gone, or simply not there yet?
+#[inline]
+pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(out) = &mut sq.out else { return false };
+    if !out.announced {
+        out.announce(qp.nic);
+    }
+    let nak = out
+        .header(qp.nic)
+        .map_or(0, |h| h.nak.load(Ordering::Acquire));
+    if nak != 0 {
+        // What was consumed before the refusal comes first.
+        if let Ok(consumed) = out.producer.consumed() {
+            settle_front(qp, sq, consumed);
+        }
+        if qp.qp_type == QpType::Rc {
+            fail_now(qp, sq, nak);
+        } else {
+            settle_front(qp, sq, u64::MAX);
+        }
+        return false;
+    }
+    let answering = out
+        .peer
+        .segment
+        .qp(out.dest_index)
+        .is_some_and(|d| answers(d, qp.qpn));
+    if out.peer.is_dead() {
+        if qp.qp_type == QpType::Rc {
+            fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
+        } else {
+            settle_front(qp, sq, u64::MAX);
+        }
+        return false;
+    }
+    if answering {
+        sq.silent_since = None;
+        return false;
+    }
+    if qp.qp_type != QpType::Rc {
+        settle_front(qp, sq, u64::MAX);
+        return false;
+    }
+    if silent_too_long(qp, sq) {
+        fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
+        return false;
+    }
+    true
+}
+
+/// Tries the WRs that had to wait, in order.
+#[cold]
+pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
+    // After a failure nothing more is executed: what is here is flushed as soon as the failed WR completes.
+    if qp.state() == QpState::Sqd || sq.stopped {
+        return false;
+    }
+    while let Some(mut d) = sq.deferred.pop_front() {
+        let view = WrView {
+            wr: &d.wr,
+            sges: &d.sges,
+            inline: (d.wr.send_flags & IBV_SEND_INLINE != 0).then_some(&d.inline[..]),
+            ah: d.ah.as_deref(),
+        };
+        let mut outcome = execute(qp, sq, &view);
+        if matches!(outcome, Outcome::Later) && qp.qp_type != QpType::Rc {
+            let now = now_ns();
+            if now - *d.since.get_or_insert(now) >= UNRELIABLE_WAIT_NS {
+                outcome = Outcome::Done(0);
+            }
+        }
+        if matches!(outcome, Outcome::Later) {
+            sq.deferred.push_front(d);
+            publish(qp, sq);
+            return true;
+        }
+        let signaled = sq.sq_sig_all || d.wr.send_flags & IBV_SEND_SIGNALED != 0;
+        settle(qp, sq, &d.wr, d.seq, signaled, &outcome);
+        if sq.stopped {
+            return false;
+        }
+    }
+    publish(qp, sq);
+    false
+}
+
+/// Wakes the engine of the peer on which the oldest WR waits.
+#[cold]
+pub(crate) fn wake_debtor(qp: &Qp) {
+    if qp.send_work.load(Ordering::Relaxed) == SendWork::None as u8 {
+        return;
+    }
+    let Some(sq) = qp.sq.try_lock() else { return };
+    if let Some(out) = &sq.out {
+        if !sq.pending.is_empty() || !sq.deferred.is_empty() {
+            out.peer.wake();
+        }
+    } else if let Some(d) = sq.deferred.front() {
+        // SAFETY: the union's member for UD; a plain integer.
+        let qpn = unsafe { d.wr.wr.ud.remote_qpn };
+        if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_BITS) {
+            peer.wake();
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! SEND on UD, and the rings of a UD queue pair.
+
+use super::*;
+
+/// Largest UD payload: the path MTU (`ibv_post_send(3)`).
+pub(crate) const UD_MAX_PAYLOAD: usize = 4096;
+
+/// Slots of the ring from one UD queue pair to another: 16 KiB, so that several fit in the L1 cache.
+pub(super) const UD_RING_SLOTS: u64 = 1024;
+
+/// Rings of a UD queue pair.
+#[derive(Default)]
+pub(super) struct UdRings {
+    pub(super) rings: Vec<Option<OutRing>>,
+    pub(super) by_destination: HashMap<(Vec<u8>, u32), usize>,
+    /// Direct-mapped, by address handle and QP number.
+    pub(super) recent: Vec<(u64, u32, usize)>,
+    /// The ring with an open postlist.
+    pub(super) open: Option<usize>,
+}
+
+pub(super) const RECENT: usize = 64;
+
+/// SEND on UD.
+#[inline]
+pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    let Some(ah) = view.ah else {
+        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+    };
+    let mut total = 0usize;
+    for sge in view.sges {
+        total += sge.length as usize;
+    }
+    if total > UD_MAX_PAYLOAD {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    }
+    // SAFETY: the union's member for UD; plain integers.
+    let (qpn, qkey) = unsafe { (view.wr.wr.ud.remote_qpn, view.wr.wr.ud.remote_qkey) };
+    #[allow(clippy::cast_possible_truncation)] // at most 4096
+    let len = total as u32;
+    let Some(i) = ud_ring(qp, sq, ah, qpn) else {
+        // Nobody there: the datagram is lost.
+        return Outcome::Done(len);
+    };
+    if let Some(open) = sq.ud.open
+        && open != i
+        && let Some(Some(ring)) = sq.ud.rings.get_mut(open)
+    {
+        ring.publish(qp.nic);
+    }
+    let Some(Some(ring)) = sq.ud.rings.get_mut(i) else {
+        return Outcome::Done(len);
+    };
+    sq.ud.open = Some(i);
+    match ring.producer.has_room(total) {
+        Ok(true) => {}
+        Ok(false) => {
+            ring.publish(qp.nic);
+            ring.peer.wake();
+            return Outcome::Later;
+        }
+        Err(_) => return Outcome::Done(len),
+    }
+    let mut flags = 0;
+    if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
+        flags |= FLAG_SOLICITED;
+        ring.solicited = true;
+    }
+    let (kind, imm) = if view.wr.opcode == IBV_WR_SEND_WITH_IMM {
+        // SAFETY: reads the immediate of the union, which is plain bytes.
+        (Kind::SendWithImm, unsafe { view.wr.imm.imm_data })
+    } else {
+        (Kind::Send, 0)
+    };
+    if let Err(status) = gather(qp, &mut sq.local, view, &mut ring.producer, total) {
+        return Outcome::Failed(status);
+    }
+    // "If the high-order bit of the Q_Key is set, the one of the queue pair is used" (IBTA 10.2.5).
+    let qkey = if qkey >> 31 != 0 {
+        qp.qkey.load(Ordering::Relaxed)
+    } else {
+        qkey
+    };
+    ring.producer
+        .commit(header(kind, flags, imm, len, qkey), total);
+    Outcome::Done(len)
+}
+
+/// The ring to `qpn` as `ah` addresses it.
+#[inline]
+pub(super) fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    recent_ud_ring(sq, ah, qpn).or_else(|| find_ud_ring(qp, sq, ah, qpn))
+}
+
+/// Place of a destination among the recent ones.
+#[inline]
+pub(super) fn recent_place(ah: &Ah, qpn: u32) -> usize {
+    #[allow(clippy::cast_possible_truncation)] // a hash
+    let hash = ah.id as usize ^ qpn as usize ^ (qpn >> QP_BITS) as usize;
+    hash % RECENT
+}
+
+/// The ring to `qpn`, if it was used recently and still leads there.
+#[inline]
+pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    let &(id, q, i) = sq.ud.recent.get(recent_place(ah, qpn))?;
+    let ring = sq.ud.rings.get(i)?.as_ref()?;
+    let dest = ring.peer.segment.qp(ring.dest_index)?;
+    (id == ah.id
+        && q == qpn
+        && !ring.peer.is_dead()
+        && dest.epoch.load(Ordering::Relaxed) == ring.dest_epoch)
+        .then_some(i)
+}
+
+#[cold]
+pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    if !ah.reachable || qpn >> 24 != 0 {
+        return None;
+    }
+    let peer = qp.nic.fabric.peer(qpn as usize >> QP_BITS)?;
+    let index = qpn as usize % MAX_QPS;
+    let dest = peer.segment.qp(index)?;
+    let state = dest.state.load(Ordering::Acquire);
+    let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
+    if !receives || dest.qp_type.load(Ordering::Relaxed) != IBV_QPT_UD {
+        return None;
+    }
+    let key = (ah.path_key(), qpn);
+    let known = sq.ud.by_destination.get(&key).copied().filter(|&i| {
+        matches!(sq.ud.rings.get(i), Some(Some(r)) if r.peer.incarnation == peer.incarnation
+            && r.dest_epoch == dest.epoch.load(Ordering::Relaxed))
+    });
+    let i = match known {
+        Some(i) => i,
+        None => {
+            sweep(qp.nic, sq);
+            let ring = new_ring(
+                qp,
+                peer,
+                &RingUse {
+                    slots: UD_RING_SLOTS,
+                    dest_index: index,
+                    rnr_retry: 0,
+                    grh: ah.grh,
+                    path: ah.path,
+                },
+            )?;
+            let i = match sq.ud.rings.iter().position(Option::is_none) {
+                Some(free) => free,
+                None => {
+                    sq.ud.rings.push(None);
+                    sq.ud.rings.len() - 1
+                }
+            };
+            sq.ud.rings[i] = Some(ring);
+            sq.ud.by_destination.insert(key, i);
+            i
+        }
+    };
+    if sq.ud.recent.is_empty() {
+        sq.ud.recent = vec![(0, 0, 0); RECENT];
+    }
+    sq.ud.recent[recent_place(ah, qpn)] = (ah.id, qpn, i);
+    Some(i)
+}
+
+/// Closes the rings to queue pairs that are no more.
+pub(super) fn sweep(nic: &Nic, sq: &mut SendQueue) {
+    let UdRings {
+        rings,
+        by_destination,
+        open,
+        ..
+    } = &mut sq.ud;
+    for (i, place) in rings.iter_mut().enumerate() {
+        let gone = *open != Some(i)
+            && place.as_ref().is_some_and(|r| {
+                r.peer.is_dead()
+                    || r.peer
+                        .segment
+                        .qp(r.dest_index)
+                        .is_none_or(|d| d.epoch.load(Ordering::Relaxed) != r.dest_epoch)
+            });
+        if gone && let Some(ring) = place.take() {
+            by_destination.retain(|_, &mut v| v != i);
+            ring.close(nic);
+        }
+    }
+}
