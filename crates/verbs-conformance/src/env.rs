@@ -160,7 +160,12 @@ pub struct UnknownCap(String);
 impl fmt::Display for UnknownCap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = Cap::ALL.iter().map(|(_, name, _)| *name).collect();
-        write!(f, "no capability is called {:?}: there are {}", self.0, names.join(", "))
+        write!(
+            f,
+            "no capability is called {:?}: there are {}",
+            self.0,
+            names.join(", ")
+        )
     }
 }
 
@@ -189,6 +194,9 @@ mod tests {
             assert_eq!(cap.to_string(), *name);
         }
         let unknown = "xrc".parse::<Cap>().unwrap_err().to_string();
-        assert!(unknown.contains("\"xrc\"") && unknown.contains("uc, ud"), "{unknown}");
+        assert!(
+            unknown.contains("\"xrc\"") && unknown.contains("uc, ud"),
+            "{unknown}"
+        );
     }
 }

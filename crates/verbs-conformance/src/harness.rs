@@ -106,7 +106,9 @@ fn print_notes() {
 /// hang. `VERBATIM_TEST_PATIENCE` seconds, by default 20.
 #[must_use]
 pub fn patience() -> Duration {
-    let seconds = std::env::var("VERBATIM_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
+    let seconds = std::env::var("VERBATIM_TEST_PATIENCE")
+        .ok()
+        .and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
@@ -184,7 +186,10 @@ fn play(role: &str, arg: &str, tests: &[&'static Test]) -> anyhow::Result<ExitCo
     match role {
         "test" => {
             let (name, limit) = arg.split_once(' ').context("name and limit")?;
-            let test = tests.iter().find(|test| test.name == name).context("no such test")?;
+            let test = tests
+                .iter()
+                .find(|test| test.name == name)
+                .context("no such test")?;
             Ok(run_test(test, &env, Duration::from_millis(limit.parse()?)))
         }
         "peer" => peer::serve(&env),
@@ -246,7 +251,10 @@ impl Flags {
                 _ => (arg.as_str(), None),
             };
             let mut value = |name: &str| {
-                inline.clone().or_else(|| args.next()).with_context(|| format!("{name} needs a value"))
+                inline
+                    .clone()
+                    .or_else(|| args.next())
+                    .with_context(|| format!("{name} needs a value"))
             };
             match name {
                 "--exact" => flags.exact = true,
@@ -269,7 +277,11 @@ impl Flags {
 
     fn wants(&self, name: &str) -> bool {
         let matches = |filter: &String| {
-            if self.exact { name == filter } else { name.contains(filter.as_str()) }
+            if self.exact {
+                name == filter
+            } else {
+                name.contains(filter.as_str())
+            }
         };
         (self.filters.is_empty() || self.filters.iter().any(matches))
             && !self.skips.iter().any(matches)
@@ -313,7 +325,11 @@ const LEFT_OVER: &str = "harness::nothing_is_left_in_the_fabric";
 
 fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode {
     let name = |variant: &Variant, name: &str| {
-        if variant.name.is_empty() { name.to_owned() } else { format!("{}::{name}", variant.name) }
+        if variant.name.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}::{name}", variant.name)
+        }
     };
     let mut jobs: Vec<(String, &Variant, &Test)> = Vec::new();
     let mut filtered = 0;
@@ -337,26 +353,38 @@ fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode
         }
     }
     if flags.list {
-        for name in jobs.iter().map(|job| &job.0).chain(checks.iter().map(|check| &check.0)) {
+        for name in jobs
+            .iter()
+            .map(|job| &job.0)
+            .chain(checks.iter().map(|check| &check.0))
+        {
             println!("{name}: test");
         }
         return ExitCode::SUCCESS;
     }
     let total = jobs.len() + checks.len();
-    println!("\nrunning {total} test{}", if total == 1 { "" } else { "s" });
+    println!(
+        "\nrunning {total} test{}",
+        if total == 1 { "" } else { "s" }
+    );
     let begin = Instant::now();
 
     let next = AtomicUsize::new(0);
     let tally = Mutex::new(Tally::default());
-    let threads = flags.threads.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
-    });
+    let threads = flags
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(2, std::num::NonZero::get));
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             scope.spawn(|| {
-                while let Some((name, variant, test)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while let Some((name, variant, test)) =
+                    jobs.get(next.fetch_add(1, Ordering::Relaxed))
+                {
                     let verdict = run_in_child(variant, test, flags.show);
-                    tally.lock().unwrap_or_else(PoisonError::into_inner).add(name, verdict);
+                    tally
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .add(name, verdict);
                 }
             });
         }
@@ -415,7 +443,11 @@ impl Tally {
             self.ignored,
             elapsed.as_secs_f64(),
         );
-        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
+        if failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(101)
+        }
     }
 }
 
@@ -440,7 +472,9 @@ fn try_run_in_child(variant: &Variant, test: &Test, show: bool) -> anyhow::Resul
     // A file, because a pipe would stay open as long as any grandchild lives.
     let mut output = anonymous_file().context("a file for the test's output")?;
     if !show {
-        command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+        command
+            .stdout(output.try_clone()?)
+            .stderr(output.try_clone()?);
     }
     let mut child = command.spawn().context("start the test")?;
     // It ends by itself when it hangs; this is for a process that cannot even do that.
@@ -471,7 +505,11 @@ fn anonymous_file() -> std::io::Result<File> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("verbs-conformance-{}-{n}", std::process::id()));
-    let file = File::options().read(true).append(true).create_new(true).open(&path)?;
+    let file = File::options()
+        .read(true)
+        .append(true)
+        .create_new(true)
+        .open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
 }
@@ -506,8 +544,10 @@ pub fn file_names(folder: &std::path::Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
-    let mut names: Vec<String> =
-        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }

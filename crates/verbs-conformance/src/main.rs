@@ -48,7 +48,9 @@ struct Cli {
 }
 
 fn capabilities() -> String {
-    let lines = Cap::ALL.iter().map(|(_, name, what)| format!("  {name:<18}{}\n", what.trim()));
+    let lines = Cap::ALL
+        .iter()
+        .map(|(_, name, what)| format!("  {name:<18}{}\n", what.trim()));
     format!("Capabilities for --without:\n{}", lines.collect::<String>())
 }
 
@@ -68,7 +70,11 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.list {
         for test in tests.iter().filter(|test| {
-            cli.filter.is_empty() || cli.filter.iter().any(|text| test.name.contains(text.as_str()))
+            cli.filter.is_empty()
+                || cli
+                    .filter
+                    .iter()
+                    .any(|text| test.name.contains(text.as_str()))
         }) {
             let needs: Vec<String> = test.needs.iter().map(ToString::to_string).collect();
             println!("{:<70}{}", test.name, needs.join(","));

@@ -110,7 +110,8 @@ impl Memory {
             MprotectFlags::empty()
         };
         // SAFETY: the page belongs to this value (just asserted), and nobody holds a reference into it.
-        unsafe { mprotect(self.ptr.as_ptr().add(page * PAGE).cast(), PAGE, flags) }.expect("mprotect");
+        unsafe { mprotect(self.ptr.as_ptr().add(page * PAGE).cast(), PAGE, flags) }
+            .expect("mprotect");
     }
 
     /// First byte, for the C interface.
@@ -155,7 +156,9 @@ impl Memory {
         assert!(offset + len <= self.len);
         fence(Ordering::SeqCst);
         // SAFETY: in the range, just asserted.
-        (0..len).map(|i| unsafe { self.ptr.as_ptr().add(offset + i).read_volatile() }).collect()
+        (0..len)
+            .map(|i| unsafe { self.ptr.as_ptr().add(offset + i).read_volatile() })
+            .collect()
     }
 
     /// Writes the pattern of `seed` to `len` bytes at `offset`.

@@ -23,8 +23,10 @@ use crate::memory::{MemKind, Memory};
 use crate::wr::{RecvWr, Refused, Remote, SendWr, Wc, link_recv, link_send};
 
 /// Local write, and everything that a remote peer may do.
-pub const ALL_ACCESS: c_int =
-    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+pub const ALL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// `errno` of the call that has just returned NULL.
 fn last_errno() -> i32 {
@@ -133,7 +135,10 @@ object! {
 #[track_caller]
 fn must<T>(what: &str, result: Result<T, i32>) -> T {
     result.unwrap_or_else(|errno| {
-        panic!("{what} failed: {}", std::io::Error::from_raw_os_error(errno));
+        panic!(
+            "{what} failed: {}",
+            std::io::Error::from_raw_os_error(errno)
+        );
     })
 }
 
@@ -165,7 +170,11 @@ impl DeviceList {
         // SAFETY: `count` is writable.
         let list = unsafe { (symbols.ibv_get_device_list)(&raw mut count) };
         let list = NonNull::new(list).ok_or_else(last_errno)?;
-        Ok(Self { symbols, list, count })
+        Ok(Self {
+            symbols,
+            list,
+            count,
+        })
     }
 
     /// Whether a call without a place for the count works too.
@@ -184,7 +193,9 @@ impl DeviceList {
     /// Each device up to the NULL at the end.
     pub fn devices(&self) -> impl Iterator<Item = *mut ibv_device> + '_ {
         // SAFETY: the list ends with NULL (`ibv_get_device_list(3)`), and is freed only by `drop`.
-        (0..).map(|i| unsafe { *self.list.as_ptr().add(i) }).take_while(|d| !d.is_null())
+        (0..)
+            .map(|i| unsafe { *self.list.as_ptr().add(i) })
+            .take_while(|d| !d.is_null())
     }
 
     /// Name of a device of the list.
@@ -228,7 +239,9 @@ impl Drop for DeviceList {
 #[must_use]
 pub fn code_texts(symbols: &Symbols, codes: std::ops::RangeInclusive<u32>) -> Vec<String> {
     // SAFETY: a C string that lives for ever.
-    let text = |ptr: *const std::ffi::c_char| unsafe { CStr::from_ptr(ptr).to_string_lossy().into_owned() };
+    let text = |ptr: *const std::ffi::c_char| unsafe {
+        CStr::from_ptr(ptr).to_string_lossy().into_owned()
+    };
     let mut texts = Vec::new();
     for code in codes {
         // SAFETY: the functions take any number.
@@ -249,10 +262,15 @@ impl Context {
     pub fn open(env: &Env) -> Self {
         let list = must("ibv_get_device_list", DeviceList::new(env.symbols));
         let wanted = env.settings.device.as_deref();
-        let device = list.devices().find(|d| wanted.is_none_or(|name| list.name(*d) == name));
+        let device = list
+            .devices()
+            .find(|d| wanted.is_none_or(|name| list.name(*d) == name));
         let names: Vec<String> = list.devices().map(|d| list.name(d)).collect();
         let Some(device) = device else {
-            panic!("there is no device {}: there are {names:?}", wanted.unwrap_or("at all"));
+            panic!(
+                "there is no device {}: there are {names:?}",
+                wanted.unwrap_or("at all")
+            );
         };
         must("ibv_open_device", list.open(env, device))
     }
@@ -295,7 +313,10 @@ impl Context {
     #[must_use]
     #[track_caller]
     pub fn port_attr(&self) -> ibv_port_attr {
-        must("ibv_query_port", self.try_port_attr(self.env().settings.port))
+        must(
+            "ibv_query_port",
+            self.try_port_attr(self.env().settings.port),
+        )
     }
 
     /// `ibv_query_gid`.
@@ -349,7 +370,10 @@ impl Context {
         set_errno(0);
         // SAFETY: a live context.
         let raw = unsafe { (self.symbols().ibv_create_comp_channel)(self.raw()) };
-        must("ibv_create_comp_channel", Channel::wrap(self.symbols(), raw, self.clone()))
+        must(
+            "ibv_create_comp_channel",
+            Channel::wrap(self.symbols(), raw, self.clone()),
+        )
     }
 
     /// `ibv_create_cq`, with `cq_context` as a number.
@@ -550,7 +574,10 @@ impl Pd {
     #[must_use]
     #[track_caller]
     pub fn reg(&self, memory: &Memory, access: c_int) -> Mr {
-        must("ibv_reg_mr", self.try_reg(memory.as_ptr(), memory.len(), access))
+        must(
+            "ibv_reg_mr",
+            self.try_reg(memory.as_ptr(), memory.len(), access),
+        )
     }
 
     /// Fresh memory, registered.
@@ -854,7 +881,10 @@ impl Cq {
         let count = c_int::try_from(max).expect("few");
         // SAFETY: a live CQ, room for `max` completions.
         let got = unsafe { ibv_poll_cq(self.raw(), count, wcs.as_mut_ptr()) };
-        assert!((0..=count).contains(&got), "ibv_poll_cq({count}) returned {got}");
+        assert!(
+            (0..=count).contains(&got),
+            "ibv_poll_cq({count}) returned {got}"
+        );
         wcs.truncate(usize::try_from(got).expect("not negative"));
         wcs.into_iter().map(Wc).collect()
     }
@@ -956,13 +986,18 @@ impl Srq {
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live SRQ; the list lives until the call returns and is well-formed.
         let errno = unsafe { ibv_post_srq_recv(self.raw(), head, &raw mut bad) };
-        refused(errno, wrs.iter().position(|wr| std::ptr::eq(&raw const wr.raw, bad)))
+        refused(
+            errno,
+            wrs.iter()
+                .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
+        )
     }
 
     /// Posts one WR.
     #[track_caller]
     pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
-        self.try_post(vec![crate::wr::recv(wr_id, sges)]).expect("ibv_post_srq_recv");
+        self.try_post(vec![crate::wr::recv(wr_id, sges)])
+            .expect("ibv_post_srq_recv");
     }
 
     /// `ibv_modify_srq`.
@@ -1089,7 +1124,10 @@ impl Qp {
             assert_eq!((*qp).pd, pd.raw());
             assert_eq!((*qp).send_cq, init.send_cq.raw());
             assert_eq!((*qp).recv_cq, init.recv_cq.raw());
-            assert_eq!((*qp).srq, init.srq.as_ref().map_or(std::ptr::null_mut(), Srq::raw));
+            assert_eq!(
+                (*qp).srq,
+                init.srq.as_ref().map_or(std::ptr::null_mut(), Srq::raw)
+            );
             assert_eq!((*qp).qp_type, init.qp_type);
             assert_eq!((*qp).qp_context.addr(), 0x99);
         }
@@ -1150,7 +1188,10 @@ impl Qp {
                 note("");
                 return;
             }
-            assert!(Instant::now() < deadline, "the QP stays in {now} and never gets to {state}");
+            assert!(
+                Instant::now() < deadline,
+                "the QP stays in {now} and never gets to {state}"
+            );
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -1165,7 +1206,11 @@ impl Qp {
         // SAFETY: a live QP; the list lives until the call returns and is well-formed. Buffers that are
         // registered stay so until the test has seen the completion or destroyed the QP.
         let errno = unsafe { ibv_post_send(self.raw(), head, &raw mut bad) };
-        refused(errno, wrs.iter().position(|wr| std::ptr::eq(&raw const wr.raw, bad)))
+        refused(
+            errno,
+            wrs.iter()
+                .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
+        )
     }
 
     /// Posts one send WR whose `num_sge` says something else than its list.
@@ -1207,7 +1252,11 @@ impl Qp {
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `try_post`.
         let errno = unsafe { ibv_post_recv(self.raw(), head, &raw mut bad) };
-        refused(errno, wrs.iter().position(|wr| std::ptr::eq(&raw const wr.raw, bad)))
+        refused(
+            errno,
+            wrs.iter()
+                .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
+        )
     }
 
     /// Posts one receive WR.

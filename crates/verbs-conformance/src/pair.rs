@@ -111,7 +111,9 @@ impl Spec {
     pub fn depth(mut self, wrs: u32) -> Self {
         self.max_send_wr = wrs;
         self.max_recv_wr = wrs;
-        self.cqe = self.cqe.max(c_int::try_from(2 * wrs).expect("a sane depth"));
+        self.cqe = self
+            .cqe
+            .max(c_int::try_from(2 * wrs).expect("a sane depth"));
         self
     }
 
@@ -265,7 +267,11 @@ impl Side {
             max_recv_wr: if srq.is_some() { 0 } else { spec.max_recv_wr },
             max_send_sge: spec.max_send_sge,
             max_recv_sge: if srq.is_some() { 0 } else { spec.max_recv_sge },
-            max_inline_data: if env.has(Cap::Inline) { spec.max_inline_data } else { 0 },
+            max_inline_data: if env.has(Cap::Inline) {
+                spec.max_inline_data
+            } else {
+                0
+            },
         };
         init.srq = srq.cloned();
         init.sig_all = spec.sig_all;
@@ -276,8 +282,13 @@ impl Side {
     #[must_use]
     #[track_caller]
     pub fn sibling(&self) -> Self {
-        let mut init =
-            Self::init(&self.spec, self.ctx.env(), &self.scq, &self.rcq, self.srq.as_ref());
+        let mut init = Self::init(
+            &self.spec,
+            self.ctx.env(),
+            &self.scq,
+            &self.rcq,
+            self.srq.as_ref(),
+        );
         let qp = self.pd.qp(&mut init);
         Self {
             spec: self.spec.clone(),
@@ -370,7 +381,10 @@ impl Side {
         attr.min_rnr_timer = self.spec.min_rnr_timer;
         let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
         if self.spec.qp_type == IBV_QPT_RC {
-            (attr, mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
+            (
+                attr,
+                mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            )
         } else {
             (attr, mask)
         }
@@ -454,7 +468,8 @@ impl Side {
     /// Posts a postlist of send WRs.
     #[track_caller]
     pub fn post_list(&self, wrs: Vec<SendWr>) {
-        self.qp.post_list(wrs.into_iter().map(|wr| self.routed(wr)).collect());
+        self.qp
+            .post_list(wrs.into_iter().map(|wr| self.routed(wr)).collect());
     }
 
     /// Posts a receive WR, to the SRQ where there is one.
@@ -469,7 +484,11 @@ impl Side {
     /// Bytes in front of the payload of a receive: 40 on UD, else none.
     #[must_use]
     pub fn grh_len(&self) -> usize {
-        if self.spec.qp_type == IBV_QPT_UD { 40 } else { 0 }
+        if self.spec.qp_type == IBV_QPT_UD {
+            40
+        } else {
+            0
+        }
     }
 
     /// The next completion of a send.

@@ -159,7 +159,9 @@ impl Peer {
     #[must_use]
     #[track_caller]
     pub fn answer(&mut self) -> Answer {
-        hear(&mut self.answers).expect("the peer answers in words").expect("the peer failed")
+        hear(&mut self.answers)
+            .expect("the peer answers in words")
+            .expect("the peer failed")
     }
 
     /// Its process id.
@@ -172,7 +174,10 @@ impl Peer {
     #[track_caller]
     pub fn end(mut self) {
         assert_eq!(self.ask(&Order::End), Answer::Done);
-        assert!(self.child.wait().expect("the peer ends").success(), "the peer failed in the end");
+        assert!(
+            self.child.wait().expect("the peer ends").success(),
+            "the peer failed in the end"
+        );
     }
 
     /// Kills it.
@@ -274,7 +279,8 @@ fn completion(wc: &crate::wr::Wc) -> Answer {
 #[must_use]
 pub fn cpu_time_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000
+        + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
 }
 
 /// What a process saw that tried to open the device.

@@ -56,8 +56,9 @@ pub fn load_system() -> anyhow::Result<&'static Symbols> {
     static SYSTEM: OnceLock<Result<Symbols, String>> = OnceLock::new();
     let load = || -> anyhow::Result<Symbols> {
         // SAFETY: its initialisers set up its own state only.
-        let library = unsafe { libloading::Library::new("libibverbs.so.1") }
-            .context("cannot open libibverbs.so.1 (Debian: apt install libibverbs1 ibverbs-providers)")?;
+        let library = unsafe { libloading::Library::new("libibverbs.so.1") }.context(
+            "cannot open libibverbs.so.1 (Debian: apt install libibverbs1 ibverbs-providers)",
+        )?;
         // Its providers register fork handlers: it must stay loaded.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         fill(library)

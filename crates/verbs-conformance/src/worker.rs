@@ -56,6 +56,10 @@ pub struct Report {
     pub status: Option<u32>,
     /// Milliseconds from its post to its completion.
     pub waited_ms: u64,
+    /// What failed first.
+    pub failed: Option<Verb>,
+    /// Where its buffers came from.
+    pub memory: Option<MemKind>,
 }
 
 const WINDOW: usize = 16;
@@ -70,9 +74,14 @@ const UD_SLOT: usize = 512;
 enum Flight {
     Plain,
     /// Must bring this into the slot.
-    Read { len: usize, expected: Vec<u8> },
+    Read {
+        len: usize,
+        expected: Vec<u8>,
+    },
     /// Must bring this number into the slot.
-    Add { expected: u64 },
+    Add {
+        expected: u64,
+    },
 }
 
 struct Worker {
@@ -85,7 +94,7 @@ struct Worker {
     outgoing: Buf,
     incoming: Buf,
     ud_incoming: Option<Buf>,
-    flights: VecDeque<(u64, usize, Instant, Flight)>,
+    flights: VecDeque<(u64, usize, Instant, Verb, Flight)>,
     free_slots: Vec<usize>,
     /// What the peer's area holds, slot by slot.
     area_model: Vec<Vec<u8>>,
@@ -115,7 +124,11 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
     spec.cqe = 512;
     let mut rc = side(&ctx, &spec, channel.as_ref());
     let mut ud = env.has(Cap::Ud).then(|| {
-        let spec = Spec { qp_type: IBV_QPT_UD, qkey: plan.qkey, ..spec.clone() };
+        let spec = Spec {
+            qp_type: IBV_QPT_UD,
+            qkey: plan.qkey,
+            ..spec.clone()
+        };
         side(&ctx, &spec, channel.as_ref())
     });
     let constant_seed = plan.seed ^ 0xc0;
@@ -225,7 +238,10 @@ impl Worker {
                 quiet_since = Instant::now();
                 continue;
             }
-            assert!(quiet_since.elapsed() < patience(), "nothing happens any more");
+            assert!(
+                quiet_since.elapsed() < patience(),
+                "nothing happens any more"
+            );
             if self.plan.event_driven {
                 self.sleep();
             } else {
@@ -286,12 +302,16 @@ impl Worker {
         let len = lens[usize::try_from(self.rng.below(lens.len() as u64)).expect("small")];
         let at = slot * SLOT;
         let area = self.peer.area.plus(offset);
-        let (wr, flight) = match self.rng.below(8) {
+        let (verb, wr, flight) = match self.rng.below(8) {
             0 | 1 => {
                 let number = self.next_send;
                 self.next_send += 1;
                 self.outgoing.memory.write(at, &message(number, len));
-                (send([self.outgoing.sge(offset, len)]), Flight::Plain)
+                (
+                    Verb::Send,
+                    send([self.outgoing.sge(offset, len)]),
+                    Flight::Plain,
+                )
             }
             2 => {
                 let number = self.next_send;
@@ -300,41 +320,59 @@ impl Worker {
                 self.outgoing.memory.write(at, &bytes);
                 self.remember(slot, bytes);
                 let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
-                (write_imm([self.outgoing.sge(offset, len)], area, imm), Flight::Plain)
+                let wr = write_imm([self.outgoing.sge(offset, len)], area, imm);
+                (Verb::RdmaWriteWithImm, wr, Flight::Plain)
             }
             3 => {
                 let bytes = pattern(id, len);
                 self.outgoing.memory.write(at, &bytes);
                 self.remember(slot, bytes);
-                (write([self.outgoing.sge(offset, len)], area), Flight::Plain)
+                (
+                    Verb::RdmaWrite,
+                    write([self.outgoing.sge(offset, len)], area),
+                    Flight::Plain,
+                )
             }
             4 => {
                 // What this side wrote there before.
                 let expected = self.area_model[slot].clone();
                 let len = expected.len();
-                (read([self.outgoing.sge(offset, len)], area), Flight::Read { len, expected })
+                let wr = read([self.outgoing.sge(offset, len)], area);
+                (Verb::RdmaRead, wr, Flight::Read { len, expected })
             }
             5 => {
                 let from = usize::try_from(self.rng.below((1 << 16) - SLOT as u64)).expect("small");
                 let all = pattern(self.peer.constant_seed, from + len);
-                let wr = read([self.outgoing.sge(offset, len)], self.peer.constant.plus(from as u64));
-                (wr, Flight::Read { len, expected: all[from..].to_vec() })
+                let wr = read(
+                    [self.outgoing.sge(offset, len)],
+                    self.peer.constant.plus(from as u64),
+                );
+                (
+                    Verb::RdmaRead,
+                    wr,
+                    Flight::Read {
+                        len,
+                        expected: all[from..].to_vec(),
+                    },
+                )
             }
             6 => {
                 let expected = self.adds;
                 self.adds += 1;
                 let sge = self.outgoing.sge(offset, 8);
-                (fetch_add(sge, self.peer.counter, 1), Flight::Add { expected })
+                let wr = fetch_add(sge, self.peer.counter, 1);
+                (Verb::AtomicFetchAndAdd, wr, Flight::Add { expected })
             }
             _ => {
                 let expected = self.adds;
                 self.adds += 1;
                 let sge = self.outgoing.sge(offset, 8);
                 let wr = cmp_swp(sge, self.peer.counter, expected, expected + 1);
-                (wr, Flight::Add { expected })
+                (Verb::AtomicCmpAndSwp, wr, Flight::Add { expected })
             }
         };
-        self.flights.push_back((id, slot, Instant::now(), flight));
+        self.flights
+            .push_back((id, slot, Instant::now(), verb, flight));
         wr.id(id)
     }
 
@@ -364,23 +402,28 @@ impl Worker {
             if wc.status() == IBV_WC_SUCCESS {
                 self.receive(&wc);
                 let id = wc.id();
-                self.rc.recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
+                self.rc
+                    .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
             } else {
                 // The send queue says why; this only follows.
                 wc.flushed(wc.id());
                 let id = wc.id();
-                self.rc.recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
+                self.rc
+                    .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
             }
         }
         for wc in self.rc.scq.poll(8) {
             busy = true;
-            let (id, slot, posted, flight) = self.flights.pop_front().expect("a completion of nothing");
+            let (id, slot, posted, verb, flight) =
+                self.flights.pop_front().expect("a completion of nothing");
             assert_eq!(wc.id(), id, "completions out of order: {wc:?}");
             if wc.status() != IBV_WC_SUCCESS {
                 if self.report.status.is_none() {
                     self.report.status = Some(wc.status());
                     let waited = posted.elapsed().as_millis();
                     self.report.waited_ms = u64::try_from(waited).unwrap_or(u64::MAX);
+                    self.report.failed = Some(verb);
+                    self.report.memory = Some(self.plan.memory);
                 } else {
                     wc.flushed(id);
                 }
@@ -393,7 +436,11 @@ impl Worker {
                     same(&self.outgoing.memory.read(slot * SLOT, len), &expected, 0);
                 }
                 Flight::Add { expected } => {
-                    assert_eq!(self.outgoing.memory.load(slot * SLOT), expected, "old value");
+                    assert_eq!(
+                        self.outgoing.memory.load(slot * SLOT),
+                        expected,
+                        "old value"
+                    );
                 }
             }
             self.free_slots.push(slot);
@@ -402,14 +449,22 @@ impl Worker {
         if let Some(ud) = &self.ud {
             for wc in ud.scq.poll(8) {
                 busy = true;
-                assert_eq!((wc.status(), wc.raw().opcode), (IBV_WC_SUCCESS, IBV_WC_SEND), "{wc:?}");
+                assert_eq!(
+                    (wc.status(), wc.raw().opcode),
+                    (IBV_WC_SUCCESS, IBV_WC_SEND),
+                    "{wc:?}"
+                );
                 self.datagrams_out -= 1;
             }
             for wc in ud.rcq.poll(8) {
                 busy = true;
                 wc.received(wc.id(), 40);
                 let number = wc.imm().expect("an immediate").into();
-                assert!(self.last_datagram < Some(number), "{number} after {:?}", self.last_datagram);
+                assert!(
+                    self.last_datagram < Some(number),
+                    "{number} after {:?}",
+                    self.last_datagram
+                );
                 self.last_datagram = Some(number);
                 let buf = self.ud_incoming.as_ref().expect("there is a UD side");
                 ud.recv(wc.id(), [buf.sge(wc.id() * UD_SLOT as u64, UD_SLOT)]);
@@ -425,7 +480,11 @@ impl Worker {
         self.next_receive += 1;
         self.report.received += 1;
         if wc.raw().opcode == IBV_WC_RECV_RDMA_WITH_IMM {
-            assert_eq!(wc.imm().map(u64::from), Some(expected & 0xffff_ffff), "number of a WRITE");
+            assert_eq!(
+                wc.imm().map(u64::from),
+                Some(expected & 0xffff_ffff),
+                "number of a WRITE"
+            );
             return;
         }
         let at = usize::try_from(wc.id()).expect("small") * SLOT;
@@ -435,7 +494,10 @@ impl Worker {
 
     /// Arms all CQs, polls once more, and sleeps until an event comes.
     fn sleep(&mut self) {
-        let channel = self.channel.clone().expect("an event-driven worker has a channel");
+        let channel = self
+            .channel
+            .clone()
+            .expect("an event-driven worker has a channel");
         let mut cqs = vec![self.rc.scq.clone(), self.rc.rcq.clone()];
         if let Some(ud) = &self.ud {
             cqs.extend([ud.scq.clone(), ud.rcq.clone()]);
@@ -449,7 +511,10 @@ impl Worker {
         assert!(channel.readable(patience()), "asleep for ever");
         channel.set_nonblocking(true);
         while let Ok((raw, _)) = channel.event() {
-            let cq = cqs.iter().find(|cq| cq.raw() == raw).expect("an event of an unknown CQ");
+            let cq = cqs
+                .iter()
+                .find(|cq| cq.raw() == raw)
+                .expect("an event of an unknown CQ");
             cq.ack(1);
         }
     }

@@ -226,7 +226,9 @@ pub fn write(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr 
 
 /// RDMA WRITE with an immediate.
 pub fn write_imm(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote, imm: u32) -> SendWr {
-    SendWr::new(Verb::RdmaWriteWithImm, sges).remote(remote).imm(imm)
+    SendWr::new(Verb::RdmaWriteWithImm, sges)
+        .remote(remote)
+        .imm(imm)
 }
 
 /// RDMA READ.
@@ -346,7 +348,8 @@ impl Wc {
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
         // SAFETY: both members are plain 32-bit numbers.
-        (self.0.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(unsafe { self.0.imm.imm_data }))
+        (self.0.wc_flags & IBV_WC_WITH_IMM != 0)
+            .then(|| u32::from_be(unsafe { self.0.imm.imm_data }))
     }
 
     /// Panics unless it succeeded, with this `wr_id` and opcode.
@@ -375,7 +378,10 @@ impl Wc {
     /// Panics unless it failed with one of these, with this `wr_id`.
     #[track_caller]
     pub fn failed(&self, wr_id: u64, statuses: &[ibv_wc_status]) -> &Self {
-        assert!(statuses.contains(&self.0.status), "{self:?}, expected one of {statuses:?}");
+        assert!(
+            statuses.contains(&self.0.status),
+            "{self:?}, expected one of {statuses:?}"
+        );
         assert_eq!(self.0.wr_id, wr_id, "wr_id of {self:?}");
         self
     }
@@ -390,9 +396,17 @@ impl Wc {
 impl fmt::Debug for Wc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let wc = &self.0;
-        write!(f, "wc(wr_id {:#x}, status {}, qp_num {:#x}", wc.wr_id, wc.status, wc.qp_num)?;
+        write!(
+            f,
+            "wc(wr_id {:#x}, status {}, qp_num {:#x}",
+            wc.wr_id, wc.status, wc.qp_num
+        )?;
         if wc.status == IBV_WC_SUCCESS {
-            write!(f, ", opcode {}, byte_len {}, flags {:#x}", wc.opcode, wc.byte_len, wc.wc_flags)?;
+            write!(
+                f,
+                ", opcode {}, byte_len {}, flags {:#x}",
+                wc.opcode, wc.byte_len, wc.wc_flags
+            )?;
         } else {
             write!(f, ", vendor_err {:#x}", wc.vendor_err)?;
         }

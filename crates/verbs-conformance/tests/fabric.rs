@@ -72,7 +72,10 @@ impl Folder {
 
     fn made(label: &str, mode: u32) -> Self {
         let folder = Self::unmade(label);
-        fs::DirBuilder::new().mode(0o700).create(&folder.0).expect("make a folder");
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder.0)
+            .expect("make a folder");
         fs::set_permissions(&folder.0, Permissions::from_mode(mode)).expect("set its mode");
         folder
     }
@@ -105,7 +108,10 @@ struct Process {
 
 impl Process {
     fn start(env: &Env, folder: &Path) -> Self {
-        Self::from_command(role_command("open", "", &env.settings).expect("a command"), folder)
+        Self::from_command(
+            role_command("open", "", &env.settings).expect("a command"),
+            folder,
+        )
     }
 
     fn from_command(mut command: Command, folder: &Path) -> Self {
@@ -117,11 +123,17 @@ impl Process {
             .spawn()
             .expect("start a process");
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a pipe");
+        BufReader::new(child.stdout.as_mut().expect("piped"))
+            .read_line(&mut line)
+            .expect("a pipe");
         let opening = serde_json::from_str(&line).unwrap_or_else(|_| {
             let status = child.wait();
             let mut text = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut text);
+            let _ = child
+                .stderr
+                .take()
+                .expect("piped")
+                .read_to_string(&mut text);
             panic!("the process said {line:?} and ended with {status:?}: {text}");
         });
         Self { child, opening }
@@ -132,7 +144,12 @@ impl Process {
         drop(self.child.stdin.take());
         let status = wait_for(&mut self.child, Duration::from_secs(30)).expect("wait");
         let mut text = String::new();
-        let _ = self.child.stderr.take().expect("piped").read_to_string(&mut text);
+        let _ = self
+            .child
+            .stderr
+            .take()
+            .expect("piped")
+            .read_to_string(&mut text);
         let status = status.unwrap_or_else(|| panic!("it hangs at the end: {text}"));
         assert!(status.success(), "it ended with {status}: {text}");
         text
@@ -151,10 +168,16 @@ impl Drop for Process {
 fn expect_refused(process: Process, folder: &Path) {
     let opening = process.opening.clone();
     assert!(!opening.worked(), "it opened the device");
-    assert!(opening.errno().is_some_and(|errno| errno > 0), "without errno: {opening:?}");
+    assert!(
+        opening.errno().is_some_and(|errno| errno > 0),
+        "without errno: {opening:?}"
+    );
     let text = process.end();
     let name = folder.file_name().expect("a name").to_string_lossy();
-    assert!(text.contains(&*name), "the message does not name the folder: {text:?}");
+    assert!(
+        text.contains(&*name),
+        "the message does not name the folder: {text:?}"
+    );
 }
 
 #[track_caller]
@@ -167,7 +190,11 @@ fn expect_works(env: &Env, folder: &Path) {
 fn a_good_folder_works(env: &Env) {
     let folder = Folder::unmade("good");
     expect_works(env, &folder.0);
-    assert!(file_names(&folder.0).is_empty(), "something is left: {:?}", file_names(&folder.0));
+    assert!(
+        file_names(&folder.0).is_empty(),
+        "something is left: {:?}",
+        file_names(&folder.0)
+    );
 }
 
 fn a_folder_of_ones_own_making_works(env: &Env) {
@@ -198,10 +225,14 @@ fn a_folder_of_another_user_is_refused(env: &Env) -> Outcome {
 
 /// This program again, as nobody.
 fn as_nobody(env: &Env) -> Option<Command> {
-    let setpriv = ["/usr/bin/setpriv", "/bin/setpriv"].into_iter().find(|path| Path::new(path).exists())?;
+    let setpriv = ["/usr/bin/setpriv", "/bin/setpriv"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())?;
     let role = role_command("open", "", &env.settings).expect("a command");
     let mut command = Command::new(setpriv);
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(role.get_program());
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(role.get_program());
     for (name, value) in role.get_envs() {
         if let Some(value) = value {
             command.env(name, value);
@@ -326,7 +357,8 @@ fn a_directory_file_of_another_version_in_use(env: &Env) {
 /// Another program writes rubbish over the file while a process has it mapped.
 fn a_directory_file_that_changes_under_a_process(env: &Env) {
     let (folder, living) = Folder::with_process(env, "changing");
-    let len = usize::try_from(fs::metadata(folder.directory()).expect("there").len()).expect("small");
+    let len =
+        usize::try_from(fs::metadata(folder.directory()).expect("there").len()).expect("small");
     // Behind magic number and version: entries of processes that are none.
     poke(&folder.directory(), 16, &pattern(5, len - 16));
     let process = Process::start(env, &folder.0);
@@ -374,12 +406,18 @@ fn a_directory_file_that_is_no_file(env: &Env) {
     let folder = Folder::made("lockdir", 0o700);
     fs::create_dir(folder.0.join("lock")).expect("make a folder");
     expect_refused(Process::start(env, &folder.0), &folder.0);
-    let (folder, target) = (Folder::made("symlink", 0o700), Folder::made("target", 0o700));
+    let (folder, target) = (
+        Folder::made("symlink", 0o700),
+        Folder::made("target", 0o700),
+    );
     let victim = target.0.join("victim");
     fs::write(&victim, b"precious").expect("write");
     symlink(&victim, folder.directory()).expect("make a link");
     let process = Process::start(env, &folder.0);
-    assert!(!process.opening.worked(), "it followed a link out of the folder");
+    assert!(
+        !process.opening.worked(),
+        "it followed a link out of the folder"
+    );
     process.end();
     assert_eq!(fs::read(&victim).expect("still there"), b"precious");
 }
@@ -387,32 +425,50 @@ fn a_directory_file_that_is_no_file(env: &Env) {
 /// What is not ours in the folder is not ours to remove.
 fn foreign_files_stay(env: &Env) {
     let folder = Folder::made("guests", 0o700);
-    let guests = ["note.txt", "0123456789abcdef.txt", "0123.segment", "zzzzzzzzzzzzzzzz.segment"];
+    let guests = [
+        "note.txt",
+        "0123456789abcdef.txt",
+        "0123.segment",
+        "zzzzzzzzzzzzzzzz.segment",
+    ];
     for guest in guests {
         fs::write(folder.0.join(guest), b"mine").expect("write");
     }
     expect_works(env, &folder.0);
     let names = file_names(&folder.0);
     for guest in guests {
-        assert!(names.iter().any(|name| name == guest), "{guest} is gone: {names:?}");
+        assert!(
+            names.iter().any(|name| name == guest),
+            "{guest} is gone: {names:?}"
+        );
     }
 }
 
 fn left_over_segments_go(env: &Env) {
     let (folder, process) = Folder::with_process(env, "leftover");
     drop(process);
-    assert!(!file_names(&folder.0).is_empty(), "a killed process leaves nothing to clean up?");
+    assert!(
+        !file_names(&folder.0).is_empty(),
+        "a killed process leaves nothing to clean up?"
+    );
     fs::write(folder.0.join("00000000deadbeef.segment"), pattern(1, 5000)).expect("write");
     fs::write(folder.0.join("00000000deadbeef.wake"), b"x").expect("write");
     expect_works(env, &folder.0);
-    assert!(file_names(&folder.0).is_empty(), "left: {:?}", file_names(&folder.0));
+    assert!(
+        file_names(&folder.0).is_empty(),
+        "left: {:?}",
+        file_names(&folder.0)
+    );
 }
 
 /// A process whose segment is rubbish cannot be reached, and harms nobody.
 fn rubbish_in_a_peers_segment(env: &Env) {
     let (folder, living) = Folder::with_process(env, "segment");
     let names = file_names(&folder.0);
-    let segment = names.iter().find(|name| name.ends_with(".segment")).expect("a segment");
+    let segment = names
+        .iter()
+        .find(|name| name.ends_with(".segment"))
+        .expect("a segment");
     poke(&folder.0.join(segment), 0, &pattern(9, 64 << 10));
     expect_works(env, &folder.0);
     let status_of_living = living.opening.worked();
@@ -465,6 +521,15 @@ fn an_idle_process_uses_no_cpu(env: &Env) {
     println!("{idle:?}");
     let _ = std::io::stdout().flush();
     // A spinning thread would have used 100 %; nothing at all is usual.
-    assert!(idle.cpu_us < idle.wall_us / 20, "{} of {} us", idle.cpu_us, idle.wall_us);
-    assert!(idle.resident_kib < 64 << 10, "{} KiB are resident", idle.resident_kib);
+    assert!(
+        idle.cpu_us < idle.wall_us / 20,
+        "{} of {} us",
+        idle.cpu_us,
+        idle.wall_us
+    );
+    assert!(
+        idle.resident_kib < 64 << 10,
+        "{} KiB are resident",
+        idle.resident_kib
+    );
 }

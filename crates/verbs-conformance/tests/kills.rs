@@ -8,6 +8,7 @@
 //! `VERBATIM_KILLS` says how many, `VERBATIM_SEED` which; the seed is printed.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
 use std::sync::Mutex;
@@ -20,7 +21,11 @@ use verbs_conformance::worker::{Plan, Report};
 use verbs_conformance::{Env, Outcome, Rng, Test};
 
 /// One test for both, because both count the files of one fabric.
-const TESTS: [Test; 1] = [Test { name: "kills::survivors_hear_of_every_kill", needs: &[], run: kills }];
+const TESTS: [Test; 1] = [Test {
+    name: "kills::survivors_hear_of_every_kill",
+    needs: &[],
+    run: kills,
+}];
 
 fn kills(env: &Env) -> Outcome {
     match random_kills(env) {
@@ -33,7 +38,10 @@ fn main() -> ExitCode {
     let tests: Vec<&'static Test> = TESTS.iter().collect();
     let variants: Vec<Variant> = ["roce", "ib"]
         .into_iter()
-        .map(|layer| Variant { limit: Duration::from_secs(300), ..Variant::softnic(layer) })
+        .map(|layer| Variant {
+            limit: Duration::from_secs(300),
+            ..Variant::softnic(layer)
+        })
         .collect();
     harness::main(&tests, &variants)
 }
@@ -47,7 +55,10 @@ const ROUND: usize = 25;
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, which is no number")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is {text:?}, which is no number")),
+    )
 }
 
 struct Worker {
@@ -67,7 +78,11 @@ impl Worker {
             .expect("start a worker");
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, input, output }
+        Self {
+            child,
+            input,
+            output,
+        }
     }
 
     fn line(&mut self) -> String {
@@ -112,7 +127,11 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     let mut plan = |seed| Plan {
         seed,
         event_driven: rng.one_in(2),
-        memory: if rng.one_in(2) { MemKind::Private } else { MemKind::Shared },
+        memory: if rng.one_in(2) {
+            MemKind::Private
+        } else {
+            MemKind::Shared
+        },
         qkey,
     };
     let plans = [plan(seed ^ 1), plan(seed ^ 2)];
@@ -138,9 +157,20 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     }
     let connected = !hellos[victim].is_empty();
     let [first, second] = workers;
-    let (mut dead, survivor) = if victim == 0 { (first, second) } else { (second, first) };
-    dead.child.wait().expect("the victim is dead");
-    (survivor.report(), connected)
+    let (mut dead, survivor) = if victim == 0 {
+        (first, second)
+    } else {
+        (second, first)
+    };
+    let ended = dead.child.wait().expect("the victim is dead");
+    let report = survivor.report();
+    assert_eq!(
+        ended.signal(),
+        Some(9),
+        "the victim ended before its time ({report:?}): {:?}",
+        dead.line()
+    );
+    (report, connected)
 }
 
 /// The names in the fabric's folder while one process is there, and nobody was before.
@@ -149,11 +179,19 @@ fn names_with_one_process(env: &Env, folder: Option<&Path>) -> Vec<String> {
     if let Some(folder) = folder {
         command.env("VERBATIM_FABRIC_DIR", folder);
     }
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a process");
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start a process");
     let mut line = String::new();
-    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a pipe");
-    assert!(line.contains("\"open\":0"), "it could not open the device: {line}");
+    BufReader::new(child.stdout.take().expect("piped"))
+        .read_line(&mut line)
+        .expect("a pipe");
+    assert!(
+        line.contains("\"open\":0"),
+        "it could not open the device: {line}"
+    );
     let folder = folder.map_or_else(fabric, Path::to_path_buf);
     let names = file_names(&folder);
     drop(child.stdin.take());
@@ -162,7 +200,9 @@ fn names_with_one_process(env: &Env, folder: Option<&Path>) -> Vec<String> {
 }
 
 fn fabric() -> PathBuf {
-    std::env::var_os("VERBATIM_FABRIC_DIR").expect("the harness sets it").into()
+    std::env::var_os("VERBATIM_FABRIC_DIR")
+        .expect("the harness sets it")
+        .into()
 }
 
 /// What distinguishes the files of one process from those of another is hexadecimal.
@@ -178,7 +218,11 @@ fn kinds(names: &[String]) -> Vec<String> {
 
 fn expect_nothing_left(env: &Env, fresh: &[String]) {
     let names = names_with_one_process(env, None);
-    assert_eq!(kinds(&names), fresh, "files of dead processes are left: {names:?}");
+    assert_eq!(
+        kinds(&names),
+        fresh,
+        "files of dead processes are left: {names:?}"
+    );
 }
 
 fn fresh_names(env: &Env) -> Vec<String> {
@@ -190,11 +234,14 @@ fn fresh_names(env: &Env) -> Vec<String> {
 
 fn random_kills(env: &Env) -> Outcome {
     let seed = number("VERBATIM_SEED").unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         now.as_secs() << 20 | u64::from(now.subsec_micros())
     });
     // Both link layers together make 200.
-    let kills = usize::try_from(number("VERBATIM_KILLS").unwrap_or(200) / 2).expect("a sane number");
+    let kills =
+        usize::try_from(number("VERBATIM_KILLS").unwrap_or(200) / 2).expect("a sane number");
     println!("VERBATIM_SEED={seed} VERBATIM_KILLS={}", 2 * kills);
     let fresh = fresh_names(env);
     let next = AtomicUsize::new(0);
@@ -244,7 +291,10 @@ fn check(report: &Report, connected: bool, kill: usize, seed: u64) {
             verbs_abi::IBV_WC_RETRY_EXC_ERR,
             "kill {kill} (seed {seed}): {report:?}"
         ),
-        None => assert!(!connected, "kill {kill} (seed {seed}): the survivor saw nothing: {report:?}"),
+        None => assert!(
+            !connected,
+            "kill {kill} (seed {seed}): the survivor saw nothing: {report:?}"
+        ),
     }
 }
 
@@ -257,11 +307,15 @@ fn all_at_once(env: &Env) -> Outcome {
             let plan = |seed| Plan {
                 seed,
                 event_driven: pair % 2 == 0,
-                memory: if pair < 2 { MemKind::Private } else { MemKind::Shared },
+                memory: if pair < 2 {
+                    MemKind::Private
+                } else {
+                    MemKind::Shared
+                },
                 qkey: u32::try_from(round << 8 | pair).expect("small"),
             };
-            let mut two =
-                [round << 8 | pair << 1, round << 8 | pair << 1 | 1].map(|seed| Worker::start(env, &plan(seed)));
+            let mut two = [round << 8 | pair << 1, round << 8 | pair << 1 | 1]
+                .map(|seed| Worker::start(env, &plan(seed)));
             let hellos = [two[0].line(), two[1].line()];
             two[0].tell(&hellos[1]);
             two[1].tell(&hellos[0]);

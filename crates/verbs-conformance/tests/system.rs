@@ -12,9 +12,21 @@ use verbs_conformance::objects::{code_texts, device_names};
 use verbs_conformance::{Cap, Env, Outcome, ProviderKind, Settings, Test, load_system, tests};
 
 const WITHOUT_DEVICE: [Test; 3] = [
-    Test { name: "system::loads_or_says_what_to_install", needs: &[], run: loads },
-    Test { name: "system::lists_its_devices", needs: &[], run: lists },
-    Test { name: "system::texts_are_those_of_softnic", needs: &[], run: same_texts },
+    Test {
+        name: "system::loads_or_says_what_to_install",
+        needs: &[],
+        run: loads,
+    },
+    Test {
+        name: "system::lists_its_devices",
+        needs: &[],
+        run: lists,
+    },
+    Test {
+        name: "system::texts_are_those_of_softnic",
+        needs: &[],
+        run: same_texts,
+    },
 ];
 
 fn main() -> ExitCode {
@@ -23,18 +35,29 @@ fn main() -> ExitCode {
     if let Some(code) = harness::play_role(&all) {
         return code;
     }
-    let variable = |name| std::env::var(name).ok().filter(|text: &String| !text.is_empty());
+    let variable = |name| {
+        std::env::var(name)
+            .ok()
+            .filter(|text: &String| !text.is_empty())
+    };
     let chosen: Vec<&'static Test> = match variable("VERBATIM_TEST_DEVICE") {
         None => WITHOUT_DEVICE.iter().collect(),
         Some(device) => {
             settings = Settings::new(ProviderKind::System);
             settings.device = Some(device);
             if let Some(index) = variable("VERBATIM_TEST_GID_INDEX") {
-                settings.gid_index = index.parse().expect("VERBATIM_TEST_GID_INDEX is a small number");
+                settings.gid_index = index
+                    .parse()
+                    .expect("VERBATIM_TEST_GID_INDEX is a small number");
             }
-            for name in variable("VERBATIM_TEST_WITHOUT").unwrap_or_default().split(',') {
+            for name in variable("VERBATIM_TEST_WITHOUT")
+                .unwrap_or_default()
+                .split(',')
+            {
                 if !name.is_empty() {
-                    settings.without.insert(name.parse::<Cap>().expect("VERBATIM_TEST_WITHOUT"));
+                    settings
+                        .without
+                        .insert(name.parse::<Cap>().expect("VERBATIM_TEST_WITHOUT"));
                 }
             }
             tests().collect()
@@ -72,7 +95,10 @@ fn lists(_: &Env) -> Outcome {
         Ok(names) => Outcome::Skipped(format!("set VERBATIM_TEST_DEVICE to one of {names:?}")),
         // A kernel without RDMA.
         Err(errno) => {
-            assert!([libc::ENOSYS, libc::ENOENT, libc::EPERM].contains(&errno), "errno {errno}");
+            assert!(
+                [libc::ENOSYS, libc::ENOENT, libc::EPERM].contains(&errno),
+                "errno {errno}"
+            );
             Outcome::Skipped("the kernel has no RDMA subsystem".into())
         }
     }
