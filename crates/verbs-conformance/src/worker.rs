@@ -136,7 +136,9 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
     constant.memory.fill(constant_seed);
     let outgoing = rc.buf(WINDOW * SLOT);
     let incoming = rc.buf(usize::try_from(RC_RECEIVES)? * SLOT);
-    let ud_incoming = ud.as_ref().map(|ud| ud.buf(UD_RECEIVES as usize * UD_SLOT));
+    let ud_incoming = ud
+        .as_ref()
+        .map(|ud| ud.buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT));
     let hello = Hello {
         rc: rc.address(),
         ud: ud.as_ref().map(Side::address),

@@ -365,7 +365,7 @@ fn a_flood_loses_but_never_lies(env: &Env) {
                 let at = usize::try_from(wc.id()).expect("small") * 300 + 40;
                 target.memory.check_at(at, len, imm.into());
                 pair.b.recv(wc.id(), [slot(wc.id())]);
-                if imm % 50 == 0 {
+                if imm.is_multiple_of(50) {
                     std::thread::sleep(std::time::Duration::from_micros(100));
                 }
             }
