@@ -1,0 +1,164 @@
+//! The receiving end of a ring.
+
+use super::*;
+
+/// A ring through which a peer's queue pair sends to one of ours.
+pub(crate) struct Inbound {
+    pub(super) consumer: Consumer,
+    pub(super) peer: Arc<Peer>,
+    pub(super) offset: usize,
+    pub(super) src_qpn: u32,
+    pub(super) src_cq: usize,
+    /// When the record at the front was first found to have no receive WR.
+    pub(super) rnr_since: Option<u64>,
+    /// Nothing more is taken from it: its sender was refused, or wrote garbage.
+    pub(super) stopped: bool,
+    pub(super) remote: RegionCache,
+    /// UD: what every message of this ring says of its way.
+    pub(super) path: Path,
+}
+
+/// The way of the messages of a ring, read once: it does not change.
+pub(super) struct Path {
+    pub(super) slid: u16,
+    pub(super) sl: u8,
+    pub(super) dlid_path_bits: u8,
+    pub(super) wc_flags: u32,
+    pub(super) grh: [u8; GRH_BYTES],
+    /// Payload length and immediate for which the lengths in `grh` are right.
+    pub(super) grh_for: (u32, bool),
+}
+
+impl Path {
+    #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
+    pub(super) fn of(header: &RingHeader) -> Self {
+        let path = header.path.load(Ordering::Relaxed);
+        let mut grh = [0; GRH_BYTES];
+        for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        Self {
+            slid: path as u16,
+            sl: (path >> 16) as u8,
+            dlid_path_bits: (path >> 24) as u8,
+            wc_flags: if path >> 32 & 1 != 0 { IBV_WC_GRH } else { 0 },
+            grh,
+            grh_for: (u32::MAX, false),
+        }
+    }
+
+    /// The GRH of a message, if messages of this ring have one.
+    #[inline]
+    pub(super) fn grh(&mut self, payload: u32, with_imm: bool) -> Option<&[u8; GRH_BYTES]> {
+        if self.wc_flags == 0 {
+            return None;
+        }
+        if self.grh_for != (payload, with_imm) {
+            self.grh_for = (payload, with_imm);
+            let payload = u16::try_from(payload).unwrap_or(u16::MAX);
+            let bytes = crate::device::ud_packet_bytes(payload, with_imm);
+            crate::device::set_grh_length(&mut self.grh, bytes);
+        }
+        Some(&self.grh)
+    }
+}
+
+impl Inbound {
+    /// The ring at `offset` of `peer`'s segment, if one is there.
+    pub(crate) fn open(peer: Arc<Peer>, offset: usize) -> Option<Self> {
+        let header = peer.segment.ring_header(offset)?;
+        let slots = header.slots.load(Ordering::Relaxed);
+        // SAFETY: `peer` keeps the segment mapped and lives in the same value.
+        let memory = unsafe { peer.segment.ring(offset, slots)? };
+        Some(Self {
+            consumer: Consumer::new(memory),
+            src_qpn: header.src_qpn.load(Ordering::Relaxed),
+            src_cq: header.src_cq.load(Ordering::Relaxed) as usize,
+            rnr_since: None,
+            stopped: false,
+            remote: RegionCache::new(),
+            path: Path::of(header),
+            peer,
+            offset,
+        })
+    }
+
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    pub(crate) fn src_qpn(&self) -> u32 {
+        self.src_qpn
+    }
+
+    #[inline]
+    pub(super) fn header(&self) -> Option<&RingHeader> {
+        self.peer.segment.ring_header(self.offset)
+    }
+
+    /// Tells the sender that nobody reads this ring any more.
+    pub(crate) fn detach(&self) {
+        if let Some(header) = self.header() {
+            header.detached.store(1, Ordering::Release);
+        }
+    }
+
+    /// Refuses the record at the front with the status that the requester gets.
+    pub(super) fn refuse(&mut self, status: ibv_wc_status) {
+        self.stopped = true;
+        self.consumer.release();
+        if let Some(header) = self.header() {
+            header.nak.store(status, Ordering::Release);
+        }
+        self.call_sender();
+    }
+
+    /// Wakes the sender's engine if its send CQ is armed.
+    pub(super) fn call_sender(&self) {
+        if let Some(cq) = self.peer.segment.cq(self.src_cq) {
+            call_if_armed(&cq.armed, &self.peer, true);
+        }
+    }
+
+    /// Gives consumed records back; for reliable transports that is the acknowledgement.
+    #[inline]
+    pub(super) fn release(&mut self, acknowledge: bool) {
+        let unreleased = self.consumer.unreleased();
+        if unreleased == 0 {
+            return;
+        }
+        if acknowledge {
+            self.consumer.release();
+            self.call_sender();
+        } else if unreleased >= self.consumer.slots() / 8 {
+            self.consumer.release();
+        }
+    }
+}
+
+/// Wakes `peer`'s engine if `armed` waits for what has just happened, unless somebody has done so already.
+#[inline]
+pub(crate) fn call_if_armed(armed: &std::sync::atomic::AtomicU32, peer: &Peer, solicited: bool) {
+    // SYNC POINT A: the arming side passes a barrier on every core between its store and its next look into
+    // the ring, so this load needs no fence behind the publishing store.
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    let value = armed.load(Ordering::Relaxed);
+    if value == ARMED_ANY || (value == ARMED_SOLICITED && solicited) {
+        call(armed, value, peer);
+    }
+}
+
+#[cold]
+pub(super) fn call(armed: &std::sync::atomic::AtomicU32, value: u32, peer: &Peer) {
+    if armed
+        .compare_exchange(
+            value,
+            value | ARMED_CALLED,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        )
+        .is_ok()
+    {
+        peer.wake();
+    }
+}

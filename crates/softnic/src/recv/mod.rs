@@ -1,0 +1,418 @@
+//! The receive side of a queue pair: receive queues, and what becomes of the records in inbound rings.
+
+mod inbound;
+mod place;
+mod queue;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use verbs_abi::*;
+
+use crate::cq::WcSink;
+use crate::fabric::Peer;
+use crate::fabric::layout::*;
+use crate::fabric::ring::{Consumer, Header, Record};
+use crate::nic::Nic;
+use crate::qp::Qp;
+use crate::qp_state::{QpState, QpType, rnr_timer_ns};
+use crate::region_cache::{KeyError, RegionCache};
+use crate::send::{FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
+
+use inbound::Path;
+use place::*;
+
+pub(crate) use inbound::{Inbound, call_if_armed};
+pub(crate) use place::checked_sge;
+pub(crate) use queue::RecvQueue;
+
+/// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
+pub(crate) const GRH_BYTES: usize = 40;
+
+/// `rnr_retry` that means for ever: IBTA vol. 1, 9.7.5.2.8.
+const RNR_RETRY_FOREVER: u32 = 7;
+
+/// The receive side of a queue pair, in the hands of its receive CQ.
+pub(crate) struct RecvSide {
+    qp: Arc<Qp>,
+    rings: Vec<Inbound>,
+    cursor: usize,
+    local: RegionCache,
+}
+
+/// What handling a record asks for.
+enum Handled {
+    /// It is done; go on.
+    Done,
+    /// There is no receive WR for it yet.
+    NotReady,
+    /// The queue pair went into the error state; the requester gets this status.
+    Failed(ibv_wc_status),
+    /// The sender is gone, and with it what the record speaks of.
+    Lost,
+}
+
+impl RecvSide {
+    pub(crate) fn new(qp: Arc<Qp>) -> Self {
+        Self {
+            qp,
+            rings: Vec::new(),
+            cursor: 0,
+            local: RegionCache::new(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn qp(&self) -> &Arc<Qp> {
+        &self.qp
+    }
+
+    pub(crate) fn attach(&mut self, ring: Inbound) {
+        self.rings.push(ring);
+    }
+
+    /// Lets go of all rings.
+    pub(crate) fn detach_all(&mut self) {
+        for ring in self.rings.drain(..) {
+            ring.detach();
+        }
+        self.local.clear();
+    }
+
+    /// Makes completions of what has arrived, from at most `2 * scan` rings. True if a record waits for a
+    /// deadline.
+    #[inline]
+    pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+        let state = self.qp.state();
+        if state == QpState::Rtr || state == QpState::Rts {
+            // The usual case, first.
+        } else if state == QpState::Err {
+            self.flush(sink);
+            return false;
+        } else if !matches!(state, QpState::Sqd | QpState::Sqe) {
+            return false;
+        }
+        if self.qp.shared().remote_error.load(Ordering::Relaxed) != 0 {
+            self.take_remote_error();
+            return false;
+        }
+        let mut waiting = false;
+        let n = self.rings.len();
+        for i in 0..n.min(scan) {
+            if sink.is_full() {
+                return waiting;
+            }
+            waiting |= self.receive_from(i, sink);
+        }
+        if n > scan {
+            for _ in 0..scan {
+                if sink.is_full() {
+                    return waiting;
+                }
+                self.cursor = if self.cursor + 1 >= n || self.cursor < scan {
+                    scan
+                } else {
+                    self.cursor + 1
+                };
+                let i = self.cursor;
+                let before = sink.len();
+                waiting |= self.receive_from(i, sink);
+                if sink.len() > before {
+                    self.rings.swap(i, i % scan);
+                }
+            }
+        }
+        if self.rings.iter().any(|r| r.stopped) {
+            self.remove_finished();
+        }
+        waiting
+    }
+
+    /// Completes what is posted after the queue pair has failed.
+    #[cold]
+    fn flush(&mut self, sink: &mut WcSink<'_>) {
+        if self.qp.srq.is_some() {
+            return;
+        }
+        let mut rq = self.qp.rq.lock();
+        while !sink.is_full() {
+            let Some(wqe) = rq.take() else { return };
+            sink.push(failed(&self.qp, wqe.wr_id, IBV_WC_WR_FLUSH_ERR));
+        }
+    }
+
+    /// A requester has told us that its request was a violation.
+    #[cold]
+    fn take_remote_error(&mut self) {
+        let event = self.qp.shared().remote_error.swap(0, Ordering::AcqRel);
+        if self.qp.qp_type == QpType::Rc && event != 0 {
+            self.qp.fail();
+            self.qp.raise(event - 1);
+        }
+    }
+
+    #[cold]
+    fn remove_finished(&mut self) {
+        let qp = Arc::clone(&self.qp);
+        self.rings.retain_mut(|ring| {
+            let over = ring.stopped
+                && (qp.qp_type == QpType::Ud
+                    || ring.peer.is_dead()
+                    || ring
+                        .header()
+                        .is_none_or(|h| h.closed.load(Ordering::Acquire) != 0));
+            if over {
+                ring.detach();
+            }
+            !over
+        });
+    }
+
+    #[inline]
+    fn receive_from(&mut self, i: usize, sink: &mut WcSink<'_>) -> bool {
+        let Some(ring) = self.rings.get_mut(i) else {
+            return false;
+        };
+        if ring.stopped {
+            return false;
+        }
+        let qp = &*self.qp;
+        let reliable = qp.qp_type != QpType::Ud;
+        let mut rq = None;
+        let mut window = Window::none();
+        let mut waiting = false;
+        while !sink.is_full() {
+            let record = match ring.consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => {
+                    if rq.is_none() {
+                        Self::idle(ring);
+                    }
+                    break;
+                }
+                Err(_) => {
+                    tracing::warn!(
+                        "queue pair {:#x} got garbage from {:#x}",
+                        qp.qpn,
+                        ring.src_qpn
+                    );
+                    if qp.qp_type == QpType::Rc {
+                        Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
+                    }
+                    ring.stopped = true;
+                    break;
+                }
+            };
+            let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
+            let slots = record.slots();
+            let handled = handle(
+                qp,
+                rq,
+                &record,
+                &ring.peer,
+                ring.src_qpn,
+                &mut ring.path,
+                &mut window,
+                &mut self.local,
+                &mut ring.remote,
+                sink,
+            );
+            match handled {
+                Handled::Done => {
+                    ring.consumer.advance(slots);
+                    ring.rnr_since = None;
+                }
+                Handled::NotReady => {
+                    waiting |= Self::not_ready(qp, ring);
+                    break;
+                }
+                Handled::Failed(status) => {
+                    Self::refuse(qp, ring, status);
+                    break;
+                }
+                Handled::Lost => {
+                    ring.stopped = true;
+                    break;
+                }
+            }
+        }
+        if let Some(srq) = &qp.srq
+            && let Some(rq) = &mut rq
+        {
+            srq.check_limit(rq);
+        }
+        drop(rq);
+        ring.release(reliable);
+        waiting
+    }
+
+    /// A ring with nothing in it: is it over?
+    #[inline]
+    fn idle(ring: &mut Inbound) {
+        let over = ring.peer.is_dead()
+            || ring
+                .header()
+                .is_some_and(|h| h.closed.load(Ordering::Acquire) != 0);
+        if over && matches!(ring.consumer.peek(), Ok(None)) {
+            ring.stopped = true;
+        }
+        if ring.consumer.unreleased() != 0 {
+            ring.consumer.release();
+        }
+    }
+
+    #[cold]
+    fn refuse(qp: &Qp, ring: &mut Inbound, status: ibv_wc_status) {
+        ring.refuse(status);
+        qp.fail();
+    }
+
+    /// No receive WR for the record at the front of a reliable ring. True if a deadline is running.
+    #[cold]
+    fn not_ready(qp: &Qp, ring: &mut Inbound) -> bool {
+        // Read now: a ring may be opened before its sender has come to RTS and knows the count.
+        let rnr_retry = ring
+            .header()
+            .map_or(RNR_RETRY_FOREVER, |h| h.rnr_retry.load(Ordering::Relaxed));
+        if rnr_retry >= RNR_RETRY_FOREVER {
+            return false;
+        }
+        let now = now_ns();
+        let since = *ring.rnr_since.get_or_insert(now);
+        let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
+        let timer = rnr_timer_ns(u8::try_from(timer & 31).unwrap_or(0));
+        if now - since >= u64::from(rnr_retry) * timer {
+            // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
+            ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR);
+            return false;
+        }
+        true
+    }
+}
+
+/// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).
+#[cold]
+pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
+    let mut wc = ibv_wc::zeroed();
+    wc.wr_id = wr_id;
+    wc.status = status;
+    wc.qp_num = qp.qpn;
+    wc
+}
+
+/// Gives a record to the receive WR at the front.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
+fn handle(
+    qp: &Qp,
+    rq: &mut RecvQueue,
+    record: &Record<'_>,
+    peer: &Arc<Peer>,
+    src_qpn: u32,
+    path: &mut Path,
+    window: &mut Window,
+    local: &mut RegionCache,
+    remote: &mut RegionCache,
+    sink: &mut WcSink<'_>,
+) -> Handled {
+    let header = record.header;
+    let ud = qp.qp_type == QpType::Ud;
+    if ud && header.extra != qp.qkey.load(Ordering::Relaxed) {
+        // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
+        return Handled::Done;
+    }
+    let (opcode, flags) = match Kind::from_header(header.kind) {
+        Some(Kind::Send) => (IBV_WC_RECV, 0),
+        Some(Kind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
+        Some(Kind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
+        None => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
+    };
+    let Some(wqe) = rq.take() else {
+        return if qp.qp_type == QpType::Rc {
+            rq.wanted = true;
+            Handled::NotReady
+        } else {
+            // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop it.
+            Handled::Done
+        };
+    };
+    let wr_id = wqe.wr_id;
+    let mut wc = ibv_wc {
+        wr_id,
+        status: IBV_WC_SUCCESS,
+        opcode,
+        vendor_err: 0,
+        byte_len: header.len,
+        imm: ibv_wc_imm {
+            imm_data: header.imm,
+        },
+        qp_num: qp.qpn,
+        src_qp: src_qpn,
+        wc_flags: flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    };
+    let mut place_len = header.len as usize;
+    if opcode == IBV_WC_RECV_RDMA_WITH_IMM {
+        place_len = 0;
+    }
+    let mut placed = Ok(());
+    if ud {
+        #[allow(clippy::cast_possible_truncation)] // 40
+        let grh_bytes = GRH_BYTES as u32;
+        wc.byte_len = header.len.saturating_add(grh_bytes);
+        wc.wc_flags |= path.wc_flags;
+        wc.slid = path.slid;
+        wc.sl = path.sl;
+        wc.dlid_path_bits = path.dlid_path_bits;
+        if place_len != 0 || !wqe.sges.is_empty() {
+            let grh = path.grh(header.len, flags != 0);
+            placed = place_ud(qp, wqe.sges, record, grh, window, local);
+        }
+    } else if place_len != 0 {
+        placed = place(qp, wqe.sges, record, peer, window, local, remote);
+    }
+    if let Err(e) = placed {
+        return not_placed(qp, rq, wr_id, &e, sink);
+    }
+    sink.solicited |= header.flags & FLAG_SOLICITED != 0;
+    sink.push(wc);
+    Handled::Done
+}
+
+/// The payload could not be placed: the completion of the receive WR, and what the requester gets.
+#[cold]
+fn not_placed(
+    qp: &Qp,
+    rq: &mut RecvQueue,
+    wr_id: u64,
+    e: &PlaceError,
+    sink: &mut WcSink<'_>,
+) -> Handled {
+    let (status, handled) = match e {
+        // The message never came whole: its receive WR waits for another.
+        PlaceError::SenderGone => {
+            rq.put_back();
+            return Handled::Lost;
+        }
+        PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
+        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
+        PlaceError::Sender => (IBV_WC_WR_FLUSH_ERR, Handled::Failed(IBV_WC_LOC_PROT_ERR)),
+    };
+    sink.push(failed(qp, wr_id, status));
+    handled
+}
+
+/// A header of a record that this side would write.
+#[inline(always)]
+pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> Header {
+    Header {
+        kind: kind as u8,
+        flags,
+        imm,
+        len,
+        extra,
+    }
+}

@@ -1,0 +1,353 @@
+//! Placing a payload in the memory that a receive WR names.
+
+use super::*;
+
+/// The memory region that the last receive WR named, kept pinned while a run of records is placed: a run
+/// usually goes to one region, and looking it up for each record would cost as much as the record.
+pub(super) struct Window {
+    pub(super) lkey: u32,
+    pub(super) addr: u64,
+    pub(super) len: u64,
+    pub(super) first: *mut u8,
+    pub(super) pin: Option<crate::keys::Pin>,
+}
+
+impl Window {
+    pub(super) const fn none() -> Self {
+        Self {
+            lkey: 0,
+            addr: 0,
+            len: 0,
+            first: std::ptr::null_mut(),
+            pin: None,
+        }
+    }
+
+    /// The own address of a buffer to be written, valid until the window moves.
+    #[inline(always)]
+    pub(super) fn buffer(
+        &mut self,
+        qp: &Qp,
+        cache: &mut RegionCache,
+        sge: &ibv_sge,
+    ) -> Result<*mut u8, PlaceError> {
+        let offset = sge.addr.wrapping_sub(self.addr);
+        // `len` is 0 where there is no window, and lengths are below 2^63.
+        if sge.lkey == self.lkey && offset < self.len && u64::from(sge.length) <= self.len - offset
+        {
+            return Ok(self.first.wrapping_add(offset as usize));
+        }
+        self.move_to(qp, cache, sge)
+    }
+
+    #[cold]
+    pub(super) fn move_to(
+        &mut self,
+        qp: &Qp,
+        cache: &mut RegionCache,
+        sge: &ibv_sge,
+    ) -> Result<*mut u8, PlaceError> {
+        self.close();
+        let (region, pin) = local_region(qp.nic, cache, qp.pd, sge, true)?;
+        let first = region.direct(region.addr).ok_or(PlaceError::Local)?;
+        *self = Self {
+            lkey: sge.lkey,
+            addr: region.addr,
+            len: region.len,
+            first,
+            pin: Some(pin),
+        };
+        Ok(first.wrapping_add((sge.addr - self.addr) as usize))
+    }
+
+    /// Lets go of the region: a thread has two pins, and what follows needs them.
+    pub(super) fn close(&mut self) {
+        self.pin = None;
+        self.len = 0;
+    }
+}
+
+pub(super) enum PlaceError {
+    /// The message is longer than the receive WR.
+    TooLong,
+    /// The receive WR's memory cannot be written.
+    Local,
+    /// The sender's memory, by its own L_Keys, cannot be read.
+    Sender,
+    /// The sender has ended.
+    SenderGone,
+}
+
+/// Scatters a UD message and its GRH over the SGEs of a receive WR.
+#[inline(always)]
+pub(super) fn place_ud(
+    qp: &Qp,
+    sges: &[ibv_sge],
+    record: &Record<'_>,
+    grh: Option<&[u8; GRH_BYTES]>,
+    window: &mut Window,
+    local: &mut RegionCache,
+) -> Result<(), PlaceError> {
+    let len = record.header.len as usize;
+    let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
+    if (len + GRH_BYTES) as u64 > room {
+        return Err(PlaceError::TooLong);
+    }
+    if len > record.payload.len() {
+        return Err(PlaceError::Sender);
+    }
+    let payload = record.payload.as_mut_ptr();
+    if let [sge] = sges {
+        // Both parts go into one buffer, which is looked up once.
+        let dst = window.buffer(qp, local, sge)?;
+        // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has `len`
+        // bytes behind the header.
+        unsafe {
+            if let Some(grh) = grh {
+                crate::mem::copy(dst, grh.as_ptr(), GRH_BYTES);
+            }
+            crate::mem::copy(dst.add(GRH_BYTES), payload, len);
+        }
+        return Ok(());
+    }
+    window.close();
+    let mut to = Scatter {
+        nic: qp.nic,
+        pd: qp.pd,
+        sges,
+        offset: 0,
+        cache: local,
+    };
+    match grh {
+        // SAFETY: the array is 40 bytes long.
+        Some(grh) => unsafe { to.put(grh.as_ptr(), GRH_BYTES)? },
+        None => to.skip(GRH_BYTES),
+    }
+    // SAFETY: the ring has `len` bytes behind the header (checked).
+    unsafe { to.put(payload, len) }
+}
+
+/// Scatters a message of a connected transport over the SGEs of a receive WR.
+#[inline(always)]
+pub(super) fn place(
+    qp: &Qp,
+    sges: &[ibv_sge],
+    record: &Record<'_>,
+    peer: &Arc<Peer>,
+    window: &mut Window,
+    local: &mut RegionCache,
+    remote: &mut RegionCache,
+) -> Result<(), PlaceError> {
+    let header = record.header;
+    let len = header.len as usize;
+    let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
+    if len as u64 > room {
+        return Err(PlaceError::TooLong);
+    }
+    if header.flags & FLAG_BY_REFERENCE == 0 {
+        if len > record.payload.len() {
+            return Err(PlaceError::Sender);
+        }
+        let payload = record.payload.as_mut_ptr();
+        if let [sge] = sges {
+            let dst = window.buffer(qp, local, sge)?;
+            // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len` bytes
+            // behind the header.
+            unsafe { crate::mem::copy(dst, payload, len) };
+            return Ok(());
+        }
+        window.close();
+        let mut to = Scatter {
+            nic: qp.nic,
+            pd: qp.pd,
+            sges,
+            offset: 0,
+            cache: local,
+        };
+        // SAFETY: as above.
+        return unsafe { to.put(payload, len) };
+    }
+    window.close();
+    let mut to = Scatter {
+        nic: qp.nic,
+        pd: qp.pd,
+        sges,
+        offset: 0,
+        cache: local,
+    };
+    gather_by_reference(qp, record, peer, remote, &mut to)
+}
+
+/// Copies a message that the record only describes: its payload is the sender's list of SGEs.
+#[cold]
+pub(super) fn gather_by_reference(
+    qp: &Qp,
+    record: &Record<'_>,
+    peer: &Arc<Peer>,
+    remote: &mut RegionCache,
+    to: &mut Scatter<'_>,
+) -> Result<(), PlaceError> {
+    let mut left = u64::from(record.header.len);
+    let count = record.payload.len() / size_of::<ibv_sge>();
+    for i in 0..count {
+        if left == 0 {
+            break;
+        }
+        // SAFETY: `count` SGEs fit in the record; any bytes are a valid `ibv_sge`, read once.
+        let sge = unsafe {
+            record
+                .payload
+                .as_mut_ptr()
+                .cast::<ibv_sge>()
+                .add(i)
+                .read_volatile()
+        };
+        let len = u64::from(sge.length).min(left);
+        left -= len;
+        if len == 0 {
+            continue;
+        }
+        let gone = || {
+            if peer.has_ended() {
+                PlaceError::SenderGone
+            } else {
+                PlaceError::Sender
+            }
+        };
+        let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey) {
+            Ok(found) => found,
+            Err(KeyError::Unknown | KeyError::Fault) => return Err(gone()),
+        };
+        if !region.contains(sge.addr, len) {
+            return Err(gone());
+        }
+        match region.direct(sge.addr) {
+            // SAFETY: in the pinned region.
+            Some(src) => unsafe { to.put(src, len as usize)? },
+            None => to
+                .put_from(region, sge.addr, len as usize)
+                .map_err(|e| match e {
+                    PlaceError::Sender => gone(),
+                    other => other,
+                })?,
+        }
+    }
+    if left > 0 {
+        return Err(PlaceError::Sender);
+    }
+    Ok(())
+}
+
+/// Writes bytes one after the other into the SGEs of a receive WR.
+pub(super) struct Scatter<'a> {
+    pub(super) nic: &'static Nic,
+    pub(super) pd: u32,
+    pub(super) sges: &'a [ibv_sge],
+    pub(super) offset: u32,
+    pub(super) cache: &'a mut RegionCache,
+}
+
+impl Scatter<'_> {
+    /// Leaves `len` bytes as they are.
+    pub(super) fn skip(&mut self, mut len: usize) {
+        while len > 0 {
+            let Some(sge) = self.sges.first() else { return };
+            let n = ((sge.length - self.offset) as usize).min(len);
+            self.step(n);
+            len -= n;
+        }
+    }
+
+    #[inline]
+    pub(super) fn step(&mut self, n: usize) {
+        #[allow(clippy::cast_possible_truncation)] // at most the length of an SGE
+        let n = n as u32;
+        self.offset += n;
+        if self.sges.first().is_some_and(|s| s.length == self.offset) {
+            self.sges = &self.sges[1..];
+            self.offset = 0;
+        }
+    }
+
+    /// Writes `len` bytes at `src`.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes.
+    #[inline]
+    unsafe fn put(&mut self, mut src: *const u8, mut len: usize) -> Result<(), PlaceError> {
+        while len > 0 {
+            let (sge, n) = self.next_part(len)?;
+            if n > 0 {
+                let addr = sge.addr + u64::from(self.offset);
+                let (region, _pin) = local_region(self.nic, self.cache, self.pd, &sge, true)?;
+                // SAFETY: `src` by contract; `local_region` has checked and pinned the SGE.
+                unsafe { region.write(addr, src, n) }.map_err(|_| PlaceError::Local)?;
+                src = src.wrapping_add(n);
+            }
+            self.step(n);
+            len -= n;
+        }
+        Ok(())
+    }
+
+    /// Writes `len` bytes at `addr` of a region that is reached by system call.
+    pub(super) fn put_from(
+        &mut self,
+        from: &crate::mem::Region,
+        mut addr: u64,
+        mut len: usize,
+    ) -> Result<(), PlaceError> {
+        while len > 0 {
+            let (sge, n) = self.next_part(len)?;
+            if n > 0 {
+                let to = sge.addr + u64::from(self.offset);
+                let (region, _pin) = local_region(self.nic, self.cache, self.pd, &sge, true)?;
+                let dst = region.direct(to).ok_or(PlaceError::Local)?;
+                // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
+                unsafe { from.read(addr, dst, n) }.map_err(|_| PlaceError::Sender)?;
+                addr += n as u64;
+            }
+            self.step(n);
+            len -= n;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn next_part(&self, len: usize) -> Result<(ibv_sge, usize), PlaceError> {
+        let sge = *self.sges.first().ok_or(PlaceError::TooLong)?;
+        Ok((sge, ((sge.length - self.offset) as usize).min(len)))
+    }
+}
+
+/// The own region that an SGE names, checked: protection domain, range and, for `write`, local write access.
+#[inline]
+pub(super) fn local_region<'c>(
+    nic: &'static Nic,
+    cache: &'c mut RegionCache,
+    pd: u32,
+    sge: &ibv_sge,
+    write: bool,
+) -> Result<(&'c crate::mem::Region, crate::keys::Pin), PlaceError> {
+    let (region, pin) = cache
+        .get(nic, nic.me(), sge.lkey)
+        .map_err(|_| PlaceError::Local)?;
+    let writable = region.access & IBV_ACCESS_LOCAL_WRITE.cast_unsigned() != 0;
+    if region.pd != pd || !region.contains(sge.addr, u64::from(sge.length)) || (write && !writable)
+    {
+        return Err(PlaceError::Local);
+    }
+    Ok((region, pin))
+}
+
+/// Checks a local SGE and hands out its region.
+#[inline]
+pub(crate) fn checked_sge<'c>(
+    nic: &'static Nic,
+    cache: &'c mut RegionCache,
+    pd: u32,
+    sge: &ibv_sge,
+    write: bool,
+) -> Option<(&'c crate::mem::Region, crate::keys::Pin)> {
+    local_region(nic, cache, pd, sge, write).ok()
+}

@@ -1,0 +1,117 @@
+//! Receive queues: of a queue pair, or shared.
+
+use super::*;
+
+/// A receive WR in its queue; its SGEs lie beside it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RecvWqe {
+    pub(super) wr_id: u64,
+    pub(super) num_sge: u32,
+}
+
+/// A receive queue: of a queue pair, or shared.
+pub(crate) struct RecvQueue {
+    pub(super) wqes: Box<[RecvWqe]>,
+    pub(super) sges: Box<[ibv_sge]>,
+    pub(super) max_sge: usize,
+    pub(super) max_wr: u64,
+    /// WRs taken.
+    pub(super) head: u64,
+    /// WRs posted.
+    pub(super) tail: u64,
+    /// Limit of a shared receive queue below which an event is raised; 0: none.
+    pub(crate) limit: u32,
+    /// A message waits for a receive WR.
+    pub(super) wanted: bool,
+}
+
+/// A receive WR that was taken from its queue.
+pub(crate) struct TakenRecv<'a> {
+    pub(crate) wr_id: u64,
+    pub(super) sges: &'a [ibv_sge],
+}
+
+impl RecvQueue {
+    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
+        let slots = max_wr.max(1).next_power_of_two() as usize;
+        let max_sge = max_sge as usize;
+        Self {
+            wqes: vec![RecvWqe::default(); slots].into(),
+            sges: vec![ibv_sge::zeroed(); slots * max_sge].into(),
+            max_sge,
+            max_wr: u64::from(max_wr),
+            head: 0,
+            tail: 0,
+            limit: 0,
+            wanted: false,
+        }
+    }
+
+    /// WRs in the queue.
+    pub(crate) fn len(&self) -> u64 {
+        self.tail - self.head
+    }
+
+    pub(crate) fn max_wr(&self) -> u64 {
+        self.max_wr
+    }
+
+    pub(crate) fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.head = self.tail;
+    }
+
+    /// Adds a WR.
+    ///
+    /// # Errors
+    /// `ENOMEM`: full; `EINVAL`: too many SGEs.
+    #[inline]
+    pub(crate) fn post(&mut self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), i32> {
+        if sges.len() > self.max_sge {
+            return Err(libc::EINVAL);
+        }
+        if self.len() >= self.max_wr {
+            return Err(libc::ENOMEM);
+        }
+        let slot = self.tail as usize & (self.wqes.len() - 1);
+        #[allow(clippy::cast_possible_truncation)] // at most `max_sge`, a `u32`
+        let num_sge = sges.len() as u32;
+        self.wqes[slot] = RecvWqe { wr_id, num_sge };
+        match sges {
+            [] => {}
+            [sge] => self.sges[slot * self.max_sge] = *sge,
+            _ => self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges),
+        }
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// Puts the WR that was taken last back to the front; nothing has been posted since.
+    pub(super) fn put_back(&mut self) {
+        self.head -= 1;
+    }
+
+    /// Has a message been waiting for the WRs that were posted? Says so once.
+    #[inline]
+    pub(crate) fn was_wanted(&mut self) -> bool {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// Takes the oldest WR.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> Option<TakenRecv<'_>> {
+        if self.head == self.tail {
+            return None;
+        }
+        let slot = self.head as usize & (self.wqes.len() - 1);
+        self.head += 1;
+        let wqe = self.wqes[slot];
+        Some(TakenRecv {
+            wr_id: wqe.wr_id,
+            sges: &self.sges[slot * self.max_sge..][..wqe.num_sge as usize],
+        })
+    }
+}
