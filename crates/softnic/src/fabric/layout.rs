@@ -45,7 +45,8 @@ pub(crate) struct ProcEntry {
     pub(crate) pid: AtomicU64,
     /// Field 22 of `/proc/PID/stat`: tells a reused pid from the old one.
     pub(crate) start_time: AtomicU64,
-    pub(crate) reserved: AtomicU64,
+    /// Of entry 0, which is no process's: the slot that was given out last.
+    pub(crate) last_slot: AtomicU64,
 }
 
 /// Start of a process's segment.

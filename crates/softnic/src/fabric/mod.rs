@@ -201,16 +201,9 @@ impl Fabric {
 
         let incarnation = random_nonzero();
         let pid = process::own_pid();
-        let (slot, entry) = directory
-            .get()
-            .procs
-            .iter()
-            .enumerate()
-            .skip(1)
-            .find(|(_, e)| e.incarnation.load(Ordering::Acquire) == 0)
-            .ok_or_else(|| FabricError::Full {
-                path: dir.to_owned(),
-            })?;
+        let (slot, entry) = free_slot(directory.get()).ok_or_else(|| FabricError::Full {
+            path: dir.to_owned(),
+        })?;
         let segment_file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -556,6 +549,21 @@ fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
             }
         }
     }
+}
+
+/// A free slot; the folder's lock is held.
+///
+/// Slots are given out in turn, so that the QP numbers of a process that has ended come back as late as
+/// possible: somebody may be about to connect to them.
+fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
+    let (cursor, entries) = directory.procs.split_first()?;
+    let last = usize::try_from(cursor.last_slot.load(Ordering::Relaxed)).unwrap_or(0);
+    let (index, entry) = (0..entries.len())
+        .map(|i| (last % entries.len() + i) % entries.len())
+        .map(|index| (index, &entries[index]))
+        .find(|(_, entry)| entry.incarnation.load(Ordering::Acquire) == 0)?;
+    cursor.last_slot.store(index as u64 + 1, Ordering::Relaxed);
+    Some((index + 1, entry))
 }
 
 /// Frees the slots and files of processes that have ended; the folder's lock is held.
