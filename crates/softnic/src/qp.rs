@@ -201,7 +201,7 @@ impl Qp {
 
     /// Into the error state, flushing the send queue. The caller does not hold its lock.
     pub(crate) fn fail(&self) {
-        self.sq.lock().flush(None);
+        self.sq.lock().flush(self.nic, None);
         self.enter_error();
     }
 

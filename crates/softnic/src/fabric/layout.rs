@@ -170,7 +170,7 @@ pub(crate) struct RingHeader {
     pub(crate) src_cq: AtomicU32,
     /// `rnr_retry` of the sender.
     pub(crate) rnr_retry: AtomicU32,
-    /// Not zero: the sender will send no more through this ring.
+    /// One of `RING_*`.
     pub(crate) closed: AtomicU32,
     /// Incarnation of the receiving process.
     pub(crate) dest_incarnation: AtomicU64,
@@ -188,6 +188,14 @@ pub(crate) struct RingHeader {
     pub(crate) detached: AtomicU32,
     pad2: [AtomicU64; 6],
 }
+
+/// `closed` of a ring: its sender may send more.
+pub(crate) const RING_OPEN: u32 = 0;
+/// Its sender will send no more; what is in it counts.
+pub(crate) const RING_CLOSED: u32 = 1;
+/// Its sender has flushed what the receiver has not taken: the memory that records refer to is the program's
+/// again, so they count for nothing.
+pub(crate) const RING_WITHDRAWN: u32 = 2;
 
 /// `magic` of a ring.
 pub(crate) const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");

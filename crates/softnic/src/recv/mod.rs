@@ -50,6 +50,8 @@ enum Handled {
     Failed(ibv_wc_status),
     /// The sender is gone, and with it what the record speaks of.
     Lost,
+    /// The requester's own memory cannot be read: it gets a local error, and here nothing has happened.
+    Unsendable,
 }
 
 impl RecvSide {
@@ -160,7 +162,7 @@ impl RecvSide {
                     || ring.peer.is_dead()
                     || ring
                         .header()
-                        .is_none_or(|h| h.closed.load(Ordering::Acquire) != 0));
+                        .is_none_or(|h| h.closed.load(Ordering::Acquire) != RING_OPEN));
             if over {
                 ring.detach();
             }
@@ -210,6 +212,7 @@ impl RecvSide {
                 rq,
                 &record,
                 &ring.peer,
+                ring.offset,
                 ring.src_qpn,
                 &mut ring.path,
                 &mut window,
@@ -234,6 +237,11 @@ impl RecvSide {
                     ring.stopped = true;
                     break;
                 }
+                Handled::Unsendable if qp.qp_type == QpType::Rc => {
+                    ring.refuse(IBV_WC_LOC_PROT_ERR);
+                    break;
+                }
+                Handled::Unsendable => ring.consumer.advance(slots),
             }
         }
         if let Some(srq) = &qp.srq
@@ -252,7 +260,7 @@ impl RecvSide {
         let over = ring.peer.is_dead()
             || ring
                 .header()
-                .is_some_and(|h| h.closed.load(Ordering::Acquire) != 0);
+                .is_some_and(|h| h.closed.load(Ordering::Acquire) != RING_OPEN);
         if over && matches!(ring.consumer.peek(), Ok(None)) {
             ring.stopped = true;
         }
@@ -308,6 +316,7 @@ fn handle(
     rq: &mut RecvQueue,
     record: &Record<'_>,
     peer: &Arc<Peer>,
+    ring_at: usize,
     src_qpn: u32,
     path: &mut Path,
     window: &mut Window,
@@ -373,6 +382,9 @@ fn handle(
         }
     } else if place_len != 0 {
         placed = place(qp, wqe.sges, record, peer, window, local, remote);
+        if placed.is_ok() && header.flags & FLAG_BY_REFERENCE != 0 && withdrawn(peer, ring_at) {
+            placed = Err(PlaceError::SenderGone);
+        }
     }
     if let Err(e) = placed {
         return not_placed(qp, rq, wr_id, &e, sink);
@@ -380,6 +392,17 @@ fn handle(
     sink.solicited |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
     Handled::Done
+}
+
+/// Has the sender taken back what is in its ring? Asked when the payload has been copied: a sender says so
+/// before its program may write to the payload again.
+#[cold]
+fn withdrawn(peer: &Peer, ring_at: usize) -> bool {
+    // SYNC POINT W (see `OutRing::withdraw`): what was copied is older than the answer.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    peer.segment
+        .ring_header(ring_at)
+        .is_none_or(|h| h.closed.load(Ordering::Relaxed) == RING_WITHDRAWN)
 }
 
 /// The payload could not be placed: the completion of the receive WR, and what the requester gets.
@@ -399,7 +422,11 @@ fn not_placed(
         }
         PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
         PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
-        PlaceError::Sender => (IBV_WC_WR_FLUSH_ERR, Handled::Failed(IBV_WC_LOC_PROT_ERR)),
+        // The requester's failure: its device could not have sent the message.
+        PlaceError::Sender => {
+            rq.put_back();
+            return Handled::Unsendable;
+        }
     };
     sink.push(failed(qp, wr_id, status));
     handled

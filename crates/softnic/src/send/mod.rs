@@ -313,6 +313,7 @@ impl SendQueue {
 
     /// Back to RESET: forgets all WRs and closes all rings.
     pub(crate) fn reset(&mut self, nic: &Nic) {
+        self.withdraw(nic);
         self.pending.wqes.clear();
         self.pending.signaled = 0;
         self.pending.sends = 0;
@@ -334,9 +335,19 @@ impl SendQueue {
         self.stopped = false;
     }
 
+    /// Takes back the SENDs that the receiver has not taken, before the program hears of their end.
+    fn withdraw(&self, nic: &Nic) {
+        if self.pending.sends != 0
+            && let Some(out) = &self.out
+        {
+            out.withdraw(nic);
+        }
+    }
+
     /// Ends every WR that is not done: with `first` the oldest one, if given, and with a flush error all
     /// others.
-    pub(crate) fn flush(&mut self, first: Option<ibv_wc_status>) {
+    pub(crate) fn flush(&mut self, nic: &Nic, first: Option<ibv_wc_status>) {
+        self.withdraw(nic);
         let mut status = first.unwrap_or(IBV_WC_WR_FLUSH_ERR);
         while let Some(wqe) = self.pending.pop() {
             if wqe.end == 0 && wqe.status == IBV_WC_SUCCESS {
@@ -670,7 +681,7 @@ fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
 #[cold]
 fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status) {
     publish(qp, sq);
-    sq.flush(Some(status));
+    sq.flush(qp.nic, Some(status));
     // "Completion in error of a send WR of UD or UC: Send Queue Error state" (IBTA vol. 1, 10.3.1.6).
     if qp.qp_type == QpType::Rc {
         qp.enter_error();

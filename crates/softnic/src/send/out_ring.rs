@@ -44,11 +44,27 @@ impl OutRing {
         }
     }
 
+    /// Takes back what the receiver has not taken: the program may write to the payloads from now on.
+    #[cold]
+    pub(super) fn withdraw(&self, nic: &Nic) {
+        if let Some(header) = self.header(nic) {
+            header.closed.store(RING_WITHDRAWN, Ordering::Relaxed);
+            // SYNC POINT W: a receiver that copies what the program writes after this sees the store.
+            std::sync::atomic::fence(Ordering::SeqCst);
+        }
+    }
+
     /// Closes the ring: the receiver reads what is in it and lets go.
     pub(super) fn close(mut self, nic: &Nic) {
         self.producer.publish();
         if let Some(header) = self.header(nic) {
-            header.closed.store(1, Ordering::Release);
+            // What has been withdrawn stays so.
+            let _ = header.closed.compare_exchange(
+                RING_OPEN,
+                RING_CLOSED,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
         }
         nic.retire_ring(
             self.offset,
