@@ -37,6 +37,7 @@ pub(crate) struct RecvSide {
     qp: Arc<Qp>,
     rings: Vec<Inbound>,
     cursor: usize,
+    turn: u32,
     local: RegionCache,
 }
 
@@ -60,6 +61,7 @@ impl RecvSide {
             qp,
             rings: Vec::new(),
             cursor: 0,
+            turn: 0,
             local: RegionCache::new(),
         }
     }
@@ -98,34 +100,56 @@ impl RecvSide {
             self.take_remote_error();
             return false;
         }
-        let mut waiting = false;
+        // Every eighth time the rings behind the front come first, so that a busy one starves nobody.
+        self.turn = self.turn.wrapping_add(1);
+        let waiting = if self.turn % 8 == 0 {
+            self.receive_far(sink, scan) | self.receive_near(sink, scan)
+        } else {
+            self.receive_near(sink, scan) | self.receive_far(sink, scan)
+        };
+        if self.rings.iter().any(|r| r.stopped) {
+            self.remove_finished();
+        }
+        waiting
+    }
+
+    #[inline]
+    fn receive_near(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let n = self.rings.len();
+        let mut waiting = false;
         for i in 0..n.min(scan) {
             if sink.is_full() {
-                return waiting;
+                break;
             }
             waiting |= self.receive_from(i, sink);
+            if sink.is_full() && n > 1 {
+                // The next poll starts with another one.
+                self.rings.swap(0, (i + 1) % n);
+            }
         }
+        waiting
+    }
+
+    #[inline]
+    fn receive_far(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+        let n = self.rings.len();
+        let mut waiting = false;
         if n > scan {
             for _ in 0..scan {
                 if sink.is_full() {
-                    return waiting;
+                    break;
                 }
                 self.cursor = if self.cursor + 1 >= n || self.cursor < scan {
                     scan
                 } else {
                     self.cursor + 1
                 };
-                let i = self.cursor;
-                let before = sink.len();
+                let (i, before) = (self.cursor, sink.len());
                 waiting |= self.receive_from(i, sink);
                 if sink.len() > before {
                     self.rings.swap(i, i % scan);
                 }
             }
-        }
-        if self.rings.iter().any(|r| r.stopped) {
-            self.remove_finished();
         }
         waiting
     }

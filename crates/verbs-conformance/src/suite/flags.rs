@@ -27,6 +27,7 @@ tests! { "flags";
     unsignaled_failures_complete_all_the_same [],
     sq_sig_all_signals_everything [],
     one_in_eight_signaled_for_ever [],
+    unsignaled_sends_go_without_polling [],
     fence_waits_for_a_read [Read],
     fence_waits_for_an_atomic [Atomics],
     all_flags_at_once [Inline],
@@ -245,6 +246,27 @@ fn one_in_eight_signaled_for_ever(env: &Env) {
             pair.a.sent().sent(round * 8 + 7, verb);
         }
         pair.a.scq.expect_empty();
+    }
+}
+
+/// A program that sends without completions does not poll its send CQ: everything goes out all the same,
+/// however much room the NIC has on the way.
+fn unsignaled_sends_go_without_polling(env: &Env) {
+    for (len, n) in [(0, 500u64), (64, 500), (1000, 500), (5000, 200), (50_000, 60)] {
+        case(format!("{n} messages of {len} bytes"));
+        let pair = Spec::rc().depth(512).pair(env);
+        let source = pair.a.buf(len + 8);
+        let target = pair.b.buf(len + 8);
+        source.memory.fill(len as u64);
+        let inline = if len == 64 && env.has(Cap::Inline) { IBV_SEND_INLINE } else { 0 };
+        for i in 0..n {
+            pair.a.post(send([source.sge(0, len)]).id(i).unsignaled().flag(inline));
+        }
+        for i in 0..n {
+            pair.b.recv(i, [target.sge(0, len)]);
+            pair.b.received().received(i, len);
+        }
+        target.memory.check_at(0, len, len as u64);
     }
 }
 

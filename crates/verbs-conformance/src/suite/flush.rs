@@ -5,6 +5,7 @@ use verbs_abi::*;
 use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
+use crate::memory::MemKind;
 use crate::pair::{Pair, Spec};
 use crate::wr::{Remote, Verb, recv, send, write};
 
@@ -28,6 +29,8 @@ tests! { "flush";
     a_peer_that_gets_ready_later_is_reached [],
     work_in_flight_fails_when_the_peer_is_destroyed [],
     the_peer_of_a_failed_queue_pair_lives_on [],
+    a_flushed_message_is_not_delivered_later [],
+    a_message_of_a_deregistered_region_is_the_senders_failure [],
 }
 
 /// SENDs that cannot complete, because nothing is posted on the other side.
@@ -364,4 +367,64 @@ fn the_peer_of_a_failed_queue_pair_lives_on(env: &Env) {
     pair.a.qp.to_state(IBV_QPS_ERR);
     pair.b.expect_silence();
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
+}
+
+/// What a flushed WR named is the program's again: whatever it does with it may not reach the peer as the
+/// message. Large messages are the ones that a NIC may leave where they are.
+fn a_flushed_message_is_not_delivered_later(env: &Env) {
+    for memory in MemKind::ALL {
+        for len in [100, 20_000, 200_000] {
+            for end in [IBV_QPS_ERR, IBV_QPS_RESET] {
+                case(format!("{len} bytes, state {end}, {memory:?}"));
+                let pair = Spec::rc().memory(memory).pair(env);
+                let source = pair.a.buf(len);
+                let target = pair.b.buf(len);
+                source.memory.fill(1);
+                pair.a.post(send([source.all()]).id(1));
+                // The receiver knows of it already.
+                assert!(pair.b.rcq.poll(1).is_empty());
+                pair.a.qp.to_state(end);
+                if end == IBV_QPS_ERR {
+                    pair.a.sent().flushed(1);
+                }
+                source.memory.fill(2);
+                pair.b.recv(2, [target.all()]);
+                for wc in pair.b.rcq.drain() {
+                    if wc.status() == IBV_WC_SUCCESS {
+                        wc.received(2, len);
+                        target.memory.check(1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The requester's device reads the payload whenever it sends: without the region that is a local error
+/// there, and no business of the responder.
+fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &Env) {
+    for memory in MemKind::ALL {
+        for len in [100, 20_000, 200_000] {
+            case(format!("{len} bytes, {memory:?}"));
+            let pair = Spec::rc().memory(memory).pair(env);
+            let source = pair.a.buf(len);
+            let target = pair.b.buf(len);
+            source.memory.fill(1);
+            pair.a.post(send([source.all()]).id(1));
+            pair.a.scq.expect_empty();
+            assert_eq!(source.mr.try_destroy(), 0);
+            pair.b.recv(2, [target.all()]);
+            let wc = pair.a.sent();
+            if wc.status() == IBV_WC_SUCCESS {
+                // The device had the payload already.
+                wc.sent(1, Verb::Send);
+                pair.b.received().received(2, len);
+                target.memory.check(1);
+            } else {
+                wc.failed(1, &[IBV_WC_LOC_PROT_ERR]);
+                pair.b.expect_silence();
+                assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
+            }
+        }
+    }
 }

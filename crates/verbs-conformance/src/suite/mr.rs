@@ -24,6 +24,7 @@ tests! { "mr";
     keys_differ_and_cannot_be_guessed [RandomKeys],
     keys_are_not_reused_at_once [RandomKeys],
     many_regions_at_once [],
+    as_many_as_the_device_says [],
 }
 
 fn fields_say_what_was_registered(env: &Env) {
@@ -210,4 +211,26 @@ fn many_regions_at_once(env: &Env) {
         pair.a.sent().sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), i as u64);
     }
+}
+
+/// `max_mr` of them, where that is a number that can be tried; one more is an error, not a crash.
+fn as_many_as_the_device_says(env: &Env) {
+    let ctx = Context::open(env);
+    let pd = ctx.pd();
+    let most = ctx.device_attr().max_mr;
+    if most > 100_000 {
+        return;
+    }
+    let memory = Memory::heap(64);
+    let mut mrs = Vec::new();
+    let errno = loop {
+        match pd.try_reg(memory.as_ptr(), 64, ALL_ACCESS) {
+            Ok(mr) => mrs.push(mr),
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!(errno, libc::ENOMEM);
+    assert!(mrs.len() * 10 > usize::try_from(most).expect("positive") * 9, "only {}", mrs.len());
+    drop(mrs.pop());
+    drop(pd.reg(&memory, ALL_ACCESS));
 }

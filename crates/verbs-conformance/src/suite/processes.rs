@@ -48,7 +48,7 @@ fn expect_received(answer: Answer, id: u64, byte_len: usize, imm: Option<u32>, o
     assert_eq!(answer, Answer::Completion { id, status, opcode, byte_len, imm });
 }
 
-const SIZES: [usize; 9] = [0, 1, 8, 64, 65, 500, 4096, 70_000, LEN];
+const SIZES: [usize; 10] = [0, 1, 8, 64, 65, 500, 1100, 4096, 70_000, LEN];
 
 fn rc_every_verb(env: &Env) {
     for memory in MemKind::ALL {

@@ -21,6 +21,9 @@ tests! { "qp";
     a_refused_creation_leaves_nothing_behind [],
     a_thousand_queue_pairs [],
     create_and_destroy_many_times [],
+    more_than_there_can_be_at_once_one_after_the_other [],
+    thousands_of_connected_pairs [],
+    as_many_as_the_device_says [],
 }
 
 fn fields_say_how_it_was_created(env: &Env) {
@@ -199,4 +202,78 @@ fn create_and_destroy_many_times(env: &Env) {
         pair.connect();
     }
     first.check_works();
+}
+
+/// Numbers and whatever else a QP takes come back.
+fn more_than_there_can_be_at_once_one_after_the_other(env: &Env) {
+    let first = Spec::rc().side(env);
+    let most = first.ctx.device_attr().max_qp.min(20_000);
+    for _ in 0..=most {
+        drop(first.sibling());
+    }
+}
+
+/// All are connected before anybody polls.
+fn thousands_of_connected_pairs(env: &Env) {
+    let spec = Spec::rc().with(|s| {
+        (s.max_send_wr, s.max_recv_wr, s.max_send_sge, s.max_recv_sge) = (4, 4, 1, 1);
+        s.cqe = 4096;
+    });
+    let (a, b) = (spec.side(env), spec.side(env));
+    let count = (a.ctx.device_attr().max_qp / 3).min(3000);
+    let pairs: Vec<_> = (0..count)
+        .map(|_| {
+            let mut pair = crate::pair::Pair {
+                a: a.sibling(),
+                b: b.sibling(),
+            };
+            pair.connect();
+            pair
+        })
+        .collect();
+    for (i, pair) in pairs.iter().enumerate() {
+        pair.b.recv(i as u64, []);
+        pair.a.post(crate::wr::send([]).id(i as u64));
+    }
+    let mut heard = vec![false; pairs.len()];
+    for wc in b.rcq.take(pairs.len()) {
+        let i = usize::try_from(wc.id()).expect("small");
+        wc.received(i as u64, 0);
+        assert_eq!(wc.qpn(), pairs[i].b.qp.qpn());
+        assert!(!std::mem::replace(&mut heard[i], true), "twice");
+    }
+    assert!(a.scq.take(pairs.len()).iter().all(|wc| wc.status() == 0));
+}
+
+/// `max_qp` of them, where that is a number that can be tried; one more is an error, not a crash.
+fn as_many_as_the_device_says(env: &Env) {
+    let ctx = Context::open(env);
+    let (pd, cq) = (ctx.pd(), ctx.cq(8));
+    let most = ctx.device_attr().max_qp;
+    if most > 20_000 {
+        return;
+    }
+    let init = || {
+        let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+        init.cap = ibv_qp_cap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        init
+    };
+    // Other programs may have some.
+    let mut qps = Vec::new();
+    let errno = loop {
+        match pd.try_qp(&mut init()) {
+            Ok(qp) => qps.push(qp),
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!(errno, libc::ENOMEM);
+    assert!(qps.len() * 10 > usize::try_from(most).expect("positive") * 9, "only {}", qps.len());
+    drop(qps.pop());
+    drop(pd.try_qp(&mut init()).expect("one has gone"));
 }

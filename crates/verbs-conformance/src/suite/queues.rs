@@ -25,6 +25,9 @@ tests! { "queues";
     a_queue_pair_without_receive_queue [],
     one_cq_for_both_queues [],
     one_cq_for_many_queue_pairs [],
+    one_cq_for_hundreds_of_queue_pairs [],
+    busy_sends_do_not_starve_receives [],
+    a_deep_queue_of_messages_that_wait [],
     poll_takes_no_more_than_asked_for [],
     an_overflowing_cq_loses_nothing_silently [],
 }
@@ -376,6 +379,143 @@ fn one_cq_for_many_queue_pairs(env: &Env) {
                 assert_eq!(wc.qpn(), qp.qpn(), "completion of another QP");
                 assert!(!std::mem::replace(&mut seen[i], true), "a completion twice");
             }
+        }
+    }
+}
+
+/// More than a NIC looks at in one poll; the busy ones do not starve the rest.
+fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
+    const PAIRS: usize = 200;
+    let spec = Spec::rc().with(|s| s.cqe = 4096);
+    let (a, b) = (spec.side(env), spec.side(env));
+    let pairs: Vec<_> = (0..PAIRS)
+        .map(|_| {
+            let (mut x, mut y) = (a.sibling(), b.sibling());
+            let (to_x, to_y) = (x.address(), y.address());
+            x.connect(&to_y);
+            y.connect(&to_x);
+            (x, y)
+        })
+        .collect();
+    for (_, y) in &pairs {
+        for i in 0..8 {
+            y.recv(i, []);
+        }
+    }
+    for (x, _) in &pairs {
+        x.post_list((0..8).map(|i| send([]).id(i)).collect());
+    }
+    let mut next = std::collections::HashMap::new();
+    for wc in b.rcq.take(8 * PAIRS) {
+        let next: &mut u64 = next.entry(wc.qpn()).or_default();
+        wc.received(*next, 0);
+        *next += 1;
+    }
+    assert_eq!(next.len(), PAIRS);
+    let mut next = std::collections::HashMap::new();
+    for wc in a.scq.take(8 * PAIRS) {
+        let next: &mut u64 = next.entry(wc.qpn()).or_default();
+        wc.sent(*next, Verb::Send);
+        *next += 1;
+    }
+    // One that is never silent, and one that speaks once.
+    for round in 0..20 {
+        let (busy, rare) = (&pairs[round * 3 % PAIRS], &pairs[(round * 7 + 100) % PAIRS]);
+        rare.1.recv(99, []);
+        rare.0.post(send([]).id(99));
+        let mut heard = false;
+        let deadline = std::time::Instant::now() + crate::harness::patience();
+        while !heard {
+            busy.1.recv(1, []);
+            busy.0.post(send([]).id(1));
+            for wc in b.rcq.poll(1) {
+                heard |= wc.id() == 99;
+            }
+            drop(a.scq.poll(1));
+            assert!(std::time::Instant::now() < deadline, "a queue pair starves");
+            if busy.0.qp.qpn() == rare.0.qp.qpn() {
+                break;
+            }
+        }
+        drop(b.rcq.drain());
+        drop(a.scq.drain());
+    }
+}
+
+/// One CQ for everything, a send that completes at once before each poll, one completion a poll: a message
+/// that arrives is heard of all the same, and so is the completion of a send while messages arrive.
+fn busy_sends_do_not_starve_receives(env: &Env) {
+    let mut a = Spec::rc().side(env);
+    let cq = a.ctx.cq(256);
+    a.qp = a.pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+    (a.scq, a.rcq) = (cq.clone(), cq.clone());
+    let mut pair = crate::pair::Pair {
+        a,
+        b: Spec::rc().depth(64).side(env),
+    };
+    pair.connect();
+    let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.recv(2, []);
+    pair.b.post(send([]).id(3));
+    let mut polls = 0;
+    loop {
+        pair.a.post(write([source.all()], target.remote()).id(1));
+        let wc = cq.next();
+        if wc.id() == 2 {
+            wc.received(2, 0);
+            break;
+        }
+        wc.sent(1, Verb::RdmaWrite);
+        polls += 1;
+        assert!(polls < 2000, "receives starve");
+    }
+    drop(cq.drain());
+    pair.b.sent().sent(3, Verb::Send);
+    for _ in 0..2 {
+        pair.a.recv(2, []);
+        pair.b.post(send([]).id(3));
+    }
+    pair.a.post(write([source.all()], target.remote()).id(1));
+    let mut polls = 0;
+    loop {
+        pair.a.recv(2, []);
+        pair.b.post(send([]).id(3));
+        drop(pair.b.scq.poll(16));
+        let wc = cq.next();
+        if wc.id() == 1 {
+            wc.sent(1, Verb::RdmaWrite);
+            break;
+        }
+        wc.received(2, 0);
+        polls += 1;
+        assert!(polls < 2000, "sends starve");
+    }
+}
+
+/// As much as a queue pair can hold, before anybody receives.
+fn a_deep_queue_of_messages_that_wait(env: &Env) {
+    let device = Spec::rc().side(env).ctx.device_attr();
+    let depth = device.max_qp_wr.min(4000).cast_unsigned();
+    for len in [8usize, 500, 1024, 3000] {
+        case(format!("{depth} messages of {len} bytes"));
+        let pair = Spec::rc().depth(depth).pair(env);
+        let source = pair.a.buf(64 * len);
+        source.memory.fill(6);
+        for i in 0..u64::from(depth) {
+            pair.a.post(send([source.sge(i % 64 * len as u64, len)]).id(i));
+        }
+        assert!(pair.a.scq.poll(1).is_empty());
+        let target = pair.b.buf(len);
+        let expected = source.memory.read(0, 64 * len);
+        for i in 0..u64::from(depth) {
+            pair.b.recv(i, [target.all()]);
+            pair.b.received().received(i, len);
+            let at = usize::try_from(i % 64).unwrap() * len;
+            crate::memory::same(&target.memory.read(0, len), &expected[at..at + len], at);
+        }
+        for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
+            wc.sent(i as u64, Verb::Send);
         }
     }
 }

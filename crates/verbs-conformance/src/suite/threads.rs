@@ -20,6 +20,8 @@ tests! { "threads";
     atomics_of_one_queue_pair_from_two_threads [Atomics],
     registering_while_others_write [],
     destroying_while_the_peer_sends [],
+    destroying_beside_a_polling_thread [],
+    changing_state_beside_posting_threads [],
 }
 
 fn two_threads_post_on_one_queue_pair(env: &Env) {
@@ -343,5 +345,69 @@ fn destroying_while_the_peer_sends(env: &Env) {
             }
         });
         drop(first.b.rcq.poll(64));
+    }
+}
+
+/// A thread polls the CQs of queue pairs that others make and destroy.
+fn destroying_beside_a_polling_thread(env: &Env) {
+    let first = Spec::rc().with(|s| s.cqe = 4096).pair(env);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for wc in first.a.scq.poll(8) {
+                    assert_eq!(wc.status(), 0, "{wc:?}");
+                }
+                for wc in first.b.rcq.poll(8) {
+                    assert_eq!(wc.status(), 0, "{wc:?}");
+                }
+            }
+        });
+        for _ in 0..300u64 {
+            let pair = siblings(&first);
+            pair.b.recv(1, []);
+            pair.a.post(send([]).id(2));
+            pair.a.post(write([], crate::wr::Remote { addr: 0, rkey: 0 }).id(3));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Posting and changing the state at the same time: each post is taken or refused, nothing crashes, and what
+/// was taken completes once.
+fn changing_state_beside_posting_threads(env: &Env) {
+    use verbs_abi::{IBV_QPS_ERR, IBV_QPS_RESET};
+    for round in 0..20u64 {
+        case(format!("round {round}"));
+        let pair = Spec::rc().depth(64).pair(env);
+        let source = pair.a.buf(8);
+        let target = pair.b.buf(8);
+        let taken = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for i in 0..30 {
+                        let wr = write([source.all()], target.remote()).id(i);
+                        if pair.a.qp.try_post(vec![wr]).is_ok() {
+                            taken.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_micros(round * 3));
+                pair.a.qp.to_state(IBV_QPS_ERR);
+            });
+        });
+        let taken = usize::try_from(taken.into_inner()).expect("small");
+        let mut failed = false;
+        for wc in pair.a.scq.take(taken) {
+            failed |= wc.status() != 0;
+            if failed {
+                wc.flushed(wc.id());
+            }
+        }
+        pair.a.scq.expect_empty();
+        pair.a.qp.to_state(IBV_QPS_RESET);
     }
 }

@@ -22,6 +22,9 @@ tests! { "ud";
     the_address_vector_from_a_completion_leads_back [Ud],
     one_sender_many_receivers [Ud],
     many_senders_one_receiver [Ud],
+    hundreds_of_destinations [Ud],
+    hundreds_of_sources [Ud],
+    a_busy_source_starves_nobody [Ud],
     to_itself [Ud],
     a_stranger_is_never_reached [Ud],
     a_receiver_that_is_gone_loses_messages [Ud],
@@ -280,6 +283,123 @@ fn many_senders_one_receiver(env: &Env) {
         assert_eq!(sources, expected);
         for sender in &senders {
             sender.sent().sent(1, Verb::Send);
+        }
+    }
+}
+
+/// More destinations than any cache of addresses holds, in changing order.
+fn hundreds_of_destinations(env: &Env) {
+    const RECEIVERS: usize = 200;
+    let sender = Spec::ud().depth(256).pair(env).a;
+    let first = Spec::ud().with(|s| s.cqe = 1024).side(env);
+    let mut receivers: Vec<Side> = (0..RECEIVERS).map(|_| first.sibling()).collect();
+    for receiver in &mut receivers {
+        receiver.connect(&sender.address());
+    }
+    let target = first.buf(64);
+    let ah = sender.pd.ah(&sender.ah_attr(&first.address()));
+    let mut rng = crate::Rng::new(3);
+    for round in 0..5u64 {
+        let mut wrs = Vec::new();
+        for receiver in &receivers {
+            receiver.recv(round, [target.all()]);
+        }
+        let offset = usize::try_from(rng.below(RECEIVERS as u64)).expect("small");
+        for i in 0..RECEIVERS {
+            let i = (i * 77 + offset) % RECEIVERS;
+            let imm = u32::try_from(i).expect("small");
+            wrs.push(send_imm([], imm).id(i as u64).to(&ah, receivers[i].qp.qpn(), QKEY));
+        }
+        sender.post_list(wrs);
+        let mut heard = vec![false; RECEIVERS];
+        for wc in first.rcq.take(RECEIVERS) {
+            wc.received(round, 40);
+            let i = wc.imm().expect("an immediate") as usize;
+            assert_eq!(wc.qpn(), receivers[i].qp.qpn(), "somebody else's message");
+            assert!(!std::mem::replace(&mut heard[i], true), "twice");
+        }
+        drop(sender.scq.take(RECEIVERS));
+    }
+}
+
+fn hundreds_of_sources(env: &Env) {
+    const SENDERS: usize = 200;
+    let receiver = Spec::ud().depth(512).pair(env).b;
+    let first = Spec::ud().with(|s| s.cqe = 1024).side(env);
+    let mut senders: Vec<Side> = (0..SENDERS).map(|_| first.sibling()).collect();
+    for sender in &mut senders {
+        sender.connect(&receiver.address());
+    }
+    let target = receiver.buf(64);
+    for round in 0..3u64 {
+        for _ in 0..SENDERS {
+            receiver.recv(round, [target.all()]);
+        }
+        for sender in &senders {
+            sender.post(send([]).id(round));
+        }
+        let mut sources: Vec<u32> =
+            receiver.rcq.take(SENDERS).iter().map(|wc| wc.raw().src_qp).collect();
+        let mut expected: Vec<u32> = senders.iter().map(|sender| sender.qp.qpn()).collect();
+        sources.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(sources, expected);
+        drop(first.scq.take(SENDERS));
+    }
+}
+
+/// One sender whose messages never end, and others that speak once, to a receiver that takes one completion
+/// at a time.
+fn a_busy_source_starves_nobody(env: &Env) {
+    const SENDERS: usize = 60;
+    let receiver = Spec::ud().depth(512).pair(env).b;
+    let first = Spec::ud().with(|s| s.cqe = 4096).side(env);
+    let mut senders: Vec<Side> = (0..SENDERS).map(|_| first.sibling()).collect();
+    for sender in &mut senders {
+        sender.connect(&receiver.address());
+    }
+    let target = receiver.buf(64);
+    for _ in 0..100 {
+        receiver.recv(1, [target.all()]);
+    }
+    // All have been heard once.
+    for sender in &senders {
+        sender.post(send_imm([], 1).id(0));
+    }
+    for _ in &senders {
+        assert_eq!(receiver.received().imm(), Some(1));
+        receiver.recv(1, [target.all()]);
+    }
+    drop(first.scq.take(SENDERS));
+    for rare in 1..SENDERS {
+        case(format!("sender {rare}"));
+        let busy = &senders[rare * 7 % SENDERS];
+        let rare = &senders[rare];
+        if busy.qp.qpn() == rare.qp.qpn() {
+            continue;
+        }
+        for _ in 0..4 {
+            busy.post(send_imm([], 2).id(0).unsignaled());
+        }
+        rare.post(send_imm([], 3).id(0));
+        first.scq.next().sent(0, Verb::Send);
+        let mut polls = 0;
+        loop {
+            busy.post(send_imm([], 2).id(0));
+            first.scq.next().sent(0, Verb::Send);
+            let wc = receiver.received();
+            receiver.recv(1, [target.all()]);
+            if wc.imm() == Some(3) {
+                break;
+            }
+            polls += 1;
+            assert!(polls < 2000, "a sender starves");
+        }
+        for _ in 0..4 {
+            receiver.recv(1, [target.all()]);
+        }
+        for wc in receiver.rcq.drain() {
+            assert_eq!(wc.imm(), Some(2));
         }
     }
 }
