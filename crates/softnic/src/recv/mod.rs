@@ -102,11 +102,10 @@ impl RecvSide {
         }
         // Every eighth time the rings behind the front come first, so that a busy one starves nobody.
         self.turn = self.turn.wrapping_add(1);
-        let waiting = if self.turn % 8 == 0 {
-            self.receive_far(sink, scan) | self.receive_near(sink, scan)
-        } else {
-            self.receive_near(sink, scan) | self.receive_far(sink, scan)
-        };
+        let far_first = self.turn.is_multiple_of(8);
+        let mut waiting = far_first && self.receive_far(sink, scan);
+        waiting |= self.receive_near(sink, scan);
+        waiting |= !far_first && self.receive_far(sink, scan);
         if self.rings.iter().any(|r| r.stopped) {
             self.remove_finished();
         }

@@ -311,7 +311,7 @@ fn hundreds_of_destinations(env: &Env) {
             wrs.push(send_imm([], imm).id(i as u64).to(&ah, receivers[i].qp.qpn(), QKEY));
         }
         sender.post_list(wrs);
-        let mut heard = vec![false; RECEIVERS];
+        let mut heard = [false; RECEIVERS];
         for wc in first.rcq.take(RECEIVERS) {
             wc.received(round, 40);
             let i = wc.imm().expect("an immediate") as usize;
