@@ -1,13 +1,15 @@
 //! The repository's own chores.
 //!
 //! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike;
-//! `cargo xtask bench` measures the software NIC beside its peers.
+//! `cargo xtask bench` measures the software NIC beside its peers; `cargo xtask rxe` runs a command
+//! in a virtual machine that has the kernel's Soft-RoCE.
 
 #![forbid(unsafe_code)]
 
 mod bench;
 mod cargo_output;
 mod packages;
+mod rxe;
 mod steps;
 mod test;
 
@@ -30,21 +32,37 @@ enum Chore {
     Test(test::Args),
     /// The software NIC beside its peers (`verbatim bench peers`, built for release)
     Bench(bench::Args),
+    /// A command in a virtual machine that has the kernel's Soft-RoCE (device rxe0)
+    Rxe(rxe::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
-        Chore::Test(args) => test::run(&args),
-        Chore::Bench(args) => bench::run(&args),
+        Chore::Test(args) => test::run(&args).map(exit_code),
+        Chore::Bench(args) => bench::run(&args).map(exit_code),
+        Chore::Rxe(args) => rxe::run(args),
     };
     match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
+        Ok(code) => code,
         Err(err) => {
             eprintln!("error: {err:#}");
             ExitCode::from(2)
         }
     }
+}
+
+fn exit_code(good: bool) -> ExitCode {
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    }
+}
+
+/// The folder that cargo builds in.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), |dir| workspace().join(dir))
 }
 
 /// The folder of the workspace: the parent of this crate's.

@@ -1,6 +1,6 @@
 //! System packages that steps need, installed when they are missing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -50,6 +50,42 @@ pub(crate) const REDIS_TOOLS: Package = Package {
     present: Present::Program("redis-benchmark"),
 };
 
+pub(crate) const QEMU: Package = Package {
+    name: "qemu-system-x86",
+    why: "it runs the virtual machine with the kernel's Soft-RoCE",
+    present: Present::Program("qemu-system-x86_64"),
+};
+pub(crate) const BUSYBOX_STATIC: Package = Package {
+    name: "busybox-static",
+    why: "the virtual machine starts with it",
+    present: Present::File("/bin/busybox"),
+};
+pub(crate) const CPIO: Package = Package {
+    name: "cpio",
+    why: "it packs what the virtual machine starts with",
+    present: Present::Program("cpio"),
+};
+pub(crate) const KMOD: Package = Package {
+    name: "kmod",
+    why: "its depmod orders the kernel's modules",
+    present: Present::Program("depmod"),
+};
+pub(crate) const IPROUTE2: Package = Package {
+    name: "iproute2",
+    why: "its rdma adds the Soft-RoCE device",
+    present: Present::Program("rdma"),
+};
+pub(crate) const IBVERBS_PROVIDERS: Package = Package {
+    name: "ibverbs-providers",
+    why: "libibverbs needs it to use Soft-RoCE",
+    present: Present::File("/etc/libibverbs.d/rxe.driver"),
+};
+pub(crate) const IBVERBS_UTILS: Package = Package {
+    name: "ibverbs-utils",
+    why: "its ibv_devinfo says what a device is",
+    present: Present::Program("ibv_devinfo"),
+};
+
 /// What the tests need.
 pub(crate) const FOR_TESTS: &[Package] = &[
     GCC,
@@ -74,7 +110,11 @@ impl Package {
 
 fn find_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+    // Root's programs are not on every user's path.
+    let root = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(root)
+        .any(|dir| dir.join(name).is_file())
 }
 
 /// Installs those of `packages` that are missing, and returns their names.
@@ -95,13 +135,7 @@ pub(crate) fn ensure(packages: &[Package]) -> Result<Vec<&'static str>> {
     if !find_program("apt-get") {
         bail!("there is no apt-get to install them with; {by_hand}");
     }
-    let sudo: &[&str] = if is_root()? {
-        &[]
-    } else if find_program("sudo") && succeeds(Command::new("sudo").args(["-n", "true"])) {
-        &["sudo", "-n"]
-    } else {
-        bail!("installing needs root and sudo asks for a password; {by_hand}");
-    };
+    let sudo = as_root().with_context(|| by_hand.clone())?;
     eprintln!("installing {} with apt-get", names.join(" "));
     apt_get(sudo, &["update", "-q"]).with_context(|| by_hand.clone())?;
     let mut install = vec!["install", "-q", "-y", "--no-install-recommends"];
@@ -119,6 +153,25 @@ pub(crate) fn ensure(packages: &[Package]) -> Result<Vec<&'static str>> {
         );
     }
     Ok(names)
+}
+
+/// Brings apt's lists of packages up to date.
+///
+/// # Errors
+/// When this user may not, or the archive cannot be reached.
+pub(crate) fn update_lists() -> Result<()> {
+    apt_get(as_root()?, &["update", "-q"])
+}
+
+/// What to put before a command that needs root.
+fn as_root() -> Result<&'static [&'static str]> {
+    if is_root()? {
+        Ok(&[])
+    } else if find_program("sudo") && succeeds(Command::new("sudo").args(["-n", "true"])) {
+        Ok(&["sudo", "-n"])
+    } else {
+        bail!("apt-get needs root and sudo asks for a password")
+    }
 }
 
 fn by_hand(names: &[&str]) -> String {

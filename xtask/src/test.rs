@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cargo_output::{Counts, Parser, Troubles};
 use crate::packages;
 use crate::steps::{Kind, STEPS, Step};
-use crate::workspace;
+use crate::{target_dir, workspace};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -215,9 +215,7 @@ fn command(step: &Step) -> Command {
         command.env(name, value);
     }
     if let Some(folder) = step.target {
-        let base = std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| workspace().join("target"), |dir| workspace().join(dir));
-        command.env("CARGO_TARGET_DIR", base.join(folder));
+        command.env("CARGO_TARGET_DIR", target_dir().join(folder));
     }
     command
 }

@@ -1,0 +1,92 @@
+//! `cargo xtask rxe`: a command in a virtual machine that has the kernel's Soft-RoCE.
+//!
+//! The machine is Debian's stock kernel under QEMU with software emulation, an initramfs of
+//! busybox and the modules, and the host's own file system with a writable layer over it that is
+//! gone with the machine. The command finds there an RDMA device `rxe0` on an Ethernet device with
+//! the address 192.0.2.1 (of the range for documentation, RFC 5737).
+//!
+//! - [`kernel`]: the kernel and its modules, from the distribution's package;
+//! - [`initramfs`]: what the kernel starts;
+//! - [`vm`]: the machine while it runs.
+
+mod initramfs;
+mod kernel;
+mod vm;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::packages::{self, Package};
+use vm::Machine;
+
+pub(crate) use initramfs::Job;
+
+/// Arguments of `cargo xtask rxe`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Processors of the machine
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// Memory of the machine in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 4096,
+          value_parser = clap::value_parser!(u32).range(512..))]
+    memory: u32,
+    /// End the machine when the command has not ended after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// The command and its arguments, run in the current folder [default: ibv_devinfo]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask rxe
+  cargo xtask rxe -- target/release/verbatim sequencer --provider system
+  cargo xtask rxe -- sh -c 'ib_send_bw -d rxe0 & sleep 1; ib_send_bw -d rxe0 192.0.2.1'
+
+The command runs as root, in the current folder and with this environment. It may write anywhere:
+what it writes is gone when it ends. Its output and its exit status are passed through; its standard
+input is empty. Exit status 2 with a message when the machine does not start.";
+
+/// What the machine needs from the host's distribution.
+pub(crate) const PACKAGES: &[Package] = &[
+    packages::QEMU,
+    packages::BUSYBOX_STATIC,
+    packages::CPIO,
+    packages::KMOD,
+    packages::IPROUTE2,
+    packages::IBVERBS_PROVIDERS,
+    packages::IBVERBS_UTILS,
+];
+
+/// Runs the chore.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    packages::ensure(PACKAGES)?;
+    let mut command = args.command;
+    if command.is_empty() {
+        command.push("ibv_devinfo".into());
+    }
+    let machine = Machine {
+        cpus: args.cpus,
+        memory_mib: args.memory,
+    };
+    let job = Job::here(command)?;
+    let limit = args.limit.map(Duration::from_secs);
+    let status = machine.run(
+        &kernel::get()?,
+        &job,
+        limit,
+        std::io::stdout(),
+        std::io::stderr(),
+    )?;
+    Ok(ExitCode::from(status))
+}

@@ -1,0 +1,334 @@
+//! The virtual machine while it runs.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::initramfs::{self, Job};
+use super::kernel::Kernel;
+
+/// How long the machine may take until it runs the command. A free machine needs 3 seconds.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// How long the machine may take to power off.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// How many of the kernel's lines a failure shows.
+const LAST_LINES: usize = 30;
+
+/// A machine to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// Its processors.
+    pub(crate) cpus: u32,
+    /// Its memory in units of 2^20 bytes.
+    pub(crate) memory_mib: u32,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine {
+            cpus: 2,
+            memory_mib: 4096,
+        }
+    }
+}
+
+/// Ends QEMU with its value, whatever happens.
+struct Qemu(Child);
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The file with what the kernel prints.
+const CONSOLE: &str = "console";
+/// The file with what QEMU complains about.
+const QEMU_WORDS: &str = "qemu";
+
+/// The ports of the machine, in the order of their connections.
+const PORTS: [&str; 3] = ["control", "stdout", "stderr"];
+
+/// What the machine says on its control port.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Ready,
+    Exit(u8),
+    Failed(String),
+}
+
+impl Machine {
+    /// Boots `kernel`, runs `job`, copies its output, and gives back its exit status (128 and the
+    /// signal's number for one that a signal ended, as a shell does).
+    ///
+    /// # Errors
+    /// When the machine does not start, stops early, or `limit` passes: the message carries the
+    /// kernel's last lines.
+    pub(crate) fn run(
+        &self,
+        kernel: &Kernel,
+        job: &Job,
+        limit: Option<Duration>,
+        stdout: impl Write + Send + 'static,
+        stderr: impl Write + Send + 'static,
+    ) -> Result<u8> {
+        let scratch = tempfile::Builder::new()
+            .prefix("verbatim-rxe-")
+            .tempdir()
+            .context("cannot make a temporary folder")?;
+        let scratch = scratch.path();
+        let initramfs = scratch.join("initramfs");
+        let parts = scratch.join("parts");
+        std::fs::create_dir(&parts)?;
+        initramfs::build(kernel, job, &parts, &initramfs)?;
+
+        let listeners = PORTS.map(|port| UnixListener::bind(scratch.join(port)));
+        eprintln!("booting Linux {} with Soft-RoCE under QEMU", kernel.release);
+        let mut qemu = Qemu(self.start(kernel, &initramfs, scratch)?);
+        let mut streams = Vec::new();
+        for listener in listeners {
+            let stream = accept(&listener?, &mut qemu.0)
+                .map_err(|err| anyhow!("{err:#}{}", last_words(scratch, &mut qemu.0)))?;
+            streams.push(stream);
+        }
+        let [control, out, err]: [UnixStream; 3] = streams
+            .try_into()
+            .map_err(|_| anyhow!("QEMU connected too few ports"))?;
+        let copies = [
+            thread::spawn(move || copy(out, stdout)),
+            thread::spawn(move || copy(err, stderr)),
+        ];
+        let said = listen(control);
+        let status = wait(&said, limit)
+            .map_err(|err| anyhow!("{err:#}{}", last_words(scratch, &mut qemu.0)))?;
+        stop(&mut qemu.0);
+        drop(qemu);
+        for copy in copies {
+            copy.join()
+                .map_err(|_| anyhow!("copying the output failed"))?
+                .context("cannot pass the command's output on")?;
+        }
+        Ok(status)
+    }
+
+    fn start(&self, kernel: &Kernel, initramfs: &Path, scratch: &Path) -> Result<Child> {
+        // QEMU must not outlive this process, however it ends.
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults"])
+            .args(["-no-reboot", "-display", "none", "-monitor", "none"])
+            // Not /dev/kvm: within a virtual machine it may be there and hang.
+            .args(["-accel", "tcg,thread=multi", "-cpu", "max"])
+            .args(["-smp", &self.cpus.to_string()])
+            .args(["-m", &format!("{}M", self.memory_mib)])
+            .arg("-kernel")
+            .arg(&kernel.image)
+            .arg("-initrd")
+            .arg(initramfs)
+            // An oops of a driver would leave the command waiting for it.
+            .args(["-append", "console=ttyS0 panic=-1 oops=panic"])
+            .arg("-serial")
+            .arg(format!("file:{}", scratch.join(CONSOLE).display()))
+            .args([
+                "-virtfs",
+                "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+            ])
+            .args(["-device", "virtio-serial-pci"])
+            .args(["-device", "virtio-rng-pci"]);
+        for port in PORTS {
+            let path = scratch.join(port);
+            command
+                .arg("-chardev")
+                .arg(format!("socket,id={port},path={}", path.display()))
+                .arg("-device")
+                .arg(format!(
+                    "virtserialport,chardev={port},name=verbatim.{port}"
+                ));
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(scratch.join(QEMU_WORDS))?)
+            .spawn()
+            .context("cannot start setpriv (package util-linux)")
+    }
+}
+
+/// QEMU's connection to `listener`; it makes all of them before the machine starts.
+fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<UnixStream> {
+    listener.set_nonblocking(true)?;
+    let begin = Instant::now();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
+            Err(err) => return Err(err.into()),
+        }
+        if let Some(status) = qemu.try_wait()? {
+            bail!("QEMU ended at once ({status})");
+        }
+        if begin.elapsed() > BOOT_LIMIT {
+            bail!("QEMU started and made no connection");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Copies until the end of `from`, a piece as soon as it is there.
+fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => {
+                to.write_all(&buffer[..length])?;
+                to.flush()?;
+            }
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            // QEMU was ended.
+            Err(err) if err.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+/// What comes on the control port; the channel ends with the machine.
+fn listen(control: UnixStream) -> Receiver<Said> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(control).lines().map_while(Result::ok) {
+            if let Some(said) = understand(&line)
+                && sender.send(said).is_err()
+            {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+fn understand(line: &str) -> Option<Said> {
+    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+    match word {
+        "ready" => Some(Said::Ready),
+        "exit" => rest.parse().ok().map(Said::Exit),
+        "failed" => Some(Said::Failed(rest.to_owned())),
+        _ => None,
+    }
+}
+
+/// Waits for the command's exit status.
+fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
+    let begin = Instant::now();
+    let mut deadline = Some(begin + BOOT_LIMIT);
+    let mut ready = false;
+    loop {
+        let next = match deadline {
+            Some(deadline) => said.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+            None => said.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match next {
+            Ok(Said::Ready) => {
+                ready = true;
+                deadline = limit.map(|limit| Instant::now() + limit);
+            }
+            Ok(Said::Exit(status)) => return Ok(status),
+            Ok(Said::Failed(words)) => bail!("the virtual machine cannot be set up: {words}"),
+            Err(RecvTimeoutError::Disconnected) if ready => {
+                bail!("the virtual machine stopped before the command ended")
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("the virtual machine did not boot"),
+            Err(RecvTimeoutError::Timeout) if ready => bail!(
+                "the command did not end within {} s",
+                limit.unwrap_or_default().as_secs()
+            ),
+            Err(RecvTimeoutError::Timeout) => bail!(
+                "the virtual machine did not boot within {} s",
+                BOOT_LIMIT.as_secs()
+            ),
+        }
+    }
+}
+
+/// The last lines of the kernel and of QEMU, for a message.
+fn last_words(scratch: &Path, qemu: &mut Child) -> String {
+    let _ = qemu.kill();
+    let _ = qemu.wait();
+    let lines = |file| {
+        let text = std::fs::read(scratch.join(file)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ")
+    };
+    let mut words = match lines(CONSOLE) {
+        none if none.is_empty() => "; its kernel printed nothing".to_owned(),
+        some => format!("; its kernel's last lines:\n  {some}"),
+    };
+    let complaints = lines(QEMU_WORDS);
+    if !complaints.is_empty() {
+        words += &format!("\nQEMU said:\n  {complaints}");
+    }
+    words
+}
+
+/// Waits until the machine has powered off by itself, so that all of its output has come.
+fn stop(qemu: &mut Child) {
+    let begin = Instant::now();
+    while matches!(qemu.try_wait(), Ok(None)) && begin.elapsed() < STOP_LIMIT {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_control_port_is_understood() {
+        assert_eq!(understand("ready"), Some(Said::Ready));
+        assert_eq!(understand("exit 137"), Some(Said::Exit(137)));
+        assert_eq!(
+            understand("failed mount: no such device"),
+            Some(Said::Failed("mount: no such device".to_owned()))
+        );
+        for noise in ["", "exit", "exit 256", "exit -1", "hello"] {
+            assert_eq!(understand(noise), None, "{noise:?}");
+        }
+    }
+
+    #[test]
+    fn the_machine_may_stop_or_say_why() {
+        let (sender, receiver) = mpsc::channel();
+        sender.send(Said::Ready).expect("it listens");
+        drop(sender);
+        let err = wait(&receiver, None).expect_err("it stopped");
+        assert!(
+            err.to_string().contains("before the command ended"),
+            "{err}"
+        );
+
+        let (sender, receiver) = mpsc::channel();
+        sender
+            .send(Said::Failed("rdma: gone".into()))
+            .expect("it listens");
+        let err = wait(&receiver, None).expect_err("it failed");
+        assert!(err.to_string().ends_with("rdma: gone"), "{err}");
+
+        let (sender, receiver) = mpsc::channel();
+        sender.send(Said::Ready).expect("it listens");
+        let err = wait(&receiver, Some(Duration::ZERO)).expect_err("it takes too long");
+        assert!(err.to_string().contains("did not end within 0 s"), "{err}");
+        drop(sender);
+    }
+}
