@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::device::{PdInner, ProtectionDomain};
+use crate::device::{PdInner, PortGid, ProtectionDomain};
 use crate::error::VerbError;
 use crate::qp::QpEndpoint;
 use crate::types::{Gid, Lid, LinkLayer, QKey, Qpn};
@@ -84,7 +84,24 @@ impl ProtectionDomain {
         port_num: u8,
         peer: &QpEndpoint,
     ) -> Result<UdDestination, VerbError> {
-        let context = self.context();
+        let gid_index = self.context().default_gid_index(port_num)?;
+        let port = PortGid {
+            port_num,
+            gid_index,
+        };
+        self.ud_destination_from(port, peer)
+    }
+
+    /// The same, from an entry of the GID table that the caller chose.
+    pub fn ud_destination_from(
+        &self,
+        port: PortGid,
+        peer: &QpEndpoint,
+    ) -> Result<UdDestination, VerbError> {
+        let PortGid {
+            port_num,
+            gid_index,
+        } = port;
         let Some(qkey) = peer.qkey else {
             return Err(VerbError::invalid(
                 "ibv_create_ah",
@@ -93,8 +110,8 @@ impl ProtectionDomain {
         };
         let route = Route {
             port_num,
-            sgid_index: context.default_gid_index(port_num)?,
-            link_layer: context.query_port(port_num)?.link_layer,
+            sgid_index: gid_index,
+            link_layer: self.context().query_port(port_num)?.link_layer,
             lid: peer.lid,
             gid: peer.gid,
             sl: 0,

@@ -5,14 +5,14 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 use verbs_abi as abi;
 
 use crate::error::VerbError;
 use crate::provider::{ContextInner, ContextRef, Provider};
-use crate::types::{AtomicCap, Gid, Lid, LinkLayer, Mtu, PKey, PortState, Qpn, c_enum};
+use crate::types::{AtomicCap, Gid, GidType, Lid, LinkLayer, Mtu, PKey, PortState, Qpn, c_enum};
 
 /// A device that a provider has.
 #[derive(Clone)]
@@ -22,6 +22,7 @@ pub struct Device {
     name: String,
     guid: u64,
     node_type: NodeType,
+    transport_type: TransportType,
 }
 
 /// The list that `ibv_get_device_list` made; its devices live as long as it does.
@@ -72,7 +73,9 @@ impl Device {
                     .into_owned();
                 let guid = u64::from_be((symbols.ibv_get_device_guid)(raw));
                 let node_type = NodeType::from_raw((*raw).node_type.cast_unsigned());
+                let transport_type = (*raw).transport_type.cast_unsigned();
                 Self {
+                    transport_type: TransportType::from_raw(transport_type),
                     list: Arc::clone(&list),
                     raw,
                     name,
@@ -99,6 +102,11 @@ impl Device {
         self.node_type
     }
 
+    /// What carries its messages: the transport as `ibv_devinfo` calls it.
+    pub fn transport_type(&self) -> TransportType {
+        self.transport_type
+    }
+
     /// The provider that has it.
     pub fn provider(&self) -> Provider {
         self.list.provider
@@ -118,6 +126,7 @@ impl Device {
             symbols,
             raw,
             name: self.name.clone(),
+            capabilities: OnceLock::new(),
         };
         Ok(Context {
             inner: Arc::new(inner),
@@ -150,6 +159,22 @@ c_enum! {
     }
 }
 
+c_enum! {
+    /// The family of protocols of a device.
+    TransportType {
+        /// InfiniBand or RoCE.
+        Ib = abi::IBV_TRANSPORT_IB, "InfiniBand";
+        /// iWARP: RDMA over TCP.
+        Iwarp = abi::IBV_TRANSPORT_IWARP, "iWARP";
+        /// usNIC.
+        Usnic = abi::IBV_TRANSPORT_USNIC, "usNIC";
+        /// usNIC over UDP.
+        UsnicUdp = abi::IBV_TRANSPORT_USNIC_UDP, "usNIC UDP";
+        /// A protocol of the vendor's own, such as EFA.
+        Unspecified = abi::IBV_TRANSPORT_UNSPECIFIED, "unspecified";
+    }
+}
+
 /// An open device. Clones are the same context; it is closed when the last object made in it is gone.
 #[derive(Clone)]
 pub struct Context {
@@ -165,16 +190,21 @@ pub struct Context {
 pub struct DeviceAttr {
     pub fw_ver: String,
     pub node_guid: u64,
+    pub sys_image_guid: u64,
     pub vendor_id: u32,
     pub vendor_part_id: u32,
     pub hw_ver: u32,
     pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub device_cap_flags: u32,
     pub max_qp: u32,
     pub max_qp_wr: u32,
     pub max_sge: u32,
+    pub max_sge_rd: u32,
     pub max_cq: u32,
     pub max_cqe: u32,
     pub max_mr: u32,
+    pub max_mw: u32,
     pub max_pd: u32,
     pub max_ah: u32,
     pub max_srq: u32,
@@ -182,7 +212,12 @@ pub struct DeviceAttr {
     pub max_srq_sge: u32,
     pub max_qp_rd_atom: u32,
     pub max_qp_init_rd_atom: u32,
+    pub max_res_rd_atom: u32,
     pub atomic_cap: AtomicCap,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp_attach: u32,
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
 }
 
@@ -200,7 +235,41 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     pub max_msg_sz: u32,
     pub lid: Lid,
+    pub lmc: u8,
+    pub sm_lid: Lid,
     pub link_layer: LinkLayer,
+    /// Lanes of the link, coded: [`lanes`](PortAttr::lanes).
+    pub active_width: u8,
+    /// Speed of a lane, coded: [`lane_gbps`](PortAttr::lane_gbps).
+    pub active_speed: u8,
+}
+
+impl PortAttr {
+    /// Lanes of the link, if the code is one of `ibv_query_port(3)`'s.
+    pub fn lanes(&self) -> Option<u8> {
+        Some(match self.active_width {
+            1 => 1,
+            2 => 4,
+            4 => 8,
+            8 => 12,
+            16 => 2,
+            _ => return None,
+        })
+    }
+
+    /// What a lane signals, in Gbit/s (SDR is 2.5), if the code is one of `ibv_query_port(3)`'s.
+    pub fn lane_gbps(&self) -> Option<f32> {
+        Some(match self.active_speed {
+            1 => 2.5,
+            2 => 5.0,
+            4 | 8 => 10.0,
+            16 => 14.0,
+            32 => 25.0,
+            64 => 50.0,
+            128 => 100.0,
+            _ => return None,
+        })
+    }
 }
 
 impl Context {
@@ -212,6 +281,13 @@ impl Context {
     /// The name of the device.
     pub fn device_name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// What carries its messages.
+    pub fn transport_type(&self) -> TransportType {
+        // SAFETY: a live context names its live device.
+        let raw = unsafe { (*(*self.inner.raw).device).transport_type };
+        TransportType::from_raw(raw.cast_unsigned())
     }
 
     /// The limits of the device.
@@ -232,16 +308,21 @@ impl Context {
         Ok(DeviceAttr {
             fw_ver,
             node_guid: u64::from_be(a.node_guid),
+            sys_image_guid: u64::from_be(a.sys_image_guid),
             vendor_id: a.vendor_id,
             vendor_part_id: a.vendor_part_id,
             hw_ver: a.hw_ver,
             max_mr_size: a.max_mr_size,
+            page_size_cap: a.page_size_cap,
+            device_cap_flags: a.device_cap_flags,
             max_qp: n(a.max_qp),
             max_qp_wr: n(a.max_qp_wr),
             max_sge: n(a.max_sge),
+            max_sge_rd: n(a.max_sge_rd),
             max_cq: n(a.max_cq),
             max_cqe: n(a.max_cqe),
             max_mr: n(a.max_mr),
+            max_mw: n(a.max_mw),
             max_pd: n(a.max_pd),
             max_ah: n(a.max_ah),
             max_srq: n(a.max_srq),
@@ -249,7 +330,12 @@ impl Context {
             max_srq_sge: n(a.max_srq_sge),
             max_qp_rd_atom: n(a.max_qp_rd_atom),
             max_qp_init_rd_atom: n(a.max_qp_init_rd_atom),
+            max_res_rd_atom: n(a.max_res_rd_atom),
             atomic_cap: AtomicCap::from_raw(a.atomic_cap),
+            max_mcast_grp: n(a.max_mcast_grp),
+            max_mcast_qp_attach: n(a.max_mcast_qp_attach),
+            max_pkeys: a.max_pkeys,
+            local_ca_ack_delay: a.local_ca_ack_delay,
             phys_port_cnt: a.phys_port_cnt,
         })
     }
@@ -279,6 +365,10 @@ impl Context {
             pkey_tbl_len: a.pkey_tbl_len,
             max_msg_sz: a.max_msg_sz,
             lid: Lid(a.lid),
+            lmc: a.lmc,
+            sm_lid: Lid(a.sm_lid),
+            active_width: a.active_width,
+            active_speed: a.active_speed,
             link_layer: LinkLayer::from_raw(a.link_layer.into()),
         })
     }
@@ -311,33 +401,64 @@ impl Context {
         Ok(PKey(u16::from_be(pkey)))
     }
 
-    /// The GID index to use on a port when nobody chose one: RoCE v2 over IPv4 if there is one, then any
-    /// RoCE v2, then any entry that is set, then 0.
+    /// The GID index to use on a port when nobody chose one.
+    ///
+    /// On Ethernet, of the entries that are set: RoCE v2 before v1, then IPv4 before IPv6, then an address
+    /// that routers forward before a link-local one, then the lowest; so a network whose switches know
+    /// ECN and routes is used as its operator set it up (UCX chooses by the same order). On
+    /// InfiniBand 0, which every subnet manager fills; LIDs do the addressing there.
     pub fn default_gid_index(&self, port_num: u8) -> Result<u8, VerbError> {
-        let len = self.query_port(port_num)?.gid_tbl_len.min(256);
+        let port = self.query_port(port_num)?;
+        if port.link_layer != LinkLayer::Ethernet {
+            return Ok(0);
+        }
         let mut best = (0u8, 0u8);
-        for index in 0..len {
-            let Ok(gid) = self.gid(port_num, index) else {
+        // `sgid_index` of an address vector has eight bits.
+        for index in 0..=u8::try_from(port.gid_tbl_len.saturating_sub(1)).unwrap_or(u8::MAX) {
+            let Ok(gid) = self.gid(port_num, index.into()) else {
                 continue;
             };
-            if gid.is_zero() {
-                continue;
-            }
-            let rank =
-                1 + u8::from(gid.is_ipv4_mapped()) + 2 * u8::from(self.is_roce_v2(port_num, index));
+            let rank = gid_rank(gid, self.gid_type(port_num, index.into()));
             if rank > best.0 {
-                best = (rank, u8::try_from(index).unwrap_or(u8::MAX));
+                best = (rank, index);
             }
         }
         Ok(best.1)
     }
 
-    /// What the kernel says of the GID; only the system's devices are in sysfs.
-    fn is_roce_v2(&self, port_num: u8, index: u32) -> bool {
-        let name = &self.inner.name;
-        let path = format!("/sys/class/infiniband/{name}/ports/{port_num}/gid_attrs/types/{index}");
-        self.inner.provider.name() == "system"
-            && std::fs::read_to_string(path).is_ok_and(|t| t.trim() == "RoCE v2")
+    /// What kind of address an entry of the GID table is, where that is known: the software NIC says it of
+    /// itself, and the kernel of the system's devices (in sysfs, from Linux 4.5 on).
+    pub fn gid_type(&self, port_num: u8, index: u32) -> Option<GidType> {
+        let ethernet = || {
+            let port = self.query_port(port_num);
+            port.is_ok_and(|p| p.link_layer == LinkLayer::Ethernet)
+        };
+        match self.inner.provider.name() {
+            "softnic" if ethernet() => Some(GidType::RoceV2),
+            "softnic" => Some(GidType::Ib),
+            "system" => {
+                let text = self.sysfs(&format!("ports/{port_num}/gid_attrs/types/{index}"))?;
+                match text.trim() {
+                    "RoCE v2" => Some(GidType::RoceV2),
+                    // One text for both, as both have the same header on the wire.
+                    "IB/RoCE v1" if ethernet() => Some(GidType::RoceV1),
+                    "IB/RoCE v1" => Some(GidType::Ib),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// A file of the device in sysfs; only the system's devices are there.
+    pub(crate) fn sysfs(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(self.sysfs_path(file)?).ok()
+    }
+
+    /// Where that file is.
+    pub(crate) fn sysfs_path(&self, file: &str) -> Option<std::path::PathBuf> {
+        let folder = std::path::Path::new("/sys/class/infiniband").join(&self.inner.name);
+        (self.inner.provider.name() == "system").then(|| folder.join(file))
     }
 
     /// Allocates a protection domain.
@@ -411,6 +532,16 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout: std::time::Duration) ->
     let timeout = rustix::event::Timespec::try_from(timeout).ok();
     // An interruption by a signal counts as nothing readable: callers poll again.
     poll(&mut fds, timeout.as_ref()).is_ok_and(|n| n > 0)
+}
+
+/// How good an entry of the GID table is for systems that nobody told which to use; 0 if it is not set.
+fn gid_rank(gid: Gid, gid_type: Option<GidType>) -> u8 {
+    if gid.is_zero() {
+        return 0;
+    }
+    1 + u8::from(!gid.is_link_local())
+        + 2 * u8::from(gid.is_ipv4_mapped())
+        + 4 * u8::from(gid_type == Some(GidType::RoceV2))
 }
 
 /// What happened to an object or port outside of any completion (`ibv_get_async_event(3)`).
@@ -573,4 +704,48 @@ pub struct PortGid {
     pub port_num: u8,
     /// The entry of the port's GID table.
     pub gid_index: u8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid(text
+            .parse::<std::net::Ipv6Addr>()
+            .expect("an address")
+            .octets())
+    }
+
+    #[test]
+    fn a_routable_address_of_roce_v2_is_the_best_gid() {
+        let (v1, v2) = (Some(GidType::RoceV1), Some(GidType::RoceV2));
+        let worst_first = [
+            ("::", v2),
+            ("fe80::1", v1),
+            ("2001:db8::1", v1),
+            ("::ffff:10.0.0.7", v1),
+            ("fe80::1", v2),
+            ("2001:db8::1", v2),
+            ("::ffff:10.0.0.7", v2),
+        ];
+        let ranks = worst_first.map(|(text, gid_type)| gid_rank(gid(text), gid_type));
+        assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
+        assert_eq!(ranks[0], 0);
+        // A provider that does not say the type: the address decides.
+        assert!(gid_rank(gid("::ffff:10.0.0.7"), None) > gid_rank(gid("fe80::1"), None));
+    }
+
+    #[test]
+    fn links_have_lanes_and_a_speed() {
+        let context = Provider::softnic()
+            .device(None)
+            .and_then(|d| d.open())
+            .expect("opens");
+        let mut port = context.query_port(1).expect("port 1");
+        (port.active_width, port.active_speed) = (2, 64);
+        assert_eq!((port.lanes(), port.lane_gbps()), (Some(4), Some(50.0)));
+        (port.active_width, port.active_speed) = (3, 3);
+        assert_eq!((port.lanes(), port.lane_gbps()), (None, None));
+    }
 }

@@ -5,6 +5,7 @@
 //! crate knows which one it is.
 //!
 //! - [`Provider`], [`Device`], [`Context`]: what there is, and its limits.
+//! - [`Capabilities`]: what a device can do, and why not what it cannot.
 //! - [`ProtectionDomain`], [`MemoryRegion`]: memory; contents are copied or atomic, never borrowed.
 //! - [`QueuePair`]`<`[`Rc`]`>`, `<`[`Uc`]`>`, `<`[`Ud`]`>`: what a transport cannot do does not compile.
 //! - [`Postlist`], [`RecvList`]: many WRs, one doorbell.
@@ -43,6 +44,7 @@
 #![deny(unsafe_code)]
 
 mod ah;
+mod capabilities;
 mod cq;
 mod device;
 mod error;
@@ -56,13 +58,14 @@ mod types;
 mod wait;
 
 pub use ah::{AddressHandle, UdDestination};
+pub use capabilities::{Capabilities, Capability, InlineBytes, Lack};
 pub use cq::{
     CompletionChannel, CompletionQueue, Completions, FailedCompletion, WcBuffer, WcOpcode,
     WcStatus, WorkCompletion,
 };
 pub use device::{
     AsyncEvent, Context, Device, DeviceAttr, NodeType, PortAttr, PortEvent, PortGid,
-    ProtectionDomain, QpEvent,
+    ProtectionDomain, QpEvent, TransportType,
 };
 pub use error::{PostError, PostErrorKind, VerbError};
 pub use mr::{MemoryRegion, MrSlice, RangeError, RemoteMemory};
@@ -73,8 +76,8 @@ pub use qp::{
 };
 pub use srq::SharedReceiveQueue;
 pub use types::{
-    Access, AtomicCap, Gid, LKey, Lid, LinkLayer, Mtu, PKey, PortState, Psn, QKey, QpState, Qpn,
-    RKey,
+    Access, AtomicCap, Gid, GidType, LKey, Lid, LinkLayer, Mtu, PKey, PortState, Psn, QKey,
+    QpState, Qpn, RKey,
 };
 pub use wait::{Waiter, poll_until};
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use verbs_abi::{Symbols, for_each_symbol};
 
+use crate::capabilities::Capabilities;
 use crate::device::Device;
 use crate::error::VerbError;
 
@@ -55,6 +56,10 @@ pub enum ProviderError {
 impl Provider {
     /// The names that [`by_name`](Self::by_name) knows.
     pub const NAMES: &[&str] = &["softnic", "system"];
+
+    pub(crate) fn new(name: &'static str, symbols: &'static Symbols) -> Self {
+        Self { name, symbols }
+    }
 
     /// The software NIC inside this process: always there, the default.
     pub fn softnic() -> Self {
@@ -172,6 +177,8 @@ pub(crate) struct ContextInner {
     pub(crate) symbols: &'static Symbols,
     pub(crate) raw: *mut verbs_abi::ibv_context,
     pub(crate) name: String,
+    /// Found out when somebody asks.
+    pub(crate) capabilities: OnceLock<Capabilities>,
 }
 
 // SAFETY: libibverbs contexts may be used from any thread at once (the verbs are thread-safe: IBTA vol. 1

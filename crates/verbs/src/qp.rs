@@ -95,7 +95,7 @@ pub struct QpBuilder<T> {
     max_recv_wr: u32,
     max_send_sge: u32,
     max_recv_sge: u32,
-    max_inline_data: u32,
+    inline: InlineWish,
     sq_sig_all: bool,
     port_num: u8,
     gid_index: Option<u8>,
@@ -129,7 +129,7 @@ impl ProtectionDomain {
             max_recv_wr: 128,
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: 64,
+            inline: InlineWish::UpTo(64),
             sq_sig_all: false,
             port_num: 1,
             gid_index: None,
@@ -169,8 +169,6 @@ impl<T: Transport> QpBuilder<T> {
         max_send_sge: u32;
         /// SGEs of a receive WR; 1 unless set.
         max_recv_sge: u32;
-        /// Bytes of inline payload; 64 unless set.
-        max_inline_data: u32;
         /// Whether every send WR is signaled; no unless set.
         sq_sig_all: bool;
         /// The port, from 1; 1 unless set.
@@ -200,6 +198,21 @@ impl<T: Transport> QpBuilder<T> {
         qkey: QKey;
         /// The service level; 0 unless set.
         sl: u8;
+    }
+
+    /// Bytes of inline payload that it must take: [`build`](QpBuilder::build) fails where the device grants
+    /// less.
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
+        self.inline = InlineWish::AtLeast(bytes);
+        self
+    }
+
+    /// Bytes of inline payload that would be good to have, 64 unless set. A device that refuses them is
+    /// asked for none: look at [`QueuePair::max_inline_data`], and send longer payload from registered
+    /// memory.
+    pub fn inline_up_to(mut self, bytes: u32) -> Self {
+        self.inline = InlineWish::UpTo(bytes);
+        self
     }
 
     /// Takes RECVs from a shared receive queue.
@@ -255,15 +268,21 @@ impl<T: Transport> QpBuilder<T> {
             } else {
                 self.max_recv_sge
             },
-            max_inline_data: self.max_inline_data,
+            max_inline_data: self.inline.bytes(),
         };
         init.qp_type = T::QP_TYPE;
         init.sq_sig_all = self.sq_sig_all.into();
-        // SAFETY: live PD, CQs and SRQ of one context, valid attributes.
-        let raw = unsafe { (context.symbols.ibv_create_qp)(self.pd.inner.raw, &mut init) };
-        if raw.is_null() {
-            return Err(VerbError::last("ibv_create_qp"));
-        }
+        let cap = init.cap;
+        let created = create_raw(&self.pd, &mut init);
+        let raw = match (created, self.inline) {
+            (Err(refused), InlineWish::UpTo(1..)) => {
+                // A refusal leaves `init` as it likes. If inline was not the reason, the first error says more.
+                init.cap = cap;
+                init.cap.max_inline_data = 0;
+                create_raw(&self.pd, &mut init).map_err(|_| refused)?
+            }
+            (created, _) => created?,
+        };
         // SAFETY: live QP; the number never changes.
         let qpn = Qpn(unsafe { (*raw).qp_num });
         let psn = self.psn.unwrap_or_else(Psn::random);
@@ -289,6 +308,15 @@ impl<T: Transport> QpBuilder<T> {
             recv_cq: self.recv_cq.clone(),
             srq: self.srq.clone(),
         };
+        if let InlineWish::AtLeast(bytes) = self.inline
+            && qp.caps.max_inline_data < bytes
+        {
+            let granted = qp.caps.max_inline_data;
+            return Err(VerbError::invalid(
+                "ibv_create_qp",
+                format!("the device grants {granted} of {bytes} bytes of inline payload"),
+            ));
+        }
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_INIT;
         attr.pkey_index = self.pkey_index;
@@ -310,6 +338,58 @@ impl<T: Transport> QpBuilder<T> {
         qp.modify(&mut attr, mask)?;
         Ok((qp, self))
     }
+}
+
+/// Inline payload that a queue pair is to take.
+#[derive(Debug, Clone, Copy)]
+enum InlineWish {
+    AtLeast(u32),
+    UpTo(u32),
+}
+
+impl InlineWish {
+    fn bytes(self) -> u32 {
+        match self {
+            Self::AtLeast(bytes) | Self::UpTo(bytes) => bytes,
+        }
+    }
+}
+
+/// Creates a queue pair whose CQs and SRQ, if any, are live and of the PD's context.
+fn create_raw(
+    pd: &ProtectionDomain,
+    init: &mut abi::ibv_qp_init_attr,
+) -> Result<*mut abi::ibv_qp, VerbError> {
+    // SAFETY: live PD; CQs and SRQ as the function's comment says, both callers in this module hold them.
+    let raw = unsafe { (pd.inner.context.symbols.ibv_create_qp)(pd.inner.raw, init) };
+    if raw.is_null() {
+        return Err(VerbError::last("ibv_create_qp"));
+    }
+    Ok(raw)
+}
+
+/// Creates the smallest queue pair of transport `T` with so much inline payload, and destroys it: the inline
+/// payload that was granted, or why there is no such queue pair.
+pub(crate) fn probe<T: Transport>(
+    pd: &ProtectionDomain,
+    cq: &CompletionQueue,
+    max_inline_data: u32,
+) -> Result<u32, VerbError> {
+    let mut init = abi::ibv_qp_init_attr::zeroed();
+    (init.send_cq, init.recv_cq) = (cq.inner.raw, cq.inner.raw);
+    init.qp_type = T::QP_TYPE;
+    init.cap = abi::ibv_qp_cap {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data,
+    };
+    let raw = create_raw(pd, &mut init)?;
+    // SAFETY: created just now, in RESET, nothing uses it.
+    let ret = unsafe { (pd.inner.context.symbols.ibv_destroy_qp)(raw) };
+    VerbError::check("ibv_destroy_qp", ret)?;
+    Ok(init.cap.max_inline_data)
 }
 
 impl<T: Connected> QpBuilder<T> {

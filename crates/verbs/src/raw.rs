@@ -20,6 +20,17 @@ pub fn symbols(provider: &Provider) -> &'static Symbols {
     provider.symbols()
 }
 
+/// A provider over a table that the caller filled: a layer over another provider, say, that takes something
+/// away or counts calls.
+///
+/// # Safety
+/// Every function of the table keeps the rules of the man page of its name, and objects of one are good for
+/// all others of the table (and their `context->ops`), from any thread.
+#[allow(unsafe_code)]
+pub unsafe fn provider(name: &'static str, symbols: &'static Symbols) -> Provider {
+    Provider::new(name, symbols)
+}
+
 /// The `ibv_context` of a context.
 pub fn context(context: &Context) -> *mut abi::ibv_context {
     context.inner.raw

@@ -86,6 +86,38 @@ impl Gid {
     pub fn is_ipv4_mapped(&self) -> bool {
         self.0[..10] == [0; 10] && self.0[10..12] == [0xff, 0xff]
     }
+
+    /// Whether this is an address of one link (fe80::/10, or 169.254.0.0/16 mapped), which no router
+    /// forwards.
+    pub fn is_link_local(&self) -> bool {
+        let mapped = self.is_ipv4_mapped() && self.0[12..14] == [169, 254];
+        mapped || (self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80)
+    }
+}
+
+/// What a GID is on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum GidType {
+    /// InfiniBand's own.
+    #[serde(rename = "IB")]
+    Ib,
+    /// RoCE v1: a GRH in an Ethernet frame, not routed.
+    #[serde(rename = "RoCE v1")]
+    RoceV1,
+    /// RoCE v2: an address of UDP over IP.
+    #[serde(rename = "RoCE v2")]
+    RoceV2,
+}
+
+impl fmt::Display for GidType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ib => "IB",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        })
+    }
 }
 
 impl fmt::Display for Gid {
@@ -319,6 +351,26 @@ mod tests {
         let json = serde_json::to_string(&gid).expect("a string");
         assert_eq!(json, "\"::ffff:10.0.0.7\"");
         assert_eq!(serde_json::from_str::<Gid>(&json).expect("the same"), gid);
+    }
+
+    #[test]
+    fn addresses_that_no_router_forwards_are_told() {
+        let gid = |text: &str| {
+            Gid(text
+                .parse::<std::net::Ipv6Addr>()
+                .expect("an address")
+                .octets())
+        };
+        for (text, link_local) in [
+            ("fe80::1", true),
+            ("febf::1", true),
+            ("fec0::1", false),
+            ("2001:db8::1", false),
+            ("::ffff:169.254.3.4", true),
+            ("::ffff:169.253.3.4", false),
+        ] {
+            assert_eq!(gid(text).is_link_local(), link_local, "{text}");
+        }
     }
 
     #[test]
