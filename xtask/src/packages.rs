@@ -34,6 +34,11 @@ pub(crate) const LIBIBVERBS_DEV: Package = Package {
     why: "the layout tests compare with its headers",
     present: Present::File("/usr/include/infiniband/verbs.h"),
 };
+pub(crate) const LIBRDMACM_DEV: Package = Package {
+    name: "librdmacm-dev",
+    why: "the layout tests compare with its headers",
+    present: Present::File("/usr/include/rdma/rdma_cma.h"),
+};
 pub(crate) const UCX_UTILS: Package = Package {
     name: "ucx-utils",
     why: "ucx_perftest is a peer of the benchmark",
@@ -91,6 +96,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     GCC,
     LIBC_DEV,
     LIBIBVERBS_DEV,
+    LIBRDMACM_DEV,
     UCX_UTILS,
     REDIS_SERVER,
     REDIS_TOOLS,

@@ -1,4 +1,4 @@
-//! The C ABI of libibverbs as Rust types.
+//! The C ABI of libibverbs and librdmacm as Rust types.
 //!
 //! Names are C's, so that `man 3 ibv_post_send`, the specification and any RDMA program read the same
 //! as this crate. There is no behaviour here, and nothing is linked: a *provider* (the software NIC, or
@@ -49,6 +49,8 @@ families! {
     pd;
     port;
     qp;
+    rdma_cma;
+    rsocket;
     srq;
     wc;
     wq;

@@ -8,8 +8,12 @@ use std::process::{Command, Output};
 use verbs_abi::layout;
 
 /// Said whenever the compiler does not do as asked: the likely reason, and what to do about it.
-const NEEDED: &str = "this test needs a C compiler (cc) and <infiniband/verbs.h> of rdma-core 44 or later: \
-                      install the package libibverbs-dev";
+const NEEDED: &str = "this test needs a C compiler (cc), <infiniband/verbs.h> and <rdma/rdma_cma.h> of rdma-core 44 \
+                      or later: install the packages libibverbs-dev and librdmacm-dev";
+
+/// The headers that this crate is compared with.
+const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/ib.h>\n\
+                       #include <rdma/rdma_cma.h>\n#include <rdma/rsocket.h>\n";
 
 /// A directory of this test process, removed when it is done.
 struct Scratch(PathBuf);
@@ -46,8 +50,9 @@ type Facts = BTreeMap<String, i128>;
 /// What Rust says, and the C program that says the same of the headers.
 fn claims() -> (Facts, String) {
     let mut rust = Facts::new();
-    let mut c = String::from(
-        "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\n\
+    let mut c = String::from(HEADERS);
+    c.push_str(
+        "#include <stddef.h>\n#include <stdio.h>\n\
          #define FACT(name, value) printf(\"%s %lld\\n\", name, (long long)(value))\n\
          int main(void)\n{\n",
     );
@@ -155,7 +160,7 @@ fn layout_and_constants_are_those_of_the_headers() {
 fn nothing_of_the_header_is_missing() {
     let scratch = Scratch::new("complete");
     let source = scratch.0.join("header.c");
-    std::fs::write(&source, "#include <infiniband/verbs.h>\n").unwrap();
+    std::fs::write(&source, HEADERS).unwrap();
     let output = run(Command::new("cc")
         .args(["-std=gnu11", "-E", "-P"])
         .arg(&source));
@@ -172,13 +177,21 @@ fn nothing_of_the_header_is_missing() {
     let mut wanted = BTreeSet::new();
     for window in words.windows(3) {
         if let ["struct" | "union", name, body] = window
-            && (name.starts_with("ibv_") || name.starts_with("verbs_"))
+            && ["ibv_", "verbs_", "rdma_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
             && body.starts_with('{')
         {
             wanted.insert(*name);
         }
     }
-    wanted.extend(words.iter().filter(|word| word.starts_with("IBV_")));
+    wanted.extend(
+        words
+            .iter()
+            .filter(|word| word.starts_with("IBV_") || word.starts_with("RDMA_"))
+            // Numbers of the kernel's drivers, which user-space headers only drag in.
+            .filter(|word| !word.starts_with("RDMA_DRIVER_")),
+    );
     assert!(
         wanted.len() > 400,
         "only {} names were found in the header",
