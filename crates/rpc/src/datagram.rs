@@ -1,13 +1,18 @@
 //! Datagram RPC: requests and responses are UD SENDs.
 
 use verbs::{
-    HeaderOnly, Inline, Postlist, ProtectionDomain, QpEndpoint, Qpn, Ud, UdDestination, WcBuffer,
+    Capability, HeaderOnly, Inline, Postlist, ProtectionDomain, QpEndpoint, Qpn, Ud, UdDestination,
+    WcBuffer,
 };
 
 use crate::{
     ClientTable, Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort,
     UdPortConfig,
 };
+
+/// What it needs of a device; [completion events](Capability::CompletionEvents) besides, if the port has a
+/// channel.
+pub const NEEDS: &[Capability] = &[Capability::Ud, Capability::Immediates];
 
 /// A server's worker: takes what came, has it handled, answers with one doorbell.
 #[derive(Debug)]
@@ -117,6 +122,7 @@ impl Server {
         }
         let mut state = handler.begin(self.batch.len());
         self.list.clear();
+        let (outbox, number) = self.port.outbox();
         for (i, &(client, imm)) in self.batch.iter().enumerate() {
             let Some(to) = &self.clients[client as usize] else {
                 continue;
@@ -133,6 +139,8 @@ impl Server {
                 request,
                 Reply {
                     list: &mut self.list,
+                    outbox,
+                    number,
                     to,
                     imm,
                 },
@@ -205,13 +213,20 @@ impl Client {
     }
 
     /// Sends one request with payload.
+    ///
+    /// # Panics
+    /// When the payload is longer than [`UdPortConfig::send_payload`].
     pub fn send(&mut self, payload: &[u8], imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server else {
             return Err(RpcError::Config("not connected".into()));
         };
         self.ready = (0, 0);
         self.list.clear();
-        self.list.send_with_imm(Inline(payload), server, imm);
+        let (outbox, number) = self.port.outbox();
+        match outbox.place(number, payload) {
+            None => self.list.send_with_imm(Inline(payload), server, imm),
+            Some(slot) => self.list.send_with_imm(slot, server, imm),
+        };
         self.port.post(&mut self.list)
     }
 

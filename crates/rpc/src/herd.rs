@@ -17,11 +17,16 @@
 //! payload is that one word, which no NIC tears.
 
 use verbs::{
-    Access, Inline, MemoryRegion, Postlist, PreparedQp, ProtectionDomain, QpEndpoint, QueuePair,
-    RemoteMemory, Uc, Ud, UdDestination, WcBuffer,
+    Access, Capability, Inline, MemoryRegion, PortGid, Postlist, PreparedQp, ProtectionDomain,
+    QpEndpoint, QueuePair, RemoteMemory, Uc, Ud, UdDestination, WcBuffer,
 };
 
-use crate::{Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort, UdPortConfig};
+use crate::{
+    Counts, Handler, MAX_BATCH, Outbox, Received, Reply, Request, RpcError, UdPort, UdPortConfig,
+};
+
+/// What it needs of a device.
+pub const NEEDS: &[Capability] = &[Capability::Uc, Capability::Ud, Capability::Immediates];
 
 /// How responses leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,6 +231,7 @@ impl Server {
         let mut state = handler.begin(self.batch.len());
         let (port, list) = &mut self.queues[self.queue];
         list.clear();
+        let (outbox, number_of_first) = port.outbox();
         let stride = self.layout.payload as usize;
         for (i, &(client, number, len)) in self.batch.iter().enumerate() {
             let Some(peer) = &self.clients[client as usize] else {
@@ -242,6 +248,8 @@ impl Server {
                 request,
                 Reply {
                     list,
+                    outbox,
+                    number: number_of_first,
                     to: &peer.to,
                     imm: number,
                 },
@@ -328,15 +336,17 @@ pub fn region_of(region: &RemoteMemory, layout: &Layout, client: u32) -> Option<
 /// The server's end of a client's UC queue pair; it only has to exist.
 pub fn server_qp(
     pd: &ProtectionDomain,
-    port_num: u8,
+    port: PortGid,
     cq: &verbs::CompletionQueue,
 ) -> Result<PreparedQp<Uc>, RpcError> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     Ok(pd
         .qp::<Uc>(cq, cq)
-        .port_num(port_num)
+        .port_num(port.port_num)
+        .gid_index(port.gid_index)
         .max_send_wr(1)
         .max_recv_wr(1)
+        .inline_up_to(0)
         .access(access)
         .build()?)
 }
@@ -344,6 +354,7 @@ pub fn server_qp(
 /// A client before it knows the server.
 #[derive(Debug)]
 pub struct PreparedClient {
+    pd: ProtectionDomain,
     uc: PreparedQp<Uc>,
     uc_cq: verbs::CompletionQueue,
     port: UdPort,
@@ -358,13 +369,16 @@ impl PreparedClient {
         config: &UdPortConfig,
     ) -> Result<Self, RpcError> {
         let uc_cq = pd.context().create_cq(config.send_depth.max(16))?;
-        let uc = pd
+        let mut uc = pd
             .qp::<Uc>(&uc_cq, &uc_cq)
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(1)
-            .max_inline_data(request_payload + 8)
-            .build()?;
+            .inline_up_to(request_payload + 8);
+        if let Some(index) = config.gid_index {
+            uc = uc.gid_index(index);
+        }
+        let uc = uc.build()?;
         let port = UdPort::new(
             pd,
             &UdPortConfig {
@@ -372,7 +386,12 @@ impl PreparedClient {
                 ..config.clone()
             },
         )?;
-        Ok(Self { uc, uc_cq, port })
+        Ok(Self {
+            pd: pd.clone(),
+            uc,
+            uc_cq,
+            port,
+        })
     }
 
     /// The UC queue pair that it WRITEs from.
@@ -400,8 +419,15 @@ impl PreparedClient {
             )));
         }
         let uc = self.uc.connect(server)?;
+        let outbox = Outbox::new(
+            &self.pd,
+            layout.slot_bytes(),
+            uc.max_inline_data(),
+            uc.max_send_wr(),
+        )?;
         Ok(Client {
             list: uc.postlist(MAX_BATCH),
+            outbox,
             send_depth: uc.max_send_wr() as u64,
             uc,
             uc_cq: self.uc_cq,
@@ -424,6 +450,7 @@ pub struct Client {
     uc: QueuePair<Uc>,
     uc_cq: verbs::CompletionQueue,
     list: Postlist<Uc>,
+    outbox: Outbox,
     port: UdPort,
     region: RemoteMemory,
     layout: Layout,
@@ -476,13 +503,17 @@ impl Client {
                 len: bytes as u64,
                 rkey: self.region.rkey,
             };
-            if self.layout.payload == 0 {
-                self.list.rdma_write(Inline(&word), remote);
+            let message = if self.layout.payload == 0 {
+                &word[..]
             } else {
                 self.message[..payload.len()].copy_from_slice(payload);
                 self.message[bytes - 8..].copy_from_slice(&word);
-                self.list.rdma_write(Inline(&self.message), remote);
-            }
+                &self.message
+            };
+            match self.outbox.place(self.posted + i as u64, message) {
+                None => self.list.rdma_write(Inline(message), remote),
+                Some(slot) => self.list.rdma_write(slot, remote),
+            };
             self.next = number;
         }
         self.post()

@@ -8,6 +8,9 @@
 //! do shared work once a batch, and the answers of a batch leave with one doorbell. Neither knows what is
 //! called nor which NIC runs it; how endpoints reach the other side is the caller's affair.
 //!
+//! Each says in `NEEDS` what it needs of a device. Payload that a device does not take inline leaves from
+//! registered memory.
+//!
 //! Nothing here retries. UC and UD lose messages rarely, not never: a caller keeps a deadline, and starts
 //! over with new queue pairs when it passes, so that a late answer finds nobody.
 
@@ -15,11 +18,13 @@
 
 pub mod datagram;
 pub mod herd;
+mod outbox;
 mod port;
 mod table;
 
 use verbs::{HeaderOnly, Inline, PostError, Postlist, Ud, UdDestination, VerbError};
 
+use outbox::Outbox;
 pub use port::{Received, UdPort, UdPortConfig};
 pub use table::ClientTable;
 
@@ -50,15 +55,25 @@ pub struct Request<'a> {
 #[derive(Debug)]
 pub struct Reply<'a> {
     list: &'a mut Postlist<Ud>,
+    outbox: &'a Outbox,
+    /// Of the list's first message.
+    number: u64,
     to: &'a UdDestination,
     imm: u32,
 }
 
 impl Reply<'_> {
     /// Answers with payload, and with the immediate of the request.
+    ///
+    /// # Panics
+    /// When the payload is longer than [`UdPortConfig::send_payload`].
     #[inline]
     pub fn bytes(self, payload: &[u8]) {
-        self.list.send_with_imm(Inline(payload), self.to, self.imm);
+        let number = self.number + self.list.len() as u64;
+        match self.outbox.place(number, payload) {
+            None => self.list.send_with_imm(Inline(payload), self.to, self.imm),
+            Some(slot) => self.list.send_with_imm(slot, self.to, self.imm),
+        };
     }
 
     /// Answers without payload, with the immediate of the request.

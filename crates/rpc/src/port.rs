@@ -5,7 +5,7 @@ use verbs::{
     ProtectionDomain, QpEndpoint, Qpn, QueuePair, RecvList, Ud, WcBuffer,
 };
 
-use crate::{MAX_BATCH, RpcError};
+use crate::{MAX_BATCH, Outbox, RpcError};
 
 /// How a [`UdPort`] is made.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub struct UdPortConfig {
     pub recv_depth: u32,
     /// The longest payload that comes. With 0 all RECVs share one buffer.
     pub recv_payload: usize,
-    /// The longest payload that is sent.
+    /// The longest payload that is sent: inline where the device takes it, else from registered memory.
     pub send_payload: u32,
     /// Where events of the receive CQ come.
     pub channel: Option<CompletionChannel>,
@@ -50,6 +50,7 @@ pub struct UdPort {
     recv_cq: CompletionQueue,
     recvs: RecvList,
     buffers: Buffers,
+    outbox: Outbox,
     /// RECVs of the list, from here on, are consumed and not posted again yet.
     recv_next: usize,
     /// SENDs posted, known to be complete, and posted since the last signaled one.
@@ -115,7 +116,7 @@ impl UdPort {
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(config.recv_depth.max(1))
-            .max_inline_data(config.send_payload);
+            .inline_up_to(config.send_payload);
         if let Some(index) = config.gid_index {
             builder = builder.gid_index(index);
         }
@@ -138,7 +139,14 @@ impl UdPort {
         if config.recv_depth > 0 {
             qp.post_recv(&mut recvs)?;
         }
+        let outbox = Outbox::new(
+            pd,
+            config.send_payload as usize,
+            qp.max_inline_data(),
+            qp.max_send_wr(),
+        )?;
         Ok(Self {
+            outbox,
             send_depth: qp.max_send_wr() as u64,
             qp,
             send_cq,
@@ -169,6 +177,12 @@ impl UdPort {
     /// A postlist for [`post`](Self::post).
     pub fn postlist(&self, capacity: usize) -> Postlist<Ud> {
         self.qp.postlist(capacity)
+    }
+
+    /// Where payload goes that is built for the next [`post`](Self::post), and the number of its first message.
+    #[inline]
+    pub(crate) fn outbox(&self) -> (&Outbox, u64) {
+        (&self.outbox, self.posted)
     }
 
     /// Posts a list with one doorbell, after waiting for room if there is none.

@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use rpc::{RpcError, UdPortConfig, datagram, herd};
-use verbs::{Access, Context, ProtectionDomain, Provider, Rc, Waiter};
+use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, Waiter};
 
 use crate::lanes::{AtomicsLane, Lane, RpcLane, Sink, SpecLane};
 use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
-use crate::{ClientConfig, ClientReport, Design, Failures, Latency, Until};
+use crate::{ClientConfig, ClientReport, Design, Failures, Latency, OpenError, Unsupported, Until};
 
 /// A client of a [`Server`](crate::Server). Dropping it disconnects it.
 #[derive(Debug)]
 pub struct Client {
     config: ClientConfig,
+    port: PortGid,
     context: Context,
     pd: ProtectionDomain,
     session: Option<Session>,
@@ -47,9 +48,12 @@ pub enum ClientError {
         /// Whether it may succeed later.
         retry: bool,
     },
-    /// There is no such provider.
+    /// The device lacks what the server's design needs.
     #[error(transparent)]
-    Provider(#[from] verbs::ProviderError),
+    Unsupported(#[from] Unsupported),
+    /// The NIC cannot be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs::VerbError),
@@ -87,13 +91,20 @@ impl Client {
     /// Connects to a server; tries for [`ClientConfig::reconnect_ms`] if it is not there (yet).
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
         config.check().map_err(ClientError::Config)?;
-        let context = Provider::by_name(&config.nic.provider)?
-            .device(config.nic.device.as_deref())?
-            .open()?;
+        let context = config.nic.open()?;
+        Self::connect_on(&context, config)
+    }
+
+    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and
+    /// device.
+    pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
+        config.check().map_err(ClientError::Config)?;
+        let port = config.nic.port(context)?;
         let pd = context.alloc_pd()?;
         let mut client = Self {
             config,
-            context,
+            port,
+            context: context.clone(),
             pd,
             session: None,
             design: Design::SpecS0,
@@ -286,6 +297,7 @@ impl Client {
                 welcome.max_window, self.config.window
             )));
         }
+        design.check(self.context.capabilities()?)?;
         let prepared = self.prepare(design)?;
         let mut hello = Hello {
             version: rendezvous::VERSION,
@@ -321,11 +333,11 @@ impl Client {
 
     /// This side's queue pairs, as far as they can be without the server.
     fn prepare(&self, design: Design) -> Result<Prepared, ClientError> {
-        let (nic, window) = (&self.config.nic, self.config.window);
+        let (nic, window) = (self.port, self.config.window);
         let depth = u32::try_from(window.max(64)).unwrap_or(u32::MAX);
         let port = UdPortConfig {
             port_num: nic.port_num,
-            gid_index: nic.gid_index,
+            gid_index: Some(nic.gid_index),
             send_depth: (depth * 2).max(256),
             recv_depth: depth,
             recv_payload: 8,
@@ -335,16 +347,15 @@ impl Client {
         match design {
             Design::Atomics => {
                 let cq = self.context.create_cq(depth + 4)?;
-                let mut builder = self
+                let qp = self
                     .pd
                     .qp::<Rc>(&cq, &cq)
                     .port_num(nic.port_num)
+                    .gid_index(nic.gid_index)
                     .max_send_wr(depth + 4)
-                    .max_recv_wr(1);
-                if let Some(index) = nic.gid_index {
-                    builder = builder.gid_index(index);
-                }
-                Ok(Prepared::Atomics(builder.build()?, cq))
+                    .max_recv_wr(1)
+                    .inline_up_to(0);
+                Ok(Prepared::Atomics(qp.build()?, cq))
             }
             Design::SpecS0 => Ok(Prepared::Spec(datagram::Client::new(&self.pd, &port)?)),
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Ok(Prepared::Rpc(
@@ -382,10 +393,7 @@ impl Client {
                 AnyLane::Rpc(Box::new(RpcLane::new(client, window)))
             }
             Prepared::Spec(mut client) => {
-                client.connect(
-                    self.pd
-                        .ud_destination(self.config.nic.port_num, &accepted.endpoint)?,
-                );
+                client.connect(self.pd.ud_destination_from(self.port, &accepted.endpoint)?);
                 AnyLane::Spec(Box::new(SpecLane::new(client, window, accepted.next)))
             }
         })

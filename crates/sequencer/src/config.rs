@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use verbs::{Capabilities, Capability, Context, Lack, LinkLayer, PortGid, PortState, Provider};
 
 /// How clients get numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,6 +58,45 @@ impl Design {
         }
     }
 
+    /// What it needs of a device, at the server and at clients.
+    pub fn needs(self) -> &'static [Capability] {
+        match self {
+            // READs fetch the limit.
+            Self::Atomics => &[Capability::Rc, Capability::RdmaRead, Capability::Atomics],
+            Self::Rpc | Self::RpcBatch | Self::RpcBatchMq => rpc::herd::NEEDS,
+            // Idle workers sleep until a datagram comes.
+            Self::SpecS0 => &[
+                Capability::Ud,
+                Capability::Immediates,
+                Capability::CompletionEvents,
+            ],
+        }
+    }
+
+    /// Whether it runs on a device.
+    ///
+    /// # Errors
+    /// Says what the device lacks and why, and which designs run there.
+    pub fn check(self, device: &Capabilities) -> Result<(), Unsupported> {
+        let lacks = device.lacks_of(self.needs());
+        if lacks.is_empty() {
+            return Ok(());
+        }
+        Err(Unsupported {
+            design: self,
+            device: device.device.clone(),
+            provider: device.provider,
+            lacks,
+            runnable: Self::runnable(device),
+        })
+    }
+
+    /// The designs that run on a device.
+    pub fn runnable(device: &Capabilities) -> Vec<Self> {
+        let runs = |design: &Self| device.lacks_of(design.needs()).is_empty();
+        Self::ALL.into_iter().filter(runs).collect()
+    }
+
     /// The first number that it refuses to give: see [`crate::counter`].
     pub fn end_of_numbers(self) -> u64 {
         match self {
@@ -88,6 +128,51 @@ impl FromStr for Design {
     }
 }
 
+/// A design that a device cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unsupported {
+    /// The design.
+    pub design: Design,
+    /// The device.
+    pub device: String,
+    /// Its provider.
+    pub provider: &'static str,
+    /// What the design needs and the device does not have; never empty.
+    pub lacks: Vec<Lack>,
+    /// The designs that run there.
+    pub runnable: Vec<Design>,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.lacks.iter().map(|l| l.capability.name()).collect();
+        let why: Vec<_> = match &self.lacks[..] {
+            [only] => vec![only.why.clone()],
+            several => several
+                .iter()
+                .map(|l| format!("{}: {}", l.capability, l.why))
+                .collect(),
+        };
+        let runnable: Vec<_> = self.runnable.iter().map(|d| d.name()).collect();
+        write!(
+            f,
+            "design {} needs {}, which {} ({}) does not have ({}); designs that run there: {}",
+            self.design,
+            names.join(" and "),
+            self.device,
+            self.provider,
+            why.join("; "),
+            if runnable.is_empty() {
+                "none".to_owned()
+            } else {
+                runnable.join(", ")
+            },
+        )
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
 /// Which NIC to use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -111,6 +196,74 @@ impl Default for NicConfig {
             gid_index: None,
         }
     }
+}
+
+impl NicConfig {
+    /// Opens the device.
+    pub(crate) fn open(&self) -> Result<Context, OpenError> {
+        let provider = Provider::by_name(&self.provider)?;
+        Ok(provider.device(self.device.as_deref())?.open()?)
+    }
+
+    /// The port and the GID to use on it.
+    ///
+    /// # Errors
+    /// Says what is wrong with the port, or with the entry that was chosen.
+    pub fn port(&self, context: &Context) -> Result<PortGid, OpenError> {
+        let (name, port_num) = (context.device_name(), self.port_num);
+        let no = |text: String| Err(OpenError::Port(text));
+        let ports = context.query_device()?.phys_port_cnt;
+        if port_num == 0 || port_num > ports {
+            return no(format!(
+                "{name} has no port {port_num}: its ports are 1 to {ports}"
+            ));
+        }
+        let port = context.query_port(port_num)?;
+        if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
+            let how = match port.link_layer {
+                LinkLayer::Ethernet => "set its network interface up",
+                _ => "it needs a cable and a subnet manager",
+            };
+            return no(format!(
+                "port {port_num} of {name} is {}: {how}",
+                port.state
+            ));
+        }
+        let Some(gid_index) = self.gid_index else {
+            let gid_index = context.default_gid_index(port_num)?;
+            return Ok(PortGid {
+                port_num,
+                gid_index,
+            });
+        };
+        // An entry past the end cannot even be read.
+        let gid = context.gid(port_num, gid_index.into()).unwrap_or_default();
+        if gid.is_zero() {
+            return no(format!(
+                "GID index {gid_index} of port {port_num} of {name} is empty: `verbatim devices` lists those \
+                 that are set"
+            ));
+        }
+        Ok(PortGid {
+            port_num,
+            gid_index,
+        })
+    }
+}
+
+/// Why a NIC cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no such provider.
+    #[error(transparent)]
+    Provider(#[from] verbs::ProviderError),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] verbs::VerbError),
+    /// The port cannot be used as configured.
+    #[error("{0}")]
+    Port(String),
 }
 
 /// How a server runs.

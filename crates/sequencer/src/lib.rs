@@ -39,7 +39,7 @@ mod worker;
 
 pub use checker::{Checker, Verdict};
 pub use client::{Client, ClientError};
-pub use config::{ClientConfig, Design, NicConfig, ServerConfig};
+pub use config::{ClientConfig, Design, NicConfig, OpenError, ServerConfig, Unsupported};
 pub use numbers::NumberSet;
 pub use report::{ClientReport, Failures, Latency, ServerStats, Until};
 pub use server::{Server, ServerError};

@@ -12,15 +12,13 @@ use std::time::Duration;
 
 use rpc::{UdPortConfig, datagram, herd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use verbs::{
-    Access, AtomicCap, CompletionQueue, Context, ProtectionDomain, Provider, QueuePair, Rc,
-};
+use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
 use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
 use crate::state::{StateError, StateFile};
 use crate::worker::{self, Command, Engine, WorkerShared, lock};
-use crate::{Design, ServerConfig, ServerStats};
+use crate::{Design, OpenError, ServerConfig, ServerStats, Unsupported};
 
 /// A running server. Dropping it stops it.
 ///
@@ -57,9 +55,12 @@ pub enum ServerError {
         /// Why.
         source: std::io::Error,
     },
-    /// There is no such provider.
+    /// The device lacks what the design needs.
     #[error(transparent)]
-    Provider(#[from] verbs::ProviderError),
+    Unsupported(#[from] Unsupported),
+    /// The NIC cannot be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs::VerbError),
@@ -74,6 +75,7 @@ pub enum ServerError {
 #[derive(Debug)]
 struct Shared {
     config: ServerConfig,
+    port: PortGid,
     pd: ProtectionDomain,
     /// Of queue pairs on which the server never posts.
     cq: CompletionQueue,
@@ -97,17 +99,21 @@ impl Server {
     /// Starts a server: it serves when this returns.
     pub fn start(config: ServerConfig) -> Result<Self, ServerError> {
         config.check().map_err(ServerError::Config)?;
+        let context = config.nic.open()?;
+        Self::start_on(&context, config)
+    }
+
+    /// Starts a server on a device that is open already, whatever [`ServerConfig::nic`] says of provider and
+    /// device.
+    ///
+    /// # Errors
+    /// Before anything else, [`ServerError::Unsupported`] when the device lacks what the design needs.
+    pub fn start_on(context: &Context, config: ServerConfig) -> Result<Self, ServerError> {
+        config.check().map_err(ServerError::Config)?;
         let design = config.design;
-        let context = Provider::by_name(&config.nic.provider)?
-            .device(config.nic.device.as_deref())?
-            .open()?;
+        design.check(context.capabilities()?)?;
+        let port = config.nic.port(context)?;
         let device = context.query_device()?;
-        if design == Design::Atomics && device.atomic_cap == AtomicCap::None {
-            let name = context.device_name();
-            return Err(ServerError::Config(format!(
-                "device {name} has no atomics: choose another design"
-            )));
-        }
         let listener = TcpListener::bind(&config.listen).map_err(|source| ServerError::Listen {
             address: config.listen.clone(),
             source,
@@ -136,10 +142,11 @@ impl Server {
         };
         let pd = context.alloc_pd()?;
         let counter = Counter::new(&pd, start, limit, end, config.reserve / 2)?;
-        let engines = engines(&config, &context, &pd, device.max_qp_wr)?;
+        let engines = engines(&config, port, context, &pd, device.max_qp_wr)?;
         let (engines, workers): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
         let shared = Arc::new(Shared {
             cq: context.create_cq(1)?,
+            port,
             pd,
             counter,
             workers,
@@ -264,15 +271,15 @@ impl Drop for Server {
 /// The workers of a design and what the rest of the server needs to know of each.
 fn engines(
     config: &ServerConfig,
+    port: PortGid,
     context: &Context,
     pd: &ProtectionDomain,
     max_qp_wr: u32,
 ) -> Result<Vec<(Engine, Arc<WorkerShared>)>, ServerError> {
     let max_clients = u32::try_from(config.max_clients).unwrap_or(u32::MAX);
-    let nic = &config.nic;
     let base = UdPortConfig {
-        port_num: nic.port_num,
-        gid_index: nic.gid_index,
+        port_num: port.port_num,
+        gid_index: Some(port.gid_index),
         ..UdPortConfig::default()
     };
     let make = |_| -> Result<_, ServerError> {
@@ -526,17 +533,16 @@ impl Shared {
     fn admit_atomics(&self, hello: &Hello, id: u64) -> Result<Accepted, Refused> {
         let peer = hello.rc.ok_or_else(|| missing("rc"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let builder = self
+        let qp = self
             .pd
             .qp::<Rc>(&self.cq, &self.cq)
-            .port_num(self.config.nic.port_num)
+            .port_num(self.port.port_num)
+            .gid_index(self.port.gid_index)
             .max_send_wr(1)
-            .max_recv_wr(1);
-        let builder = match self.config.nic.gid_index {
-            Some(index) => builder.gid_index(index),
-            None => builder,
-        };
-        let qp = builder.access(access).build()?;
+            .max_recv_wr(1)
+            .inline_up_to(0)
+            .access(access)
+            .build()?;
         let endpoint = qp.endpoint();
         let qp = qp.connect(&peer)?;
         if let Some(client) = lock(&self.clients).get_mut(&id) {
@@ -554,7 +560,7 @@ impl Shared {
 
     fn admit_spec(&self, hello: &Hello) -> Result<(Accepted, Place), Refused> {
         let peer = hello.ud.ok_or_else(|| missing("ud"))?;
-        let to = self.pd.ud_destination(self.config.nic.port_num, &peer)?;
+        let to = self.pd.ud_destination_from(self.port, &peer)?;
         let (worker, index) = self.place(hello.window)?;
         let (done, added) = sync_channel(1);
         self.workers[worker].tell(Command::AddDatagram { index, to, done });
@@ -575,12 +581,11 @@ impl Shared {
             hello.uc.ok_or_else(|| missing("uc"))?,
             hello.ud.ok_or_else(|| missing("ud"))?,
         );
-        let to = self.pd.ud_destination(self.config.nic.port_num, &ud)?;
-        let qp =
-            herd::server_qp(&self.pd, self.config.nic.port_num, &self.cq).map_err(|e| Refused {
-                reason: e.to_string(),
-                retry: true,
-            })?;
+        let to = self.pd.ud_destination_from(self.port, &ud)?;
+        let qp = herd::server_qp(&self.pd, self.port, &self.cq).map_err(|e| Refused {
+            reason: e.to_string(),
+            retry: true,
+        })?;
         let endpoint = qp.endpoint();
         let qp = qp.connect(&uc)?;
         let (worker, index) = self.place(0)?;

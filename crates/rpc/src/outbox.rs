@@ -1,0 +1,135 @@
+//! How the payload of small messages leaves: in the work request where the queue pair takes it inline, else
+//! from registered memory.
+
+use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain};
+
+use crate::{MAX_BATCH, RpcError};
+
+/// The payload of the messages of one queue pair.
+///
+/// Messages are numbered from 0 on, in the order in which they are posted. A message that does not fit
+/// inline gets the slot of its number in a ring, and the bytes there belong to the NIC until the message
+/// is complete. The ring has [`MAX_BATCH`] slots more than the send queue, so that a list can be built
+/// while the queue is full: a message that is being built is at most `MAX_BATCH - 1` above the number of
+/// those posted, and of these all but the last `send_depth` are complete.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    inline: usize,
+    ring: Option<Ring>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    mr: MemoryRegion,
+    stride: usize,
+    slots: u64,
+}
+
+impl Outbox {
+    /// For messages of at most `payload` bytes through a send queue of `send_depth` that takes `inline`
+    /// bytes inline. Registers memory only if it is needed.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        payload: usize,
+        inline: usize,
+        send_depth: usize,
+    ) -> Result<Self, RpcError> {
+        let ring = if payload <= inline {
+            None
+        } else {
+            // No two slots in one word: a message under way and its neighbour that is being written.
+            let stride = payload.next_multiple_of(8);
+            let slots = send_depth + MAX_BATCH;
+            let mr = pd.alloc(slots * stride, Access::LOCAL_READ)?;
+            Some(Ring {
+                mr,
+                stride,
+                slots: slots as u64,
+            })
+        };
+        Ok(Self { inline, ring })
+    }
+
+    /// Where the payload of message `number` leaves from: `None` for the work request itself, else its slot,
+    /// which holds the payload now.
+    ///
+    /// # Panics
+    /// When the payload is longer than this was made for.
+    #[inline]
+    pub(crate) fn place(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
+        (payload.len() > self.inline).then(|| self.register(number, payload))
+    }
+
+    fn register(&self, number: u64, payload: &[u8]) -> MrSlice {
+        let fits = self.ring.as_ref().filter(|r| payload.len() <= r.stride);
+        let Some(ring) = fits else {
+            panic!(
+                "{} bytes of payload in an outbox made for less",
+                payload.len()
+            );
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
+        let start = (number % ring.slots) as usize * ring.stride;
+        let inside = "the ring has so many slots";
+        ring.mr.write_at(start, payload).expect(inside);
+        ring.mr.slice(start..start + payload.len()).expect(inside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn pd() -> ProtectionDomain {
+        let device = verbs::Provider::softnic().device(None);
+        let context = device.and_then(|d| d.open()).expect("opens");
+        context.alloc_pd().expect("a PD")
+    }
+
+    #[test]
+    fn no_slot_is_written_while_the_nic_may_read_it() {
+        const DEPTH: u64 = 10;
+        let outbox = Outbox::new(&pd(), 12, 0, 10).expect("memory");
+        // The message that had each slot last.
+        let mut last = HashMap::new();
+        let mut posted = 0u64;
+        for list in [64, 1, 7, 64, 64, 3, 64] {
+            // The worst case: the whole send queue is under way while a list is built.
+            let under_way = posted.saturating_sub(DEPTH)..posted;
+            for number in posted..posted + list {
+                let slot = outbox.place(number, b"twelve bytes").expect("not inline");
+                assert_eq!((slot.len(), slot.addr() % 8), (12, 0));
+                if let Some(before) = last.insert(slot.addr(), number) {
+                    assert!(!under_way.contains(&before), "{number} over {before}");
+                    assert!(before < posted, "{number} over {before} of the same list");
+                }
+            }
+            posted += list;
+        }
+        assert_eq!(last.len(), 10 + MAX_BATCH);
+    }
+
+    #[test]
+    fn memory_is_registered_only_for_what_does_not_fit_inline() {
+        let inline = Outbox::new(&pd(), 16, 16, 10).expect("made");
+        assert!(inline.ring.is_none() && inline.place(0, &[1; 16]).is_none());
+        let some = Outbox::new(&pd(), 16, 8, 10).expect("made");
+        assert!(some.place(0, &[1; 8]).is_none());
+        let slot = some
+            .place(3, &[7; 9])
+            .expect("nine bytes are more than eight");
+        let ring = some.ring.as_ref().expect("memory");
+        let mut there = [0; 9];
+        let offset = usize::try_from(slot.addr() - ring.mr.addr()).expect("inside");
+        ring.mr.read_at(offset, &mut there).expect("inside");
+        assert_eq!(there, [7; 9]);
+    }
+
+    #[test]
+    #[should_panic(expected = "made for less")]
+    fn more_than_was_announced_is_a_mistake_of_the_caller() {
+        let outbox = Outbox::new(&pd(), 8, 0, 1).expect("made");
+        outbox.place(0, &[0; 9]);
+    }
+}

@@ -1,0 +1,183 @@
+//! Devices that lack something: a design that needs it is refused before anything starts, and a device
+//! without inline payload runs them all.
+
+#[path = "../../verbs/tests/limited/mod.rs"]
+mod limited;
+
+use std::path::Path;
+
+use sequencer::{
+    Checker, Client, ClientConfig, ClientError, Design, NicConfig, Server, ServerConfig,
+    ServerError, Until,
+};
+use verbs::{Context, Provider};
+
+fn open(provider: Provider) -> Context {
+    provider
+        .device(None)
+        .and_then(|device| device.open())
+        .expect("the software NIC opens")
+}
+
+fn server_config(design: Design) -> ServerConfig {
+    ServerConfig {
+        design,
+        ..ServerConfig::default()
+    }
+}
+
+fn client_config(server: &Server) -> ClientConfig {
+    ClientConfig {
+        server: server.address().to_string(),
+        deadline_ms: 60_000,
+        ..ClientConfig::default()
+    }
+}
+
+/// Runs a design with both sides on a device, and checks every number.
+fn run(server_side: &Context, client_side: &Context, design: Design) {
+    let server = Server::start_on(server_side, server_config(design)).expect("starts");
+    let mut client = Client::connect_on(client_side, client_config(&server)).expect("connects");
+    // Several times round all rings.
+    let report = client.run(Until::Count(20_000));
+    drop(client);
+    let stats = server.stop();
+    assert_eq!(report.requests, 20_000, "{design}: {:?}", report.failures);
+    let mut checker = Checker::new(stats.start);
+    checker.add("client", &report);
+    let verdict = checker.verdict(Some(stats.next));
+    assert!(verdict.ok, "{design}: {verdict}");
+}
+
+#[test]
+fn a_design_that_needs_what_the_device_lacks_does_not_start() {
+    let context = open(limited::without_uc());
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    for design in [Design::Rpc, Design::RpcBatch, Design::RpcBatchMq] {
+        let config = ServerConfig {
+            state: Some(state.clone()),
+            // Nobody can listen there: the device is looked at before.
+            listen: "192.0.2.1:1".to_owned(),
+            ..server_config(design)
+        };
+        let error = Server::start_on(&context, config).expect_err("no UC");
+        assert!(matches!(error, ServerError::Unsupported(_)), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "design {design} needs UC, which softnic0 (without-uc) does not have (ibv_create_qp failed: \
+                 Operation not supported (os error 95)); designs that run there: atomics, spec-s0"
+            )
+        );
+        assert!(!Path::new(&state).exists(), "nothing was begun");
+    }
+    let softnic = open(Provider::softnic());
+    for design in [Design::Atomics, Design::SpecS0] {
+        run(&context, &softnic, design);
+    }
+}
+
+#[test]
+fn what_is_lacking_is_named_with_its_reason_one_by_one() {
+    let context = open(limited::only_datagrams());
+    let capabilities = context.capabilities().expect("found out");
+    assert_eq!(Design::runnable(capabilities), []);
+    let refusal = Design::Atomics.check(capabilities).expect_err("no RC");
+    assert_eq!(
+        refusal.to_string(),
+        "design atomics needs RC and RDMA READ and atomics, which softnic0 (only-datagrams) does not have (RC: \
+         ibv_create_qp failed: Operation not supported (os error 95); RDMA READ: there is no RC; atomics: there \
+         is no RC); designs that run there: none"
+    );
+    let lacks = Design::SpecS0
+        .check(capabilities)
+        .expect_err("no events")
+        .lacks;
+    assert_eq!(lacks.len(), 1);
+    let context = open(limited::without_atomics());
+    let capabilities = context.capabilities().expect("found out");
+    assert_eq!(Design::runnable(capabilities), Design::ALL[1..]);
+}
+
+#[test]
+fn a_client_says_so_too() {
+    let server = Server::start(server_config(Design::Rpc)).expect("starts");
+    let context = open(limited::without_uc());
+    let error = Client::connect_on(&context, client_config(&server)).expect_err("no UC");
+    assert!(matches!(error, ClientError::Unsupported(_)), "{error:?}");
+    assert_eq!(server.stop().clients_total, 0);
+}
+
+#[test]
+fn every_design_runs_without_inline_payload() {
+    let softnic = open(Provider::softnic());
+    for provider in [limited::without_inline(), limited::grants_8_inline()] {
+        let context = open(provider);
+        for design in Design::ALL {
+            run(&context, &context, design);
+        }
+        run(&context, &softnic, Design::RpcBatchMq);
+        run(&softnic, &context, Design::Rpc);
+    }
+}
+
+#[test]
+fn ports_and_gids_that_are_not_there_are_refused_by_name() {
+    let context = open(Provider::softnic());
+    let port = |port_num, gid_index| NicConfig {
+        port_num,
+        gid_index,
+        ..NicConfig::default()
+    };
+    let chosen = port(1, None).port(&context).expect("port 1");
+    assert_eq!(chosen.gid_index, context.default_gid_index(1).expect("one"));
+    assert_eq!(port(1, Some(0)).port(&context).expect("GID 0").gid_index, 0);
+    for (config, text) in [
+        (
+            port(0, None),
+            "softnic0 has no port 0: its ports are 1 to 1",
+        ),
+        (
+            port(2, None),
+            "softnic0 has no port 2: its ports are 1 to 1",
+        ),
+        (
+            port(1, Some(250)),
+            "GID index 250 of port 1 of softnic0 is empty",
+        ),
+    ] {
+        let error = config.port(&context).expect_err("refused").to_string();
+        assert!(error.starts_with(text), "{error}");
+    }
+}
+
+#[test]
+fn every_design_runs_from_a_gid_that_was_chosen() {
+    let context = open(Provider::softnic());
+    let default = context.default_gid_index(1).expect("one");
+    let is_set = |i: &u8| context.gid(1, (*i).into()).is_ok_and(|gid| !gid.is_zero());
+    // The software NIC of a host without an address has one entry only.
+    let other = (0..8)
+        .filter(is_set)
+        .find(|i| *i != default)
+        .unwrap_or(default);
+    let nic = NicConfig {
+        gid_index: Some(other),
+        ..NicConfig::default()
+    };
+    for design in Design::ALL {
+        let config = ServerConfig {
+            nic: nic.clone(),
+            ..server_config(design)
+        };
+        let server = Server::start_on(&context, config).expect("starts");
+        let config = ClientConfig {
+            nic: nic.clone(),
+            ..client_config(&server)
+        };
+        let mut client = Client::connect_on(&context, config).expect("connects");
+        let report = client.run(Until::Count(1000));
+        assert_eq!(report.requests, 1000, "{design}: {:?}", report.failures);
+    }
+}
