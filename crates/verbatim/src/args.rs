@@ -24,6 +24,19 @@ pub(crate) struct NicArgs {
     link_layer: LinkLayerArgs,
 }
 
+/// Which port of the NIC, and what address on it.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "NIC")]
+pub(crate) struct PortArgs {
+    /// Port of the device
+    #[arg(long, value_name = "N", default_value = "1", value_parser = number("a port of a device", 1..=255u8))]
+    pub(crate) port_num: u8,
+    /// Entry of the port's GID table, as `verbatim devices` prints them [default: RoCE v2 before v1,
+    /// then IPv4 before IPv6, then a routable address before a link-local one]
+    #[arg(long, value_name = "N", value_parser = number("a GID index", 0..=255u8))]
+    pub(crate) gid_index: Option<u8>,
+}
+
 /// How the software NIC presents its port.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct LinkLayerArgs {

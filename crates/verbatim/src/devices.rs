@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use verbs::{Context, Device, Lid, LinkLayer};
+use verbs::{Capability, Context, Device, GidType, InlineBytes, Lack, Lid, LinkLayer};
 
 use crate::Outcome;
 use crate::args::{LinkLayerArgs, Provider};
@@ -37,10 +37,18 @@ Exit status 1 when there is no device.";
 struct Shown {
     provider: &'static str,
     name: String,
+    /// The kernel's, where it is known.
+    driver: Option<String>,
     guid: String,
+    sys_image_guid: String,
     node_type: String,
+    transport: String,
     firmware: String,
+    vendor_id: String,
+    vendor_part_id: u32,
+    hw_ver: String,
     limits: Limits,
+    capabilities: Shows,
     ports: Vec<Port>,
 }
 
@@ -48,17 +56,37 @@ struct Shown {
 #[derive(Serialize)]
 struct Limits {
     max_mr_size_bytes: u64,
+    page_size_cap: String,
+    device_cap_flags: String,
     max_qp: u32,
     max_qp_wr: u32,
     max_sge: u32,
+    max_sge_rd: u32,
     max_cq: u32,
     max_cqe: u32,
     max_mr: u32,
+    max_mw: u32,
     max_pd: u32,
+    max_ah: u32,
     max_srq: u32,
     max_srq_wr: u32,
+    max_srq_sge: u32,
     max_qp_rd_atom: u32,
+    max_qp_init_rd_atom: u32,
+    max_res_rd_atom: u32,
     atomic_cap: String,
+    max_mcast_grp: u32,
+    max_mcast_qp_attach: u32,
+    max_pkeys: u16,
+    local_ca_ack_delay: u8,
+}
+
+/// What was found out by asking and by trying.
+#[derive(Serialize)]
+struct Shows {
+    has: Vec<Capability>,
+    lacks: Vec<Lack>,
+    inline_bytes: InlineBytes,
 }
 
 /// What `ibv_query_port(3)` says, and the GID table.
@@ -69,9 +97,19 @@ struct Port {
     link_layer: String,
     /// Null on Ethernet, where there are no LIDs.
     lid: Option<u16>,
+    sm_lid: Option<u16>,
+    lmc: Option<u8>,
+    /// Null when the code is not a known one.
+    active_width_lanes: Option<u8>,
+    /// Of a lane, in 10^9 bit/s, as `ibv_devinfo` prints it.
+    active_speed_gbps: Option<f32>,
     active_mtu_bytes: u32,
     max_mtu_bytes: u32,
     max_msg_bytes: u32,
+    pkey_tbl_len: u16,
+    gid_tbl_len: u32,
+    /// The entry that systems use when they are not told which.
+    default_gid_index: u8,
     gids: Vec<GidEntry>,
 }
 
@@ -79,6 +117,9 @@ struct Port {
 struct GidEntry {
     index: u32,
     gid: String,
+    /// Null where the provider does not say it.
+    #[serde(rename = "type")]
+    gid_type: Option<GidType>,
 }
 
 /// What came of asking a provider.
@@ -151,26 +192,51 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
 fn look(device: &Device) -> Result<Shown, verbs::VerbError> {
     let context = device.open()?;
     let attr = context.query_device()?;
+    let found = context.capabilities()?;
+    let has = |capability: &Capability| found.has(*capability);
     let ports = (1..=attr.phys_port_cnt).map(|port_num| port(&context, port_num));
     Ok(Shown {
         provider: device.provider().name(),
         name: device.name().to_owned(),
+        driver: found.driver.clone(),
         guid: format!("{:#018x}", device.guid()),
+        sys_image_guid: format!("{:#018x}", attr.sys_image_guid),
         node_type: device.node_type().to_string(),
+        transport: device.transport_type().to_string(),
         firmware: attr.fw_ver,
+        vendor_id: format!("{:#06x}", attr.vendor_id),
+        vendor_part_id: attr.vendor_part_id,
+        hw_ver: format!("{:#x}", attr.hw_ver),
         limits: Limits {
             max_mr_size_bytes: attr.max_mr_size,
+            page_size_cap: format!("{:#x}", attr.page_size_cap),
+            device_cap_flags: format!("{:#010x}", attr.device_cap_flags),
             max_qp: attr.max_qp,
             max_qp_wr: attr.max_qp_wr,
             max_sge: attr.max_sge,
+            max_sge_rd: attr.max_sge_rd,
             max_cq: attr.max_cq,
             max_cqe: attr.max_cqe,
             max_mr: attr.max_mr,
+            max_mw: attr.max_mw,
             max_pd: attr.max_pd,
+            max_ah: attr.max_ah,
             max_srq: attr.max_srq,
             max_srq_wr: attr.max_srq_wr,
+            max_srq_sge: attr.max_srq_sge,
             max_qp_rd_atom: attr.max_qp_rd_atom,
+            max_qp_init_rd_atom: attr.max_qp_init_rd_atom,
+            max_res_rd_atom: attr.max_res_rd_atom,
             atomic_cap: attr.atomic_cap.to_string(),
+            max_mcast_grp: attr.max_mcast_grp,
+            max_mcast_qp_attach: attr.max_mcast_qp_attach,
+            max_pkeys: attr.max_pkeys,
+            local_ca_ack_delay: attr.local_ca_ack_delay,
+        },
+        capabilities: Shows {
+            has: Capability::ALL.into_iter().filter(has).collect(),
+            lacks: found.lacks.clone(),
+            inline_bytes: found.inline_bytes,
         },
         ports: ports.collect::<Result<_, _>>()?,
     })
@@ -187,6 +253,7 @@ fn port(context: &Context, port_num: u8) -> Result<Port, verbs::VerbError> {
             gids.push(GidEntry {
                 index,
                 gid: gid.to_string(),
+                gid_type: context.gid_type(port_num, index),
             });
         }
     }
@@ -196,28 +263,42 @@ fn port(context: &Context, port_num: u8) -> Result<Port, verbs::VerbError> {
         state: attr.state.to_string(),
         link_layer: attr.link_layer.to_string(),
         lid: has_lid.then_some(attr.lid.0),
+        sm_lid: has_lid.then_some(attr.sm_lid.0),
+        lmc: has_lid.then_some(attr.lmc),
+        active_width_lanes: attr.lanes(),
+        active_speed_gbps: attr.lane_gbps(),
         active_mtu_bytes: attr.active_mtu.bytes(),
         max_mtu_bytes: attr.max_mtu.bytes(),
         max_msg_bytes: attr.max_msg_sz,
+        pkey_tbl_len: attr.pkey_tbl_len,
+        gid_tbl_len: attr.gid_tbl_len,
+        default_gid_index: context.default_gid_index(port_num)?,
         gids,
     })
 }
 
 fn text(device: &Shown) -> String {
     let limits = &device.limits;
+    let or_unknown = |text: &str| match text {
+        "" => "unknown".to_owned(),
+        known => known.to_owned(),
+    };
+    let driver = device
+        .driver
+        .as_ref()
+        .map_or_else(String::new, |driver| format!("driver {driver}, "));
     let mut text = format!(
-        "{} ({}): {}, GUID {}, firmware {}\n  \
+        "{} ({}): {}, {driver}GUID {}, vendor {} part {}, firmware {}\n  \
          {} queue pairs of {} WRs with {} SGEs; {} CQs of {} entries; {} SRQs of {} WRs\n  \
-         {} memory regions of {}; {} READs and atomics outstanding per queue pair, atomicity {}",
+         {} memory regions of {}; {} READs and atomics outstanding per queue pair, atomicity {}\n  \
+         can: {}",
         device.name,
         device.provider,
         device.node_type,
         device.guid,
-        if device.firmware.is_empty() {
-            "unknown"
-        } else {
-            &device.firmware
-        },
+        device.vendor_id,
+        device.vendor_part_id,
+        or_unknown(&device.firmware),
         limits.max_qp,
         limits.max_qp_wr,
         limits.max_sge,
@@ -229,14 +310,22 @@ fn text(device: &Shown) -> String {
         size(limits.max_mr_size_bytes),
         limits.max_qp_rd_atom,
         limits.atomic_cap,
+        capabilities(&device.capabilities),
     );
+    for lack in &device.capabilities.lacks {
+        let _ = write!(text, "\n  cannot: {} ({})", lack.capability, lack.why);
+    }
     for port in &device.ports {
         let lid = port
             .lid
             .map_or_else(String::new, |lid| format!(", LID {lid}"));
+        let link = match (port.active_width_lanes, port.active_speed_gbps) {
+            (Some(lanes), Some(gbps)) => format!(", {lanes}X of {gbps} Gbit/s"),
+            _ => String::new(),
+        };
         let _ = write!(
             text,
-            "\n  port {}: {}, {}{lid}, MTU {} (at most {}), messages up to {}",
+            "\n  port {}: {}, {}{lid}{link}, MTU {} (at most {}), messages up to {}",
             port.port_num,
             port.state,
             port.link_layer,
@@ -245,10 +334,34 @@ fn text(device: &Shown) -> String {
             size(u64::from(port.max_msg_bytes)),
         );
         for entry in &port.gids {
-            let _ = write!(text, "\n    GID {}: {}", entry.index, entry.gid);
+            let gid_type = entry
+                .gid_type
+                .map_or_else(String::new, |gid_type| format!(", {gid_type}"));
+            let default = if entry.index == u32::from(port.default_gid_index) {
+                ", default"
+            } else {
+                ""
+            };
+            let _ = write!(
+                text,
+                "\n    GID {}: {}{gid_type}{default}",
+                entry.index, entry.gid
+            );
         }
     }
     text
+}
+
+/// What a device can do, in a line.
+fn capabilities(shows: &Shows) -> String {
+    let InlineBytes { rc, uc, ud } = shows.inline_bytes;
+    let names = shows.has.iter().map(|capability| match capability {
+        Capability::Rc => format!("RC (inline up to {rc} bytes)"),
+        Capability::Uc => format!("UC ({uc})"),
+        Capability::Ud => format!("UD ({ud})"),
+        other => other.to_string(),
+    });
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// A number of bytes in the largest unit of which it has a whole number.
@@ -258,7 +371,14 @@ fn size(bytes: u64) -> String {
         .iter()
         .find(|(shift, _)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift)
         .map_or_else(
-            || format!("{bytes} bytes"),
+            || {
+                // No address space has more: the device sets no limit of its own.
+                if i64::try_from(bytes).is_ok_and(|bytes| bytes < i64::MAX) {
+                    format!("{bytes} bytes")
+                } else {
+                    "any size".to_owned()
+                }
+            },
             |(shift, unit)| format!("{} {unit}", bytes >> shift),
         )
 }
@@ -269,9 +389,11 @@ mod tests {
 
     #[test]
     fn sizes_are_whole() {
-        let shown: Vec<_> = [0, 1000, 1024, 1 << 31, 3 << 40, u64::MAX].map(size).into();
+        let shown: Vec<_> = [0, 1000, 1024, 1 << 31, 3 << 40, u64::MAX, (1 << 63) - 1]
+            .map(size)
+            .into();
         let whole = ["0 bytes", "1000 bytes", "1 KiB", "2 GiB", "3 TiB"];
         assert_eq!(shown[..5], whole);
-        assert_eq!(shown[5], "18446744073709551615 bytes");
+        assert_eq!(shown[5..], ["any size"; 2]);
     }
 }

@@ -85,6 +85,10 @@ fn sequencer() {
     refused(&ladder(&["--start", "-1"]), "0x");
     refused(&ladder(&["--start", "18446744073709551615"]), "start lower");
     refused(&ladder(&["--device", "nosuch0"]), "softnic0");
+    refused(&ladder(&["--port-num", "0"]), "from 1 to 255");
+    refused(&ladder(&["--port-num", "2"]), "its ports are 1 to 1");
+    refused(&ladder(&["--gid-index", "256"]), "from 0 to 255");
+    refused(&ladder(&["--gid-index", "255"]), "verbatim devices");
 }
 
 #[test]
@@ -97,6 +101,7 @@ fn sequencer_serve() {
     refused(&serve(&["--state", "/"]), "name a file in it");
     refused(&serve(&["--max-clients", "257"]), "from 1 to 256");
     refused(&serve(&["--device", "nosuch0"]), "softnic0");
+    refused(&serve(&["--gid-index", "255"]), "verbatim devices");
 }
 
 #[test]
@@ -104,6 +109,10 @@ fn sequencer_client() {
     let client = |args: &[&'static str]| [&["sequencer", "client"], args].concat();
     refused(&client(&[]), "HOST:PORT");
     refused(&client(&["localhost"]), "HOST:PORT");
+    refused(
+        &client(&["127.0.0.1:1", "--gid-index", "255"]),
+        "verbatim devices",
+    );
     refused(&client(&["127.0.0.1:1", "--count", "0"]), "from 1 to");
     refused(
         &client(&["127.0.0.1:1", "--count", "5", "--duration", "1s"]),

@@ -48,6 +48,27 @@ fn json_has_limits_ports_and_gids() {
 }
 
 #[test]
+fn json_says_what_the_device_can_do_and_which_gid_is_the_default() {
+    let device = softnic_json(&[]);
+    let capabilities = &device["capabilities"];
+    assert_eq!(capabilities["lacks"], serde_json::json!([]));
+    let has = capabilities["has"].as_array().expect("a list");
+    for name in ["rc", "uc", "ud", "rdma-read", "atomics"] {
+        assert!(has.iter().any(|h| h == name), "{name}: {has:?}");
+    }
+    assert!(capabilities["inline_bytes"]["ud"].as_u64() >= Some(64));
+    let port = &device["ports"][0];
+    let gids = port["gids"].as_array().expect("a list");
+    let is_default = |gid: &&serde_json::Value| gid["index"] == port["default_gid_index"];
+    assert!(gids.iter().any(|gid| is_default(&gid)), "{port}");
+    assert!(gids.iter().all(|gid| gid["type"] == "RoCE v2"), "{gids:?}");
+    let text = devices(&["--provider", "softnic"]);
+    assert!(text.contains("can: RC (inline up to "), "{text}");
+    assert_eq!(text.matches(", default").count(), 1, "{text}");
+    assert!(!text.contains("cannot:"), "{text}");
+}
+
+#[test]
 fn the_link_layer_can_be_chosen() {
     let port = &softnic_json(&["--link-layer", "ib"])["ports"][0];
     assert_eq!(port["link_layer"], "InfiniBand");

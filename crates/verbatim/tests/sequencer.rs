@@ -1,93 +1,12 @@
 //! The sequencer as separate processes: every design, both link layers, restarts, kills.
 
+mod common;
+
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Stdio;
 
+use common::{Server, ask, lines_of, verbatim};
 use serde_json::Value;
-
-fn verbatim(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
-    command
-        .args(args)
-        .env_remove("VERBATIM_LINK_LAYER")
-        .stdin(Stdio::null());
-    command
-}
-
-/// The JSON lines of a command that must succeed.
-#[track_caller]
-fn lines_of(args: &[&str]) -> Vec<Value> {
-    let out = verbatim(args).output().expect("the program starts");
-    let messages = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{args:?}: {messages}");
-    String::from_utf8(out.stdout)
-        .expect("text")
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
-        .collect()
-}
-
-/// A server that is killed when the test ends.
-struct Server {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-    address: String,
-    next: u64,
-}
-
-impl Server {
-    fn start(args: &[&str]) -> Server {
-        let serve = ["sequencer", "serve", "--json", "--until-eof"];
-        let mut child = verbatim(&[&serve, args].concat())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the server starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("its output"));
-        let first = read(&mut lines);
-        assert_eq!(first["type"], "listening");
-        Server {
-            child,
-            lines,
-            address: first["data"]["address"]
-                .as_str()
-                .expect("an address")
-                .to_owned(),
-            next: first["data"]["next"].as_u64().expect("a number"),
-        }
-    }
-
-    /// Ends it by the end of its input; its statistics.
-    fn stop(mut self) -> Value {
-        drop(self.child.stdin.take());
-        let stats = read(&mut self.lines);
-        assert_eq!(stats["type"], "stats");
-        assert!(self.child.wait().expect("it ends").success());
-        stats["data"].clone()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn read(lines: &mut BufReader<ChildStdout>) -> Value {
-    let mut line = String::new();
-    lines.read_line(&mut line).expect("a line");
-    serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON: {line:?}"))
-}
-
-/// What `count` numbers from `server` look like: the client's report and verdict.
-fn ask(address: &str, count: &str) -> (Value, Value) {
-    let lines = lines_of(&["sequencer", "client", address, "--count", count, "--json"]);
-    assert_eq!(lines[0]["type"], "report");
-    assert_eq!(lines[1]["type"], "verdict");
-    (lines[0]["data"].clone(), lines[1]["data"].clone())
-}
 
 #[test]
 fn every_design_is_verified() {

@@ -8,7 +8,7 @@ use sequencer::{Checker, Client, ClientConfig, ClientReport, Until};
 
 use super::lines::Line;
 use crate::Outcome;
-use crate::args::{self, NicArgs};
+use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, figure, print, print_json, time};
 
 /// Arguments of `verbatim sequencer client`.
@@ -41,6 +41,8 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -62,9 +64,10 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.window
         );
     }
+    let nic = super::Nic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server,
-        nic: super::nic_config(&args.nic)?,
+        nic: nic.config,
         window: args.window,
         batch: args.postlist,
         reconnect_ms: millis(args.reconnect),

@@ -11,12 +11,13 @@ use anyhow::{Context, Result, bail};
 use bench::bounce::bounce_ns;
 use bench::pin::{Cores, allowed, spawn_on_cores};
 use bench::stats::Spread;
-use sequencer::{Checker, ClientReport, Design, ServerStats, Verdict};
+use sequencer::{Checker, ClientReport, Design, ServerStats, Unsupported, Verdict};
 use serde::Serialize;
+use verbs::Capabilities;
 
 use super::lines::{Line, Lines};
 use crate::Outcome;
-use crate::args::{self, NicArgs, Provider};
+use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::output::{self, figure, print, print_typed, time};
 
 /// Arguments of `verbatim sequencer`.
@@ -24,7 +25,7 @@ use crate::output::{self, figure, print, print_typed, time};
 #[group(skip)]
 pub(crate) struct Args {
     /// Run this design only (may be given several times): atomics, rpc, rpc-batch, rpc-batch-mq,
-    /// spec-s0 [default: all]
+    /// spec-s0 [default: all that the device can run]
     #[arg(long, value_name = "DESIGN")]
     design: Vec<Design>,
     /// How long each round of each design runs
@@ -57,11 +58,13 @@ pub(crate) struct Args {
     /// The first number
     #[arg(long, value_name = "N", default_value = "0", value_parser = args::word)]
     start: u64,
-    /// Print one JSON object per line: round, design
+    /// Print one JSON object per line: skipped, round, design
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
 }
 
 /// Clients that a server takes at the most.
@@ -112,12 +115,12 @@ struct Row {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     args.nic.settle_link_layer()?;
-    let designs = if args.design.is_empty() {
-        Design::ALL.to_vec()
+    let wanted = if args.design.is_empty() {
+        &Design::ALL
     } else {
-        args.design.clone()
+        &args.design[..]
     };
-    for design in &designs {
+    for design in wanted {
         let end = design.end_of_numbers();
         if args.start >= end {
             bail!(
@@ -143,7 +146,13 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.threads
         );
     }
-    let nic = super::nic_config(&args.nic)?;
+    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let (designs, skipped) = choose(&args.design, nic.context.capabilities()?)?;
+    if args.json {
+        for unsupported in &skipped {
+            print_typed("skipped", unsupported)?;
+        }
+    }
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
@@ -187,8 +196,11 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         }
     } else {
         let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-        let device = nic.device.as_deref().unwrap_or_default();
+        let device = nic.context.device_name();
         show(&args, kind, device, Spread::of(&bounces), &rows)?;
+        for unsupported in &skipped {
+            print(format_args!("- Left out: {unsupported}."))?;
+        }
     }
     for round in rounds.iter().filter(|round| !round.verdict.ok) {
         eprintln!("error: {}: {}", round.design, round.verdict);
@@ -198,6 +210,34 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     } else {
         Outcome::No
     })
+}
+
+/// The designs to run on a device, and those that it cannot run.
+///
+/// # Errors
+/// A design that was asked for cannot run, or none can.
+fn choose(asked: &[Design], device: &Capabilities) -> Result<(Vec<Design>, Vec<Unsupported>)> {
+    for design in asked {
+        design.check(device)?;
+    }
+    if !asked.is_empty() {
+        return Ok((asked.to_vec(), Vec::new()));
+    }
+    let skipped: Vec<_> = Design::ALL
+        .iter()
+        .filter_map(|design| design.check(device).err())
+        .collect();
+    let runnable = Design::runnable(device);
+    if runnable.is_empty() {
+        let why: Vec<_> = skipped.iter().map(ToString::to_string).collect();
+        bail!(
+            "no design runs on {} ({}): {}; `verbatim devices` lists other devices",
+            device.device,
+            device.provider,
+            why.join("; ")
+        );
+    }
+    Ok((runnable, skipped))
 }
 
 /// Which cores each process gets, so that a server and its clients never take turns on one.
@@ -372,6 +412,10 @@ fn part(name: &str, args: &Args) -> Result<Command> {
     ]);
     if let Some(device) = &args.nic.device {
         command.args(["--device", device]);
+    }
+    command.args(["--port-num", &args.port.port_num.to_string()]);
+    if let Some(index) = args.port.gid_index {
+        command.args(["--gid-index", &index.to_string()]);
     }
     Ok(command)
 }
@@ -579,6 +623,7 @@ fn lessons(rows: &[Row]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verbs::{Capability, Lack};
 
     fn round(number: u32, design: Design, rate_per_s: f64) -> Round {
         let mut checker = Checker::new(0);
@@ -648,6 +693,65 @@ mod tests {
         let placement = Placement::new(&[0, 1], 1, 2, 1);
         assert_eq!(placement.clients, [[0, 1], [0, 1]]);
         assert!(placement.is_shared());
+    }
+
+    /// What the software NIC can do, less `lacks`.
+    fn device(lacks: &[Capability]) -> Capabilities {
+        let context = verbs::Provider::softnic()
+            .device(None)
+            .and_then(|d| d.open());
+        let context = context.unwrap();
+        let lack = |&capability| Lack {
+            capability,
+            why: "so says the test".to_owned(),
+        };
+        Capabilities {
+            lacks: lacks.iter().map(lack).collect(),
+            ..context.capabilities().unwrap().clone()
+        }
+    }
+
+    #[test]
+    fn what_the_device_cannot_run_is_left_out_and_named() {
+        let (designs, skipped) = choose(&[], &device(&[])).unwrap();
+        assert_eq!(
+            (designs.as_slice(), skipped.as_slice()),
+            (&Design::ALL[..], &[][..])
+        );
+        let no_uc = device(&[Capability::Uc]);
+        let (designs, skipped) = choose(&[], &no_uc).unwrap();
+        assert_eq!(designs, [Design::Atomics, Design::SpecS0]);
+        let names: Vec<_> = skipped.iter().map(|s| s.design).collect();
+        assert_eq!(names, [Design::Rpc, Design::RpcBatch, Design::RpcBatchMq]);
+        let line = serde_json::to_value(&skipped[0]).unwrap();
+        assert_eq!(line["design"], "rpc");
+        assert_eq!(line["lacks"][0]["capability"], "uc");
+        assert_eq!(line["lacks"][0]["why"], "so says the test");
+    }
+
+    #[test]
+    fn a_design_that_was_asked_for_is_not_left_out_but_refused() {
+        let no_uc = device(&[Capability::Uc]);
+        let asked = [Design::SpecS0, Design::Rpc];
+        assert_eq!(choose(&asked[..1], &no_uc).unwrap().0, asked[..1]);
+        let error = choose(&asked, &no_uc).unwrap_err().to_string();
+        let start =
+            "design rpc needs UC, which softnic0 (softnic) does not have (so says the test)";
+        assert!(error.starts_with(start), "{error}");
+        assert!(
+            error.ends_with("designs that run there: atomics, spec-s0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_device_that_can_run_nothing_is_an_error() {
+        let nothing = device(&[Capability::Atomics, Capability::Ud]);
+        let error = choose(&[], &nothing).unwrap_err().to_string();
+        assert!(
+            error.starts_with("no design runs on softnic0 (softnic): design atomics needs atomics"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -7,9 +7,11 @@ mod serve;
 
 use anyhow::Result;
 use clap::Subcommand;
+use sequencer::NicConfig;
+use verbs::Context;
 
 use crate::Outcome;
-use crate::args::NicArgs;
+use crate::args::{NicArgs, PortArgs};
 
 /// Arguments of `verbatim sequencer`.
 #[derive(clap::Args)]
@@ -29,7 +31,10 @@ them, checks every number that was handed out, and prints the designs side by si
 Examples:
   verbatim sequencer
   verbatim sequencer --design rpc --design spec-s0 --clients 2 --window 256 --duration 2s
+  verbatim sequencer --provider system --device rxe0 --window 64
   verbatim sequencer --json
+
+A design that the device cannot run is left out and named with the reason; with --design it is an error.
 
 By hand, on two terminals:
   verbatim sequencer serve --listen 127.0.0.1:7471 --state /var/tmp/numbers
@@ -54,14 +59,25 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     }
 }
 
-/// The library's words for the same NIC; the device is looked up, so that a wrong name is refused
-/// before anything starts.
-fn nic_config(args: &NicArgs) -> Result<sequencer::NicConfig> {
-    let provider = verbs::Provider::by_name(args.provider.name())?;
-    let device = provider.device(args.device.as_deref())?;
-    Ok(sequencer::NicConfig {
-        provider: args.provider.name().to_owned(),
-        device: Some(device.name().to_owned()),
-        ..sequencer::NicConfig::default()
-    })
+/// The NIC that was chosen: in the library's words, and open.
+struct Nic {
+    config: NicConfig,
+    context: Context,
+}
+
+impl Nic {
+    /// Opens device and port, so that a wrong name or number is refused before anything starts.
+    fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
+        let provider = verbs::Provider::by_name(nic.provider.name())?;
+        let device = provider.device(nic.device.as_deref())?;
+        let config = NicConfig {
+            provider: nic.provider.name().to_owned(),
+            device: Some(device.name().to_owned()),
+            port_num: port.port_num,
+            gid_index: port.gid_index,
+        };
+        let context = device.open()?;
+        config.port(&context)?;
+        Ok(Nic { config, context })
+    }
 }

@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 
 use super::lines::Line;
 use crate::Outcome;
-use crate::args::{self, NicArgs};
+use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, figure, print, print_json};
 
 /// Arguments of `verbatim sequencer serve`.
@@ -52,6 +52,8 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -72,9 +74,10 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.design
         );
     }
+    let nic = super::Nic::open(&args.nic, &args.port)?;
     let config = ServerConfig {
         listen: args.listen,
-        nic: super::nic_config(&args.nic)?,
+        nic: nic.config,
         design: args.design,
         workers: args.workers,
         batch: args.batch,
@@ -85,7 +88,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         ..ServerConfig::default()
     };
     let stop = stop_signals(args.until_eof)?;
-    let server = Server::start(config).context("cannot start the server")?;
+    let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let first = server.stats().next;
     if args.json {
         print_json(&Line::Listening {

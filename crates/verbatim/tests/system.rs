@@ -1,0 +1,476 @@
+//! The commands on a device of the machine itself, such as the kernel's Soft-RoCE:
+//!
+//! ```sh
+//! VERBATIM_TEST_DEVICE=rxe0 cargo test -p verbatim --test system -- --ignored
+//! ```
+//!
+//! `VERBATIM_TEST_GID_INDEX` chooses an entry of its GID table. Nothing here depends on speed.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
+use std::process::{Command, Stdio};
+
+use common::{Server, ask_with, lines_of, verbatim};
+use serde_json::Value;
+
+const DESIGNS: [&str; 5] = ["atomics", "rpc", "rpc-batch", "rpc-batch-mq", "spec-s0"];
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn device() -> String {
+    variable("VERBATIM_TEST_DEVICE").expect("VERBATIM_TEST_DEVICE names the device, such as rxe0")
+}
+
+/// The arguments that choose the device.
+fn nic() -> Vec<String> {
+    let mut args = vec![
+        "--provider".to_owned(),
+        "system".to_owned(),
+        "--device".to_owned(),
+        device(),
+    ];
+    if let Some(index) = variable("VERBATIM_TEST_GID_INDEX") {
+        args.extend(["--gid-index".to_owned(), index]);
+    }
+    args
+}
+
+fn with_nic<'a>(args: &[&'a str], nic: &'a [String]) -> Vec<&'a str> {
+    let nic = nic.iter().map(String::as_str);
+    args.iter().copied().chain(nic).collect()
+}
+
+/// The device as `verbatim devices` shows it.
+fn shown() -> Value {
+    let lines = lines_of(&["devices", "--json"]);
+    let devices = lines.iter().filter(|line| line["type"] == "device");
+    let names: BTreeSet<&str> = devices
+        .clone()
+        .filter_map(|line| line["data"]["name"].as_str())
+        .collect();
+    assert!(names.contains("softnic0"), "{names:?}");
+    let device = device();
+    let found = devices
+        .map(|line| &line["data"])
+        .find(|data| data["name"] == device.as_str());
+    let found = found.unwrap_or_else(|| panic!("{device} is not among {names:?}"));
+    assert_eq!(found["provider"], "system");
+    found.clone()
+}
+
+/// The designs that the device has no capability lacking for, by the JSON of `verbatim devices`.
+fn runnable() -> Vec<&'static str> {
+    let shown = shown();
+    let has = shown["capabilities"]["has"].as_array().expect("a list");
+    let has = |names: &[&str]| names.iter().all(|name| has.iter().any(|h| h == name));
+    let runs = |design: &&str| match *design {
+        "atomics" => has(&["rc", "rdma-read", "atomics"]),
+        "spec-s0" => has(&["ud", "immediates", "completion-events"]),
+        _ => has(&["uc", "ud", "immediates"]),
+    };
+    DESIGNS.into_iter().filter(runs).collect()
+}
+
+/// What `ibv_devinfo -v` prints: `key: value` of the device, and of each of its ports.
+struct DevInfo {
+    device: BTreeMap<String, String>,
+    ports: Vec<BTreeMap<String, String>>,
+}
+
+impl DevInfo {
+    fn of(device: &str) -> DevInfo {
+        let out = Command::new("ibv_devinfo")
+            .args(["-v", "-d", device])
+            .stdin(Stdio::null())
+            .output()
+            .expect("ibv_devinfo is there (Debian: ibverbs-utils)");
+        assert!(out.status.success(), "ibv_devinfo: {:?}", out.status);
+        let text = String::from_utf8(out.stdout).expect("text");
+        let mut info = DevInfo {
+            device: BTreeMap::new(),
+            ports: Vec::new(),
+        };
+        for line in text.lines() {
+            // `GID[  0]:` and `max_qp:`; names of flags have no colon.
+            let Some((key, value)) = line.trim().split_once(':') else {
+                continue;
+            };
+            let key = key.replace(' ', "");
+            if key == "port" {
+                info.ports.push(BTreeMap::new());
+            }
+            let map = info.ports.last_mut().unwrap_or(&mut info.device);
+            map.entry(key).or_insert_with(|| value.trim().to_owned());
+        }
+        info
+    }
+}
+
+/// The number in front of what `ibv_devinfo` says: `0xfff`, `4096 (5)`, `74a7:5bff:fe8a:b036`.
+fn number(text: &str) -> u64 {
+    let word = text.split_whitespace().next().unwrap_or("");
+    let parsed = if let Some(hex) = word.strip_prefix("0x") {
+        u64::from_str_radix(hex, 16)
+    } else if word.contains(':') {
+        u64::from_str_radix(&word.replace(':', ""), 16)
+    } else {
+        word.parse()
+    };
+    parsed.unwrap_or_else(|_| panic!("no number: {text:?}"))
+}
+
+/// The number in JSON, which may be hexadecimal in a string.
+fn of_json(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => number(text),
+        value => value
+            .as_u64()
+            .unwrap_or_else(|| panic!("no number: {value}")),
+    }
+}
+
+/// What is in parentheses: the code behind a name.
+fn code(text: &str) -> u64 {
+    let inside = text
+        .split_once('(')
+        .and_then(|(_, rest)| rest.split_once(')'));
+    number(inside.unwrap_or_else(|| panic!("no code: {text:?}")).0)
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn devices_agree_with_ibv_devinfo() {
+    let (shown, info) = (shown(), DevInfo::of(&device()));
+    let device = |key: &str| info.device.get(key).unwrap_or_else(|| panic!("no {key}"));
+    for (ours, theirs) in [
+        ("guid", "node_guid"),
+        ("sys_image_guid", "sys_image_guid"),
+        ("vendor_id", "vendor_id"),
+        ("vendor_part_id", "vendor_part_id"),
+        ("hw_ver", "hw_ver"),
+    ] {
+        assert_eq!(of_json(&shown[ours]), number(device(theirs)), "{ours}");
+    }
+    assert_eq!(shown["firmware"].as_str(), Some(device("fw_ver").as_str()));
+    let transport = shown["transport"].as_str().expect("text");
+    assert!(device("transport").starts_with(transport), "{transport}");
+
+    let limits = shown["limits"].as_object().expect("limits");
+    let mut compared = 0;
+    for (key, value) in limits {
+        if key == "atomic_cap" {
+            let names = ["none", "HCA", "global"];
+            let index = usize::try_from(code(device(key))).expect("small");
+            assert_eq!(value, names[index], "atomic_cap");
+        } else {
+            let theirs = device(key.trim_end_matches("_bytes"));
+            assert_eq!(of_json(value), number(theirs), "{key}");
+        }
+        compared += 1;
+    }
+    assert!(compared >= 20, "{compared} limits");
+
+    let ports = shown["ports"].as_array().expect("ports");
+    assert_eq!(ports.len() as u64, number(device("phys_port_cnt")));
+    assert_eq!(ports.len(), info.ports.len());
+    for (ours, theirs) in ports.iter().zip(&info.ports) {
+        ports_agree(ours, theirs);
+    }
+}
+
+fn ports_agree(ours: &Value, theirs: &BTreeMap<String, String>) {
+    let port = |key: &str| theirs.get(key).unwrap_or_else(|| panic!("no {key}"));
+    for (key, theirs) in [
+        ("port_num", "port"),
+        ("active_mtu_bytes", "active_mtu"),
+        ("max_mtu_bytes", "max_mtu"),
+        ("max_msg_bytes", "max_msg_sz"),
+        ("pkey_tbl_len", "pkey_tbl_len"),
+        ("gid_tbl_len", "gid_tbl_len"),
+        ("active_width_lanes", "active_width"),
+    ] {
+        // `1X (1)`
+        let text = port(theirs).replace('X', "");
+        assert_eq!(of_json(&ours[key]), number(&text), "{key}");
+    }
+    let gbps = port("active_speed")
+        .split(' ')
+        .next()
+        .map(str::parse::<f64>);
+    assert_eq!(
+        ours["active_speed_gbps"].as_f64(),
+        gbps.map(|g| g.expect("a rate"))
+    );
+    let state = ours["state"].as_str().expect("text");
+    assert!(
+        port("state").starts_with(&format!("PORT_{state} ")),
+        "{state}"
+    );
+    assert_eq!(
+        ours["link_layer"].as_str(),
+        Some(port("link_layer").as_str())
+    );
+    assert_eq!(ours["lid"].as_u64().unwrap_or(0), number(port("port_lid")));
+    assert_eq!(ours["sm_lid"].as_u64().unwrap_or(0), number(port("sm_lid")));
+
+    let gid = |entry: &Value| {
+        let text = entry["gid"].as_str().expect("text");
+        let gid: Ipv6Addr = text.parse().expect("a GID");
+        (
+            entry["index"].as_u64().expect("an index"),
+            gid,
+            entry["type"].as_str().map(str::to_owned),
+        )
+    };
+    let ours: Vec<_> = ours["gids"]
+        .as_array()
+        .expect("GIDs")
+        .iter()
+        .map(gid)
+        .collect();
+    let mut listed: Vec<_> = theirs
+        .iter()
+        .filter_map(|(key, value)| {
+            let index = key.strip_prefix("GID[")?.strip_suffix(']')?;
+            let (gid, gid_type) = value.split_once(", ").unwrap_or((value, "IB"));
+            Some((
+                number(index),
+                gid.parse().expect("a GID"),
+                Some(gid_type.to_owned()),
+            ))
+        })
+        .collect();
+    listed.sort();
+    assert!(!ours.is_empty());
+    assert_eq!(ours, listed);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn every_design_that_the_device_can_run_is_verified() {
+    let nic = nic();
+    let lines = lines_of(&with_nic(
+        &[
+            "sequencer",
+            "--rounds",
+            "1",
+            "--duration",
+            "500ms",
+            "--window",
+            "32",
+            "--clients",
+            "2",
+            "--json",
+        ],
+        &nic,
+    ));
+    let of = |kind: &str| -> Vec<&Value> {
+        let lines = lines.iter().filter(|l| l["type"] == kind);
+        lines.map(|l| &l["data"]).collect()
+    };
+    for round in of("round") {
+        println!("{round}");
+        assert_eq!(round["verdict"]["ok"], true, "{round}");
+        assert_eq!(round["verdict"]["clients"], 2);
+    }
+    let names = |rows: &[&Value]| -> Vec<String> {
+        let names = rows.iter().filter_map(|row| row["design"].as_str());
+        names.map(str::to_owned).collect()
+    };
+    let (rows, skipped) = (of("design"), of("skipped"));
+    assert_eq!(names(&rows), runnable());
+    assert_eq!(rows.len() + skipped.len(), DESIGNS.len());
+    for row in rows {
+        assert_eq!(row["verified"], true, "{row}");
+        assert_eq!(row["kind"], "measured NIC");
+        assert!(row["rate_per_s"]["median"].as_f64() > Some(0.0));
+    }
+    for row in skipped {
+        assert!(
+            !row["lacks"].as_array().expect("a list").is_empty(),
+            "{row}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn by_hand_with_threads_and_workers() {
+    let nic = nic();
+    for design in runnable() {
+        let serve = [
+            "--design",
+            design,
+            "--listen",
+            "127.0.0.1:0",
+            "--workers",
+            "2",
+        ];
+        let server = Server::start(&with_nic(&serve, &nic));
+        let more = with_nic(
+            &["--threads", "2", "--window", "16", "--postlist", "8"],
+            &nic,
+        );
+        let client = [
+            "sequencer",
+            "client",
+            &server.address,
+            "--count",
+            "500",
+            "--json",
+        ];
+        let lines = lines_of(&[&client[..], &more].concat());
+        let verdict = &lines.last().expect("a verdict")["data"];
+        assert_eq!(verdict["numbers"], 1000, "{design}: {verdict}");
+        assert_eq!(verdict["duplicates"], 0, "{design}: {verdict}");
+        assert_eq!(verdict["not_increasing"], 0, "{design}: {verdict}");
+        let stats = server.stop();
+        assert!(stats["clients_total"].as_u64() >= Some(2), "{stats}");
+        assert!(stats["next"].as_u64() >= Some(1000), "{stats}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn a_killed_server_gives_no_number_twice() {
+    let nic = nic();
+    for design in runnable() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("state");
+        let state = state.to_str().expect("a name in ASCII");
+        let mut last = 0;
+        for life in 0..3 {
+            let serve = [
+                "--design",
+                design,
+                "--listen",
+                "127.0.0.1:0",
+                "--state",
+                state,
+            ];
+            let mut server = Server::start(&with_nic(&serve, &nic));
+            assert!(
+                server.next >= last,
+                "{design}: {} after {last}",
+                server.next
+            );
+            let more = with_nic(&["--window", "16"], &nic);
+            let (report, verdict) = ask_with(&server.address, "500", &more);
+            assert_eq!(verdict["duplicates"], 0, "{design}, life {life}");
+            assert_eq!(report["requests"], 500, "{design}, life {life}");
+            // The only client has numbers from `next` on.
+            last = server.next + 500;
+            server.child.kill().expect("killed");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn a_client_outlives_its_server() {
+    let nic = nic();
+    for design in runnable() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("state");
+        let state = state.to_str().expect("a name in ASCII");
+        let serve = ["--design", design, "--state", state];
+        let listen = ["--listen", "127.0.0.1:0"];
+        let mut server = Server::start(&with_nic(&[&serve[..], &listen].concat(), &nic));
+        let address = server.address.clone();
+        let client = [
+            "sequencer",
+            "client",
+            &address,
+            "--duration",
+            "8s",
+            "--window",
+            "16",
+            "--reconnect",
+            "60s",
+            "--json",
+        ];
+        let client = verbatim(&with_nic(&client, &nic))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the client starts");
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        server.child.kill().expect("killed");
+        server.child.wait().expect("gone");
+        let again = Server::start(&with_nic(
+            &[&serve[..], &["--listen", &address]].concat(),
+            &nic,
+        ));
+        let out = client.wait_with_output().expect("the client ends");
+        assert!(out.status.success(), "{design}: {:?}", out.status);
+        let text = String::from_utf8(out.stdout).expect("text");
+        let lines: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect();
+        let failures = &lines[0]["data"]["failures"];
+        assert!(
+            failures["reconnects"].as_u64() >= Some(1),
+            "{design}: {failures}"
+        );
+        assert_eq!(lines[1]["data"]["duplicates"], 0, "{design}");
+        assert_eq!(lines[1]["data"]["not_increasing"], 0, "{design}");
+        again.stop();
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn numbers_come_from_every_gid_of_the_port_that_is_set() {
+    let (shown, device) = (shown(), device());
+    let port = &shown["ports"][0];
+    let gids = port["gids"].as_array().expect("GIDs");
+    assert!(!gids.is_empty());
+    let designs = runnable();
+    for entry in gids {
+        let index = entry["index"].to_string();
+        let nic = [
+            "--provider",
+            "system",
+            "--device",
+            &device,
+            "--gid-index",
+            &index,
+        ];
+        for design in &designs {
+            let serve = ["--design", design, "--listen", "127.0.0.1:0"];
+            let server = Server::start(&[&serve[..], &nic].concat());
+            let (report, verdict) = ask_with(
+                &server.address,
+                "200",
+                &[&nic[..], &["--window", "16"]].concat(),
+            );
+            assert_eq!(report["requests"], 200, "{design} from {entry}");
+            assert_eq!(verdict["duplicates"], 0);
+            server.stop();
+        }
+    }
+    let taken: BTreeSet<u64> = gids.iter().filter_map(|g| g["index"].as_u64()).collect();
+    let free = (0..256)
+        .find(|i| !taken.contains(i))
+        .expect("one that is empty");
+    let free = free.to_string();
+    let nic = [
+        "--provider",
+        "system",
+        "--device",
+        &device,
+        "--gid-index",
+        &free,
+    ];
+    let out = verbatim(&[&["sequencer"], &nic[..]].concat())
+        .output()
+        .expect("the program starts");
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{message}");
+    assert!(message.contains("is empty"), "{message}");
+    assert!(out.stdout.is_empty());
+}
