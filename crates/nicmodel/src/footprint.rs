@@ -1,0 +1,344 @@
+//! What an operation costs: every transaction on both PCIe links, and every packet between.
+
+use serde::Serialize;
+
+use crate::operation::{ATOMIC_BYTES, Method, Operation, OperationError};
+use crate::pcie::{Kind, Purpose, Transactions};
+use crate::profile::{LinkLayer, Profile};
+use crate::verb::{Transport, Verb};
+use crate::wire::{self, Exchange};
+use crate::wqe::{self, CACHE_LINE_BYTES};
+
+/// Longest postlist that can be described.
+pub const MAX_POSTLIST: u32 = 1 << 16;
+
+/// The global routing header that a RECV of a datagram finds before the payload.
+const GRH_BYTES: u32 = 40;
+
+/// What a postlist of equal operations costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Footprint {
+    /// Operations that it covers.
+    pub operations: f64,
+    /// Size of a WQE.
+    pub wqe_bytes: u32,
+    /// Cache lines of a WQE.
+    pub wqe_lines: u32,
+    /// How the WQEs reach the NIC.
+    pub method: Method,
+    /// The requester's PCIe link.
+    pub requester: Side,
+    /// The responder's PCIe link.
+    pub responder: Side,
+    /// The network.
+    pub network: Exchange,
+    /// Locks for atomics that the responder's NIC takes.
+    pub atomic_locks: f64,
+}
+
+/// The transactions on one PCIe link, by purpose.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Side {
+    /// One entry for each purpose that occurs.
+    pub transactions: Vec<Transactions>,
+}
+
+impl Side {
+    fn add(&mut self, transactions: Transactions) {
+        if transactions.count > 0.0 {
+            self.transactions.push(transactions);
+        }
+    }
+
+    /// The sum of `what` over all transactions that `of` picks.
+    fn sum(&self, of: impl Fn(Purpose) -> bool, what: impl Fn(&Transactions) -> f64) -> f64 {
+        let picked = self.transactions.iter().filter(|t| of(t.purpose));
+        // The sum of nothing is -0.0 for floating-point numbers.
+        picked.map(what).sum::<f64>() + 0.0
+    }
+
+    /// Transactions with this purpose.
+    pub fn count(&self, purpose: Purpose) -> f64 {
+        self.sum(|p| p == purpose, |t| t.count)
+    }
+
+    /// MMIO writes of the processor: cache lines of WQEs, and doorbells.
+    pub fn mmio_writes(&self) -> f64 {
+        self.sum(|p| p.kind() == Kind::MmioWrite, |t| t.count)
+    }
+
+    /// Doorbells among the MMIO writes.
+    pub fn doorbells(&self) -> f64 {
+        self.count(Purpose::Doorbell)
+    }
+
+    /// DMA reads, without those of RECVs' WQEs, which the publications do not count.
+    pub fn dma_reads(&self) -> f64 {
+        let counted = |p: Purpose| p.kind() == Kind::DmaRead && p != Purpose::RecvWqeFetch;
+        self.sum(counted, |t| t.count)
+    }
+
+    /// DMA reads of RECVs' WQEs; a fraction, since one read fetches several.
+    pub fn recv_wqe_reads(&self) -> f64 {
+        self.count(Purpose::RecvWqeFetch)
+    }
+
+    /// DMA writes.
+    pub fn dma_writes(&self) -> f64 {
+        self.sum(|p| p.kind() == Kind::DmaWrite, |t| t.count)
+    }
+
+    /// Cache lines that DMA reads touch: what a processor counts as PCIeRdCur. All reads.
+    pub fn lines_read(&self) -> f64 {
+        self.sum(|p| p.kind() == Kind::DmaRead, |t| t.lines)
+    }
+
+    /// Cache lines that DMA writes touch: what a processor counts as PCIeItoM.
+    pub fn lines_written(&self) -> f64 {
+        self.sum(|p| p.kind() == Kind::DmaWrite, |t| t.lines)
+    }
+
+    /// Data and headers to the device.
+    pub fn bytes_to_device(&self) -> f64 {
+        self.sum(|_| true, Transactions::bytes_to_device)
+    }
+
+    /// Data and headers to the host.
+    pub fn bytes_to_host(&self) -> f64 {
+        self.sum(|_| true, Transactions::bytes_to_host)
+    }
+
+    /// Data and headers of one kind to the device.
+    pub fn bytes_to_device_by(&self, kind: Kind) -> f64 {
+        self.sum(|p| p.kind() == kind, Transactions::bytes_to_device)
+    }
+
+    /// Packets to the device of one kind.
+    pub fn tlps_to_device_by(&self, kind: Kind) -> f64 {
+        self.sum(|p| p.kind() == kind, |t| t.tlps_to_device)
+    }
+
+    /// Packets in both directions.
+    pub fn tlps(&self) -> f64 {
+        self.sum(|_| true, |t| t.tlps_to_device + t.tlps_to_host)
+    }
+
+    fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
+        let mut sum = Self::default();
+        let weighted = [(self, own), (other, others)];
+        for (side, factor) in weighted {
+            for transactions in &side.transactions {
+                let scaled = transactions.scaled(factor);
+                let known = sum.transactions.iter_mut();
+                match known.into_iter().find(|t| t.purpose == scaled.purpose) {
+                    Some(known) => *known = known.plus(scaled),
+                    None => sum.add(scaled),
+                }
+            }
+        }
+        sum
+    }
+}
+
+impl Footprint {
+    /// What `len` operations cost that are posted as one list.
+    ///
+    /// # Errors
+    /// What [`Operation::check`] says, or a length outside 1 to [`MAX_POSTLIST`].
+    pub fn of_postlist(
+        profile: &Profile,
+        operation: &Operation,
+        method: Method,
+        len: u32,
+    ) -> Result<Self, OperationError> {
+        operation.check(profile)?;
+        if !(1..=MAX_POSTLIST).contains(&len) {
+            return Err(OperationError::OutOfRange {
+                name: "postlist",
+                value: f64::from(len),
+                low: 1.0,
+                high: f64::from(MAX_POSTLIST),
+            });
+        }
+        let operations = f64::from(len);
+        let network = wire::exchange(profile, operation);
+        let atomic = operation.verb.is_atomic();
+        let wqe_bytes = wqe::bytes(profile, operation);
+        Ok(Self {
+            operations,
+            wqe_bytes,
+            wqe_lines: wqe::lines(wqe_bytes),
+            method,
+            requester: requester(profile, operation, method, len),
+            responder: responder(profile, operation, operations),
+            network: Exchange {
+                to_responder: network.to_responder.scaled(operations),
+                to_requester: network.to_requester.scaled(operations),
+            },
+            atomic_locks: if atomic { operations } else { 0.0 },
+        })
+    }
+
+    /// What one operation costs when postlists have `mean_len` operations on average.
+    ///
+    /// Lengths between two whole numbers are taken as a mixture of postlists of these lengths.
+    ///
+    /// # Errors
+    /// As [`Footprint::of_postlist`].
+    pub fn of_one(
+        profile: &Profile,
+        operation: &Operation,
+        method: Method,
+        mean_len: f64,
+    ) -> Result<Self, OperationError> {
+        if !(1.0..=f64::from(MAX_POSTLIST)).contains(&mean_len) {
+            return Err(OperationError::OutOfRange {
+                name: "postlist",
+                value: mean_len,
+                low: 1.0,
+                high: f64::from(MAX_POSTLIST),
+            });
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "was checked to be from 1 to MAX_POSTLIST"
+        )]
+        let short_len = mean_len.floor() as u32;
+        let short = Self::of_postlist(profile, operation, method, short_len)?;
+        let long_share = mean_len - mean_len.floor();
+        if long_share == 0.0 {
+            return Ok(short.combined(1.0 / mean_len, &short, 0.0));
+        }
+        let long = Self::of_postlist(profile, operation, method, short_len + 1)?;
+        Ok(short.combined((1.0 - long_share) / mean_len, &long, long_share / mean_len))
+    }
+
+    fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
+        let mix = |of: fn(&Self) -> f64| of(self) * own + of(other) * others;
+        let packets = |of: fn(&Exchange) -> wire::Packets| {
+            of(&self.network)
+                .scaled(own)
+                .plus(of(&other.network).scaled(others))
+        };
+        Self {
+            operations: mix(|f| f.operations),
+            wqe_bytes: self.wqe_bytes,
+            wqe_lines: self.wqe_lines,
+            method: self.method,
+            requester: self.requester.combined(own, &other.requester, others),
+            responder: self.responder.combined(own, &other.responder, others),
+            network: Exchange {
+                to_responder: packets(|n| n.to_responder),
+                to_requester: packets(|n| n.to_requester),
+            },
+            atomic_locks: mix(|f| f.atomic_locks),
+        }
+    }
+}
+
+/// The requester's transactions for one postlist.
+fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32) -> Side {
+    let mut side = Side::default();
+    let operations = f64::from(len);
+    let wqe_bytes = wqe::bytes(profile, operation);
+    match method {
+        Method::WqeByMmio => {
+            let writes = operations * f64::from(wqe::lines(wqe_bytes));
+            let purpose = Purpose::WqeByMmio;
+            side.add(Transactions::mmio(
+                profile,
+                purpose,
+                writes,
+                CACHE_LINE_BYTES,
+            ));
+        }
+        Method::Doorbell => {
+            let doorbell = profile.pcie.doorbell_bytes.value;
+            side.add(Transactions::mmio(
+                profile,
+                Purpose::Doorbell,
+                1.0,
+                doorbell,
+            ));
+            let slot = u64::from(wqe::slot_bytes(wqe_bytes));
+            let at_once = profile.pcie.wqes_per_fetch.as_ref();
+            let at_once = at_once.map_or(len, |most| most.value.min(len));
+            let fetch = |count: u32, wqes: u32| {
+                let bytes = slot * u64::from(wqes);
+                Transactions::dma_read(profile, Purpose::WqeFetch, f64::from(count), bytes)
+            };
+            let whole = fetch(len / at_once, at_once);
+            side.add(match len % at_once {
+                0 => whole,
+                rest => whole.plus(fetch(1, rest)),
+            });
+        }
+    }
+    let payload = operation.payload_bytes;
+    if operation.verb.sends_payload() {
+        if payload > 0 && !operation.inline {
+            // As many reads as there are elements, of about equal length.
+            let elements = operation.num_sge.min(payload);
+            let (each, longer) = (u64::from(payload / elements), payload % elements);
+            let read = |count: u32, bytes: u64| {
+                let count = f64::from(count) * operations;
+                Transactions::dma_read(profile, Purpose::PayloadFetch, count, bytes)
+            };
+            side.add(read(elements - longer, each).plus(read(longer, each + 1)));
+        }
+    } else if payload > 0 {
+        let (purpose, bytes) = (Purpose::ResponsePlacement, u64::from(payload));
+        side.add(Transactions::dma_write(profile, purpose, operations, bytes));
+    }
+    let completions = operations * operation.signaled;
+    let cqe = u64::from(profile.wqe.cqe_bytes.value);
+    side.add(Transactions::dma_write(
+        profile,
+        Purpose::Cqe,
+        completions,
+        cqe,
+    ));
+    side
+}
+
+/// The responder's transactions for so many operations.
+fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side {
+    let mut side = Side::default();
+    let payload = u64::from(operation.payload_bytes);
+    let read = |purpose, bytes| Transactions::dma_read(profile, purpose, operations, bytes);
+    let write = |purpose, bytes| Transactions::dma_write(profile, purpose, operations, bytes);
+    match operation.verb {
+        Verb::Send | Verb::RdmaWrite => {
+            if payload > 0 && !operation.arrives_in_cqe(profile) {
+                let with_grh =
+                    operation.transport == Transport::Ud && profile.link_layer == LinkLayer::Roce;
+                let grh = if with_grh { u64::from(GRH_BYTES) } else { 0 };
+                side.add(write(Purpose::PayloadPlacement, payload + grh));
+            }
+        }
+        Verb::RdmaRead => {
+            if payload > 0 {
+                side.add(read(Purpose::ReadData, payload));
+            }
+        }
+        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+            side.add(read(Purpose::AtomicRead, u64::from(ATOMIC_BYTES)));
+            side.add(write(Purpose::AtomicWrite, u64::from(ATOMIC_BYTES)));
+        }
+    }
+    if operation.consumes_recv() {
+        // The WQEs of RECVs lie side by side, and the NIC reads them a cache line at a time.
+        let recv = f64::from(profile.wqe.recv_bytes.value);
+        let reads = operations * recv / f64::from(CACHE_LINE_BYTES);
+        let line = u64::from(CACHE_LINE_BYTES);
+        side.add(Transactions::dma_read(
+            profile,
+            Purpose::RecvWqeFetch,
+            reads,
+            line,
+        ));
+        side.add(write(Purpose::Cqe, u64::from(profile.wqe.cqe_bytes.value)));
+    }
+    side
+}

@@ -1,0 +1,42 @@
+//! What a verb costs on a given NIC.
+//!
+//! Everything here is arithmetic over a [`Profile`]: no input or output, no clock, no NIC.
+//!
+//! - [`profile`]: a NIC, its PCIe link, its port and its host, each number with its evidence.
+//! - [`Operation`]: a verb on a transport, with payload and flags.
+//! - [`wqe`], [`pcie`], [`wire`]: sizes of WQEs, transactions of the PCIe link, packets.
+//! - [`Footprint`]: all that an operation causes on both sides.
+
+//!
+//! ```
+//! use nicmodel::{Footprint, Method, Operation, Transport, Verb, profile};
+//!
+//! let cib = profile::builtin("cib").expect("it is built in");
+//! let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
+//!
+//! // Sixteen SENDs of 60 bytes: two cache lines each, or one doorbell.
+//! let single = Footprint::of_postlist(cib, &send, Method::WqeByMmio, 16)?;
+//! let batched = Footprint::of_postlist(cib, &send, Method::Doorbell, 16)?;
+//! assert_eq!(single.requester.mmio_writes(), 32.0);
+//! assert_eq!(batched.requester.mmio_writes(), 1.0);
+//! assert_eq!(batched.requester.dma_reads(), 1.0);
+//! # Ok::<(), nicmodel::OperationError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod footprint;
+mod operation;
+pub mod pcie;
+pub mod profile;
+pub mod published;
+mod verb;
+pub mod wire;
+pub mod wqe;
+
+pub use footprint::{Footprint, MAX_POSTLIST, Side};
+pub use operation::{
+    ATOMIC_BYTES, MAX_MESSAGE_BYTES, MAX_SGES, Method, Operation, OperationError, Receive,
+};
+pub use profile::Profile;
+pub use verb::{Transport, Verb};

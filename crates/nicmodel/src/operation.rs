@@ -1,0 +1,273 @@
+//! One kind of operation, as the requester posts it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::profile::Profile;
+use crate::verb::{Transport, Verb};
+
+/// Operands of atomics are 8 bytes (IBTA vol. 1, 9.4.5).
+pub const ATOMIC_BYTES: u32 = 8;
+
+/// Largest message (IBTA vol. 1, 9.7.7): 2^31 bytes.
+pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
+
+/// Most scatter/gather elements that a work request may have here; WQEs end sooner.
+pub const MAX_SGES: u32 = 256;
+
+/// A verb with everything that decides its cost, except how it is handed to the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Operation {
+    /// The verb.
+    pub verb: Verb,
+    /// The transport that carries it.
+    pub transport: Transport,
+    /// Payload: sent by SEND and WRITE, fetched by READ, 8 for atomics. An immediate is no payload.
+    pub payload_bytes: u32,
+    /// The payload is copied into the WQE (`IBV_SEND_INLINE`).
+    pub inline: bool,
+    /// SEND or WRITE with immediate: 4 bytes that arrive in the completion.
+    pub imm: bool,
+    /// Fraction of the operations that are signaled, 0 to 1.
+    pub signaled: f64,
+    /// Scatter/gather elements of a payload that is not inlined.
+    pub num_sge: u32,
+    /// How the responder takes a SEND.
+    pub receive: Receive,
+}
+
+/// How a RECV takes its payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Receive {
+    /// Into the RECV's buffer.
+    #[default]
+    Regular,
+    /// Into the CQE, when it fits there and the NIC can.
+    Inline,
+}
+
+/// How WQEs reach the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// The processor writes each WQE to the NIC, a cache line at a time (BlueFlame).
+    WqeByMmio,
+    /// The processor rings once, and the NIC fetches the WQEs of the postlist by DMA.
+    Doorbell,
+}
+
+impl Method {
+    /// What drivers do with a postlist: one WQE goes by MMIO, several by doorbell.
+    pub fn of_postlist(len: f64) -> Self {
+        if len > 1.0 {
+            Self::Doorbell
+        } else {
+            Self::WqeByMmio
+        }
+    }
+}
+
+/// Why an operation cannot be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperationError {
+    /// The transport does not have the verb.
+    #[error("{transport} does not carry {verb} ({})", carried(*.transport))]
+    NotCarried {
+        /// The transport.
+        transport: Transport,
+        /// The verb.
+        verb: Verb,
+    },
+    /// The payload is longer than the verb or transport allows.
+    #[error("{verb} on {transport} carries at most {max} bytes on this NIC, not {payload_bytes}")]
+    PayloadTooLong {
+        /// The verb.
+        verb: Verb,
+        /// The transport.
+        transport: Transport,
+        /// What was asked for.
+        payload_bytes: u32,
+        /// What is possible.
+        max: u32,
+    },
+    /// Atomics have 8 bytes.
+    #[error("an atomic works on {ATOMIC_BYTES} bytes, not on {0}")]
+    AtomicPayload(u32),
+    /// Inline was asked of a verb whose request has no payload.
+    #[error("{0} has no payload in its request that could be inlined")]
+    InlineWithoutPayload(Verb),
+    /// More payload than fits inline.
+    #[error("{payload_bytes} bytes cannot be inlined: this NIC's WQEs carry at most {max}")]
+    InlineTooLong {
+        /// What was asked for.
+        payload_bytes: u32,
+        /// What is possible.
+        max: u32,
+    },
+    /// An immediate was asked of a verb that has none.
+    #[error("{0} has no immediate; SEND and WRITE have")]
+    NoImmediate(Verb),
+    /// A number that is none of its range.
+    #[error("{name} is {value}, and must be from {low} to {high}")]
+    OutOfRange {
+        /// The field.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// Least value.
+        low: f64,
+        /// Largest value.
+        high: f64,
+    },
+    /// The WQE is longer than the NIC's longest.
+    #[error("a WQE of {bytes} bytes is longer than this NIC's longest, {max}")]
+    WqeTooLong {
+        /// The WQE.
+        bytes: u32,
+        /// The longest.
+        max: u32,
+    },
+}
+
+fn carried(transport: Transport) -> String {
+    let verbs = Verb::ALL
+        .into_iter()
+        .filter(|verb| transport.carries(*verb));
+    let names: Vec<_> = verbs.map(|verb| verb.to_string()).collect();
+    format!("it carries {}", names.join(", "))
+}
+
+impl Operation {
+    /// A verb on its way as one would post it first: not inlined, not signaled, without immediate,
+    /// one scatter/gather element.
+    pub fn new(verb: Verb, transport: Transport, payload_bytes: u32) -> Self {
+        Self {
+            verb,
+            transport,
+            payload_bytes,
+            inline: false,
+            imm: false,
+            signaled: 0.0,
+            num_sge: 1,
+            receive: Receive::Regular,
+        }
+    }
+
+    /// The same with its payload inlined.
+    #[must_use]
+    pub fn inlined(self) -> Self {
+        Self {
+            inline: true,
+            ..self
+        }
+    }
+
+    /// The same with an immediate.
+    #[must_use]
+    pub fn with_imm(self) -> Self {
+        Self { imm: true, ..self }
+    }
+
+    /// The same with this fraction of it signaled.
+    #[must_use]
+    pub fn signaled(self, fraction: f64) -> Self {
+        Self {
+            signaled: fraction,
+            ..self
+        }
+    }
+
+    /// The same, received in this way.
+    #[must_use]
+    pub fn received(self, receive: Receive) -> Self {
+        Self { receive, ..self }
+    }
+
+    /// A header-only SEND: nothing but 4 bytes of immediate.
+    pub fn header_only(transport: Transport) -> Self {
+        Self::new(Verb::Send, transport, 0).with_imm()
+    }
+
+    /// Whether there is payload in the WQE.
+    pub fn inlines_payload(&self) -> bool {
+        self.inline && self.payload_bytes > 0 && self.verb.sends_payload()
+    }
+
+    /// Whether the responder completes a RECV for it.
+    pub fn consumes_recv(&self) -> bool {
+        self.verb == Verb::Send || (self.verb == Verb::RdmaWrite && self.imm)
+    }
+
+    /// Whether the payload arrives within the CQE of the RECV.
+    pub fn arrives_in_cqe(&self, profile: &Profile) -> bool {
+        let limit = profile.wqe.inline_recv_bytes.as_ref();
+        self.verb == Verb::Send
+            && self.receive == Receive::Inline
+            && self.payload_bytes > 0
+            && limit.is_some_and(|limit| self.payload_bytes <= limit.value)
+    }
+
+    /// Whether this NIC can do it.
+    ///
+    /// # Errors
+    /// The first rule that it breaks.
+    pub fn check(&self, profile: &Profile) -> Result<(), OperationError> {
+        let Self {
+            verb,
+            transport,
+            payload_bytes,
+            ..
+        } = *self;
+        if !transport.carries(verb) {
+            return Err(OperationError::NotCarried { transport, verb });
+        }
+        if verb.is_atomic() && payload_bytes != ATOMIC_BYTES {
+            return Err(OperationError::AtomicPayload(payload_bytes));
+        }
+        let max = match transport {
+            // A datagram is one packet.
+            Transport::Ud => profile.port.mtu_bytes.value,
+            Transport::Rc | Transport::Uc => MAX_MESSAGE_BYTES,
+        };
+        if payload_bytes > max {
+            return Err(OperationError::PayloadTooLong {
+                verb,
+                transport,
+                payload_bytes,
+                max,
+            });
+        }
+        if self.inline && !verb.sends_payload() {
+            return Err(OperationError::InlineWithoutPayload(verb));
+        }
+        let max = profile.wqe.max_inline_bytes.value;
+        if self.inline && payload_bytes > max {
+            return Err(OperationError::InlineTooLong { payload_bytes, max });
+        }
+        if self.imm && !verb.sends_payload() {
+            return Err(OperationError::NoImmediate(verb));
+        }
+        let ranges = [
+            ("signaled", self.signaled, 0.0, 1.0),
+            ("num_sge", f64::from(self.num_sge), 1.0, f64::from(MAX_SGES)),
+        ];
+        for (name, value, low, high) in ranges {
+            if !(low..=high).contains(&value) {
+                return Err(OperationError::OutOfRange {
+                    name,
+                    value,
+                    low,
+                    high,
+                });
+            }
+        }
+        let bytes = crate::wqe::bytes(profile, self);
+        let max = profile.wqe.max_wqe_bytes.value;
+        if bytes > max {
+            return Err(OperationError::WqeTooLong { bytes, max });
+        }
+        Ok(())
+    }
+}

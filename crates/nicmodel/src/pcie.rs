@@ -1,0 +1,223 @@
+//! Transactions on the PCIe link between processor and NIC.
+//!
+//! *To the device* go MMIO writes, doorbells and the completions of DMA reads; *to the host* go DMA
+//! writes and the requests of DMA reads. The two directions are independent.
+
+use serde::Serialize;
+
+use crate::profile::Profile;
+use crate::wqe::CACHE_LINE_BYTES;
+
+/// What a transaction is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// WQEs that the processor writes to the NIC.
+    WqeByMmio,
+    /// Rings of the doorbell.
+    Doorbell,
+    /// WQEs of the send queue that the NIC fetches.
+    WqeFetch,
+    /// WQEs of RECVs that the NIC fetches; the publications do not count them.
+    RecvWqeFetch,
+    /// Payload that the requester's NIC fetches to send it.
+    PayloadFetch,
+    /// Data that the responder's NIC fetches for a READ.
+    ReadData,
+    /// The operand that the responder's NIC fetches for an atomic.
+    AtomicRead,
+    /// The operand that the responder's NIC writes back for an atomic.
+    AtomicWrite,
+    /// Payload of a SEND or WRITE that the responder's NIC writes.
+    PayloadPlacement,
+    /// The result of a READ or atomic that the requester's NIC writes.
+    ResponsePlacement,
+    /// Completions.
+    Cqe,
+}
+
+/// The three kinds of transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The processor writes to the NIC.
+    MmioWrite,
+    /// The NIC reads memory.
+    DmaRead,
+    /// The NIC writes memory.
+    DmaWrite,
+}
+
+impl Purpose {
+    /// Its kind.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::WqeByMmio | Self::Doorbell => Kind::MmioWrite,
+            Self::WqeFetch
+            | Self::RecvWqeFetch
+            | Self::PayloadFetch
+            | Self::ReadData
+            | Self::AtomicRead => Kind::DmaRead,
+            Self::AtomicWrite | Self::PayloadPlacement | Self::ResponsePlacement | Self::Cqe => {
+                Kind::DmaWrite
+            }
+        }
+    }
+}
+
+/// Transactions with one purpose. Numbers are sums, and fractions where operations share one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Transactions {
+    /// What they are for.
+    pub purpose: Purpose,
+    /// How many: MMIO writes, or DMAs (a DMA may be several packets).
+    pub count: f64,
+    /// Their data.
+    pub data_bytes: f64,
+    /// Cache lines of host memory or of MMIO space that the data takes, each DMA on its own.
+    pub lines: f64,
+    /// Packets to the device.
+    pub tlps_to_device: f64,
+    /// Packets to the host.
+    pub tlps_to_host: f64,
+    /// Headers to the device.
+    pub header_bytes_to_device: f64,
+    /// Headers to the host.
+    pub header_bytes_to_host: f64,
+}
+
+impl Transactions {
+    /// `count` MMIO writes of `bytes` bytes each.
+    pub(crate) fn mmio(profile: &Profile, purpose: Purpose, count: f64, bytes: u32) -> Self {
+        let header = f64::from(profile.pcie.request_header_bytes.value);
+        Self {
+            purpose,
+            count,
+            data_bytes: count * f64::from(bytes),
+            lines: count,
+            tlps_to_device: count,
+            tlps_to_host: 0.0,
+            header_bytes_to_device: count * header,
+            header_bytes_to_host: 0.0,
+        }
+    }
+
+    /// `count` DMA reads of `bytes` bytes each.
+    pub(crate) fn dma_read(profile: &Profile, purpose: Purpose, count: f64, bytes: u64) -> Self {
+        let pcie = &profile.pcie;
+        let requests = count * pieces(bytes, pcie.max_read_request_bytes.value);
+        let completions = count * pieces(bytes, pcie.read_completion_bytes.value);
+        Self {
+            purpose,
+            count,
+            data_bytes: count * real(bytes),
+            lines: count * pieces(bytes, CACHE_LINE_BYTES),
+            tlps_to_device: completions,
+            tlps_to_host: requests,
+            header_bytes_to_device: completions * f64::from(pcie.completion_header_bytes.value),
+            header_bytes_to_host: requests * f64::from(pcie.request_header_bytes.value),
+        }
+    }
+
+    /// `count` DMA writes of `bytes` bytes each.
+    pub(crate) fn dma_write(profile: &Profile, purpose: Purpose, count: f64, bytes: u64) -> Self {
+        let pcie = &profile.pcie;
+        let packets = count * pieces(bytes, pcie.max_payload_bytes.value);
+        Self {
+            purpose,
+            count,
+            data_bytes: count * real(bytes),
+            lines: count * pieces(bytes, CACHE_LINE_BYTES),
+            tlps_to_device: 0.0,
+            tlps_to_host: packets,
+            header_bytes_to_device: 0.0,
+            header_bytes_to_host: packets * f64::from(pcie.request_header_bytes.value),
+        }
+    }
+
+    /// Data and headers to the device.
+    pub fn bytes_to_device(&self) -> f64 {
+        let data = match self.purpose.kind() {
+            Kind::MmioWrite | Kind::DmaRead => self.data_bytes,
+            Kind::DmaWrite => 0.0,
+        };
+        data + self.header_bytes_to_device
+    }
+
+    /// Data and headers to the host.
+    pub fn bytes_to_host(&self) -> f64 {
+        let data = match self.purpose.kind() {
+            Kind::DmaWrite => self.data_bytes,
+            Kind::MmioWrite | Kind::DmaRead => 0.0,
+        };
+        data + self.header_bytes_to_host
+    }
+
+    pub(crate) fn scaled(self, factor: f64) -> Self {
+        Self {
+            purpose: self.purpose,
+            count: self.count * factor,
+            data_bytes: self.data_bytes * factor,
+            lines: self.lines * factor,
+            tlps_to_device: self.tlps_to_device * factor,
+            tlps_to_host: self.tlps_to_host * factor,
+            header_bytes_to_device: self.header_bytes_to_device * factor,
+            header_bytes_to_host: self.header_bytes_to_host * factor,
+        }
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            purpose: self.purpose,
+            count: self.count + other.count,
+            data_bytes: self.data_bytes + other.data_bytes,
+            lines: self.lines + other.lines,
+            tlps_to_device: self.tlps_to_device + other.tlps_to_device,
+            tlps_to_host: self.tlps_to_host + other.tlps_to_host,
+            header_bytes_to_device: self.header_bytes_to_device + other.header_bytes_to_device,
+            header_bytes_to_host: self.header_bytes_to_host + other.header_bytes_to_host,
+        }
+    }
+}
+
+/// Bandwidth of the link in one direction, in 10^6 bytes a second.
+pub fn bandwidth_mbps(profile: &Profile) -> f64 {
+    f64::from(profile.pcie.lanes.value) * profile.pcie.lane_mbps.value
+}
+
+/// Data that DMA reads of full completions can carry, in 10^6 bytes a second: section 5.2.1 of the
+/// paper, 13443 on Connect-IB. Link-layer packets are not taken off.
+pub fn dma_read_mbps(profile: &Profile) -> f64 {
+    let data = f64::from(profile.pcie.read_completion_bytes.value);
+    let header = f64::from(profile.pcie.completion_header_bytes.value);
+    bandwidth_mbps(profile) * data / (data + header)
+}
+
+/// Cache lines that can be written by MMIO, in 10^6 a second: section 5.2.1 of the paper, 175 on
+/// Connect-IB. Link-layer packets are not taken off.
+pub fn mmio_lines_mops(profile: &Profile) -> f64 {
+    let header = f64::from(profile.pcie.request_header_bytes.value);
+    bandwidth_mbps(profile) / (f64::from(CACHE_LINE_BYTES) + header)
+}
+
+/// Bytes to the device for writing `bytes` bytes by MMIO (Figure 2b of the paper).
+pub fn mmio_write_bytes(profile: &Profile, bytes: u32) -> f64 {
+    let count = pieces(u64::from(bytes), CACHE_LINE_BYTES);
+    Transactions::mmio(profile, Purpose::WqeByMmio, count, CACHE_LINE_BYTES).bytes_to_device()
+}
+
+/// Bytes to the device for reading `bytes` bytes by one DMA (Figure 2b of the paper).
+pub fn dma_read_bytes(profile: &Profile, bytes: u32) -> f64 {
+    Transactions::dma_read(profile, Purpose::WqeFetch, 1.0, u64::from(bytes)).bytes_to_device()
+}
+
+/// `ceil(bytes / size)`.
+fn pieces(bytes: u64, size: u32) -> f64 {
+    real(bytes.div_ceil(u64::from(size.max(1))))
+}
+
+/// Exact below 2^53; the largest sum here is a postlist of messages of 2^31 bytes.
+#[expect(clippy::cast_precision_loss, reason = "numbers stay far below 2^53")]
+fn real(value: u64) -> f64 {
+    value as f64
+}

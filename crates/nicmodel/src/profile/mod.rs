@@ -1,0 +1,356 @@
+//! NIC profiles: a NIC, its PCIe link, its port and its host, as numbers with their evidence.
+
+mod builtin;
+mod error;
+mod section;
+mod sourced;
+
+use serde::{Deserialize, Serialize};
+
+pub use builtin::{TEMPLATE, builtin, builtins};
+pub use error::{Problem, ProfileError};
+pub use section::Number;
+pub use sourced::{Evidence, Sourced};
+
+use section::section;
+
+/// The version of the profile format that this crate reads.
+pub const SCHEMA: u32 = 1;
+
+/// A NIC in its host.
+///
+/// Fields that are `None` are unknown for this NIC: bounds that need them are not computed and are
+/// named as unknown.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Version of the format: [`SCHEMA`].
+    pub schema: u32,
+    /// Short name, as on a command line: lower-case letters, digits, `-` and `_`.
+    pub name: String,
+    /// NIC, link and processor in one line.
+    pub title: String,
+    /// What else a reader should know, such as what the numbers do not cover.
+    pub about: String,
+    /// What the port speaks.
+    pub link_layer: LinkLayer,
+    /// The machine's processor.
+    pub host: Host,
+    /// The link between processor and NIC.
+    pub pcie: Pcie,
+    /// Sizes of WQEs and CQEs.
+    pub wqe: Wqe,
+    /// How fast the NIC itself works.
+    pub processing: Processing,
+    /// The NIC's locks for atomics.
+    pub atomics: Atomics,
+    /// The network port.
+    pub port: Port,
+    /// What the NIC keeps in its own memory.
+    pub cache: Cache,
+}
+
+/// What a port speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkLayer {
+    /// InfiniBand packets.
+    Infiniband,
+    /// RoCEv2: InfiniBand's transport in UDP over IPv4 over Ethernet.
+    Roce,
+}
+
+section! {
+    /// The machine's processor, and what verbs cost it.
+    pub struct Host in "host" {
+        /// Cores that can use the NIC.
+        cores: Sourced<u32> = 1 to 4096,
+        /// Clock rate of a core in GHz.
+        clock_ghz: Option<Sourced<f64>> = 0.1 to 10.0,
+        /// Time in which a core builds one WQE.
+        post_wqe_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Time for which one MMIO write (a cache line of a WQE, or a doorbell) holds a core.
+        mmio_write_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Time in which a core polls one completion.
+        poll_cqe_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Time in which a core posts one RECV.
+        post_recv_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Time of an atomic add by a core to a line that is its own.
+        atomic_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Time of an atomic add by a core to a line that other cores add to as well.
+        contended_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+    }
+}
+
+section! {
+    /// The PCIe link of the NIC.
+    pub struct Pcie in "pcie" {
+        /// Lanes.
+        lanes: Sourced<u32> = 1 to 32,
+        /// Bandwidth of a lane in one direction after line coding, in 10^6 bytes a second.
+        lane_mbps: Sourced<f64> = 10.0 to 100_000.0,
+        /// Bytes that a memory request (read request, or write before its data) adds, framing included.
+        request_header_bytes: Sourced<u32> = 12 to 64,
+        /// Bytes that a read completion adds to its data, framing included.
+        completion_header_bytes: Sourced<u32> = 8 to 64,
+        /// Largest data of one read completion: the root complex' completion combining size.
+        read_completion_bytes: Sourced<u32> = 64 to 4096,
+        /// Largest data of one write by the NIC (Max_Payload_Size).
+        max_payload_bytes: Sourced<u32> = 64 to 4096,
+        /// Largest read by the NIC in one request (Max_Read_Request_Size).
+        max_read_request_bytes: Sourced<u32> = 64 to 4096,
+        /// Data of a doorbell.
+        doorbell_bytes: Sourced<u32> = 4 to 64,
+        /// Bytes of link-layer packets (acknowledgements, flow control) that a transaction of either direction costs each direction.
+        link_layer_bytes_per_tlp: Sourced<f64> = 0.0 to 64.0,
+        /// Most WQEs that the NIC fetches by one DMA read after a doorbell; all new ones if absent.
+        wqes_per_fetch: Option<Sourced<u32>> = 1 to 1024,
+    }
+}
+
+section! {
+    /// Sizes of WQEs and CQEs.
+    pub struct Wqe in "wqe" {
+        /// Header of a SEND, WRITE or READ on RC, with the size field of inlined data.
+        rc_header_bytes: Sourced<u32> = 8 to 256,
+        /// Header of a SEND or WRITE on UC, with the size field of inlined data.
+        uc_header_bytes: Sourced<u32> = 8 to 256,
+        /// Header of a SEND on UD, with the size field of inlined data.
+        ud_header_bytes: Sourced<u32> = 8 to 256,
+        /// What the size field of inlined data takes of a header; WQEs without inlined data have none.
+        inline_size_bytes: Sourced<u32> = 0 to 8,
+        /// One scatter/gather element of data that is not inlined.
+        sge_bytes: Sourced<u32> = 8 to 64,
+        /// An atomic's WQE without its scatter/gather element.
+        atomic_header_bytes: Sourced<u32> = 8 to 256,
+        /// A RECV with one scatter/gather element.
+        recv_bytes: Sourced<u32> = 8 to 256,
+        /// Largest WQE.
+        max_wqe_bytes: Sourced<u32> = 64 to 4096,
+        /// Most data that a WQE can carry inline.
+        max_inline_bytes: Sourced<u32> = 0 to 4096,
+        /// Bytes that the NIC writes for a completion.
+        cqe_bytes: Sourced<u32> = 8 to 256,
+        /// Most data that a CQE can carry for an inline RECV on UD; the NIC has none if absent.
+        inline_recv_bytes: Option<Sourced<u32>> = 1 to 256,
+    }
+}
+
+section! {
+    /// How fast the NIC works when nothing else holds it up. Times are the reciprocals of the whole
+    /// NIC's rates, not latencies.
+    pub struct Processing in "processing" {
+        /// Processing units; a queue pair is served by one of them.
+        units: Option<Sourced<u32>> = 1 to 1024,
+        /// Sending a SEND or WRITE whose WQE has one cache line.
+        send_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
+        /// More for each further cache line of the WQE.
+        wqe_line_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
+        /// How long the processing unit of a queue pair waits for the WQEs that a doorbell announced.
+        wqe_fetch_wait_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
+        /// Sending a READ and handling its response.
+        read_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
+        /// Handling an arrived message that takes one DMA (WRITE, READ, header-only SEND).
+        inbound_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
+        /// More for the second DMA of an arrived message (a SEND with payload, a WRITE with immediate).
+        inbound_dma_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
+        /// More for payload that goes into the CQE of an inline RECV.
+        inline_recv_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
+        /// Handling an arrived atomic, apart from waiting for its lock.
+        atomic_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
+    }
+}
+
+section! {
+    /// The NIC's locks for atomics.
+    pub struct Atomics in "atomics" {
+        /// Low bits of the address that choose the lock: 2^bits locks, one for all with 0.
+        lock_bits: Option<Sourced<u32>> = 0 to 32,
+        /// How long an atomic holds its lock.
+        lock_hold_ns: Option<Sourced<f64>> = 1.0 to 1_000_000.0,
+    }
+}
+
+section! {
+    /// The network port.
+    pub struct Port in "port" {
+        /// Ports in use.
+        count: Sourced<u32> = 1 to 16,
+        /// Data rate of a port in one direction after line coding, in 10^9 bits a second.
+        gbps: Sourced<f64> = 0.1 to 10_000.0,
+        /// Largest payload of a packet.
+        mtu_bytes: Sourced<u32> = 256 to 9000,
+        /// What a packet takes on the link beyond its own bytes.
+        packet_gap_bytes: Sourced<f64> = 0.0 to 1024.0,
+    }
+}
+
+section! {
+    /// What the NIC keeps in its own memory.
+    pub struct Cache in "cache" {
+        /// Outstanding READs of a thread beyond which more bring nothing.
+        read_window: Option<Sourced<u32>> = 1 to 1_000_000,
+        /// Threads that `read_window` was found with.
+        read_window_threads: Option<Sourced<u32>> = 1 to 4096,
+        /// Connected queue pairs that the NIC serves without fetching their state.
+        connected_qps: Option<Sourced<u32>> = 1 to 10_000_000,
+    }
+}
+
+impl Profile {
+    /// Reads a profile from TOML.
+    ///
+    /// # Errors
+    /// - [`ProfileError::Malformed`]: no TOML, a missing, unknown or wrong key, a number without
+    ///   evidence; with line and column.
+    /// - [`ProfileError::Impossible`]: every value outside its range, or at odds with another.
+    pub fn parse(text: &str) -> Result<Self, ProfileError> {
+        let profile: Self = toml::from_str(text)
+            .map_err(|err| ProfileError::Malformed(err.to_string().trim_end().to_owned()))?;
+        let problems = profile.problems(text);
+        if problems.is_empty() {
+            Ok(profile)
+        } else {
+            Err(ProfileError::Impossible(problems))
+        }
+    }
+
+    /// Every number of the profile with its meaning and evidence, in the order of the format.
+    pub fn numbers(&self) -> Vec<Number<'_>> {
+        let mut all = Vec::new();
+        self.host.numbers(&mut all);
+        self.pcie.numbers(&mut all);
+        self.wqe.numbers(&mut all);
+        self.processing.numbers(&mut all);
+        self.atomics.numbers(&mut all);
+        self.port.numbers(&mut all);
+        self.cache.numbers(&mut all);
+        all
+    }
+
+    fn problems(&self, text: &str) -> Vec<Problem> {
+        let line = |at: usize| {
+            let before = text.as_bytes().get(..at).unwrap_or_default();
+            1 + before.iter().filter(|&&byte| byte == b'\n').count()
+        };
+        let line_of_key = |key: &str| {
+            let found = text
+                .lines()
+                .position(|line| line.trim_start().starts_with(key));
+            found.map_or(1, |index| index + 1)
+        };
+        let mut problems = Vec::new();
+        if self.schema != SCHEMA {
+            problems.push(Problem {
+                line: line_of_key("schema"),
+                key: "schema".to_owned(),
+                message: format!(
+                    "version {} of the format is not known; this program reads version {SCHEMA}",
+                    self.schema
+                ),
+            });
+        }
+        let name_is_good = (1..=32).contains(&self.name.len())
+            && self
+                .name
+                .bytes()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-_".contains(&c));
+        if !name_is_good {
+            problems.push(Problem {
+                line: line_of_key("name"),
+                key: "name".to_owned(),
+                message: "a name has 1 to 32 lower-case letters, digits, '-' or '_'".to_owned(),
+            });
+        }
+        let mut out_of_range = Vec::new();
+        self.host.out_of_range(&mut out_of_range);
+        self.pcie.out_of_range(&mut out_of_range);
+        self.wqe.out_of_range(&mut out_of_range);
+        self.processing.out_of_range(&mut out_of_range);
+        self.atomics.out_of_range(&mut out_of_range);
+        self.port.out_of_range(&mut out_of_range);
+        self.cache.out_of_range(&mut out_of_range);
+        problems.extend(out_of_range.into_iter().map(|number| Problem {
+            line: line(number.at),
+            key: number.key,
+            message: format!(
+                "{} is out of range; it must be from {} to {}",
+                number.value, number.low, number.high
+            ),
+        }));
+        // What follows compares numbers with each other and would repeat what was said.
+        if problems.is_empty() {
+            self.contradictions(|at, key, message| {
+                problems.push(Problem {
+                    line: line(at),
+                    key: key.to_owned(),
+                    message,
+                });
+            });
+        }
+        problems
+    }
+
+    /// Calls `found` for each number that does not go with the others.
+    fn contradictions(&self, mut found: impl FnMut(usize, &str, String)) {
+        let wqe = &self.wqe;
+        // UC and RC have the small headers; a UD WQE has less room.
+        let header = wqe.rc_header_bytes.value.min(wqe.uc_header_bytes.value);
+        if header + wqe.max_inline_bytes.value > wqe.max_wqe_bytes.value {
+            let message = format!(
+                "{} bytes of inline data and a header of {header} do not fit wqe.max_wqe_bytes = {}",
+                wqe.max_inline_bytes.value, wqe.max_wqe_bytes.value
+            );
+            found(
+                wqe.max_inline_bytes.span.start,
+                "wqe.max_inline_bytes",
+                message,
+            );
+        }
+        let headers = [
+            ("wqe.rc_header_bytes", &wqe.rc_header_bytes),
+            ("wqe.uc_header_bytes", &wqe.uc_header_bytes),
+            ("wqe.ud_header_bytes", &wqe.ud_header_bytes),
+            ("wqe.atomic_header_bytes", &wqe.atomic_header_bytes),
+        ];
+        for (key, header) in headers {
+            if header.value + wqe.sge_bytes.value > wqe.max_wqe_bytes.value {
+                let message = format!(
+                    "a header of {} bytes and an SGE of {} do not fit wqe.max_wqe_bytes = {}",
+                    header.value, wqe.sge_bytes.value, wqe.max_wqe_bytes.value
+                );
+                found(header.span.start, key, message);
+            }
+        }
+        let powers = [
+            (
+                "pcie.read_completion_bytes",
+                &self.pcie.read_completion_bytes,
+            ),
+            ("pcie.max_payload_bytes", &self.pcie.max_payload_bytes),
+            (
+                "pcie.max_read_request_bytes",
+                &self.pcie.max_read_request_bytes,
+            ),
+        ];
+        for (key, size) in powers {
+            if !size.value.is_power_of_two() {
+                found(
+                    size.span.start,
+                    key,
+                    format!(
+                        "{} is no power of two, and PCIe knows no other sizes",
+                        size.value
+                    ),
+                );
+            }
+        }
+        if let (Some(wait), None) = (&self.processing.wqe_fetch_wait_ns, &self.processing.units) {
+            found(
+                wait.span.start,
+                "processing.wqe_fetch_wait_ns",
+                "a wait of processing units needs their number: add processing.units".to_owned(),
+            );
+        }
+    }
+}

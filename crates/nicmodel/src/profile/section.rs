@@ -1,0 +1,104 @@
+//! One table of a profile: its fields, what they mean, and the range of each.
+
+use serde::Serialize;
+
+use super::sourced::{Evidence, Sourced};
+
+/// One number of a profile, as a list of all of them shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Number<'a> {
+    /// Table and field, such as `pcie.lanes`.
+    pub key: String,
+    /// What it is.
+    pub meaning: &'static str,
+    /// Its value, in the unit that the key ends with.
+    pub value: f64,
+    /// `published`, `derived`, `fitted` or `assumed`.
+    pub source: &'static str,
+    /// The evidence in words.
+    #[serde(serialize_with = "in_words")]
+    pub evidence: &'a Evidence,
+}
+
+fn in_words<S: serde::Serializer>(evidence: &&Evidence, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(evidence)
+}
+
+/// A field that holds a number, or may.
+pub(super) trait Field {
+    /// Value, evidence, and where it stands in the text.
+    fn number(&self) -> Option<(f64, &Evidence, usize)>;
+}
+
+impl<T: Copy + Into<f64>> Field for Sourced<T> {
+    fn number(&self) -> Option<(f64, &Evidence, usize)> {
+        Some((self.value.into(), &self.evidence, self.span.start))
+    }
+}
+
+impl<T: Copy + Into<f64>> Field for Option<Sourced<T>> {
+    fn number(&self) -> Option<(f64, &Evidence, usize)> {
+        self.as_ref().and_then(Field::number)
+    }
+}
+
+/// A number outside its range.
+pub(super) struct OutOfRange {
+    pub(super) key: String,
+    pub(super) value: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    /// Byte offset in the text.
+    pub(super) at: usize,
+}
+
+/// Defines a table of the profile: each field with its documentation, type and range.
+macro_rules! section {
+    (
+        $(#[$outer:meta])*
+        pub struct $name:ident in $table:literal {
+            $( $(#[doc = $doc:literal])+ $field:ident: $type:ty = $low:literal to $high:literal, )+
+        }
+    ) => {
+        $(#[$outer])*
+        #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $( $(#[doc = $doc])+ pub $field: $type, )+
+        }
+
+        impl $name {
+            fn numbers<'a>(&'a self, into: &mut Vec<$crate::profile::Number<'a>>) {
+                $(
+                    if let Some((value, evidence, _)) = $crate::profile::section::Field::number(&self.$field) {
+                        into.push($crate::profile::Number {
+                            key: concat!($table, ".", stringify!($field)).to_owned(),
+                            meaning: concat!($($doc),+).trim_ascii(),
+                            value,
+                            source: evidence.kind(),
+                            evidence,
+                        });
+                    }
+                )+
+            }
+
+            fn out_of_range(&self, into: &mut Vec<$crate::profile::section::OutOfRange>) {
+                $(
+                    if let Some((value, _, at)) = $crate::profile::section::Field::number(&self.$field)
+                        && !(f64::from($low)..=f64::from($high)).contains(&value)
+                    {
+                        into.push($crate::profile::section::OutOfRange {
+                            key: concat!($table, ".", stringify!($field)).to_owned(),
+                            value,
+                            low: f64::from($low),
+                            high: f64::from($high),
+                            at,
+                        });
+                    }
+                )+
+            }
+        }
+    };
+}
+
+pub(super) use section;

@@ -1,0 +1,67 @@
+//! Published numbers, to compare with.
+//!
+//! `ATC16` is Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX
+//! ATC 2016, and `slides` are its slides; `DPU study` is a study of BlueField-2 for remote B-trees
+//! and sequencers. Ids that begin with `derived_` are not printed and follow from what is.
+
+use std::sync::LazyLock;
+
+use serde::Serialize;
+
+/// One published number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Published {
+    /// Its name.
+    pub id: &'static str,
+    /// The cluster or NIC: `CX`, `CX3`, `CIB`, `BF2`, a link generation, `all` or `any`.
+    pub nic: &'static str,
+    /// The number.
+    pub value: f64,
+    /// Its unit; `Mops`, `Mrps` and `M/s` are all 10^6 a second.
+    pub unit: &'static str,
+    /// Publication and place in it.
+    #[serde(rename = "where")]
+    pub place: &'static str,
+}
+
+static ALL: LazyLock<Vec<Published>> = LazyLock::new(|| {
+    let lines = include_str!("../data/published.csv").lines().skip(1);
+    lines.filter_map(parse).collect()
+});
+
+fn parse(line: &'static str) -> Option<Published> {
+    let mut fields = line.split(',');
+    Some(Published {
+        id: fields.next()?,
+        nic: fields.next()?,
+        value: fields.next()?.parse().ok()?,
+        unit: fields.next()?,
+        place: fields.next()?,
+    })
+}
+
+/// Every published number that is known here.
+pub fn all() -> &'static [Published] {
+    &ALL
+}
+
+/// The published number of this name.
+pub fn get(id: &str) -> Option<&'static Published> {
+    ALL.iter().find(|published| published.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_read_and_every_name_is_one() {
+        let lines = include_str!("../data/published.csv").lines().count();
+        assert_eq!(all().len(), lines - 1);
+        for published in all() {
+            assert_eq!(get(published.id), Some(published));
+            assert!(published.value.is_finite(), "{}", published.id);
+            assert!(!published.place.is_empty(), "{}", published.id);
+        }
+    }
+}

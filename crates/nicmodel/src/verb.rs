@@ -1,0 +1,153 @@
+//! Verbs and the transports that carry them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A transport service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Reliable connection: acknowledged, carries every verb.
+    Rc,
+    /// Unreliable connection: SEND and WRITE, no acknowledgements.
+    Uc,
+    /// Unreliable datagram: SEND alone, one queue pair to any peer.
+    Ud,
+}
+
+/// A verb of the send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// SEND: taken by a RECV of the responder.
+    Send,
+    /// RDMA WRITE.
+    RdmaWrite,
+    /// RDMA READ.
+    RdmaRead,
+    /// Compare-and-swap of 8 bytes.
+    AtomicCmpAndSwp,
+    /// Fetch-and-add of 8 bytes.
+    AtomicFetchAndAdd,
+}
+
+impl Transport {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+
+    /// Whether it carries the verb (Table 1 of the paper; IBTA vol. 1, table 44).
+    pub fn carries(self, verb: Verb) -> bool {
+        match self {
+            Self::Rc => true,
+            Self::Uc => matches!(verb, Verb::Send | Verb::RdmaWrite),
+            Self::Ud => verb == Verb::Send,
+        }
+    }
+
+    /// Whether the responder acknowledges.
+    pub fn is_reliable(self) -> bool {
+        self == Self::Rc
+    }
+}
+
+impl Verb {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Send,
+        Self::RdmaWrite,
+        Self::RdmaRead,
+        Self::AtomicCmpAndSwp,
+        Self::AtomicFetchAndAdd,
+    ];
+
+    /// Compare-and-swap or fetch-and-add.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd)
+    }
+
+    /// Whether the request carries the payload, and so can carry it inline.
+    pub fn sends_payload(self) -> bool {
+        matches!(self, Self::Send | Self::RdmaWrite)
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Send => "SEND",
+            Self::RdmaWrite => "WRITE",
+            Self::RdmaRead => "READ",
+            Self::AtomicCmpAndSwp => "compare-and-swap",
+            Self::AtomicFetchAndAdd => "fetch-and-add",
+        })
+    }
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "rc" => Ok(Self::Rc),
+            "uc" => Ok(Self::Uc),
+            "ud" => Ok(Self::Ud),
+            _ => Err("a transport is one of rc, uc, ud".to_owned()),
+        }
+    }
+}
+
+impl FromStr for Verb {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "send" => Ok(Self::Send),
+            "write" | "rdma-write" => Ok(Self::RdmaWrite),
+            "read" | "rdma-read" => Ok(Self::RdmaRead),
+            "cmp-swap" | "atomic-cmp-and-swp" => Ok(Self::AtomicCmpAndSwp),
+            "fetch-add" | "atomic-fetch-and-add" => Ok(Self::AtomicFetchAndAdd),
+            _ => Err("a verb is one of send, write, read, cmp-swap, fetch-add".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uc_has_no_reads_or_atomics_and_ud_no_memory_verbs() {
+        let carried = |transport: Transport| {
+            let verbs = Verb::ALL.into_iter().filter(move |v| transport.carries(*v));
+            verbs.collect::<Vec<_>>()
+        };
+        assert_eq!(carried(Transport::Rc), Verb::ALL);
+        assert_eq!(carried(Transport::Uc), [Verb::Send, Verb::RdmaWrite]);
+        assert_eq!(carried(Transport::Ud), [Verb::Send]);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for verb in Verb::ALL {
+            let name = serde_json::to_string(&verb).expect("a name");
+            assert_eq!(name.trim_matches('"').parse(), Ok(verb));
+        }
+        for transport in Transport::ALL {
+            assert_eq!(transport.to_string().parse(), Ok(transport));
+        }
+        assert!("put".parse::<Verb>().is_err());
+        assert!("tcp".parse::<Transport>().is_err());
+    }
+}

@@ -1,0 +1,199 @@
+//! Bytes on the network.
+//!
+//! Sizes of headers: IBTA vol. 1, chapter 9, and annex 17 for RoCEv2.
+
+use serde::Serialize;
+
+use crate::operation::{ATOMIC_BYTES, Operation};
+use crate::profile::{LinkLayer, Profile};
+use crate::verb::{Transport, Verb};
+
+/// Base transport header.
+const BTH: u32 = 12;
+/// Datagram extended transport header.
+const DETH: u32 = 8;
+/// RDMA extended transport header.
+const RETH: u32 = 16;
+/// ACK extended transport header.
+const AETH: u32 = 4;
+/// Atomic extended transport header.
+const ATOMIC_ETH: u32 = 28;
+/// Immediate.
+const IMM: u32 = 4;
+/// Around the transport on InfiniBand: LRH 8, ICRC 4, VCRC 2.
+const INFINIBAND: u32 = 8 + 4 + 2;
+/// Around the transport on RoCEv2: Ethernet 14, IPv4 20, UDP 8, ICRC 4, FCS 4.
+const ROCE: u32 = 14 + 20 + 8 + 4 + 4;
+
+/// Packets in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Packets {
+    /// How many.
+    pub count: f64,
+    /// Their bytes with all headers, without what the link takes between packets.
+    pub bytes: f64,
+}
+
+impl Packets {
+    /// What they take of the link, gaps between packets included, in bytes.
+    pub fn link_bytes(&self, profile: &Profile) -> f64 {
+        self.bytes + self.count * profile.port.packet_gap_bytes.value
+    }
+
+    pub(crate) fn scaled(self, factor: f64) -> Self {
+        Self {
+            count: self.count * factor,
+            bytes: self.bytes * factor,
+        }
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+}
+
+/// What one operation puts on the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Exchange {
+    /// From the requester to the responder.
+    pub to_responder: Packets,
+    /// From the responder to the requester: read responses, and acknowledgements on RC, one a
+    /// message.
+    pub to_requester: Packets,
+}
+
+/// The packets of one operation.
+pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
+    let around = match profile.link_layer {
+        LinkLayer::Infiniband => INFINIBAND,
+        LinkLayer::Roce => ROCE,
+    };
+    let packet = |extended: u32, payload: u32| f64::from(around + BTH + extended + pad4(payload));
+    let one = |bytes: f64| Packets { count: 1.0, bytes };
+    // A message of several packets has `first` in its first packet and `last` in its last.
+    let message = |every: u32, first: u32, last: u32, payload: u32| {
+        let packets = packets(payload, profile.port.mtu_bytes.value);
+        let padding = pad4(payload) - payload;
+        let headers = f64::from(around + BTH + every) * packets;
+        Packets {
+            count: packets,
+            bytes: headers + f64::from(first + last) + f64::from(payload) + f64::from(padding),
+        }
+    };
+    let imm = if operation.imm { IMM } else { 0 };
+    let payload = operation.payload_bytes;
+    let ack = if operation.transport.is_reliable() {
+        one(packet(AETH, 0))
+    } else {
+        Packets::default()
+    };
+    match operation.verb {
+        Verb::Send => {
+            let every = if operation.transport == Transport::Ud {
+                DETH
+            } else {
+                0
+            };
+            Exchange {
+                to_responder: message(every, 0, imm, payload),
+                to_requester: ack,
+            }
+        }
+        Verb::RdmaWrite => Exchange {
+            to_responder: message(0, RETH, imm, payload),
+            to_requester: ack,
+        },
+        Verb::RdmaRead => {
+            let responses = packets(payload, profile.port.mtu_bytes.value);
+            // The first and the last response carry an AETH, those between none.
+            let further = if responses > 1.0 { AETH } else { 0 };
+            Exchange {
+                to_responder: one(packet(RETH, 0)),
+                to_requester: message(0, AETH, further, payload),
+            }
+        }
+        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => Exchange {
+            to_responder: one(packet(ATOMIC_ETH, 0)),
+            to_requester: one(packet(AETH, ATOMIC_BYTES)),
+        },
+    }
+}
+
+/// Packets of a message; one without payload is a packet too.
+fn packets(payload: u32, mtu: u32) -> f64 {
+    f64::from(payload.div_ceil(mtu).max(1))
+}
+
+/// Payloads are padded to 4 bytes.
+fn pad4(payload: u32) -> u32 {
+    payload.saturating_add(payload.wrapping_neg() & 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::builtin;
+
+    fn cib() -> &'static Profile {
+        builtin("cib").expect("built in")
+    }
+
+    #[test]
+    fn packets_of_infiniband() {
+        let bytes = |operation: Operation| {
+            let exchange = exchange(cib(), &operation);
+            (exchange.to_responder.bytes, exchange.to_requester.bytes)
+        };
+        let new = Operation::new;
+        // LRH 8, BTH 12, DETH 8, ICRC 4, VCRC 2, and the immediate.
+        assert_eq!(bytes(Operation::header_only(Transport::Ud)), (38.0, 0.0));
+        assert_eq!(bytes(new(Verb::Send, Transport::Ud, 8)), (42.0, 0.0));
+        // 5 bytes are padded to 8.
+        assert_eq!(bytes(new(Verb::Send, Transport::Ud, 5)), (42.0, 0.0));
+        assert_eq!(bytes(new(Verb::RdmaWrite, Transport::Uc, 8)), (50.0, 0.0));
+        assert_eq!(bytes(new(Verb::RdmaWrite, Transport::Rc, 8)), (50.0, 30.0));
+        // The 30 bytes around the data of a READ response.
+        assert_eq!(
+            bytes(new(Verb::RdmaRead, Transport::Rc, 128)),
+            (42.0, 158.0)
+        );
+        let atomic = new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
+        assert_eq!(bytes(atomic), (54.0, 38.0));
+    }
+
+    #[test]
+    fn long_messages_are_cut_at_the_mtu() {
+        let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 10_000);
+        let sent = exchange(cib(), &write).to_responder;
+        assert_eq!(sent.count, 3.0);
+        assert_eq!(sent.bytes, 3.0 * 26.0 + 16.0 + 10_000.0);
+        let read = Operation::new(Verb::RdmaRead, Transport::Rc, 10_000);
+        let answer = exchange(cib(), &read).to_requester;
+        assert_eq!(
+            (answer.count, answer.bytes),
+            (3.0, 3.0 * 26.0 + 8.0 + 10_000.0)
+        );
+    }
+
+    #[test]
+    fn roce_packets_are_longer() {
+        let bf2 = builtin("bf2").expect("built in");
+        let send = Operation::new(Verb::Send, Transport::Ud, 8);
+        assert_eq!(
+            exchange(bf2, &send).to_responder.bytes,
+            50.0 + 12.0 + 8.0 + 8.0
+        );
+    }
+
+    #[test]
+    fn the_largest_message_is_counted() {
+        let read = Operation::new(Verb::RdmaRead, Transport::Rc, 1 << 31);
+        assert_eq!(
+            exchange(cib(), &read).to_requester.count,
+            f64::from(1 << 19)
+        );
+    }
+}

@@ -1,0 +1,418 @@
+//! Every published count and byte figure, from the model.
+
+use nicmodel::pcie::{self, Kind, Purpose};
+use nicmodel::profile::{Profile, builtin};
+use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, published, wqe};
+
+fn nic(name: &str) -> &'static Profile {
+    builtin(name).expect("built in")
+}
+
+/// The published value.
+#[track_caller]
+fn printed(id: &str) -> f64 {
+    published::get(id).expect("a published number").value
+}
+
+/// `ours` is the published number, to the last digit that was printed.
+#[track_caller]
+fn exact(id: &str, ours: f64) {
+    assert_eq!(ours, printed(id), "{id}");
+}
+
+/// `ours` rounds to the published number, which was printed with so many decimals.
+#[track_caller]
+fn rounds(id: &str, ours: f64, decimals: i32) {
+    let scale = 10f64.powi(decimals);
+    assert_eq!((ours * scale).round() / scale, printed(id), "{id}: {ours}");
+}
+
+fn postlist(nic_name: &str, operation: Operation, method: Method, len: u32) -> Footprint {
+    Footprint::of_postlist(nic(nic_name), &operation, method, len).expect("possible")
+}
+
+/// A WRITE whose WQE has so many bytes.
+fn write_with_wqe(bytes: u32) -> Operation {
+    Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - 36).inlined()
+}
+
+#[test]
+fn appendix_a() {
+    let ten = |method| postlist("cib", write_with_wqe(65), method, 10);
+    let mmio = ten(Method::WqeByMmio);
+    assert_eq!(mmio.wqe_bytes, 65);
+    exact("appA_bytes_mmio", mmio.requester.bytes_to_device());
+    assert_eq!(mmio.requester.mmio_writes(), 20.0);
+    assert_eq!(mmio.requester.dma_reads(), 0.0);
+    let doorbell = ten(Method::Doorbell);
+    exact("appA_bytes_doorbell", doorbell.requester.bytes_to_device());
+    assert_eq!(doorbell.requester.dma_reads(), 1.0);
+    exact("batch_mmio_count", doorbell.requester.mmio_writes());
+    exact("appA_slot_bytes", f64::from(wqe::slot_bytes(65)));
+    let rings = doorbell.requester.transactions.iter();
+    let ring = rings.into_iter().find(|t| t.purpose == Purpose::Doorbell);
+    exact("appA_doorbell_bytes", ring.expect("it rings").data_bytes);
+}
+
+#[test]
+fn one_byte_over_a_cache_line_is_a_further_mmio_write() {
+    let writes = |bytes| {
+        let one = postlist("cib", write_with_wqe(bytes), Method::WqeByMmio, 1);
+        one.requester.mmio_writes()
+    };
+    exact("shrink_129_mmio", writes(129));
+    exact("shrink_128_mmio", writes(128));
+}
+
+#[test]
+fn wqe_headers_are_those_of_table_1() {
+    let cib = nic("cib");
+    for verb in [Verb::Send, Verb::RdmaWrite, Verb::RdmaRead] {
+        exact(
+            "wqe_hdr_rc",
+            f64::from(wqe::header_bytes(cib, verb, Transport::Rc)),
+        );
+    }
+    for verb in [Verb::Send, Verb::RdmaWrite] {
+        exact(
+            "wqe_hdr_uc",
+            f64::from(wqe::header_bytes(cib, verb, Transport::Uc)),
+        );
+    }
+    exact(
+        "wqe_hdr_ud",
+        f64::from(wqe::header_bytes(cib, Verb::Send, Transport::Ud)),
+    );
+    exact("wqe_hdr_recv", f64::from(cib.wqe.recv_bytes.value));
+}
+
+#[test]
+fn wqe_sizes_and_thresholds() {
+    let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
+    let cib = nic("cib");
+    let lines = |operation| f64::from(wqe::lines(wqe::bytes(cib, &operation)));
+    exact("wqe_ud_min_lines", lines(ud(1)));
+    exact(
+        "wqe_ud_ho_lines",
+        lines(Operation::header_only(Transport::Ud)),
+    );
+    let most = |verb, transport, lines| {
+        f64::from(wqe::max_inline_payload(cib, verb, transport, lines).expect("room"))
+    };
+    exact(
+        "ud_send_2line_max_payload",
+        most(Verb::Send, Transport::Ud, 2),
+    );
+    exact(
+        "out_write_1line_max",
+        most(Verb::RdmaWrite, Transport::Uc, 1),
+    );
+    assert_eq!(
+        wqe::max_inline_payload(cib, Verb::Send, Transport::Ud, 1),
+        None
+    );
+    assert_eq!((lines(ud(60)), lines(ud(61))), (2.0, 3.0));
+    // Slide 18: 64 bytes of header, 4 of size, 8 of data, 52 unused.
+    let header_only = wqe::bytes(cib, &Operation::header_only(Transport::Ud));
+    exact("wqe_slide18_header", f64::from(header_only));
+    exact(
+        "wqe_slide18_size",
+        f64::from(cib.wqe.inline_size_bytes.value),
+    );
+    let response = wqe::bytes(cib, &ud(8));
+    exact(
+        "wqe_slide18_unused",
+        f64::from(wqe::slot_bytes(response) - response),
+    );
+    exact(
+        "seq_rpc_response_dma_bytes",
+        f64::from(wqe::slot_bytes(response)),
+    );
+    exact(
+        "seq_spec_s0_response_dma_bytes",
+        f64::from(wqe::slot_bytes(header_only)),
+    );
+    exact("pcie_mmio_granule", f64::from(wqe::CACHE_LINE_BYTES));
+    exact(
+        "dpu_inline_limit",
+        f64::from(nic("bf2").wqe.max_inline_bytes.value),
+    );
+}
+
+#[test]
+fn what_the_responder_does() {
+    let responder =
+        |operation: Operation| postlist("cx3", operation, Method::WqeByMmio, 1).responder;
+    let new = Operation::new;
+    let read = responder(new(Verb::RdmaRead, Transport::Rc, 32));
+    exact("responder_in_read", read.dma_reads());
+    assert_eq!(read.dma_writes(), 0.0);
+    let write = responder(new(Verb::RdmaWrite, Transport::Uc, 32));
+    exact("responder_in_write", write.dma_writes());
+    assert_eq!(write.dma_reads(), 0.0);
+    let send = new(Verb::Send, Transport::Ud, 32);
+    exact("ud_recv_dma_regular", responder(send).dma_writes());
+    exact(
+        "ud_recv_dma_inline",
+        responder(send.received(Receive::Inline)).dma_writes(),
+    );
+    exact(
+        "ud_recv_dma_ho",
+        responder(Operation::header_only(Transport::Ud)).dma_writes(),
+    );
+    // An inline RECV that is too small for the payload, and a NIC that has none.
+    let long = new(Verb::Send, Transport::Ud, 65).received(Receive::Inline);
+    assert_eq!(responder(long).dma_writes(), 2.0);
+    let on_cib = postlist("cib", send.received(Receive::Inline), Method::WqeByMmio, 1);
+    assert_eq!(on_cib.responder.dma_writes(), 2.0);
+    let atomic = postlist(
+        "cib",
+        new(Verb::AtomicFetchAndAdd, Transport::Rc, 8),
+        Method::WqeByMmio,
+        1,
+    );
+    assert_eq!(atomic.responder.dma_reads(), 1.0);
+    assert_eq!(atomic.responder.dma_writes(), 1.0);
+    assert_eq!(atomic.atomic_locks, 1.0);
+}
+
+/// Figures 5 and 13a: MMIO writes, DMA reads and DMA writes of the requester for each verb, inlined
+/// or not, signaled or not, by MMIO and by doorbell.
+#[test]
+fn what_the_requester_does() {
+    let cases = [
+        // verb, transport, payload, DMA reads of payload when not inlined, DMA writes of a response
+        (Verb::Send, Transport::Rc, 32, 1.0, 0.0),
+        (Verb::Send, Transport::Uc, 32, 1.0, 0.0),
+        (Verb::Send, Transport::Ud, 32, 1.0, 0.0),
+        (Verb::RdmaWrite, Transport::Rc, 32, 1.0, 0.0),
+        (Verb::RdmaWrite, Transport::Uc, 32, 1.0, 0.0),
+        (Verb::RdmaRead, Transport::Rc, 32, 0.0, 1.0),
+        (Verb::AtomicCmpAndSwp, Transport::Rc, 8, 0.0, 1.0),
+        (Verb::AtomicFetchAndAdd, Transport::Rc, 8, 0.0, 1.0),
+    ];
+    let mut checked = 0;
+    for (verb, transport, payload, fetches, placements) in cases {
+        for inline in [false, true] {
+            for signaled in [0.0, 1.0] {
+                for len in [1, 16] {
+                    let operation = Operation {
+                        inline,
+                        ..Operation::new(verb, transport, payload).signaled(signaled)
+                    };
+                    if inline && !verb.sends_payload() {
+                        let refused = operation.check(nic("cib"));
+                        assert!(refused.is_err(), "{operation:?}");
+                        continue;
+                    }
+                    let n = f64::from(len);
+                    let lines = f64::from(wqe::lines(wqe::bytes(nic("cib"), &operation)));
+                    let payload_reads = if inline { 0.0 } else { n * fetches };
+                    let mmio = postlist("cib", operation, Method::WqeByMmio, len).requester;
+                    assert_eq!(mmio.mmio_writes(), n * lines, "{operation:?}");
+                    assert_eq!(mmio.doorbells(), 0.0, "{operation:?}");
+                    assert_eq!(mmio.dma_reads(), payload_reads, "{operation:?}");
+                    assert_eq!(
+                        mmio.dma_writes(),
+                        n * (placements + signaled),
+                        "{operation:?}"
+                    );
+                    let rung = postlist("cib", operation, Method::Doorbell, len).requester;
+                    assert_eq!(rung.mmio_writes(), 1.0, "{operation:?}");
+                    assert_eq!(rung.doorbells(), 1.0, "{operation:?}");
+                    assert_eq!(rung.dma_reads(), 1.0 + payload_reads, "{operation:?}");
+                    assert_eq!(rung.dma_writes(), mmio.dma_writes(), "{operation:?}");
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(checked, (5 * 2 + 3) * 2 * 2);
+}
+
+#[test]
+fn older_nics_fetch_wqes_one_by_one() {
+    let send = Operation::new(Verb::Send, Transport::Ud, 8).inlined();
+    let reads = |name| {
+        postlist(name, send, Method::Doorbell, 16)
+            .requester
+            .dma_reads()
+    };
+    assert_eq!((reads("cx"), reads("cx3"), reads("cib")), (16.0, 16.0, 1.0));
+}
+
+/// Section 5.2.1: bandwidths of the link.
+#[test]
+fn link_bandwidths() {
+    let (cib, cx3, cx) = (nic("cib"), nic("cx3"), nic("cx"));
+    rounds("ud_send_dma_bw", pcie::dma_read_mbps(cib), 0);
+    rounds("mmio_line_rate", pcie::mmio_lines_mops(cib), 0);
+    rounds("ud_send_dma_bound", pcie::dma_read_mbps(cib) / 128.0, 0);
+    rounds("ud_send_mmio_bound", pcie::mmio_lines_mops(cib) / 2.0, 1);
+    rounds(
+        "derived_cib_ho_dma_bound",
+        pcie::dma_read_mbps(cib) / 64.0,
+        2,
+    );
+    rounds("derived_cx3_dma_bw", pcie::dma_read_mbps(cx3), 2);
+    rounds("derived_cx3_mmio_lines", pcie::mmio_lines_mops(cx3), 2);
+    rounds("derived_cx_dma_bw", pcie::dma_read_mbps(cx), 2);
+    rounds("derived_cx_mmio_lines", pcie::mmio_lines_mops(cx), 2);
+    rounds("derived_pcie3_Pbw", cib.pcie.lane_mbps.value, 3);
+    exact("derived_pcie2_Pbw_cx", cx.pcie.lane_mbps.value);
+    let headers = |profile: &Profile| {
+        let pcie = &profile.pcie;
+        let sizes = (&pcie.request_header_bytes, &pcie.completion_header_bytes);
+        (f64::from(sizes.0.value), f64::from(sizes.1.value))
+    };
+    for pcie3 in [cib, cx3] {
+        exact("derived_pcie3_Pr", headers(pcie3).0);
+        exact("derived_pcie3_Pc", headers(pcie3).1);
+    }
+    exact("derived_pcie2_Pr", headers(cx).0);
+    exact("derived_pcie2_Pc", headers(cx).1);
+    exact("pcie_crc", f64::from(cib.pcie.read_completion_bytes.value));
+}
+
+/// Figure 2b: reading by DMA costs less than writing by MMIO, whatever the size.
+#[test]
+fn dma_beats_mmio_for_every_size() {
+    let cib = nic("cib");
+    for bytes in 1..=65_536 {
+        let (dma, mmio) = (
+            pcie::dma_read_bytes(cib, bytes),
+            pcie::mmio_write_bytes(cib, bytes),
+        );
+        assert!(dma < mmio, "{bytes} bytes: {dma} by DMA, {mmio} by MMIO");
+    }
+    let ratio = pcie::mmio_write_bytes(cib, 65_536) / pcie::dma_read_bytes(cib, 65_536);
+    assert_eq!(ratio, 1.2);
+}
+
+/// With one WQE the doorbell costs more than MMIO, and soon less.
+#[test]
+fn break_even_of_the_doorbell() {
+    let bytes = |operation, method, len| {
+        let list = postlist("cib", operation, method, len);
+        list.requester.bytes_to_device()
+    };
+    let (mmio, doorbell) = (Method::WqeByMmio, Method::Doorbell);
+    let one_line = write_with_wqe(64);
+    let two_lines = write_with_wqe(128);
+    assert_eq!(
+        (bytes(one_line, mmio, 1), bytes(one_line, doorbell, 1)),
+        (90.0, 120.0)
+    );
+    assert_eq!(
+        (bytes(two_lines, mmio, 1), bytes(two_lines, doorbell, 1)),
+        (180.0, 184.0)
+    );
+    assert_eq!(
+        (bytes(one_line, mmio, 3), bytes(one_line, doorbell, 3)),
+        (270.0, 270.0)
+    );
+    assert_eq!(
+        (bytes(two_lines, mmio, 2), bytes(two_lines, doorbell, 2)),
+        (360.0, 334.0)
+    );
+}
+
+#[test]
+fn counters_count_lines() {
+    exact(
+        "counter_split_read",
+        f64::from(u32::try_from(wqe::lines_touched(62, 4)).expect("few")),
+    );
+    assert_eq!(wqe::lines_touched(60, 4), 1);
+    assert_eq!(wqe::lines_touched(0, 0), 0);
+    let read = Operation::new(Verb::RdmaRead, Transport::Rc, 65);
+    let footprint = postlist("cib", read, Method::WqeByMmio, 1);
+    assert_eq!(footprint.responder.lines_read(), 2.0);
+    assert_eq!(footprint.requester.lines_written(), 2.0);
+}
+
+/// A SEND of 16 bytes into a RECV: all bytes of the link to the responder's host, by hand.
+#[test]
+fn bytes_to_the_responders_host() {
+    let send = Operation::new(Verb::Send, Transport::Ud, 16).inlined();
+    let responder = postlist("cib", send, Method::WqeByMmio, 4).responder;
+    // Four payloads and four CQEs with a header each, and one read request for four RECVs' WQEs.
+    let expected = 4.0 * (16.0 + 26.0) + 4.0 * (64.0 + 26.0) + 26.0;
+    assert_eq!(responder.bytes_to_host(), expected);
+    assert_eq!(responder.recv_wqe_reads(), 1.0);
+    assert_eq!(responder.bytes_to_device(), 64.0 + 22.0);
+    assert_eq!(responder.bytes_to_device_by(Kind::MmioWrite), 0.0);
+}
+
+#[test]
+fn impossible_operations_are_refused_with_the_reason() {
+    let refused = |operation: Operation, nic_name: &str, says: &str| {
+        let result = Footprint::of_postlist(nic(nic_name), &operation, Method::Doorbell, 1);
+        let message = result.expect_err("impossible").to_string();
+        assert!(message.contains(says), "{message}");
+    };
+    let new = Operation::new;
+    refused(
+        new(Verb::RdmaRead, Transport::Uc, 8),
+        "cib",
+        "UC does not carry READ (it carries SEND, WRITE)",
+    );
+    refused(
+        new(Verb::RdmaWrite, Transport::Ud, 8),
+        "cib",
+        "UD does not carry WRITE",
+    );
+    refused(new(Verb::Send, Transport::Ud, 4097), "cib", "at most 4096");
+    refused(
+        new(Verb::Send, Transport::Rc, u32::MAX),
+        "cib",
+        "at most 2147483648",
+    );
+    refused(
+        new(Verb::AtomicFetchAndAdd, Transport::Rc, 4),
+        "cib",
+        "works on 8 bytes, not on 4",
+    );
+    refused(
+        new(Verb::RdmaRead, Transport::Rc, 8).inlined(),
+        "cib",
+        "could be inlined",
+    );
+    refused(
+        new(Verb::Send, Transport::Ud, 237).inlined(),
+        "bf2",
+        "at most 236",
+    );
+    refused(
+        new(Verb::RdmaRead, Transport::Rc, 8).with_imm(),
+        "cib",
+        "no immediate",
+    );
+    refused(
+        new(Verb::Send, Transport::Ud, 8).signaled(1.5),
+        "cib",
+        "from 0 to 1",
+    );
+    refused(
+        new(Verb::Send, Transport::Ud, 8).signaled(f64::NAN),
+        "cib",
+        "from 0 to 1",
+    );
+    let many = Operation {
+        num_sge: 100,
+        ..new(Verb::Send, Transport::Ud, 800)
+    };
+    refused(many, "cib", "longer than this NIC's longest, 1024");
+    let none = Operation {
+        num_sge: 0,
+        ..new(Verb::Send, Transport::Ud, 8)
+    };
+    refused(none, "cib", "num_sge");
+    let long = Footprint::of_postlist(
+        nic("cib"),
+        &new(Verb::Send, Transport::Ud, 8),
+        Method::Doorbell,
+        0,
+    );
+    assert!(long.is_err());
+}
