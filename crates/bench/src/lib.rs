@@ -7,6 +7,7 @@
 //! - [`goal`]: the rows, their peers, and what is wanted of them;
 //! - [`run`]: the interleaved rounds and their summary; [`record`]: the circumstances;
 //! - [`workload`]: our side, over the safe verbs API;
+//! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
 //! - [`usage`]: CPU time and memory of a process;
@@ -19,6 +20,7 @@
 pub mod bounce;
 pub mod goal;
 pub mod link;
+pub mod micro;
 pub mod peers;
 pub mod pin;
 pub mod record;

@@ -8,7 +8,7 @@ use crate::pin::Cores;
 
 /// The circumstances of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct Record<S = crate::run::Settings> {
     /// Seconds since 1970.
     pub started_unix_s: u64,
     /// The commit that the program was built from; `-dirty` when it was changed.
@@ -32,20 +32,15 @@ pub struct Record {
     /// The device.
     pub device: String,
     /// Rounds, sizes and depths.
-    pub settings: crate::run::Settings,
+    pub settings: S,
     /// The command line.
     pub command: Vec<String>,
 }
 
-impl Record {
+impl<S> Record<S> {
     /// Reads the machine's part from the system.
     #[must_use]
-    pub fn new(
-        cores: Cores,
-        provider: String,
-        device: String,
-        settings: crate::run::Settings,
-    ) -> Record {
+    pub fn new(cores: Cores, provider: String, device: String, settings: S) -> Record<S> {
         Record {
             started_unix_s: SystemTime::now()
                 .duration_since(UNIX_EPOCH)

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
+use crate::micro;
 use crate::peers::hostcopy;
 use crate::workload;
 
@@ -13,6 +14,8 @@ use crate::workload;
 pub enum Job {
     /// Be the other end of a verbs workload.
     Verbs(workload::Order),
+    /// Be the other end of one verb's measurement.
+    Micro(micro::Order),
     /// Be the target of copies without a NIC.
     HostCopy(hostcopy::Request),
     /// End.
@@ -27,6 +30,7 @@ pub fn serve(link: &mut Link) -> Result<()> {
     while let Some(job) = link.recv_or_end()? {
         match job {
             Job::Verbs(order) => workload::work(link, &order)?,
+            Job::Micro(order) => micro::work(link, &order)?,
             Job::HostCopy(request) => hostcopy::work(link, request)?,
             Job::Stop => break,
         }

@@ -130,6 +130,32 @@ where
     }
 }
 
+/// A parser of numbers of bytes up to `most`: `64`, `4K` (KiB), `1M` (MiB).
+pub(crate) fn bytes(
+    most: usize,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let plain = text.trim().replace('_', "");
+        let (digits, unit) = match plain.strip_suffix(['K', 'k']) {
+            Some(digits) => (digits, 1 << 10),
+            None => match plain.strip_suffix(['M', 'm']) {
+                Some(digits) => (digits, 1 << 20),
+                None => (plain.as_str(), 1),
+            },
+        };
+        let count = digits.parse::<usize>().ok();
+        count
+            .and_then(|count| count.checked_mul(unit))
+            .filter(|bytes| *bytes <= most)
+            .ok_or_else(|| {
+                format!(
+                    "a payload is a number of bytes from 0 to {most}, also with K (KiB) or M (MiB) \
+                     behind, such as 64 or 4K"
+                )
+            })
+    }
+}
+
 /// A time: `2`, `2s`, `500ms`, `1min`; from 10 ms to a day.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || {
@@ -187,7 +213,7 @@ pub(crate) fn host_and_port(text: &str) -> Result<String, String> {
 }
 
 /// The form of a device's name: what a name in sysfs can be.
-fn device_name(text: &str) -> Result<String, String> {
+pub(crate) fn device_name(text: &str) -> Result<String, String> {
     let sane = !text.is_empty()
         && text.len() < 64
         && text
@@ -247,6 +273,34 @@ mod tests {
                 Err("a window is a whole number from 1 to 4096".to_owned()),
                 "{wrong:?}"
             );
+        }
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        let parse = bytes(1 << 28);
+        for (text, want) in [
+            ("0", 0),
+            ("64", 64),
+            ("4K", 4096),
+            ("1m", 1 << 20),
+            ("1_000", 1000),
+        ] {
+            assert_eq!(parse(text), Ok(want), "{text:?}");
+        }
+        for wrong in [
+            "",
+            "K",
+            "-1",
+            "1G",
+            "4KiB",
+            "1.5K",
+            "257M",
+            "268435457",
+            "99999999999999999999M",
+        ] {
+            let refused = parse(wrong).unwrap_err();
+            assert!(refused.contains("such as 64 or 4K"), "{wrong:?}: {refused}");
         }
     }
 

@@ -58,6 +58,46 @@ fn bench_peers() {
 }
 
 #[test]
+fn bench_one_verb() {
+    let send = |args: &[&'static str]| [&["bench", "rc-send"], args].concat();
+    refused(&send(&["--payload", "1G"]), "such as 64 or 4K");
+    refused(&send(&["--payload", "-8"]), "such as 64 or 4K");
+    refused(&send(&["--payload", "7"]), "header-only");
+    refused(&send(&["--batch", "0"]), "from 1 to 8192");
+    refused(&send(&["--window", "8193"]), "from 1 to 8192");
+    refused(&send(&["--signal-every", "x"]), "from 1 to 8192");
+    refused(&send(&["--window", "40", "--batch", "16"]), "no multiple");
+    refused(
+        &send(&["--window", "16", "--batch", "16", "--signal-every", "16"]),
+        "never has room",
+    );
+    refused(&send(&["--payload", "256M", "--window", "8"]), "lower one");
+    refused(&send(&["--payload", "64M", "--inline"]), "inline payload");
+    refused(&send(&["--duration", "1h"]), "such as 500ms");
+    refused(&send(&["--cores", "0,0"]), "two different cores");
+    refused(&send(&["--device", "nosuch0"]), "softnic0");
+    refused(&["bench", "rc-write", "--payload", "0"], "8 or more");
+    refused(&["bench", "rc-read", "--inline"], "inline");
+    refused(&["bench", "atomics", "--payload", "16"], "8 bytes");
+    refused(&["bench", "ud-send", "--payload", "5000"], "MTU");
+    let latency = |args: &[&'static str]| [&["bench", "latency"], args].concat();
+    refused(&latency(&["--verb", "recv"]), "ud-send");
+    refused(&latency(&["--verb", "ud-send", "--payload", "8K"]), "MTU");
+}
+
+#[test]
+fn bench_providers() {
+    let providers = |args: &[&'static str]| [&["bench", "providers"], args].concat();
+    // Whatever devices a machine has, none has this name.
+    refused(&providers(&["--device", "nosuch0"]), "cargo xtask rxe --");
+    refused(&providers(&["--device", "a/b"]), "verbatim devices");
+    refused(&providers(&["--payload", "1T"]), "such as 64 or 4K");
+    refused(&providers(&["--json", "--markdown", "-"]), "leave out one");
+    refused(&providers(&["--markdown", "/nonexistent/x.md"]), "mkdir -p");
+    refused(&providers(&["--rounds", "0"]), "from 1 to 1000");
+}
+
+#[test]
 fn devices() {
     refused(&["devices", "--provider", "mlx5"], "softnic");
     refused(

@@ -1,11 +1,19 @@
-//! The benchmark with all its peers, tiny: two processes for every row, nothing measured.
+//! The benchmarks, tiny: two processes for every row, nothing measured.
 
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
+/// Each test here keeps two cores busy: they run one after the other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn every_row_runs_beside_its_peer() {
+    let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let record = folder.path().join("run.jsonl");
     let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
@@ -59,4 +67,123 @@ fn every_row_runs_beside_its_peer() {
     }
     let kept = std::fs::read_to_string(&record).expect("the run record");
     assert_eq!(kept, text, "the record holds what was printed");
+}
+
+/// The lines of `verbatim bench ARGS --json`, which must succeed.
+#[track_caller]
+fn bench(args: &[&str]) -> Vec<Value> {
+    let _alone = alone();
+    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
+        .arg("bench")
+        .args(args)
+        .args(["--rounds", "2", "--duration", "10ms", "--json"])
+        .env_remove("VERBATIM_LINK_LAYER")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program starts");
+    let messages = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{args:?}: {messages}");
+    let text = String::from_utf8(out.stdout).expect("text");
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
+        .collect()
+}
+
+/// What the last line of `args` says, after a record and two samples.
+#[track_caller]
+fn result(args: &[&str], kind: &str) -> Value {
+    let mut lines = bench(args);
+    let kinds: Vec<_> = lines.iter().map(|line| line["type"].clone()).collect();
+    assert_eq!(kinds, ["record", "sample", "sample", kind], "{args:?}");
+    let result = lines.pop().expect("a last line")["data"].take();
+    assert!(
+        result["verified_ops"].as_u64() > Some(0),
+        "{args:?}: {result}"
+    );
+    result
+}
+
+#[test]
+fn every_verb_has_a_rate() {
+    for verb in [
+        "ud-send", "rc-send", "rc-write", "uc-write", "rc-read", "atomics",
+    ] {
+        let result = result(&[verb], "rate");
+        for figure in ["rate_mops", "bandwidth_gbytes_per_s"] {
+            assert!(
+                result[figure]["median"].as_f64() > Some(0.0),
+                "{verb}: {result}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_verb_has_a_latency() {
+    for verb in ["send", "ud-send", "write", "uc-write", "read", "atomics"] {
+        let result = result(&["latency", "--verb", verb], "latency");
+        let median = |figure: &str| result[figure]["median"].as_f64().expect("a figure");
+        assert!(median("latency_ns_p50") > 0.0, "{verb}: {result}");
+        assert!(
+            median("latency_ns_p50") <= median("latency_ns_p99"),
+            "{verb}: {result}"
+        );
+    }
+}
+
+#[test]
+fn knobs_reach_the_record() {
+    let args = [
+        "rc-send",
+        "--payload",
+        "4K",
+        "--batch",
+        "3",
+        "--window",
+        "12",
+        "--signal-every",
+        "6",
+        "--inline",
+        "--no-inline",
+    ];
+    let record = &bench(&args)[0]["data"];
+    let stream = &record["settings"]["task"]["stream"];
+    for (knob, want) in [
+        ("payload_bytes", 4096),
+        ("batch", 3),
+        ("window", 12),
+        ("signal_every", 6),
+    ] {
+        assert_eq!(stream[knob], want, "{stream}");
+    }
+    assert_eq!(stream["inline"], false);
+    assert_eq!(record["provider"], "softnic");
+}
+
+#[test]
+fn rates_are_told_to_people_too() {
+    let _alone = alone();
+    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
+        .args([
+            "bench",
+            "rc-write",
+            "--rounds",
+            "1",
+            "--duration",
+            "10ms",
+            "--payload",
+            "1M",
+        ])
+        .env_remove("VERBATIM_LINK_LAYER")
+        .output()
+        .expect("the program starts");
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(
+        text.contains("RC WRITE, 1 MiB, 4 a doorbell, 8 outstanding"),
+        "{text}"
+    );
+    assert!(
+        text.contains("message rate") && text.contains("GB/s"),
+        "{text}"
+    );
 }

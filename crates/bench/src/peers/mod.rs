@@ -1,6 +1,8 @@
 //! The programs that the software NIC is measured beside.
 
 pub mod hostcopy;
+pub mod perftest;
+mod port;
 pub mod redis;
 pub mod ucx;
 

@@ -1,13 +1,12 @@
 //! `ucx_perftest` over POSIX shared memory.
 
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::KillOnDrop;
+use super::port::{free_port, wait_for_listener};
 use crate::pin::{Cores, spawn_on};
 
 /// A test of `ucx_perftest`, always with 8-byte messages.
@@ -89,7 +88,7 @@ pub fn run(test: Test, iterations: u64, cores: Cores) -> Result<Measured> {
         cores.responder,
         perftest(port).stdout(Stdio::null()).stderr(Stdio::null()),
     )?);
-    wait_for_listener(port, &mut server)?;
+    wait_for_listener(port, &mut server, "ucx_perftest")?;
     let client = spawn_on(
         cores.requester,
         perftest(port)
@@ -127,44 +126,6 @@ fn perftest(port: u16) -> Command {
         .env("UCX_WARN_UNUSED_ENV_VARS", "n")
         .stdin(Stdio::null());
     command
-}
-
-/// A port that nobody listens on now. Somebody else may take it before the server does; then the
-/// server fails, and that is reported.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot find a free TCP port")?;
-    Ok(listener.local_addr()?.port())
-}
-
-/// Waits until `port` is listened on, without connecting: the server serves its first connection.
-fn wait_for_listener(port: u16, server: &mut KillOnDrop) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            if let Ok(text) = std::fs::read_to_string(table)
-                && listens(&text, port)
-            {
-                return Ok(());
-            }
-        }
-        if let Some(status) = server.0.try_wait()? {
-            bail!("the server side of ucx_perftest ended early ({status})");
-        }
-        if Instant::now() > deadline {
-            bail!("the server side of ucx_perftest does not listen on port {port}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Whether a `/proc/net/tcp` table has a listening socket (state 0A) on `port`.
-fn listens(table: &str, port: u16) -> bool {
-    table.lines().skip(1).any(|line| {
-        let mut fields = line.split_whitespace().skip(1);
-        let local = fields.next().and_then(|local| local.rsplit_once(':'));
-        let state = fields.nth(1);
-        local.is_some_and(|(_, p)| u16::from_str_radix(p, 16) == Ok(port)) && state == Some("0A")
-    })
 }
 
 /// Reads what `ucx_perftest -v -f` prints: a line of column names, a line of numbers.
@@ -233,18 +194,6 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
         ] {
             assert!(parse(text).is_err(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn a_listening_port_is_seen() {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-        assert!(listens(&table, port));
-        assert!(!listens("", port));
-        let established = "  sl  local_address rem_address   st\n   \
-                           0: 0100007F:4A43 0100007F:1111 01 00000000:00000000\n";
-        assert!(!listens(established, 0x4A43));
     }
 
     /// The benchmark's smoke test: every test of the peer runs.

@@ -73,7 +73,7 @@ struct End {
 impl End {
     fn new(link: &mut Link, nic: &Nic) -> Result<End> {
         let (send_cq, recv_cq) = (nic.cq(64)?, nic.cq(2 * RECVS)?);
-        let qp = nic.pd.qp::<Rc>(&send_cq, &recv_cq);
+        let qp = nic.qp::<Rc>(&send_cq, &recv_cq);
         let qp = qp
             .max_send_wr(64u32)
             .max_recv_wr(small(RECVS))

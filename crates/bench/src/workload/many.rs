@@ -97,7 +97,7 @@ fn connect_all(
     let cq = nic.cq(2 * CHECKED_AT_ONCE)?;
     let prepared: Vec<PreparedQp<Rc>> = (0..count)
         .map(|_| {
-            let qp = nic.pd.qp::<Rc>(&cq, &cq).max_send_wr(16u32);
+            let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(16u32);
             Ok(qp.max_recv_wr(1u32).max_inline_data(0u32).build()?)
         })
         .collect::<Result<_>>()?;
@@ -189,7 +189,7 @@ impl Connected {
         let cq = nic.cq(2 * recvs_at_once)?;
         let prepared: Vec<PreparedQp<Rc>> = (0..count)
             .map(|_| {
-                let qp = nic.pd.qp::<Rc>(&cq, &cq).srq(&srq).max_send_wr(16u32);
+                let qp = nic.qp::<Rc>(&cq, &cq).srq(&srq).max_send_wr(16u32);
                 Ok(qp.max_inline_data(0u32).build()?)
             })
             .collect::<Result<_>>()?;

@@ -12,7 +12,10 @@ pub(crate) mod sequencer;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
-use verbs::{CompletionQueue, Context, PreparedQp, ProtectionDomain, Provider, QueuePair, Rc};
+use verbs::{
+    CompletionQueue, Connected, Context, PreparedQp, ProtectionDomain, Provider, QpBuilder,
+    QueuePair, Transport,
+};
 
 use crate::goal::Row;
 use crate::link::Link;
@@ -26,9 +29,24 @@ pub struct NicChoice {
     pub provider: String,
     /// Its name; the provider's first without one.
     pub device: Option<String>,
+    /// Its port, from 1.
+    pub port_num: u8,
+    /// The entry of the port's GID table that it sends from; the best without one.
+    pub gid_index: Option<u8>,
 }
 
 impl NicChoice {
+    /// The first device of a provider, and its first port.
+    #[must_use]
+    pub fn first_of(provider: &str) -> NicChoice {
+        NicChoice {
+            provider: provider.to_owned(),
+            device: None,
+            port_num: 1,
+            gid_index: None,
+        }
+    }
+
     /// The name of the device that is chosen.
     ///
     /// # Errors
@@ -118,45 +136,65 @@ pub(crate) fn work(link: &mut Link, order: &Order) -> Result<()> {
 }
 
 /// An open device and a protection domain in it.
-struct Nic {
-    context: Context,
-    pd: ProtectionDomain,
+pub(crate) struct Nic {
+    pub(crate) context: Context,
+    pub(crate) pd: ProtectionDomain,
+    port_num: u8,
+    gid_index: Option<u8>,
 }
 
 impl Nic {
-    fn open(choice: &NicChoice) -> Result<Nic> {
+    pub(crate) fn open(choice: &NicChoice) -> Result<Nic> {
         let provider = Provider::by_name(&choice.provider)?;
         let context = provider.device(choice.device.as_deref())?.open()?;
         let pd = context.alloc_pd()?;
-        Ok(Nic { context, pd })
+        Ok(Nic {
+            context,
+            pd,
+            port_num: choice.port_num,
+            gid_index: choice.gid_index,
+        })
     }
 
-    fn cq(&self, cqe: usize) -> Result<CompletionQueue> {
+    /// Starts making a queue pair on the chosen port.
+    pub(crate) fn qp<T: Transport>(
+        &self,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> QpBuilder<T> {
+        let qp = self.pd.qp::<T>(send_cq, recv_cq).port_num(self.port_num);
+        match self.gid_index {
+            Some(index) => qp.gid_index(index),
+            None => qp,
+        }
+    }
+
+    pub(crate) fn cq(&self, cqe: usize) -> Result<CompletionQueue> {
         Ok(self.context.create_cq(u32::try_from(cqe)?)?)
     }
 }
 
 /// Connects `qp` to the other side's: both send what they have, then both receive.
-fn connect(link: &mut Link, qp: PreparedQp<Rc>) -> Result<QueuePair<Rc>> {
+pub(crate) fn connect<T: Connected>(link: &mut Link, qp: PreparedQp<T>) -> Result<QueuePair<T>> {
     link.send(&qp.endpoint())?;
     let peer = link.recv()?;
     Ok(qp.connect(&peer)?)
 }
 
 /// Both sides come here before either goes on.
-fn meet(link: &mut Link) -> Result<()> {
+pub(crate) fn meet(link: &mut Link) -> Result<()> {
     link.send(&"ready")?;
     let _: String = link.recv()?;
     Ok(())
 }
 
 /// The number of bytes or WRs of something small.
-fn small(count: usize) -> u32 {
+pub(crate) fn small(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// Nanoseconds of a clock that all processes of this host share.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let whole = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000;
     whole + u64::try_from(now.tv_nsec).unwrap_or(0)
@@ -164,7 +202,7 @@ fn now_ns() -> u64 {
 
 /// Operations and the time that they took, as a rate in 10^6 a second.
 #[allow(clippy::cast_precision_loss)] // far below 2^52 of either
-fn mops(ops: u64, elapsed_ns: u64) -> f64 {
+pub(crate) fn mops(ops: u64, elapsed_ns: u64) -> f64 {
     ops as f64 * 1e3 / elapsed_ns.max(1) as f64
 }
 
@@ -173,7 +211,7 @@ fn mops(ops: u64, elapsed_ns: u64) -> f64 {
 /// # Errors
 /// The first failed completion.
 #[inline]
-fn reap<const N: usize>(
+pub(crate) fn reap<const N: usize>(
     cq: &CompletionQueue,
     buffer: &mut verbs::WcBuffer<N>,
     mut on_each: impl FnMut(verbs::WorkCompletion<'_>) -> Result<()>,
@@ -190,17 +228,17 @@ fn reap<const N: usize>(
 }
 
 /// How long a benchmark waits for something that should come at once.
-const PATIENCE_NS: u64 = 10_000_000_000;
+pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Notices when nothing has come for too long, without reading the clock each time.
-struct Patience {
+pub(crate) struct Patience {
     empty: u32,
     since_ns: Option<u64>,
     limit_ns: u64,
 }
 
 impl Patience {
-    fn new(limit_ns: u64) -> Patience {
+    pub(crate) fn new(limit_ns: u64) -> Patience {
         Patience {
             empty: 0,
             since_ns: None,
@@ -210,14 +248,14 @@ impl Patience {
 
     /// Something came.
     #[inline]
-    fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.empty = 0;
         self.since_ns = None;
     }
 
     /// Nothing came; true when that has been so for the whole time.
     #[inline]
-    fn is_over(&mut self) -> bool {
+    pub(crate) fn is_over(&mut self) -> bool {
         std::hint::spin_loop();
         self.empty = self.empty.wrapping_add(1);
         if !self.empty.is_multiple_of(4096) {
@@ -227,9 +265,14 @@ impl Patience {
         now - *self.since_ns.get_or_insert(now) > self.limit_ns
     }
 
+    /// When nothing came any more, about; now, if something did lately.
+    pub(crate) fn quiet_since_ns(&self) -> u64 {
+        self.since_ns.unwrap_or_else(now_ns)
+    }
+
     /// As an error.
     #[inline]
-    fn check(&mut self, what: &str) -> Result<()> {
+    pub(crate) fn check(&mut self, what: &str) -> Result<()> {
         if self.is_over() {
             bail!(
                 "nothing came for {} s: {what}",
@@ -260,10 +303,7 @@ mod tests {
                 path: "unused".into(),
                 args: vec![],
             },
-            nic: NicChoice {
-                provider: "softnic".to_owned(),
-                device: None,
-            },
+            nic: NicChoice::first_of("softnic"),
         };
         let (mut left, mut right) = Link::pair().unwrap();
         let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
@@ -319,8 +359,8 @@ mod tests {
     #[test]
     fn a_wrong_nic_is_refused_with_what_there_is() {
         let choice = |provider: &str, device: Option<&str>| NicChoice {
-            provider: provider.to_owned(),
             device: device.map(str::to_owned),
+            ..NicChoice::first_of(provider)
         };
         assert!(choice("softnic", None).device_name().is_ok());
         let wrong = choice("softnic", Some("mlx5_0")).device_name().unwrap_err();

@@ -214,7 +214,7 @@ fn begin(
 
 fn connected(link: &mut Link, nic: &Nic) -> Result<QueuePair<Rc>> {
     let cq = nic.cq(SEND_WRS)?;
-    let qp = nic.pd.qp::<Rc>(&cq, &cq);
+    let qp = nic.qp::<Rc>(&cq, &cq);
     let qp = qp
         .max_send_wr(small(SEND_WRS))
         .max_recv_wr(1u32)

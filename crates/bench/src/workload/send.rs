@@ -385,7 +385,7 @@ fn cqs(nic: &Nic) -> Result<(CompletionQueue, CompletionQueue)> {
 }
 
 fn ud_qp(nic: &Nic, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<QueuePair<Ud>> {
-    let qp = nic.pd.qp::<Ud>(send_cq, recv_cq);
+    let qp = nic.qp::<Ud>(send_cq, recv_cq);
     Ok(qp
         .max_send_wr(small(SEND_WRS))
         .max_recv_wr(small(WINDOW))
@@ -398,7 +398,7 @@ fn rc_qp(
     send_cq: &CompletionQueue,
     recv_cq: &CompletionQueue,
 ) -> Result<verbs::PreparedQp<Rc>> {
-    let qp = nic.pd.qp::<Rc>(send_cq, recv_cq);
+    let qp = nic.qp::<Rc>(send_cq, recv_cq);
     Ok(qp
         .max_send_wr(small(SEND_WRS))
         .max_recv_wr(small(WINDOW))

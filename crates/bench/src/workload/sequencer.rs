@@ -52,6 +52,10 @@ fn of_design(bench: &Bench, design: &str) -> Result<Measured> {
         if let Some(device) = &bench.nic.device {
             command.args(["--device", device]);
         }
+        command.args(["--port-num", &bench.nic.port_num.to_string()]);
+        if let Some(index) = bench.nic.gid_index {
+            command.args(["--gid-index", &index.to_string()]);
+        }
         command.stdout(Stdio::piped());
         command
     };

@@ -1,47 +1,21 @@
-//! `verbatim bench`: the verbs microbenchmarks.
+//! `verbatim bench peers`: every verb beside its peer.
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bench::goal::{Distance, Row};
-use bench::link::{Exe, Link};
-use bench::pin::Cores;
 use bench::record::Record;
 use bench::run::{Bench, Event, RowResult, Sample, Settings, Side, Summary};
 use bench::stats::Spread;
 use bench::workload::NicChoice;
-use clap::Subcommand;
 use serde::Serialize;
 
+use super::{CoresArgs, Keep, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
-use crate::args::{self, NicArgs};
+use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, figure, print, print_json};
 
-/// Arguments of `verbatim bench`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Subcommand)]
-enum What {
-    /// Every verb beside its peer: UCX, Redis, and copies between two processes
-    ///
-    /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
-    /// rounds with their spread, and the ratio to the peer of the same round. The time in which a
-    /// cache line bounces between the two cores is printed beside: it decides what the figures
-    /// mean. Exit status 1 when a row misses what is wanted at least.
-    #[command(after_help = PEERS_EXAMPLES)]
-    Peers(PeersArgs),
-    /// The other process of a benchmark (used by the commands above)
-    #[command(hide = true)]
-    Worker,
-}
-
-const PEERS_EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 Examples:
   verbatim bench peers
   verbatim bench peers --only ud-send --only rc-latency --rounds 9
@@ -52,7 +26,7 @@ Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian
 /// Arguments of `verbatim bench peers`.
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
-struct PeersArgs {
+pub(super) struct Args {
     /// Measure this row only (may be given several times): ud-send, rc-send, rc-latency,
     /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
     /// sequencer-lead, idle-cpu, idle-memory, connect
@@ -61,9 +35,8 @@ struct PeersArgs {
     /// How often each row and its peer are measured
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
     rounds: u32,
-    /// The two cores, requester's first [default: the first two that this process may use]
-    #[arg(long, value_name = "CORE,CORE", value_parser = two_cores)]
-    cores: Option<(usize, usize)>,
+    #[command(flatten)]
+    cores: CoresArgs,
     /// A hundredth of the work: shows that everything runs, measures nothing
     #[arg(long)]
     smoke: bool,
@@ -75,33 +48,14 @@ struct PeersArgs {
     record: Option<PathBuf>,
     #[command(flatten)]
     nic: NicArgs,
-}
-
-fn two_cores(text: &str) -> Result<(usize, usize), String> {
-    let parsed = text.split_once(',').and_then(|(one, two)| {
-        let core = |text: &str| text.trim().parse::<usize>().ok();
-        Some((core(one)?, core(two)?))
-    });
-    parsed.ok_or_else(|| "two cores are two numbers with a comma between, such as 0,1".to_owned())
+    #[command(flatten)]
+    port: PortArgs,
 }
 
 /// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
-    match args.what {
-        What::Peers(args) => peers(args),
-        What::Worker => {
-            bench::worker::serve(&mut Link::stdio())?;
-            Ok(Outcome::Done)
-        }
-    }
-}
-
-fn peers(args: PeersArgs) -> Result<Outcome> {
+pub(super) fn run(args: Args) -> Result<Outcome> {
     args.nic.settle_link_layer()?;
-    let cores = match args.cores {
-        Some((requester, responder)) => Cores::chosen(requester, responder)?,
-        None => Cores::first_two()?,
-    };
+    let cores = args.cores.settle()?;
     let mut rows = args.only.clone();
     if rows.is_empty() {
         rows.extend(Row::ALL);
@@ -110,6 +64,8 @@ fn peers(args: PeersArgs) -> Result<Outcome> {
     let nic = NicChoice {
         provider: args.nic.provider.name().to_owned(),
         device: args.nic.device.clone(),
+        port_num: args.port.port_num,
+        gid_index: args.port.gid_index,
     };
     let device = nic.device_name()?;
     let bench = Bench {
@@ -119,10 +75,7 @@ fn peers(args: PeersArgs) -> Result<Outcome> {
             rows,
         },
         cores,
-        worker: Exe {
-            path: std::env::current_exe().context("cannot find this program's own file")?,
-            args: vec!["bench".to_owned(), "worker".to_owned()],
-        },
+        worker: worker()?,
         nic,
     };
     let record = Record::new(
@@ -131,15 +84,7 @@ fn peers(args: PeersArgs) -> Result<Outcome> {
         device,
         bench.settings.clone(),
     );
-    if !record.optimised {
-        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
-    }
-    if record.load_before > 0.5 {
-        eprintln!(
-            "note: other programs keep this machine busy (load {}); figures of both sides suffer",
-            record.load_before
-        );
-    }
+    warn_of_circumstances(&record);
     let mut tell = |line: &Line<'_>| -> Result<()> {
         if let Some(keep) = &mut keep {
             keep.line(line)?;
@@ -224,29 +169,6 @@ enum Line<'a> {
     },
 }
 
-/// The run record on disk, written line by line so that an interrupted run keeps what it had.
-struct Keep {
-    file: File,
-    path: PathBuf,
-}
-
-impl Keep {
-    fn create(path: &Path) -> Result<Keep> {
-        let path = args::writable_file(path)?;
-        let file = File::create(&path)
-            .with_context(|| format!("cannot write {}; name another file", path.display()))?;
-        Ok(Keep { file, path })
-    }
-
-    fn line(&mut self, line: &Line<'_>) -> Result<()> {
-        let mut bytes = serde_json::to_vec(line)?;
-        bytes.push(b'\n');
-        self.file
-            .write_all(&bytes)
-            .with_context(|| format!("cannot write {}", self.path.display()))
-    }
-}
-
 fn show(record: &Record, summary: &Summary) -> Result<()> {
     let distance = match summary.distance {
         Distance::Near => "near: they share a cache",
@@ -308,16 +230,6 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn with_range(spread: Option<Spread>, unit: &str) -> String {
-    spread.map_or_else(
-        || "-".to_owned(),
-        |s| {
-            let [median, min, max] = [s.median, s.min, s.max].map(figure);
-            format!("{median} ({min}..{max}) {unit}")
-        },
-    )
 }
 
 fn verdict(row: &RowResult) -> &'static str {

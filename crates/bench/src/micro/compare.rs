@@ -1,0 +1,478 @@
+//! The same on two NICs: the software NIC and a device of this machine, round by round, and
+//! `perftest` on that device as a check that our own use of it is fair.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use verbs::Provider;
+
+use super::{Knobs, Outcome, PingPong, Runner, Stream, Task, Verb};
+use crate::link::Exe;
+use crate::peers::perftest;
+use crate::pin::Cores;
+use crate::stats::Spread;
+use crate::workload::NicChoice;
+
+/// The payloads that are compared, in bytes.
+pub const PAYLOADS_BYTES: [usize; 5] = [8, 64, 4096, 64 << 10, 1 << 20];
+
+/// How many times faster than the device the software NIC is at least, in 8-byte messages.
+pub const RATE_GOAL: f64 = 20.0;
+
+/// The share of the device's latency that the software NIC has at most, with 8 bytes.
+pub const LATENCY_GOAL: f64 = 0.1;
+
+/// How much is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// How often each row is measured on each side.
+    pub rounds: u32,
+    /// How long each measurement takes.
+    pub duration_ms: u64,
+    /// In bytes.
+    pub payloads_bytes: Vec<usize>,
+    /// Whether `perftest` is run too.
+    pub perftest: bool,
+}
+
+/// What is compared, and where.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// How much.
+    pub settings: Settings,
+    /// Where.
+    pub cores: Cores,
+    /// Starts a worker.
+    pub worker: Exe,
+    /// The software NIC.
+    pub softnic: NicChoice,
+    /// What it is compared with.
+    pub system: NicChoice,
+    /// The device of `system` by name.
+    pub device: String,
+    /// The entry of its GID table that RDMA packets come from.
+    pub gid_index: u8,
+    /// The smaller path MTU of the two: the longest datagram.
+    pub mtu_bytes: u32,
+}
+
+impl Comparison {
+    /// Looks at both devices.
+    ///
+    /// # Errors
+    /// When one of them is not there or cannot be opened.
+    pub fn new(
+        settings: Settings,
+        cores: Cores,
+        worker: Exe,
+        softnic: NicChoice,
+        system: NicChoice,
+    ) -> Result<Comparison> {
+        let (device, gid_index, mtu) = port(&system)?;
+        let (_, _, own_mtu) = port(&softnic)?;
+        Ok(Comparison {
+            settings,
+            cores,
+            worker,
+            softnic,
+            system,
+            device,
+            gid_index,
+            mtu_bytes: mtu.min(own_mtu),
+        })
+    }
+
+    /// What is measured, in the order of the table.
+    ///
+    /// # Errors
+    /// When a payload is nothing that can be measured.
+    pub fn tasks(&self) -> Result<Vec<Task>> {
+        let duration_ms = self.settings.duration_ms;
+        let knobs = |payload_bytes: usize| Knobs {
+            payload_bytes: Some(payload_bytes),
+            ..Knobs::default()
+        };
+        let mut tasks = Vec::new();
+        for verb in [Verb::UdSend, Verb::RcSend, Verb::RcWrite, Verb::RcRead] {
+            for &payload in &self.settings.payloads_bytes {
+                if verb == Verb::UdSend && payload > self.mtu_bytes as usize {
+                    continue;
+                }
+                let stream = Stream::new(verb, &knobs(payload), duration_ms)?;
+                tasks.push(Task::Stream(stream));
+            }
+        }
+        for verb in [Verb::RcSend, Verb::RcWrite] {
+            for &payload in &self.settings.payloads_bytes {
+                let ping = PingPong::new(verb, &knobs(payload), duration_ms)?;
+                tasks.push(Task::PingPong(ping));
+            }
+        }
+        Ok(tasks)
+    }
+}
+
+/// The name of a device, and the GID index and active MTU of its port.
+fn port(choice: &NicChoice) -> Result<(String, u8, u32)> {
+    let device = Provider::by_name(&choice.provider)?.device(choice.device.as_deref())?;
+    let context = device.open()?;
+    let mtu = context.query_port(choice.port_num)?.active_mtu.bytes();
+    let gid_index = match choice.gid_index {
+        Some(index) => index,
+        None => context.default_gid_index(choice.port_num)?,
+    };
+    Ok((device.name().to_owned(), gid_index, mtu))
+}
+
+/// Whose figure it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// Ours, on the software NIC.
+    Softnic,
+    /// Ours, on the device.
+    System,
+    /// `perftest`'s, on the device.
+    Perftest,
+}
+
+impl Side {
+    /// In words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Softnic => "software NIC",
+            Side::System => "device",
+            Side::Perftest => "perftest",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Counted from 0.
+    pub round: u32,
+    /// Which row, counted from 0.
+    pub row: usize,
+    /// Whose.
+    pub side: Side,
+    /// Messages in 10^6 a second, or the median latency in nanoseconds.
+    pub value: f64,
+    /// All of our own result.
+    pub outcome: Option<Outcome>,
+}
+
+/// What happens during a comparison, as it happens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A measurement is about to be made.
+    Begin {
+        /// What.
+        task: Task,
+        /// Whose.
+        side: Side,
+    },
+    /// A measurement was made.
+    Sample(Sample),
+}
+
+/// What came of a row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowResult {
+    /// What was measured.
+    pub task: Task,
+    /// What `softnic`, `system` and `perftest` count: `mops` or `ns`.
+    pub unit: String,
+    /// On the software NIC.
+    pub softnic: Option<Spread>,
+    /// On the device.
+    pub system: Option<Spread>,
+    /// `perftest` on the device.
+    pub perftest: Option<Spread>,
+    /// The software NIC's figure divided by the device's of the same round.
+    pub ratio: Option<Spread>,
+    /// The device's figure by our own program divided by `perftest`'s of the same round.
+    pub system_to_perftest: Option<Spread>,
+    /// What is wanted of the ratio, where something is: at least for a rate, at most for a latency.
+    pub goal: Option<f64>,
+    /// Whether the median of the ratio is what is wanted.
+    pub goal_met: Option<bool>,
+    /// Datagrams that did not arrive: on the software NIC, and on the device.
+    pub lost_ops: [u64; 2],
+    /// Why there is no figure of a side, or fewer than rounds.
+    pub errors: Vec<String>,
+}
+
+/// The whole result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// In the order of [`Comparison::tasks`].
+    pub rows: Vec<RowResult>,
+}
+
+impl Summary {
+    /// Whether every goal is met and nothing failed on our two sides.
+    #[must_use]
+    pub fn met(&self) -> bool {
+        self.rows.iter().all(|row| row.goal_met != Some(false))
+            && self.rows.iter().all(|row| row.ratio.is_some())
+    }
+}
+
+/// Compares, telling `on_event` what happens. What fails is noted in the result, and the rest goes on.
+///
+/// # Errors
+/// When there is nothing that could be measured.
+pub fn run(comparison: &Comparison, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
+    let tasks = comparison.tasks()?;
+    let mut runner = Runner::new(comparison.cores, comparison.worker.clone());
+    let mut taken = Taken::default();
+    for round in 0..comparison.settings.rounds {
+        for (row, task) in tasks.iter().enumerate() {
+            // Who comes first changes, so that neither always meets the warmer machine.
+            let mut sides = [Side::Softnic, Side::System];
+            if round % 2 == 1 {
+                sides.reverse();
+            }
+            let mut on_device = None;
+            for side in sides {
+                on_event(&Event::Begin { task: *task, side });
+                let nic = match side {
+                    Side::Softnic => &comparison.softnic,
+                    _ => &comparison.system,
+                };
+                match runner.measure(nic, task) {
+                    Ok(outcome) => {
+                        let value = value(&outcome);
+                        if side == Side::System {
+                            on_device = Some(value);
+                        }
+                        taken.sample(round, row, side, value, Some(outcome), &mut on_event);
+                    }
+                    Err(err) => taken.failed(round, row, side, &err),
+                }
+            }
+            if comparison.settings.perftest
+                && perftest::tool(task).is_some()
+                && let Some(on_device) = on_device
+            {
+                let side = Side::Perftest;
+                on_event(&Event::Begin { task: *task, side });
+                match by_perftest(comparison, task, on_device) {
+                    Ok(value) => taken.sample(round, row, side, value, None, &mut on_event),
+                    Err(err) => taken.failed(round, row, side, &err),
+                }
+            }
+        }
+    }
+    let rows = tasks.iter().enumerate();
+    Ok(Summary {
+        rows: rows.map(|(row, task)| taken.result(row, *task)).collect(),
+    })
+}
+
+fn by_perftest(comparison: &Comparison, task: &Task, on_device: f64) -> Result<f64> {
+    let per_s = match task {
+        Task::Stream(_) => on_device * 1e6,
+        Task::PingPong(ping) => 1e9 / on_device / if ping.is_one_way() { 2.0 } else { 1.0 },
+    };
+    // A count of the same duration.
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss
+    )] // `as` saturates, and the count is bounded once more
+    let wanted = (per_s * comparison.settings.duration_ms as f64 / 1e3) as u64;
+    let report = perftest::run(
+        task,
+        wanted,
+        &comparison.device,
+        (comparison.system.port_num, comparison.gid_index),
+        comparison.cores,
+    )
+    .context("perftest")?;
+    Ok(report.value())
+}
+
+fn value(outcome: &Outcome) -> f64 {
+    match outcome {
+        Outcome::Rate(rate) => rate.rate_mops,
+        Outcome::Latency(latency) => latency.latency_ns_p50,
+    }
+}
+
+#[derive(Default)]
+struct Taken {
+    samples: Vec<Sample>,
+    errors: BTreeMap<usize, Vec<String>>,
+}
+
+impl Taken {
+    fn sample(
+        &mut self,
+        round: u32,
+        row: usize,
+        side: Side,
+        value: f64,
+        outcome: Option<Outcome>,
+        on_event: &mut impl FnMut(&Event),
+    ) {
+        let sample = Sample {
+            round,
+            row,
+            side,
+            value,
+            outcome,
+        };
+        on_event(&Event::Sample(sample.clone()));
+        self.samples.push(sample);
+    }
+
+    fn failed(&mut self, round: u32, row: usize, side: Side, err: &anyhow::Error) {
+        let error = format!("round {round}, {}: {err:#}", side.name());
+        self.errors.entry(row).or_default().push(error);
+    }
+
+    fn result(&self, row: usize, task: Task) -> RowResult {
+        let of = |side| -> Vec<&Sample> {
+            let mine = |s: &&Sample| s.row == row && s.side == side;
+            self.samples.iter().filter(mine).collect()
+        };
+        let spread = |side| Spread::of(&of(side).iter().map(|s| s.value).collect::<Vec<_>>());
+        let ratio = |over, under| {
+            let unders = of(under);
+            let ratios: Vec<f64> = of(over)
+                .iter()
+                .filter_map(|over| {
+                    let under = unders.iter().find(|under| under.round == over.round)?;
+                    Some(over.value / under.value)
+                })
+                .collect();
+            Spread::of(&ratios)
+        };
+        let lost = |side| {
+            let lost = of(side).into_iter().map(|s| match s.outcome {
+                Some(Outcome::Rate(rate)) => rate.lost_ops,
+                _ => 0,
+            });
+            lost.sum()
+        };
+        let (unit, goal) = match task {
+            Task::Stream(_) => ("mops", RATE_GOAL),
+            Task::PingPong(_) => ("ns", LATENCY_GOAL),
+        };
+        let goal = (task.payload_bytes() == 8).then_some(goal);
+        let to_device = ratio(Side::Softnic, Side::System);
+        let meets = |goal: f64, ratio: f64| match task {
+            Task::Stream(_) => ratio >= goal,
+            Task::PingPong(_) => ratio <= goal,
+        };
+        RowResult {
+            task,
+            unit: unit.to_owned(),
+            softnic: spread(Side::Softnic),
+            system: spread(Side::System),
+            perftest: spread(Side::Perftest),
+            ratio: to_device,
+            system_to_perftest: ratio(Side::System, Side::Perftest),
+            goal,
+            goal_met: goal.map(|goal| to_device.is_some_and(|ratio| meets(goal, ratio.median))),
+            lost_ops: [lost(Side::Softnic), lost(Side::System)],
+            errors: self.errors.get(&row).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn comparison(rounds: u32, payloads_bytes: Vec<usize>) -> Comparison {
+        let nic = NicChoice::first_of("softnic");
+        let exe = Exe {
+            path: "/nonexistent/verbatim".into(),
+            args: vec![],
+        };
+        Comparison::new(
+            Settings {
+                rounds,
+                duration_ms: 1,
+                payloads_bytes,
+                perftest: false,
+            },
+            Cores::first_two().unwrap(),
+            exe,
+            nic.clone(),
+            nic,
+        )
+        .unwrap()
+    }
+
+    fn stream(payload_bytes: usize) -> Task {
+        let knobs = Knobs {
+            payload_bytes: Some(payload_bytes),
+            ..Knobs::default()
+        };
+        Task::Stream(Stream::new(Verb::RcSend, &knobs, 1).unwrap())
+    }
+
+    fn ping() -> Task {
+        Task::PingPong(PingPong::new(Verb::RcSend, &Knobs::default(), 1).unwrap())
+    }
+
+    fn result(task: Task, rounds: &[(f64, f64)]) -> RowResult {
+        let mut taken = Taken::default();
+        for (round, (softnic, system)) in (0..).zip(rounds) {
+            taken.sample(round, 0, Side::Softnic, *softnic, None, &mut |_| {});
+            taken.sample(round, 0, Side::System, *system, None, &mut |_| {});
+        }
+        taken.result(0, task)
+    }
+
+    #[test]
+    fn every_verb_with_every_payload_that_fits() {
+        let tasks = comparison(1, PAYLOADS_BYTES.to_vec()).tasks().unwrap();
+        assert_eq!(tasks.len(), 3 + 3 * 5 + 2 * 5);
+        let datagrams = tasks.iter().filter(|task| task.verb() == Verb::UdSend);
+        assert_eq!(datagrams.map(Task::payload_bytes).max(), Some(4096));
+    }
+
+    #[test]
+    fn ratios_are_taken_round_by_round() {
+        // The machine is ten times slower in round 1, for both: the ratio does not notice.
+        let row = result(stream(8), &[(25.0, 1.0), (2.5, 0.1), (50.0, 2.0)]);
+        let ratio = row.ratio.unwrap();
+        assert_eq!((ratio.min, ratio.max), (25.0, 25.0));
+        assert_eq!(row.goal_met, Some(true));
+    }
+
+    #[test]
+    fn goals_are_of_8_bytes() {
+        assert_eq!(result(stream(8), &[(19.0, 1.0)]).goal_met, Some(false));
+        assert_eq!(result(stream(64), &[(19.0, 1.0)]).goal_met, None);
+        assert_eq!(result(ping(), &[(10.0, 100.0)]).goal_met, Some(true));
+        assert_eq!(result(ping(), &[(11.0, 100.0)]).goal_met, Some(false));
+    }
+
+    #[test]
+    fn what_fails_is_noted_and_meets_nothing() {
+        let mut begun = 0;
+        let summary = run(&comparison(2, vec![8]), |event| {
+            begun += u32::from(matches!(event, Event::Begin { .. }));
+        })
+        .unwrap();
+        assert_eq!((begun, summary.rows.len()), (2 * 2 * 6, 6));
+        assert!(!summary.met());
+        for row in &summary.rows {
+            assert_eq!(row.goal_met, Some(false));
+            assert_eq!(row.errors.len(), 4);
+            assert!(
+                row.errors[0].contains("/nonexistent/verbatim"),
+                "{:?}",
+                row.errors
+            );
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Time without reading the clock for every message: where it is slow, that would be what is
+//! measured.
+
+use crate::workload::now_ns;
+
+/// The share of a run that is not measured: one in so many.
+const WARM_UP: u64 = 10;
+
+/// Tells when a time is over; reads the clock about once in a thousandth of it.
+pub(super) struct Pace {
+    begin_ns: u64,
+    duration_ns: u64,
+    last_ns: u64,
+    /// Questions from one reading of the clock to the next.
+    every: u32,
+    left: u32,
+    over: bool,
+}
+
+impl Pace {
+    /// The time begins now.
+    pub(super) fn new(duration_ms: u64) -> Pace {
+        let now = now_ns();
+        Pace {
+            begin_ns: now,
+            duration_ns: duration_ms.saturating_mul(1_000_000),
+            last_ns: now,
+            every: 1,
+            left: 1,
+            over: false,
+        }
+    }
+
+    /// Whether the time is over; once it is, it stays so.
+    #[inline]
+    pub(super) fn is_over(&mut self) -> bool {
+        self.left -= 1;
+        if self.left == 0 {
+            self.look();
+        }
+        self.over
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        let now = now_ns();
+        let step = now.saturating_sub(self.last_ns);
+        if step < self.duration_ns / 2000 {
+            self.every = self.every.saturating_mul(2).min(1 << 16);
+        } else if step > self.duration_ns / 500 {
+            self.every = (self.every / 2).max(1);
+        }
+        self.last_ns = now;
+        self.left = self.every;
+        self.over |= now.saturating_sub(self.begin_ns) >= self.duration_ns;
+    }
+}
+
+/// Operations and how long they took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Timed {
+    pub(super) ops: u64,
+    pub(super) elapsed_ns: u64,
+}
+
+/// Counts operations from the end of the warm-up on.
+pub(super) struct Meter {
+    warm_up_ns: u64,
+    /// How many operations were done when, at the first look.
+    first: Option<(u64, u64)>,
+    /// The same at the end of the warm-up.
+    mark: Option<(u64, u64)>,
+}
+
+impl Meter {
+    /// For a run of this length.
+    pub(super) fn new(duration_ms: u64) -> Meter {
+        Meter {
+            warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP,
+            first: None,
+            mark: None,
+        }
+    }
+
+    /// `done` operations are done.
+    #[inline]
+    pub(super) fn tick(&mut self, done: u64) {
+        if self.mark.is_none() {
+            self.look(done, now_ns());
+        }
+    }
+
+    fn look(&mut self, done: u64, now: u64) {
+        match self.first {
+            None => self.first = Some((done, now)),
+            Some((_, begin)) if now.saturating_sub(begin) >= self.warm_up_ns => {
+                self.mark = Some((done, now));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// The last of `done` operations was done at `end_ns`.
+    pub(super) fn finish(&self, done: u64, end_ns: u64) -> Timed {
+        let since = |(count, ns): (u64, u64)| Timed {
+            ops: done.saturating_sub(count),
+            elapsed_ns: end_ns.saturating_sub(ns),
+        };
+        let worth = |timed: &Timed| timed.ops > 0 && timed.elapsed_ns > 0;
+        let marked = self.mark.map(since).filter(worth);
+        marked.or_else(|| self.first.map(since)).unwrap_or(Timed {
+            ops: 0,
+            elapsed_ns: 0,
+        })
+    }
+}
+
+/// The places of a window in turn, and which WRs are signaled.
+pub(super) struct Turn {
+    window: usize,
+    signal_every: usize,
+    slot: usize,
+    unsignaled: usize,
+}
+
+impl Turn {
+    pub(super) fn new(window: usize, signal_every: usize) -> Turn {
+        Turn {
+            window,
+            signal_every,
+            slot: 0,
+            unsignaled: 0,
+        }
+    }
+
+    /// The next WR's place, and whether it is signaled.
+    #[inline]
+    pub(super) fn next(&mut self) -> (usize, bool) {
+        let slot = self.slot;
+        self.slot += 1;
+        if self.slot == self.window {
+            self.slot = 0;
+        }
+        self.unsignaled += 1;
+        let signaled = self.unsignaled == self.signal_every;
+        if signaled {
+            self.unsignaled = 0;
+        }
+        (slot, signaled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_ends_and_stays_over() {
+        let mut pace = Pace::new(2);
+        let begin = now_ns();
+        while !pace.is_over() {}
+        assert!(now_ns() - begin >= 1_900_000);
+        assert!((0..1000).all(|_| pace.is_over()));
+        assert!(Pace::new(0).is_over());
+    }
+
+    #[test]
+    fn the_warm_up_is_not_counted() {
+        let mut meter = Meter::new(100);
+        let ms = |n: u64| n * 1_000_000;
+        for (done, now) in [(10, 0), (20, 5), (30, 9), (40, 12)] {
+            if meter.mark.is_none() {
+                meter.look(done, ms(now));
+            }
+        }
+        let timed = meter.finish(1040, ms(112));
+        assert_eq!((timed.ops, timed.elapsed_ns), (1000, ms(100)));
+    }
+
+    #[test]
+    fn a_run_that_ends_in_its_warm_up_counts_from_its_first_look() {
+        let mut meter = Meter::new(1000);
+        meter.look(4, 100);
+        meter.look(8, 200);
+        let timed = meter.finish(16, 400);
+        assert_eq!((timed.ops, timed.elapsed_ns), (12, 300));
+        assert_eq!(Meter::new(1).finish(5, 5).ops, 0);
+    }
+
+    #[test]
+    fn places_and_signals_come_in_turn() {
+        let mut turn = Turn::new(4, 2);
+        let taken: Vec<_> = (0..6).map(|_| turn.next()).collect();
+        let want = [
+            (0, false),
+            (1, true),
+            (2, false),
+            (3, true),
+            (0, false),
+            (1, true),
+        ];
+        assert_eq!(taken, want);
+    }
+}

@@ -1,0 +1,180 @@
+//! `verbatim bench`: the verbs microbenchmarks.
+
+mod markdown;
+mod peers;
+mod providers;
+mod verb;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bench::link::{Exe, Link};
+use bench::micro::Verb;
+use bench::pin::Cores;
+use bench::record::Record;
+use bench::stats::Spread;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args;
+use crate::output::figure;
+
+/// Arguments of `verbatim bench`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Every verb beside its peer: UCX, Redis, and copies between two processes
+    ///
+    /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
+    /// rounds with their spread, and the ratio to the peer of the same round. The time in which a
+    /// cache line bounces between the two cores is printed beside: it decides what the figures
+    /// mean. Exit status 1 when a row misses what is wanted at least.
+    #[command(after_help = peers::EXAMPLES)]
+    Peers(peers::Args),
+    /// The software NIC beside an RDMA device of this machine, such as the kernel's Soft-RoCE
+    ///
+    /// The same workloads on both, interleaved in one run: message rate and bandwidth of SEND,
+    /// WRITE and READ, latency of SEND and WRITE, from 8 bytes to 1 MiB, and perftest's own figures
+    /// on the device where it is installed. Exit status 1 when a goal is missed.
+    #[command(after_help = providers::EXAMPLES)]
+    Providers(providers::Args),
+    /// Message rate and bandwidth of SENDs over UD
+    #[command(after_help = verb::EXAMPLES)]
+    UdSend(verb::StreamArgs),
+    /// Message rate and bandwidth of SENDs over RC
+    #[command(after_help = verb::EXAMPLES)]
+    RcSend(verb::StreamArgs),
+    /// Message rate and bandwidth of RDMA WRITEs over RC
+    #[command(after_help = verb::EXAMPLES)]
+    RcWrite(verb::StreamArgs),
+    /// Message rate and bandwidth of RDMA WRITEs over UC
+    #[command(after_help = verb::EXAMPLES)]
+    UcWrite(verb::StreamArgs),
+    /// Message rate and bandwidth of RDMA READs
+    #[command(after_help = verb::EXAMPLES)]
+    RcRead(verb::StreamArgs),
+    /// Rate of fetch-and-adds on one counter
+    #[command(after_help = verb::EXAMPLES)]
+    Atomics(verb::StreamArgs),
+    /// Latency of a verb: half of a round trip for SENDs and WRITEs, all of it for the others
+    #[command(after_help = verb::LATENCY_EXAMPLES)]
+    Latency(verb::LatencyArgs),
+    /// The other process of a benchmark (used by the commands above)
+    #[command(hide = true)]
+    Worker,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    match args.what {
+        What::Peers(args) => peers::run(args),
+        What::Providers(args) => providers::run(&args),
+        What::UdSend(args) => verb::stream(Verb::UdSend, &args),
+        What::RcSend(args) => verb::stream(Verb::RcSend, &args),
+        What::RcWrite(args) => verb::stream(Verb::RcWrite, &args),
+        What::UcWrite(args) => verb::stream(Verb::UcWrite, &args),
+        What::RcRead(args) => verb::stream(Verb::RcRead, &args),
+        What::Atomics(args) => verb::stream(Verb::Atomics, &args),
+        What::Latency(args) => verb::latency(&args),
+        What::Worker => {
+            bench::worker::serve(&mut Link::stdio())?;
+            Ok(Outcome::Done)
+        }
+    }
+}
+
+/// Where a benchmark runs.
+#[derive(clap::Args)]
+struct CoresArgs {
+    /// The two cores, requester's first [default: the first two that this process may use]
+    #[arg(long, value_name = "CORE,CORE", value_parser = two_cores)]
+    cores: Option<(usize, usize)>,
+}
+
+impl CoresArgs {
+    fn settle(&self) -> Result<Cores> {
+        match self.cores {
+            Some((requester, responder)) => Cores::chosen(requester, responder),
+            None => Cores::first_two(),
+        }
+    }
+}
+
+fn two_cores(text: &str) -> Result<(usize, usize), String> {
+    let parsed = text.split_once(',').and_then(|(one, two)| {
+        let core = |text: &str| text.trim().parse::<usize>().ok();
+        Some((core(one)?, core(two)?))
+    });
+    parsed.ok_or_else(|| "two cores are two numbers with a comma between, such as 0,1".to_owned())
+}
+
+/// How to start the other process.
+fn worker() -> Result<Exe> {
+    Ok(Exe {
+        path: std::env::current_exe().context("cannot find this program's own file")?,
+        args: vec!["bench".to_owned(), "worker".to_owned()],
+    })
+}
+
+/// Says on standard error what makes figures meaningless.
+fn warn_of_circumstances<S>(record: &Record<S>) {
+    if !record.optimised {
+        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
+    }
+    if record.load_before > 0.5 {
+        eprintln!(
+            "note: other programs keep this machine busy (load {}); all figures suffer",
+            record.load_before
+        );
+    }
+}
+
+/// The run record on disk, written line by line so that an interrupted run keeps what it had.
+struct Keep {
+    file: File,
+    path: PathBuf,
+}
+
+impl Keep {
+    fn create(path: &Path) -> Result<Keep> {
+        let path = args::writable_file(path)?;
+        let file = File::create(&path)
+            .with_context(|| format!("cannot write {}; name another file", path.display()))?;
+        Ok(Keep { file, path })
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> Result<()> {
+        let mut bytes = serde_json::to_vec(line)?;
+        bytes.push(b'\n');
+        self.file
+            .write_all(&bytes)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+fn with_range(spread: Option<Spread>, unit: &str) -> String {
+    spread.map_or_else(
+        || "-".to_owned(),
+        |s| {
+            let [median, min, max] = [s.median, s.min, s.max].map(figure);
+            format!("{median} ({min}..{max}) {unit}")
+        },
+    )
+}
+
+/// A number of bytes in a unit that fits.
+fn bytes(count: usize) -> String {
+    match count {
+        n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
+        n if n >= 1 << 10 && n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),
+        n => format!("{n} B"),
+    }
+}

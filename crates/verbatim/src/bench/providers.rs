@@ -1,0 +1,281 @@
+//! `verbatim bench providers`: the software NIC beside an RDMA device of this machine.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bench::micro::compare::{
+    self, Comparison, Event, PAYLOADS_BYTES, RowResult, Sample, Settings, Side, Summary,
+};
+use bench::micro::{MAX_PAYLOAD_BYTES, Task};
+use bench::peers::perftest;
+use bench::record::Record;
+use bench::workload::NicChoice;
+use serde::Serialize;
+
+use super::markdown::markdown;
+use super::{CoresArgs, Keep, bytes, warn_of_circumstances, with_range, worker};
+use crate::Outcome;
+use crate::args::{self, PortArgs};
+use crate::output::{self, figure, print, print_json};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  cargo xtask rxe -- target/release/verbatim bench providers
+  verbatim bench providers --device mlx5_0 --rounds 5 --json
+  verbatim bench providers --markdown table.md
+
+Without an RDMA device, `cargo xtask rxe -- COMMAND` runs a command in a virtual machine that has the
+kernel's Soft-RoCE. There only the ratios mean anything. With the package perftest installed its tools
+run beside, with the same window, batch and signaled period.";
+
+/// Arguments of `verbatim bench providers`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(super) struct Args {
+    /// Name of the RDMA device, as `verbatim devices` prints it [default: the machine's first]
+    #[arg(long, value_name = "NAME", value_parser = args::device_name)]
+    device: Option<String>,
+    #[command(flatten)]
+    port: PortArgs,
+    /// Measure this payload only (may be given several times), in bytes, also with K or M behind
+    /// [default: 8, 64, 4K, 64K and 1M]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    payload: Vec<usize>,
+    /// How long each measurement takes
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::duration)]
+    duration: Duration,
+    /// How often each row is measured on each side
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// Leave out perftest
+    #[arg(long)]
+    no_perftest: bool,
+    #[command(flatten)]
+    cores: CoresArgs,
+    /// Print one JSON object per line: record, sample, row, summary
+    #[arg(long)]
+    json: bool,
+    /// Write the result as a page in Markdown to this file; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Keep the run record with all raw samples in this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+}
+
+/// One line of `--json` and of the run record.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// The circumstances; first.
+    Record(&'a Record<Settings>),
+    /// One measurement, as it was made.
+    Sample(&'a Sample),
+    /// One row of the table.
+    Row(&'a RowResult),
+    /// Last.
+    Summary { goals_met: bool },
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let page = match args.markdown.as_deref() {
+        Some(path) if path.as_os_str() == "-" => {
+            if args.json {
+                bail!("--json and --markdown - both write to standard output; leave out one");
+            }
+            Page::Stdout
+        }
+        Some(path) => Page::File(args::writable_file(path)?),
+        None => Page::None,
+    };
+    let cores = args.cores.settle()?;
+    let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
+    let system = NicChoice {
+        device: args.device.clone(),
+        port_num: args.port.port_num,
+        gid_index: args.port.gid_index,
+        ..NicChoice::first_of("system")
+    };
+    let device = system.device_name().context(NO_DEVICE)?;
+    let settings = Settings {
+        rounds: args.rounds,
+        duration_ms: u64::try_from(args.duration.as_millis()).unwrap_or(u64::MAX),
+        payloads_bytes: if args.payload.is_empty() {
+            PAYLOADS_BYTES.to_vec()
+        } else {
+            args.payload.clone()
+        },
+        perftest: !args.no_perftest && perftest::is_installed(),
+    };
+    if !settings.perftest && !args.no_perftest {
+        eprintln!("note: perftest is not installed (Debian: perftest), so its figures are missing");
+    }
+    let softnic = NicChoice::first_of("softnic");
+    let comparison = Comparison::new(settings.clone(), cores, worker()?, softnic, system)?;
+    let tasks = comparison.tasks()?;
+    let record = Record::new(cores, "softnic, system".to_owned(), device, settings);
+    warn_of_circumstances(&record);
+    let mut tell = |line: &Line<'_>| -> Result<()> {
+        if let Some(keep) = &mut keep {
+            keep.line(line)?;
+        }
+        if args.json {
+            print_json(line)?;
+        }
+        Ok(())
+    };
+    tell(&Line::Record(&record))?;
+
+    let sides = if record.settings.perftest { 3 } else { 2 };
+    let bar = output::progress(u64::from(args.rounds) * tasks.len() as u64 * sides);
+    let mut told = Ok(());
+    let summary = compare::run(&comparison, |event| {
+        if told.is_err() {
+            return;
+        }
+        match event {
+            Event::Begin { task, side } => {
+                bar.set_message(format!("{}: {}", label(task), side.name()));
+            }
+            Event::Sample(sample) => {
+                bar.inc(1);
+                told = tell(&Line::Sample(sample));
+            }
+        }
+    })?;
+    bar.finish_and_clear();
+    told?;
+    for row in &summary.rows {
+        tell(&Line::Row(row))?;
+    }
+    let met = summary.met();
+    tell(&Line::Summary { goals_met: met })?;
+    let page_text = || markdown(&record, &summary);
+    match &page {
+        Page::Stdout => print(page_text().trim_end())?,
+        Page::File(path) => std::fs::write(path, page_text())
+            .with_context(|| format!("cannot write {}", path.display()))?,
+        Page::None => {}
+    }
+    if !args.json && !matches!(page, Page::Stdout) {
+        show(&record, &summary)?;
+    }
+    for row in &summary.rows {
+        for error in &row.errors {
+            eprintln!("error: {}: {error}", label(&row.task));
+        }
+    }
+    Ok(if met { Outcome::Done } else { Outcome::No })
+}
+
+/// Where the page goes.
+enum Page {
+    None,
+    Stdout,
+    File(PathBuf),
+}
+
+const NO_DEVICE: &str = "\
+there is no such RDMA device on this machine to compare the software NIC with; run `cargo xtask rxe \
+-- target/release/verbatim bench providers`, which starts a virtual machine with the kernel's \
+Soft-RoCE, or make a Soft-RoCE device as root (`modprobe rdma_rxe && rdma link add rxe0 type rxe \
+netdev eth0`)";
+
+/// A row in few words.
+pub(super) fn label(task: &Task) -> String {
+    let latency = match task {
+        Task::Stream(_) => "",
+        Task::PingPong(_) => " latency",
+    };
+    let payload = bytes(task.payload_bytes());
+    format!("{}{latency}, {payload}", task.verb().label())
+}
+
+fn show(record: &Record<Settings>, summary: &Summary) -> Result<()> {
+    print(format_args!(
+        "{}, {} (commit {}), cores {} and {}\nmedian of {} rounds (min..max); ratio: software NIC to \
+         {} in the same round\n",
+        record.cpu_model,
+        record.kernel,
+        record.commit,
+        record.cores.requester,
+        record.cores.responder,
+        record.settings.rounds,
+        record.device,
+    ))?;
+    let header = [
+        "what",
+        "software NIC",
+        &record.device,
+        "ratio",
+        "goal",
+        "",
+        "perftest",
+        "ours/perftest",
+    ];
+    let mut table = output::table(header, &[1, 2, 3, 4, 6, 7]);
+    for row in &summary.rows {
+        let (unit, scale) = unit(row);
+        let side = |spread: Option<bench::stats::Spread>| {
+            spread.map_or_else(
+                || "-".to_owned(),
+                |s| format!("{} {unit}", figure(s.median * scale)),
+            )
+        };
+        table.add_row([
+            label(&row.task),
+            side(row.softnic),
+            side(row.system),
+            with_range(row.ratio, "x"),
+            goal(row),
+            verdict(row).to_owned(),
+            side(row.perftest),
+            with_range(row.system_to_perftest, "x"),
+        ]);
+    }
+    print(table)?;
+    for row in &summary.rows {
+        for (side, lost) in [Side::Softnic, Side::System].iter().zip(row.lost_ops) {
+            if lost > 0 {
+                let (label, side) = (label(&row.task), side.name());
+                print(format_args!(
+                    "{label}: {lost} datagrams were lost on the {side}"
+                ))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A unit for a row, and what its figures are multiplied by: rates of short messages in messages,
+/// of long ones in bytes.
+pub(super) fn unit(row: &RowResult) -> (&'static str, f64) {
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let bytes = row.task.payload_bytes() as f64;
+    match row.task {
+        Task::PingPong(_) => ("µs", 1e-3),
+        Task::Stream(_) if row.task.payload_bytes() < 1024 => ("k/s", 1e3),
+        Task::Stream(_) => ("MB/s", bytes),
+    }
+}
+
+/// What is wanted of a row's ratio, in words.
+pub(super) fn goal(row: &RowResult) -> String {
+    match (row.goal, row.task) {
+        (None, _) => String::new(),
+        (Some(goal), Task::Stream(_)) => format!("≥ {goal} x"),
+        (Some(goal), Task::PingPong(_)) => format!("≤ {goal} x"),
+    }
+}
+
+/// Whether it is reached.
+pub(super) fn verdict(row: &RowResult) -> &'static str {
+    match row.goal_met {
+        _ if row.ratio.is_none() => "FAILED",
+        None => "",
+        Some(true) => "met",
+        Some(false) => "MISSED",
+    }
+}

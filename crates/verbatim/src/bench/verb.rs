@@ -1,0 +1,381 @@
+//! `verbatim bench rc-write` and its like: one verb with every knob.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use bench::micro::{
+    self, Knobs, Latency, MAX_PAYLOAD_BYTES, MAX_WINDOW, Outcome as Measured, PingPong, Rate,
+    Runner, Stream, Task, Verb,
+};
+use bench::record::Record;
+use bench::stats::Spread;
+use bench::workload::NicChoice;
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{CoresArgs, Keep, bytes, warn_of_circumstances, with_range, worker};
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::output::{self, figure, print, print_json};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench rc-write
+  verbatim bench rc-send --payload 64 --batch 1
+  verbatim bench rc-read --payload 1M --window 4 --json
+  verbatim bench ud-send --payload 0 --provider system --device rxe0
+
+Every SEND, READ and atomic is checked, and of WRITEs what came last to each place. The time is the
+receiver's for SENDs and the requester's for the others; the first tenth is warm-up.";
+
+pub(super) const LATENCY_EXAMPLES: &str = "\
+Examples:
+  verbatim bench latency --verb write --payload 64
+  verbatim bench latency --verb read --payload 4K --provider system --json
+
+Every exchange is timed into a histogram, less what reading the clock takes.";
+
+/// What every measurement of one verb takes.
+#[derive(clap::Args)]
+struct Common {
+    /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
+    /// [default: 8]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    payload: Option<usize>,
+    /// Payload inside the work request [default: up to 64 bytes]
+    #[arg(long, overrides_with = "no_inline")]
+    inline: bool,
+    /// Payload from registered memory, however short
+    #[arg(long)]
+    no_inline: bool,
+    /// How long a round takes
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    duration: Duration,
+    /// Rounds, whose median is printed
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    #[command(flatten)]
+    cores: CoresArgs,
+    /// Print one JSON object per line: record, sample, result
+    #[arg(long)]
+    json: bool,
+    /// Keep the run record with all raw samples in this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+impl Common {
+    fn knobs(&self) -> Knobs {
+        let inline = match (self.inline, self.no_inline) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        };
+        Knobs {
+            payload_bytes: self.payload,
+            inline,
+            ..Knobs::default()
+        }
+    }
+
+    fn duration_ms(&self) -> u64 {
+        u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Arguments of a command that measures a rate.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(super) struct StreamArgs {
+    /// Work requests that one doorbell announces [default: 16, or less in a small window]
+    #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=MAX_WINDOW))]
+    batch: Option<usize>,
+    /// Work requests outstanding at most [default: 256, or less with long payloads]
+    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=MAX_WINDOW))]
+    window: Option<usize>,
+    /// One work request in so many is signaled [default: 16, or less in a small window]
+    #[arg(long, value_name = "N", value_parser = args::number("a signaled period", 1..=MAX_WINDOW))]
+    signal_every: Option<usize>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Arguments of `verbatim bench latency`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(super) struct LatencyArgs {
+    /// What is posted
+    #[arg(long, value_enum, default_value_t = LatencyVerb::Send)]
+    verb: LatencyVerb,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LatencyVerb {
+    /// SEND over RC, sent back
+    Send,
+    /// SEND over UD, sent back
+    UdSend,
+    /// RDMA WRITE over RC, written back
+    Write,
+    /// RDMA WRITE over UC, written back
+    UcWrite,
+    /// RDMA READ, from post to completion
+    Read,
+    /// Fetch-and-add, from post to completion
+    Atomics,
+}
+
+impl LatencyVerb {
+    fn verb(self) -> Verb {
+        match self {
+            LatencyVerb::Send => Verb::RcSend,
+            LatencyVerb::UdSend => Verb::UdSend,
+            LatencyVerb::Write => Verb::RcWrite,
+            LatencyVerb::UcWrite => Verb::UcWrite,
+            LatencyVerb::Read => Verb::RcRead,
+            LatencyVerb::Atomics => Verb::Atomics,
+        }
+    }
+}
+
+/// Measures a rate.
+pub(super) fn stream(verb: Verb, args: &StreamArgs) -> Result<Outcome> {
+    let knobs = Knobs {
+        batch: args.batch,
+        window: args.window,
+        signal_every: args.signal_every,
+        ..args.common.knobs()
+    };
+    let stream = Stream::new(verb, &knobs, args.common.duration_ms())?;
+    measure(&Task::Stream(stream), &args.common)
+}
+
+/// Measures a latency.
+pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
+    let common = &args.common;
+    let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms())?;
+    measure(&Task::PingPong(ping), common)
+}
+
+/// How much is measured, for the record.
+#[derive(Serialize)]
+struct Settings {
+    rounds: u32,
+    task: Task,
+}
+
+/// One line of `--json` and of the run record.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// The circumstances; first.
+    Record(&'a Record<Settings>),
+    /// One round.
+    Sample { round: u32, outcome: &'a Measured },
+    /// The summary of a rate; last.
+    Rate(&'a RateResult),
+    /// The summary of a latency; last.
+    Latency(&'a LatencyResult),
+}
+
+/// Medians of the rounds of a stream.
+#[derive(Serialize)]
+struct RateResult {
+    rate_mops: Option<Spread>,
+    bandwidth_gbytes_per_s: Option<Spread>,
+    /// Of all rounds.
+    verified_ops: u64,
+    /// Of all rounds.
+    lost_ops: u64,
+}
+
+/// Medians of the rounds of a ping-pong.
+#[derive(Serialize)]
+struct LatencyResult {
+    latency_ns_p50: Option<Spread>,
+    latency_ns_p99: Option<Spread>,
+    latency_ns_p999: Option<Spread>,
+    latency_ns_mean: Option<Spread>,
+    /// Of all rounds.
+    verified_ops: u64,
+}
+
+fn measure(task: &Task, args: &Common) -> Result<Outcome> {
+    args.nic.settle_link_layer()?;
+    let cores = args.cores.settle()?;
+    let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
+    let nic = NicChoice {
+        provider: args.nic.provider.name().to_owned(),
+        device: args.nic.device.clone(),
+        port_num: args.port.port_num,
+        gid_index: args.port.gid_index,
+    };
+    let settings = Settings {
+        rounds: args.rounds,
+        task: *task,
+    };
+    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    let mut tell = |line: &Line<'_>| -> Result<()> {
+        if let Some(keep) = &mut keep {
+            keep.line(line)?;
+        }
+        if args.json {
+            print_json(line)?;
+        }
+        Ok(())
+    };
+    tell(&Line::Record(&record))?;
+    let mut runner = Runner::new(cores, worker()?);
+    let bar = output::progress(args.rounds.into());
+    let mut outcomes = Vec::new();
+    for round in 0..args.rounds {
+        let outcome = runner.measure(&nic, task)?;
+        tell(&Line::Sample {
+            round,
+            outcome: &outcome,
+        })?;
+        outcomes.push(outcome);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    warn_of_circumstances(&record);
+    match task {
+        Task::Stream(stream) => {
+            let result = rate_result(&outcomes);
+            tell(&Line::Rate(&result))?;
+            if !args.json {
+                print(head(&record))?;
+                show_rate(stream, &result)?;
+            }
+        }
+        Task::PingPong(ping) => {
+            let result = latency_result(&outcomes);
+            tell(&Line::Latency(&result))?;
+            if !args.json {
+                print(head(&record))?;
+                show_latency(ping, &result)?;
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn rate_result(outcomes: &[Measured]) -> RateResult {
+    let rates: Vec<&Rate> = outcomes
+        .iter()
+        .filter_map(|outcome| match outcome {
+            Measured::Rate(rate) => Some(rate),
+            Measured::Latency(_) => None,
+        })
+        .collect();
+    let spread =
+        |of: fn(&Rate) -> f64| Spread::of(&rates.iter().map(|r| of(r)).collect::<Vec<_>>());
+    RateResult {
+        rate_mops: spread(|r| r.rate_mops),
+        bandwidth_gbytes_per_s: spread(|r| r.bandwidth_gbytes_per_s),
+        verified_ops: rates.iter().map(|r| r.verified_ops).sum(),
+        lost_ops: rates.iter().map(|r| r.lost_ops).sum(),
+    }
+}
+
+fn latency_result(outcomes: &[Measured]) -> LatencyResult {
+    let latencies: Vec<&Latency> = outcomes
+        .iter()
+        .filter_map(|outcome| match outcome {
+            Measured::Latency(latency) => Some(latency),
+            Measured::Rate(_) => None,
+        })
+        .collect();
+    let spread =
+        |of: fn(&Latency) -> f64| Spread::of(&latencies.iter().map(|l| of(l)).collect::<Vec<_>>());
+    LatencyResult {
+        latency_ns_p50: spread(|l| l.latency_ns_p50),
+        latency_ns_p99: spread(|l| l.latency_ns_p99),
+        latency_ns_p999: spread(|l| l.latency_ns_p999),
+        latency_ns_mean: spread(|l| l.latency_ns_mean),
+        verified_ops: latencies.iter().map(|l| l.verified_ops).sum(),
+    }
+}
+
+fn head(record: &Record<Settings>) -> String {
+    format!(
+        "{} {} on {}, {} (commit {}), cores {} and {}; median of {} rounds (min..max)",
+        if record.provider == "softnic" {
+            "software NIC"
+        } else {
+            "measured NIC"
+        },
+        record.device,
+        record.cpu_model,
+        record.kernel,
+        record.commit,
+        record.cores.requester,
+        record.cores.responder,
+        record.settings.rounds,
+    )
+}
+
+fn payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
+    let inline = if inline { " inline" } else { "" };
+    match payload_bytes {
+        0 => format!("{}, header-only", verb.label()),
+        n => format!("{}, {}{inline}", verb.label(), bytes(n)),
+    }
+}
+
+fn show_rate(stream: &Stream, result: &RateResult) -> Result<()> {
+    let micro::Stream {
+        batch,
+        window,
+        signal_every,
+        ..
+    } = *stream;
+    print(format_args!(
+        "{}, {batch} a doorbell, {window} outstanding, 1 in {signal_every} signaled\n\
+         message rate  {}\nbandwidth     {}\nchecked       {} messages",
+        payload(stream.verb, stream.payload_bytes, stream.inline),
+        with_range(result.rate_mops, "M/s"),
+        with_range(result.bandwidth_gbytes_per_s, "GB/s"),
+        result.verified_ops,
+    ))?;
+    if result.lost_ops > 0 {
+        print(format_args!("lost          {} datagrams", result.lost_ops))?;
+    }
+    Ok(())
+}
+
+fn show_latency(ping: &PingPong, result: &LatencyResult) -> Result<()> {
+    print(format_args!(
+        "{}: {}",
+        payload(ping.verb, ping.payload_bytes, ping.inline),
+        if ping.is_one_way() {
+            "half of a round trip"
+        } else {
+            "from post to completion"
+        }
+    ))?;
+    let lines = [
+        ("median ", result.latency_ns_p50),
+        ("p99    ", result.latency_ns_p99),
+        ("p99.9  ", result.latency_ns_p999),
+        ("mean   ", result.latency_ns_mean),
+    ];
+    for (name, spread) in lines {
+        let shown = spread.map_or_else(
+            || "-".to_owned(),
+            |s| {
+                let [median, min, max] = [s.median, s.min, s.max].map(|ns| figure(ns / 1e3));
+                format!("{median} ({min}..{max}) µs")
+            },
+        );
+        print(format_args!("{name}  {shown}"))?;
+    }
+    print(format_args!("checked  {} exchanges", result.verified_ops))
+}
