@@ -1,0 +1,205 @@
+//! Address resolution: `rdma_getaddrinfo(3)`.
+//!
+//! Everything in a result comes from `malloc(3)`, because programs put addresses of their own into it.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use libc::{addrinfo, sockaddr, socklen_t};
+use verbs_abi::*;
+
+use super::or_minus_one;
+use crate::errno::{Errno, INVALID, Result};
+
+/// Resolves a node and a service: `rdma_getaddrinfo(3)`.
+pub unsafe extern "C" fn rdma_getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    res: *mut *mut rdma_addrinfo,
+) -> c_int {
+    // SAFETY: contract of this module.
+    let found = unsafe {
+        if res.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
+            Err(INVALID)
+        } else {
+            resolve(node, service, hints.as_ref()).map(|found| *res = found)
+        }
+    };
+    or_minus_one(found)
+}
+
+/// # Safety
+/// As for `rdma_getaddrinfo`.
+unsafe fn resolve(
+    node: *const c_char,
+    service: *const c_char,
+    hints: Option<&rdma_addrinfo>,
+) -> Result<*mut rdma_addrinfo> {
+    // SAFETY: contract of this function; `res` is zeroed, which is an empty result, and freed on failure.
+    unsafe {
+        let res: *mut rdma_addrinfo = libc::calloc(1, size_of::<rdma_addrinfo>()).cast();
+        let Some(rai) = res.as_mut() else {
+            return Err(Errno(libc::ENOMEM));
+        };
+        let filled = fill(rai, node, service, hints);
+        if filled.is_err() {
+            rdma_freeaddrinfo(res);
+        }
+        filled.map(|()| res)
+    }
+}
+
+/// # Safety
+/// As for `rdma_getaddrinfo`; `rai` is empty.
+unsafe fn fill(
+    rai: &mut rdma_addrinfo,
+    node: *const c_char,
+    service: *const c_char,
+    hints: Option<&rdma_addrinfo>,
+) -> Result {
+    let none = rdma_addrinfo::zeroed();
+    let given = hints.unwrap_or(&none);
+    // SAFETY: contract of this function.
+    unsafe {
+        if node.is_null() && service.is_null() {
+            rai.ai_flags = given.ai_flags;
+            rai.ai_family = given.ai_family;
+            rai.ai_qp_type = given.ai_qp_type;
+            rai.ai_port_space = given.ai_port_space;
+            (rai.ai_dst_addr, rai.ai_dst_len) = copy(given.ai_dst_addr, given.ai_dst_len)?;
+        } else {
+            let ai_hints = hints.map(addrinfo_hints);
+            let ai_hints = ai_hints.as_ref().map_or(ptr::null(), ptr::from_ref);
+            let mut found: *mut addrinfo = ptr::null_mut();
+            let failed = libc::getaddrinfo(node, service, ai_hints, &raw mut found);
+            if failed != 0 {
+                return Err(errno_of(failed));
+            }
+            let converted = convert(rai, given, &*found);
+            libc::freeaddrinfo(found);
+            converted?;
+        }
+        if rai.ai_src_len == 0 {
+            (rai.ai_src_addr, rai.ai_src_len) = copy(given.ai_src_addr, given.ai_src_len)?;
+        }
+    }
+    Ok(())
+}
+
+/// What `getaddrinfo(3)` is asked.
+fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut ai: addrinfo = unsafe { std::mem::zeroed() };
+    if hints.ai_flags & RAI_PASSIVE != 0 {
+        ai.ai_flags = libc::AI_PASSIVE;
+    }
+    if hints.ai_flags & RAI_NUMERICHOST != 0 {
+        ai.ai_flags |= libc::AI_NUMERICHOST;
+    }
+    if hints.ai_family != AF_IB {
+        ai.ai_family = hints.ai_family;
+    }
+    ai.ai_socktype = match ibv_qp_type::try_from(hints.ai_qp_type) {
+        Ok(IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) => libc::SOCK_STREAM,
+        Ok(IBV_QPT_UD) => libc::SOCK_DGRAM,
+        _ => 0,
+    };
+    ai.ai_protocol = match (
+        rdma_port_space::try_from(hints.ai_port_space),
+        ai.ai_socktype,
+    ) {
+        (Ok(RDMA_PS_TCP), _) | (Ok(RDMA_PS_IB), libc::SOCK_STREAM) => libc::IPPROTO_TCP,
+        (Ok(RDMA_PS_IPOIB | RDMA_PS_UDP), _) | (Ok(RDMA_PS_IB), libc::SOCK_DGRAM) => {
+            libc::IPPROTO_UDP
+        }
+        _ => 0,
+    };
+    ai
+}
+
+/// # Safety
+/// `ai` came from `getaddrinfo(3)`.
+unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo) -> Result {
+    let number = |n: u32| c_int::try_from(n).unwrap_or(0);
+    rai.ai_qp_type = match (given.ai_qp_type, ai.ai_socktype) {
+        (0, libc::SOCK_DGRAM) => number(IBV_QPT_UD),
+        (0, _) => number(IBV_QPT_RC),
+        (asked, _) => asked,
+    };
+    rai.ai_port_space = match (given.ai_port_space, ai.ai_protocol) {
+        (0, libc::IPPROTO_UDP) => number(RDMA_PS_UDP),
+        (0, _) => number(RDMA_PS_TCP),
+        (asked, _) => asked,
+    };
+    rai.ai_family = ai.ai_family;
+    // SAFETY: contract of this function.
+    unsafe {
+        let address = copy(ai.ai_addr, ai.ai_addrlen)?;
+        let name = if ai.ai_canonname.is_null() {
+            ptr::null_mut()
+        } else {
+            libc::strdup(ai.ai_canonname)
+        };
+        if given.ai_flags & RAI_PASSIVE != 0 {
+            rai.ai_flags = RAI_PASSIVE;
+            (rai.ai_src_addr, rai.ai_src_len) = address;
+            rai.ai_src_canonname = name;
+        } else {
+            (rai.ai_dst_addr, rai.ai_dst_len) = address;
+            rai.ai_dst_canonname = name;
+        }
+    }
+    Ok(())
+}
+
+/// A copy of an address.
+///
+/// # Safety
+/// `addr` is NULL or valid for `len` bytes.
+unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, socklen_t)> {
+    if addr.is_null() || len == 0 {
+        return Ok((ptr::null_mut(), 0));
+    }
+    let bytes = len as usize;
+    // SAFETY: contract of this function; as much as was allocated.
+    unsafe {
+        let to = libc::malloc(bytes);
+        if to.is_null() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        ptr::copy_nonoverlapping(addr.cast::<c_void>(), to, bytes);
+        Ok((to.cast(), len))
+    }
+}
+
+/// `rdma_getaddrinfo(3)` speaks of errno only.
+fn errno_of(eai: c_int) -> Errno {
+    match eai {
+        libc::EAI_SYSTEM => crate::device::last_errno(),
+        libc::EAI_MEMORY => Errno(libc::ENOMEM),
+        libc::EAI_AGAIN => Errno(libc::EAGAIN),
+        libc::EAI_FAMILY => Errno(libc::EAFNOSUPPORT),
+        libc::EAI_NONAME | libc::EAI_NODATA | libc::EAI_FAIL => Errno(libc::EADDRNOTAVAIL),
+        _ => INVALID,
+    }
+}
+
+/// Frees a result: `rdma_getaddrinfo(3)`.
+pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
+    let mut next = res;
+    // SAFETY: a list of ours, freed once; what programs put into it came from `malloc` as well.
+    unsafe {
+        while let Some(rai) = next.as_mut() {
+            let this = next;
+            next = rai.ai_next;
+            libc::free(rai.ai_connect);
+            libc::free(rai.ai_route);
+            libc::free(rai.ai_src_canonname.cast());
+            libc::free(rai.ai_dst_canonname.cast());
+            libc::free(rai.ai_src_addr.cast());
+            libc::free(rai.ai_dst_addr.cast());
+            libc::free(this.cast());
+        }
+    }
+}

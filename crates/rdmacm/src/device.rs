@@ -1,0 +1,308 @@
+//! The device that ids are bound to, and the attributes of queue pairs that follow from a connection.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ptr;
+use std::sync::Mutex;
+
+use verbs_abi::*;
+
+use crate::cm::Multicast;
+use crate::endpoint::Ends;
+use crate::errno::{Errno, INVALID, Result};
+use crate::lock;
+use crate::wire::QpAddress;
+
+/// The port: there is one (`ibv_query_port(3)` counts from 1).
+pub(crate) const PORT_NUM: u8 = 1;
+/// The default P_Key, big-endian.
+pub(crate) const DEFAULT_PKEY: u16 = u16::MAX;
+
+/// The default of the ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
+const ACK_TIMEOUT: u8 = 19;
+/// As Linux gives it to every connection over RoCE (`IPV6_DEFAULT_HOPLIMIT`).
+const HOP_LIMIT: u8 = 64;
+
+/// The open device.
+pub(crate) struct Device {
+    pub(crate) verbs: &'static Symbols,
+    pub(crate) multicast: Option<Multicast>,
+    pub(crate) context: *mut ibv_context,
+    /// The protection domain of ids to which the program gives none.
+    pub(crate) pd: *mut ibv_pd,
+    /// The XRC domain of ids to which the program gives none, once one was needed.
+    xrcd: Mutex<XrcDomain>,
+    pub(crate) link_layer: u8,
+    pub(crate) active_mtu: ibv_mtu,
+    lid: u16,
+    gids: Vec<[u8; 16]>,
+    pub(crate) max_responder_resources: u8,
+    pub(crate) max_initiator_depth: u8,
+}
+
+struct XrcDomain(*mut ibv_xrcd);
+
+// SAFETY: handles of libibverbs may be used from any thread; all that is done with these is.
+unsafe impl Send for Device {}
+// SAFETY: as above; what changes is behind a lock.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens the first device.
+    pub(crate) fn open(verbs: &'static Symbols, multicast: Option<Multicast>) -> Result<Self> {
+        // SAFETY: libibverbs' functions, each called as its man page says.
+        unsafe {
+            let mut count = 0;
+            let list = (verbs.ibv_get_device_list)(&raw mut count);
+            if list.is_null() || count < 1 {
+                if !list.is_null() {
+                    (verbs.ibv_free_device_list)(list);
+                }
+                return Err(Errno(libc::ENODEV));
+            }
+            let context = (verbs.ibv_open_device)(*list);
+            let failure = last_errno();
+            (verbs.ibv_free_device_list)(list);
+            if context.is_null() {
+                return Err(failure);
+            }
+            let opened = Self::of(verbs, multicast, context);
+            if opened.is_err() {
+                (verbs.ibv_close_device)(context);
+            }
+            opened
+        }
+    }
+
+    /// # Safety
+    /// `context` is an open device of `verbs`.
+    unsafe fn of(
+        verbs: &'static Symbols,
+        multicast: Option<Multicast>,
+        context: *mut ibv_context,
+    ) -> Result<Self> {
+        let mut device = ibv_device_attr::zeroed();
+        let mut port = ibv_port_attr::zeroed();
+        // SAFETY: contract of this function; places for what is asked.
+        unsafe {
+            check((verbs.ibv_query_device)(context, &raw mut device))?;
+            check((verbs.ibv_query_port)(context, PORT_NUM, &raw mut port))?;
+            let mut gids = Vec::new();
+            for index in 0..port.gid_tbl_len {
+                let mut gid = ibv_gid::zeroed();
+                let failed = (verbs.ibv_query_gid)(context, PORT_NUM, index, &raw mut gid) != 0;
+                // Filled entries come first; all bytes of a GID are initialized, whichever member they were
+                // written through.
+                if failed || gid.raw == [0; 16] {
+                    break;
+                }
+                gids.push(gid.raw);
+            }
+            let pd = (verbs.ibv_alloc_pd)(context);
+            if pd.is_null() {
+                return Err(last_errno());
+            }
+            Ok(Self {
+                verbs,
+                multicast,
+                context,
+                pd,
+                xrcd: Mutex::new(XrcDomain(ptr::null_mut())),
+                link_layer: port.link_layer,
+                active_mtu: port.active_mtu,
+                lid: port.lid,
+                gids,
+                max_responder_resources: u8::try_from(device.max_qp_rd_atom).unwrap_or(u8::MAX),
+                max_initiator_depth: u8::try_from(device.max_qp_init_rd_atom).unwrap_or(u8::MAX),
+            })
+        }
+    }
+
+    /// The XRC domain that ids share to which the program gives none.
+    pub(crate) fn xrcd(&self) -> Result<*mut ibv_xrcd> {
+        let mut xrcd = lock(&self.xrcd);
+        if xrcd.0.is_null() {
+            let mut attr = ibv_xrcd_init_attr::zeroed();
+            attr.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+            attr.fd = -1;
+            attr.oflags = libc::O_CREAT;
+            // SAFETY: an open device; attributes of the right type.
+            unsafe {
+                let extended = verbs_get_ctx(self.context);
+                let open = extended.as_ref().and_then(|x| x.open_xrcd);
+                let open = open.ok_or(Errno(libc::EOPNOTSUPP))?;
+                xrcd.0 = open(self.context, &raw mut attr);
+            }
+            if xrcd.0.is_null() {
+                return Err(last_errno());
+            }
+        }
+        Ok(xrcd.0)
+    }
+
+    /// Which entry of the GID table stands for the own address `ip`. Addresses without an entry of their own
+    /// (the loopback network) go by the first that is made of an address.
+    fn gid_index(&self, ip: IpAddr) -> usize {
+        let gid = match ip.to_canonical() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        let link_local = |gid: &[u8; 16]| Ipv6Addr::from(*gid).is_unicast_link_local();
+        self.gids
+            .iter()
+            .position(|&g| g == gid)
+            .or_else(|| self.gids.iter().position(|g| !link_local(g)))
+            .unwrap_or(0)
+    }
+
+    /// The GID of the own address `ip`.
+    pub(crate) fn gid(&self, ip: IpAddr) -> [u8; 16] {
+        self.gids
+            .get(self.gid_index(ip))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// How peers reach a queue pair of this device that belongs to the own address `ip`.
+    pub(crate) fn address_of(&self, ip: IpAddr, qpn: u32, psn: u32) -> QpAddress {
+        QpAddress {
+            qpn,
+            psn,
+            lid: self.lid,
+            gid: self.gid(ip),
+            qkey: RDMA_UDP_QKEY,
+        }
+    }
+
+    /// The address vector that leads from the own address `from` to `to`.
+    pub(crate) fn address_vector(&self, from: IpAddr, to: &QpAddress) -> ibv_ah_attr {
+        let mut av = ibv_ah_attr::zeroed();
+        av.port_num = PORT_NUM;
+        av.dlid = to.lid;
+        av.grh.dgid = ibv_gid { raw: to.gid };
+        av.grh.sgid_index = u8::try_from(self.gid_index(from)).unwrap_or(0);
+        av.grh.hop_limit = HOP_LIMIT;
+        av.is_global = u8::from(self.link_layer == IBV_LINK_LAYER_ETHERNET);
+        av
+    }
+
+    /// The path record between two of the own addresses.
+    pub(crate) fn path(&self, from: IpAddr, to: IpAddr) -> ibv_sa_path_rec {
+        let mut path = ibv_sa_path_rec::zeroed();
+        path.sgid = ibv_gid {
+            raw: self.gid(from),
+        };
+        path.dgid = ibv_gid { raw: self.gid(to) };
+        path.slid = self.lid.to_be();
+        path.dlid = self.lid.to_be();
+        path.hop_limit = HOP_LIMIT;
+        path.reversible = 1;
+        path.numb_path = 1;
+        path.pkey = DEFAULT_PKEY;
+        // 2: exactly.
+        path.mtu_selector = 2;
+        path.mtu = u8::try_from(self.active_mtu).unwrap_or(0);
+        path.rate_selector = 2;
+        path.rate = u8::try_from(IBV_RATE_100_GBPS).unwrap_or(0);
+        path.packet_life_time_selector = 2;
+        path.packet_life_time = ACK_TIMEOUT - 1;
+        path
+    }
+
+    /// The attributes with which a queue pair goes to `state`, and their mask: `rdma_init_qp_attr(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a state that connections do not lead to.
+    pub(crate) fn qp_attr(
+        &self,
+        state: ibv_qp_state,
+        qp_type: ibv_qp_type,
+        from: IpAddr,
+        ends: &Ends,
+        ack_timeout: Option<u8>,
+    ) -> Result<(ibv_qp_attr, c_int)> {
+        let is_datagram = qp_type == IBV_QPT_UD;
+        // Who may READ and do atomics here, and who may do them there.
+        let is_reliable_target = matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV);
+        let is_reliable_initiator = matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND);
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = state;
+        let mut mask = IBV_QP_STATE;
+        match state {
+            IBV_QPS_INIT => {
+                attr.pkey_index = 0;
+                attr.port_num = PORT_NUM;
+                mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+                if is_datagram {
+                    attr.qkey = RDMA_UDP_QKEY;
+                    mask |= IBV_QP_QKEY;
+                } else {
+                    attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
+                    if ends.params.responder_resources > 0 {
+                        attr.qp_access_flags |=
+                            (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
+                    }
+                    mask |= IBV_QP_ACCESS_FLAGS;
+                }
+            }
+            IBV_QPS_RTR if is_datagram => {}
+            IBV_QPS_RTR => {
+                attr.ah_attr = self.address_vector(from, &ends.remote);
+                attr.path_mtu = self.active_mtu;
+                attr.dest_qp_num = ends.remote.qpn;
+                attr.rq_psn = ends.remote.psn;
+                mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+                if is_reliable_target {
+                    attr.max_dest_rd_atomic = ends.params.responder_resources;
+                    attr.min_rnr_timer = 0;
+                    mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+                }
+            }
+            IBV_QPS_RTS if is_datagram => mask |= IBV_QP_SQ_PSN,
+            IBV_QPS_RTS => {
+                attr.sq_psn = ends.local.psn;
+                mask |= IBV_QP_SQ_PSN;
+                if is_reliable_initiator || is_reliable_target {
+                    attr.timeout = ack_timeout.unwrap_or(ACK_TIMEOUT);
+                    mask |= IBV_QP_TIMEOUT;
+                }
+                if is_reliable_initiator {
+                    attr.retry_cnt = ends.params.retry_count.min(7);
+                    attr.rnr_retry = ends.params.rnr_retry_count.min(7);
+                    attr.max_rd_atomic = ends.params.initiator_depth;
+                    mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+                }
+            }
+            _ => return Err(INVALID),
+        }
+        Ok((attr, mask))
+    }
+
+    /// Calls `ibv_modify_qp`.
+    ///
+    /// # Safety
+    /// `qp` is a live queue pair of this device's provider.
+    pub(crate) unsafe fn modify_qp(
+        &self,
+        qp: *mut ibv_qp,
+        attr: &mut ibv_qp_attr,
+        mask: c_int,
+    ) -> Result {
+        // SAFETY: contract of this function.
+        check(unsafe { (self.verbs.ibv_modify_qp)(qp, attr, mask) })
+    }
+}
+
+/// What functions of libibverbs say that return an errno.
+pub(crate) fn check(returned: c_int) -> Result {
+    match returned {
+        0 => Ok(()),
+        errno if errno > 0 => Err(Errno(errno)),
+        _ => Err(last_errno()),
+    }
+}
+
+/// What functions of libibverbs say that return NULL.
+pub(crate) fn last_errno() -> Errno {
+    std::io::Error::last_os_error().into()
+}

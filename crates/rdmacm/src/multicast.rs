@@ -1,0 +1,75 @@
+//! Multicast groups: which GID an address stands for.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use verbs_abi::IBV_LINK_LAYER_ETHERNET;
+
+/// An id's membership of a group.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    /// The group, as the program named it.
+    pub(crate) addr: SocketAddr,
+    /// What the program gets back with the event.
+    pub(crate) context: usize,
+    /// The queue pair only sends to the group.
+    pub(crate) send_only: bool,
+    pub(crate) mgid: [u8; 16],
+    pub(crate) mlid: u16,
+}
+
+/// The LID of every group on an InfiniBand port: the first multicast LID (IBTA vol. 1, 4.1.3). Groups are told
+/// apart by their GIDs; without switches, nothing goes by this LID.
+const MLID: u16 = 0xc000;
+
+impl Membership {
+    /// The membership of the group at `addr`, as `link_layer` addresses it.
+    pub(crate) fn new(addr: SocketAddr, context: usize, send_only: bool, link_layer: u8) -> Self {
+        let ethernet = link_layer == IBV_LINK_LAYER_ETHERNET;
+        let mgid = match addr.ip() {
+            IpAddr::V6(ip) => ip.octets(),
+            // RoCEv2: the group's own address (IBTA annex A17).
+            IpAddr::V4(ip) if ethernet => ip.to_ipv6_mapped().octets(),
+            IpAddr::V4(ip) => ipoib_mgid(ip),
+        };
+        Self {
+            addr,
+            context,
+            send_only,
+            mgid,
+            mlid: if ethernet { 0 } else { MLID },
+        }
+    }
+}
+
+/// The group of an IPv4 multicast address on InfiniBand: RFC 4391, section 4, with the connection manager's
+/// signature instead of IP's (`cma_set_mgid` of `linux:drivers/infiniband/core/cma.c`).
+fn ipoib_mgid(ip: Ipv4Addr) -> [u8; 16] {
+    let mut gid = [0; 16];
+    // ff12: transient, link-local scope; 4001: IPv4 by way of the RDMA CM; ffff: the default P_Key.
+    gid[..6].copy_from_slice(&[0xff, 0x12, 0x40, 0x01, 0xff, 0xff]);
+    gid[12..].copy_from_slice(&ip.octets());
+    // 28 bits of the address.
+    gid[12] &= 0x0f;
+    gid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv6Addr;
+    use verbs_abi::IBV_LINK_LAYER_INFINIBAND;
+
+    #[test]
+    fn groups_have_the_gids_that_linux_gives_them() {
+        let mgid = |addr: &str, link_layer| {
+            let m = Membership::new(addr.parse().unwrap(), 0, false, link_layer);
+            Ipv6Addr::from(m.mgid).to_string()
+        };
+        let roce = IBV_LINK_LAYER_ETHERNET;
+        let ib = IBV_LINK_LAYER_INFINIBAND;
+        assert_eq!(mgid("239.1.2.3:0", roce), "::ffff:239.1.2.3");
+        assert_eq!(mgid("239.1.2.3:0", ib), "ff12:4001:ffff::f01:203");
+        assert_eq!(mgid("[ff0e::5]:0", roce), "ff0e::5");
+        assert_eq!(mgid("[ff0e::5]:0", ib), "ff0e::5");
+    }
+}

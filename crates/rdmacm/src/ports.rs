@@ -1,0 +1,538 @@
+//! Port numbers of the fabric: who has which, and the sockets of those who listen.
+//!
+//! They live in the folder `rdma_cm` of the fabric. A port that is bound is a symbolic link: its name says
+//! port space, port and address, and its target says whose it is: `PID-STARTTIME-N`. Making a link is atomic,
+//! and so is taking over one whose process has died. Whoever listens makes a socket under the name that the
+//! link points to, so connecting *through the link* finds the listener, or nobody.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{
+    AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, flock, mkdirat, openat, readlinkat,
+    renameat_with, symlinkat, unlinkat,
+};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+use crate::errno::{Errno, Result};
+use crate::process::Process;
+
+/// The folder of port numbers, as one process uses it.
+pub(crate) struct Ports {
+    folder: OwnedFd,
+    path: PathBuf,
+    me: Process,
+    next: AtomicU64,
+    next_port: AtomicU64,
+}
+
+/// What a bound id is bound to, beside its port space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Binding {
+    pub(crate) addr: SocketAddr,
+    /// `RDMA_OPTION_ID_AFONLY`: a wildcard of one family leaves the other family alone.
+    pub(crate) afonly: bool,
+    /// `RDMA_OPTION_ID_REUSEADDR`: others with the same option may have the port too.
+    pub(crate) reuse: bool,
+}
+
+/// A port that an id has; given back by [`Ports::release`].
+#[derive(Debug)]
+pub(crate) struct Claim {
+    /// The link's name.
+    link: String,
+    /// The socket's name, were there one.
+    target: String,
+    port_space: u32,
+    pub(crate) binding: Binding,
+}
+
+/// Why nobody was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreached {
+    /// Nobody listens there.
+    Refused,
+    /// The listener has more waiting than it takes: try again later.
+    Busy,
+    /// The system did not do it.
+    Failed(Errno),
+}
+
+impl Ports {
+    /// Opens the folder of port numbers in the fabric's folder `fabric`, and removes what the dead left there.
+    pub(crate) fn open(fabric: &Path) -> Result<Self> {
+        let fabric_fd = rustix::fs::open(
+            fabric,
+            OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+            Mode::empty(),
+        )?;
+        match mkdirat(&fabric_fd, "rdma_cm", Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let folder = openat(
+            &fabric_fd,
+            "rdma_cm",
+            OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+            Mode::empty(),
+        )?;
+        let (low, high) = ephemeral_ports();
+        let offset = getrandom::u64().unwrap_or(0) % (u64::from(high - low) + 1);
+        let ports = Self {
+            folder,
+            path: fabric.join("rdma_cm"),
+            me: Process::own(),
+            next: AtomicU64::new(0),
+            next_port: AtomicU64::new(offset),
+        };
+        ports.clean_up();
+        Ok(ports)
+    }
+
+    /// Takes a port: the one that `binding` names, or a free one where it names port 0.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` where the address has it already, `EADDRNOTAVAIL` where a wildcard has it or is asked
+    /// for (as Linux's `rdma_bind_addr`) or no port is free.
+    pub(crate) fn claim(&self, port_space: u32, binding: Binding) -> Result<Claim> {
+        if binding.addr.port() == 0 {
+            return self.claim_any(port_space, binding);
+        }
+        let _held = self.hold()?;
+        self.check_conflicts(port_space, binding, binding.reuse, None)?;
+        let claim = self.new_claim(port_space, binding);
+        symlinkat(&claim.target, &self.folder, &claim.link)?;
+        Ok(claim)
+    }
+
+    fn claim_any(&self, port_space: u32, binding: Binding) -> Result<Claim> {
+        let (low, high) = ephemeral_ports();
+        let count = u64::from(high - low) + 1;
+        for _ in 0..count {
+            let nth = self.next_port.fetch_add(1, Ordering::Relaxed) % count;
+            let port = low + u16::try_from(nth).unwrap_or(0);
+            let mut binding = binding;
+            binding.addr.set_port(port);
+            // A port that anybody has under any name is passed over; no need to lock the folder for that.
+            let wildcards = Address::WILDCARDS.iter().map(|a| a.link(port_space, port));
+            if wildcards
+                .into_iter()
+                .any(|link| self.owner(&link).is_some())
+            {
+                continue;
+            }
+            let claim = self.new_claim(port_space, binding);
+            match symlinkat(&claim.target, &self.folder, &claim.link) {
+                Ok(()) => return Ok(claim),
+                Err(rustix::io::Errno::EXIST) => {
+                    if self.owner(&claim.link).is_none_or(|p| !p.is_alive()) {
+                        self.clean_up();
+                    }
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Errno(libc::EADDRNOTAVAIL))
+    }
+
+    fn new_claim(&self, port_space: u32, binding: Binding) -> Claim {
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut link = Address::of(binding).link(port_space, binding.addr.port());
+        if binding.reuse {
+            // There may be several of the same name until one of them listens.
+            link = format!("{link}+{}-{n}", self.me);
+        }
+        Claim {
+            link,
+            target: format!("{}-{n}", self.me),
+            port_space,
+            binding,
+        }
+    }
+
+    /// Makes the socket through which requests for the port come in.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`: others have the port too, by `RDMA_OPTION_ID_REUSEADDR`.
+    pub(crate) fn listen(&self, claim: &mut Claim) -> Result<OwnedFd> {
+        let socket = new_socket()?;
+        let _held = self.hold()?;
+        if claim.binding.reuse {
+            // "Once the id listens it has to be unique" (`rdma_listen` of `linux:drivers/infiniband/core/cma.c`).
+            self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
+        }
+        bind(&socket, &self.address(&claim.target)?)?;
+        listen(&socket, libc::SOMAXCONN)?;
+        if claim.binding.reuse {
+            let port = claim.binding.addr.port();
+            let link = Address::of(claim.binding).link(claim.port_space, port);
+            renameat_with(
+                &self.folder,
+                &claim.link,
+                &self.folder,
+                &link,
+                RenameFlags::NOREPLACE,
+            )?;
+            claim.link = link;
+            claim.binding.reuse = false;
+        }
+        Ok(socket)
+    }
+
+    /// Gives a port back. Does nothing in a child that was forked from its owner.
+    pub(crate) fn release(&self, claim: &Claim) {
+        if std::process::id() == self.me.pid() {
+            let _ = unlinkat(&self.folder, &claim.link, AtFlags::empty());
+            let _ = unlinkat(&self.folder, &claim.target, AtFlags::empty());
+        }
+    }
+
+    /// A connection to whoever listens at `addr`.
+    pub(crate) fn connect(
+        &self,
+        port_space: u32,
+        addr: SocketAddr,
+    ) -> std::result::Result<OwnedFd, Unreached> {
+        let socket = new_socket().map_err(Unreached::Failed)?;
+        for candidate in Address::listeners_for(addr.ip()) {
+            let link = candidate.link(port_space, addr.port());
+            let to = self.address(&link).map_err(Unreached::Failed)?;
+            match connect(&socket, &to) {
+                Ok(()) => return Ok(socket),
+                Err(rustix::io::Errno::AGAIN) => return Err(Unreached::Busy),
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => {}
+                Err(e) => return Err(Unreached::Failed(e.into())),
+            }
+        }
+        Err(Unreached::Refused)
+    }
+
+    /// The address of the socket `name`: short, however long the folder's name is.
+    fn address(&self, name: &str) -> Result<SocketAddrUnix> {
+        let path = format!("/proc/self/fd/{}/{name}", self.folder.as_raw_fd());
+        Ok(SocketAddrUnix::new(path)?)
+    }
+
+    /// Whose a link is.
+    fn owner(&self, link: &str) -> Option<Process> {
+        let target = readlinkat(&self.folder, link, Vec::new()).ok()?;
+        owner_of(target.to_str().ok()?)
+    }
+
+    /// Keeps other processes from changing the folder, until it is dropped.
+    fn hold(&self) -> Result<OwnedFd> {
+        let lock = openat(
+            &self.folder,
+            "lock",
+            OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+            Mode::RUSR | Mode::WUSR,
+        )?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        Ok(lock)
+    }
+
+    /// The rules of `cma_check_port` in `linux:drivers/infiniband/core/cma.c`.
+    fn check_conflicts(
+        &self,
+        port_space: u32,
+        binding: Binding,
+        may_share: bool,
+        own_link: Option<&str>,
+    ) -> Result {
+        let address = Address::of(binding);
+        let prefix = link_prefix(port_space, binding.addr.port());
+        for link in self.names() {
+            let Some(rest) = link.strip_prefix(&prefix) else {
+                continue;
+            };
+            if own_link == Some(link.as_str()) {
+                continue;
+            }
+            let (other, shares) = match rest.split_once('+') {
+                Some((other, _)) => (other, true),
+                None => (rest, false),
+            };
+            match self.owner(&link) {
+                Some(owner) if owner.is_alive() => {}
+                _ => {
+                    self.remove(&link);
+                    continue;
+                }
+            }
+            if may_share && shares {
+                continue;
+            }
+            if let Some(errno) = address.conflict(other) {
+                return Err(Errno(errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a link of a dead process, and its socket.
+    fn remove(&self, link: &str) {
+        if let Ok(target) = readlinkat(&self.folder, link, Vec::new()) {
+            let _ = unlinkat(&self.folder, target.as_c_str(), AtFlags::empty());
+        }
+        let _ = unlinkat(&self.folder, link, AtFlags::empty());
+    }
+
+    /// Removes what processes that have ended left behind.
+    fn clean_up(&self) {
+        let Ok(_held) = self.hold() else { return };
+        for name in self.names() {
+            let of_the_dead = match readlinkat(&self.folder, name.as_str(), Vec::new()) {
+                Ok(target) => target.to_str().ok().and_then(owner_of),
+                // Sockets have their owner in their name.
+                Err(_) => owner_of(&name),
+            }
+            .is_some_and(|owner| !owner.is_alive());
+            if of_the_dead {
+                let _ = unlinkat(&self.folder, name.as_str(), AtFlags::empty());
+            }
+        }
+    }
+
+    /// The names in the folder.
+    fn names(&self) -> Vec<String> {
+        let dir = match Dir::read_from(&self.folder) {
+            Ok(dir) => dir,
+            Err(e) => {
+                tracing::warn!("cannot read {}: {e}", self.path.display());
+                return Vec::new();
+            }
+        };
+        dir.filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()))
+            .filter(|name| !name.starts_with('.'))
+            .collect()
+    }
+}
+
+/// The process in `PID-STARTTIME-N`.
+fn owner_of(target: &str) -> Option<Process> {
+    target.rsplit_once('-')?.0.parse().ok()
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// The ports that Linux gives to those who ask for any: `ip(7)`, `ip_local_port_range`.
+fn ephemeral_ports() -> (u16, u16) {
+    let read = || {
+        let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+        let mut numbers = text.split_ascii_whitespace().map(str::parse::<u16>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    };
+    read()
+        .filter(|&(low, high)| 0 < low && low <= high)
+        .unwrap_or((32_768, 60_999))
+}
+
+fn link_prefix(port_space: u32, port: u16) -> String {
+    format!("{port_space:04x}.{port}.")
+}
+
+/// The address part of a link's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Address {
+    Any4,
+    Any6,
+    /// `RDMA_OPTION_ID_AFONLY`.
+    Any4Only,
+    Any6Only,
+    Ip(IpAddr),
+}
+
+impl Address {
+    const WILDCARDS: [Self; 4] = [Self::Any4, Self::Any6, Self::Any4Only, Self::Any6Only];
+
+    fn of(binding: Binding) -> Self {
+        match (binding.addr.ip(), binding.afonly) {
+            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), false) => Self::Any4,
+            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), true) => Self::Any4Only,
+            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), false) => Self::Any6,
+            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), true) => Self::Any6Only,
+            (ip, _) => Self::Ip(ip.to_canonical()),
+        }
+    }
+
+    /// The names under which a listener for `ip` may be found, the closest first.
+    fn listeners_for(ip: IpAddr) -> [Self; 4] {
+        let ip = ip.to_canonical();
+        match ip {
+            // A wildcard of IPv6 takes IPv4 as well, as sockets do; not the other way round.
+            IpAddr::V4(_) => [Self::Ip(ip), Self::Any4, Self::Any4Only, Self::Any6],
+            IpAddr::V6(_) => [Self::Ip(ip), Self::Any6, Self::Any6Only, Self::Any6],
+        }
+    }
+
+    fn link(self, port_space: u32, port: u16) -> String {
+        format!("{}{}", link_prefix(port_space, port), self.text())
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Any4 => "any4".to_owned(),
+            Self::Any6 => "any6".to_owned(),
+            Self::Any4Only => "any4only".to_owned(),
+            Self::Any6Only => "any6only".to_owned(),
+            // Colons are legal in file names, and so are dots.
+            Self::Ip(ip) => ip.to_string(),
+        }
+    }
+
+    /// The errno with which a port at this address is refused because of one at the address with the text
+    /// `other`.
+    fn conflict(self, other: &str) -> Option<i32> {
+        let other_any = Self::WILDCARDS.iter().find(|a| a.text() == other);
+        match (self, other_any) {
+            (Self::Any4Only, Some(Self::Any6Only)) | (Self::Any6Only, Some(Self::Any4Only)) => None,
+            (Self::Ip(_), None) => (self.text() == other).then_some(libc::EADDRINUSE),
+            _ => Some(libc::EADDRNOTAVAIL),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::accept;
+
+    const TCP: u32 = 0x0106;
+    const UDP: u32 = 0x0111;
+
+    fn binding(addr: &str) -> Binding {
+        Binding {
+            addr: addr.parse().unwrap(),
+            afonly: false,
+            reuse: false,
+        }
+    }
+
+    fn ports() -> (tempfile::TempDir, Ports) {
+        let dir = tempfile::tempdir().unwrap();
+        let ports = Ports::open(dir.path()).unwrap();
+        (dir, ports)
+    }
+
+    #[test]
+    fn who_listens_is_reached_and_who_is_only_bound_is_not() {
+        let (_dir, ports) = ports();
+        let to = "127.0.0.1:7471".parse().unwrap();
+        assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
+        let mut claim = ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
+        assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
+        let listener = ports.listen(&mut claim).unwrap();
+        let _client = ports.connect(TCP, to).unwrap();
+        accept(&listener).unwrap();
+        let v6 = "[::1]:7471".parse().unwrap();
+        assert_eq!(ports.connect(TCP, v6).unwrap_err(), Unreached::Refused);
+        assert_eq!(ports.connect(UDP, to).unwrap_err(), Unreached::Refused);
+        ports.release(&claim);
+        assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
+        assert_eq!(ports.names(), ["lock"]);
+    }
+
+    #[test]
+    fn the_closest_listener_gets_the_request() {
+        let (_dir, ports) = ports();
+        let mut any = ports.claim(TCP, binding("[::]:99")).unwrap();
+        let any = ports.listen(&mut any).unwrap();
+        let _client = ports.connect(TCP, "10.0.0.1:99".parse().unwrap()).unwrap();
+        accept(&any).unwrap();
+        let (_dir, ports) = self::ports();
+        let mut one = ports.claim(TCP, binding("10.0.0.1:99")).unwrap();
+        let mut two = ports.claim(TCP, binding("10.0.0.2:99")).unwrap();
+        let one = ports.listen(&mut one).unwrap();
+        let two = ports.listen(&mut two).unwrap();
+        let _client = ports.connect(TCP, "10.0.0.2:99".parse().unwrap()).unwrap();
+        accept(&two).unwrap();
+        assert!(accept(&one).is_err());
+    }
+
+    #[test]
+    fn conflicts_are_those_of_linux() {
+        let refused = |first: Binding, second: Binding| {
+            let (_dir, ports) = ports();
+            let _first = ports.claim(TCP, first).unwrap();
+            ports.claim(TCP, second).err().map(|e| e.0)
+        };
+        let one = binding("10.0.0.1:5");
+        let two = binding("10.0.0.2:5");
+        let any4 = binding("0.0.0.0:5");
+        let any6 = binding("[::]:5");
+        let only = |b: Binding| Binding { afonly: true, ..b };
+        let reuse = |b: Binding| Binding { reuse: true, ..b };
+        assert_eq!(refused(one, two), None);
+        assert_eq!(refused(one, one), Some(libc::EADDRINUSE));
+        assert_eq!(refused(one, any4), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(refused(any4, one), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(refused(any4, any4), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(refused(any4, any6), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(refused(only(any4), only(any6)), None);
+        assert_eq!(refused(only(any4), any6), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(refused(reuse(one), reuse(one)), None);
+        assert_eq!(refused(reuse(one), one), Some(libc::EADDRINUSE));
+        let (_dir, ports) = ports();
+        let _tcp = ports.claim(TCP, one).unwrap();
+        assert!(ports.claim(UDP, one).is_ok(), "port spaces are apart");
+    }
+
+    #[test]
+    fn of_those_who_share_a_port_none_listens_until_it_is_alone() {
+        let (_dir, ports) = ports();
+        let shared = Binding {
+            reuse: true,
+            ..binding("10.0.0.1:5")
+        };
+        let mut first = ports.claim(TCP, shared).unwrap();
+        let second = ports.claim(TCP, shared).unwrap();
+        assert_eq!(ports.listen(&mut first).unwrap_err().0, libc::EADDRINUSE);
+        ports.release(&second);
+        let listener = ports.listen(&mut first).unwrap();
+        let _client = ports.connect(TCP, "10.0.0.1:5".parse().unwrap()).unwrap();
+        accept(&listener).unwrap();
+        assert_eq!(ports.claim(TCP, shared).unwrap_err().0, libc::EADDRINUSE);
+    }
+
+    #[test]
+    fn free_ports_differ_and_are_not_those_of_wildcards() {
+        let (_dir, ports) = ports();
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..50 {
+            let claim = ports.claim(TCP, binding("127.0.0.1:0")).unwrap();
+            let port = claim.binding.addr.port();
+            assert!(port >= 1024 && seen.insert(port));
+        }
+    }
+
+    #[test]
+    fn ports_of_the_dead_are_taken_over() {
+        let (dir, ports) = ports();
+        let dead = "4294967295-1-0";
+        let link = Address::Any4.link(TCP, 7471);
+        symlinkat(dead, &ports.folder, &link).unwrap();
+        std::fs::write(dir.path().join("rdma_cm").join(dead), "").unwrap();
+        let claim = ports.claim(TCP, binding("10.0.0.1:7471")).unwrap();
+        let mut names = ports.names();
+        names.sort();
+        let mut expected = ["lock".to_owned(), claim.link.clone()];
+        expected.sort();
+        assert_eq!(names, expected);
+        // A new member cleans up as well.
+        symlinkat(dead, &ports.folder, Address::Any4.link(TCP, 1)).unwrap();
+        drop(Ports::open(dir.path()).unwrap());
+        assert_eq!(ports.names().len(), 2);
+    }
+}

@@ -1,0 +1,388 @@
+//! The messages between the two ends of a connection being made, and their encoding.
+//!
+//! They are the messages of IBTA vol. 1, chapter 12, by name and meaning; how they travel between the
+//! processes of one host is our own affair: one datagram each, through the socket that is the connection.
+//! A peer may be broken: whatever arrives either decodes or is refused, and nothing else.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+/// First byte of every message: the version of this encoding.
+const VERSION: u8 = 1;
+/// Most bytes of a message: its fixed part and 255 bytes of private data.
+pub(crate) const MAX_MESSAGE: usize = 512;
+
+/// A queue pair, and the port that leads to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QpAddress {
+    /// QP number.
+    pub(crate) qpn: u32,
+    /// PSN of its first packet.
+    pub(crate) psn: u32,
+    /// LID of its port; 0 on Ethernet.
+    pub(crate) lid: u16,
+    /// GID of its port, in network order.
+    pub(crate) gid: [u8; 16],
+    /// Q_Key, for datagrams.
+    pub(crate) qkey: u32,
+}
+
+/// What the two ends agree on: the numbers of `struct rdma_conn_param`, as the sender of the message means
+/// them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Params {
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    pub(crate) flow_control: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry_count: u8,
+    pub(crate) srq: u8,
+}
+
+/// A request for a connection (REQ), or for the number of a datagram service's queue pair (SIDR_REQ).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Port space, `RDMA_PS_*`.
+    pub(crate) port_space: u32,
+    /// `IBV_QPT_*` of the requester.
+    pub(crate) qp_type: u32,
+    /// The requester's address.
+    pub(crate) src: SocketAddr,
+    /// The address that was asked for.
+    pub(crate) dst: SocketAddr,
+    pub(crate) qp: QpAddress,
+    pub(crate) params: Params,
+    /// Vendor and options of `struct ibv_ece`.
+    pub(crate) ece: (u32, u32),
+    pub(crate) private_data: Vec<u8>,
+}
+
+/// The answer that accepts (REP, SIDR_REP).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) qp: QpAddress,
+    pub(crate) params: Params,
+    pub(crate) ece: (u32, u32),
+    pub(crate) private_data: Vec<u8>,
+}
+
+/// A message of connection management.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// A connection is asked for.
+    Request(Request),
+    /// It is granted.
+    Reply(Reply),
+    /// The requester is ready as well (RTU).
+    ReadyToUse,
+    /// It is refused, with a reason of IBTA vol. 1, 12.6.7.2 (REJ).
+    Reject { reason: u16, private_data: Vec<u8> },
+    /// The connection ends (DREQ).
+    Disconnect,
+    /// That has been noted (DREP).
+    Disconnected,
+}
+
+/// The sender is no peer of this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+const KIND_REQUEST: u8 = 1;
+const KIND_REPLY: u8 = 2;
+const KIND_READY_TO_USE: u8 = 3;
+const KIND_REJECT: u8 = 4;
+const KIND_DISCONNECT: u8 = 5;
+const KIND_DISCONNECTED: u8 = 6;
+
+impl Message {
+    /// The bytes of the message. Private data beyond 255 bytes is left out: `rdma_conn_param` has no more.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer(vec![VERSION]);
+        match self {
+            Self::Request(r) => {
+                w.u8(KIND_REQUEST);
+                w.u32(r.port_space);
+                w.u32(r.qp_type);
+                w.address(r.src);
+                w.address(r.dst);
+                w.qp(&r.qp);
+                w.params(&r.params);
+                w.u32(r.ece.0);
+                w.u32(r.ece.1);
+                w.private_data(&r.private_data);
+            }
+            Self::Reply(r) => {
+                w.u8(KIND_REPLY);
+                w.qp(&r.qp);
+                w.params(&r.params);
+                w.u32(r.ece.0);
+                w.u32(r.ece.1);
+                w.private_data(&r.private_data);
+            }
+            Self::ReadyToUse => w.u8(KIND_READY_TO_USE),
+            Self::Reject {
+                reason,
+                private_data,
+            } => {
+                w.u8(KIND_REJECT);
+                w.u16(*reason);
+                w.private_data(private_data);
+            }
+            Self::Disconnect => w.u8(KIND_DISCONNECT),
+            Self::Disconnected => w.u8(KIND_DISCONNECTED),
+        }
+        w.0
+    }
+
+    /// Reads a message.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(bytes);
+        if r.u8()? != VERSION {
+            return Err(Malformed);
+        }
+        let message = match r.u8()? {
+            KIND_REQUEST => Self::Request(Request {
+                port_space: r.u32()?,
+                qp_type: r.u32()?,
+                src: r.address()?,
+                dst: r.address()?,
+                qp: r.qp()?,
+                params: r.params()?,
+                ece: (r.u32()?, r.u32()?),
+                private_data: r.private_data()?,
+            }),
+            KIND_REPLY => Self::Reply(Reply {
+                qp: r.qp()?,
+                params: r.params()?,
+                ece: (r.u32()?, r.u32()?),
+                private_data: r.private_data()?,
+            }),
+            KIND_READY_TO_USE => Self::ReadyToUse,
+            KIND_REJECT => Self::Reject {
+                reason: r.u16()?,
+                private_data: r.private_data()?,
+            },
+            KIND_DISCONNECT => Self::Disconnect,
+            KIND_DISCONNECTED => Self::Disconnected,
+            _ => return Err(Malformed),
+        };
+        if r.0.is_empty() {
+            Ok(message)
+        } else {
+            Err(Malformed)
+        }
+    }
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u8(&mut self, n: u8) {
+        self.0.push(n);
+    }
+
+    fn u16(&mut self, n: u16) {
+        self.0.extend(n.to_le_bytes());
+    }
+
+    fn u32(&mut self, n: u32) {
+        self.0.extend(n.to_le_bytes());
+    }
+
+    fn address(&mut self, a: SocketAddr) {
+        self.u16(a.port());
+        match a {
+            SocketAddr::V4(a) => {
+                self.u8(4);
+                self.0.extend(a.ip().octets());
+            }
+            SocketAddr::V6(a) => {
+                self.u8(6);
+                self.0.extend(a.ip().octets());
+                self.u32(a.flowinfo());
+                self.u32(a.scope_id());
+            }
+        }
+    }
+
+    fn qp(&mut self, qp: &QpAddress) {
+        self.u32(qp.qpn);
+        self.u32(qp.psn);
+        self.u16(qp.lid);
+        self.0.extend(qp.gid);
+        self.u32(qp.qkey);
+    }
+
+    fn params(&mut self, p: &Params) {
+        self.0.extend([
+            p.responder_resources,
+            p.initiator_depth,
+            p.flow_control,
+            p.retry_count,
+            p.rnr_retry_count,
+            p.srq,
+        ]);
+    }
+
+    fn private_data(&mut self, data: &[u8]) {
+        let len = u8::try_from(data.len()).unwrap_or(u8::MAX);
+        self.u8(len);
+        self.0.extend(data.iter().take(usize::from(len)));
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.bytes::<1>().map(|[n]| n)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.bytes().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn address(&mut self) -> Result<SocketAddr, Malformed> {
+        let port = self.u16()?;
+        Ok(match self.u8()? {
+            4 => SocketAddr::new(IpAddr::V4(Ipv4Addr::from(self.bytes::<4>()?)), port),
+            6 => {
+                let ip = Ipv6Addr::from(self.bytes::<16>()?);
+                SocketAddr::V6(SocketAddrV6::new(ip, port, self.u32()?, self.u32()?))
+            }
+            _ => return Err(Malformed),
+        })
+    }
+
+    fn qp(&mut self) -> Result<QpAddress, Malformed> {
+        Ok(QpAddress {
+            qpn: self.u32()?,
+            psn: self.u32()?,
+            lid: self.u16()?,
+            gid: self.bytes()?,
+            qkey: self.u32()?,
+        })
+    }
+
+    fn params(&mut self) -> Result<Params, Malformed> {
+        let [
+            responder_resources,
+            initiator_depth,
+            flow_control,
+            retry_count,
+            rnr_retry_count,
+            srq,
+        ] = self.bytes()?;
+        Ok(Params {
+            responder_resources,
+            initiator_depth,
+            flow_control,
+            retry_count,
+            rnr_retry_count,
+            srq,
+        })
+    }
+
+    fn private_data(&mut self) -> Result<Vec<u8>, Malformed> {
+        let len = usize::from(self.u8()?);
+        let (data, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(data.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request() -> Request {
+        Request {
+            port_space: 0x0106,
+            qp_type: 2,
+            src: "127.0.0.1:4000".parse().unwrap(),
+            dst: "[fe80::1%3]:7471".parse().unwrap(),
+            qp: QpAddress {
+                qpn: 0x00ab_cdef,
+                psn: 0x0012_3456,
+                lid: 9,
+                gid: [7; 16],
+                qkey: 5,
+            },
+            params: Params {
+                responder_resources: 1,
+                initiator_depth: 2,
+                flow_control: 3,
+                retry_count: 4,
+                rnr_retry_count: 5,
+                srq: 6,
+            },
+            ece: (8, 9),
+            private_data: vec![1; 255],
+        }
+    }
+
+    fn all() -> Vec<Message> {
+        let r = request();
+        vec![
+            Message::Reply(Reply {
+                qp: r.qp,
+                params: r.params,
+                ece: r.ece,
+                private_data: Vec::new(),
+            }),
+            Message::Request(r),
+            Message::ReadyToUse,
+            Message::Reject {
+                reason: 28,
+                private_data: vec![3; 148],
+            },
+            Message::Disconnect,
+            Message::Disconnected,
+        ]
+    }
+
+    #[test]
+    fn every_message_comes_back_and_fits() {
+        for message in all() {
+            let bytes = message.encode();
+            assert!(bytes.len() <= MAX_MESSAGE, "{} bytes", bytes.len());
+            assert_eq!(Message::decode(&bytes), Ok(message));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_or_too_long_is_refused() {
+        for message in all() {
+            let mut bytes = message.encode();
+            for len in 0..bytes.len() {
+                assert_eq!(Message::decode(&bytes[..len]), Err(Malformed));
+            }
+            bytes.push(0);
+            assert_eq!(Message::decode(&bytes), Err(Malformed));
+        }
+        assert_eq!(
+            Message::decode(&[VERSION + 1, KIND_READY_TO_USE]),
+            Err(Malformed)
+        );
+        assert_eq!(Message::decode(&[VERSION, 77]), Err(Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_decoded_to_what_it_says_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            if let Ok(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+    }
+}
