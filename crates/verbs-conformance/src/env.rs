@@ -5,7 +5,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use verbs_abi::Symbols;
+use verbs_abi::{
+    IBV_WC_LOC_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, Symbols, ibv_wc_status,
+};
 
 use crate::provider::ProviderKind;
 
@@ -22,8 +25,11 @@ pub struct Settings {
     pub gid_index: u8,
     /// Link layer that the port must have, where the run asked for one.
     pub link_layer: Option<u8>,
-    /// Capabilities that the NIC is known not to have.
+    /// Capabilities whose tests are not run.
     pub without: BTreeSet<Cap>,
+    /// Capabilities that the NIC is known not to have, by its [`crate::Deviations`]: tests that need one run
+    /// all the same and must fail as listed there; other tests do without.
+    pub lacks: BTreeSet<Cap>,
 }
 
 impl Settings {
@@ -37,6 +43,7 @@ impl Settings {
             gid_index: 0,
             link_layer: None,
             without: BTreeSet::new(),
+            lacks: BTreeSet::new(),
         }
     }
 }
@@ -65,7 +72,23 @@ impl Env {
     /// Whether the NIC is taken to have `cap`.
     #[must_use]
     pub fn has(&self, cap: Cap) -> bool {
-        !self.settings.without.contains(&cap)
+        !self.settings.without.contains(&cap) && !self.settings.lacks.contains(&cap)
+    }
+
+    /// The statuses that may stand for `status` on this NIC: a second one where it lacks
+    /// [`Cap::ErrorStatuses`].
+    #[must_use]
+    pub fn failure(&self, status: ibv_wc_status) -> Vec<ibv_wc_status> {
+        let mut statuses = vec![status];
+        if !self.has(Cap::ErrorStatuses) {
+            match status {
+                IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR => statuses.push(IBV_WC_LOC_QP_OP_ERR),
+                IBV_WC_REM_INV_REQ_ERR => statuses.push(IBV_WC_REM_OP_ERR),
+                IBV_WC_LOC_ACCESS_ERR => statuses.push(IBV_WC_REM_ACCESS_ERR),
+                _ => {}
+            }
+        }
+        statuses
     }
 }
 
@@ -128,8 +151,14 @@ caps! {
     Srq = "srq",
     /// Solicited-only arming of completion queues.
     Solicited = "solicited",
-    /// Async events of errors, limits and last WQEs.
+    /// Async events.
     Events = "events",
+    /// Async events of the errors of a responder's QP.
+    ErrorEvents = "error-events",
+    /// Each failure has the status that is specified for it (LOC_PROT_ERR, LOC_LEN_ERR …).
+    ErrorStatuses = "error-statuses",
+    /// The buffer of an atomic's result is checked before the request leaves.
+    EarlyChecks = "early-checks",
     /// SQD: the send queue can be drained.
     Sqd = "sqd",
     /// SQE: a failed send of UC and UD stops only the send queue.

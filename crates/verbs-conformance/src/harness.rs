@@ -17,11 +17,13 @@ use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
+use crate::deviations::{Deviation, Deviations, Kind};
 use crate::env::{Env, Outcome, Settings, Test};
 use crate::{peer, worker};
 
 const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
 const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
+const PATIENCE: &str = "VERBATIM_TEST_PATIENCE";
 const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
 
 /// Exit status of a skipped test.
@@ -42,7 +44,14 @@ pub struct Variant {
     pub fabric: Option<PathBuf>,
     /// When a test counts as hung.
     pub limit: Duration,
+    /// What is known of the NIC; see [`Variant::known`].
+    pub deviations: Option<&'static Deviations>,
 }
+
+/// When a test that is known to fail counts as hung.
+const KNOWN_LIMIT: Duration = Duration::from_secs(20);
+/// How long a test that is known to fail waits for what will not come; see [`patience`].
+const KNOWN_PATIENCE_S: &str = "3";
 
 impl Variant {
     /// The software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
@@ -63,7 +72,37 @@ impl Variant {
             ],
             fabric: Some(fabric),
             limit: Duration::from_secs(60),
+            deviations: None,
         }
+    }
+
+    /// The machine's libibverbs; what is known of the device is taken into account.
+    #[must_use]
+    pub fn system(settings: Settings) -> Self {
+        let deviations = Deviations::of(&settings);
+        Self {
+            name: String::new(),
+            settings,
+            env: Vec::new(),
+            fabric: None,
+            limit: Duration::from_secs(60),
+            deviations: None,
+        }
+        .known(deviations)
+    }
+
+    /// With the deviations of a device: a test that is listed there and fails as listed is skipped, with
+    /// what the device does as the reason; one that passes all the same is a failure, because the list is
+    /// wrong.
+    #[must_use]
+    pub fn known(mut self, deviations: Option<&'static Deviations>) -> Self {
+        self.settings.lacks = deviations
+            .iter()
+            .flat_map(|deviations| deviations.lacks)
+            .copied()
+            .collect();
+        self.deviations = deviations;
+        self
     }
 }
 
@@ -106,7 +145,7 @@ fn print_notes() {
 /// hang. `VERBATIM_TEST_PATIENCE` seconds, by default 20.
 #[must_use]
 pub fn patience() -> Duration {
-    let seconds = std::env::var("VERBATIM_TEST_PATIENCE")
+    let seconds = std::env::var(PATIENCE)
         .ok()
         .and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
@@ -461,14 +500,59 @@ fn run_in_child(variant: &Variant, test: &Test, show: bool) -> Verdict {
     if !lacking.is_empty() {
         return Verdict::Ignored(format!("excluded by --without {}", lacking.join(",")));
     }
-    try_run_in_child(variant, test, show)
-        .unwrap_or_else(|err| Verdict::Failed(format!("the harness failed: {err:#}")))
+    let known = variant
+        .deviations
+        .and_then(|deviations| Some((deviations, deviations.get(test.name)?)));
+    if let Some((deviations, deviation)) = known
+        && deviation.kind == Kind::Crash
+    {
+        return Verdict::Ignored(format!("not run: {}", deviations.reason(deviation)));
+    }
+    let verdict = try_run_in_child(variant, test, known.is_some(), show)
+        .unwrap_or_else(|err| Verdict::Failed(format!("the harness failed: {err:#}")));
+    match known {
+        Some((deviations, deviation)) => judge(deviations, deviation, verdict),
+        None => verdict,
+    }
 }
 
-fn try_run_in_child(variant: &Variant, test: &Test, show: bool) -> anyhow::Result<Verdict> {
-    let arg = format!("{} {}", test.name, variant.limit.as_millis());
+/// What a test's end means when the device is known to deviate there.
+fn judge(deviations: &Deviations, deviation: &Deviation, verdict: Verdict) -> Verdict {
+    match verdict {
+        Verdict::Failed(text) if text.contains(deviation.observed) => {
+            Verdict::Ignored(deviations.reason(deviation))
+        }
+        Verdict::Failed(text) => Verdict::Failed(format!(
+            "{text}\nis a known deviation ({}), but fails otherwise than with {:?}",
+            deviations.reason(deviation),
+            deviation.observed
+        )),
+        Verdict::Passed if !deviation.flaky => Verdict::Failed(format!(
+            "passes, and is listed as a deviation ({}) that was observed on {}: take it off the list",
+            deviations.reason(deviation),
+            deviations.observed_on
+        )),
+        other => other,
+    }
+}
+
+fn try_run_in_child(
+    variant: &Variant,
+    test: &Test,
+    known: bool,
+    show: bool,
+) -> anyhow::Result<Verdict> {
+    let limit = if known {
+        variant.limit.min(KNOWN_LIMIT)
+    } else {
+        variant.limit
+    };
+    let arg = format!("{} {}", test.name, limit.as_millis());
     let mut command = role_command("test", &arg, &variant.settings)?;
     command.envs(variant.env.iter().cloned());
+    if known {
+        command.env(PATIENCE, KNOWN_PATIENCE_S);
+    }
     // A file, because a pipe would stay open as long as any grandchild lives.
     let mut output = anonymous_file().context("a file for the test's output")?;
     if !show {
@@ -478,7 +562,7 @@ fn try_run_in_child(variant: &Variant, test: &Test, show: bool) -> anyhow::Resul
     }
     let mut child = command.spawn().context("start the test")?;
     // It ends by itself when it hangs; this is for a process that cannot even do that.
-    let status = wait_for(&mut child, variant.limit + Duration::from_secs(15))?;
+    let status = wait_for(&mut child, limit + Duration::from_secs(15))?;
     if status.is_none() {
         child.kill()?;
         child.wait()?;
@@ -555,6 +639,32 @@ pub fn file_names(folder: &std::path::Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_known_deviation_is_skipped_only_when_it_fails_as_listed() {
+        let deviations = Deviations::named("rxe").expect("known");
+        let listed = deviations.list().next().expect("not empty");
+        let judge = |deviation: &Deviation, verdict| judge(deviations, deviation, verdict);
+        let as_listed = Verdict::Failed(format!("panicked: {}, and more", listed.observed));
+        assert!(matches!(
+            judge(listed, as_listed),
+            Verdict::Ignored(why) if why == deviations.reason(listed)
+        ));
+        let otherwise = Verdict::Failed("died of signal 7".into());
+        assert!(
+            matches!(judge(listed, otherwise), Verdict::Failed(why) if why.contains("otherwise"))
+        );
+        let firm = Deviation {
+            flaky: false,
+            ..*listed
+        };
+        assert!(matches!(judge(&firm, Verdict::Passed), Verdict::Failed(_)));
+        let flaky = Deviation {
+            flaky: true,
+            ..*listed
+        };
+        assert!(matches!(judge(&flaky, Verdict::Passed), Verdict::Passed));
+    }
 
     fn flags(args: &[&str]) -> anyhow::Result<Flags> {
         Flags::parse(args.iter().map(|arg| (*arg).to_owned()))

@@ -12,7 +12,8 @@
 //!
 //! Where the specification leaves a choice, a test accepts every answer that it allows and says so. Where
 //! a NIC lacks something, the run excludes the capability by name ([`Cap`], `--without uc`); nothing is
-//! skipped silently, because the NIC's own word is not asked.
+//! skipped silently, because the NIC's own word is not asked. What a device is known to do wrong stands in
+//! its list ([`Deviations`]): a test that is listed there runs, and must fail as listed.
 //!
 //! Layers, bottom up: [`memory`] and [`objects`] hold all unsafe code and make verbs objects that clean up
 //! after themselves; [`wr`] builds work requests; [`pair`] builds connected queue pairs; `suite` holds the
@@ -20,6 +21,7 @@
 
 #![deny(unsafe_code)]
 
+mod deviations;
 mod env;
 pub mod harness;
 #[allow(unsafe_code)]
@@ -36,6 +38,7 @@ pub mod worker;
 #[allow(unsafe_code)]
 pub mod wr;
 
+pub use deviations::{Deviation, Deviations, Kind};
 pub use env::{Cap, Env, Outcome, Settings, Test, UnknownCap};
 pub use provider::{ProviderKind, load_system};
 pub use rng::{Rng, pattern};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use verbs_conformance::harness::{self, Variant};
-use verbs_conformance::{Cap, ProviderKind, Settings, Test, tests};
+use verbs_conformance::{Cap, Deviations, ProviderKind, Settings, Test, tests};
 
 /// Runs the suite of verbs semantics on a provider: each test in a process of its own.
 ///
@@ -36,6 +36,12 @@ struct Cli {
     /// Capabilities that the device lacks: their tests are skipped
     #[arg(long, value_delimiter = ',', value_name = "CAPABILITIES")]
     without: Vec<Cap>,
+    /// Whose known deviations are skipped instead of failing; auto goes by the device
+    #[arg(long, value_name = "DEVICE", value_parser = deviations())]
+    deviations: Option<String>,
+    /// Print the known deviations of a device as a table in Markdown, and do nothing else
+    #[arg(long, value_name = "DEVICE", value_parser = Deviations::ALL.map(|known| known.device))]
+    list_deviations: Option<String>,
     /// Tests that run at the same time; one per CPU unless given
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -45,6 +51,12 @@ struct Cli {
     /// Only print the names of the tests and what they need
     #[arg(long)]
     list: bool,
+}
+
+fn deviations() -> Vec<&'static str> {
+    let mut names = vec!["auto", "none"];
+    names.extend(Deviations::ALL.map(|known| known.device));
+    names
 }
 
 fn capabilities() -> String {
@@ -57,7 +69,8 @@ fn capabilities() -> String {
 fn examples() -> String {
     format!(
         "{}\nExamples:\n  verbs-conformance\n  verbs-conformance --link-layer ib --filter ud::\n  \
-         verbs-conformance --provider system --device rxe0 --gid-index 1 --without srq,write-order\n",
+         verbs-conformance --provider system --device rxe0 --gid-index 1\n  \
+         verbs-conformance --provider system --deviations none --without srq,write-order\n",
         capabilities()
     )
 }
@@ -68,6 +81,10 @@ fn main() -> ExitCode {
         return code;
     }
     let cli = Cli::parse();
+    if let Some(known) = cli.list_deviations.as_deref().and_then(Deviations::named) {
+        print!("{}", known.to_markdown());
+        return ExitCode::SUCCESS;
+    }
     if cli.list {
         for test in tests.iter().filter(|test| {
             cli.filter.is_empty()
@@ -91,14 +108,17 @@ fn main() -> ExitCode {
             variant.name = String::new();
             variant
         }
-        (ProviderKind::System, _) => Variant {
-            name: String::new(),
-            settings: Settings::new(ProviderKind::System),
-            env: Vec::new(),
-            fabric: None,
-            limit: Duration::from_secs(60),
-        },
+        (ProviderKind::System, _) => {
+            let mut settings = Settings::new(ProviderKind::System);
+            settings.device.clone_from(&cli.device);
+            Variant::system(settings)
+        }
     };
+    match cli.deviations.as_deref() {
+        None | Some("auto") => {}
+        Some("none") => variant = variant.known(None),
+        Some(name) => variant = variant.known(Deviations::named(name)),
+    }
     variant.settings.device = cli.device;
     variant.settings.port = cli.port;
     variant.settings.gid_index = cli.gid_index;

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         env: Vec::new(),
         fabric: None,
         limit: Duration::from_secs(60),
+        deviations: None,
     };
     harness::main(&tests, &[variant])
 }

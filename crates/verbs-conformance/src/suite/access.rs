@@ -18,6 +18,8 @@ tests! { "access";
     local_range_that_wraps [] => |env| local_flaw(env, Flaw::Wraps),
     local_deregistered [] => |env| local_flaw(env, Flaw::Deregistered),
     local_other_protection_domain [] => |env| local_flaw(env, Flaw::OtherPd),
+    local_protection_errors_have_their_status [ErrorStatuses],
+    an_atomic_without_a_place_for_its_result_is_not_made [Atomics, EarlyChecks],
     local_second_sge_is_checked_too [],
     local_read_target_needs_local_write [Read],
     local_atomic_target_needs_local_write [Atomics],
@@ -29,6 +31,8 @@ tests! { "access";
     receive_deregistered [] => |env| receive_flaw(env, Flaw::Deregistered),
     receive_other_protection_domain [] => |env| receive_flaw(env, Flaw::OtherPd),
     receive_without_local_write [] => |env| receive_flaw(env, Flaw::NoRight),
+    length_errors_have_their_status [ErrorStatuses],
+    a_refused_write_with_imm_is_a_local_access_error_of_its_receive [ErrorStatuses],
     receive_too_small_on_rc [],
     receive_too_small_on_rc_in_two_sges [],
     receive_too_small_on_uc [Uc] => |env| receive_too_small_unreliable(env, &Spec::uc()),
@@ -153,15 +157,75 @@ fn local_flaw(env: &Env, flaw: Flaw) {
                 write([good.all()], remote.remote()).id(3),
             ]);
             pair.a.sent().sent(1, Verb::RdmaWrite);
-            pair.a.sent().failed(2, &[IBV_WC_LOC_PROT_ERR]);
+            pair.a.sent().failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
             pair.a.sent().flushed(3);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
-            remote.memory.check_byte(0, 256, 0);
+            if !verb.is_atomic() || env.has(Cap::EarlyChecks) {
+                remote.memory.check_byte(0, 256, 0);
+            }
             local.memory.check_byte(0, 3 * LEN, 0);
             pair.b.rcq.expect_empty();
             assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has done nothing wrong");
         }
     }
+}
+
+/// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Protection Error".
+fn local_protection_errors_have_their_status(env: &Env) {
+    for verb in verbs(env).into_iter().filter(|verb| !verb.is_atomic()) {
+        for flaw in [Flaw::WrongKey, Flaw::BeyondEnd, Flaw::OtherPd] {
+            case(format!("{verb:?}, {flaw:?}"));
+            let pair = Spec::rc().pair(env);
+            let local = Target::new(&pair.a, flaw, ALL_ACCESS);
+            let remote = pair.b.buf(256);
+            pair.b.recv(9, [remote.all()]);
+            pair.a.post(any(verb, [local.sge(flaw)], remote.remote()).id(1));
+            pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+        }
+    }
+}
+
+/// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Length Error" of the receive, "Remote Invalid Request Error"
+/// of the request.
+fn length_errors_have_their_status(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let source = pair.a.buf(64);
+    let target = pair.b.buf(64);
+    pair.b.recv(1, [target.sge(0, 63)]);
+    pair.a.post(send([source.all()]).id(2));
+    pair.b.received().failed(1, &[IBV_WC_LOC_LEN_ERR]);
+    pair.a.sent().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+}
+
+/// A receive that was taken for the immediate of a WRITE that may not be is no success; `ibv_poll_cq(3)`, IBTA
+/// vol. 1, 11.6.2: "Local Access Error … during the processing of a RDMA Write with Immediate Data".
+fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = pair.a.buf(8);
+    let nowhere = Remote {
+        addr: 0x1000,
+        rkey: 0xbad,
+    };
+    pair.b.recv(1, []);
+    pair.a.post(crate::wr::write_imm([local.all()], nowhere, 7).id(2));
+    pair.a.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.b.received().failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
+}
+
+/// A requester that looks at the buffer of the result only when the result is there has changed the remote
+/// word already.
+fn an_atomic_without_a_place_for_its_result_is_not_made(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let local = Target::new(&pair.a, Flaw::BeyondEnd, ALL_ACCESS);
+    let word = pair.b.buf(8);
+    let outside = ibv_sge {
+        addr: local.memory.addr() + 2 * LEN as u64,
+        length: 8,
+        lkey: local.mr.lkey(),
+    };
+    pair.a.post(crate::wr::fetch_add(outside, word.remote(), 1).id(1));
+    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    assert_eq!(word.memory.load(0), 0, "the remote word");
 }
 
 fn local_second_sge_is_checked_too(env: &Env) {
@@ -172,7 +236,7 @@ fn local_second_sge_is_checked_too(env: &Env) {
     bad.lkey ^= 0x0f0f;
     local.memory.fill(1);
     pair.a.post(write([local.sge(0, 32), bad], remote.remote()).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
 }
 
 fn local_read_target_needs_local_write(env: &Env) {
@@ -182,7 +246,7 @@ fn local_read_target_needs_local_write(env: &Env) {
         let remote = pair.b.buf(64);
         remote.memory.fill(1);
         pair.a.post(read([local.all()], remote.remote()).id(1));
-        pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+        pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
         local.memory.check_byte(0, 64, 0);
     }
 }
@@ -192,7 +256,7 @@ fn local_atomic_target_needs_local_write(env: &Env) {
     let local = pair.a.buf_with(8, IBV_ACCESS_REMOTE_READ);
     let remote = pair.b.buf(8);
     pair.a.post(crate::wr::fetch_add(local.all(), remote.remote(), 1).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
     assert_eq!(local.memory.load(0), 0);
 }
 
@@ -215,7 +279,7 @@ fn send_queue_error(env: &Env, spec: &Spec) {
     bad.lkey ^= 0x0f0f;
     pair.a.recv(7, [buf.all()]);
     pair.a.post_list(vec![send([bad]).id(1), send([buf.sge(0, 8)]).id(2)]);
-    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
     pair.a.sent().flushed(2);
     assert_eq!(pair.a.qp.state(), IBV_QPS_SQE);
     let source = pair.b.buf(8);
@@ -241,7 +305,7 @@ fn receive_flaw(env: &Env, flaw: Flaw) {
         pair.b.recv(1, [target.sge(flaw)]);
         pair.b.recv(2, []);
         pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
-        pair.b.received().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+        pair.b.received().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
         pair.b.received().flushed(2);
         pair.a.sent().failed(3, &[IBV_WC_REM_OP_ERR]);
         pair.a.sent().flushed(4);
@@ -262,9 +326,9 @@ fn receive_too_small_on_rc(env: &Env) {
             pair.b.recv(1, [target.sge(0, room)]);
             pair.b.recv(2, []);
             pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
-            pair.b.received().failed(1, &[IBV_WC_LOC_LEN_ERR]);
+            pair.b.received().failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
             pair.b.received().flushed(2);
-            pair.a.sent().failed(3, &[IBV_WC_REM_INV_REQ_ERR]);
+            pair.a.sent().failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
             pair.a.sent().flushed(4);
             assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
@@ -279,8 +343,8 @@ fn receive_too_small_on_rc_in_two_sges(env: &Env) {
     let target = pair.b.buf(64);
     pair.b.recv(1, [target.sge(0, 31), target.sge(31, 32)]);
     pair.a.post(send([source.all()]).id(2));
-    pair.b.received().failed(1, &[IBV_WC_LOC_LEN_ERR]);
-    pair.a.sent().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+    pair.b.received().failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+    pair.a.sent().failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
 }
 
 /// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or stays for
@@ -297,7 +361,7 @@ fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
     let wcs = pair.b.rcq.drain();
     assert_eq!(target.memory.read(grh + 63, 1), [0]);
     if let Some(wc) = wcs.first() {
-        wc.failed(1, &[IBV_WC_LOC_LEN_ERR]);
+        wc.failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
         return;
     }
     pair.a.post(send([source.sge(0, 63)]).id(3));
@@ -355,16 +419,26 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
                 any(verb, [local.all()], remote).id(2),
                 send([]).id(3),
             ]);
-            pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            if flaw == Flaw::QpNoRight {
+                pair.a.sent().failed(1, &without_the_right(env));
+            } else {
+                pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            }
             pair.a.sent().flushed(2);
             pair.a.sent().flushed(3);
             pair.a.received().flushed(9);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             assert_eq!(local.memory.read(0, local.memory.len()), before, "the requester's memory");
             target.memory.check_byte(0, 3 * LEN, 0);
-            pair.b.received().flushed(8);
+            let wc = pair.b.received();
+            if verb == Verb::RdmaWriteWithImm && wc.status() != IBV_WC_WR_FLUSH_ERR {
+                // It may have been taken for the immediate already.
+                wc.failed(8, &env.failure(IBV_WC_LOC_ACCESS_ERR));
+            } else {
+                wc.flushed(8);
+            }
             pair.b.qp.await_state(IBV_QPS_ERR);
-            if env.has(Cap::Events) {
+            if env.has(Cap::Events) && env.has(Cap::ErrorEvents) {
                 let event = pair.b.ctx.next_async_event();
                 assert!(event.is_of_qp(&pair.b.qp));
                 let kinds = [IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_FATAL];
@@ -437,7 +511,20 @@ fn remote_write_on_uc_is_dropped(env: &Env) {
         pair.b.rcq.expect_empty();
         assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
         pair.check_works();
+        // What follows on a connection arrives after them: they are not merely late.
+        target.memory.check_byte(0, 64, 0);
+        unwritable.memory.check_byte(0, 64, 0);
     }
+}
+
+/// What a QP answers that has not the right itself: an access error, or "operation is not supported by this
+/// receive queue" (IBTA vol. 1, 11.6.2, Remote Invalid Request Error).
+fn without_the_right(env: &Env) -> Vec<ibv_wc_status> {
+    let mut statuses = vec![IBV_WC_REM_ACCESS_ERR];
+    if !env.has(Cap::ErrorStatuses) {
+        statuses.push(IBV_WC_REM_INV_REQ_ERR);
+    }
+    statuses
 }
 
 fn set_access(pair: &Pair, access: i32) {
@@ -456,7 +543,7 @@ fn remote_rights_of_a_queue_pair_can_change(env: &Env) {
     pair.a.post(read([local.all()], target.remote()).id(2));
     pair.a.sent().sent(2, Verb::RdmaRead);
     pair.a.post(write([local.all()], target.remote()).id(3));
-    pair.a.sent().failed(3, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.sent().failed(3, &without_the_right(env));
 }
 
 /// A key that was good a moment ago, used before and after its region went.

@@ -12,7 +12,8 @@ use crate::wr::{Remote, Verb, recv, send, write};
 tests! { "flush";
     going_to_err_flushes_both_queues_in_order [],
     going_to_err_flushes_ud [Ud],
-    posting_in_err_completes_as_flushed [],
+    sends_posted_in_err_are_flushed [],
+    receives_posted_in_err_are_flushed [],
     unsignaled_wrs_are_flushed_with_a_completion [],
     after_a_failure_everything_behind_is_flushed [],
     a_failure_waits_behind_what_is_on_its_way [],
@@ -76,9 +77,8 @@ fn going_to_err_flushes_ud(env: &Env) {
     pair.a.expect_silence();
 }
 
-/// `ibv_post_send(3)`, `ibv_post_recv(3)`: in ERR work requests may be posted, and are completed with a flush
-/// error.
-fn posting_in_err_completes_as_flushed(env: &Env) {
+/// IBTA vol. 1, 10.3.1.7: in ERR work requests may be posted, and are completed with a flush error.
+fn sends_posted_in_err_are_flushed(env: &Env) {
     let pair = Spec::rc().pair(env);
     let target = pair.b.buf(8);
     let source = pair.a.buf(8);
@@ -86,17 +86,29 @@ fn posting_in_err_completes_as_flushed(env: &Env) {
     pair.a.qp.to_state(IBV_QPS_ERR);
     for i in 0..5 {
         pair.a.post(write([source.all()], target.remote()).id(i));
-        pair.a.recv(i + 100, []);
     }
     for i in 0..5 {
         pair.a.sent().flushed(i);
-        pair.a.received().flushed(i + 100);
     }
     assert_eq!(target.memory.load(0), 0);
     // Again and again: the queues do not fill up with what was flushed.
     for i in 0..200 {
         pair.a.post(write([source.all()], target.remote()).id(i));
         pair.a.sent().flushed(i);
+    }
+    assert_eq!(target.memory.load(0), 0);
+}
+
+fn receives_posted_in_err_are_flushed(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    pair.a.qp.to_state(IBV_QPS_ERR);
+    for i in 0..5 {
+        pair.a.recv(i, []);
+    }
+    for i in 0..5 {
+        pair.a.received().flushed(i);
+    }
+    for i in 0..200 {
         pair.a.recv(i, []);
         pair.a.received().flushed(i);
     }
@@ -157,7 +169,7 @@ fn a_failure_waits_behind_what_is_on_its_way(env: &Env) {
     pair.b.recv(9, []);
     pair.b.received().received(9, 0);
     pair.a.sent().sent(0, Verb::Send);
-    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
     for i in 2..6 {
         pair.a.sent().flushed(i);
     }
@@ -421,7 +433,7 @@ fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &Env) {
                 pair.b.received().received(2, len);
                 target.memory.check(1);
             } else {
-                wc.failed(1, &[IBV_WC_LOC_PROT_ERR]);
+                wc.failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
                 pair.b.expect_silence();
                 assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
             }

@@ -19,6 +19,7 @@ tests! { "refusals";
     ud_has_no_read [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaRead),
     ud_has_no_cmp_swp [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::AtomicCmpAndSwp),
     ud_has_no_fetch_add [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::AtomicFetchAndAdd),
+    a_verb_that_the_transport_lacks_is_refused_at_once [Ud, ImmediateChecks],
     unknown_opcodes_are_refused [],
     read_and_atomics_cannot_be_inline [Read, Inline],
     ud_message_of_more_than_the_mtu_is_not_sent [Ud],
@@ -65,6 +66,20 @@ fn verb_is_refused(env: &Env, spec: &Spec, verb: Verb) {
     assert_eq!(local.memory.load(0), 0);
 }
 
+/// `ibv_post_send(3)` "stops processing WRs from this list at the first failure (that can be detected
+/// immediately while requests are being posted)".
+fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let (local, remote) = (pair.a.buf(8), pair.b.buf(8));
+    for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
+        case(format!("{verb:?}"));
+        let wr = any(verb, [local.all()], remote.remote());
+        let refused = pair.a.qp.try_post(vec![wr]).expect_err("UD has no such verb");
+        assert_eq!(refused.bad, Some(0));
+    }
+    pair.check_works();
+}
+
 fn unknown_opcodes_are_refused(env: &Env) {
     let mut specs = vec![Spec::rc()];
     if env.has(Cap::Ud) {
@@ -100,7 +115,7 @@ fn read_and_atomics_cannot_be_inline(env: &Env) {
                 if wc.status() == IBV_WC_SUCCESS {
                     assert_eq!(local.memory.load(0), 42);
                 } else {
-                    wc.failed(1, &[IBV_WC_LOC_QP_OP_ERR]);
+                    wc.failed(1, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
                 }
             }
         }
@@ -187,10 +202,9 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
             Err(refused) => assert_eq!(refused.errno, libc::EINVAL),
             Ok(()) => {
                 // The remote range is as wrong as the local one: either side may say so first.
-                pair.a.sent().failed(
-                    2,
-                    &[IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_ACCESS_ERR],
-                );
+                let mut statuses = env.failure(IBV_WC_LOC_PROT_ERR);
+                statuses.extend([IBV_WC_LOC_LEN_ERR, IBV_WC_REM_ACCESS_ERR]);
+                pair.a.sent().failed(2, &statuses);
             }
         }
         remote.memory.check_byte(0, 4096, 0);
