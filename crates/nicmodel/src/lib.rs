@@ -6,6 +6,7 @@
 //! - [`Operation`]: a verb on a transport, with payload and flags.
 //! - [`wqe`], [`pcie`], [`wire`]: sizes of WQEs, transactions of the PCIe link, packets.
 //! - [`Footprint`]: all that an operation causes on both sides.
+//! - [`Mix`], [`Bounds`]: the rate that each resource allows, and the bottleneck.
 
 //!
 //! ```
@@ -25,7 +26,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bounds;
 mod footprint;
+pub mod locks;
+pub mod mixes;
 mod operation;
 pub mod pcie;
 pub mod profile;
@@ -34,6 +38,7 @@ mod verb;
 pub mod wire;
 pub mod wqe;
 
+pub use bounds::{Bounds, Load, Mix, Role};
 pub use footprint::{Footprint, MAX_POSTLIST, Side};
 pub use operation::{
     ATOMIC_BYTES, MAX_MESSAGE_BYTES, MAX_SGES, Method, Operation, OperationError, Receive,

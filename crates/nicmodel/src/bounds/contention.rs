@@ -1,0 +1,118 @@
+//! Cores that wait for each other.
+//!
+//! A core that writes to the NIC is held until the write is on its way, and a core that adds to a
+//! shared counter until it has the line. So the cores form a closed queueing network: each thinks
+//! (works alone), then queues at each shared station. Mean value analysis gives its throughput
+//! (Reiser and Lavenberg, JACM 1980); it has no parameters beyond the times themselves.
+
+/// A shared station.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Station {
+    /// Time that a request takes of it, in ns.
+    pub(super) service_ns: f64,
+    /// Time that other traffic takes of it for each request, in ns; it slows the station down and
+    /// holds no core.
+    pub(super) background_ns: f64,
+}
+
+/// Requests per ns of `cores` cores that work `alone_ns` on each between the stations.
+pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[Station]) -> f64 {
+    // The background slows stations by how much of it there is, which is what comes out: halve.
+    let (mut low, mut high) = (0.0, ceiling(stations));
+    if stations.iter().all(|station| station.background_ns == 0.0) {
+        return network(cores, alone_ns, stations, 0.0);
+    }
+    if !high.is_finite() {
+        return network(cores, alone_ns, stations, 0.0);
+    }
+    for _ in 0..60 {
+        let rate = f64::midpoint(low, high);
+        if network(cores, alone_ns, stations, rate) > rate {
+            low = rate;
+        } else {
+            high = rate;
+        }
+    }
+    low
+}
+
+/// The rate at which some station is busy all the time.
+fn ceiling(stations: &[Station]) -> f64 {
+    let busiest = stations
+        .iter()
+        .map(|s| s.service_ns + s.background_ns)
+        .fold(0.0, f64::max);
+    1.0 / busiest
+}
+
+/// Mean value analysis, with stations slowed by a background of `rate` requests per ns.
+fn network(cores: u32, alone_ns: f64, stations: &[Station], rate: f64) -> f64 {
+    let slowed = |station: &Station| {
+        let left = (1.0 - rate * station.background_ns).max(f64::EPSILON);
+        station.service_ns / left
+    };
+    let service: Vec<f64> = stations.iter().map(slowed).collect();
+    let mut queue = vec![0.0; service.len()];
+    let mut throughput = 0.0;
+    for present in 1..=cores {
+        let residence = |(service, queue): (&f64, &f64)| service * (1.0 + queue);
+        let times: Vec<f64> = service.iter().zip(&queue).map(residence).collect();
+        let cycle = alone_ns + times.iter().sum::<f64>();
+        if cycle <= 0.0 {
+            return f64::INFINITY;
+        }
+        throughput = f64::from(present) / cycle;
+        for (queue, time) in queue.iter_mut().zip(&times) {
+            *queue = throughput * time;
+        }
+    }
+    throughput
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn station(service_ns: f64) -> Station {
+        Station {
+            service_ns,
+            background_ns: 0.0,
+        }
+    }
+
+    #[test]
+    fn one_core_waits_for_nobody() {
+        let rate = throughput(1, 80.0, &[station(15.0), station(5.0)]);
+        assert!((rate - 0.01).abs() < 1e-12, "{rate}");
+    }
+
+    #[test]
+    fn two_cores_and_one_station_by_hand() {
+        // R(1) = 10, X(1) = 1/20, Q(1) = 1/2; R(2) = 15, X(2) = 2/25.
+        let rate = throughput(2, 10.0, &[station(10.0)]);
+        assert!((rate - 0.08).abs() < 1e-12, "{rate}");
+    }
+
+    #[test]
+    fn many_cores_keep_the_busiest_station_busy() {
+        let rate = throughput(1000, 100.0, &[station(10.0), station(2.0)]);
+        assert!((rate - 0.1).abs() < 1e-3, "{rate}");
+        assert!(rate <= 0.1 + 1e-9, "{rate}");
+    }
+
+    #[test]
+    fn a_background_takes_its_share() {
+        let shared = Station {
+            service_ns: 10.0,
+            background_ns: 10.0,
+        };
+        let rate = throughput(1000, 100.0, &[shared]);
+        assert!((rate - 0.05).abs() < 1e-3, "{rate}");
+    }
+
+    #[test]
+    fn without_stations_cores_are_alone() {
+        assert_eq!(throughput(4, 50.0, &[]), 0.08);
+        assert!(throughput(4, 0.0, &[]).is_infinite());
+    }
+}

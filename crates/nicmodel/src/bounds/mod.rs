@@ -1,0 +1,516 @@
+//! How fast a mix of operations can go, and what stops it.
+
+mod contention;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::footprint::Footprint;
+use crate::locks;
+use crate::operation::{Method, Operation, OperationError};
+use crate::pcie::{self, Kind};
+use crate::profile::{Profile, Sourced};
+use crate::verb::Verb;
+
+use contention::Station;
+
+/// On which side of an operation the machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It posts the operation.
+    Requester,
+    /// The operation arrives from elsewhere.
+    Responder,
+}
+
+/// One kind of operation of a mix.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// The operation.
+    pub operation: Operation,
+    /// Whether the machine posts it or gets it.
+    pub role: Role,
+    /// How often it occurs for each request of the mix.
+    pub per_request: f64,
+    /// How the requester hands it to its NIC.
+    pub method: Method,
+    /// Operations in a postlist, on average.
+    pub postlist: f64,
+    /// Queue pairs that the machine posts it on; with none given there are enough.
+    pub queue_pairs: Option<u32>,
+    /// Locks that atomics use, evenly; with none given all that they can reach.
+    pub lock_slots: Option<u32>,
+}
+
+impl Load {
+    /// One operation a request, posted alone.
+    pub fn new(operation: Operation, role: Role) -> Self {
+        Self {
+            operation,
+            role,
+            per_request: 1.0,
+            method: Method::WqeByMmio,
+            postlist: 1.0,
+            queue_pairs: None,
+            lock_slots: None,
+        }
+    }
+
+    /// The same in postlists of this length, which decides the method.
+    #[must_use]
+    pub fn in_postlists(self, len: f64) -> Self {
+        Self {
+            method: Method::of_postlist(len),
+            postlist: len,
+            ..self
+        }
+    }
+
+    /// The same on so many queue pairs.
+    #[must_use]
+    pub fn on_queue_pairs(self, queue_pairs: u32) -> Self {
+        Self {
+            queue_pairs: Some(queue_pairs),
+            ..self
+        }
+    }
+
+    /// The same on so many locks.
+    #[must_use]
+    pub fn on_lock_slots(self, slots: u32) -> Self {
+        Self {
+            lock_slots: Some(slots),
+            ..self
+        }
+    }
+
+    /// The same so many times a request.
+    #[must_use]
+    pub fn times(self, per_request: f64) -> Self {
+        Self {
+            per_request,
+            ..self
+        }
+    }
+}
+
+/// What one machine does for each request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mix {
+    /// The operations, posted and arriving.
+    pub loads: Vec<Load>,
+    /// Cores that do the machine's work; with none given there are enough.
+    pub cores: Option<u32>,
+    /// Work of a core for a request beside its verbs, in ns.
+    pub app_ns: f64,
+    /// The part of `app_ns` that only one core can do at a time, such as adding to a shared
+    /// counter, in ns.
+    pub shared_ns: f64,
+}
+
+impl Mix {
+    /// Operations alone, with enough cores.
+    pub fn new(loads: Vec<Load>) -> Self {
+        Self {
+            loads,
+            cores: None,
+            app_ns: 0.0,
+            shared_ns: 0.0,
+        }
+    }
+
+    /// The same on so many cores.
+    #[must_use]
+    pub fn on_cores(self, cores: u32) -> Self {
+        Self {
+            cores: Some(cores),
+            ..self
+        }
+    }
+}
+
+/// What can run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Resource {
+    /// The machine's cores.
+    Cpu,
+    /// Something that only one core can have at a time.
+    SharedLine,
+    /// The PCIe link to the device, where MMIO writes take most of it.
+    Mmio,
+    /// The PCIe link to the device, where completions of DMA reads take most of it.
+    DmaRead,
+    /// The PCIe link to the host: DMA writes, and requests of DMA reads.
+    DmaWrite,
+    /// The processing units that the queue pairs belong to.
+    QueuePairUnits,
+    /// What the NIC does for operations that it sends.
+    NicOutbound,
+    /// What the NIC does for operations that arrive.
+    NicInbound,
+    /// The NIC's locks for atomics.
+    AtomicLocks,
+    /// The network to the peers.
+    LinkOut,
+    /// The network from the peers.
+    LinkIn,
+}
+
+impl Resource {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Cpu,
+        Self::SharedLine,
+        Self::Mmio,
+        Self::DmaRead,
+        Self::DmaWrite,
+        Self::QueuePairUnits,
+        Self::NicOutbound,
+        Self::NicInbound,
+        Self::AtomicLocks,
+        Self::LinkOut,
+        Self::LinkIn,
+    ];
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Cpu => "CPU",
+            Self::SharedLine => "shared cache line",
+            Self::Mmio => "PCIe MMIO bandwidth",
+            Self::DmaRead => "PCIe DMA read bandwidth",
+            Self::DmaWrite => "PCIe DMA write bandwidth",
+            Self::QueuePairUnits => "NIC unit of the queue pairs",
+            Self::NicOutbound => "NIC processing, outbound",
+            Self::NicInbound => "NIC processing, inbound",
+            Self::AtomicLocks => "NIC atomic locks",
+            Self::LinkOut => "network link, outbound",
+            Self::LinkIn => "network link, inbound",
+        })
+    }
+}
+
+/// The rate that one resource allows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bound {
+    /// The resource.
+    pub resource: Resource,
+    /// How long a request keeps all of it busy, in ns.
+    pub busy_ns: f64,
+    /// The rate that it allows, in 10^6 requests a second.
+    pub rate_mops: f64,
+}
+
+/// What every resource allows a mix.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bounds {
+    /// Resources that the mix uses, the scarcest first.
+    pub bounds: Vec<Bound>,
+    /// Rate that they allow together, with cores that wait for each other, in 10^6 requests a
+    /// second. Nothing if the mix uses no known resource.
+    pub predicted_mops: Option<f64>,
+    /// Resources that the mix uses and that the profile does not describe: the real rate may be
+    /// lower because of them.
+    pub unknown: Vec<Resource>,
+}
+
+impl Bounds {
+    /// The bounds of a mix on a NIC.
+    ///
+    /// # Errors
+    /// An operation that the NIC cannot do, or a number of the mix outside its range.
+    pub fn of(profile: &Profile, mix: &Mix) -> Result<Self, OperationError> {
+        check(mix)?;
+        let mut demand = Demand::default();
+        for load in &mix.loads {
+            demand.add(profile, load)?;
+        }
+        Ok(demand.bounds(profile, mix))
+    }
+
+    /// The scarcest resource.
+    pub fn bottleneck(&self) -> Option<Resource> {
+        self.bounds.first().map(|bound| bound.resource)
+    }
+
+    /// The rate that one resource allows, in 10^6 requests a second.
+    pub fn rate_mops(&self, resource: Resource) -> Option<f64> {
+        let bound = self.bounds.iter().find(|bound| bound.resource == resource);
+        bound.map(|bound| bound.rate_mops)
+    }
+}
+
+fn check(mix: &Mix) -> Result<(), OperationError> {
+    let in_range = |name, value, low, high| {
+        if (low..=high).contains(&value) {
+            Ok(())
+        } else {
+            Err(OperationError::OutOfRange {
+                name,
+                value,
+                low,
+                high,
+            })
+        }
+    };
+    in_range("app_ns", mix.app_ns, 0.0, 1e12)?;
+    in_range("shared_ns", mix.shared_ns, 0.0, mix.app_ns)?;
+    if let Some(cores) = mix.cores {
+        in_range("cores", f64::from(cores), 1.0, 4096.0)?;
+    }
+    for load in &mix.loads {
+        in_range("per_request", load.per_request, 0.0, 1e6)?;
+        for (name, count) in [
+            ("queue_pairs", load.queue_pairs),
+            ("lock_slots", load.lock_slots),
+        ] {
+            if let Some(count) = count {
+                in_range(name, f64::from(count), 1.0, f64::from(u32::MAX))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a request takes of each resource. Costs that the profile does not have are `None`.
+#[derive(Debug)]
+struct Demand {
+    verbs_ns: Option<f64>,
+    mmio_bytes: f64,
+    dma_read_bytes: f64,
+    to_device_bytes: f64,
+    to_host_bytes: f64,
+    outbound_ns: Option<f64>,
+    inbound_ns: Option<f64>,
+    /// The busiest load's, as loads are on queue pairs of their own.
+    unit_ns: Option<f64>,
+    lock_ns: Option<f64>,
+    out_bytes: f64,
+    in_bytes: f64,
+}
+
+impl Default for Demand {
+    fn default() -> Self {
+        Self {
+            verbs_ns: Some(0.0),
+            mmio_bytes: 0.0,
+            dma_read_bytes: 0.0,
+            to_device_bytes: 0.0,
+            to_host_bytes: 0.0,
+            outbound_ns: Some(0.0),
+            inbound_ns: Some(0.0),
+            unit_ns: Some(0.0),
+            lock_ns: Some(0.0),
+            out_bytes: 0.0,
+            in_bytes: 0.0,
+        }
+    }
+}
+
+impl Demand {
+    fn add(&mut self, profile: &Profile, load: &Load) -> Result<(), OperationError> {
+        let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
+        let times = load.per_request;
+        let (side, out, arriving) = match load.role {
+            Role::Requester => (
+                &one.requester,
+                one.network.to_responder,
+                one.network.to_requester,
+            ),
+            Role::Responder => (
+                &one.responder,
+                one.network.to_requester,
+                one.network.to_responder,
+            ),
+        };
+        let link_layer = profile.pcie.link_layer_bytes_per_tlp.value;
+        let overhead = link_layer * side.tlps();
+        let to_device =
+            |kind| side.bytes_to_device_by(kind) + link_layer * side.tlps_to_device_by(kind);
+        self.mmio_bytes += times * to_device(Kind::MmioWrite);
+        self.dma_read_bytes += times * to_device(Kind::DmaRead);
+        self.to_device_bytes += times * (side.bytes_to_device() + overhead);
+        self.to_host_bytes += times * (side.bytes_to_host() + overhead);
+        self.out_bytes += times * out.link_bytes(profile);
+        self.in_bytes += times * arriving.link_bytes(profile);
+        add(&mut self.verbs_ns, times, cpu_ns(profile, load, &one));
+        match load.role {
+            Role::Requester => {
+                let outbound = outbound_ns(profile, load, &one);
+                add(&mut self.outbound_ns, times, outbound);
+                if let Some(queue_pairs) = load.queue_pairs {
+                    let units = profile.processing.units.as_ref();
+                    let on_one = units.zip(outbound).map(|(units, outbound)| {
+                        times * outbound * f64::from(units.value) / f64::from(queue_pairs)
+                    });
+                    self.unit_ns = self.unit_ns.zip(on_one).map(|(a, b)| a.max(b));
+                }
+            }
+            Role::Responder => {
+                add(
+                    &mut self.inbound_ns,
+                    times,
+                    inbound_ns(profile, &load.operation),
+                );
+                if load.operation.verb.is_atomic() {
+                    add(&mut self.lock_ns, times, lock_ns(profile, load));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bounds(&self, profile: &Profile, mix: &Mix) -> Bounds {
+        let link = pcie::bandwidth_mbps(profile) * 1e-3;
+        let port = f64::from(profile.port.count.value) * profile.port.gbps.value / 8.0;
+        let (mmio, dma_read) = if self.mmio_bytes > self.dma_read_bytes {
+            (self.to_device_bytes, self.dma_read_bytes)
+        } else {
+            (self.mmio_bytes, self.to_device_bytes)
+        };
+        // With enough cores the processor bounds nothing, whether or not its costs are known.
+        let cpu = match mix.cores {
+            Some(cores) => self
+                .verbs_ns
+                .map(|verbs| (verbs + mix.app_ns) / f64::from(cores)),
+            None => Some(0.0),
+        };
+        let busy = [
+            (Resource::Cpu, cpu),
+            (Resource::SharedLine, Some(mix.shared_ns)),
+            (Resource::Mmio, Some(mmio / link)),
+            (Resource::DmaRead, Some(dma_read / link)),
+            (Resource::DmaWrite, Some(self.to_host_bytes / link)),
+            (Resource::QueuePairUnits, self.unit_ns),
+            (Resource::NicOutbound, self.outbound_ns),
+            // Before the inbound processing: where one lock holds up everything, it is the cause.
+            (Resource::AtomicLocks, self.lock_ns),
+            (Resource::NicInbound, self.inbound_ns),
+            (Resource::LinkOut, Some(self.out_bytes / port)),
+            (Resource::LinkIn, Some(self.in_bytes / port)),
+        ];
+        let known = busy.iter().filter_map(|&(resource, busy)| {
+            let busy_ns = busy.filter(|busy| *busy > 0.0)?;
+            Some(Bound {
+                resource,
+                busy_ns,
+                rate_mops: 1e3 / busy_ns,
+            })
+        });
+        let mut bounds: Vec<_> = known.collect();
+        bounds.sort_by(|a, b| a.rate_mops.total_cmp(&b.rate_mops));
+        let unknown = busy.iter().filter(|(_, busy)| busy.is_none());
+        let alone = bounds.first().map(|bound| bound.rate_mops);
+        let together = self.with_waiting_mops(mix, link);
+        Bounds {
+            predicted_mops: alone.map(|alone| together.map_or(alone, |rate| alone.min(rate))),
+            unknown: unknown.map(|&(resource, _)| resource).collect(),
+            bounds,
+        }
+    }
+
+    /// The rate of the cores when they wait for each other at the NIC and at shared lines.
+    fn with_waiting_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
+        let own = self.verbs_ns? + mix.app_ns;
+        let nic = Station {
+            service_ns: self.mmio_bytes / link,
+            background_ns: (self.to_device_bytes - self.mmio_bytes) / link,
+        };
+        let shared = Station {
+            service_ns: mix.shared_ns,
+            background_ns: 0.0,
+        };
+        let alone = (own - nic.service_ns - shared.service_ns).max(0.0);
+        let rate = contention::throughput(mix.cores?, alone, &[nic, shared]);
+        rate.is_finite().then_some(rate * 1e3)
+    }
+}
+
+/// Adds `times * cost`, and remembers if a cost is not known.
+fn add(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
+    *sum = sum.zip(cost).map(|(sum, cost)| sum + times * cost);
+}
+
+fn known(number: &Option<Sourced<f64>>) -> Option<f64> {
+    number.as_ref().map(|number| number.value)
+}
+
+/// Time of a core for one operation.
+fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
+    let host = &profile.host;
+    match load.role {
+        Role::Requester => {
+            let mmio = known(&host.mmio_write_ns)? * one.requester.mmio_writes();
+            let poll = if load.operation.signaled > 0.0 {
+                load.operation.signaled * known(&host.poll_cqe_ns)?
+            } else {
+                0.0
+            };
+            Some(known(&host.post_wqe_ns)? + mmio + poll)
+        }
+        Role::Responder if load.operation.consumes_recv() => {
+            Some(known(&host.post_recv_ns)? + known(&host.poll_cqe_ns)?)
+        }
+        Role::Responder => Some(0.0),
+    }
+}
+
+/// Time of the whole NIC for one operation that it sends.
+fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
+    let processing = &profile.processing;
+    let base = match load.operation.verb {
+        Verb::Send | Verb::RdmaWrite => {
+            let further = f64::from(one.wqe_lines.saturating_sub(1));
+            let lines = if further > 0.0 {
+                further * known(&processing.wqe_line_ns)?
+            } else {
+                0.0
+            };
+            known(&processing.send_ns)? + lines
+        }
+        // To its requester an atomic is what a READ is: a request and a response with data.
+        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+            known(&processing.read_ns)?
+        }
+    };
+    // Without units there is no wait either, which the profile has checked.
+    let units = processing
+        .units
+        .as_ref()
+        .map_or(1.0, |u| f64::from(u.value));
+    let wait = known(&processing.wqe_fetch_wait_ns).unwrap_or(0.0);
+    Some(base + one.requester.doorbells() * wait / units)
+}
+
+/// Time of the whole NIC for one operation that arrives.
+fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
+    let processing = &profile.processing;
+    if operation.verb.is_atomic() {
+        return known(&processing.atomic_ns);
+    }
+    let base = known(&processing.inbound_ns)?;
+    if operation.arrives_in_cqe(profile) {
+        return Some(base + known(&processing.inline_recv_ns)?);
+    }
+    if operation.consumes_recv() && operation.payload_bytes > 0 {
+        return Some(base + known(&processing.inbound_dma_ns)?);
+    }
+    Some(base)
+}
+
+/// Time of all locks together for one atomic that arrives.
+fn lock_ns(profile: &Profile, load: &Load) -> Option<f64> {
+    let reachable = locks::reachable(profile);
+    let slots = match (load.lock_slots, reachable) {
+        (Some(wanted), Some(reachable)) => wanted.min(reachable),
+        (Some(wanted), None) => wanted,
+        (None, reachable) => reachable?,
+    };
+    Some(known(&profile.atomics.lock_hold_ns)? / f64::from(slots))
+}

@@ -1,0 +1,71 @@
+//! Which lock of the NIC an atomic takes.
+
+use crate::operation::ATOMIC_BYTES;
+use crate::profile::Profile;
+
+/// The lock of an atomic on this address: its low bits. Nothing if the NIC's locks are unknown.
+pub fn slot(profile: &Profile, address: u64) -> Option<u64> {
+    let bits = profile.atomics.lock_bits.as_ref()?.value;
+    // The profile allows at most 32 bits.
+    Some(address & ((1 << bits) - 1))
+}
+
+/// Locks that atomics can reach: their addresses are multiples of 8, so with 4096 locks it is 512.
+pub fn reachable(profile: &Profile) -> Option<u32> {
+    used(profile, u64::MAX, u64::from(ATOMIC_BYTES))
+}
+
+/// Locks that `count` counters use which lie `stride_bytes` apart.
+///
+/// Counters in records of 2^k bytes use 2^(bits-k) locks, and counters at the same place of pages
+/// of 4096 bytes use one.
+pub fn used(profile: &Profile, count: u64, stride_bytes: u64) -> Option<u32> {
+    let bits = profile.atomics.lock_bits.as_ref()?.value;
+    // The multiples of the stride modulo 2^bits: 2^bits / gcd(stride, 2^bits) of them.
+    let common = stride_bytes.trailing_zeros().min(bits);
+    let distinct = 1u64 << (bits - common);
+    u32::try_from(distinct.min(count)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::profile::builtin;
+    use crate::published;
+
+    fn cib() -> &'static Profile {
+        builtin("cib").expect("built in")
+    }
+
+    #[test]
+    fn locks_of_connect_ib() {
+        let all = used(cib(), u64::MAX, 1).expect("known");
+        let printed = published::get("atomics_cib_buckets").expect("published");
+        assert_eq!(f64::from(all), printed.value);
+        assert_eq!(reachable(cib()), Some(512));
+        assert_eq!(used(cib(), 1_000_000, 64), Some(64));
+        assert_eq!(used(cib(), 1_000_000, 4096), Some(1));
+        assert_eq!(used(cib(), 100, 8), Some(100));
+        assert_eq!(slot(cib(), 0x7000_1238), Some(0x238));
+    }
+
+    #[test]
+    fn connectx_3_has_one_lock_and_others_are_unknown() {
+        let cx3 = builtin("cx3").expect("built in");
+        assert_eq!((reachable(cx3), slot(cx3, 0x1238)), (Some(1), Some(0)));
+        assert_eq!(reachable(builtin("cx").expect("built in")), None);
+    }
+
+    proptest! {
+        #[test]
+        fn as_many_as_one_counts(count in 0u64..5000, stride in 1u64..10_000, base in 0u64..1 << 40) {
+            let counted = (0..count).filter_map(|i| slot(cib(), base * 8 + i * stride));
+            let counted = counted.collect::<BTreeSet<_>>().len();
+            prop_assert_eq!(used(cib(), count, stride).map(|n| n as usize), Some(counted));
+        }
+    }
+}

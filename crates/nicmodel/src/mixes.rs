@@ -1,0 +1,383 @@
+//! The operation mixes of the publications, by name.
+
+use serde::Serialize;
+
+use crate::bounds::{Load, Mix, Role};
+use crate::operation::{Operation, Receive};
+use crate::profile::{Evidence, Profile};
+use crate::published::{self, Published};
+use crate::verb::{Transport, Verb};
+
+/// Work of the sequencer for a request beside its verbs and its counter, in ns. Fitted to 27.4 M/s
+/// of one core (`seq_rpc_batch_mq_1c`): 36.5 ns less a WQE, and a sixteenth of a doorbell and an add.
+const SEQUENCER_NS: f64 = 22.4;
+
+/// Work of HERD for a request beside its verbs, in ns, fitted to one core: 6.7 M/s
+/// (`herd_base_1c`).
+const HERD_NS: f64 = 49.25;
+
+/// The same with batches (12.3 M/s, `herd_batch_1c`). It is more, though it prefetches: without
+/// batches a core fetches its data while it is held by MMIO writes.
+const HERD_BATCH_NS: f64 = 68.1;
+
+/// Requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
+const REQUEST_BYTES: u32 = 16;
+
+/// Responses to a doorbell of the sequencer (section 4.2) and of HERD (slide 21 of the paper's slides).
+const SEQUENCER_BATCH: f64 = 15.9;
+const HERD_BATCH: f64 = 14.0;
+
+/// A mix of the publications.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Named {
+    /// Short name.
+    pub name: &'static str,
+    /// What it is.
+    pub title: &'static str,
+    /// The mix.
+    pub mix: Mix,
+    /// The rate that was published for this NIC, if one was.
+    pub published: Option<&'static Published>,
+}
+
+/// How far a number of the model is independent of the published one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Basis {
+    /// A number of the profile or of the mix was fitted to the published one.
+    Fitted,
+    /// Nothing was.
+    Predicted,
+}
+
+impl Named {
+    /// Whether the profile or the mix was fitted to the published rate.
+    pub fn basis(&self, profile: &Profile) -> Option<Basis> {
+        let id = self.published?.id;
+        // Two names of one measurement.
+        let same = match id {
+            "t5_cib_send0" => "ud_send_batched_ho_peak",
+            "t5_cib_send1" => "ud_send_batched_peak",
+            "seq_t3_atomics" => "atomics_cib_z1",
+            "derived_read_kv_line" => "in_read_le64",
+            other => other,
+        };
+        let numbers = profile.numbers();
+        let in_profile = numbers.iter().any(|number| match number.evidence {
+            Evidence::Fitted { to, .. } => to.iter().any(|to| {
+                let name = to.split_whitespace().next();
+                name.is_some_and(|name| name == id || name == same)
+            }),
+            _ => false,
+        });
+        if in_profile || FITTED_MIXES.contains(&id) {
+            Some(Basis::Fitted)
+        } else {
+            Some(Basis::Predicted)
+        }
+    }
+}
+
+/// What the applications' work was fitted to.
+const FITTED_MIXES: [&str; 3] = ["seq_rpc_batch_mq_1c", "herd_base_1c", "herd_batch_1c"];
+
+/// The mixes of the publications that this NIC can do.
+///
+/// "As many cores as needed" is all cores of the profile.
+pub fn all(profile: &Profile) -> Vec<Named> {
+    let mut all = verbs(profile);
+    all.extend(systems(profile));
+    all.retain(|named| {
+        let loads = &mut named.mix.loads.iter();
+        loads.all(|load| load.operation.check(profile).is_ok())
+    });
+    all
+}
+
+/// The mix of this name.
+pub fn get(profile: &Profile, name: &str) -> Option<Named> {
+    all(profile).into_iter().find(|named| named.name == name)
+}
+
+/// The published number for this NIC: `ids` are pairs of profile and id.
+fn printed(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static Published> {
+    let (_, id) = ids.iter().find(|(nic, _)| *nic == profile.name)?;
+    published::get(id)
+}
+
+fn verbs(profile: &Profile) -> Vec<Named> {
+    let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
+    let rc = |verb, payload| Operation::new(verb, Transport::Rc, payload);
+    let header_only = Operation::header_only(Transport::Ud);
+    let cores = profile.host.cores.value;
+    let sent = |operation| Load::new(operation, Role::Requester);
+    let arriving = |operation| Load::new(operation, Role::Responder);
+    let named = |name, title, mix, ids: &[(&str, &str)]| Named {
+        name,
+        title,
+        mix,
+        published: printed(profile, ids),
+    };
+    let from_cores = |load| Mix::new(vec![load]).on_cores(cores);
+    let from_peers = |load| Mix::new(vec![load]);
+    vec![
+        named(
+            "ud-send",
+            "UD SEND of 60 bytes, one a post",
+            from_cores(sent(ud(60))),
+            &[("cib", "ud_send_nobatch_peak")],
+        ),
+        named(
+            "ud-send-batch",
+            "UD SEND of 60 bytes in postlists of 16",
+            from_cores(sent(ud(60)).in_postlists(16.0)),
+            &[
+                ("cib", "ud_send_batched_peak"),
+                ("cx3", "t5_cx3_send1"),
+                ("cx", "t5_cx_send1"),
+            ],
+        ),
+        named(
+            "ud-send-header-only",
+            "header-only UD SEND in postlists of 16",
+            from_cores(sent(header_only).in_postlists(16.0)),
+            &[
+                ("cib", "ud_send_batched_ho_peak"),
+                ("cx3", "t5_cx3_send0"),
+                ("cx", "t5_cx_send0"),
+            ],
+        ),
+        named(
+            "ud-recv",
+            "UD RECV of 32 bytes",
+            from_peers(arriving(ud(32))),
+            &[
+                ("cib", "t5_cib_recv1"),
+                ("cx3", "t5_cx3_recv1"),
+                ("cx", "t5_cx_recv1"),
+            ],
+        ),
+        named(
+            "ud-recv-inline",
+            "UD RECV of 32 bytes, inline where the NIC can",
+            from_peers(arriving(ud(32).received(Receive::Inline))),
+            &[("cx3", "ud_recv_cx3_inline")],
+        ),
+        named(
+            "ud-recv-header-only",
+            "header-only UD RECV",
+            from_peers(arriving(header_only)),
+            &[
+                ("cib", "t5_cib_recv0"),
+                ("cx3", "t5_cx3_recv0"),
+                ("cx", "t5_cx_recv0"),
+            ],
+        ),
+        named(
+            "inbound-read",
+            "RC READ of 32 bytes, arriving",
+            from_peers(arriving(rc(Verb::RdmaRead, 32))),
+            &[("cib", "in_read_le64")],
+        ),
+        named(
+            "inbound-read-128",
+            "RC READ of 128 bytes, arriving",
+            from_peers(arriving(rc(Verb::RdmaRead, 128))),
+            &[("cib", "in_read_128")],
+        ),
+        named(
+            "inbound-write",
+            "UC WRITE of 32 bytes, arriving",
+            from_peers(arriving(Operation::new(Verb::RdmaWrite, Transport::Uc, 32))),
+            &[("cib", "in_write_small")],
+        ),
+        named(
+            "outbound-write",
+            "UC WRITE of 32 bytes, one a post",
+            from_cores(sent(
+                Operation::new(Verb::RdmaWrite, Transport::Uc, 32).inlined(),
+            )),
+            &[("cib", "out_write_gt28")],
+        ),
+        named(
+            "outbound-read",
+            "RC READ of 32 bytes, one a post",
+            from_cores(sent(rc(Verb::RdmaRead, 32))),
+            &[("cib", "out_read")],
+        ),
+        named(
+            "atomics-one",
+            "fetch-and-add on one counter, arriving",
+            from_peers(arriving(rc(Verb::AtomicFetchAndAdd, 8)).on_lock_slots(1)),
+            &[
+                ("cib", "atomics_cib_z1"),
+                ("cx3", "atomics_cx3"),
+                ("bf2", "dpu_seq_faa_rate"),
+            ],
+        ),
+        named(
+            "atomics-spread",
+            "fetch-and-add on many counters, arriving",
+            from_peers(arriving(rc(Verb::AtomicFetchAndAdd, 8))),
+            &[("cib", "atomics_cib_zbig"), ("cx3", "atomics_cx3")],
+        ),
+    ]
+}
+
+/// Requests by UC WRITE, responses by UD SEND.
+fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<Load> {
+    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
+    let response = Operation::new(Verb::Send, Transport::Ud, response_bytes).inlined();
+    vec![
+        Load::new(request, Role::Responder),
+        Load::new(response, Role::Requester)
+            .in_postlists(postlist)
+            .on_queue_pairs(queue_pairs),
+    ]
+}
+
+fn systems(profile: &Profile) -> Vec<Named> {
+    let host = &profile.host;
+    let add_ns = |cores| {
+        let add = if cores == 1 {
+            &host.atomic_add_ns
+        } else {
+            &host.contended_add_ns
+        };
+        add.as_ref().map_or(0.0, |add| add.value)
+    };
+    let sequencer = |loads, cores, postlist: f64| Mix {
+        loads,
+        cores: Some(cores),
+        app_ns: SEQUENCER_NS + add_ns(cores) / postlist,
+        shared_ns: if cores == 1 {
+            0.0
+        } else {
+            add_ns(cores) / postlist
+        },
+    };
+    let rpc = |cores, postlist, queue_pairs| {
+        let loads = herd_rpc(8, postlist, queue_pairs * cores);
+        sequencer(loads, cores, postlist)
+    };
+    let herd = |cores, postlist, app_ns| Mix {
+        loads: herd_rpc(32, postlist, 2 * cores),
+        cores: Some(cores),
+        app_ns,
+        shared_ns: 0.0,
+    };
+    let spec_s0 = |cores: u32| {
+        let header_only = Operation::header_only(Transport::Ud);
+        let loads = vec![
+            Load::new(header_only, Role::Responder),
+            Load::new(header_only, Role::Requester)
+                .in_postlists(SEQUENCER_BATCH)
+                .on_queue_pairs(6 * cores),
+        ];
+        sequencer(loads, cores, SEQUENCER_BATCH)
+    };
+    let read = Operation::new(Verb::RdmaRead, Transport::Rc, 32);
+    let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
+    // A GET is one READ, a PUT two atomics (lock, update, unlock).
+    let drtm = |put: f64| {
+        let gets = Load::new(read, Role::Responder).times(1.0 - put);
+        let puts = Load::new(atomic, Role::Responder).times(2.0 * put);
+        Mix::new(vec![gets, puts])
+    };
+    let on_cib = |id| printed(profile, &[("cib", id)]);
+    let all = profile.host.cores.value;
+    let named = |name, title, mix, published| Named {
+        name,
+        title,
+        mix,
+        published,
+    };
+    vec![
+        named(
+            "sequencer-rpc-1",
+            "sequencer by HERD RPC, one core",
+            rpc(1, 1.0, 2),
+            on_cib("seq_rpc_base_1c"),
+        ),
+        named(
+            "sequencer-rpc",
+            "sequencer by HERD RPC, all cores",
+            rpc(all, 1.0, 2),
+            on_cib("seq_t3_baseline"),
+        ),
+        named(
+            "sequencer-rpc-batch-1",
+            "with doorbell batching, 2 queue pairs, one core",
+            rpc(1, SEQUENCER_BATCH, 2),
+            on_cib("seq_rpc_batch_1c"),
+        ),
+        named(
+            "sequencer-rpc-batch-mq-1",
+            "with 6 queue pairs, one core",
+            rpc(1, SEQUENCER_BATCH, 6),
+            on_cib("seq_rpc_batch_mq_1c"),
+        ),
+        named(
+            "sequencer-rpc-batch-mq",
+            "with 6 queue pairs a core, 6 cores",
+            rpc(6, SEQUENCER_BATCH, 6),
+            on_cib("seq_rpc_batch_mq_6c"),
+        ),
+        named(
+            "sequencer-spec-s0",
+            "sequencer Spec-S0, all cores",
+            spec_s0(all),
+            on_cib("seq_t3_spec_s0"),
+        ),
+        named(
+            "sequencer-atomics",
+            "sequencer by fetch-and-add",
+            Mix::new(vec![
+                Load::new(
+                    Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8),
+                    Role::Responder,
+                )
+                .on_lock_slots(1),
+            ]),
+            on_cib("seq_t3_atomics"),
+        ),
+        named(
+            "herd-1",
+            "HERD key-value store, one core",
+            herd(1, 1.0, HERD_NS),
+            on_cib("herd_base_1c"),
+        ),
+        named(
+            "herd",
+            "HERD key-value store, all cores",
+            herd(all, 1.0, HERD_NS),
+            on_cib("herd_base_peak"),
+        ),
+        named(
+            "herd-batch-1",
+            "HERD with batches, one core",
+            herd(1, HERD_BATCH, HERD_BATCH_NS),
+            on_cib("herd_batch_1c"),
+        ),
+        named(
+            "herd-batch",
+            "HERD with batches, 12 cores",
+            herd(12, HERD_BATCH, HERD_BATCH_NS),
+            on_cib("herd_batch_peak"),
+        ),
+        named(
+            "read-kv",
+            "key-value store by two READs a GET",
+            Mix::new(vec![Load::new(read, Role::Responder).times(2.0)]),
+            on_cib("derived_read_kv_line"),
+        ),
+        named(
+            "drtm-get",
+            "DrTM-KV, GETs alone",
+            drtm(0.0),
+            on_cib("in_read_le64"),
+        ),
+        named("drtm-put-10", "DrTM-KV, 10 % PUTs", drtm(0.1), None),
+        named("drtm-put", "DrTM-KV, PUTs alone", drtm(1.0), None),
+    ]
+}
