@@ -196,7 +196,7 @@ fn look(device: &Device) -> Result<Shown, verbs::VerbError> {
     let has = |capability: &Capability| found.has(*capability);
     let ports = (1..=attr.phys_port_cnt).map(|port_num| port(&context, port_num));
     Ok(Shown {
-        provider: device.provider().name(),
+        provider: found.provider,
         name: device.name().to_owned(),
         driver: found.driver.clone(),
         guid: format!("{:#018x}", device.guid()),

@@ -10,6 +10,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Server, ask_with, lines_of, verbatim};
@@ -155,6 +156,15 @@ fn devices_agree_with_ibv_devinfo() {
     ] {
         assert_eq!(of_json(&shown[ours]), number(device(theirs)), "{ours}");
     }
+    // Soft-RoCE is the driver that says on which network device it sits.
+    let sysfs = Path::new("/sys/class/infiniband").join(shown["name"].as_str().expect("text"));
+    let link = std::fs::read_link(sysfs.join("device/driver"));
+    let driver = match link.as_deref().map(Path::file_name) {
+        Ok(Some(name)) => name.to_str(),
+        _ if sysfs.join("parent").exists() => Some("rdma_rxe"),
+        _ => None,
+    };
+    assert_eq!(shown["driver"].as_str(), driver);
     assert_eq!(shown["firmware"].as_str(), Some(device("fw_ver").as_str()));
     let transport = shown["transport"].as_str().expect("text");
     assert!(device("transport").starts_with(transport), "{transport}");
@@ -386,7 +396,7 @@ fn a_client_outlives_its_server() {
             "client",
             &address,
             "--duration",
-            "8s",
+            "6s",
             "--window",
             "16",
             "--reconnect",
@@ -397,7 +407,7 @@ fn a_client_outlives_its_server() {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the client starts");
-        std::thread::sleep(std::time::Duration::from_secs(3));
+        std::thread::sleep(std::time::Duration::from_secs(2));
         server.child.kill().expect("killed");
         server.child.wait().expect("gone");
         let again = Server::start(&with_nic(

@@ -3,10 +3,14 @@
 //! Devices differ: RC, UC and UD are all there on ConnectX and on the kernel's Soft-RoCE, `irdma` and
 //! `bnxt_re` have no UC, EFA has nothing but UD, and iWARP (`siw`, `cxgb4`) nothing but RC, without
 //! immediates and mostly without atomics. Where the verbs say it ([`DeviceAttr`]) they are believed; where
-//! they do not, the smallest object of the kind is created and destroyed.
+//! they do not, the smallest object of the kind is created and destroyed. How a device fails can be found
+//! out neither way: there `known` lists drivers that are known to deviate, each with the test of
+//! `verbs-conformance` that shows it.
 //!
 //! Only what some device lacks is here. Postlists, RDMA WRITE, signaled and unsignaled WRs, and the 40
 //! bytes in front of the payload of a datagram come with the transport, on every device.
+
+mod known;
 
 use std::fmt;
 
@@ -39,11 +43,21 @@ pub enum Capability {
     SharedReceiveQueues,
     /// Sleeping until a completion comes, by a completion channel.
     CompletionEvents,
+    /// Each failure has the status that is specified for it. Had, unless the driver is known to lack it.
+    ErrorStatuses,
+    /// An async event when a queue pair goes to ERR for what its peer asked. Had, unless the driver is known
+    /// to lack it.
+    ErrorEvents,
+    /// SQE: a failed SEND or WRITE of UC and UD stops the send queue, and receiving goes on. Had, unless the
+    /// driver is known to lack it.
+    SendQueueErrors,
+    /// SQD: the send queue can be held and resumed. Had, unless the driver is known to lack it.
+    SendQueueDrain,
 }
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::Rc,
         Self::Uc,
         Self::Ud,
@@ -52,6 +66,10 @@ impl Capability {
         Self::Immediates,
         Self::SharedReceiveQueues,
         Self::CompletionEvents,
+        Self::ErrorStatuses,
+        Self::ErrorEvents,
+        Self::SendQueueErrors,
+        Self::SendQueueDrain,
     ];
 
     /// What the field calls it.
@@ -65,6 +83,10 @@ impl Capability {
             Self::Immediates => "immediates",
             Self::SharedReceiveQueues => "shared receive queues",
             Self::CompletionEvents => "completion events",
+            Self::ErrorStatuses => "error statuses",
+            Self::ErrorEvents => "error events",
+            Self::SendQueueErrors => "send queue errors (SQE)",
+            Self::SendQueueDrain => "send queue draining (SQD)",
         }
     }
 }
@@ -190,8 +212,8 @@ fn find_out(context: &Context) -> Result<Capabilities, VerbError> {
     Ok(Capabilities {
         provider: context.provider().name(),
         device: context.device_name().to_owned(),
+        lacks: [answers.lacks(), known::lacks(driver.as_deref())].concat(),
         driver,
-        lacks: answers.lacks(),
         inline_bytes: InlineBytes { rc, uc, ud },
         max_rd_atomic,
         max_dest_rd_atomic,

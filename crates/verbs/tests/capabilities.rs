@@ -56,8 +56,10 @@ fn atomics_are_what_the_device_says_they_are() {
 fn what_stands_on_rc_falls_with_it() {
     let context = open(limited::only_datagrams());
     let all_but = [Capability::Ud, Capability::Immediates];
-    let expected: Vec<_> = Capability::ALL
-        .into_iter()
+    // The last four are found out by no question to a device.
+    let expected: Vec<_> = Capability::ALL[..8]
+        .iter()
+        .copied()
         .filter(|c| !all_but.contains(c))
         .collect();
     assert_eq!(lacks(&context), expected);

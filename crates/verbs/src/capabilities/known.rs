@@ -1,0 +1,93 @@
+//! Drivers that are known to do something otherwise than specified, where asking the device does not show it.
+
+use super::{Capability, Lack};
+
+/// What a driver lacks.
+struct Known {
+    driver: &'static str,
+    capability: Capability,
+    /// What it does instead.
+    what: &'static str,
+    /// The test of `verbs-conformance` that shows it.
+    shown_by: &'static str,
+    /// Where it was seen.
+    seen_on: &'static str,
+}
+
+const RXE: &str = "rdma_rxe";
+const RXE_SEEN_ON: &str = "Linux 6.1.192, rdma-core 44";
+
+const KNOWN: [Known; 4] = [
+    Known {
+        driver: RXE,
+        capability: Capability::ErrorStatuses,
+        what: "a wrong L_Key and a RECV that is too small both fail with LOC_QP_OP_ERR",
+        shown_by: "access::local_protection_errors_have_their_status",
+        seen_on: RXE_SEEN_ON,
+    },
+    Known {
+        driver: RXE,
+        capability: Capability::ErrorEvents,
+        what: "the queue pair goes to ERR silently",
+        shown_by: "events::an_access_error_is_an_event_of_the_responder",
+        seen_on: RXE_SEEN_ON,
+    },
+    Known {
+        driver: RXE,
+        capability: Capability::SendQueueErrors,
+        what: "a failed SEND takes the whole queue pair to ERR",
+        shown_by: "access::local_failure_stops_only_the_send_queue_of_ud",
+        seen_on: RXE_SEEN_ON,
+    },
+    Known {
+        driver: RXE,
+        capability: Capability::SendQueueDrain,
+        what: "WRs that are posted in SQD are not begun when the queue pair is back in RTS",
+        shown_by: "state::sqd_holds_sends_back_and_rts_resumes",
+        seen_on: RXE_SEEN_ON,
+    },
+];
+
+/// What the driver is known to lack.
+pub(super) fn lacks(driver: Option<&str>) -> Vec<Lack> {
+    KNOWN
+        .iter()
+        .filter(move |known| Some(known.driver) == driver)
+        .map(|known| Lack {
+            capability: known.capability,
+            why: format!(
+                "{} is known for it: {}; seen on {} by the test {}",
+                known.driver, known.what, known.seen_on, known.shown_by
+            ),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_entry_is_shown_by_a_test_of_the_suite() {
+        let suite = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../verbs-conformance/src/suite"
+        );
+        for Known { shown_by, .. } in KNOWN {
+            let (module, test) = shown_by.split_once("::").expect("module::test");
+            let file = format!("{suite}/{module}.rs");
+            let text = std::fs::read_to_string(&file).expect("the suite has the module");
+            assert!(text.contains(test), "{file} has no test {test}");
+        }
+    }
+
+    #[test]
+    fn only_the_driver_that_is_known_lacks_anything() {
+        let names: Vec<_> = lacks(Some(RXE))
+            .iter()
+            .map(|lack| lack.capability)
+            .collect();
+        assert_eq!(names, Capability::ALL[8..]);
+        assert_eq!(lacks(Some("mlx5_core")).len() + lacks(None).len(), 0);
+    }
+}
