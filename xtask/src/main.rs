@@ -8,6 +8,7 @@
 
 mod bench;
 mod cargo_output;
+mod dropin;
 mod packages;
 mod rxe;
 mod steps;
@@ -34,6 +35,8 @@ enum Chore {
     Bench(bench::Args),
     /// A command in a virtual machine that has the kernel's Soft-RoCE (device rxe0)
     Rxe(rxe::Args),
+    /// Builds `verbatim` and the `libibverbs.so.1` that it gives to programs, and installs them if asked
+    Dropin(dropin::Args),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Chore::Test(args) => test::run(&args).map(exit_code),
         Chore::Bench(args) => bench::run(&args).map(exit_code),
         Chore::Rxe(args) => rxe::run(args),
+        Chore::Dropin(args) => dropin::run(&args).map(exit_code),
     };
     match done {
         Ok(code) => code,

@@ -39,6 +39,11 @@ pub(crate) const LIBRDMACM_DEV: Package = Package {
     why: "the layout tests compare with its headers",
     present: Present::File("/usr/include/rdma/rdma_cma.h"),
 };
+pub(crate) const PERFTEST: Package = Package {
+    name: "perftest",
+    why: "its programs are run on the software NIC",
+    present: Present::Program("ib_write_bw"),
+};
 pub(crate) const UCX_UTILS: Package = Package {
     name: "ucx-utils",
     why: "ucx_perftest is a peer of the benchmark",
@@ -97,6 +102,8 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     LIBC_DEV,
     LIBIBVERBS_DEV,
     LIBRDMACM_DEV,
+    IBVERBS_UTILS,
+    PERFTEST,
     UCX_UTILS,
     REDIS_SERVER,
     REDIS_TOOLS,

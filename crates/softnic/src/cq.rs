@@ -101,7 +101,8 @@ pub(crate) struct Cq {
     abi: UnsafeCell<ibv_cq>,
     pub(crate) nic: &'static Nic,
     pub(crate) index: usize,
-    pub(crate) depth: usize,
+    /// Completions that it keeps for a program that does not poll.
+    depth: AtomicUsize,
     pub(crate) channel: Option<Arc<Channel>>,
     state: SpinLock<CqState>,
     /// Queue pairs (twice, if both queues complete here) that use it.
@@ -130,7 +131,7 @@ impl Cq {
             abi: UnsafeCell::new(abi),
             nic,
             index,
-            depth,
+            depth: AtomicUsize::new(depth),
             channel,
             state: SpinLock::new(CqState {
                 buffer: VecDeque::new(),
@@ -207,7 +208,8 @@ impl Cq {
         let Some(mut state) = state else { return true };
         let before = state.buffer.len();
         loop {
-            let room = self.depth.saturating_sub(state.buffer.len()).min(AT_ONCE);
+            let depth = self.depth.load(Ordering::Relaxed);
+            let room = depth.saturating_sub(state.buffer.len()).min(AT_ONCE);
             let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
             let mut sink = WcSink::new(&mut out[..room]);
             if room > 0 {
@@ -256,6 +258,23 @@ impl Cq {
         armed.store(value & !ARMED_CALLED, Ordering::Relaxed);
         barrier::everywhere();
         true
+    }
+
+    /// `ibv_resize_cq`.
+    ///
+    /// # Errors
+    /// `EINVAL`: more completions than that are waiting ("it must be at least the number of unpolled entries
+    /// in the CQ", `ibv_resize_cq(3)`).
+    pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
+        let state = self.state.lock();
+        if state.buffer.len() > cqe as usize {
+            return Err(libc::EINVAL);
+        }
+        self.depth.store(cqe as usize, Ordering::Relaxed);
+        let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
+        // SAFETY: an aligned `int` that the program reads without synchronisation, as with the C library.
+        unsafe { (&raw mut (*self.abi.get()).cqe).write_volatile(cqe) };
+        Ok(())
     }
 
     /// `ibv_req_notify_cq`.

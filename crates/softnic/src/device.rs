@@ -13,10 +13,10 @@ use std::{fs, io, ptr};
 use libc::EINVAL;
 use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_LINK_LAYER_ETHERNET,
-    IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS,
-    IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_WC_GRH, ibv_ah_attr, ibv_device_attr,
-    ibv_gid, ibv_port_attr, ibv_wc,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_GID_TYPE_IB,
+    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096,
+    IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED,
+    IBV_WC_GRH, ibv_ah_attr, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_wc,
 };
 
 /// Name of the device: what `ibv_get_device_name` returns and programs take as `-d`.
@@ -243,6 +243,8 @@ pub(crate) struct Port {
     pub(crate) link_layer: LinkLayer,
     /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
     pub(crate) gids: Vec<[u8; 16]>,
+    /// The kernel's number of the interface that each of them belongs to; 0 for none.
+    pub(crate) gid_interfaces: Vec<u32>,
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
 }
@@ -269,17 +271,22 @@ impl Port {
     /// IPv6) and global IPv6 addresses, by interface, IPv4 first; 127.0.0.1 only if there is no other.
     fn new(link_layer: LinkLayer, guid: [u8; 8], mut addresses: Vec<InterfaceAddress>) -> Self {
         let mut gids = vec![link_local_gid(guid)];
+        let mut gid_interfaces = vec![0];
         if link_layer == LinkLayer::Ethernet {
             // By kernel index, so that the host's first interface stays in front of bridges made later.
             addresses.sort();
-            let all = addresses.iter().map(|address| address.ip);
-            let mut usable: Vec<IpAddr> = all.clone().filter(is_global).collect();
+            let all = addresses.iter();
+            let mut usable: Vec<_> = all.clone().filter(|a| is_global(&a.ip)).collect();
             if usable.is_empty() {
-                usable.extend(all.filter(|&ip| ip == Ipv4Addr::LOCALHOST));
+                usable.extend(all.filter(|a| a.ip == Ipv4Addr::LOCALHOST));
             }
-            for gid in usable.into_iter().map(gid_of_ip) {
+            // A RoCE port belongs to an interface; GID 0 does to the first one.
+            gid_interfaces[0] = usable.first().map_or(0, |a| a.interface());
+            for address in usable {
+                let gid = gid_of_ip(address.ip);
                 if !gids.contains(&gid) && gids.len() < GID_TBL_LEN as usize {
                     gids.push(gid);
+                    gid_interfaces.push(address.interface());
                 }
             }
         }
@@ -290,6 +297,7 @@ impl Port {
         Self {
             link_layer,
             gids,
+            gid_interfaces,
             lid,
         }
     }
@@ -335,6 +343,25 @@ impl Port {
     /// The GID at `index` in network order: all zeroes for an empty entry, `None` past the table's end.
     pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
         (index < GID_TBL_LEN).then(|| self.filled_gid(index).unwrap_or_default())
+    }
+
+    /// The entry of the GID table at `index`, as `ibv_query_gid_ex` gives it; `None` if it is empty.
+    ///
+    /// The types are those of `ibv_query_gid_ex(3)`: RoCEv2 on Ethernet, IB on InfiniBand.
+    pub(crate) fn gid_entry(&self, index: u32) -> Option<ibv_gid_entry> {
+        let at = usize::try_from(index).ok()?;
+        Some(ibv_gid_entry {
+            gid: ibv_gid {
+                raw: *self.gids.get(at)?,
+            },
+            gid_index: index,
+            port_num: PORT_NUM.into(),
+            gid_type: match self.link_layer {
+                LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
+                LinkLayer::InfiniBand => IBV_GID_TYPE_IB,
+            },
+            ndev_ifindex: self.gid_interfaces.get(at).copied().unwrap_or(0),
+        })
     }
 
     /// The P_Key at `index`, in host order; `None` past the table's end.
@@ -640,6 +667,17 @@ struct InterfaceAddress {
     if_name: String,
     /// The address.
     ip: IpAddr,
+}
+
+impl InterfaceAddress {
+    /// The kernel's number of the interface; 0 if it cannot be read.
+    fn interface(&self) -> u32 {
+        if self.if_index == u32::MAX {
+            0
+        } else {
+            self.if_index
+        }
+    }
 }
 
 /// Whether an address names this host to others: neither loopback nor unspecified, not multicast, and

@@ -48,7 +48,10 @@ pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
 /// What a new region is.
 pub(crate) struct NewRegion<'a> {
     pub(crate) pd: u32,
+    /// What work requests call its first byte.
     pub(crate) addr: u64,
+    /// Where its first byte lies.
+    pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) access: u32,
     pub(crate) backing: &'a RangeBacking,
@@ -110,7 +113,7 @@ impl Keys {
                 mr.handle.store(new.backing.handle, Ordering::Relaxed);
                 mr.inode.store(new.backing.inode, Ordering::Relaxed);
                 mr.offset.store(new.backing.offset, Ordering::Relaxed);
-                mr.backing_len.store(new.backing.len, Ordering::Relaxed);
+                mr.base.store(new.base, Ordering::Relaxed);
                 // SYNC POINT K: the fields above belong to this key (see `find`).
                 mr.key.store(key, Ordering::Release);
                 *used += 1;

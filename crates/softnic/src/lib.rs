@@ -93,7 +93,7 @@ mod strings;
 mod sync;
 
 #[cfg(not(loom))]
-pub use abi::symbols;
+pub use abi::{later_symbols, symbols};
 #[cfg(not(loom))]
 pub use fabric::FabricError;
 #[cfg(not(loom))]

@@ -131,7 +131,6 @@ pub(crate) struct RangeBacking {
     pub(crate) handle: u64,
     pub(crate) inode: u64,
     pub(crate) offset: u64,
-    pub(crate) len: u64,
     /// Keeps the descriptor open while the region is registered.
     pub(crate) hold: Option<Arc<OwnedFd>>,
 }
@@ -143,7 +142,6 @@ impl RangeBacking {
             handle: 0,
             inode: 0,
             offset: 0,
-            len: 0,
             hold: None,
         }
     }
@@ -166,7 +164,6 @@ pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBa
                 handle: u64::try_from(b.fd.as_raw_fd()).unwrap_or(0),
                 inode: b.inode,
                 offset: (addr - start) as u64,
-                len: b.len as u64,
                 hold: Some(Arc::clone(&b.fd)),
             });
         }
@@ -188,7 +185,6 @@ pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBa
                     handle: id,
                     inode: id,
                     offset: area.offset + (addr - area.start) as u64,
-                    len: area.offset + (area.end - area.start) as u64,
                     hold: None,
                 },
                 _ => RangeBacking::private(),
@@ -290,13 +286,9 @@ impl Mappings {
                 let path = format!("/proc/{}/fd/{handle}", peer.pid);
                 let file = File::options().read(true).write(true).open(path)?;
                 let meta = file.metadata()?;
-                let len = usize::try_from(mr.backing_len.load(Ordering::Relaxed)).unwrap_or(0);
+                let len = usize::try_from(meta.len()).unwrap_or(0);
                 let seals = rustix::fs::fcntl_get_seals(&file)?;
-                if meta.ino() != inode
-                    || len == 0
-                    || (len as u64) > meta.len()
-                    || !seals.contains(SealFlags::SHRINK)
-                {
+                if meta.ino() != inode || len == 0 || !seals.contains(SealFlags::SHRINK) {
                     return Err(io::Error::other("the peer's memory is not what it says"));
                 }
                 PeerMapping::Memfd(Mapping::new(&file, len)?)
@@ -352,6 +344,8 @@ pub(crate) struct Region {
     pub(crate) len: u64,
     pub(crate) access: u32,
     pub(crate) pd: u32,
+    /// What to add to an address of the region for one of its process.
+    shift: u64,
     /// Atomics are CPU atomics; where not, they are made under a lock.
     cpu_atomics: bool,
     reach: Reach,
@@ -376,10 +370,15 @@ impl Region {
         let addr = mr.addr.load(Ordering::Relaxed);
         let len = mr.len.load(Ordering::Relaxed);
         let backing = mr.backing.load(Ordering::Relaxed);
+        let base = mr.base.load(Ordering::Relaxed);
+        let by_system_call = || {
+            let pid = libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?;
+            Ok(Reach::ProcessVm(pid))
+        };
         let reach = if peer.is_self {
-            Reach::Direct(std::ptr::with_exposed_provenance_mut(addr as usize), None)
+            Reach::Direct(std::ptr::with_exposed_provenance_mut(base as usize), None)
         } else if backing == BACKING_PRIVATE {
-            Reach::ProcessVm(libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?)
+            by_system_call()?
         } else {
             match maps.get(peer, mr) {
                 Ok(map) => {
@@ -398,7 +397,7 @@ impl Region {
                 Err(e) => {
                     // Another user's /proc, or a limit: the bytes can still be copied by system call.
                     tracing::debug!("memory of process {} cannot be mapped: {e}", peer.pid);
-                    Reach::ProcessVm(libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?)
+                    by_system_call()?
                 }
             }
         };
@@ -409,7 +408,9 @@ impl Region {
             len,
             access: mr.access.load(Ordering::Relaxed),
             pd: mr.pd.load(Ordering::Relaxed),
-            cpu_atomics: backing != BACKING_PRIVATE,
+            shift: base.wrapping_sub(addr),
+            // A region may call its bytes by other addresses than the CPU, and be aligned to others.
+            cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
             reach,
         })
     }
@@ -473,6 +474,7 @@ impl Region {
         let Reach::ProcessVm(pid) = self.reach else {
             return Err(Fault);
         };
+        let at = addr.wrapping_add(self.shift) as usize;
         let mut done = 0;
         while done < len {
             let local = libc::iovec {
@@ -480,7 +482,7 @@ impl Region {
                 iov_len: len - done,
             };
             let remote = libc::iovec {
-                iov_base: std::ptr::without_provenance_mut(addr as usize + done),
+                iov_base: std::ptr::without_provenance_mut(at + done),
                 iov_len: len - done,
             };
             // SAFETY: one iovec each; `local` is valid for `len` bytes (contract of the callers), and the
@@ -520,7 +522,7 @@ impl Region {
     /// segment that the address chooses.
     #[cold]
     fn atomic_locked(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
-        let index = (addr / 8) as usize % ATOMIC_LOCKS;
+        let index = (addr.wrapping_add(self.shift) / 8) as usize % ATOMIC_LOCKS;
         let lock = peer.segment.atomic_lock(index).ok_or(Fault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;
         let mut old = 0u64;

@@ -400,6 +400,9 @@ impl Qp {
     }
 
     fn reset(&self, control: &mut Control) {
+        // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not:
+        // take it, and forget its completion below.
+        self.recv_cq.drain_receiver(self);
         self.set_state(QpState::Reset);
         self.shared().epoch.fetch_add(1, Ordering::AcqRel);
         self.recv_cq

@@ -85,20 +85,29 @@ impl NicArgs {
 }
 
 impl LinkLayerArgs {
+    /// The environment variable that tells the software NIC, and its value; none if nothing was asked for.
+    pub(crate) fn variable(&self) -> Option<(&'static str, &'static str)> {
+        let value = match self.link_layer? {
+            LinkLayer::Ib => "ib",
+            LinkLayer::Roce => "roce",
+        };
+        Some((LINK_LAYER_VARIABLE, value))
+    }
+
     /// Makes the link layer hold, for this process and its children.
     ///
     /// The software NIC takes it from the environment. A process whose environment says something
     /// else starts itself again: an environment is safe to set only for a new program.
     pub(crate) fn settle(&self, provider: Option<Provider>) -> Result<()> {
-        let wanted = match self.link_layer {
-            None => return Ok(()),
-            Some(_) if provider == Some(Provider::System) => bail!(
+        let Some((_, wanted)) = self.variable() else {
+            return Ok(());
+        };
+        if provider == Some(Provider::System) {
+            bail!(
                 "--link-layer is for the software NIC, and --provider system uses ports as they \
                  are; leave out one of the two"
-            ),
-            Some(LinkLayer::Ib) => "ib",
-            Some(LinkLayer::Roce) => "roce",
-        };
+            );
+        }
         if std::env::var_os(LINK_LAYER_VARIABLE).is_some_and(|now| now == wanted) {
             return Ok(());
         }

@@ -10,6 +10,7 @@ mod args;
 mod bench;
 mod devices;
 mod output;
+mod run;
 mod sequencer;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  verbatim run -- ib_write_bw     a program of this machine, on the software NIC
   verbatim sequencer              every design of the networked sequencer, side by side
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
@@ -37,6 +39,8 @@ Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run an unmodified program on the software NIC
+    Run(run::Args),
     /// What is there: the software NIC and this machine's own RDMA devices
     Devices(devices::Args),
     /// A networked sequencer: every design side by side, or a server and clients by hand
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Sequencer(args) => sequencer::run(args),
         Command::Bench(args) => bench::run(args),

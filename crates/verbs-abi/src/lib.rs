@@ -22,7 +22,7 @@ pub mod layout;
 mod symbols;
 
 pub use inline::*;
-pub use symbols::Symbols;
+pub use symbols::{LaterSymbols, Symbols};
 
 /// Declares the modules of the ABI, re-exports them and collects their tables.
 macro_rules! families {

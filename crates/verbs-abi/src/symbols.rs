@@ -49,6 +49,9 @@ macro_rules! for_each_symbol {
             fn ibv_dealloc_pd(pd: *mut $crate::ibv_pd) -> ::std::ffi::c_int;
             /// Registers a memory region: the symbol, not the macro of that name. NULL with errno on failure.
             fn ibv_reg_mr(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
+            /// Changes a memory region: its range, its protection domain or its access rights. 0, or one of
+            /// `ibv_rereg_mr_err_code` with errno.
+            fn ibv_rereg_mr(mr: *mut $crate::ibv_mr, flags: ::std::ffi::c_int, pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, access: ::std::ffi::c_int) -> ::std::ffi::c_int;
             /// Deregisters a memory region.
             fn ibv_dereg_mr(mr: *mut $crate::ibv_mr) -> ::std::ffi::c_int;
             /// Creates a completion channel. NULL with errno on failure.
@@ -57,6 +60,8 @@ macro_rules! for_each_symbol {
             fn ibv_destroy_comp_channel(channel: *mut $crate::ibv_comp_channel) -> ::std::ffi::c_int;
             /// Creates a CQ of at least `cqe` entries. NULL with errno on failure.
             fn ibv_create_cq(context: *mut $crate::ibv_context, cqe: ::std::ffi::c_int, cq_context: *mut ::std::ffi::c_void, channel: *mut $crate::ibv_comp_channel, comp_vector: ::std::ffi::c_int) -> *mut $crate::ibv_cq;
+            /// Changes the capacity of a CQ.
+            fn ibv_resize_cq(cq: *mut $crate::ibv_cq, cqe: ::std::ffi::c_int) -> ::std::ffi::c_int;
             /// Destroys a CQ; waits for its events to be acknowledged.
             fn ibv_destroy_cq(cq: *mut $crate::ibv_cq) -> ::std::ffi::c_int;
             /// Waits for the next CQ event of a channel. -1 with errno on failure.
@@ -83,6 +88,10 @@ macro_rules! for_each_symbol {
             fn ibv_create_ah(pd: *mut $crate::ibv_pd, attr: *mut $crate::ibv_ah_attr) -> *mut $crate::ibv_ah;
             /// Destroys an address handle.
             fn ibv_destroy_ah(ah: *mut $crate::ibv_ah) -> ::std::ffi::c_int;
+            /// Attaches a UD QP to a multicast group.
+            fn ibv_attach_mcast(qp: *mut $crate::ibv_qp, gid: *const $crate::ibv_gid, lid: u16) -> ::std::ffi::c_int;
+            /// Detaches a UD QP from a multicast group.
+            fn ibv_detach_mcast(qp: *mut $crate::ibv_qp, gid: *const $crate::ibv_gid, lid: u16) -> ::std::ffi::c_int;
             /// Fills the address vector that leads back to the sender of a UD message.
             fn ibv_init_ah_from_wc(context: *mut $crate::ibv_context, port_num: u8, wc: *mut $crate::ibv_wc, grh: *mut $crate::ibv_grh, ah_attr: *mut $crate::ibv_ah_attr) -> ::std::ffi::c_int;
             /// Creates the address handle that leads back to the sender of a UD message. NULL with errno on failure.
@@ -100,6 +109,77 @@ macro_rules! for_each_symbol {
         }
     };
 }
+
+/// Hands the list of entry points that libibverbs got after version 1.1 to a macro, in the form of
+/// [`for_each_symbol!`]. An installed library may lack some of them.
+#[macro_export]
+macro_rules! for_each_later_symbol {
+    ($($with:tt)*) => {
+        $($with)*! {
+            /// Index of a P_Key (big-endian) in a port's table. -1 with errno on failure.
+            fn ibv_get_pkey_index(context: *mut $crate::ibv_context, port_num: u8, pkey: u16) -> ::std::ffi::c_int;
+            /// The extended form of a QP, if it was created with `send_ops_flags`; else NULL.
+            fn ibv_qp_to_qp_ex(qp: *mut $crate::ibv_qp) -> *mut $crate::ibv_qp_ex;
+            /// Registers a memory region whose addresses start at `iova`. NULL with errno on failure.
+            fn ibv_reg_mr_iova(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, iova: u64, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
+            /// The same, with optional access flags.
+            fn ibv_reg_mr_iova2(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, iova: u64, access: ::std::ffi::c_uint) -> *mut $crate::ibv_mr;
+            /// Registers a dma-buf. NULL with errno on failure.
+            fn ibv_reg_dmabuf_mr(pd: *mut $crate::ibv_pd, offset: u64, length: usize, iova: u64, fd: ::std::ffi::c_int, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
+            /// The kernel's index of a device, or -1.
+            fn ibv_get_device_index(device: *mut $crate::ibv_device) -> ::std::ffi::c_int;
+            /// Opens the device of another process's context. NULL with errno on failure.
+            fn ibv_import_device(cmd_fd: ::std::ffi::c_int) -> *mut $crate::ibv_context;
+            /// Imports a protection domain by its handle. NULL with errno on failure.
+            fn ibv_import_pd(context: *mut $crate::ibv_context, pd_handle: u32) -> *mut $crate::ibv_pd;
+            /// Gives an imported protection domain back.
+            fn ibv_unimport_pd(pd: *mut $crate::ibv_pd);
+            /// Imports a memory region by its handle. NULL with errno on failure.
+            fn ibv_import_mr(pd: *mut $crate::ibv_pd, mr_handle: u32) -> *mut $crate::ibv_mr;
+            /// Gives an imported memory region back.
+            fn ibv_unimport_mr(mr: *mut $crate::ibv_mr);
+            /// Imports device memory by its handle. NULL with errno on failure.
+            fn ibv_import_dm(context: *mut $crate::ibv_context, dm_handle: u32) -> *mut $crate::ibv_dm;
+            /// Gives imported device memory back.
+            fn ibv_unimport_dm(dm: *mut $crate::ibv_dm);
+            /// Options of enhanced connection establishment that a QP has.
+            fn ibv_query_ece(qp: *mut $crate::ibv_qp, ece: *mut $crate::ibv_ece) -> ::std::ffi::c_int;
+            /// Sets options of enhanced connection establishment.
+            fn ibv_set_ece(qp: *mut $crate::ibv_qp, ece: *mut $crate::ibv_ece) -> ::std::ffi::c_int;
+            /// An entry of the GID table with its type; behind the inline `ibv_query_gid_ex`.
+            fn _ibv_query_gid_ex(context: *mut $crate::ibv_context, port_num: u32, gid_index: u32, entry: *mut $crate::ibv_gid_entry, flags: u32, entry_size: usize) -> ::std::ffi::c_int;
+            /// The filled entries of the GID tables of all ports: their number, or a negative errno; behind the inline
+            /// `ibv_query_gid_table`.
+            fn _ibv_query_gid_table(context: *mut $crate::ibv_context, entries: *mut $crate::ibv_gid_entry, max_entries: usize, flags: u32, entry_size: usize) -> isize;
+            /// Whether forking is safe: one of `ibv_fork_status`.
+            fn ibv_is_fork_initialized() -> $crate::ibv_fork_status;
+            /// 1 if the data of an operation is written in the order of its addresses, else 0.
+            fn ibv_query_qp_data_in_order(qp: *mut $crate::ibv_qp, op: $crate::ibv_wr_opcode, flags: u32) -> ::std::ffi::c_int;
+            /// Type of a GID as sysfs names it: 0 for InfiniBand and RoCEv1, 1 for RoCEv2. Private to rdma-core,
+            /// and yet called by its programs. -1 with errno on failure.
+            fn ibv_query_gid_type(context: *mut $crate::ibv_context, port_num: u8, index: ::std::ffi::c_uint, gid_type: *mut u32) -> ::std::ffi::c_int;
+        }
+    };
+}
+
+macro_rules! declare_later_symbols {
+    ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+        /// The entry points of libibverbs that came after version 1.1, each under its name, as in [`Symbols`].
+        ///
+        /// Built by name from [`for_each_later_symbol!`](crate::for_each_later_symbol).
+        #[derive(Clone, Copy, Debug)]
+        pub struct LaterSymbols {
+            $( $(#[$meta])* pub $name: unsafe extern "C" fn($( $arg: $type ),*) $(-> $ret)?, )*
+        }
+
+        impl LaterSymbols {
+            /// Names of the symbols, in the order of the fields.
+            pub const NAMES: &'static [&'static str] = &[$( stringify!($name) ),*];
+        }
+    };
+}
+
+for_each_later_symbol!(declare_later_symbols);
 
 macro_rules! declare_symbols {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {

@@ -49,7 +49,9 @@ fn errno_of_nic(e: &NicError) -> c_int {
         NicError::Fabric(crate::fabric::FabricError::Foreign { .. }) => libc::EACCES,
         NicError::Fabric(crate::fabric::FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
         NicError::Fabric(crate::fabric::FabricError::Full { .. }) => libc::EUSERS,
-        NicError::Fabric(crate::fabric::FabricError::BadName(_)) => libc::EINVAL,
+        NicError::Fabric(
+            crate::fabric::FabricError::BadName(_) | crate::fabric::FabricError::BadFabric(_),
+        ) => libc::EINVAL,
         NicError::Port { errno, .. } => *errno,
     }
 }
@@ -130,7 +132,7 @@ pub(super) unsafe fn context_of(handle: *mut ibv_context) -> Option<&'static Con
     Some(unsafe { &*handle.byte_sub(before).cast::<Context>() })
 }
 
-fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
+pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
     // SAFETY: a handle of ours (contract of every function that takes one).
     unsafe { context_of(handle) }
         .map(|c| c.nic)

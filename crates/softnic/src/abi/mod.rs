@@ -6,12 +6,13 @@
 
 mod device;
 mod fast;
+mod later;
 mod objects;
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use verbs_abi::Symbols;
+use verbs_abi::{LaterSymbols, Symbols};
 
 /// The software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
 #[must_use]
@@ -34,10 +35,12 @@ pub fn symbols() -> &'static Symbols {
         ibv_alloc_pd,
         ibv_dealloc_pd,
         ibv_reg_mr,
+        ibv_rereg_mr,
         ibv_dereg_mr,
         ibv_create_comp_channel,
         ibv_destroy_comp_channel,
         ibv_create_cq,
+        ibv_resize_cq,
         ibv_destroy_cq,
         ibv_get_cq_event,
         ibv_ack_cq_events,
@@ -51,6 +54,8 @@ pub fn symbols() -> &'static Symbols {
         ibv_destroy_qp,
         ibv_create_ah,
         ibv_destroy_ah,
+        ibv_attach_mcast,
+        ibv_detach_mcast,
         ibv_init_ah_from_wc,
         ibv_create_ah_from_wc,
         ibv_fork_init,
@@ -58,6 +63,36 @@ pub fn symbols() -> &'static Symbols {
         ibv_event_type_str,
         ibv_node_type_str,
         ibv_port_state_str,
+    };
+    &SYMBOLS
+}
+
+/// The software NIC's entry points that libibverbs got after version 1.1.
+#[must_use]
+pub fn later_symbols() -> &'static LaterSymbols {
+    use later::*;
+    use objects::{ibv_reg_mr_iova, ibv_reg_mr_iova2};
+    static SYMBOLS: LaterSymbols = LaterSymbols {
+        ibv_get_pkey_index,
+        ibv_qp_to_qp_ex,
+        ibv_reg_mr_iova,
+        ibv_reg_mr_iova2,
+        ibv_reg_dmabuf_mr,
+        ibv_get_device_index,
+        ibv_import_device,
+        ibv_import_pd,
+        ibv_unimport_pd,
+        ibv_import_mr,
+        ibv_unimport_mr,
+        ibv_import_dm,
+        ibv_unimport_dm,
+        ibv_query_ece,
+        ibv_set_ece,
+        _ibv_query_gid_ex,
+        _ibv_query_gid_table,
+        ibv_is_fork_initialized,
+        ibv_query_qp_data_in_order,
+        ibv_query_gid_type,
     };
     &SYMBOLS
 }

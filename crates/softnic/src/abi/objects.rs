@@ -42,8 +42,12 @@ unsafe impl Send for Pd {}
 struct Mr {
     abi: UnsafeCell<ibv_mr>,
     pd: Arc<Pd>,
+    /// The key of creation, whatever the program writes into `abi`.
+    key: u32,
+    range: MrRange,
+    access: c_int,
     /// Keeps the backing's descriptor open for peers.
-    _backing: Option<Arc<OwnedFd>>,
+    backing: Option<Arc<OwnedFd>>,
 }
 
 /// A completion channel; the program's handle points to its first field.
@@ -95,75 +99,207 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: a handle of ours.
-    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
-    or_null(pd.and_then(|pd| register(pd, addr, length, access)))
+    let iova = addr.addr() as u64;
+    // SAFETY: contract of this function.
+    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access) }
 }
 
-fn register(
-    pd: Arc<Pd>,
+pub(super) unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: contract of this function.
+    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access.cast_signed()) }
+}
+
+pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
     access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
+) -> *mut ibv_mr {
+    // SAFETY: a handle of ours.
+    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
+    let range = MrRange { addr, length, iova };
+    or_null(pd.and_then(|pd| {
+        let (key, hold) = enter(&pd, &range, access)?;
+        Ok(new_mr(pd, &range, access, key, hold))
+    }))
+}
+
+/// The memory that a region is made of, and what work requests call its first byte.
+#[derive(Clone, Copy)]
+pub(super) struct MrRange {
+    pub(super) addr: *mut c_void,
+    pub(super) length: usize,
+    pub(super) iova: u64,
+}
+
+/// Enters a memory region in the table of keys: its key, and what keeps its memory reachable.
+fn enter(pd: &Pd, range: &MrRange, access: c_int) -> Result<(u32, Option<Arc<OwnedFd>>), c_int> {
+    /// The range of flags that a provider may ignore: `IBV_ACCESS_OPTIONAL_RANGE` of verbs.h.
+    const OPTIONAL: c_int = IBV_ACCESS_OPTIONAL_RANGE;
     const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
         | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_ZERO_BASED
         | IBV_ACCESS_HUGETLB
-        | IBV_ACCESS_RELAXED_ORDERING;
+        | OPTIONAL;
     /// "Local write must be set for these" (`ibv_reg_mr(3)`).
     const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
     if access & !KNOWN != 0
         || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
-        || length == 0
+        || range.length == 0
     {
+        return Err(libc::EINVAL);
+    }
+    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
+        0
+    } else {
+        range.iova
+    };
+    let length = range.length as u64;
+    if iova.checked_add(length).is_none() {
         return Err(libc::EINVAL);
     }
     let nic = pd.context.nic;
     // The addresses are used from other threads later.
-    let at = addr.expose_provenance();
-    let backing = backing_of(at, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    let at = range.addr.expose_provenance();
+    let backing = backing_of(at, range.length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
     let key = nic.keys.register(
         &nic.fabric,
         &NewRegion {
             pd: pd.number,
-            addr: at as u64,
-            len: length as u64,
-            access: access.cast_unsigned(),
+            addr: iova,
+            base: at as u64,
+            len: length,
+            access: (access & !OPTIONAL).cast_unsigned(),
             backing: &backing,
         },
     )?;
+    Ok((key, backing.hold))
+}
+
+/// The object of a memory region that has been entered.
+fn new_mr(
+    pd: Arc<Pd>,
+    range: &MrRange,
+    access: c_int,
+    key: u32,
+    hold: Option<Arc<OwnedFd>>,
+) -> *mut ibv_mr {
     pd.uses.fetch_add(1, Ordering::Relaxed);
     let mut abi = ibv_mr::zeroed();
     // SAFETY: the context field of our own object.
     abi.context = unsafe { (*pd.abi.get()).context };
     abi.pd = pd.abi.get();
-    abi.addr = addr;
-    abi.length = length;
+    abi.addr = range.addr;
+    abi.length = range.length;
     abi.handle = key;
     abi.lkey = key;
     abi.rkey = key;
     let mr = Box::new(Mr {
         abi: UnsafeCell::new(abi),
         pd,
-        _backing: backing.hold,
+        key,
+        range: *range,
+        access,
+        backing: hold,
     });
-    Ok(Box::into_raw(mr).cast())
+    Box::into_raw(mr).cast()
+}
+
+pub(super) unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // SAFETY: handles of ours; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`).
+    let (mr, new_pd) = unsafe { (mr.cast::<Mr>().as_mut(), share::<Pd, _>(pd)) };
+    let Some(mr) = mr else {
+        set_errno(libc::EINVAL);
+        return IBV_REREG_MR_ERR_INPUT;
+    };
+    match rereg(mr, flags, new_pd, (addr, length), access) {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            IBV_REREG_MR_ERR_INPUT
+        }
+    }
+}
+
+/// Enters the region anew with what `flags` change, then gives up the old entry: where the first fails, the
+/// old region stands.
+fn rereg(
+    mr: &mut Mr,
+    flags: c_int,
+    new_pd: Option<Arc<Pd>>,
+    (addr, length): (*mut c_void, usize),
+    access: c_int,
+) -> Result<(), c_int> {
+    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+        return Err(libc::EINVAL);
+    }
+    let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+        new_pd.ok_or(libc::EINVAL)?
+    } else {
+        Arc::clone(&mr.pd)
+    };
+    let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
+        access
+    } else {
+        mr.access
+    };
+    let range = if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
+        if addr.is_null() {
+            return Err(libc::EINVAL);
+        }
+        MrRange {
+            addr,
+            length,
+            iova: addr.addr() as u64,
+        }
+    } else {
+        mr.range
+    };
+    let (key, hold) = enter(&pd, &range, access)?;
+    let nic = mr.pd.context.nic;
+    nic.keys.deregister(&nic.fabric, mr.key);
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    let abi = mr.abi.get_mut();
+    abi.pd = pd.abi.get();
+    abi.addr = range.addr;
+    abi.length = range.length;
+    abi.handle = key;
+    abi.lkey = key;
+    abi.rkey = key;
+    mr.pd = pd;
+    mr.key = key;
+    mr.range = range;
+    mr.access = access;
+    mr.backing = hold;
+    Ok(())
 }
 
 pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     if mr.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a handle of ours, given back once. The key is the one of creation, whatever the program has
-    // written into the structure since.
-    unsafe {
-        let mr = Box::from_raw(mr.cast::<Mr>());
-        let nic = mr.pd.context.nic;
-        nic.keys.deregister(&nic.fabric, (*mr.abi.get()).handle);
-        mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
-    }
+    // SAFETY: a handle of ours, given back once.
+    let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
+    let nic = mr.pd.context.nic;
+    nic.keys.deregister(&nic.fabric, mr.key);
+    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
     0
 }
 
@@ -241,6 +377,17 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
         }
         Arc::into_raw(cq).cast_mut().cast()
     }))
+}
+
+pub(super) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: a handle of ours.
+    let Some(cq) = (unsafe { borrow::<Cq, _>(cq) }) else {
+        return libc::EINVAL;
+    };
+    match u32::try_from(cqe) {
+        Ok(n @ 1..=device::MAX_CQE) => or_errno(cq.resize(n)),
+        _ => libc::EINVAL,
+    }
 }
 
 pub(super) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
@@ -554,6 +701,23 @@ pub(super) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
         drop(Arc::from_raw(handle.cast::<Ah>()));
     }
     0
+}
+
+pub(super) unsafe extern "C" fn ibv_attach_mcast(
+    _qp: *mut ibv_qp,
+    _gid: *const ibv_gid,
+    _lid: u16,
+) -> c_int {
+    // The device reports no multicast groups.
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_detach_mcast(
+    _qp: *mut ibv_qp,
+    _gid: *const ibv_gid,
+    _lid: u16,
+) -> c_int {
+    libc::EOPNOTSUPP
 }
 
 /// Counts an event that the program got (`+1`) or acknowledged (`-1`) at the object that it speaks of.

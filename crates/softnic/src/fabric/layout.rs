@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 1;
+pub(crate) const LAYOUT_VERSION: u64 = 2;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -131,10 +131,10 @@ pub(crate) struct MrShared {
     pub(crate) handle: AtomicU64,
     /// Inode of the backing file, so that a reused descriptor is noticed.
     pub(crate) inode: AtomicU64,
-    /// Where in the backing `addr` lies.
+    /// Where in the backing the region's first byte lies.
     pub(crate) offset: AtomicU64,
-    /// Bytes of the backing that can be mapped.
-    pub(crate) backing_len: AtomicU64,
+    /// Where in its owner's address space the region's first byte lies. `addr` is what work requests call it.
+    pub(crate) base: AtomicU64,
 }
 
 /// Memory that only its process can map: peers use `process_vm_readv` and `process_vm_writev`.

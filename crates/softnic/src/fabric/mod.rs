@@ -79,6 +79,9 @@ pub enum FabricError {
     /// The name of the fabric's folder cannot be used.
     #[error("VERBATIM_FABRIC_DIR is {0:?}, which is not an absolute path")]
     BadName(PathBuf),
+    /// The name of the fabric cannot be part of a folder's.
+    #[error("VERBATIM_FABRIC is {0:?}, which is not 1 to 64 letters, digits or '_'")]
+    BadFabric(std::ffi::OsString),
 }
 
 /// A process of the fabric as its peers see it.
@@ -178,12 +181,19 @@ impl Fabric {
         let uid = rustix::process::geteuid().as_raw();
         let namespace =
             fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
-        let suffix = if namespace == INITIAL_PID_NAMESPACE {
-            String::new()
-        } else {
-            format!("-{namespace:x}")
-        };
-        Ok(PathBuf::from(format!("/dev/shm/verbatim-{uid}{suffix}")))
+        let mut dir = format!("/dev/shm/verbatim-{uid}");
+        if namespace != INITIAL_PID_NAMESPACE {
+            dir += &format!("-{namespace:x}");
+        }
+        // A name of its own separates a fabric from the user's others.
+        if let Some(name) = std::env::var_os("VERBATIM_FABRIC").filter(|n| !n.is_empty()) {
+            let sane = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
+            match name.to_str() {
+                Some(n) if n.len() <= 64 && n.bytes().all(sane) => dir += &format!("@{n}"),
+                _ => return Err(FabricError::BadFabric(name)),
+            }
+        }
+        Ok(PathBuf::from(dir))
     }
 
     /// Joins the fabric in `dir`, after cleaning up what dead processes left there.

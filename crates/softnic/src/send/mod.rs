@@ -422,9 +422,11 @@ pub(crate) unsafe fn post_send(
         // SAFETY: a place for the failed WR (contract of `ibv_post_send`).
         unsafe { *bad_wr = wr };
     }
-    publish(qp, sq);
+    // Said before the receiver can see anything: it may answer, and our engine look here, before this thread
+    // goes on; an engine that then finds no work here sleeps, and nobody calls it again.
     let work = sq.work();
     qp.send_work.store(work as u8, Ordering::Relaxed);
+    publish(qp, sq);
     if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
     }

@@ -112,6 +112,13 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         .qp(out.dest_index)
         .is_some_and(|d| answers(d, qp.qpn));
     if out.peer.is_dead() {
+        // What it took before it ended counts, also if that was after the look above.
+        if let Ok(consumed) = out.producer.consumed() {
+            settle_front(qp, sq, consumed);
+        }
+        if sq.pending.is_empty() {
+            return false;
+        }
         if qp.qp_type == QpType::Rc {
             fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
         } else {

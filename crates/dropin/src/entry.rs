@@ -1,0 +1,8 @@
+//! Every function that is exported, under its C name, and the labels that export it.
+
+pub(crate) use crate::kernel::*;
+pub(crate) use crate::nic::*;
+pub(crate) use crate::rate::*;
+pub(crate) use crate::sysfs::*;
+
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));

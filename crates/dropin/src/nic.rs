@@ -1,0 +1,65 @@
+//! The verbs, handed to the software NIC.
+
+use std::ffi::c_int;
+
+use verbs_abi::{for_each_later_symbol, for_each_symbol};
+
+/// Defines each function of a table as a call of the software NIC's.
+macro_rules! hand_over {
+    ($table:path: $( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+        $(
+            pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
+                // SAFETY: the software NIC's function of that name has the contract of the man page, which is
+                // the caller's.
+                unsafe { ($table().$name)($( $arg ),*) }
+            }
+        )*
+    };
+}
+
+macro_rules! hand_over_first {
+    ($( $all:tt )*) => { hand_over! { softnic::symbols: $( $all )* } };
+}
+
+macro_rules! hand_over_later {
+    ($( $all:tt )*) => { hand_over! { softnic::later_symbols: $( $all )* } };
+}
+
+/// The functions of libibverbs 1.0 and 1.1.
+mod first {
+    use super::*;
+    for_each_symbol!(hand_over_first);
+}
+
+for_each_later_symbol!(hand_over_later);
+pub(crate) use first::*;
+
+/// Lists the devices, and says on standard error why there are none, as rdma-core's library does: the ABI has
+/// room for an errno only, and programs print "No IB devices found".
+pub(crate) unsafe extern "C" fn ibv_get_device_list(
+    num_devices: *mut c_int,
+) -> *mut *mut verbs_abi::ibv_device {
+    // SAFETY: contract of the man page, which is the caller's.
+    let list = unsafe { first::ibv_get_device_list(num_devices) };
+    if list.is_null()
+        && let Some(why) = softnic::last_error()
+    {
+        // SAFETY: errno of this thread: printing must not change it.
+        let errno = unsafe { *libc::__errno_location() };
+        eprintln!("libibverbs (verbatim): {why}");
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+    }
+    list
+}
+
+/// Protects a range of memory from being copied by `fork`. Registered memory is not pinned here, so a fork
+/// cannot break it: there is nothing to do.
+pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut libc::c_void, _size: usize) -> c_int {
+    0
+}
+
+/// The opposite of [`ibv_dontfork_range`].
+pub(crate) extern "C" fn ibv_dofork_range(_base: *mut libc::c_void, _size: usize) -> c_int {
+    0
+}

@@ -1,0 +1,188 @@
+//! The library under test, and programs that load it.
+
+#![allow(dead_code, reason = "each test program uses some of it")]
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// A folder with the library, built with the profile of this test, under the name that programs ask for.
+///
+/// Cargo builds no `cdylib` for the tests of its package, so it is asked for it here; where it has been built
+/// already, that takes no time.
+pub(crate) fn library_folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let exe = std::env::current_exe().expect("a test has a file");
+        let profile = exe
+            .ancestors()
+            .nth(2)
+            .expect("a test lies in target/PROFILE/deps");
+        let target = profile.parent().expect("a profile's folder lies in target");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "dropin", "--target-dir"]);
+        cargo.arg(target);
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built = cargo.status().expect("cargo starts");
+        assert!(built.success(), "the library does not build");
+        let folder = profile.join("dropin/test");
+        std::fs::create_dir_all(&folder).expect("target is writable");
+        // Tests run at the same time: each puts a link of its own in place.
+        let link = folder.join(format!("link.{}", std::process::id()));
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(profile.join("libverbatim_dropin.so"), &link)
+            .and_then(|()| std::fs::rename(&link, folder.join("libibverbs.so.1")))
+            .expect("target is writable");
+        folder
+    })
+}
+
+/// The library's file.
+pub(crate) fn library() -> PathBuf {
+    library_folder().join("libibverbs.so.1")
+}
+
+/// A fabric of its own for the programs of one test.
+pub(crate) struct Fabric(tempfile::TempDir);
+
+impl Fabric {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("verbatim-dropin-test-")
+            .tempdir_in("/dev/shm");
+        Self(folder.expect("/dev/shm is writable"))
+    }
+
+    /// A command of this machine on the software NIC.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>, link_layer: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("LD_LIBRARY_PATH", library_folder())
+            // Not the folder itself: the fabric makes its own, which nobody else can enter.
+            .env("VERBATIM_FABRIC_DIR", self.0.path().join("fabric"))
+            .env("VERBATIM_LINK_LAYER", link_layer)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a server and its client, which is the same program with the server's address behind it, and returns
+    /// what both printed. Both must succeed.
+    pub(crate) fn pair(&self, link_layer: &str, program: &str, args: &[&str]) -> [String; 2] {
+        let port = free_port().to_string();
+        let mut server = Watched::start(
+            self.command(program, link_layer)
+                .args(args)
+                .args(["-p", &port]),
+        );
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !listens(&port) {
+            assert!(
+                server.runs() && Instant::now() < deadline,
+                "{program} {args:?}: the server does not listen: {}",
+                server.end().1
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let client = Watched::start(self.command(program, link_layer).args(args).args([
+            "-p",
+            &port,
+            "127.0.0.1",
+        ]));
+        [client.finish(), server.finish()]
+    }
+}
+
+/// A TCP port that nobody listens on now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there are ports");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// Does somebody listen on this port? Asked without connecting, since servers here take one connection only.
+fn listens(port: &str) -> bool {
+    let port: u16 = port.parse().expect("a port");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let table = std::fs::read_to_string(table).unwrap_or_default();
+        table.lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().unwrap_or_default();
+            // 0A: LISTEN (proc_net_tcp(5)).
+            local.ends_with(&format!(":{port:04X}")) && words.nth(1) == Some("0A")
+        })
+    })
+}
+
+/// A child that is killed should it take too long.
+pub(crate) struct Watched {
+    child: Child,
+    what: String,
+}
+
+impl Watched {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let what = format!("{command:?}");
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{what}: {e}; cargo xtask test installs what is missing"));
+        Self { child, what }
+    }
+
+    fn runs(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_none())
+    }
+
+    fn end(&mut self) -> (bool, String) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.runs() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let late = self.runs();
+        let _ = self.child.kill();
+        let status = self.child.wait().expect("a child can be waited for");
+        let mut text = String::new();
+        let pipes: [Option<&mut dyn Read>; 2] = [
+            self.child.stdout.as_mut().map(|p| p as _),
+            self.child.stderr.as_mut().map(|p| p as _),
+        ];
+        for pipe in pipes.into_iter().flatten() {
+            let mut bytes = Vec::new();
+            let _ = pipe.read_to_end(&mut bytes);
+            text += &String::from_utf8_lossy(&bytes);
+        }
+        if late {
+            text += "\n(killed after a minute)";
+        }
+        (status.success() && !late, text)
+    }
+
+    /// Waits for its end; it must be a success. What it printed.
+    pub(crate) fn finish(mut self) -> String {
+        let (good, text) = self.end();
+        assert!(good, "{}:\n{text}", self.what);
+        text
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command to its end; it must be a success.
+pub(crate) fn run(command: &mut Command) -> Output {
+    let what = format!("{command:?}");
+    let output = command.output().unwrap_or_else(|e| panic!("{what}: {e}"));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {error}");
+    output
+}

@@ -1,0 +1,104 @@
+//! Other people's programs as Debian ships them, and a C program built against the distribution's headers.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::Fabric;
+
+#[test]
+fn a_c_program_built_against_the_headers_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("loopback");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/loopback.c");
+    common::run(
+        Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
+            .arg(&program)
+            .arg(source)
+            .arg("-libverbs"),
+    );
+    for link_layer in ["roce", "ib"] {
+        let fabric = Fabric::new();
+        let out = common::run(&mut fabric.command(&program, link_layer));
+        assert_eq!(String::from_utf8_lossy(&out.stdout), "ok\n", "{link_layer}");
+    }
+}
+
+#[test]
+fn the_device_is_listed_and_described() {
+    let fabric = Fabric::new();
+    let listed = common::run(&mut fabric.command("ibv_devices", "roce"));
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("softnic0"));
+    for (link_layer, shown) in [("roce", "Ethernet"), ("ib", "InfiniBand")] {
+        let info = common::run(fabric.command("ibv_devinfo", link_layer).arg("-v"));
+        let info = String::from_utf8_lossy(&info.stdout);
+        let line = info
+            .lines()
+            .find(|l| l.contains("link_layer"))
+            .unwrap_or_default();
+        assert!(line.ends_with(shown), "{info}");
+        assert!(info.contains("PORT_ACTIVE"), "{info}");
+    }
+}
+
+/// Runs a pingpong on both link layers: by GID on RoCE, by LID on InfiniBand.
+fn pingpong(program: &str, args: &[&str]) {
+    for (link_layer, address) in [("roce", &["-g", "0"][..]), ("ib", &[])] {
+        let fabric = Fabric::new();
+        let args = [args, address, &["-n", "200"]].concat();
+        for text in fabric.pair(link_layer, program, &args) {
+            assert!(text.contains("200 iters in"), "{program} {args:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn rc_pingpong() {
+    pingpong("ibv_rc_pingpong", &["-c"]);
+    pingpong("ibv_rc_pingpong", &["-e", "-c"]);
+    pingpong(
+        "ibv_rc_pingpong",
+        &["-s", "100000", "-m", "4096", "-r", "16", "-c"],
+    );
+}
+
+#[test]
+fn uc_pingpong() {
+    pingpong("ibv_uc_pingpong", &["-c"]);
+    pingpong("ibv_uc_pingpong", &["-e", "-s", "64", "-m", "256"]);
+}
+
+#[test]
+fn ud_pingpong() {
+    pingpong("ibv_ud_pingpong", &["-c"]);
+    pingpong("ibv_ud_pingpong", &["-e", "-s", "1024"]);
+}
+
+#[test]
+fn srq_pingpong() {
+    pingpong("ibv_srq_pingpong", &["-c"]);
+    pingpong("ibv_srq_pingpong", &["-e", "-q", "4"]);
+}
+
+#[test]
+fn perftest() {
+    for (program, args) in [
+        ("ib_send_bw", &[][..]),
+        ("ib_send_bw", &["-c", "UD"]),
+        ("ib_send_lat", &["-c", "UC"]),
+        ("ib_write_bw", &[]),
+        ("ib_write_lat", &["-c", "UC"]),
+        ("ib_read_bw", &[]),
+        ("ib_read_lat", &[]),
+        ("ib_atomic_bw", &["-A", "FETCH_AND_ADD"]),
+        ("ib_atomic_lat", &["-A", "CMP_AND_SWAP"]),
+    ] {
+        let fabric = Fabric::new();
+        // On the roce link layer `-x 0` asks for GID 0.
+        let args = [args, &["-n", "200", "-x", "0", "-F"]].concat();
+        let [client, _] = fabric.pair("roce", program, &args);
+        assert!(client.contains("#bytes"), "{program} {args:?}: {client}");
+    }
+}

@@ -1,0 +1,181 @@
+//! The names and versions that programs ask the loader for, and functions that need no device.
+
+mod common;
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+
+/// What the library was made from.
+const FACTS: &str = include_str!("../symbols.txt");
+
+/// A library opened for good.
+struct Library(*mut c_void);
+
+impl Library {
+    fn open(path: &Path) -> Self {
+        let path = CString::new(path.as_os_str().as_bytes()).expect("a path");
+        // SAFETY: a string; the library's initialisers do nothing but set it up.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!handle.is_null(), "{path:?} does not load");
+        Self(handle)
+    }
+
+    /// The symbol with that version, or the default one.
+    fn find(&self, name: &str, version: Option<&str>) -> *mut c_void {
+        let name = CString::new(name).expect("a name");
+        let version = version.map(|v| CString::new(v).expect("a version"));
+        // SAFETY: an open library and strings.
+        unsafe {
+            match &version {
+                Some(v) => libc::dlvsym(self.0, name.as_ptr(), v.as_ptr()),
+                None => libc::dlsym(self.0, name.as_ptr()),
+            }
+        }
+    }
+}
+
+/// Names and nodes of all symbols, the private ones once for each private node.
+fn symbols() -> Vec<(String, String)> {
+    let words = |line: &'static str| line.split_whitespace().collect::<Vec<_>>();
+    let lines = || FACTS.lines().filter(|l| !l.starts_with('#')).map(words);
+    let private: Vec<&str> = lines()
+        .filter_map(|w| (w.first() == Some(&"private")).then(|| w[1]))
+        .collect();
+    assert!(private.contains(&"34"), "Debian 12's rdma-core");
+    let mut all = Vec::new();
+    for line in lines() {
+        match line[..] {
+            [kind, name, node] if kind != "node" => {
+                if node == "PRIVATE" {
+                    all.extend(private.iter().map(|abi| {
+                        let name = name.replace("{ABI}", abi);
+                        (name, format!("IBVERBS_PRIVATE_{abi}"))
+                    }));
+                } else {
+                    all.push((name.to_owned(), node.to_owned()));
+                }
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+#[test]
+fn every_symbol_has_its_version_and_is_the_default() {
+    let library = Library::open(&common::library());
+    let all = symbols();
+    assert!(all.len() > 500, "{} symbols", all.len());
+    for (name, node) in &all {
+        assert!(
+            !library.find(name, Some(node)).is_null(),
+            "{name}@{node} is missing"
+        );
+        assert!(
+            !library.find(name, None).is_null(),
+            "{name} has no default version"
+        );
+    }
+    assert!(
+        library
+            .find("ibv_open_device", Some("IBVERBS_1.5"))
+            .is_null(),
+        "versions are told apart"
+    );
+}
+
+#[test]
+fn nothing_else_is_exported_and_the_name_is_right() {
+    let dynamic = common::run(
+        Command::new("readelf")
+            .args(["-W", "-d"])
+            .arg(common::library()),
+    );
+    let dynamic = String::from_utf8_lossy(&dynamic.stdout);
+    assert!(
+        dynamic.contains("Library soname: [libibverbs.so.1]"),
+        "{dynamic}"
+    );
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
+
+    let table = common::run(
+        Command::new("readelf")
+            .args(["-W", "--dyn-syms"])
+            .arg(common::library()),
+    );
+    let table = String::from_utf8_lossy(&table.stdout).replace("@@", "@");
+    let mut exported: Vec<&str> = table
+        .lines()
+        .filter(|l| l.contains(" GLOBAL ") && !l.contains(" UND "))
+        .filter_map(|l| l.split_whitespace().nth(7))
+        // A node is a symbol of its own.
+        .filter(|name| name.contains('@'))
+        .collect();
+    exported.sort_unstable();
+    let mut wanted: Vec<String> = symbols()
+        .iter()
+        .map(|(name, node)| format!("{name}@{node}"))
+        .collect();
+    wanted.sort_unstable();
+    assert_eq!(exported, wanted);
+}
+
+/// Functions that give the same answers here as in the machine's own libibverbs.
+#[test]
+fn rates_are_those_of_the_systems_library() {
+    let ours = Library::open(&common::library());
+    let theirs = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+    ]
+    .iter()
+    .map(|folder| Path::new(folder).join("libibverbs.so.1"))
+    .find(|path| path.exists())
+    .expect("libibverbs1 is installed; cargo xtask test does so");
+    let theirs = Library::open(&theirs);
+    type Convert = unsafe extern "C" fn(c_int) -> c_int;
+    for (name, inputs) in [
+        ("ibv_rate_to_mult", -2..300),
+        ("ibv_rate_to_mbps", -2..300),
+        ("mult_to_ibv_rate", -2..1000),
+        ("mbps_to_ibv_rate", -2..1_300_000),
+    ] {
+        let (ours, theirs) = (ours.find(name, None), theirs.find(name, None));
+        // SAFETY: both are functions from an enum or `int` to an enum or `int` (verbs.h).
+        let (ours, theirs) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, Convert>(ours),
+                std::mem::transmute::<*mut c_void, Convert>(theirs),
+            )
+        };
+        for i in inputs {
+            // SAFETY: pure functions.
+            let (a, b) = unsafe { (ours(i), theirs(i)) };
+            assert_eq!(a, b, "{name}({i})");
+        }
+    }
+}
+
+#[test]
+fn a_file_of_sysfs_is_read_without_its_newline() {
+    type Read = unsafe extern "C" fn(*const c_char, *const c_char, *mut c_char, usize) -> c_int;
+    let library = Library::open(&common::library());
+    let read = library.find("ibv_read_sysfs_file", Some("IBVERBS_1.0"));
+    // SAFETY: its type in rdma-core's driver.h.
+    let read = unsafe { std::mem::transmute::<*mut c_void, Read>(read) };
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("fw_ver"), "1.0\n").expect("written");
+    let dir = CString::new(folder.path().as_os_str().as_bytes()).expect("a path");
+    let ask = |file: &std::ffi::CStr, size: usize| {
+        let mut buf = [0x55u8; 8];
+        // SAFETY: strings, and a buffer of at least `size` bytes.
+        let n = unsafe { read(dir.as_ptr(), file.as_ptr(), buf.as_mut_ptr().cast(), size) };
+        (n, buf)
+    };
+    assert_eq!(ask(c"fw_ver", 8), (3, *b"1.0\0UUUU"));
+    assert_eq!(ask(c"fw_ver", 2), (2, *b"1.UUUUUU"));
+    assert_eq!(ask(c"board_id", 8), (-1, [0x55; 8]));
+}

@@ -1,0 +1,132 @@
+//! `verbatim run`: an unmodified program on the software NIC.
+//!
+//! The program finds the drop-in `libibverbs.so.1` in front of the system's, and replaces this process: its
+//! signals, its standard streams and its exit status are its own.
+
+mod library;
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::Outcome;
+use crate::args::LinkLayerArgs;
+
+/// Arguments of `verbatim run`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    link_layer: LinkLayerArgs,
+    /// Only programs that were run with this name reach each other [default: all of this user's]
+    #[arg(long, value_name = "NAME", value_parser = fabric_name)]
+    fabric: Option<String>,
+    /// The program and its arguments; `--` before it keeps its own flags apart
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim run -- ibv_devinfo
+  verbatim run -- ib_write_bw                     a server, and in another terminal:
+  verbatim run -- ib_write_bw 127.0.0.1           its client
+  verbatim run --link-layer ib -- ibv_rc_pingpong
+
+Exit status: the program's; 2 when it could not be run.";
+
+/// Where the loader looks before it looks at the system's libraries.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// Names the fabric that the software NIC joins.
+const FABRIC: &str = "VERBATIM_FABRIC";
+
+/// Runs the command. Returns only when the program could not be run.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let (program, rest) = match &args.command[..] {
+        [program, rest @ ..] if !program.is_empty() => (program, rest),
+        _ => bail!("name the program to run, such as: verbatim run -- ibv_devinfo"),
+    };
+    let folder = library::find()?;
+    let mut command = Command::new(program);
+    command
+        .args(rest)
+        .env(LIBRARY_PATH, library_path(&folder)?)
+        .envs(args.link_layer.variable());
+    if let Some(name) = &args.fabric {
+        command.env(FABRIC, name);
+    }
+    let err = command.exec();
+    let hint = if err.kind() == io::ErrorKind::NotFound {
+        "; there is no such program (in PATH)"
+    } else {
+        ""
+    };
+    Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
+}
+
+/// The search path of the loader with `folder` in front.
+fn library_path(folder: &Path) -> Result<OsString> {
+    // ld.so(8): items are separated by colons or semicolons, and $ORIGIN and its kin are expanded.
+    let unspeakable = |b: &u8| b":;$".contains(b);
+    if folder
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(unspeakable)
+    {
+        bail!(
+            "{} has a colon, a semicolon or a dollar sign in it, which {LIBRARY_PATH} cannot say; \
+             move it elsewhere",
+            folder.display()
+        );
+    }
+    let mut path = folder.as_os_str().to_owned();
+    let before = std::env::var_os(LIBRARY_PATH);
+    if let Some(before) = before.as_deref().filter(|p| !p.is_empty()) {
+        path.push(OsStr::new(":"));
+        path.push(before);
+    }
+    Ok(path)
+}
+
+/// The form of a fabric's name: it becomes part of a folder's.
+fn fabric_name(text: &str) -> Result<String, String> {
+    let sane = (1..=64).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    if sane {
+        Ok(text.to_owned())
+    } else {
+        Err("a fabric's name has 1 to 64 letters, digits or '_'".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_comes_first_and_must_be_speakable() {
+        let path = library_path(Path::new("/opt/verbatim")).expect("a plain folder");
+        assert!(path.to_string_lossy().starts_with("/opt/verbatim"));
+        for wrong in ["/a:b", "/a;b", "/$ORIGIN"] {
+            assert!(library_path(Path::new(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_of_fabrics() {
+        assert_eq!(fabric_name("job_17"), Ok("job_17".to_owned()));
+        for wrong in ["", "a/b", "..", "a b", &"x".repeat(65)] {
+            assert!(fabric_name(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
