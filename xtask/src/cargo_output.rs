@@ -8,10 +8,10 @@
 
 use std::ops::AddAssign;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How many tests passed, failed and were ignored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
@@ -30,12 +30,18 @@ impl Counts {
         skipped: 0,
     };
 
+    pub(crate) const SKIP: Counts = Counts {
+        passed: 0,
+        failed: 0,
+        skipped: 1,
+    };
+
     /// Tests that were executed.
     pub(crate) fn ran(self) -> u64 {
         self.passed + self.failed
     }
 
-    fn total(self) -> u64 {
+    pub(crate) fn total(self) -> u64 {
         self.passed + self.failed + self.skipped
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike;
 //! `cargo xtask bench` measures the software NIC beside its peers; `cargo xtask rxe` runs a command
-//! in a virtual machine that has the kernel's Soft-RoCE.
+//! in a virtual machine that has the kernel's Soft-RoCE; `cargo xtask conformance` runs other
+//! people's programs there.
 
 #![forbid(unsafe_code)]
 
 mod bench;
 mod cargo_output;
+mod conformance;
 mod dropin;
 mod packages;
 mod rxe;
@@ -37,6 +39,8 @@ enum Chore {
     Rxe(rxe::Args),
     /// Builds `verbatim` and the `libibverbs.so.1` that it gives to programs, and installs them if asked
     Dropin(dropin::Args),
+    /// Other people's programs and suites, counted as passed, failed, skipped
+    Conformance(conformance::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Bench(args) => bench::run(&args).map(exit_code),
         Chore::Rxe(args) => rxe::run(args),
         Chore::Dropin(args) => dropin::run(&args).map(exit_code),
+        Chore::Conformance(args) => conformance::run(&args).map(exit_code),
     };
     match done {
         Ok(code) => code,

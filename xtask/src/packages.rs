@@ -6,14 +6,14 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 /// A Debian package, and how to see that what it brings is there.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
     present: Present,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Present {
     Program(&'static str),
     File(&'static str),
@@ -95,6 +95,40 @@ pub(crate) const IBVERBS_UTILS: Package = Package {
     why: "its ibv_devinfo says what a device is",
     present: Present::Program("ibv_devinfo"),
 };
+pub(crate) const QPERF: Package = Package {
+    name: "qperf",
+    why: "a suite of conformance/",
+    present: Present::Program("qperf"),
+};
+pub(crate) const RDMACM_UTILS: Package = Package {
+    name: "rdmacm-utils",
+    why: "a suite of conformance/",
+    present: Present::Program("rping"),
+};
+pub(crate) const PYTHON3_PYVERBS: Package = Package {
+    name: "python3-pyverbs",
+    why: "a suite of conformance/",
+    present: Present::File("/usr/share/doc/rdma-core/tests/run_tests.py"),
+};
+
+/// What the data files of `conformance/` may ask for.
+const FOR_CONFORMANCE: &[Package] = &[
+    IPROUTE2,
+    IBVERBS_PROVIDERS,
+    IBVERBS_UTILS,
+    PERFTEST,
+    QPERF,
+    RDMACM_UTILS,
+    PYTHON3_PYVERBS,
+];
+
+/// The package that a data file names.
+pub(crate) fn by_name(name: &str) -> Option<Package> {
+    FOR_CONFORMANCE
+        .iter()
+        .find(|package| package.name == name)
+        .copied()
+}
 
 /// What the tests need.
 pub(crate) const FOR_TESTS: &[Package] = &[

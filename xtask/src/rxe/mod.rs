@@ -14,6 +14,7 @@ mod kernel;
 mod vm;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -89,4 +90,19 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         std::io::stderr(),
     )?;
     Ok(ExitCode::from(status))
+}
+
+/// Runs `command` in a machine of the usual size, in the current folder; gives back its exit
+/// status.
+///
+/// # Errors
+/// As [`Machine::run`], and when packages are missing or there is no kernel to be had.
+pub(crate) fn run_command(
+    command: Vec<OsString>,
+    stdout: impl Write + Send + 'static,
+    stderr: impl Write + Send + 'static,
+) -> Result<u8> {
+    packages::ensure(PACKAGES)?;
+    let job = Job::here(command)?;
+    Machine::default().run(&kernel::get()?, &job, None, stdout, stderr)
 }

@@ -1,0 +1,178 @@
+//! What came of a case.
+
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+/// What came of one case.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    Passed,
+    Failed { reason: String },
+    Skipped { reason: String },
+}
+
+impl Outcome {
+    pub(crate) fn failed(reason: impl Into<String>) -> Outcome {
+        Outcome::Failed {
+            reason: reason.into(),
+        }
+    }
+
+    /// Whether both passed, both failed or both were skipped.
+    pub(crate) fn same_kind(&self, other: &Outcome) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    /// Why it did not pass.
+    pub(crate) fn reason(&self) -> Option<&str> {
+        match self {
+            Outcome::Passed => None,
+            Outcome::Failed { reason } | Outcome::Skipped { reason } => Some(reason),
+        }
+    }
+
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Outcome::Passed => "passed",
+            Outcome::Failed { .. } => "failed",
+            Outcome::Skipped { .. } => "skipped",
+        }
+    }
+}
+
+/// The first of `patterns` that `output` does not match.
+pub(crate) fn unmatched<'a>(output: &str, patterns: &'a [Regex]) -> Option<&'a Regex> {
+    patterns.iter().find(|pattern| !pattern.is_match(output))
+}
+
+/// The line with which a program says that the device cannot do what the case asks for.
+pub(crate) fn unsupported<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a str> {
+    output
+        .lines()
+        .find(|line| patterns.iter().any(|pattern| pattern.is_match(line)))
+        .map(str::trim)
+}
+
+/// Rows of measurements in what perftest prints: those behind a heading `#bytes …` that have a
+/// positive message rate (bandwidth) or average latency. Bandwidth in MB/s may round to zero for
+/// small messages, so it is not looked at.
+///
+/// Before each row perftest finds out how fast the clock ticks; on a busy machine it may give up,
+/// says so, and prints a row of zeros or infinities. All iterations were done, so the row counts.
+pub(crate) fn rows(output: &str) -> usize {
+    let mut column = None;
+    let mut clockless = false;
+    let mut rows = 0;
+    for line in output.lines() {
+        let line = line.trim();
+        if line.starts_with("#bytes") {
+            // Names of columns may contain blanks, so positions are counted in the rows.
+            column = if line.contains("MsgRate") {
+                Some(Column::Last)
+            } else if line.contains("t_avg") {
+                Some(Column::At(5))
+            } else {
+                None
+            };
+            clockless = false;
+        } else if line.starts_with("Correlation coefficient r^2") {
+            clockless = true;
+        } else if let Some(column) = &column {
+            let numbers: Option<Vec<f64>> = line
+                .split_whitespace()
+                .map(|word| word.parse().ok())
+                .collect();
+            let value = numbers.as_deref().and_then(|numbers| match column {
+                Column::Last => numbers.get(4..)?.last(),
+                Column::At(index) => numbers.get(*index),
+            });
+            if let Some(value) = value {
+                rows += usize::from(clockless || (value.is_finite() && *value > 0.0));
+                clockless = false;
+            }
+        }
+    }
+    rows
+}
+
+enum Column {
+    At(usize),
+    Last,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BANDWIDTH: &str = "\
+ remote address: LID 0000 QPN 0x0015 PSN 0x2e0b21
+---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequency is not max.
+ 2          5              0.00               0.00                 0.000773
+ 65536      5              91.39              48.30  \t\t   0.000772
+---------------------------------------------------------------------------------------
+";
+    const LATENCY: &str = "\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
+ 2       100          412.45         5162.17      602.18              650.75           300.11          5162.17                 5162.17
+";
+
+    #[test]
+    fn rows_of_both_tables_are_counted() {
+        assert_eq!(rows(BANDWIDTH), 2);
+        assert_eq!(rows(LATENCY), 1);
+    }
+
+    #[test]
+    fn rows_that_measure_nothing_do_not_count() {
+        assert_eq!(rows(""), 0);
+        assert_eq!(rows("2 5 0.00 0.00 0.5\n"), 0, "no heading");
+        assert_eq!(rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 0.000000\n"), 0);
+        assert_eq!(rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 -nan\n"), 0);
+        assert_eq!(rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 inf\n"), 0);
+        assert_eq!(rows("#bytes t_avg[usec]\n 2 5 1.0\n"), 0, "cut short");
+        assert_eq!(rows("#bytes what\n 2 5 1.0 1 1 1 1\n"), 0, "unknown table");
+    }
+
+    #[test]
+    fn a_row_without_a_clock_counts_once() {
+        let heading = "#bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n";
+        let clockless = "Correlation coefficient r^2: 0.416328 < 0.9\n";
+        let row = " 2 5 0.00 0.00 0.000000\n";
+        assert_eq!(rows(&format!("{heading}{row}")), 0);
+        assert_eq!(rows(&format!("{heading}{clockless}{row}")), 1);
+        assert_eq!(rows(&format!("{heading}{clockless}{row}{row}")), 1);
+        assert_eq!(
+            rows(&format!("{heading}{clockless}Can't produce a report\n")),
+            0
+        );
+        let inf = " 2 96 inf inf inf \t inf \t-nan \tinf \tinf\n";
+        assert_eq!(rows(&format!("#bytes t_avg[usec]\n{clockless}{inf}")), 1);
+        assert_eq!(rows(&format!("#bytes t_avg[usec]\n{inf}")), 0);
+    }
+
+    #[test]
+    fn a_program_says_why_it_cannot() {
+        let patterns = [Regex::new("not supported").unwrap()];
+        let output = "Couldn't open\n  XRC is not supported here\nfailed\n";
+        assert_eq!(
+            unsupported(output, &patterns),
+            Some("XRC is not supported here")
+        );
+        assert_eq!(unsupported("failed", &patterns), None);
+        assert!(unmatched(output, &patterns).is_none());
+        assert_eq!(unmatched("", &patterns).unwrap().as_str(), "not supported");
+    }
+
+    #[test]
+    fn kinds_are_compared_without_their_reasons() {
+        let skipped = |reason: &str| Outcome::Skipped {
+            reason: reason.to_owned(),
+        };
+        assert!(skipped("a").same_kind(&skipped("b")));
+        assert!(!skipped("a").same_kind(&Outcome::failed("a")));
+        assert!(!Outcome::Passed.same_kind(&Outcome::failed("a")));
+    }
+}

@@ -1,0 +1,262 @@
+//! `cargo xtask conformance`: other people's programs and suites, each run as its users run it.
+//!
+//! What is run stands in the data files of `conformance/`; its README says how to read and extend
+//! them.
+//!
+//! - [`suite`]: the data files;
+//! - [`process`], [`ready`]: a program, and when a server is ready for its client;
+//! - [`run`]: runs the cases where this process runs;
+//! - [`judge`], [`unittest`]: what came of them;
+//! - [`place`]: gets all this to run where the target is;
+//! - [`record`]: the results that are kept.
+
+mod judge;
+mod place;
+mod process;
+mod ready;
+mod record;
+mod run;
+mod suite;
+mod unittest;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use serde::{Deserialize, Serialize};
+
+use crate::cargo_output::Counts;
+use crate::workspace;
+use judge::Outcome;
+use record::{CaseResult, Comparison, Environment, Record};
+use suite::{Conformance, Suite};
+
+/// Arguments of `cargo xtask conformance`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// What the programs run on, one of conformance/targets.toml
+    #[arg(long, value_name = "TARGET", default_value = "rxe")]
+    on: String,
+    /// Run this suite only (may be given several times)
+    #[arg(long, value_name = "SUITE")]
+    only: Vec<String>,
+    /// Print one JSON object per line on standard output
+    #[arg(long, conflicts_with = "check")]
+    json: bool,
+    /// Print what cargo test prints: ok as recorded, ignored if it is known not to pass
+    #[arg(long, conflicts_with = "write")]
+    check: bool,
+    /// Record the results in conformance/results and conformance/RESULTS.md
+    #[arg(long)]
+    write: bool,
+    /// Run here, whatever the target says, and print JSON: the inner half of the chore
+    #[arg(long, hide = true)]
+    in_place: bool,
+}
+
+const AFTER_HELP: &str = "\
+Every case passes, fails, or is skipped with the reason that the program itself gives. The exit
+status is 1 if the outcome of a case is not the recorded one, unless --write records it.";
+
+/// One line of `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line {
+    /// Versions of what takes part.
+    Environment(Environment),
+    /// What came of a case.
+    Case(CaseLine),
+    /// All cases.
+    Total(Counts),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct CaseLine {
+    #[serde(flatten)]
+    result: CaseResult,
+    elapsed_s: f64,
+    /// Last lines of the programs of a case that did not pass.
+    output: Option<String>,
+}
+
+/// Runs the chore; false when an outcome is not the recorded one.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let folder = folder();
+    let conformance = Conformance::load(&folder)?;
+    let target = conformance.target(&args.on)?;
+    let suites = conformance.select(&args.only)?;
+    if args.in_place {
+        place::here(target, &suites, &mut |line| print_line(&line))?;
+        return Ok(true);
+    }
+    let mut now = Record::default();
+    let elapsed = std::time::Instant::now();
+    place::there(&args.on, target, &suites, &mut |line| {
+        if args.json {
+            print_line(&line)?;
+        }
+        match line {
+            Line::Environment(environment) => now.environment = environment,
+            Line::Case(case) => {
+                progress(&args.on, &case);
+                now.results.push(case.result);
+            }
+            Line::Total(_) => {}
+        }
+        Ok(())
+    })?;
+    ensure!(!now.results.is_empty(), "no case was run");
+    eprintln!(
+        "{} cases in {:.0} s",
+        now.results.len(),
+        elapsed.elapsed().as_secs_f64()
+    );
+    let before = Record::load(&folder, &args.on)?;
+    let compared = before.compare(&args.on, &suites, &now.results);
+    let total = record::counts(&now.results);
+    if args.check {
+        return print_check(&args.on, &compared);
+    }
+    if args.json {
+        print_line(&Line::Total(total))?;
+    } else {
+        print_table(&suites, &now.results, total)?;
+    }
+    if args.write {
+        let mut after = before;
+        after.update(&conformance, &suites, now);
+        after.store(&folder, &args.on)?;
+        record::write_table(&folder, &conformance)?;
+        return Ok(true);
+    }
+    let mut good = true;
+    for (result, comparison) in &compared {
+        if let Comparison::Different(how) = comparison {
+            eprintln!("not as recorded: {}: {}: {how}", result.suite, result.case);
+            good = false;
+        }
+    }
+    Ok(good)
+}
+
+fn folder() -> PathBuf {
+    workspace().join("conformance")
+}
+
+fn print_line(line: &Line) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, line)?;
+    writeln!(out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Says on standard error what came of a case.
+fn progress(target: &str, case: &CaseLine) {
+    let CaseResult {
+        suite,
+        case: name,
+        outcome,
+    } = &case.result;
+    let why = outcome
+        .reason()
+        .map_or_else(String::new, |why| format!(" ({why})"));
+    eprintln!(
+        "{target} {suite}: {name}: {}{why}, {:.1} s",
+        outcome.word(),
+        case.elapsed_s
+    );
+    if let (Outcome::Failed { .. }, Some(output)) = (outcome, &case.output) {
+        eprintln!("{}", output.trim_end());
+    }
+}
+
+/// Prints the comparison as libtest prints tests, so that whoever counts tests can count cases.
+fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bool> {
+    let mut out = std::io::stdout().lock();
+    let mut counts = Counts::default();
+    writeln!(out, "     Running conformance on {target}")?;
+    writeln!(out, "running {} tests", compared.len())?;
+    for (result, comparison) in compared {
+        let name = format!("{target}::{}::{}", result.suite, result.case);
+        match comparison {
+            Comparison::Good => {
+                counts += Counts::PASS;
+                writeln!(out, "test {name} ... ok")?;
+            }
+            Comparison::Ignored(why) => {
+                counts += Counts::SKIP;
+                writeln!(out, "test {name} ... ignored, {why}")?;
+            }
+            Comparison::Different(how) => {
+                counts += Counts::FAIL;
+                writeln!(out, "test {name} ... FAILED\n  {how}")?;
+            }
+        }
+    }
+    let verdict = if counts.failed == 0 { "ok" } else { "FAILED" };
+    writeln!(
+        out,
+        "test result: {verdict}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out",
+        counts.passed, counts.failed, counts.skipped
+    )?;
+    Ok(counts.failed == 0)
+}
+
+fn print_table(suites: &[&Suite], results: &[CaseResult], total: Counts) -> Result<()> {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─')
+        .set_header(["suite", "what", "passed", "failed", "skipped"]);
+    for suite in suites {
+        let counts = record::counts(results.iter().filter(|r| r.suite == suite.name));
+        table.add_row([
+            suite.name.clone(),
+            suite.title.clone(),
+            counts.passed.to_string(),
+            counts.failed.to_string(),
+            counts.skipped.to_string(),
+        ]);
+    }
+    for column in 2..=4 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "{table}\n{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_survive_the_way_out_of_the_machine() {
+        let line = Line::Case(CaseLine {
+            result: CaseResult {
+                suite: "s".to_owned(),
+                case: "c".to_owned(),
+                outcome: Outcome::failed("why"),
+            },
+            elapsed_s: 1.5,
+            output: Some("a\nb".to_owned()),
+        });
+        let text = serde_json::to_string(&line).unwrap();
+        assert!(!text.contains('\n'));
+        let Line::Case(case) = serde_json::from_str(&text).unwrap() else {
+            panic!("{text}");
+        };
+        assert_eq!(case.result.outcome, Outcome::failed("why"));
+        assert_eq!(case.output.as_deref(), Some("a\nb"));
+    }
+}

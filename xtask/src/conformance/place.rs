@@ -1,0 +1,194 @@
+//! Gets the cases to run where the target is.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+
+use super::record::Environment;
+use super::suite::{Machine, Suite, Target};
+use super::{CaseLine, Line, run};
+use crate::packages::{self, Package};
+use crate::rxe;
+
+/// Runs `suites` where `target` is, installs what they need, and gives each line to `report`.
+///
+/// # Errors
+/// When packages are missing, the machine does not start, or what runs there ends before its work.
+pub(crate) fn there(
+    name: &str,
+    target: &Target,
+    suites: &[&Suite],
+    report: &mut dyn FnMut(Line) -> Result<()>,
+) -> Result<()> {
+    packages::ensure(&needed(target, suites)?)?;
+    match target.machine {
+        Machine::Host => here(target, suites, report),
+        Machine::Rxe => {
+            let mut command = vec![
+                std::env::current_exe()?.into_os_string(),
+                "conformance".into(),
+                "--in-place".into(),
+                "--on".into(),
+                name.into(),
+            ];
+            for suite in suites {
+                command.extend([OsString::from("--only"), suite.name.clone().into()]);
+            }
+            in_rxe(command, report)
+        }
+    }
+}
+
+/// Runs `suites` where this process runs.
+///
+/// # Errors
+/// As [`run::suite`].
+pub(crate) fn here(
+    target: &Target,
+    suites: &[&Suite],
+    report: &mut dyn FnMut(Line) -> Result<()>,
+) -> Result<()> {
+    report(Line::Environment(environment(suites)?))?;
+    let mut ports = run::Ports::new();
+    for suite in suites {
+        let mut tell = |ran: run::Ran| {
+            let passed = ran.outcome.reason().is_none();
+            report(Line::Case(CaseLine {
+                result: super::CaseResult {
+                    suite: suite.name.clone(),
+                    case: ran.case,
+                    outcome: ran.outcome,
+                },
+                elapsed_s: ran.elapsed.as_secs_f64(),
+                output: (!passed && !ran.output.is_empty()).then_some(ran.output),
+            }))
+        };
+        run::suite(suite, target, &mut ports, &mut tell)
+            .with_context(|| format!("cannot run the suite {}", suite.name))?;
+    }
+    Ok(())
+}
+
+fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {
+    let of_suites = suites.iter().flat_map(|suite| &suite.packages);
+    let mut needed = Vec::new();
+    for name in target.packages.iter().chain(of_suites) {
+        let package = packages::by_name(name)
+            .with_context(|| format!("xtask/src/packages.rs does not know {name}"))?;
+        if !needed.contains(&package) {
+            needed.push(package);
+        }
+    }
+    Ok(needed)
+}
+
+/// Versions of the kernel and of what brings the programs.
+fn environment(suites: &[&Suite]) -> Result<Environment> {
+    let mut versions = BTreeMap::new();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    versions.insert("linux".to_owned(), kernel.trim().to_owned());
+    for package in suites.iter().flat_map(|suite| &suite.packages) {
+        let out = Command::new("dpkg-query")
+            .args(["--show", "--showformat", "${Version}", package])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output();
+        // Without dpkg the programs have come another way, and no version is known.
+        if let Ok(out) = out
+            && out.status.success()
+        {
+            let version = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+            versions.insert(package.clone(), version);
+        }
+    }
+    Ok(versions)
+}
+
+/// Runs `command`, which prints [`Line`]s, in the virtual machine.
+fn in_rxe(command: Vec<OsString>, report: &mut dyn FnMut(Line) -> Result<()>) -> Result<()> {
+    let (sender, lines) = mpsc::channel();
+    let machine =
+        thread::spawn(move || rxe::run_command(command, Lines::new(sender), io::stderr()));
+    for line in lines {
+        match serde_json::from_str(&line) {
+            Ok(line) => report(line)?,
+            Err(_) => eprintln!("{line}"),
+        }
+    }
+    match machine.join() {
+        Ok(Ok(0)) => Ok(()),
+        Ok(Ok(status)) => bail!("what runs in the virtual machine ended with status {status}"),
+        Ok(Err(err)) => Err(err),
+        Err(_) => bail!("running the virtual machine failed"),
+    }
+}
+
+/// Sends each line that is written to it.
+struct Lines {
+    begun: Vec<u8>,
+    sender: Sender<String>,
+}
+
+impl Lines {
+    fn new(sender: Sender<String>) -> Lines {
+        Lines {
+            begun: Vec::new(),
+            sender,
+        }
+    }
+
+    fn send(&mut self) {
+        let line = String::from_utf8_lossy(&self.begun).into_owned();
+        self.begun.clear();
+        // Who listens may have given up; the machine still ends in its own time.
+        let _ = self.sender.send(line);
+    }
+}
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for &byte in bytes {
+            if byte == b'\n' {
+                self.send();
+            } else {
+                self.begun.push(byte);
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        if !self.begun.is_empty() {
+            self.send();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_put_together() {
+        let (sender, lines) = mpsc::channel();
+        let mut writer = Lines::new(sender);
+        writer.write_all(b"on").unwrap();
+        writer.write_all(b"e\ntwo\n\nthr").unwrap();
+        drop(writer);
+        let lines: Vec<String> = lines.iter().collect();
+        assert_eq!(lines, ["one", "two", "", "thr"]);
+    }
+}

@@ -1,0 +1,262 @@
+//! A program on a terminal of its own, so that it prints what its users see, as they see it.
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+/// A running program and all that it starts: its process group ends with this value.
+#[derive(Debug)]
+pub(crate) struct Program {
+    child: Child,
+    output: Arc<Mutex<Vec<u8>>>,
+    /// Says that nobody can write any more.
+    closed: Receiver<()>,
+}
+
+/// What a program leaves behind.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    /// Both streams, in order, lines ended by `\n`.
+    pub(crate) output: String,
+}
+
+impl Program {
+    /// Starts `words` in `folder`.
+    ///
+    /// # Errors
+    /// When there is no such program, or no pseudo-terminal to be had.
+    pub(crate) fn start(words: &[&str], folder: &Path) -> Result<Program> {
+        let (name, args) = words.split_first().context("an empty command")?;
+        let (terminal, screen) = pseudo_terminal().context("cannot open a pseudo-terminal")?;
+        let child = Command::new(name)
+            .args(args)
+            .current_dir(folder)
+            .env("TERM", "dumb")
+            .env("LC_ALL", "C.UTF-8")
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(screen.try_clone()?)
+            .stderr(screen)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let output = Arc::new(Mutex::new(Vec::new()));
+        let (done, closed) = mpsc::channel();
+        let sink = Arc::clone(&output);
+        std::thread::spawn(move || {
+            collect(terminal, &sink);
+            // The program may have been dropped meanwhile.
+            let _ = done.send(());
+        });
+        Ok(Program {
+            child,
+            output,
+            closed,
+        })
+    }
+
+    /// Whether the program itself has ended.
+    pub(crate) fn has_ended(&self) -> Result<bool> {
+        // It stays a zombie, so that its group's number is not given to others meanwhile.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = rustix::process::waitid(WaitId::Pid(self.pid()), options)?;
+        Ok(status.is_some())
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn output(&self) -> String {
+        let bytes = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).replace("\r\n", "\n")
+    }
+
+    /// Bytes that it has printed so far, as far as they are kept.
+    pub(crate) fn output_len(&self) -> usize {
+        let bytes = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.len()
+    }
+
+    /// Waits until it has ended; false when it has not by `deadline`.
+    pub(crate) fn wait(&self, deadline: Instant) -> Result<bool> {
+        loop {
+            if self.has_ended()? {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Asks it to end, as Ctrl-C does, and then makes it end.
+    pub(crate) fn stop(self) -> Result<Ended> {
+        if !self.has_ended()? {
+            self.signal(Signal::INT);
+            self.wait(Instant::now() + POLITENESS)?;
+        }
+        self.end()
+    }
+
+    /// Ends what is left of its group, and collects what it has printed.
+    pub(crate) fn end(mut self) -> Result<Ended> {
+        self.signal(Signal::KILL);
+        let status = self.child.wait()?;
+        // Only who has left the group can hold the terminal now; it is not waited for.
+        let _ = self.closed.recv_timeout(POLITENESS);
+        Ok(Ended {
+            status,
+            output: self.output(),
+        })
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It fails if nobody is left, which is what it is for.
+        let _ = rustix::process::kill_process_group(self.pid(), signal);
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // After `end` the group's number may belong to others.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Ended {
+    /// `exit status 1`, `killed by SIGSEGV`.
+    pub(crate) fn how(&self) -> String {
+        match (self.status.code(), self.status.signal()) {
+            (Some(code), _) => format!("exit status {code}"),
+            (None, Some(11)) => "killed by SIGSEGV".to_owned(),
+            (None, Some(6)) => "killed by SIGABRT".to_owned(),
+            (None, Some(signal)) => format!("killed by signal {signal}"),
+            (None, None) => "ended without a status".to_owned(),
+        }
+    }
+}
+
+/// How often a program is looked at.
+const POLL: Duration = Duration::from_millis(5);
+/// How long a program may take to end when it is asked to.
+const POLITENESS: Duration = Duration::from_secs(2);
+/// A program that prints without end shall not fill the memory.
+const KEEP_BYTES: usize = 4 << 20;
+
+fn pseudo_terminal() -> Result<(File, File)> {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&terminal)?;
+    unlockpt(&terminal)?;
+    let name = ptsname(&terminal, Vec::new())?;
+    let flags = i32::try_from(OFlags::NOCTTY.bits())?;
+    let screen = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(OsStr::from_bytes(name.as_bytes()))?;
+    Ok((File::from(terminal), screen))
+}
+
+/// Reads until nobody holds the other end.
+fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>) {
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        match terminal.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(n) => {
+                let mut bytes = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                let room = KEEP_BYTES.saturating_sub(bytes.len()).min(n);
+                bytes.extend_from_slice(&buffer[..room]);
+            }
+            Err(err) if err.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
+            // EIO: the last program has closed the terminal.
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(script: &str) -> Program {
+        Program::start(&["sh", "-c", script], Path::new("/")).unwrap()
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn output_and_status_are_collected() {
+        let program = start("tty <&1 >&2; echo one; echo two >&2; exit 3");
+        assert!(program.wait(soon()).unwrap());
+        let ended = program.end().unwrap();
+        assert_eq!(ended.how(), "exit status 3");
+        let lines: Vec<&str> = ended.output.lines().collect();
+        assert!(lines[0].starts_with("/dev/pts/"), "{lines:?}");
+        assert_eq!(lines[1..], ["one", "two"]);
+    }
+
+    #[test]
+    fn a_line_is_seen_while_the_program_runs() {
+        let program = start("echo ready; exec sleep 1000");
+        let deadline = soon();
+        while program.output() != "ready\n" {
+            assert!(Instant::now() < deadline, "{:?}", program.output());
+            std::thread::sleep(POLL);
+        }
+        assert!(!program.wait(Instant::now()).unwrap());
+        assert_eq!(program.stop().unwrap().how(), "killed by signal 2");
+    }
+
+    #[test]
+    fn children_end_with_their_program_and_no_politeness_is_demanded() {
+        let program = start("trap '' INT; sleep 1000 & echo $!; wait; wait; sleep 1000");
+        let deadline = soon();
+        while !program.output().ends_with('\n') {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(POLL);
+        }
+        let child = program.output().trim().to_owned();
+        assert_eq!(program.stop().unwrap().how(), "killed by signal 9");
+        let gone = || match std::fs::read_to_string(format!("/proc/{child}/stat")) {
+            Ok(stat) => stat.contains(") Z "),
+            Err(_) => true,
+        };
+        while !gone() {
+            assert!(Instant::now() < deadline, "{child} lives");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error() {
+        let err = Program::start(&["/nonexistent/program"], Path::new("/")).unwrap_err();
+        assert!(
+            format!("{err:#}").contains("/nonexistent/program"),
+            "{err:#}"
+        );
+        assert!(Program::start(&[], Path::new("/")).is_err());
+    }
+}

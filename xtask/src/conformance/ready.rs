@@ -1,0 +1,146 @@
+//! Whether a server is ready for its client.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::process::Program;
+use super::suite::Ready;
+
+/// How it came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    Ready,
+    /// The server has ended before.
+    Ended,
+    /// It was not ready by the deadline.
+    TimedOut,
+}
+
+/// Waits until `server` is ready at `port`. `cm_listeners` lists the listeners of `rdma_cm`.
+///
+/// # Errors
+/// When listeners cannot be listed.
+pub(crate) fn wait(
+    server: &Program,
+    ready: &Ready,
+    port: u16,
+    cm_listeners: &[&str],
+    deadline: Instant,
+) -> Result<Waited> {
+    loop {
+        let is_ready = match ready {
+            Ready::Tcp => has_socket(&["/proc/net/tcp", "/proc/net/tcp6"], port, TCP_LISTEN)?,
+            Ready::Udp => has_socket(&["/proc/net/udp", "/proc/net/udp6"], port, UDP_BOUND)?,
+            Ready::Cm => listens_cm(&run(cm_listeners)?, port),
+            Ready::Output(regex) => regex.is_match(&server.output()),
+        };
+        if is_ready {
+            return Ok(Waited::Ready);
+        }
+        if server.has_ended()? {
+            return Ok(Waited::Ended);
+        }
+        if Instant::now() >= deadline {
+            return Ok(Waited::TimedOut);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+const POLL: Duration = Duration::from_millis(5);
+
+/// States in the tables of proc(5).
+const TCP_LISTEN: &str = "0A";
+const UDP_BOUND: &str = "07";
+
+fn has_socket(tables: &[&str], port: u16, state: &str) -> Result<bool> {
+    for path in tables {
+        match std::fs::read_to_string(path) {
+            Ok(table) if lists(&table, port, state) => return Ok(true),
+            Ok(_) => {}
+            // A kernel without IPv6 has no second table.
+            Err(err) if err.kind() == std::io::ErrorKind::NotFound => {}
+            Err(err) => return Err(err).with_context(|| format!("cannot read {path}")),
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a table like `/proc/net/tcp` has a socket of that local port and state.
+fn lists(table: &str, port: u16, state: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let local = fields.next().and_then(|address| address.rsplit(':').next());
+        fields.nth(1) == Some(state)
+            && local.and_then(|digits| u16::from_str_radix(digits, 16).ok()) == Some(port)
+    })
+}
+
+/// Looks for a listener in what `rdma resource show cm_id` prints.
+fn listens_cm(list: &str, port: u16) -> bool {
+    let address_ends = format!(":{port}");
+    list.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.any(|word| word == "LISTEN") && words.any(|word| word.ends_with(&address_ends))
+    })
+}
+
+fn run(words: &[&str]) -> Result<String> {
+    let (name, args) = words
+        .split_first()
+        .context("no command lists the listeners")?;
+    let out = Command::new(name)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {name}"))?;
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_of_proc_are_understood() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt\n\
+             \x20  0: 00000000:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000\n\
+             \x20  1: 0100007F:4854 0100007F:4853 01 00000000:00000000 00:00000000 00000000\n";
+        assert!(lists(table, 0x4853, TCP_LISTEN));
+        assert!(!lists(table, 0x4854, TCP_LISTEN), "it is a connection");
+        assert!(
+            !lists(table, 0, TCP_LISTEN),
+            "the remote address does not count"
+        );
+        let v6 = "head\n 0: 00000000000000000000000000000000:4855 0000:0000 0A 0:0\n";
+        assert!(lists(v6, 0x4855, TCP_LISTEN));
+    }
+
+    #[test]
+    fn a_listening_socket_is_seen_and_a_closed_one_is_not() {
+        let socket = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let tables = ["/proc/net/tcp", "/nonexistent"];
+        assert!(has_socket(&tables, port, TCP_LISTEN).unwrap());
+        drop(socket);
+        assert!(!has_socket(&tables, port, TCP_LISTEN).unwrap());
+
+        let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert!(has_socket(&["/proc/net/udp"], port, UDP_BOUND).unwrap());
+    }
+
+    #[test]
+    fn the_list_of_rdma_cm_is_understood() {
+        let list = "link rxe0/- cm-idn 0 state LISTEN ps TCP pid 198 comm x src-addr 0.0.0.0:18515 \n\
+             link rxe0/1 cm-idn 6 state LISTEN ps TCP pid 9 comm rping src-addr \
+             192.168.77.1:7174 dst-addr 0.0.0.0:0 \n\
+             link rxe0/1 cm-idn 7 state CONNECT ps TCP pid 9 comm y src-addr 192.168.77.1:7999\n";
+        assert!(listens_cm(list, 18515));
+        assert!(listens_cm(list, 7174));
+        assert!(!listens_cm(list, 7999));
+        assert!(!listens_cm(list, 515));
+    }
+}

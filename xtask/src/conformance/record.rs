@@ -1,0 +1,491 @@
+//! Results that are kept in the repository: one file a target, and a table of all for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::judge::Outcome;
+use super::suite::{Conformance, Suite};
+use crate::cargo_output::Counts;
+
+/// What came of the cases on one target: `conformance/results/TARGET.jsonl`, an environment and
+/// then a result a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) environment: Environment,
+    pub(crate) results: Vec<CaseResult>,
+}
+
+/// Versions of what took part, by package; the kernel's is that of `linux`.
+pub(crate) type Environment = BTreeMap<String, String>;
+
+/// What came of one case.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CaseResult {
+    pub(crate) suite: String,
+    pub(crate) case: String,
+    #[serde(flatten)]
+    pub(crate) outcome: Outcome,
+}
+
+/// How a run compares with the record, for one case.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    /// Passed, as recorded.
+    Good,
+    /// Did not pass, as recorded, or is known to be unsteady: nothing that we broke.
+    Ignored(String),
+    /// Not what is recorded.
+    Different(String),
+}
+
+impl Record {
+    /// Reads the record of `target`; an empty one if there is none yet.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not of its form.
+    pub(crate) fn load(folder: &Path, target: &str) -> Result<Record> {
+        let path = path(folder, target);
+        if !path.exists() {
+            return Ok(Record::default());
+        }
+        let name = path.display();
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {name}"))?;
+        let mut lines = text.lines();
+        let head = lines.next().unwrap_or_default();
+        let environment =
+            serde_json::from_str(head).with_context(|| format!("{name}, line 1 is not valid"))?;
+        let results = lines
+            .enumerate()
+            .map(|(n, line)| {
+                serde_json::from_str(line)
+                    .with_context(|| format!("{name}, line {} is not valid", n + 2))
+            })
+            .collect::<Result<_>>()?;
+        Ok(Record {
+            environment,
+            results,
+        })
+    }
+
+    /// Writes the record of `target`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn store(&self, folder: &Path, target: &str) -> Result<()> {
+        let mut text = serde_json::to_string(&self.environment)?;
+        for result in &self.results {
+            text += "\n";
+            text += &serde_json::to_string(result)?;
+        }
+        text += "\n";
+        write(&path(folder, target), &text)
+    }
+
+    /// Replaces what is recorded of `suites` by `new`, in the order of `conformance`.
+    pub(crate) fn update(&mut self, conformance: &Conformance, suites: &[&Suite], new: Record) {
+        let replaced = |name: &str| suites.iter().any(|suite| suite.name == name);
+        let mut all = std::mem::take(&mut self.results);
+        all.retain(|result| !replaced(&result.suite));
+        all.extend(new.results);
+        for suite in &conformance.suites {
+            let of_suite = all.iter().filter(|result| result.suite == suite.name);
+            self.results.extend(of_suite.cloned());
+        }
+        self.environment.extend(new.environment);
+    }
+
+    /// Compares what `suites` have come to in `new` with this record.
+    pub(crate) fn compare(
+        &self,
+        target: &str,
+        suites: &[&Suite],
+        new: &[CaseResult],
+    ) -> Vec<(CaseResult, Comparison)> {
+        let mut compared = Vec::new();
+        for suite in suites {
+            let before: Vec<&CaseResult> = of(&self.results, suite);
+            let now: Vec<&CaseResult> = of(new, suite);
+            for result in &now {
+                let recorded = before.iter().find(|before| before.case == result.case);
+                let unsteady = suite.unsteady(&result.case, target);
+                let comparison = compare(target, recorded.map(|r| &r.outcome), result, unsteady);
+                compared.push(((*result).clone(), comparison));
+            }
+            for lost in &before {
+                if !now.iter().any(|result| result.case == lost.case) {
+                    let comparison = Comparison::Different("recorded, but has no result".into());
+                    compared.push(((*lost).clone(), comparison));
+                }
+            }
+        }
+        compared
+    }
+}
+
+fn compare(
+    target: &str,
+    recorded: Option<&Outcome>,
+    now: &CaseResult,
+    unsteady: Option<&str>,
+) -> Comparison {
+    let said = |outcome: &Outcome| match outcome.reason() {
+        None => outcome.word().to_owned(),
+        Some(reason) => format!("{} ({reason})", outcome.word()),
+    };
+    match (recorded, &now.outcome) {
+        (_, Outcome::Failed { .. } | Outcome::Skipped { .. }) if let Some(why) = unsteady => {
+            Comparison::Ignored(format!("{target}: unsteady: {why}"))
+        }
+        (Some(_), Outcome::Passed) if unsteady.is_some() => Comparison::Good,
+        (None, outcome) => Comparison::Different(format!("{}, not recorded", said(outcome))),
+        (Some(recorded), outcome) if !recorded.same_kind(outcome) => {
+            Comparison::Different(format!("{}, recorded as {}", said(outcome), said(recorded)))
+        }
+        (Some(_), Outcome::Passed) => Comparison::Good,
+        (Some(_), Outcome::Failed { reason }) => {
+            Comparison::Ignored(format!("{target}: known failure: {reason}"))
+        }
+        (Some(_), Outcome::Skipped { reason }) => {
+            Comparison::Ignored(format!("{target}: {reason}"))
+        }
+    }
+}
+
+/// How many of `results` passed, failed and were skipped.
+pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> Counts {
+    let mut counts = Counts::default();
+    for result in results {
+        counts += match result.outcome {
+            Outcome::Passed => Counts::PASS,
+            Outcome::Failed { .. } => Counts::FAIL,
+            Outcome::Skipped { .. } => Counts::SKIP,
+        };
+    }
+    counts
+}
+
+/// Writes `RESULTS.md` from the records of all targets.
+///
+/// # Errors
+/// When a record cannot be read, or the table cannot be written.
+pub(crate) fn write_table(folder: &Path, conformance: &Conformance) -> Result<()> {
+    write(&folder.join(TABLE), &table(folder, conformance)?)
+}
+
+/// The text of `RESULTS.md`.
+fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
+    let mut columns = Vec::new();
+    for (name, target) in &conformance.targets {
+        columns.push((name, target, Record::load(folder, name)?));
+    }
+    let mut text = String::from(HEAD);
+    for (name, target, record) in &columns {
+        let versions: Vec<String> = record
+            .environment
+            .iter()
+            .map(|(package, version)| format!("{package} {version}"))
+            .collect();
+        writeln!(
+            text,
+            "- **{name}**: {} ({}).",
+            target.title,
+            versions.join(", ")
+        )?;
+    }
+    let row = |text: &mut String, first: &str, cell: &dyn Fn(&Record) -> String| {
+        *text += &format!("| {first} |");
+        for (_, _, record) in &columns {
+            *text += &format!(" {} |", cell(record));
+        }
+        *text += "\n";
+    };
+    let names: Vec<&str> = columns.iter().map(|(name, ..)| name.as_str()).collect();
+    let rule = "|---".repeat(names.len() + 1);
+
+    writeln!(
+        text,
+        "\n| passed / failed / skipped | {} |",
+        names.join(" | ")
+    )?;
+    writeln!(text, "{rule}|")?;
+    for suite in &conformance.suites {
+        row(&mut text, &link(suite), &|r| {
+            cells(counts(of(&r.results, suite)))
+        });
+    }
+    row(&mut text, "**all**", &|r| {
+        format!("**{}**", cells(counts(&r.results)))
+    });
+
+    for suite in &conformance.suites {
+        writeln!(text, "\n## {}\n\n{}\n", suite.name, suite.title)?;
+        writeln!(text, "| case | {} |\n{rule}|", names.join(" | "))?;
+        let mut cases: Vec<&str> = Vec::new();
+        for (_, _, record) in &columns {
+            for result in of(&record.results, suite) {
+                if !cases.contains(&result.case.as_str()) {
+                    cases.push(&result.case);
+                }
+            }
+        }
+        for case in cases {
+            row(&mut text, &format!("`{case}`"), &|record| {
+                let of_suite = of(&record.results, suite);
+                match of_suite.iter().find(|result| result.case == case) {
+                    None => "not run".to_owned(),
+                    Some(result) => match result.outcome.reason() {
+                        None => result.outcome.word().to_owned(),
+                        Some(why) => format!("**{}**: {}", result.outcome.word(), escape(why)),
+                    },
+                }
+            });
+        }
+    }
+    Ok(text)
+}
+
+const TABLE: &str = "RESULTS.md";
+
+const HEAD: &str = "\
+# Other people's programs on each target
+
+Written by `cargo xtask conformance --write` from `results/`; [README.md](README.md) says what it means.
+
+";
+
+fn of<'a>(results: &'a [CaseResult], suite: &Suite) -> Vec<&'a CaseResult> {
+    let of_suite = results.iter().filter(|result| result.suite == suite.name);
+    of_suite.collect()
+}
+
+fn link(suite: &Suite) -> String {
+    format!("[{0}](#{0})", suite.name)
+}
+
+fn cells(counts: Counts) -> String {
+    format!("{} / {} / {}", counts.passed, counts.failed, counts.skipped)
+}
+
+/// What a cell of a Markdown table may not hold.
+fn escape(text: &str) -> String {
+    let mut safe = String::new();
+    for c in text.chars() {
+        match c {
+            '|' | '<' | '>' | '*' | '_' | '`' | '[' | ']' | '\\' => safe.extend(['\\', c]),
+            c if c.is_control() => safe.push(' '),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+fn path(folder: &Path, target: &str) -> PathBuf {
+    folder.join("results").join(format!("{target}.jsonl"))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::Kind;
+    use super::*;
+
+    /// Cases that are recorded and exist no more, or exist and are not recorded.
+    fn stale(conformance: &Conformance, record: &Record) -> Vec<String> {
+        let mut stale = Vec::new();
+        for suite in &conformance.suites {
+            // Only a unittest itself knows its cases.
+            let Kind::Programs(cases) = &suite.kind else {
+                continue;
+            };
+            let recorded = of(&record.results, suite);
+            for case in cases {
+                if !recorded.iter().any(|result| result.case == case.name) {
+                    stale.push(format!("{}: {} is not recorded", suite.name, case.name));
+                }
+            }
+            for result in recorded {
+                if !cases.iter().any(|case| case.name == result.case) {
+                    stale.push(format!("{}: there is no {}", suite.name, result.case));
+                }
+            }
+        }
+        stale
+    }
+
+    fn conformance(folder: &Path) -> Conformance {
+        let target = |name: &str| {
+            format!(
+                "[{name}]\ntitle = \"the {name}\"\nmachine = \"host\"\npackages = []\n\
+                 device = \"d\"\ngid_index = 0\nlink_layer = \"Ethernet\"\nserver = \"::1\"\ncm_listeners = \"true\"\n"
+            )
+        };
+        let targets = format!("{}{}", target("a"), target("b"));
+        std::fs::write(folder.join("targets.toml"), targets).unwrap();
+        let suite = "title = \"All of it\"\norder = 1\npackages = []\ntimeout_s = 1\n\
+             [[case]]\nname = \"one\"\nalone = \"true\"\n\
+             [[case]]\nname = \"two\"\nalone = \"true\"\n\
+             [[unsteady]]\ncase = \"two\"\non = [\"b\"]\nwhy = \"a race\"\n";
+        std::fs::write(folder.join("s.toml"), suite).unwrap();
+        Conformance::load(folder).unwrap()
+    }
+
+    fn result(case: &str, outcome: Outcome) -> CaseResult {
+        CaseResult {
+            suite: "s".to_owned(),
+            case: case.to_owned(),
+            outcome,
+        }
+    }
+
+    fn skipped(reason: &str) -> Outcome {
+        Outcome::Skipped {
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn record(results: &[CaseResult]) -> Record {
+        Record {
+            environment: Environment::from([("linux".to_owned(), "6.1".to_owned())]),
+            results: results.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_record_survives_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Record::load(folder.path(), "a").unwrap(), Record::default());
+        let before = record(&[
+            result("one", Outcome::Passed),
+            result("two", Outcome::failed("a \"b\"\nc")),
+            result("three", skipped("why")),
+        ]);
+        before.store(folder.path(), "a").unwrap();
+        assert_eq!(Record::load(folder.path(), "a").unwrap(), before);
+        std::fs::write(path(folder.path(), "a"), "{}\n{\"suite\": 1}\n").unwrap();
+        let err = Record::load(folder.path(), "a").unwrap_err();
+        assert!(format!("{err:#}").contains("line 2"), "{err:#}");
+    }
+
+    #[test]
+    fn only_what_is_not_as_recorded_is_different() {
+        let folder = tempfile::tempdir().unwrap();
+        let conformance = conformance(folder.path());
+        let suites = conformance.select(&[]).unwrap();
+        let compare = |before: &[CaseResult], now: CaseResult, target: &str| {
+            let compared = record(before).compare(target, &suites, &[now]);
+            assert_eq!(compared.len(), 1, "{compared:?}");
+            compared.into_iter().next().unwrap().1
+        };
+        let fails = || Outcome::failed("e");
+        let known = [result("one", fails())];
+        assert_eq!(
+            compare(&known, result("one", fails()), "a"),
+            Comparison::Ignored("a: known failure: e".to_owned())
+        );
+        assert_eq!(
+            compare(&known, result("one", Outcome::Passed), "a"),
+            Comparison::Different("passed, recorded as failed (e)".to_owned())
+        );
+        let passed = [result("one", Outcome::Passed)];
+        assert_eq!(
+            compare(&passed, result("one", Outcome::Passed), "a"),
+            Comparison::Good
+        );
+        assert_eq!(
+            compare(&passed, result("one", skipped("w")), "a"),
+            Comparison::Different("skipped (w), recorded as passed".to_owned())
+        );
+        assert_eq!(
+            compare(
+                &[result("one", skipped("v"))],
+                result("one", skipped("w")),
+                "a"
+            ),
+            Comparison::Ignored("a: w".to_owned())
+        );
+        assert_eq!(
+            compare(&[], result("one", Outcome::Passed), "a"),
+            Comparison::Different("passed, not recorded".to_owned())
+        );
+        // Unsteady on b only.
+        let passed = [result("two", Outcome::Passed)];
+        assert_eq!(
+            compare(&passed, result("two", fails()), "b"),
+            Comparison::Ignored("b: unsteady: a race".to_owned())
+        );
+        assert!(matches!(
+            compare(&passed, result("two", fails()), "a"),
+            Comparison::Different(_)
+        ));
+    }
+
+    #[test]
+    fn a_lost_result_is_different() {
+        let folder = tempfile::tempdir().unwrap();
+        let conformance = conformance(folder.path());
+        let suites = conformance.select(&[]).unwrap();
+        let before = record(&[result("one", Outcome::Passed)]);
+        let compared = before.compare("a", &suites, &[]);
+        assert_eq!(
+            compared[0].1,
+            Comparison::Different("recorded, but has no result".to_owned())
+        );
+    }
+
+    #[test]
+    fn the_table_has_a_column_for_each_target() {
+        let folder = tempfile::tempdir().unwrap();
+        let conformance = conformance(folder.path());
+        let mut a = Record::default();
+        let suites = conformance.select(&[]).unwrap();
+        let new = record(&[
+            result("one", Outcome::Passed),
+            result("two", skipped("not | here")),
+        ]);
+        a.update(&conformance, &suites, new);
+        a.store(folder.path(), "a").unwrap();
+        let table = table(folder.path(), &conformance).unwrap();
+        for line in [
+            "- **a**: the a (linux 6.1).",
+            "| passed / failed / skipped | a | b |",
+            "| [s](#s) | 1 / 0 / 1 | 0 / 0 / 0 |",
+            "| `one` | passed | not run |",
+            "| `two` | **skipped**: not \\| here | not run |",
+        ] {
+            assert!(table.lines().any(|l| l == line), "{line}\n{table}");
+        }
+        assert_eq!(stale(&conformance, &a), Vec::<String>::new());
+        assert_eq!(stale(&conformance, &Record::default()).len(), 2);
+    }
+
+    #[test]
+    fn the_repositorys_table_is_current() {
+        let folder = crate::workspace().join("conformance");
+        let conformance = Conformance::load(&folder).unwrap();
+        let written = std::fs::read_to_string(folder.join(TABLE)).unwrap();
+        assert!(
+            written == table(&folder, &conformance).unwrap(),
+            "conformance/RESULTS.md is not what conformance/results says: \
+             cargo xtask conformance --write"
+        );
+        for target in conformance.targets.keys() {
+            let record = Record::load(&folder, target).unwrap();
+            assert_eq!(
+                stale(&conformance, &record),
+                Vec::<String>::new(),
+                "{target}"
+            );
+        }
+    }
+}

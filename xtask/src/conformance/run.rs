@@ -1,0 +1,631 @@
+//! Runs cases where this process runs.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::judge::{Outcome, rows, unmatched, unsupported};
+use super::process::{Ended, Program};
+use super::ready::{self, Waited};
+use super::suite::{Case, Kind, Suite, Target, Unittest};
+use super::unittest::{Report, listed};
+
+/// What came of a case, and what its programs printed when it did not pass.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) case: String,
+    pub(crate) outcome: Outcome,
+    pub(crate) elapsed: Duration,
+    pub(crate) output: String,
+}
+
+/// Runs all cases of `suite` on `target`; gives each to `report` as soon as it is known.
+///
+/// # Errors
+/// When the cases cannot be run at all, or `report` fails. A program that is missing fails its
+/// case only.
+pub(crate) fn suite(
+    suite: &Suite,
+    target: &Target,
+    ports: &mut Ports,
+    report: &mut dyn FnMut(Ran) -> Result<()>,
+) -> Result<()> {
+    let folder = tempfile::tempdir().context("cannot make a folder for the programs")?;
+    match &suite.kind {
+        Kind::Programs(cases) => {
+            for case in cases {
+                let port = case.port.unwrap_or_else(|| ports.next());
+                let runner = Runner {
+                    target,
+                    folder: folder.path(),
+                    port,
+                };
+                report(runner.case(case))?;
+            }
+            Ok(())
+        }
+        Kind::Unittest(unittest) => {
+            let runner = Runner {
+                target,
+                folder: folder.path(),
+                port: ports.next(),
+            };
+            runner.unittest(unittest, report)
+        }
+    }
+}
+
+/// A port of its own for each case, so that none waits for the last one's to be free.
+#[derive(Debug)]
+pub(crate) struct Ports(u16);
+
+impl Ports {
+    /// Below those that the kernel gives to clients.
+    const FIRST: u16 = 20_000;
+    const LAST: u16 = 29_999;
+
+    pub(crate) fn new() -> Ports {
+        Ports(Ports::FIRST)
+    }
+
+    fn next(&mut self) -> u16 {
+        let port = self.0;
+        self.0 = if port == Ports::LAST {
+            Ports::FIRST
+        } else {
+            port + 1
+        };
+        port
+    }
+}
+
+struct Runner<'a> {
+    target: &'a Target,
+    folder: &'a Path,
+    port: u16,
+}
+
+/// What the programs of a case have come to.
+struct Pair {
+    /// A side, and what was wrong with it apart from its status and output.
+    failure: Option<(&'static str, String)>,
+    server: Option<Ended>,
+    client: Option<Ended>,
+}
+
+impl Runner<'_> {
+    fn case(&self, case: &Case) -> Ran {
+        let begin = Instant::now();
+        let target = self.target;
+        if let Some(needed) = case
+            .link_layer
+            .filter(|needed| *needed != target.link_layer)
+        {
+            return Ran {
+                case: case.name.clone(),
+                outcome: Outcome::Skipped {
+                    reason: format!(
+                        "needs link layer {needed:?}; that of {} is {:?}",
+                        target.device, target.link_layer
+                    ),
+                },
+                elapsed: begin.elapsed(),
+                output: String::new(),
+            };
+        }
+        let (outcome, output) = match self.pair(case) {
+            Ok(result) => self.judge(case, &result),
+            Err(err) => (Outcome::failed(format!("{err:#}")), String::new()),
+        };
+        Ran {
+            case: case.name.clone(),
+            outcome,
+            elapsed: begin.elapsed(),
+            output,
+        }
+    }
+
+    /// Runs server and client, or the only program, to their end.
+    fn pair(&self, case: &Case) -> Result<Pair> {
+        let limit = Duration::from_secs(case.timeout_s);
+        let too_long = format!("did not end within {} s", case.timeout_s);
+        let deadline = Instant::now() + limit;
+        let Some(server) = &case.server else {
+            let program = self.start(&case.command)?;
+            let ended = program.wait(deadline)?;
+            return Ok(Pair {
+                failure: (!ended).then_some((CLIENT, too_long)),
+                server: None,
+                client: Some(program.end()?),
+            });
+        };
+        let listeners: Vec<&str> = self.target.cm_listeners.split_whitespace().collect();
+        let serving = self.start(&server.command)?;
+        let waited = ready::wait(&serving, &server.ready, self.port, &listeners, deadline)?;
+        if waited != Waited::Ready {
+            let failure = match waited {
+                Waited::TimedOut => format!("not ready within {} s", case.timeout_s),
+                Waited::Ended | Waited::Ready => "ended before it was ready".to_owned(),
+            };
+            return Ok(Pair {
+                failure: Some((SERVER, failure)),
+                server: Some(serving.end()?),
+                client: None,
+            });
+        }
+        let client = self.start(&case.command)?;
+        let deadline = Instant::now() + limit;
+        let client_ended = wait_for_either(&client, &serving, server.stays, deadline)?;
+        let client = client.end()?;
+        let mut failure = None;
+        if !client_ended {
+            failure = Some(if serving.has_ended()? {
+                (SERVER, "ended before its client".to_owned())
+            } else {
+                (CLIENT, too_long.clone())
+            });
+        }
+        let serving = if server.stays {
+            let alone = serving.has_ended()?;
+            let ended = serving.stop()?;
+            if alone && !ended.status.success() && failure.is_none() {
+                failure = Some((SERVER, ended.how()));
+            }
+            ended
+        } else {
+            // A server whose client has failed may wait for it for ever.
+            let patience = if failure.is_none() && client.status.success() {
+                deadline
+            } else {
+                Instant::now() + GRACE
+            };
+            if !serving.wait(patience)? && failure.is_none() && client.status.success() {
+                failure = Some((SERVER, too_long));
+            }
+            serving.end()?
+        };
+        Ok(Pair {
+            failure,
+            server: Some(serving),
+            client: Some(client),
+        })
+    }
+
+    fn judge(&self, case: &Case, result: &Pair) -> (Outcome, String) {
+        let sides = [(CLIENT, &result.client), (SERVER, &result.server)];
+        let mut output = String::new();
+        for (side, ended) in sides {
+            if let Some(ended) = ended {
+                output += &format!("{side} ({}):\n{}", ended.how(), tail(&ended.output));
+            }
+        }
+        let Some(failure) = self.failure(case, result) else {
+            return (Outcome::Passed, output);
+        };
+        for (_, ended) in sides {
+            let reason = ended
+                .as_ref()
+                .and_then(|ended| unsupported(&ended.output, &case.skip));
+            if let Some(reason) = reason {
+                let reason = reason.to_owned();
+                return (Outcome::Skipped { reason }, output);
+            }
+        }
+        (Outcome::failed(failure), output)
+    }
+
+    /// What is wrong with a case.
+    fn failure(&self, case: &Case, result: &Pair) -> Option<String> {
+        let stays = case.server.as_ref().is_some_and(|server| server.stays);
+        let client = result.client.as_ref();
+        let server = result.server.as_ref();
+        let unhappy = |side: &str, ended: Option<&Ended>| {
+            let ended = ended.filter(|ended| !ended.status.success())?;
+            let last = last_line(&ended.output);
+            Some(format!("{side}: {}{last}", ended.how()))
+        };
+        if let Some((side, failure)) = &result.failure {
+            let says = if *side == SERVER { server } else { client };
+            let last = says.map_or_else(String::new, |ended| last_line(&ended.output));
+            return Some(format!("{side}: {failure}{last}"));
+        }
+        if let Some(failure) = unhappy(CLIENT, client) {
+            return Some(failure);
+        }
+        if !stays && let Some(failure) = unhappy(SERVER, server) {
+            return Some(failure);
+        }
+        let expected = [
+            (CLIENT, client, case.expect.as_slice()),
+            (
+                SERVER,
+                server,
+                case.server.as_ref().map_or(&[], |s| s.expect.as_slice()),
+            ),
+        ];
+        for (side, ended, patterns) in expected {
+            let printed = ended.map_or("", |ended| &ended.output);
+            if let Some(pattern) = unmatched(printed, patterns) {
+                let pattern = pattern.as_str().trim_start_matches("(?m)");
+                return Some(format!("{side}: nothing it printed matches {pattern}"));
+            }
+        }
+        let printed = client.map_or("", |ended| &ended.output);
+        if rows(printed) < case.rows {
+            return Some(format!(
+                "{CLIENT}: {} rows of measurements, not {}",
+                rows(printed),
+                case.rows
+            ));
+        }
+        let check = self.fill(case.check.as_ref()?);
+        let ended = Program::start(&["sh", "-c", &check], self.folder).and_then(|program| {
+            program.wait(Instant::now() + CHECK)?;
+            program.end()
+        });
+        match ended {
+            Ok(ended) if ended.status.success() => None,
+            Ok(ended) => Some(format!(
+                "{check}: {}{}",
+                ended.how(),
+                last_line(&ended.output)
+            )),
+            Err(err) => Some(format!("{check}: {err:#}")),
+        }
+    }
+
+    /// Runs a suite of `unittest`. If it dies or hangs, its test has failed, and the suite goes
+    /// on with those that are left.
+    fn unittest(
+        &self,
+        unittest: &Unittest,
+        report: &mut dyn FnMut(Ran) -> Result<()>,
+    ) -> Result<()> {
+        let quiet = Duration::from_secs(unittest.timeout_s);
+        let setup = self.fill(&unittest.setup);
+        let program = Program::start(&["sh", "-c", &setup], self.folder)?;
+        let ended = wait_while_it_prints(program, quiet)?.0;
+        if !ended.status.success() {
+            bail!("{setup}: {}\n{}", ended.how(), tail(&ended.output));
+        }
+        let ended = wait_while_it_prints(self.start(&unittest.list)?, quiet)?.0;
+        let names = listed(&ended.output);
+        if names.is_empty() {
+            bail!("the suite lists no test\n{}", tail(&ended.output));
+        }
+        let mut left: HashSet<&str> = names.iter().map(String::as_str).collect();
+        let mut command = unittest.run.clone();
+        while !left.is_empty() {
+            let begin = Instant::now();
+            let (ended, in_time) = wait_while_it_prints(self.start(&command)?, quiet)?;
+            let how = if in_time {
+                ended.how()
+            } else {
+                format!("silent for {} s", unittest.timeout_s)
+            };
+            let ran = account(&Report::parse(&ended.output), &names, &left, &how);
+            let each = begin.elapsed() / u32::try_from(ran.len().max(1)).unwrap_or(u32::MAX);
+            for (id, outcome) in ran {
+                // A test may be reported twice: of its body and of its clean-up.
+                if !left.remove(id.as_str()) {
+                    continue;
+                }
+                report(Ran {
+                    output: match &outcome {
+                        Outcome::Failed { .. } => tail(&ended.output),
+                        Outcome::Passed | Outcome::Skipped { .. } => String::new(),
+                    },
+                    case: id.trim_start_matches("tests.").to_owned(),
+                    outcome,
+                    elapsed: each,
+                })?;
+            }
+            let rest = names.iter().map(String::as_str);
+            let rest: Vec<&str> = rest.filter(|name| left.contains(name)).collect();
+            command = format!("{} {}", unittest.run, rest.join(" "));
+        }
+        Ok(())
+    }
+
+    fn start(&self, command: &str) -> Result<Program> {
+        let command = self.fill(command);
+        let wrap = self.target.wrap.iter().map(String::as_str);
+        let words: Vec<&str> = wrap.chain(command.split_whitespace()).collect();
+        Program::start(&words, self.folder)
+    }
+
+    fn fill(&self, text: &str) -> String {
+        text.replace("{dev}", &self.target.device)
+            .replace("{gid}", &self.target.gid_index.to_string())
+            .replace("{server}", &self.target.server)
+            .replace("{port}", &self.port.to_string())
+    }
+}
+
+/// The sides of a case, as results name them; an only program is a client.
+const CLIENT: &str = "client";
+const SERVER: &str = "server";
+/// How long one side may take to end after the other has failed.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long a check may take.
+const CHECK: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(5);
+
+/// What a run of a suite says of the tests that were `left`, in the order of `names` where it says
+/// nothing. `how` is how it ended. It is never empty, so that each run leaves fewer.
+fn account(
+    said: &Report,
+    names: &[String],
+    left: &HashSet<&str>,
+    how: &str,
+) -> Vec<(String, Outcome)> {
+    let mut ran = said.of(left);
+    let why = match &said.pending {
+        Some(test) if !said.complete && left.contains(test.as_str()) => {
+            ran.push((
+                test.clone(),
+                Outcome::failed(format!("the suite ended in it: {how}")),
+            ));
+            return ran;
+        }
+        // Started again, it would end the same way.
+        _ if !said.complete => format!("the suite ended before it: {how}"),
+        _ => "the suite says nothing of it".to_owned(),
+    };
+    let done: HashSet<String> = ran.iter().map(|(id, _)| id.clone()).collect();
+    let silent = names
+        .iter()
+        .filter(|name| left.contains(name.as_str()) && !done.contains(*name));
+    ran.extend(silent.map(|name| (name.clone(), Outcome::failed(why.clone()))));
+    ran
+}
+
+/// Waits for `client`; for a short while only once the server has ended, if it should not have.
+/// True when the client has ended.
+fn wait_for_either(
+    client: &Program,
+    server: &Program,
+    stays: bool,
+    deadline: Instant,
+) -> Result<bool> {
+    let mut until = deadline;
+    let mut server_ended = false;
+    loop {
+        if client.has_ended()? {
+            return Ok(true);
+        }
+        let now = Instant::now();
+        if now >= until {
+            return Ok(false);
+        }
+        if !server_ended && server.has_ended()? {
+            server_ended = true;
+            let grace = if stays { GRACE } else { SERVER_DONE };
+            until = until.min(now + grace);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// A server may be done well before its client, which prints the results.
+const SERVER_DONE: Duration = Duration::from_secs(20);
+
+/// Waits as long as `program` prints something now and then; false when it became silent.
+fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, bool)> {
+    let mut seen = program.output_len();
+    let mut since = Instant::now();
+    while !program.has_ended()? {
+        let now = program.output_len();
+        if now != seen {
+            seen = now;
+            since = Instant::now();
+        } else if since.elapsed() > silence {
+            return Ok((program.end()?, false));
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok((program.end()?, true))
+}
+
+/// The last lines of `output`.
+fn tail(output: &str) -> String {
+    const LINES: usize = 8;
+    let lines: Vec<&str> = output.lines().filter(|l| !l.trim().is_empty()).collect();
+    let last = &lines[lines.len().saturating_sub(LINES)..];
+    last.iter().map(|line| format!("  {line}\n")).collect()
+}
+
+/// `: ` and the last line of `output` that has words, if it has one.
+fn last_line(output: &str) -> String {
+    let says = |line: &&str| line.chars().any(char::is_alphanumeric);
+    match output.lines().rev().find(says) {
+        Some(line) => format!(": {}", line.trim()),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::suite::Conformance;
+    use super::*;
+
+    fn target() -> Target {
+        let text = "title = \"here\"\nmachine = \"host\"\npackages = []\ndevice = \"dev0\"\n\
+             gid_index = 1\nlink_layer = \"Ethernet\"\nserver = \"127.0.0.1\"\ncm_listeners = \"true\"";
+        toml::from_str(text).unwrap()
+    }
+
+    /// Runs a suite of the given text here.
+    fn run(text: &str) -> BTreeMap<String, Outcome> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("targets.toml"), "").unwrap();
+        let head = "title = \"t\"\norder = 1\npackages = []\n";
+        std::fs::write(folder.path().join("s.toml"), format!("{head}{text}")).unwrap();
+        let conformance = Conformance::load(folder.path()).unwrap();
+        let mut outcomes = BTreeMap::new();
+        let mut report = |ran: Ran| {
+            outcomes.insert(ran.case, ran.outcome);
+            Ok(())
+        };
+        let mut ports = Ports::new();
+        suite(&conformance.suites[0], &target(), &mut ports, &mut report).unwrap();
+        outcomes
+    }
+
+    fn outcome(case: &str) -> Outcome {
+        let text = format!(
+            "timeout_s = 60\nready = {{ output = \"ready\" }}\nskip = [\"not supported\"]\n\
+             [[case]]\nname = \"c\"\n{case}"
+        );
+        run(&text).remove("c").unwrap()
+    }
+
+    #[test]
+    fn placeholders_are_filled() {
+        let case = "alone = \"echo {dev} {gid} {server} {port}\"\n\
+             expect = ['^dev0 1 127\\.0\\.0\\.1 2\\d{4}$']";
+        assert_eq!(outcome(case), Outcome::Passed);
+    }
+
+    #[test]
+    fn what_needs_another_link_layer_is_not_run() {
+        let case = "alone = \"false\"\nlink_layer = ";
+        assert_eq!(
+            outcome(&format!("{case}\"InfiniBand\"")),
+            Outcome::Skipped {
+                reason: "needs link layer InfiniBand; that of dev0 is Ethernet".to_owned()
+            }
+        );
+        assert!(matches!(
+            outcome(&format!("{case}\"Ethernet\"")),
+            Outcome::Failed { .. }
+        ));
+    }
+
+    #[test]
+    fn the_client_starts_when_the_server_is_ready() {
+        // The server makes a file, then says that it is ready; the client needs the file.
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("server");
+        std::fs::write(
+            &script,
+            "sleep 0.3; touch made; echo ready; sleep 0.1; echo bye",
+        )
+        .unwrap();
+        let case = format!(
+            "server = \"sh {}\"\nclient = \"ls made\"\nexpect_server = [\"^bye$\"]",
+            script.display()
+        );
+        assert_eq!(outcome(&case), Outcome::Passed);
+    }
+
+    #[test]
+    fn failures_say_which_side_and_why() {
+        let failed = |case: &str| match outcome(case) {
+            Outcome::Failed { reason } => reason,
+            other => panic!("{case}: {other:?}"),
+        };
+        assert_eq!(
+            failed("alone = \"ls /nonexistent\""),
+            "client: exit status 2: ls: cannot access '/nonexistent': No such file or directory"
+        );
+        assert!(failed("alone = \"no-such-program\"").contains("cannot start no-such-program"));
+        assert_eq!(
+            failed("server = \"false\"\nclient = \"true\""),
+            "server: ended before it was ready"
+        );
+        assert_eq!(
+            failed("alone = \"echo a\"\nexpect = [\"^b$\"]"),
+            "client: nothing it printed matches ^b$"
+        );
+        assert_eq!(
+            failed("alone = \"echo a\"\nrows = 1"),
+            "client: 0 rows of measurements, not 1"
+        );
+        assert_eq!(
+            failed("alone = \"true\"\ncheck = \"exit 4\""),
+            "exit 4: exit status 4"
+        );
+        assert_eq!(
+            failed("alone = \"sleep 1000\"\ntimeout_s = 1"),
+            "client: did not end within 1 s"
+        );
+        assert_eq!(
+            failed("server = \"echo ready\"\nclient = \"sleep 1000\"\ntimeout_s = 1"),
+            "server: ended before its client: ready"
+        );
+    }
+
+    #[test]
+    fn a_server_that_stays_may_be_interrupted_but_not_die() {
+        let stays = "server_stays = true\nclient = \"sleep 0.2\"\nready = { output = \".\" }\n";
+        let server = "server = \"tail -f /proc/version\"\n";
+        assert_eq!(outcome(&format!("{stays}{server}")), Outcome::Passed);
+        let server = "server = \"ls /proc/version /nonexistent\"\n";
+        match outcome(&format!("{stays}{server}")) {
+            Outcome::Failed { reason } => {
+                assert!(reason.starts_with("server: exit status 2: "), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_failed_client_does_not_wait_for_its_server() {
+        let case = "server = \"tail -f /proc/version /proc/self/comm\"\nclient = \"false\"\n\
+             ready = { output = \"version\" }";
+        let begin = Instant::now();
+        assert_eq!(outcome(case), Outcome::failed("client: exit status 1"));
+        assert!(begin.elapsed() < Duration::from_secs(50));
+    }
+
+    #[test]
+    fn what_the_device_cannot_do_is_skipped_only_if_it_failed() {
+        let not = "/nonexistent/not supported";
+        let case = format!("alone = \"ls {}\"", not.replace(' ', "-"));
+        assert!(matches!(outcome(&case), Outcome::Failed { .. }));
+        let skipped = outcome("alone = \"sh {server}\"\ncheck = \"\"");
+        assert!(matches!(skipped, Outcome::Failed { .. }));
+        assert_eq!(
+            outcome("alone = \"echo this is not supported\"\ncheck = \"false\""),
+            Outcome::Skipped {
+                reason: "this is not supported".to_owned()
+            }
+        );
+        assert_eq!(
+            outcome("alone = \"echo this is not supported\""),
+            Outcome::Passed
+        );
+    }
+
+    #[test]
+    fn a_suite_that_dies_in_a_test_goes_on_behind_it() {
+        // Stands for a suite of three tests whose second kills it.
+        let script = "case \"$*\" in \
+            list) echo tests.m.C.a; echo tests.m.C.b; echo tests.m.C.c;; \
+            *tests.m.C.b*) exit 9;; \
+            *tests.m.C.c*) echo \"c (tests.m.C.c) ... ok\"; echo \"Ran 1 test in 1s\";; \
+            *) echo \"a (tests.m.C.a) ... skipped 'why'\"; printf \"b (tests.m.C.b) ... \"; \
+               kill -SEGV $$;; esac";
+        let text = format!(
+            "[unittest]\nsetup = '''cat > s <<'X'\n{script}\nX\n'''\nlist = \"sh s list\"\n\
+             run = \"sh s run\"\ntimeout_s = 60"
+        );
+        let outcomes = run(&text);
+        assert_eq!(
+            outcomes["m.C.a"],
+            Outcome::Skipped {
+                reason: "why".to_owned()
+            }
+        );
+        assert_eq!(
+            outcomes["m.C.b"],
+            Outcome::failed("the suite ended in it: killed by SIGSEGV")
+        );
+        assert_eq!(outcomes["m.C.c"], Outcome::Passed);
+    }
+}
