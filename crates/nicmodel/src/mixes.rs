@@ -89,7 +89,12 @@ pub fn all(profile: &Profile) -> Vec<Named> {
     all.extend(systems(profile));
     all.retain(|named| {
         let loads = &mut named.mix.loads.iter();
-        loads.all(|load| load.operation.check(profile).is_ok())
+        loads.all(|load| {
+            let operation = &load.operation;
+            let as_wanted =
+                operation.receive == Receive::Regular || operation.arrives_in_cqe(profile);
+            as_wanted && operation.check(profile).is_ok()
+        })
     });
     all
 }
@@ -159,7 +164,7 @@ fn verbs(profile: &Profile) -> Vec<Named> {
         ),
         named(
             "ud-recv-inline",
-            "UD RECV of 32 bytes, inline where the NIC can",
+            "inline UD RECV of 32 bytes",
             from_peers(arriving(ud(32).received(Receive::Inline))),
             &[("cx3", "ud_recv_cx3_inline")],
         ),

@@ -9,6 +9,7 @@
 mod args;
 mod bench;
 mod devices;
+mod model;
 mod output;
 mod run;
 mod sequencer;
@@ -34,6 +35,7 @@ Examples:
   verbatim sequencer              every design of the networked sequencer, side by side
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
+  verbatim model                  what verbs cost on a NIC that you need not have
 
 Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 
@@ -47,6 +49,8 @@ enum Command {
     Sequencer(sequencer::Args),
     /// Verbs microbenchmarks
     Bench(bench::Args),
+    /// What verbs cost on a NIC, how fast they can go there, and what stops them
+    Model(model::Args),
 }
 
 /// What a command came to.
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Sequencer(args) => sequencer::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Model(args) => model::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -1,0 +1,229 @@
+//! `verbatim model`: what verbs cost on a NIC, and how fast they can go there.
+
+mod operation;
+mod paper_mixes;
+mod profiles;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use nicmodel::bounds::Bound;
+use nicmodel::profile::{self, Profile};
+use nicmodel::{Bounds, Mix, mixes};
+
+use crate::Outcome;
+use crate::output::{figure, print, print_typed, table};
+
+/// Arguments of `verbatim model`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+pub(crate) struct Args {
+    /// The NIC: cx, cx3, cib or bf2 [default: cib]
+    #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
+    nic: Option<String>,
+    /// A profile of a NIC of your own (TOML; see --template)
+    #[arg(long, value_name = "FILE")]
+    nic_file: Option<PathBuf>,
+    /// A mix of the publications, by the name that `verbatim model` prints
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["mix_file", "profiles", "template", "Operation"])]
+    mix: Option<String>,
+    /// A mix of your own: JSON, as --mix NAME --json prints it under "mix"
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["profiles", "template", "Operation"])]
+    mix_file: Option<PathBuf>,
+    #[command(flatten)]
+    operation: operation::Operation,
+    /// List every number of the profiles with its evidence
+    #[arg(long, conflicts_with_all = ["template", "Operation"])]
+    profiles: bool,
+    /// Print a commented profile to fill in for a NIC of your own
+    #[arg(long, conflicts_with_all = ["nic", "nic_file", "Operation", "json"])]
+    template: bool,
+    /// Print one JSON object per line: mix, footprint, bounds, what-if, profile, number
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim model                                       the mixes of the paper, on Connect-IB
+  verbatim model --verb send --payload 60 --inline     one UD SEND: its cost, its bounds, what if
+  verbatim model --verb send --payload 60 --inline --batch 16 --cores 4 --queue-pairs 4
+  verbatim model --verb fetch-add --counters 1000 --stride 64 --nic cx3
+  verbatim model --mix herd-batch --json
+  verbatim model --profiles --nic cib                  where each number comes from
+  verbatim model --template > my-nic.toml; verbatim model --nic-file my-nic.toml
+
+Rates are of the model: what resources allow, in 10^6 a second, not measurements.";
+
+/// The name of the profile that is used when none is asked for.
+const DEFAULT_NIC: &str = "cib";
+
+/// No profile and no mix is longer.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.template {
+        print(profile::TEMPLATE.trim_end())?;
+        return Ok(Outcome::Done);
+    }
+    let chosen = chosen(args)?;
+    if args.profiles {
+        let all = if args.nic.is_none() && args.nic_file.is_none() {
+            profile::builtins()
+        } else {
+            std::slice::from_ref(&chosen)
+        };
+        profiles::show(all, args.json)?;
+    } else if let Some(mix) = mix(args, &chosen)? {
+        show_mix(&chosen, &mix, args.json)?;
+    } else if args.operation.is_given() {
+        operation::show(&chosen, &args.operation, args.json)?;
+    } else {
+        paper_mixes::show(&chosen, args.json)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The profile that was asked for.
+fn chosen(args: &Args) -> Result<Profile> {
+    if let Some(path) = &args.nic_file {
+        let text = read(path)?;
+        return Profile::parse(&text)
+            .with_context(|| format!("{} is no profile of a NIC", path.display()));
+    }
+    let name = args.nic.as_deref().unwrap_or(DEFAULT_NIC);
+    let Some(profile) = profile::builtin(name) else {
+        let names: Vec<_> = profile::builtins()
+            .iter()
+            .map(|p| p.name.as_str())
+            .collect();
+        bail!(
+            "there is no NIC {name:?}; choose among {}, or describe yours with --nic-file",
+            names.join(", ")
+        );
+    };
+    Ok(profile.clone())
+}
+
+/// The mix that was asked for.
+fn mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
+    if let Some(path) = &args.mix_file {
+        let text = read(path)?;
+        let mix = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no mix of operations", path.display()))?;
+        return Ok(Some(mix));
+    }
+    let Some(name) = &args.mix else {
+        return Ok(None);
+    };
+    match mixes::get(profile, name) {
+        Some(named) => Ok(Some(named.mix)),
+        None => {
+            let all = mixes::all(profile);
+            let names: Vec<_> = all.iter().map(|named| named.name).collect();
+            bail!(
+                "there is no mix {name:?}; choose among {}",
+                names.join(", ")
+            );
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    let read = || -> std::io::Result<String> {
+        let mut text = String::new();
+        File::open(path)?
+            .take(MAX_FILE_BYTES + 1)
+            .read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = read().with_context(|| format!("cannot read {}", path.display()))?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        bail!("{} is longer than 1 MiB", path.display());
+    }
+    Ok(text)
+}
+
+/// A mix and its bounds, as JSON.
+#[derive(serde::Serialize)]
+struct ShownMix<'a> {
+    nic: &'a str,
+    mix: &'a Mix,
+    #[serde(flatten)]
+    bounds: &'a Bounds,
+}
+
+fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
+    let bounds = Bounds::of(profile, mix)?;
+    if json {
+        return print_typed(
+            "mix",
+            &ShownMix {
+                nic: &profile.name,
+                mix,
+                bounds: &bounds,
+            },
+        );
+    }
+    print(format_args!("{}\n", profile.title))?;
+    for line in bounds_lines(&bounds) {
+        print(line)?;
+    }
+    Ok(())
+}
+
+/// The bounds as text: the rate, the table, and what is unknown.
+fn bounds_lines(bounds: &Bounds) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let (Some(rate), Some(bottleneck)) = (bounds.predicted_mops, bounds.bottleneck()) {
+        let at_most = if bounds.unknown.is_empty() {
+            ""
+        } else {
+            "at most "
+        };
+        lines.push(format!(
+            "{at_most}{} M/s; bottleneck: {bottleneck}",
+            figure(rate)
+        ));
+    }
+    let mut rows = table(["resource", "busy, ns a request", "allows, M/s"], &[1, 2]);
+    for Bound {
+        resource,
+        busy_ns,
+        rate_mops,
+    } in &bounds.bounds
+    {
+        rows.add_row([resource.to_string(), figure(*busy_ns), figure(*rate_mops)]);
+    }
+    lines.push(rows.to_string());
+    if !bounds.unknown.is_empty() {
+        let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
+        lines.push(format!("unknown for this NIC: {}", names.join(", ")));
+    }
+    lines
+}
+
+/// A share in percent with its sign; what rounds to nothing has none.
+fn percent(share: f64, decimals: usize) -> String {
+    let text = format!("{:+.decimals$}", 100.0 * share);
+    let is_zero = text
+        .bytes()
+        .all(|byte| !byte.is_ascii_digit() || byte == b'0');
+    let shown = if is_zero { &text[1..] } else { &text[..] };
+    format!("{shown} %")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_have_a_sign_unless_they_are_nothing() {
+        let shown = [0.123, -0.017, 1e-6, -1e-6, 2.5].map(|share| percent(share, 1));
+        assert_eq!(shown, ["+12.3 %", "-1.7 %", "0.0 %", "0.0 %", "+250.0 %"]);
+        assert_eq!(percent(-0.001, 0), "0 %");
+    }
+}

@@ -1,0 +1,446 @@
+//! One operation by its flags: what it costs, what bounds it, and what changes would bring.
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use nicmodel::bounds::Resource;
+use nicmodel::profile::Profile;
+use nicmodel::{
+    Bounds, Footprint, Load, Method, Mix, Receive, Role, Side, Transport, Verb, locks, wqe,
+};
+use serde::Serialize;
+
+use super::{bounds_lines, percent};
+use crate::args;
+use crate::output::{figure, print, print_typed, table};
+
+/// The operation on the command line.
+#[derive(clap::Args, Clone)]
+#[group(id = "Operation", multiple = true)]
+#[command(next_help_heading = "Operation")]
+pub(super) struct Operation {
+    /// send, write, read, cmp-swap or fetch-add [default: send]
+    #[arg(long, value_name = "VERB")]
+    verb: Option<Verb>,
+    /// rc, uc or ud [default: ud for send, rc for the rest]
+    #[arg(long, value_name = "TRANSPORT")]
+    transport: Option<Transport>,
+    /// Payload in bytes; 0 with send is header-only [default: 32, and 8 for atomics]
+    #[arg(long, value_name = "BYTES", value_parser = args::number("a payload", 0..=nicmodel::MAX_MESSAGE_BYTES))]
+    payload: Option<u32>,
+    /// Copy the payload into the WQE (IBV_SEND_INLINE)
+    #[arg(long)]
+    inline: bool,
+    /// With 4 bytes of immediate; a header-only SEND has it anyway
+    #[arg(long)]
+    imm: bool,
+    /// Signal every Nth operation; 0 for none [default: 64]
+    #[arg(long, value_name = "N", value_parser = args::number("a period of signaling", 0..=1_000_000u32))]
+    signal_every: Option<u32>,
+    /// Scatter/gather elements of a payload that is not inlined [default: 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of SGEs", 1..=nicmodel::MAX_SGES))]
+    sge: Option<u32>,
+    /// The responder takes SENDs by inline RECVs, where the NIC has them
+    #[arg(long)]
+    inline_recv: bool,
+    /// Operations in a postlist [default: 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a length of postlists", 1..=nicmodel::MAX_POSTLIST))]
+    batch: Option<u32>,
+    /// How WQEs reach the NIC [default: mmio for postlists of 1, else doorbell]
+    #[arg(long, value_enum)]
+    method: Option<MethodArg>,
+    /// Cores of each side [default: as many as it takes]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of cores", 1..=4096u32))]
+    cores: Option<u32>,
+    /// Queue pairs that the operations are posted on [default: as many as it takes]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of queue pairs", 1..=10_000_000u32))]
+    queue_pairs: Option<u32>,
+    /// Counters that atomics work on [default: enough for every lock]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of counters", 1..=u64::MAX))]
+    counters: Option<u64>,
+    /// Bytes from one counter to the next [default: 8]
+    #[arg(long, value_name = "BYTES", value_parser = args::number("a distance of counters", 8..=1u64 << 40))]
+    stride: Option<u64>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum MethodArg {
+    /// The processor writes WQEs to the NIC
+    Mmio,
+    /// The NIC fetches WQEs after a doorbell
+    Doorbell,
+}
+
+/// Operations from one signaled one to the next, if nothing is said.
+const SIGNAL_EVERY: u32 = 64;
+
+impl Operation {
+    /// Whether anything of it was on the command line.
+    pub(super) fn is_given(&self) -> bool {
+        let Self {
+            verb,
+            transport,
+            payload,
+            inline,
+            imm,
+            signal_every,
+            sge,
+            inline_recv,
+            batch,
+            method,
+            cores,
+            queue_pairs,
+            counters,
+            stride,
+        } = self;
+        verb.is_some()
+            || transport.is_some()
+            || payload.is_some()
+            || *inline
+            || *imm
+            || signal_every.is_some()
+            || sge.is_some()
+            || *inline_recv
+            || batch.is_some()
+            || method.is_some()
+            || cores.is_some()
+            || queue_pairs.is_some()
+            || counters.is_some()
+            || stride.is_some()
+    }
+
+    fn load(&self, profile: &Profile) -> Result<Load> {
+        let verb = self.verb.unwrap_or(Verb::Send);
+        let transport = self.transport.unwrap_or(if verb == Verb::Send {
+            Transport::Ud
+        } else {
+            Transport::Rc
+        });
+        let usual = if verb.is_atomic() { 8 } else { 32 };
+        let payload = self.payload.unwrap_or(usual);
+        let mut operation = nicmodel::Operation::new(verb, transport, payload);
+        operation.inline = self.inline;
+        operation.imm = self.imm || (verb == Verb::Send && payload == 0);
+        operation.signaled = match self.signal_every.unwrap_or(SIGNAL_EVERY) {
+            0 => 0.0,
+            every => 1.0 / f64::from(every),
+        };
+        operation.num_sge = self.sge.unwrap_or(1);
+        if self.inline_recv {
+            operation.receive = Receive::Inline;
+        }
+        let batch = f64::from(self.batch.unwrap_or(1));
+        let mut load = Load::new(operation, Role::Requester).in_postlists(batch);
+        match self.method {
+            Some(MethodArg::Mmio) => load.method = Method::WqeByMmio,
+            Some(MethodArg::Doorbell) => load.method = Method::Doorbell,
+            None => {}
+        }
+        load.queue_pairs = self.queue_pairs;
+        if self.counters.is_some() || self.stride.is_some() {
+            if !verb.is_atomic() {
+                bail!("--counters and --stride are of atomics; {verb} has no lock");
+            }
+            let count = self.counters.unwrap_or(u64::MAX);
+            let Some(used) = locks::used(profile, count, self.stride.unwrap_or(8)) else {
+                bail!(
+                    "how addresses choose locks is not known for {}; leave out --counters and \
+                     --stride, or add atomics.lock_bits to a profile",
+                    profile.name
+                );
+            };
+            load.lock_slots = Some(used);
+        }
+        Ok(load)
+    }
+}
+
+/// One side's bounds.
+#[derive(Serialize)]
+struct SideBounds<'a> {
+    role: Role,
+    #[serde(flatten)]
+    bounds: &'a Bounds,
+}
+
+/// A change and what it would bring.
+#[derive(Serialize)]
+struct WhatIf {
+    change: String,
+    requester: Effect,
+    responder: Effect,
+}
+
+/// What a change brings on one side.
+#[derive(Serialize)]
+struct Effect {
+    predicted_mops: f64,
+    /// The rate over the rate without the change, less one.
+    gain: f64,
+    bottleneck: Option<Resource>,
+}
+
+/// An operation and its cost.
+#[derive(Serialize)]
+struct Cost<'a> {
+    nic: &'a str,
+    operation: &'a nicmodel::Operation,
+    postlist: f64,
+    per_operation: &'a Footprint,
+}
+
+pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<()> {
+    let load = wanted.load(profile)?;
+    let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
+    let sides = Sides::of(profile, &load, wanted.cores)?;
+    let ideas = what_if(profile, &load, wanted.cores, &sides);
+    if json {
+        print_typed(
+            "footprint",
+            &Cost {
+                nic: &profile.name,
+                operation: &load.operation,
+                postlist: load.postlist,
+                per_operation: &one,
+            },
+        )?;
+        for (role, bounds) in sides.both() {
+            print_typed("bounds", &SideBounds { role, bounds })?;
+        }
+        return ideas
+            .iter()
+            .try_for_each(|idea| print_typed("what-if", idea));
+    }
+    print(&profile.title)?;
+    print(describe(&load, &one))?;
+    print(cost_table(&one))?;
+    for (role, bounds) in sides.both() {
+        let side = match role {
+            Role::Requester => "the requester",
+            Role::Responder => "the responder",
+        };
+        print("")?;
+        let mut lines = bounds_lines(bounds);
+        if let Some(first) = lines.first_mut() {
+            *first = format!("{side}: {first}");
+        }
+        lines.iter().try_for_each(print)?;
+    }
+    if !ideas.is_empty() {
+        let header = [
+            "what if",
+            "requester, M/s",
+            "gain",
+            "responder, M/s",
+            "gain",
+        ];
+        let mut rows = table(header, &[1, 2, 3, 4]);
+        for WhatIf {
+            change,
+            requester,
+            responder,
+        } in &ideas
+        {
+            rows.add_row([
+                change.clone(),
+                figure(requester.predicted_mops),
+                percent(requester.gain, 0),
+                figure(responder.predicted_mops),
+                percent(responder.gain, 0),
+            ]);
+        }
+        print(format_args!("\n{rows}"))?;
+    }
+    Ok(())
+}
+
+fn describe(load: &Load, one: &Footprint) -> String {
+    let operation = &load.operation;
+    let inline = if operation.inlines_payload() {
+        " inlined"
+    } else {
+        ""
+    };
+    let imm = if operation.imm { " with immediate" } else { "" };
+    let method = match load.method {
+        Method::WqeByMmio => "written to the NIC by MMIO",
+        Method::Doorbell => "fetched after a doorbell",
+    };
+    format!(
+        "{} {}{imm}, {} bytes{inline}, in postlists of {}: WQEs of {} bytes ({} cache line{}), {method}\n",
+        operation.transport,
+        operation.verb,
+        operation.payload_bytes,
+        load.postlist,
+        one.wqe_bytes,
+        one.wqe_lines,
+        if one.wqe_lines == 1 { "" } else { "s" },
+    )
+}
+
+/// What one operation costs on both sides.
+fn cost_table(one: &Footprint) -> comfy_table::Table {
+    let mut rows = table(["an operation costs", "requester", "responder"], &[1, 2]);
+    type Of = fn(&Side) -> f64;
+    let lines: [(&str, Of); 9] = [
+        ("MMIO writes", Side::mmio_writes),
+        ("  of them doorbells", Side::doorbells),
+        ("DMA reads", Side::dma_reads),
+        ("DMA reads of RECVs", Side::recv_wqe_reads),
+        ("DMA writes", Side::dma_writes),
+        ("cache lines read", Side::lines_read),
+        ("cache lines written", Side::lines_written),
+        ("PCIe bytes to the NIC", Side::bytes_to_device),
+        ("PCIe bytes to the host", Side::bytes_to_host),
+    ];
+    for (what, of) in lines {
+        let (requester, responder) = (of(&one.requester), of(&one.responder));
+        if requester > 0.0 || responder > 0.0 {
+            rows.add_row([what.to_owned(), figure(requester), figure(responder)]);
+        }
+    }
+    let network = &one.network;
+    rows.add_row([
+        "network bytes sent".to_owned(),
+        figure(network.to_responder.bytes),
+        figure(network.to_requester.bytes),
+    ]);
+    if one.atomic_locks > 0.0 {
+        rows.add_row([
+            "NIC locks".to_owned(),
+            figure(0.0),
+            figure(one.atomic_locks),
+        ]);
+    }
+    rows
+}
+
+/// The bounds of both sides, if one machine does nothing but post and another nothing but get it.
+struct Sides {
+    requester: Bounds,
+    responder: Bounds,
+}
+
+impl Sides {
+    fn of(profile: &Profile, load: &Load, cores: Option<u32>) -> Result<Self> {
+        let bounds = |role| {
+            let load = Load {
+                role,
+                ..load.clone()
+            };
+            let mix = Mix {
+                cores,
+                ..Mix::new(vec![load])
+            };
+            Bounds::of(profile, &mix)
+        };
+        Ok(Self {
+            requester: bounds(Role::Requester)?,
+            responder: bounds(Role::Responder)?,
+        })
+    }
+
+    fn both(&self) -> [(Role, &Bounds); 2] {
+        [
+            (Role::Requester, &self.requester),
+            (Role::Responder, &self.responder),
+        ]
+    }
+}
+
+/// Changes that one can make to an operation, and the rate of each side with them.
+fn what_if(profile: &Profile, load: &Load, cores: Option<u32>, now: &Sides) -> Vec<WhatIf> {
+    let mut changes: Vec<(String, Load)> = Vec::new();
+    let mut change = |words: String, edit: &dyn Fn(&mut Load)| {
+        let mut changed = load.clone();
+        edit(&mut changed);
+        changes.push((words, changed));
+    };
+    let operation = &load.operation;
+    if load.postlist < 16.0 {
+        change("postlists of 16".to_owned(), &|load| {
+            *load = load.clone().in_postlists(16.0);
+        });
+        if let Some(queue_pairs) = load.queue_pairs {
+            let more = queue_pairs.saturating_mul(4);
+            change(format!("postlists of 16 on {more} queue pairs"), &|load| {
+                *load = load.clone().in_postlists(16.0).on_queue_pairs(more);
+            });
+        }
+    }
+    if load.postlist > 1.0 {
+        change("one operation a post".to_owned(), &|load| {
+            *load = load.clone().in_postlists(1.0);
+        });
+    }
+    if let Some(queue_pairs) = load.queue_pairs {
+        let more = queue_pairs.saturating_mul(2);
+        change(format!("{more} queue pairs"), &|load| {
+            load.queue_pairs = Some(more)
+        });
+    }
+    if operation.verb.sends_payload() && operation.payload_bytes > 0 {
+        if !operation.inline {
+            change("payload inlined".to_owned(), &|load| {
+                load.operation.inline = true
+            });
+        }
+        if operation.verb == Verb::Send && operation.payload_bytes <= 4 {
+            change(
+                "header-only, the data in the immediate".to_owned(),
+                &|load| {
+                    load.operation.payload_bytes = 0;
+                    load.operation.imm = true;
+                },
+            );
+        }
+        if operation.inlines_payload() {
+            let lines = wqe::lines(wqe::bytes(profile, operation));
+            let (verb, transport) = (operation.verb, operation.transport);
+            let less = wqe::max_inline_payload(profile, verb, transport, lines.saturating_sub(1));
+            if let Some(less) = less {
+                let words = format!("payload of {less} bytes, a cache line less in the WQE");
+                change(words, &|load| load.operation.payload_bytes = less);
+            }
+        }
+    }
+    if operation.signaled > 1.0 / f64::from(SIGNAL_EVERY) {
+        change(format!("one in {SIGNAL_EVERY} signaled"), &|load| {
+            load.operation.signaled = 1.0 / f64::from(SIGNAL_EVERY);
+        });
+    }
+    if operation.receive == Receive::Regular {
+        change("inline RECVs".to_owned(), &|load| {
+            load.operation.receive = Receive::Inline;
+        });
+    }
+    if load.lock_slots.is_some() {
+        change("counters spread over all locks".to_owned(), &|load| {
+            load.lock_slots = None
+        });
+    }
+    let outcome = |(change, load): (String, Load)| {
+        let arrives_in_cqe = load.operation.arrives_in_cqe(profile);
+        if load.operation.receive == Receive::Inline && !arrives_in_cqe {
+            return None;
+        }
+        let then = Sides::of(profile, &load, cores).ok()?;
+        Some(WhatIf {
+            change,
+            requester: effect(&now.requester, &then.requester)?,
+            responder: effect(&now.responder, &then.responder)?,
+        })
+    };
+    let mut ideas: Vec<_> = changes.into_iter().filter_map(outcome).collect();
+    let best = |idea: &WhatIf| idea.requester.gain.max(idea.responder.gain);
+    ideas.sort_by(|a, b| best(b).total_cmp(&best(a)));
+    ideas
+}
+
+fn effect(now: &Bounds, then: &Bounds) -> Option<Effect> {
+    let (before, after) = (now.predicted_mops?, then.predicted_mops?);
+    Some(Effect {
+        predicted_mops: after,
+        gain: after / before - 1.0,
+        bottleneck: then.bottleneck(),
+    })
+}

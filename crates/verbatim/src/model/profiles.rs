@@ -1,0 +1,51 @@
+//! Profiles with the evidence for each number.
+
+use anyhow::Result;
+use comfy_table::ContentArrangement;
+use nicmodel::profile::Profile;
+use serde::Serialize;
+
+use crate::output::{print, print_typed, table};
+
+/// What a profile says of itself.
+#[derive(Serialize)]
+struct About<'a> {
+    name: &'a str,
+    title: &'a str,
+    about: &'a str,
+}
+
+/// One of its numbers.
+#[derive(Serialize)]
+struct Line<'a> {
+    nic: &'a str,
+    #[serde(flatten)]
+    number: &'a nicmodel::profile::Number<'a>,
+}
+
+pub(super) fn show(profiles: &[Profile], json: bool) -> Result<()> {
+    for (index, profile) in profiles.iter().enumerate() {
+        let Profile {
+            name, title, about, ..
+        } = profile;
+        let numbers = profile.numbers();
+        if json {
+            print_typed("profile", &About { name, title, about })?;
+            for number in &numbers {
+                print_typed("number", &Line { nic: name, number })?;
+            }
+            continue;
+        }
+        let gap = if index == 0 { "" } else { "\n" };
+        print(format_args!("{gap}{name}: {title}\n{about}\n"))?;
+        let mut rows = table(["number", "value", "evidence"], &[1]);
+        // Sentences of evidence are wrapped on a terminal.
+        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        for number in &numbers {
+            let value = number.value.to_string();
+            rows.add_row([number.key.clone(), value, number.evidence.to_string()]);
+        }
+        print(rows)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! `verbatim model`: rates beside the published ones, one operation and what changes bring, the
+//! evidence for each number, and profiles and mixes of one's own.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn model(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_verbatim"))
+        .arg("model")
+        .args(args)
+        .output()
+        .expect("the program starts")
+}
+
+fn text(args: &[&str]) -> String {
+    let out = model(args);
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{args:?}: {errors}");
+    String::from_utf8(out.stdout).expect("text")
+}
+
+/// The data of the lines of this type.
+fn json(args: &[&str], kind: &str) -> Vec<Value> {
+    let text = text(&[args, &["--json"]].concat());
+    let lines = text.lines().map(|line| {
+        let value: Value = serde_json::from_str(line).expect("one JSON object per line");
+        value
+    });
+    let wanted = lines.filter(|line| line["type"] == kind);
+    wanted.map(|line| line["data"].clone()).collect()
+}
+
+/// `args` must be refused with a message that holds `advice`.
+#[track_caller]
+fn refused(args: &[&str], advice: &str) {
+    let out = model(args);
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
+    assert!(message.contains(advice), "{args:?}: {message}");
+    assert!(!message.contains("panicked"), "{args:?}: {message}");
+    assert!(out.stdout.is_empty(), "{args:?}");
+}
+
+#[test]
+fn the_papers_mixes_are_there_without_flags() {
+    let shown = text(&[]);
+    for part in [
+        "ud-send-batch",
+        "101.6",
+        "PCIe DMA read bandwidth",
+        "predicted",
+    ] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let rows = json(&[], "mix");
+    let row = |name: &str| {
+        let found = rows.iter().find(|row| row["name"] == name);
+        found.expect("a row").clone()
+    };
+    let send = row("ud-send-batch");
+    assert_eq!(send["published"]["value"], 101.6);
+    assert_eq!(send["bottleneck"], "dma-read");
+    assert_eq!(send["basis"], "fitted");
+    let atomics = row("sequencer-atomics");
+    let rate = atomics["predicted_mops"].as_f64().expect("a rate");
+    assert!((rate - 2.24).abs() < 0.01, "{rate}");
+    for nic in ["cx", "cx3", "bf2"] {
+        assert!(!json(&["--nic", nic], "mix").is_empty(), "{nic}");
+    }
+}
+
+#[test]
+fn an_operation_has_a_cost_bounds_and_changes() {
+    let args = [
+        "--verb",
+        "send",
+        "--payload",
+        "60",
+        "--inline",
+        "--cores",
+        "1",
+        "--queue-pairs",
+        "1",
+    ];
+    let shown = text(&args);
+    for part in [
+        "WQEs of 128 bytes (2 cache lines)",
+        "MMIO writes",
+        "bottleneck: CPU",
+        "what if",
+    ] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let cost = &json(&args, "footprint")[0]["per_operation"];
+    assert_eq!(
+        cost["requester"]["transactions"][0]["purpose"],
+        "wqe-by-mmio"
+    );
+    assert_eq!(cost["requester"]["transactions"][0]["count"], 2.0);
+    assert_eq!(json(&args, "bounds").len(), 2);
+    // Batches want several queue pairs: the best change comes first, batches alone are worse.
+    let ideas = json(&args, "what-if");
+    let gain = |idea: &Value| idea["requester"]["gain"].as_f64().expect("a gain");
+    assert_eq!(ideas[0]["change"], "postlists of 16 on 4 queue pairs");
+    assert!(gain(&ideas[0]) > 2.0);
+    let batches = ideas
+        .iter()
+        .find(|idea| idea["change"] == "postlists of 16");
+    assert!(gain(batches.expect("it is there")) < 0.0);
+}
+
+#[test]
+fn counters_choose_locks() {
+    let slots = |args: &[&str]| {
+        let bounds = json(&[&["--verb", "fetch-add"], args].concat(), "bounds");
+        let responder = &bounds[1];
+        responder["predicted_mops"].as_f64().expect("a rate")
+    };
+    let page = slots(&["--counters", "1000", "--stride", "4096"]);
+    assert!((page - 2.24).abs() < 0.01, "{page}");
+    assert!(slots(&["--counters", "1000"]) > 51.0);
+}
+
+#[test]
+fn every_number_has_evidence() {
+    let numbers = json(&["--profiles"], "number");
+    assert!(numbers.len() > 100);
+    for number in &numbers {
+        let evidence = number["evidence"].as_str().expect("words");
+        let source = number["source"].as_str().expect("a kind");
+        assert!(evidence.starts_with(source), "{number}");
+    }
+    let one = json(&["--profiles", "--nic", "cx"], "profile");
+    assert_eq!(one.len(), 1);
+    assert!(text(&["--profiles"]).contains("published: the paper, Table 2"));
+}
+
+#[test]
+fn a_profile_and_a_mix_of_ones_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (nic, mix) = (
+        folder.path().join("my.toml"),
+        folder.path().join("mix.json"),
+    );
+    let (nic_path, mix_path) = (nic.to_str().expect("text"), mix.to_str().expect("text"));
+    std::fs::write(&nic, text(&["--template"])).expect("written");
+    assert_eq!(json(&["--nic-file", nic_path], "mix")[0]["nic"], "my-nic");
+
+    let printed = json(&["--mix", "herd"], "mix");
+    std::fs::write(&mix, printed[0]["mix"].to_string()).expect("written");
+    assert_eq!(json(&["--mix-file", mix_path], "mix"), printed);
+
+    let broken = text(&["--template"]).replace("lanes = { value = 16", "lanes = { value = 0");
+    std::fs::write(&nic, broken).expect("written");
+    refused(
+        &["--nic-file", nic_path],
+        "pcie.lanes: 0 is out of range; it must be from 1 to 32",
+    );
+    std::fs::write(&nic, [0xff, 0xfe]).expect("written");
+    refused(&["--nic-file", nic_path], "cannot read");
+    std::fs::write(&mix, "{\"loads\": 1}").expect("written");
+    refused(&["--mix-file", mix_path], "is no mix of operations");
+    std::fs::write(
+        &mix,
+        printed[0]["mix"]
+            .to_string()
+            .replace("\"cores\":14", "\"cores\":0"),
+    )
+    .expect("written");
+    refused(
+        &["--mix-file", mix_path],
+        "cores is 0, and must be from 1 to 4096",
+    );
+}
+
+#[test]
+fn bad_input() {
+    refused(&["--nic", "cx9"], "choose among cx, cx3, cib, bf2");
+    refused(
+        &["--nic-file", "/nonexistent/nic.toml"],
+        "cannot read /nonexistent/nic.toml",
+    );
+    refused(&["--nic-file", "/dev/zero"], "longer than 1 MiB");
+    refused(&["--mix", "none"], "choose among ud-send");
+    refused(&["--verb", "put"], "send, write, read, cmp-swap, fetch-add");
+    refused(&["--transport", "tcp"], "rc, uc, ud");
+    refused(
+        &["--verb", "read", "--transport", "ud"],
+        "UD does not carry READ",
+    );
+    refused(&["--payload", "5000"], "at most 4096 bytes");
+    refused(&["--payload", "4096", "--inline"], "at most 512");
+    refused(&["--payload", "-1"], "payload");
+    refused(&["--payload", "2147483649"], "from 0 to 2147483648");
+    refused(&["--batch", "0"], "from 1 to 65536");
+    refused(&["--cores", "0"], "from 1 to 4096");
+    refused(&["--counters", "4"], "are of atomics");
+    refused(
+        &["--verb", "fetch-add", "--payload", "4"],
+        "works on 8 bytes",
+    );
+    refused(
+        &["--verb", "fetch-add", "--counters", "4", "--nic", "bf2"],
+        "not known for bf2",
+    );
+    refused(&["--mix", "herd", "--verb", "send"], "cannot be used with");
+}
