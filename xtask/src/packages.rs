@@ -169,8 +169,11 @@ fn find_program(name: &str) -> bool {
 /// # Errors
 /// When something is missing and cannot be installed: the message names the packages and the
 /// command to run.
-pub(crate) fn ensure(packages: &[Package]) -> Result<Vec<&'static str>> {
-    let missing: Vec<&Package> = packages.iter().filter(|p| !p.is_present()).collect();
+pub(crate) fn ensure<'a>(
+    packages: impl IntoIterator<Item = &'a Package>,
+) -> Result<Vec<&'static str>> {
+    let packages = packages.into_iter();
+    let missing: Vec<&Package> = packages.filter(|p| !p.is_present()).collect();
     if missing.is_empty() {
         return Ok(Vec::new());
     }

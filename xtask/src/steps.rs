@@ -20,6 +20,8 @@ pub(crate) struct Step {
     pub(crate) args: &'static [&'static str],
     /// Added to the environment; added behind what the caller has set for the `…FLAGS`.
     pub(crate) env: &'static [(&'static str, &'static str)],
+    /// Whether the programs run in the virtual machine with the kernel's Soft-RoCE.
+    pub(crate) rxe: bool,
     /// A build folder of its own below `target/`, for flags that would rebuild everything else.
     pub(crate) target: Option<&'static str>,
 }
@@ -35,6 +37,7 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Lint,
         args: &["fmt", "--all", "--check"],
         env: &[],
+        rxe: false,
         target: None,
     },
     Step {
@@ -50,6 +53,7 @@ pub(crate) const STEPS: &[Step] = &[
             "warnings",
         ],
         env: &[],
+        rxe: false,
         target: None,
     },
     Step {
@@ -58,6 +62,7 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Lint,
         args: &["doc", "--workspace", "--no-deps"],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
+        rxe: false,
         target: None,
     },
     Step {
@@ -76,6 +81,7 @@ pub(crate) const STEPS: &[Step] = &[
             "--examples",
         ],
         env: &[],
+        rxe: false,
         target: None,
     },
     Step {
@@ -84,6 +90,7 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Tests,
         args: &["test", "--workspace", "--no-fail-fast", "--doc"],
         env: &[],
+        rxe: false,
         target: None,
     },
     Step {
@@ -101,6 +108,7 @@ pub(crate) const STEPS: &[Step] = &[
             "--tests",
         ],
         env: &[],
+        rxe: false,
         target: None,
     },
     Step {
@@ -109,8 +117,50 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Tests,
         args: &["test", "-p", "softnic", "--release", "--lib", "loom"],
         env: &[("RUSTFLAGS", "--cfg loom")],
+        rxe: false,
         target: Some("loom"),
     },
+    Step {
+        name: "rxe-verbs",
+        what: "verbs semantics on the kernel's Soft-RoCE",
+        kind: Kind::Tests,
+        args: &[
+            "test",
+            "-p",
+            CONFORMANCE,
+            "--release",
+            "--no-fail-fast",
+            "--test",
+            "system",
+        ],
+        env: RXE_DEVICE,
+        rxe: true,
+        target: None,
+    },
+    Step {
+        name: "rxe-systems",
+        what: "the systems on the kernel's Soft-RoCE",
+        kind: Kind::Tests,
+        args: &[
+            "test",
+            "-p",
+            "verbatim",
+            "--no-fail-fast",
+            "--test",
+            "system",
+            "--",
+            "--include-ignored",
+        ],
+        env: RXE_DEVICE,
+        rxe: true,
+        target: None,
+    },
+];
+
+/// Tells tests of the provider `system` which device to use.
+const RXE_DEVICE: &[(&str, &str)] = &[
+    ("VERBATIM_TEST_DEVICE", "rxe0"),
+    ("VERBATIM_TEST_GID_INDEX", "1"),
 ];
 
 #[cfg(test)]

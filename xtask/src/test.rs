@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cargo_output::{Counts, Parser, Troubles};
 use crate::packages;
 use crate::steps::{Kind, STEPS, Step};
-use crate::{target_dir, workspace};
+use crate::{rxe, target_dir, workspace};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 fn install() -> Outcome {
     let begin = Instant::now();
-    let (ok, note) = match packages::ensure(packages::FOR_TESTS) {
+    let (ok, note) = match packages::ensure(packages::FOR_TESTS.iter().chain(rxe::PACKAGES)) {
         Ok(installed) if installed.is_empty() => (true, None),
         Ok(installed) => (true, Some(format!("installed {}", installed.join(" ")))),
         Err(err) => {
@@ -123,7 +123,7 @@ fn install() -> Outcome {
 }
 
 fn run_step(step: &Step, json: bool) -> Result<Outcome> {
-    let mut command = command(step);
+    let mut command = command(step)?;
     let shown = shown(step);
     let mut out: Box<dyn Write> = if json {
         Box::new(std::io::stderr())
@@ -198,9 +198,14 @@ fn judge(
     (counts, (!notes.is_empty()).then(|| notes.join("; ")))
 }
 
-fn command(step: &Step) -> Command {
+fn command(step: &Step) -> Result<Command> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
+    if step.rxe {
+        // Cargo starts what it has built by this program, and so in the virtual machine.
+        let runner = serde_json::to_string(&rxe::runner()?)?;
+        command.args(["--config", &format!("target.'cfg(all())'.runner={runner}")]);
+    }
     command
         .args(step.args)
         .current_dir(workspace())
@@ -217,7 +222,7 @@ fn command(step: &Step) -> Command {
     if let Some(folder) = step.target {
         command.env("CARGO_TARGET_DIR", target_dir().join(folder));
     }
-    command
+    Ok(command)
 }
 
 fn shown(step: &Step) -> String {
@@ -229,7 +234,12 @@ fn shown(step: &Step) -> String {
         .target
         .map(|folder| format!("CARGO_TARGET_DIR=target/{folder} "));
     let env: String = env.chain(target).collect();
-    format!("{env}cargo {}", step.args.join(" "))
+    let place = if step.rxe {
+        " (by cargo xtask rxe)"
+    } else {
+        ""
+    };
+    format!("{env}cargo {}{place}", step.args.join(" "))
 }
 
 fn print_json(line: &Line<'_>) -> Result<()> {

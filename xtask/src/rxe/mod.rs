@@ -18,12 +18,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::packages::{self, Package};
 use vm::Machine;
 
-pub(crate) use initramfs::Job;
+use initramfs::Job;
 
 /// Arguments of `cargo xtask rxe`.
 #[derive(clap::Args)]
@@ -68,6 +68,17 @@ pub(crate) const PACKAGES: &[Package] = &[
     packages::IBVERBS_PROVIDERS,
     packages::IBVERBS_UTILS,
 ];
+
+/// Seconds after which a test program is taken for hung.
+const TEST_LIMIT: u32 = 1200;
+
+/// The words before a test program that run it in the machine.
+pub(crate) fn runner() -> Result<Vec<String>> {
+    let this = std::env::current_exe().context("cannot find this program's own file")?;
+    let this = this.to_str().context("this program's path is not UTF-8")?;
+    let words = [this, "rxe", "--limit", &TEST_LIMIT.to_string(), "--"];
+    Ok(words.map(str::to_owned).into())
+}
 
 /// Runs the chore.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
