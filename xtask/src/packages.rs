@@ -172,8 +172,12 @@ fn find_program(name: &str) -> bool {
 pub(crate) fn ensure<'a>(
     packages: impl IntoIterator<Item = &'a Package>,
 ) -> Result<Vec<&'static str>> {
-    let packages = packages.into_iter();
-    let missing: Vec<&Package> = packages.filter(|p| !p.is_present()).collect();
+    let mut missing: Vec<&Package> = Vec::new();
+    for package in packages {
+        if !package.is_present() && !missing.contains(&package) {
+            missing.push(package);
+        }
+    }
     if missing.is_empty() {
         return Ok(Vec::new());
     }
