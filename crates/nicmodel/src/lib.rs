@@ -7,6 +7,7 @@
 //! - [`wqe`], [`pcie`], [`wire`]: sizes of WQEs, transactions of the PCIe link, packets.
 //! - [`Footprint`]: all that an operation causes on both sides.
 //! - [`Mix`], [`Bounds`]: the rate that each resource allows, and the bottleneck.
+//! - [`op_profile`], [`guidelines`]: what a program did, and what it should change.
 
 //!
 //! ```
@@ -28,8 +29,10 @@
 
 pub mod bounds;
 mod footprint;
+pub mod guidelines;
 pub mod locks;
 pub mod mixes;
+pub mod op_profile;
 mod operation;
 pub mod pcie;
 pub mod profile;

@@ -39,7 +39,8 @@ pub struct Load {
     pub method: Method,
     /// Operations in a postlist, on average.
     pub postlist: f64,
-    /// Queue pairs that the machine posts it on; with none given there are enough.
+    /// Queue pairs that the machine posts it on, evenly, together with the mix' other operations
+    /// that have some; with none given there are enough.
     pub queue_pairs: Option<u32>,
     /// Locks that atomics use, evenly; with none given all that they can reach.
     pub lock_slots: Option<u32>,
@@ -288,7 +289,6 @@ struct Demand {
     to_host_bytes: f64,
     outbound_ns: Option<f64>,
     inbound_ns: Option<f64>,
-    /// The busiest load's, as loads are on queue pairs of their own.
     unit_ns: Option<f64>,
     lock_ns: Option<f64>,
     out_bytes: f64,
@@ -346,10 +346,10 @@ impl Demand {
                 add(&mut self.outbound_ns, times, outbound);
                 if let Some(queue_pairs) = load.queue_pairs {
                     let units = profile.processing.units.as_ref();
-                    let on_one = units.zip(outbound).map(|(units, outbound)| {
-                        times * outbound * f64::from(units.value) / f64::from(queue_pairs)
+                    let of_all = units.zip(outbound).map(|(units, outbound)| {
+                        outbound * f64::from(units.value) / f64::from(queue_pairs)
                     });
-                    self.unit_ns = self.unit_ns.zip(on_one).map(|(a, b)| a.max(b));
+                    add(&mut self.unit_ns, times, of_all);
                 }
             }
             Role::Responder => {

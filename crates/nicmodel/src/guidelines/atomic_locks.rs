@@ -1,0 +1,71 @@
+use super::{Finding, Guideline};
+use crate::bounds::Resource;
+use crate::locks;
+use crate::op_profile::{OperationProfile, SlotCount};
+use crate::profile::Profile;
+
+/// Do not let atomics queue for a lock of the NIC.
+pub(super) const GUIDELINE: Guideline = Guideline {
+    name: "atomic-locks",
+    section: "ATC'16, sections 3.4 and 5.4",
+    rule: "Atomics on addresses with equal low bits wait for each other for a round trip of PCIe.",
+    finds,
+    fixed,
+};
+
+fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+    let prediction = observed.predict(profile).ok()??;
+    if prediction.bottleneck != Resource::AtomicLocks {
+        return None;
+    }
+    let busiest = observed
+        .active()
+        .filter_map(|qp| Some((qp, qp.effective_slots()?)))
+        .min_by_key(|(_, slots)| *slots);
+    let seen = match busiest {
+        Some((qp, slots)) => format!(
+            "QP {:#x}: atomics use {slots} of the NIC's locks evenly, and wait for them",
+            qp.qpn
+        ),
+        None => "atomics wait for the NIC's locks".to_owned(),
+    };
+    let advice = match locks::reachable(profile) {
+        Some(1) | None => {
+            "do them on the processor: send the request by SEND or WRITE and let one \
+                           core do all that wait by a single atomic of its own (an RPC); this NIC \
+                           makes no two atomics at a time"
+                .to_owned()
+        }
+        Some(all) => {
+            let bits = profile
+                .atomics
+                .lock_bits
+                .as_ref()
+                .map_or(0, |bits| bits.value);
+            format!(
+                "place the words so that their addresses differ in the low {bits} bits ({all} \
+                 places, 8 bytes apart; not at the same offset of pages or of records of a power of \
+                 two), or do them on the processor by an RPC"
+            )
+        }
+    };
+    Some(Finding { seen, advice })
+}
+
+fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+    // With a single lock only another design helps, which is another profile.
+    let all = locks::reachable(profile).filter(|all| *all > 1)?;
+    let mut fixed = observed.clone();
+    for qp in &mut fixed.queue_pairs {
+        let total = qp.atomics();
+        if total > 0 {
+            let (each, more) = (total / u64::from(all), total % u64::from(all));
+            let places = (0..all).map(|index| SlotCount {
+                slot: index * crate::operation::ATOMIC_BYTES,
+                count: each + u64::from(u64::from(index) < more),
+            });
+            qp.atomic_slots = places.collect();
+        }
+    }
+    Some(fixed)
+}

@@ -1,0 +1,26 @@
+use super::{Finding, Guideline};
+use crate::op_profile::OperationProfile;
+use crate::profile::Profile;
+use crate::verb::Transport;
+
+/// Few connected queue pairs.
+pub(super) const GUIDELINE: Guideline = Guideline {
+    name: "connected-qps",
+    section: "ATC'16, section 4.2.1",
+    rule: "A NIC holds the state of a few hundred connected queue pairs; datagrams need one for all peers.",
+    finds,
+    fixed: |_, _| None,
+};
+
+fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+    let most = profile.cache.connected_qps.as_ref()?.value;
+    let connected = observed.active().filter(|qp| qp.transport != Transport::Ud);
+    let connected = connected.count();
+    (connected > usize::try_from(most).unwrap_or(usize::MAX)).then(|| Finding {
+        seen: format!("{connected} connected queue pairs are in use"),
+        advice: format!(
+            "this NIC keeps the state of about {most}; use UD (SEND and RECV with an address \
+             handle) for requests and responses, or share queue pairs between threads"
+        ),
+    })
+}

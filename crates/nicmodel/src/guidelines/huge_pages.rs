@@ -1,0 +1,31 @@
+use super::{Finding, Guideline};
+use crate::op_profile::OperationProfile;
+use crate::profile::Profile;
+
+/// Register huge pages.
+pub(super) const GUIDELINE: Guideline = Guideline {
+    name: "huge-pages",
+    section: "ATC'16, section 3.5",
+    rule: "The NIC caches address translations: memory in pages of 2 MiB needs 512 times fewer.",
+    finds,
+    fixed: |_, _| None,
+};
+
+/// Registered memory in small pages that is worth a word: 16384 translations.
+const MUCH_BYTES: u64 = 64 << 20;
+
+fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
+    let memory = &observed.memory;
+    let small = memory
+        .registered_bytes
+        .saturating_sub(memory.huge_page_bytes);
+    (small >= MUCH_BYTES).then(|| Finding {
+        seen: format!(
+            "{} MiB of registered memory are in pages of 4 KiB",
+            small >> 20
+        ),
+        advice: "allocate it by mmap with MAP_HUGETLB (or shmget with SHM_HUGETLB) before \
+                 ibv_reg_mr"
+            .to_owned(),
+    })
+}

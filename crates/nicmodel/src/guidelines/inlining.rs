@@ -1,0 +1,68 @@
+use std::cmp::Reverse;
+
+use super::{Finding, Guideline};
+use crate::footprint::Footprint;
+use crate::op_profile::{Counted, OperationProfile, QueuePair};
+use crate::operation::Method;
+use crate::profile::Profile;
+
+/// Copy small payloads into the WQE.
+pub(super) const GUIDELINE: Guideline = Guideline {
+    name: "inlining",
+    section: "ATC'16, section 2.2.1",
+    rule: "Small payloads go within the WQE: the NIC need not fetch them by a DMA read of their own.",
+    finds,
+    fixed,
+};
+
+/// Whether inlining saves bytes on the way to the NIC.
+fn should(profile: &Profile, qp: &QueuePair, counted: &Counted) -> bool {
+    let operation = counted.operation;
+    if operation.inline || operation.payload_bytes == 0 || !operation.verb.sends_payload() {
+        return false;
+    }
+    let postlist = qp.mean_postlist();
+    let bytes = |operation| {
+        let method = Method::of_postlist(postlist);
+        let one = Footprint::of_one(profile, &operation, method, postlist).ok()?;
+        Some(one.requester.bytes_to_device())
+    };
+    let saves = bytes(operation)
+        .zip(bytes(operation.inlined()))
+        .is_some_and(|(now, inlined)| inlined <= now);
+    counted.count > 0 && saves
+}
+
+fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+    let all = observed
+        .queue_pairs
+        .iter()
+        .flat_map(|qp| qp.sent.iter().map(move |counted| (qp, counted)));
+    let (qp, counted) = all
+        .filter(|(qp, counted)| should(profile, qp, counted))
+        .min_by_key(|(_, counted)| Reverse(counted.count))?;
+    let operation = &counted.operation;
+    Some(Finding {
+        seen: format!(
+            "QP {:#x}: the NIC fetches the {} bytes of each {} by a DMA read",
+            qp.qpn, operation.payload_bytes, operation.verb
+        ),
+        advice: format!(
+            "set IBV_SEND_INLINE, with max_inline_data of at least {} in ibv_create_qp: no DMA \
+             read for payload, and the buffer is free at once",
+            operation.payload_bytes
+        ),
+    })
+}
+
+fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+    let mut fixed = observed.clone();
+    for (qp, old) in fixed.queue_pairs.iter_mut().zip(&observed.queue_pairs) {
+        for counted in &mut qp.sent {
+            if should(profile, old, counted) {
+                counted.operation.inline = true;
+            }
+        }
+    }
+    Some(fixed)
+}

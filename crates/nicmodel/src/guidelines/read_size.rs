@@ -1,0 +1,81 @@
+use super::{Finding, Guideline};
+use crate::bounds::{Bounds, Load, Mix, Resource, Role};
+use crate::op_profile::{OperationProfile, QueuePair, real, whole};
+use crate::operation::Operation;
+use crate::profile::Profile;
+use crate::verb::Verb;
+
+/// One larger READ for several small ones.
+pub(super) const GUIDELINE: Guideline = Guideline {
+    name: "read-size",
+    section: "ATC'16, section 5.3.1",
+    rule: "Up to the payload at which the link binds, a larger READ costs what a small one does: fetch neighbours at once.",
+    finds,
+    fixed,
+};
+
+/// Whether the NIC and not the link bounds READs of this size.
+fn below_transition(profile: &Profile, payload_bytes: u32, read: &Operation) -> bool {
+    let larger = Operation {
+        payload_bytes,
+        ..*read
+    };
+    let mix = Mix::new(vec![Load::new(larger, Role::Responder)]);
+    Bounds::of(profile, &mix).is_ok_and(|b| b.bottleneck() == Some(Resource::NicInbound))
+}
+
+/// The READs of a queue pair that could be half as many, twice as long.
+fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation> {
+    let reads = qp.of_verb(Verb::RdmaRead);
+    let read = qp
+        .sent
+        .iter()
+        .find(|c| c.operation.verb == Verb::RdmaRead)?;
+    let twice = read.operation.payload_bytes.saturating_mul(2);
+    let many = qp.adjacent_reads.saturating_mul(4) >= reads && reads > 1;
+    (many && below_transition(profile, twice, &read.operation)).then_some(&read.operation)
+}
+
+fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+    let mut all = observed.active();
+    let (qp, read) = all.find_map(|qp| Some((qp, small_reads(qp, profile)?)))?;
+    let twice = read.payload_bytes.saturating_mul(2);
+    Some(Finding {
+        seen: format!(
+            "QP {:#x}: {} of {} READs of {} bytes continue the one before",
+            qp.qpn,
+            qp.adjacent_reads,
+            qp.of_verb(Verb::RdmaRead),
+            read.payload_bytes
+        ),
+        advice: format!(
+            "fetch neighbours by one READ: {twice} bytes cost this NIC's responder what {} do",
+            read.payload_bytes
+        ),
+    })
+}
+
+fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+    let mut fixed = observed.clone();
+    for qp in &mut fixed.queue_pairs {
+        if small_reads(qp, profile).is_none() {
+            continue;
+        }
+        let merged = qp.adjacent_reads;
+        let read = qp
+            .sent
+            .iter_mut()
+            .find(|c| c.operation.verb == Verb::RdmaRead);
+        if let Some(read) = read {
+            // Pairs of neighbours become one READ of the same bytes.
+            let pairs = merged.min(read.count / 2);
+            let bytes = real(read.count) * f64::from(read.operation.payload_bytes);
+            read.count -= pairs;
+            read.operation.payload_bytes = whole(bytes / real(read.count));
+            qp.adjacent_reads = merged.saturating_sub(2 * pairs);
+            qp.postlists = qp.postlists.min(qp.operations());
+            qp.runs = qp.runs.min(qp.postlists);
+        }
+    }
+    Some(fixed)
+}

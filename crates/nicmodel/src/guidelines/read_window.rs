@@ -1,0 +1,35 @@
+use super::{Finding, Guideline};
+use crate::op_profile::{OperationProfile, real};
+use crate::profile::Profile;
+use crate::verb::Verb;
+
+/// Keep few READs outstanding.
+pub(super) const GUIDELINE: Guideline = Guideline {
+    name: "read-window",
+    section: "ATC'16, section 5.3.2",
+    rule: "READs that are outstanding keep WQEs in the NIC's cache: more than it holds are fetched again by DMA.",
+    finds,
+    fixed: |_, _| None,
+};
+
+fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+    let best = profile.cache.read_window.as_ref()?.value;
+    let reading = observed
+        .active()
+        .filter(|qp| qp.of_verb(Verb::RdmaRead) > 0);
+    let outstanding: f64 = reading
+        .map(|qp| {
+            let share = real(qp.of_verb(Verb::RdmaRead)) / real(qp.operations());
+            qp.mean_outstanding * share
+        })
+        .sum();
+    let threads = f64::from(observed.posting_threads());
+    let each = outstanding / threads;
+    (each > f64::from(best)).then(|| Finding {
+        seen: format!("{each:.0} READs outstanding a thread on average"),
+        advice: format!(
+            "keep at most {best} READs outstanding a thread on this NIC; beyond that its WQE cache \
+             misses (compare PCIeRdCur with the expected DMA reads)"
+        ),
+    })
+}

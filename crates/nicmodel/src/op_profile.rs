@@ -1,0 +1,420 @@
+//! What a program did with its queue pairs: the document between those who count and those who
+//! judge.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bounds::{Bounds, Load, Mix, Resource, Role};
+use crate::operation::{Method, Operation, OperationError};
+use crate::profile::Profile;
+use crate::verb::{Transport, Verb};
+
+/// The version of the document that this crate reads and writes.
+pub const VERSION: u32 = 1;
+
+/// Postlists in which peers are taken to answer.
+const PEERS_POSTLIST: f64 = 16.0;
+
+/// Low bits of an address by which atomics are counted: more than any known NIC uses.
+pub const SLOT_BITS: u32 = 12;
+
+/// What a program did, from its first verb to its last.
+///
+/// Counts are of what the program asked for; costs follow from a profile.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperationProfile {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What was observed, such as a command line.
+    pub program: String,
+    /// From the first verb to the last, in ns.
+    pub duration_ns: u64,
+    /// False if the program ended without saying so: what it did is here up to its end.
+    pub complete: bool,
+    /// Its threads that used verbs.
+    pub threads: Vec<Thread>,
+    /// Its queue pairs.
+    pub queue_pairs: Vec<QueuePair>,
+    /// Different machines that it sent to.
+    pub peers: u32,
+    /// Its registered memory.
+    pub memory: Memory,
+}
+
+/// A thread that used verbs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Thread {
+    /// Its number in the profile.
+    pub id: u32,
+    /// Calls that posted to send queues.
+    pub posts: u64,
+    /// Calls that posted RECVs.
+    pub recv_posts: u64,
+    /// Calls that polled.
+    pub polls: u64,
+    /// Those of them that found nothing.
+    pub empty_polls: u64,
+    /// Completions found.
+    pub completions: u64,
+}
+
+/// A queue pair.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueuePair {
+    /// Its number.
+    pub qpn: u32,
+    /// Its transport.
+    pub transport: Transport,
+    /// What was posted, by kind.
+    pub sent: Vec<Counted>,
+    /// Postlists that these came in: each is a doorbell, or a WQE by MMIO.
+    pub postlists: u64,
+    /// Runs of postlists between which the posting thread polled nothing: what could have been one
+    /// postlist.
+    pub runs: u64,
+    /// What its RECVs took, by kind.
+    pub received: Vec<Counted>,
+    /// Most operations outstanding at a time.
+    pub max_outstanding: u32,
+    /// Operations outstanding on average, as each was posted.
+    pub mean_outstanding: f64,
+    /// READs that continue the READ before them in the same postlist or run: remote memory without
+    /// a gap.
+    pub adjacent_reads: u64,
+    /// Atomics by the low [`SLOT_BITS`] bits of their address.
+    pub atomic_slots: Vec<SlotCount>,
+}
+
+/// Operations of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counted {
+    /// The kind. Payloads may be classes of similar size, by their mean.
+    pub operation: Operation,
+    /// How many.
+    pub count: u64,
+}
+
+/// Atomics on addresses with equal low bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlotCount {
+    /// The low bits.
+    pub slot: u32,
+    /// Atomics there.
+    pub count: u64,
+}
+
+/// Registered memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Most bytes that were registered at a time.
+    pub registered_bytes: u64,
+    /// Those of them in pages larger than 4 KiB.
+    pub huge_page_bytes: u64,
+}
+
+/// Why a text is no operation profile.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpProfileError {
+    /// The document is of another version.
+    #[error(
+        "version {0} of operation profiles is not known; this program reads version {VERSION}: \
+         record it again with this one, or read it with the program that wrote it"
+    )]
+    Version(u32),
+    /// A number that contradicts the others.
+    #[error("queue pair {qpn:#x}: {problem}")]
+    Contradiction {
+        /// The queue pair.
+        qpn: u32,
+        /// What is wrong.
+        problem: &'static str,
+    },
+}
+
+/// How fast a program could go on a NIC that does nothing else.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// The program's own machine.
+    pub requester: Bounds,
+    /// A peer's, for the share that it gets.
+    pub responder: Bounds,
+    /// The slower of the two, in 10^6 operations a second.
+    pub rate_mops: f64,
+    /// Which side that is.
+    pub slower: Role,
+    /// What it lacks.
+    pub bottleneck: Resource,
+}
+
+impl OperationProfile {
+    /// Whether it is of this version and agrees with itself.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), OpProfileError> {
+        if self.version != VERSION {
+            return Err(OpProfileError::Version(self.version));
+        }
+        for qp in &self.queue_pairs {
+            let sent = qp.operations();
+            let atomics = qp.atomics();
+            let problems = [
+                (qp.postlists > sent, "more postlists than operations"),
+                (qp.runs > qp.postlists, "more runs than postlists"),
+                (sent > 0 && qp.runs == 0, "operations without a postlist"),
+                (atomics > sent, "more atomics than operations"),
+                (
+                    qp.adjacent_reads > sent,
+                    "more adjacent READs than operations",
+                ),
+            ];
+            if let Some((_, problem)) = problems.into_iter().find(|(wrong, _)| *wrong) {
+                let qpn = qp.qpn;
+                return Err(OpProfileError::Contradiction { qpn, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// Operations that were posted.
+    pub fn operations(&self) -> u64 {
+        total(self.queue_pairs.iter().map(QueuePair::operations))
+    }
+
+    /// Queue pairs that something was posted on.
+    pub fn active(&self) -> impl Iterator<Item = &QueuePair> {
+        self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
+    }
+
+    /// Threads that posted to send queues, at least one.
+    pub fn posting_threads(&self) -> u32 {
+        let posting = self.threads.iter().filter(|thread| thread.posts > 0);
+        u32::try_from(posting.count()).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// What the program's machine does for one operation that it posts.
+    ///
+    /// Work beside the verbs is not in it. Nothing if nothing was posted.
+    pub fn mix(&self) -> Option<Mix> {
+        let total = self.operations();
+        if total == 0 {
+            return None;
+        }
+        let busiest = self.active().map(QueuePair::operations).max()?;
+        // As many as would be equally busy if all were like the busiest.
+        let queue_pairs = whole(real(total) / real(busiest));
+        let mut loads = Vec::new();
+        for qp in &self.queue_pairs {
+            let postlist = qp.mean_postlist();
+            for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
+                loads.push(Load {
+                    method: Method::of_postlist(postlist),
+                    postlist,
+                    queue_pairs: Some(queue_pairs),
+                    lock_slots: qp.effective_slots(),
+                    per_request: real(counted.count) / real(total),
+                    ..Load::new(counted.operation, Role::Requester)
+                });
+            }
+            for counted in qp.received.iter().filter(|counted| counted.count > 0) {
+                let received = Load::new(counted.operation, Role::Responder);
+                loads.push(received.times(real(counted.count) / real(total)));
+            }
+        }
+        Some(Mix::new(loads).on_cores(self.posting_threads()))
+    }
+
+    /// What one of its peers does for one operation of the program.
+    fn peers_mix(&self) -> Option<Mix> {
+        let peers = f64::from(self.peers.max(1));
+        let mut mix = self.mix()?;
+        for load in &mut mix.loads {
+            load.role = match load.role {
+                Role::Requester => Role::Responder,
+                Role::Responder => Role::Requester,
+            };
+            load.per_request /= peers;
+            load.queue_pairs = None;
+            // How a peer posts is not known: as well as one can.
+            if load.role == Role::Requester {
+                *load = load.clone().in_postlists(PEERS_POSTLIST);
+            }
+        }
+        // A peer has cores of its own, and how many is not known.
+        Some(Mix { cores: None, ..mix })
+    }
+
+    /// How fast this could go on a NIC. Nothing if nothing was posted.
+    ///
+    /// # Errors
+    /// The NIC cannot do one of the operations.
+    pub fn predict(&self, profile: &Profile) -> Result<Option<Prediction>, OperationError> {
+        let (Some(own), Some(peers)) = (self.mix(), self.peers_mix()) else {
+            return Ok(None);
+        };
+        let requester = Bounds::of(profile, &own)?;
+        let responder = Bounds::of(profile, &peers)?;
+        let sides = [(Role::Requester, &requester), (Role::Responder, &responder)];
+        let rates = sides.into_iter().filter_map(|(role, bounds)| {
+            Some((role, bounds.predicted_mops?, bounds.bottleneck()?))
+        });
+        let slower = rates.min_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(slower.map(|(slower, rate_mops, bottleneck)| Prediction {
+            rate_mops,
+            slower,
+            bottleneck,
+            requester,
+            responder,
+        }))
+    }
+}
+
+impl QueuePair {
+    /// One on which nothing was done.
+    pub fn new(qpn: u32, transport: Transport) -> Self {
+        Self {
+            qpn,
+            transport,
+            sent: Vec::new(),
+            postlists: 0,
+            runs: 0,
+            received: Vec::new(),
+            max_outstanding: 0,
+            mean_outstanding: 0.0,
+            adjacent_reads: 0,
+            atomic_slots: Vec::new(),
+        }
+    }
+
+    /// Operations that were posted.
+    pub fn operations(&self) -> u64 {
+        total(self.sent.iter().map(|counted| counted.count))
+    }
+
+    /// Operations of one verb.
+    pub fn of_verb(&self, verb: Verb) -> u64 {
+        let all = self.sent.iter();
+        let of_verb = all.filter(|counted| counted.operation.verb == verb);
+        total(of_verb.map(|counted| counted.count))
+    }
+
+    /// Operations in a postlist, on average; 1 if there was none.
+    pub fn mean_postlist(&self) -> f64 {
+        (real(self.operations()) / real(self.postlists.max(1))).max(1.0)
+    }
+
+    /// Operations that could have been one postlist, on average; 1 if there was none.
+    pub fn mean_run(&self) -> f64 {
+        (real(self.operations()) / real(self.runs.max(1))).max(1.0)
+    }
+
+    /// Atomics whose address is known.
+    pub fn atomics(&self) -> u64 {
+        total(self.atomic_slots.iter().map(|slot| slot.count))
+    }
+
+    /// Locks that would be equally busy if all were like the busiest; nothing without atomics.
+    pub fn effective_slots(&self) -> Option<u32> {
+        let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
+        (busiest > 0).then(|| whole(real(self.atomics()) / real(busiest)))
+    }
+}
+
+/// The sum, or the largest number: a damaged document must not stop its reader.
+pub(crate) fn total(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
+
+/// Counts are far below 2^53, or a rounding of them does no harm.
+#[expect(clippy::cast_precision_loss, reason = "a share of counts")]
+pub(crate) fn real(count: u64) -> f64 {
+    count as f64
+}
+
+/// A number of at least one, as a whole one.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "was clamped to the range"
+)]
+pub(crate) fn whole(number: f64) -> u32 {
+    number.round().clamp(1.0, 1e9) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::builtin;
+
+    fn sends(payload: u32, count: u64, postlists: u64) -> OperationProfile {
+        let operation = Operation::new(Verb::Send, Transport::Ud, payload).inlined();
+        let qp = QueuePair {
+            sent: vec![Counted { operation, count }],
+            postlists,
+            runs: postlists,
+            ..QueuePair::new(0x12, Transport::Ud)
+        };
+        OperationProfile {
+            version: VERSION,
+            complete: true,
+            queue_pairs: vec![qp],
+            ..OperationProfile::default()
+        }
+    }
+
+    #[test]
+    fn a_profile_is_predicted_like_the_mix_that_it_is() {
+        let cib = builtin("cib").expect("built in");
+        let prediction = sends(60, 1600, 100)
+            .predict(cib)
+            .expect("possible")
+            .expect("sent");
+        assert_eq!(prediction.bottleneck, Resource::QueuePairUnits);
+        assert_eq!(prediction.slower, Role::Requester);
+        assert!(
+            (prediction.rate_mops - 8.26).abs() < 0.01,
+            "{}",
+            prediction.rate_mops
+        );
+        let nothing = OperationProfile::default();
+        assert_eq!(nothing.predict(cib), Ok(None));
+    }
+
+    #[test]
+    fn documents_are_read_back_and_checked() {
+        let profile = sends(8, 10, 5);
+        let text = serde_json::to_string(&profile).expect("JSON");
+        let back: OperationProfile = serde_json::from_str(&text).expect("the same");
+        assert_eq!(back, profile);
+        assert_eq!(back.check(), Ok(()));
+        let other = OperationProfile {
+            version: 2,
+            ..profile.clone()
+        };
+        assert_eq!(other.check(), Err(OpProfileError::Version(2)));
+        assert!(sends(8, 10, 11).check().is_err());
+        assert!(sends(8, 10, 0).check().is_err());
+        let mut runs = profile;
+        runs.queue_pairs[0].runs = 6;
+        let message = runs.check().expect_err("more runs").to_string();
+        assert!(
+            message.contains("0x12") && message.contains("runs"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn uneven_locks_count_as_fewer() {
+        let slot = |slot, count| SlotCount { slot, count };
+        let mut qp = QueuePair::new(1, Transport::Rc);
+        assert_eq!(qp.effective_slots(), None);
+        qp.atomic_slots = vec![slot(0, 50), slot(8, 25), slot(16, 25)];
+        assert_eq!(qp.effective_slots(), Some(2));
+    }
+}
