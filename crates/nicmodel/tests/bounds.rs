@@ -216,6 +216,62 @@ fn the_best_choice_is_70_times_the_worst() {
     );
 }
 
+/// The gains that the paper prints, from our rates alone. Gains compound the errors of two rates.
+#[test]
+fn published_gains() {
+    let rate = |mix: &str| named(nic("cib"), mix).predicted_mops.expect("a rate");
+    let gains = [
+        (
+            "ud_send_ho_gain",
+            "ud-send-header-only",
+            "ud-send-batch",
+            3.0,
+        ),
+        ("ud_recv_ho_gain", "ud-recv-header-only", "ud-recv", 1.0),
+        ("ud_send_batch_gain", "ud-send-batch", "ud-send", 7.0),
+        ("herd_gain_peak", "herd-batch", "herd", 5.0),
+        ("herd_gain_percore", "herd-batch-1", "herd-1", 1.0),
+        ("herd_vs_read_kv", "herd-batch", "read-kv", 4.0),
+    ];
+    for (id, fast, slow, points) in gains {
+        let ours = 100.0 * (rate(fast) / rate(slow) - 1.0);
+        assert!(
+            (ours - printed(id)).abs() <= points,
+            "{id}: {ours} for {}",
+            printed(id)
+        );
+    }
+    let atomics = rate("sequencer-atomics");
+    let speedup = rate("sequencer-rpc-batch-mq-1") / atomics;
+    assert!(
+        (speedup / printed("seq_speedup_12_2x") - 1.0).abs() < 0.01,
+        "{speedup}"
+    );
+    let best = rate("sequencer-spec-s0") / atomics;
+    assert!(
+        (best / printed("seq_speedup_50x") - 1.0).abs() < 0.1,
+        "{best}"
+    );
+    // An order of magnitude or more between atomics that contend and those that do not.
+    assert!(rate("atomics-spread") / rate("atomics-one") > printed("contention_order"));
+}
+
+/// Records at the same offset of pages share one lock.
+#[test]
+fn page_aligned_records_serialize() {
+    let cib = nic("cib");
+    let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
+    let slots = locks::used(cib, 1 << 20, 4096).expect("known");
+    let mix = Mix::new(vec![
+        Load::new(atomic, Role::Responder).on_lock_slots(slots),
+    ]);
+    let ours = rate(cib, &mix);
+    assert!(
+        (ours / printed("derived_atomics_page_aligned") - 1.0).abs() < 1e-3,
+        "{ours}"
+    );
+}
+
 #[test]
 fn what_is_unknown_is_named() {
     let bf2 = named(nic("bf2"), "ud-send");

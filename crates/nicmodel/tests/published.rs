@@ -416,3 +416,93 @@ fn impossible_operations_are_refused_with_the_reason() {
     );
     assert!(long.is_err());
 }
+
+/// Table 2 and what goes with it.
+#[test]
+fn the_clusters() {
+    for (name, signaling_over_data) in [
+        ("cx", 10.0 / 8.0),
+        ("cx3", 66.0 / 64.0),
+        ("cib", 66.0 / 64.0),
+    ] {
+        let profile = nic(name);
+        let id = |what: &str| format!("cluster_ru_{name}_{what}");
+        exact(&id("ports"), f64::from(profile.port.count.value));
+        exact(&id("lanes"), f64::from(profile.pcie.lanes.value));
+        exact(&id("cores"), f64::from(profile.host.cores.value));
+        exact(
+            &id("ghz"),
+            profile.host.clock_ghz.as_ref().expect("known").value,
+        );
+        // Nominal rates are those of the lines, before coding, and rounded down from 56.25.
+        let nominal = (profile.port.gbps.value * signaling_over_data).floor();
+        exact(&id("port_gbps"), nominal);
+    }
+    exact(
+        "cluster_ru_cx_gtps",
+        nic("cx").pcie.lane_mbps.value * 1e-3 * 8.0 * 10.0 / 8.0,
+    );
+    exact("pcie_max_lanes", f64::from(nic("cib").pcie.lanes.value));
+    exact("dpu_link", nic("bf2").port.gbps.value);
+    let window = |name| {
+        let window = nic(name).cache.read_window.as_ref();
+        f64::from(window.expect("known").value)
+    };
+    exact("out_read_best_window_cx3", window("cx3"));
+    exact("out_read_best_window_cib", window("cib"));
+    let threads = nic("cib").cache.read_window_threads.as_ref();
+    exact(
+        "out_fig13_threads",
+        f64::from(threads.expect("known").value),
+    );
+    let bits = nic("cib").atomics.lock_bits.as_ref();
+    exact("atomics_cib_lsb", f64::from(bits.expect("known").value));
+    let inline = nic("cx3").wqe.inline_recv_bytes.as_ref();
+    exact(
+        "ud_recv_inline_limit",
+        f64::from(inline.expect("known").value),
+    );
+}
+
+#[test]
+fn headers_and_link_layer_packets() {
+    // The printed range of headers: completions of PCIe 2.0 to requests of PCIe 3.0.
+    exact(
+        "pcie_hdr_lo",
+        f64::from(nic("cx").pcie.completion_header_bytes.value),
+    );
+    exact(
+        "pcie_hdr_hi",
+        f64::from(nic("cib").pcie.request_header_bytes.value),
+    );
+    // Two packets of 8 bytes for at least four transactions, less than 5 % of MMIO writes.
+    let link_layer = nic("cib").pcie.link_layer_bytes_per_tlp.value;
+    assert_eq!(
+        link_layer,
+        printed("appA_ll_packets") * printed("appA_ll_bytes") / 4.0
+    );
+    assert!(link_layer / 90.0 < printed("appA_ll_overhead") / 100.0);
+}
+
+/// An immediate costs nothing but its 4 bytes on the wire, and a WRITE's makes a completion.
+#[test]
+fn immediates() {
+    let write = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
+    let of = |operation| postlist("cib", operation, Method::WqeByMmio, 1);
+    let (plain, imm) = (of(write), of(write.with_imm()));
+    assert_eq!(imm.requester, plain.requester);
+    let wire = imm.network.to_responder.bytes - plain.network.to_responder.bytes;
+    exact("seq_imm_bytes", wire);
+    exact("gen_imm_app_bytes", wire);
+    assert_eq!(
+        (plain.responder.dma_writes(), imm.responder.dma_writes()),
+        (1.0, 2.0)
+    );
+    assert_eq!(
+        (
+            plain.responder.recv_wqe_reads(),
+            imm.responder.recv_wqe_reads()
+        ),
+        (0.0, 0.25)
+    );
+}
