@@ -32,8 +32,6 @@ pub(crate) struct Args {
     /// A mix of your own: JSON, as --mix NAME --json prints it under "mix"
     #[arg(long, value_name = "FILE", conflicts_with_all = ["profiles", "template", "Operation"])]
     mix_file: Option<PathBuf>,
-    #[command(flatten)]
-    operation: operation::Operation,
     /// List every number of the profiles with its evidence
     #[arg(long, conflicts_with_all = ["template", "Operation"])]
     profiles: bool,
@@ -43,6 +41,8 @@ pub(crate) struct Args {
     /// Print one JSON object per line: mix, footprint, bounds, what-if, profile, number
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    operation: operation::Operation,
 }
 
 const EXAMPLES: &str = "\
