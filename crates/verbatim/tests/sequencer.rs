@@ -184,6 +184,7 @@ fn a_client_outlives_its_server() {
     .stdout(Stdio::piped())
     .spawn()
     .expect("the client starts");
+    server.wait_for_client();
     std::thread::sleep(std::time::Duration::from_millis(700));
     server.child.kill().expect("killed");
     server.child.wait().expect("gone");

@@ -396,7 +396,7 @@ fn a_client_outlives_its_server() {
             "client",
             &address,
             "--duration",
-            "6s",
+            "10s",
             "--window",
             "16",
             "--reconnect",
@@ -407,6 +407,7 @@ fn a_client_outlives_its_server() {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the client starts");
+        server.wait_for_client();
         std::thread::sleep(std::time::Duration::from_secs(2));
         server.child.kill().expect("killed");
         server.child.wait().expect("gone");

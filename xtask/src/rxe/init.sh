@@ -55,6 +55,12 @@ try mount --rbind /dev /root/dev
 try mount --bind /proc /root/proc
 try mount --bind /sys /root/sys
 
+# On a busy host the kernel may take the TSC's rate for a multiple of what it is; it notices, and
+# goes on with the wrong one. The HPET's is right, and slow to read.
+if dmesg | grep -q 'calibration deviates'; then
+    echo hpet >/sys/devices/system/clocksource/clocksource0/current_clocksource
+fi
+
 try ip link set lo up
 try ip link add dummy0 type dummy
 # Room for packets of the largest MTU that RoCE has, and their headers.

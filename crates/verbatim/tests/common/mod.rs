@@ -63,6 +63,26 @@ impl Server {
         }
     }
 
+    /// Waits until a client holds its TCP connection, which it does while it asks.
+    pub fn wait_for_client(&self) {
+        const ESTABLISHED: &str = "01";
+        let port = self.address.rsplit(':').next().expect("a port");
+        let local = format!(":{:04X}", port.parse::<u16>().expect("a port"));
+        let connected = || {
+            let table = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's table");
+            table.lines().any(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                fields
+                    .next()
+                    .is_some_and(|address| address.ends_with(&local))
+                    && fields.nth(1) == Some(ESTABLISHED)
+            })
+        };
+        while !connected() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
     /// Ends it by the end of its input; its statistics.
     pub fn stop(mut self) -> Value {
         drop(self.child.stdin.take());
