@@ -9,8 +9,9 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_wc};
+use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
+use crate::abi::Polling;
 use crate::event::{EventQueue, Unacknowledged};
 use crate::fabric::layout::*;
 use crate::keys::barrier;
@@ -98,7 +99,10 @@ pub(crate) struct CqState {
 /// A completion queue; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Cq {
-    abi: UnsafeCell<ibv_cq>,
+    /// It starts with the fields of an `ibv_cq`.
+    abi: UnsafeCell<ibv_cq_ex>,
+    /// For a queue that was made by `ibv_create_cq_ex`.
+    pub(crate) polling: Option<Polling>,
     pub(crate) nic: &'static Nic,
     pub(crate) index: usize,
     /// Completions that it keeps for a program that does not poll.
@@ -110,8 +114,8 @@ pub(crate) struct Cq {
     pub(crate) unacknowledged: Unacknowledged,
 }
 
-// SAFETY: `abi` is written before the handle is given out and then only read here (the program may use its
-// `cq_context`); everything else is synchronised.
+// SAFETY: `abi` is written before the handle is given out; later its status and `wr_id`, and `polling`, by the
+// thread that polls, and its capacity, an aligned `int`; everything else is synchronised.
 unsafe impl Sync for Cq {}
 // SAFETY: as above; the raw pointers in `abi` are not followed here.
 unsafe impl Send for Cq {}
@@ -121,14 +125,16 @@ impl Cq {
         nic: &'static Nic,
         index: usize,
         depth: usize,
-        abi: ibv_cq,
+        abi: ibv_cq_ex,
         channel: Option<Arc<Channel>>,
+        polling: Option<Polling>,
     ) -> Self {
         if let Some(shared) = nic.me().segment.cq(index) {
             shared.armed.store(ARMED_NO, Ordering::Relaxed);
         }
         Self {
             abi: UnsafeCell::new(abi),
+            polling,
             nic,
             index,
             depth: AtomicUsize::new(depth),
@@ -151,7 +157,7 @@ impl Cq {
 
     /// The program's handle.
     pub(crate) fn handle(&self) -> CqHandle {
-        CqHandle(self.abi.get())
+        CqHandle(self.abi.get().cast())
     }
 
     #[inline]
@@ -266,7 +272,21 @@ impl Cq {
     /// `EINVAL`: more completions than that are waiting ("it must be at least the number of unpolled entries
     /// in the CQ", `ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        // Completions are made when somebody asks for them: as many as decide the question.
+        while state.buffer.len() <= cqe as usize {
+            let mut out = [const { MaybeUninit::uninit() }; 64];
+            let mut sink = WcSink::new(&mut out);
+            state.gather(&mut sink, usize::MAX);
+            let n = sink.len();
+            if n == 0 {
+                break;
+            }
+            // SAFETY: the sink has initialised the first `n` places.
+            state
+                .buffer
+                .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
+        }
         if state.buffer.len() > cqe as usize {
             return Err(libc::EINVAL);
         }

@@ -15,8 +15,11 @@ use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
     IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_GID_TYPE_IB,
     IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096,
-    IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED,
-    IBV_WC_GRH, ibv_ah_attr, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_wc,
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
+    IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_WC_GRH,
+    ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
+    ibv_wc,
 };
 
 /// Name of the device: what `ibv_get_device_name` returns and programs take as `-d`.
@@ -58,6 +61,9 @@ pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 pub(crate) const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Most address handles of a context.
 pub(crate) const MAX_AH: u32 = 65_536;
+
+/// Most bytes of device memory in one allocation: 256 KiB, about what ConnectX NICs have.
+pub(crate) const MAX_DM_SIZE: u64 = 256 << 10;
 
 /// Number of the port: ports of a channel adapter count from 1 (`ibv_query_port(3)`), and there is one.
 pub(crate) const PORT_NUM: u8 = 1;
@@ -125,8 +131,9 @@ fn guid_from(host_id: &str) -> [u8; 8] {
 
 /// Properties and limits of the device: what `ibv_query_device` fills in.
 ///
-/// - `vendor_id` is an IEEE OUI; 0 says that there is none, so that no program mistakes the device for
-///   one whose private interface it knows. `vendor_part_id` and `hw_ver` are 0 likewise.
+/// - `vendor_id` is an IEEE OUI; ff:ff:ff, which is nobody's, is what Soft-RoCE says too (`RXE_VENDOR_ID`), so
+///   that no program mistakes the device for one whose private interface it knows. `vendor_part_id` and
+///   `hw_ver` are 0.
 /// - `max_mw`, `max_mcast_grp`, `max_ee`, `max_rdd` and the raw queue pairs are 0: not supported.
 pub(crate) fn device_attr() -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
@@ -136,6 +143,7 @@ pub(crate) fn device_attr() -> ibv_device_attr {
     attr.node_guid = u64::from_ne_bytes(node_guid());
     // One device in the "system": both GUIDs are the same.
     attr.sys_image_guid = attr.node_guid;
+    attr.vendor_id = 0xff_ffff;
     attr.max_mr_size = MAX_MR_SIZE;
     // One bit per supported page size: every power of two from 4 KiB, as mlx5.
     attr.page_size_cap = !0xfff;
@@ -166,6 +174,29 @@ pub(crate) fn device_attr() -> ibv_device_attr {
     // for a scheduler as well.
     attr.local_ca_ack_delay = 15;
     attr.phys_port_cnt = PORT_NUM;
+    attr
+}
+
+/// The device's clock in kHz: completions are stamped with nanoseconds.
+const CORE_CLOCK_KHZ: u64 = 1_000_000;
+
+/// Properties of the extensions: what `ibv_query_device_ex` fills in. What is zero is not supported.
+pub(crate) fn device_attr_ex() -> ibv_device_attr_ex {
+    let mut attr = ibv_device_attr_ex::zeroed();
+    attr.orig_attr = device_attr();
+    // Memory is not pinned: every page may be on demand.
+    const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+    const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;
+    attr.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
+    attr.odp_caps.per_transport_caps.rc_odp_caps =
+        WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    attr.odp_caps.per_transport_caps.uc_odp_caps = WRITE;
+    attr.odp_caps.per_transport_caps.ud_odp_caps = TWO_SIDED;
+    attr.completion_timestamp_mask = u64::MAX;
+    attr.hca_core_clock = CORE_CLOCK_KHZ;
+    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    attr.max_dm_size = MAX_DM_SIZE;
+    attr.phys_port_cnt_ex = PORT_NUM.into();
     attr
 }
 

@@ -28,6 +28,18 @@ fn hash(secret: u64, key: u32) -> usize {
     (mixed >> (64 - MR_SLOTS.trailing_zeros())) as usize
 }
 
+/// The key in a [`MrShared::entry`].
+#[allow(clippy::cast_possible_truncation)] // the low half
+#[inline]
+pub(crate) fn key_of(entry: u64) -> u32 {
+    entry as u32
+}
+
+/// The entry that follows `entry` in its place, for a region with `key`.
+fn next_entry(entry: u64, key: u32) -> u64 {
+    ((entry >> 32) + 1) << 32 | u64::from(key)
+}
+
 /// The region of `peer` that has `key`: its index and its entry.
 #[inline]
 pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
@@ -41,7 +53,7 @@ pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
     (0..PROBES).find_map(|i| {
         let index = (start + i) % MR_SLOTS;
         let mr = peer.segment.mr(index)?;
-        (mr.key.load(Ordering::Acquire) == key).then_some((index, mr))
+        (key_of(mr.entry.load(Ordering::Acquire)) == key).then_some((index, mr))
     })
 }
 
@@ -80,47 +92,67 @@ impl Keys {
     /// # Errors
     /// `ENOMEM` where the table or shared memory is full.
     pub(crate) fn register(&self, fabric: &Fabric, new: &NewRegion<'_>) -> Result<u32, i32> {
+        for _ in 0..1000 {
+            #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
+            let key = crate::fabric::random_nonzero() as u32;
+            match self.register_as(fabric, key, new) {
+                Ok(()) => return Ok(key),
+                Err(libc::EEXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+
+    /// Enters a region under a key that is wanted.
+    ///
+    /// # Errors
+    /// `EEXIST` where the key is taken, is 0, or has no room in the table; `ENOMEM` as for
+    /// [`register`](Self::register).
+    pub(crate) fn register_as(
+        &self,
+        fabric: &Fabric,
+        key: u32,
+        new: &NewRegion<'_>,
+    ) -> Result<(), i32> {
         let mut used = lock(&self.registering);
         if *used >= MR_SLOTS / 2 {
             return Err(libc::ENOMEM);
         }
         let me = &fabric.me.segment;
         let secret = me.header().key_secret.load(Ordering::Relaxed);
-        for _ in 0..1000 {
-            #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
-            let key = crate::fabric::random_nonzero() as u32;
-            if key == 0 || find(&fabric.me, key).is_some() {
+        if key == 0 || find(&fabric.me, key).is_some() {
+            return Err(libc::EEXIST);
+        }
+        let start = hash(secret, key);
+        for i in 0..PROBES {
+            let index = (start + i) % MR_SLOTS;
+            let Some(mr) = me.mr(index) else { continue };
+            let entry = mr.entry.load(Ordering::Relaxed);
+            if key_of(entry) != 0 {
                 continue;
             }
-            let start = hash(secret, key);
-            for i in 0..PROBES {
-                let index = (start + i) % MR_SLOTS;
-                let Some(mr) = me.mr(index) else { continue };
-                if mr.key.load(Ordering::Relaxed) != 0 {
-                    continue;
-                }
-                fabric
-                    .reserve(
-                        MRS_AT + index * size_of::<MrShared>(),
-                        size_of::<MrShared>(),
-                    )
-                    .map_err(|_| libc::ENOMEM)?;
-                mr.access.store(new.access, Ordering::Relaxed);
-                mr.addr.store(new.addr, Ordering::Relaxed);
-                mr.len.store(new.len, Ordering::Relaxed);
-                mr.pd.store(new.pd, Ordering::Relaxed);
-                mr.backing.store(new.backing.kind, Ordering::Relaxed);
-                mr.handle.store(new.backing.handle, Ordering::Relaxed);
-                mr.inode.store(new.backing.inode, Ordering::Relaxed);
-                mr.offset.store(new.backing.offset, Ordering::Relaxed);
-                mr.base.store(new.base, Ordering::Relaxed);
-                // SYNC POINT K: the fields above belong to this key (see `find`).
-                mr.key.store(key, Ordering::Release);
-                *used += 1;
-                return Ok(key);
-            }
+            fabric
+                .reserve(
+                    MRS_AT + index * size_of::<MrShared>(),
+                    size_of::<MrShared>(),
+                )
+                .map_err(|_| libc::ENOMEM)?;
+            mr.access.store(new.access, Ordering::Relaxed);
+            mr.addr.store(new.addr, Ordering::Relaxed);
+            mr.len.store(new.len, Ordering::Relaxed);
+            mr.pd.store(new.pd, Ordering::Relaxed);
+            mr.backing.store(new.backing.kind, Ordering::Relaxed);
+            mr.handle.store(new.backing.handle, Ordering::Relaxed);
+            mr.inode.store(new.backing.inode, Ordering::Relaxed);
+            mr.offset.store(new.backing.offset, Ordering::Relaxed);
+            mr.base.store(new.base, Ordering::Relaxed);
+            // SYNC POINT K: the fields above belong to this key (see `find`).
+            mr.entry.store(next_entry(entry, key), Ordering::Release);
+            *used += 1;
+            return Ok(());
         }
-        Err(libc::ENOMEM)
+        Err(libc::EEXIST)
     }
 
     /// Makes `key` invalid and waits until nobody accesses its region any more.
@@ -128,8 +160,15 @@ impl Keys {
         let Some((index, mr)) = find(&fabric.me, key) else {
             return;
         };
-        mr.key.store(0, Ordering::SeqCst);
-        *lock(&self.registering) -= 1;
+        {
+            let mut used = lock(&self.registering);
+            let entry = mr.entry.load(Ordering::Relaxed);
+            if key_of(entry) != key {
+                return;
+            }
+            mr.entry.store(next_entry(entry, 0), Ordering::SeqCst);
+            *used -= 1;
+        }
         // SYNC POINT H
         barrier::everywhere();
         let name = hazard_name(fabric.me.slot, index);
@@ -163,15 +202,15 @@ impl Keys {
         }
     }
 
-    /// Keeps region `index` of `peer` registered while the result lives; `None` if `key` is no longer its
-    /// key. A thread holds at most two pins.
+    /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
+    /// `entry`. A thread holds at most two pins.
     #[inline]
     pub(crate) fn pin(
         &'static self,
         fabric: &'static Fabric,
         peer: &Peer,
         index: usize,
-        key: u32,
+        entry: u64,
     ) -> Option<Pin> {
         let slot = HAZARD.with(|h| h.index(self, fabric));
         let [first, second] = &fabric.me.segment.hazard(slot)?.mrs;
@@ -190,7 +229,7 @@ impl Keys {
         }
         let pin = Pin { hazard };
         let mr = peer.segment.mr(index)?;
-        (mr.key.load(Ordering::Acquire) == key).then_some(pin)
+        (mr.entry.load(Ordering::Acquire) == entry).then_some(pin)
     }
 }
 

@@ -128,7 +128,7 @@ pub fn alloc_shared(len: usize) -> io::Result<SharedMemory> {
 /// What lies behind a range of this process's memory, for [`MrShared`].
 pub(crate) struct RangeBacking {
     pub(crate) kind: u32,
-    pub(crate) handle: u64,
+    pub(crate) handle: u32,
     pub(crate) inode: u64,
     pub(crate) offset: u64,
     /// Keeps the descriptor open while the region is registered.
@@ -161,7 +161,7 @@ pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBa
         {
             return Ok(RangeBacking {
                 kind: BACKING_MEMFD,
-                handle: u64::try_from(b.fd.as_raw_fd()).unwrap_or(0),
+                handle: b.fd.as_raw_fd().cast_unsigned(),
                 inode: b.inode,
                 offset: (addr - start) as u64,
                 hold: Some(Arc::clone(&b.fd)),
@@ -182,7 +182,7 @@ pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBa
                 // All of the range in one attached segment.
                 Some(id) if area.start <= addr => RangeBacking {
                     kind: BACKING_SYSV,
-                    handle: id,
+                    handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
                     inode: id,
                     offset: area.offset + (addr - area.start) as u64,
                     hold: None,
@@ -306,8 +306,8 @@ impl Mappings {
     }
 }
 
-fn attach(id: u64) -> io::Result<SysvAttachment> {
-    let id = i32::try_from(id).map_err(|_| io::ErrorKind::InvalidInput)?;
+fn attach(id: u32) -> io::Result<SysvAttachment> {
+    let id = id.cast_signed();
     // SAFETY: `shmid_ds` is plain data that the kernel fills; attaching lets the kernel choose the address.
     unsafe {
         let mut ds: libc::shmid_ds = std::mem::zeroed();
@@ -338,7 +338,8 @@ enum Reach {
 /// A memory region that can be read and written: of this process or of a peer.
 #[derive(Clone)]
 pub(crate) struct Region {
-    pub(crate) key: u32,
+    /// As in the table when it was read.
+    pub(crate) entry: u64,
     pub(crate) index: usize,
     pub(crate) addr: u64,
     pub(crate) len: u64,
@@ -360,11 +361,12 @@ unsafe impl Send for Region {}
 pub(crate) struct Fault;
 
 impl Region {
-    /// Makes the region `index` of `peer` accessible. The caller has pinned it, so it stays registered.
+    /// Makes the region `index` of `peer` accessible. The caller has pinned it as `entry`, so it stays
+    /// registered.
     pub(crate) fn reach(
         maps: &Mappings,
         peer: &Peer,
-        index: usize,
+        (index, entry): (usize, u64),
         mr: &MrShared,
     ) -> Result<Self, Fault> {
         let addr = mr.addr.load(Ordering::Relaxed);
@@ -402,7 +404,7 @@ impl Region {
             }
         };
         Ok(Self {
-            key: mr.key.load(Ordering::Relaxed),
+            entry,
             index,
             addr,
             len,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
+use crate::abi::Builder;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
 use crate::event::Unacknowledged;
@@ -21,7 +22,10 @@ use crate::sync::SpinLock;
 /// A queue pair; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Qp {
-    abi: UnsafeCell<ibv_qp>,
+    /// It starts with an `ibv_qp`.
+    abi: UnsafeCell<ibv_qp_ex>,
+    /// For a queue pair that was made with `send_ops_flags`.
+    pub(crate) builder: Option<Builder>,
     pub(crate) nic: &'static Nic,
     context: &'static Context,
     /// Place in this process.
@@ -74,6 +78,7 @@ pub(crate) struct NewQp {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) init_attr: ibv_qp_init_attr,
+    pub(crate) builder: Option<Builder>,
 }
 
 impl Qp {
@@ -86,11 +91,13 @@ impl Qp {
             (cap.max_recv_wr, cap.max_recv_sge)
         };
         let qpn = nic.qpn(index);
-        let mut abi = new.abi;
-        abi.qp_num = qpn;
-        abi.state = IBV_QPS_RESET;
+        let mut abi = ibv_qp_ex::zeroed();
+        abi.qp_base = new.abi;
+        abi.qp_base.qp_num = qpn;
+        abi.qp_base.state = IBV_QPS_RESET;
         let qp = Self {
             abi: UnsafeCell::new(abi),
+            builder: new.builder,
             nic,
             context: new.context,
             index,
@@ -138,7 +145,7 @@ impl Qp {
 
     /// The program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_qp {
-        self.abi.get()
+        self.abi.get().cast()
     }
 
     /// What peers see of it.
@@ -148,6 +155,11 @@ impl Qp {
             Some(shared) => shared,
             None => unreachable!("a queue pair has an index below MAX_QPS"),
         }
+    }
+
+    /// Most bytes of inline payload.
+    pub(crate) fn max_inline_data(&self) -> usize {
+        self.init_attr.cap.max_inline_data as usize
     }
 
     #[inline]
@@ -162,7 +174,7 @@ impl Qp {
             .state
             .store(1 + state.as_abi(), Ordering::Release);
         // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
-        unsafe { (&raw mut (*self.abi.get()).state).write_volatile(state.as_abi()) };
+        unsafe { (&raw mut (*self.abi.get()).qp_base.state).write_volatile(state.as_abi()) };
     }
 
     /// `timeout` and `retry_cnt`, as coded.

@@ -1,6 +1,7 @@
 //! The regions that a queue used last, so that a key is looked up once and not for each work request.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::fabric::Peer;
 use crate::keys::{self, Pin};
@@ -47,8 +48,8 @@ impl RegionCache {
     ) -> Result<(&Region, Pin), KeyError> {
         let at = key as usize % ENTRIES;
         if let Some(region) = &self.entries[at]
-            && region.key == key
-            && let Some(pin) = nic.keys.pin(&nic.fabric, peer, region.index, key)
+            && keys::key_of(region.entry) == key
+            && let Some(pin) = nic.keys.pin(&nic.fabric, peer, region.index, region.entry)
         {
             // Borrowed anew, because the compiler cannot see that the branch below is not taken.
             match &self.entries[at] {
@@ -69,11 +70,13 @@ impl RegionCache {
         let entry = &mut self.entries[key as usize % ENTRIES];
         *entry = None;
         let (index, mr) = keys::find(peer, key).ok_or(KeyError::Unknown)?;
-        let pin = nic
-            .keys
-            .pin(&nic.fabric, peer, index, key)
+        let seen = mr.entry.load(Ordering::Acquire);
+        let pin = (keys::key_of(seen) == key)
+            .then(|| nic.keys.pin(&nic.fabric, peer, index, seen))
+            .flatten()
             .ok_or(KeyError::Unknown)?;
-        let region = Region::reach(&nic.maps, peer, index, mr).map_err(|Fault| KeyError::Fault)?;
+        let region =
+            Region::reach(&nic.maps, peer, (index, seen), mr).map_err(|Fault| KeyError::Fault)?;
         Ok((entry.insert(region), pin))
     }
 }

@@ -18,7 +18,7 @@ unsafe impl Sync for Device {}
 // SAFETY: as above; its pointers are NULL.
 unsafe impl Send for Device {}
 
-fn the_device() -> *mut ibv_device {
+pub(super) fn the_device() -> *mut ibv_device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         let mut d = verbs_device::zeroed();
@@ -88,16 +88,32 @@ pub(super) unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) ->
 }
 
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    or_null(open(device))
+    or_null(open_context(device, import::cmd_fd()))
 }
 
-fn open(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
+/// Opens the device; `cmd_fd` is what the program sees as the context's descriptor.
+pub(super) fn open_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+) -> Result<*mut ibv_context, c_int> {
     if device != the_device() {
         return Err(libc::ENODEV);
     }
     let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
     let mut abi = verbs_context::zeroed();
     abi.query_port = Some(query_port_ex);
+    abi.query_device_ex = Some(device_ex::query_device_ex);
+    abi.query_rt_values = Some(device_ex::query_rt_values);
+    abi.create_cq_ex = Some(cq_ex::create_cq_ex);
+    abi.create_qp_ex = Some(qp_ex::create_qp_ex);
+    abi.create_srq_ex = Some(objects::create_srq_ex);
+    abi.alloc_td = Some(domain::alloc_td);
+    abi.dealloc_td = Some(domain::dealloc_td);
+    abi.alloc_parent_domain = Some(domain::alloc_parent_domain);
+    abi.alloc_dm = Some(dm::alloc_dm);
+    abi.free_dm = Some(dm::free_dm);
+    abi.reg_dm_mr = Some(dm::reg_dm_mr);
+    abi.advise_mr = Some(mr::advise_mr);
     abi.sz = size_of::<verbs_context>();
     let c = &mut abi.context;
     c.device = device;
@@ -106,7 +122,7 @@ fn open(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
     c.ops.post_send = Some(fast::post_send);
     c.ops.post_recv = Some(fast::post_recv);
     c.ops.post_srq_recv = Some(fast::post_srq_recv);
-    c.cmd_fd = -1;
+    c.cmd_fd = cmd_fd;
     c.num_comp_vectors = 1;
     // "The context is preceded by a verbs_context": verbs.h, `verbs_get_ctx`.
     c.abi_compat = std::ptr::without_provenance_mut(usize::MAX);

@@ -129,10 +129,6 @@ pub(super) unsafe extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-pub(super) unsafe extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    std::ptr::null_mut()
-}
-
 pub(super) unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     if ece.is_null() {
         return libc::EINVAL;
@@ -163,31 +159,3 @@ pub(super) unsafe extern "C" fn ibv_reg_dmabuf_mr(
 ) -> *mut ibv_mr {
     or_null(Err(libc::EOPNOTSUPP))
 }
-
-pub(super) unsafe extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
-    or_null(Err(libc::EOPNOTSUPP))
-}
-
-pub(super) unsafe extern "C" fn ibv_import_pd(
-    _context: *mut ibv_context,
-    _pd_handle: u32,
-) -> *mut ibv_pd {
-    or_null(Err(libc::EOPNOTSUPP))
-}
-
-pub(super) unsafe extern "C" fn ibv_unimport_pd(_pd: *mut ibv_pd) {}
-
-pub(super) unsafe extern "C" fn ibv_import_mr(_pd: *mut ibv_pd, _mr_handle: u32) -> *mut ibv_mr {
-    or_null(Err(libc::EOPNOTSUPP))
-}
-
-pub(super) unsafe extern "C" fn ibv_unimport_mr(_mr: *mut ibv_mr) {}
-
-pub(super) unsafe extern "C" fn ibv_import_dm(
-    _context: *mut ibv_context,
-    _dm_handle: u32,
-) -> *mut ibv_dm {
-    or_null(Err(libc::EOPNOTSUPP))
-}
-
-pub(super) unsafe extern "C" fn ibv_unimport_dm(_dm: *mut ibv_dm) {}

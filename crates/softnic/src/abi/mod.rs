@@ -4,10 +4,20 @@
 //! man page of the function says. Handles are the addresses of this crate's objects, whose first fields are
 //! the structures that C sees. Nothing here unwinds: the functions called return errors.
 
+mod cq_ex;
 mod device;
+mod device_ex;
+mod dm;
+mod domain;
 mod fast;
+mod import;
 mod later;
+mod mr;
 mod objects;
+mod qp_ex;
+
+pub(crate) use cq_ex::Polling;
+pub(crate) use qp_ex::Builder;
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,6 +28,7 @@ use verbs_abi::{LaterSymbols, Symbols};
 #[must_use]
 pub fn symbols() -> &'static Symbols {
     use device::*;
+    use mr::*;
     use objects::*;
     static SYMBOLS: Symbols = Symbols {
         ibv_get_device_list,
@@ -70,8 +81,10 @@ pub fn symbols() -> &'static Symbols {
 /// The software NIC's entry points that libibverbs got after version 1.1.
 #[must_use]
 pub fn later_symbols() -> &'static LaterSymbols {
+    use import::*;
     use later::*;
-    use objects::{ibv_reg_mr_iova, ibv_reg_mr_iova2};
+    use mr::{ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_unimport_mr};
+    use qp_ex::ibv_qp_to_qp_ex;
     static SYMBOLS: LaterSymbols = LaterSymbols {
         ibv_get_pkey_index,
         ibv_qp_to_qp_ex,

@@ -2,21 +2,20 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use verbs_abi::*;
 
 use super::device::context_of;
+use super::domain::Parent;
+use super::import::PDS;
 use super::*;
 use crate::ah::Ah;
 use crate::context::Context;
 use crate::cq::{Channel, Cq};
 use crate::device;
 use crate::event::EventQueue;
-use crate::keys::NewRegion;
-use crate::mem::backing_of;
 use crate::qp::{NewQp, Qp};
 use crate::qp_state::QpType;
 use crate::recv::RecvQueue;
@@ -24,11 +23,13 @@ use crate::srq::Srq;
 
 /// A protection domain; the program's handle points to its first field.
 #[repr(C)]
-struct Pd {
-    abi: UnsafeCell<ibv_pd>,
-    context: &'static Context,
-    number: u32,
-    uses: AtomicUsize,
+pub(super) struct Pd {
+    pub(super) abi: UnsafeCell<ibv_pd>,
+    pub(super) context: &'static Context,
+    pub(super) number: u32,
+    pub(super) uses: AtomicUsize,
+    /// For a parent domain: what it was made of.
+    pub(super) parent: Option<Parent>,
 }
 
 // SAFETY: `abi` is written before the handle is given out and only read afterwards; the rest is atomic or
@@ -36,19 +37,6 @@ struct Pd {
 unsafe impl Sync for Pd {}
 // SAFETY: as above; the raw pointer in `abi` is only handed back.
 unsafe impl Send for Pd {}
-
-/// A memory region; the program's handle points to its first field.
-#[repr(C)]
-struct Mr {
-    abi: UnsafeCell<ibv_mr>,
-    pd: Arc<Pd>,
-    /// The key of creation, whatever the program writes into `abi`.
-    key: u32,
-    range: MrRange,
-    access: c_int,
-    /// Keeps the backing's descriptor open for peers.
-    backing: Option<Arc<OwnedFd>>,
-}
 
 /// A completion channel; the program's handle points to its first field.
 #[repr(C)]
@@ -58,7 +46,7 @@ struct ChannelHandle {
 }
 
 /// Is the object still used by others?
-fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
+pub(super) fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
     if uses.load(Ordering::Relaxed) == 0 {
         Ok(())
     } else {
@@ -73,12 +61,15 @@ pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
         let mut abi = ibv_pd::zeroed();
         abi.context = context;
         abi.handle = number;
-        Arc::new(Pd {
+        let pd = Arc::new(Pd {
             abi: UnsafeCell::new(abi),
             context: c,
             number,
             uses: AtomicUsize::new(0),
-        })
+            parent: None,
+        });
+        PDS.enter(number, &pd);
+        pd
     });
     or_null(made.map(|pd| Arc::into_raw(pd).cast_mut().cast()))
 }
@@ -89,218 +80,13 @@ pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         let Some(p) = borrow::<Pd, _>(pd) else {
             return libc::EINVAL;
         };
-        or_errno(busy(&p.uses).map(|()| drop(Arc::from_raw(pd.cast::<Pd>()))))
+        or_errno(busy(&p.uses).map(|()| {
+            if p.parent.is_none() {
+                PDS.remove(p.number);
+            }
+            drop(Arc::from_raw(pd.cast::<Pd>()));
+        }))
     }
-}
-
-pub(super) unsafe extern "C" fn ibv_reg_mr(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    let iova = addr.addr() as u64;
-    // SAFETY: contract of this function.
-    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access) }
-}
-
-pub(super) unsafe extern "C" fn ibv_reg_mr_iova2(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_uint,
-) -> *mut ibv_mr {
-    // SAFETY: contract of this function.
-    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access.cast_signed()) }
-}
-
-pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: a handle of ours.
-    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
-    let range = MrRange { addr, length, iova };
-    or_null(pd.and_then(|pd| {
-        let (key, hold) = enter(&pd, &range, access)?;
-        Ok(new_mr(pd, &range, access, key, hold))
-    }))
-}
-
-/// The memory that a region is made of, and what work requests call its first byte.
-#[derive(Clone, Copy)]
-pub(super) struct MrRange {
-    pub(super) addr: *mut c_void,
-    pub(super) length: usize,
-    pub(super) iova: u64,
-}
-
-/// Enters a memory region in the table of keys: its key, and what keeps its memory reachable.
-fn enter(pd: &Pd, range: &MrRange, access: c_int) -> Result<(u32, Option<Arc<OwnedFd>>), c_int> {
-    /// The range of flags that a provider may ignore: `IBV_ACCESS_OPTIONAL_RANGE` of verbs.h.
-    const OPTIONAL: c_int = IBV_ACCESS_OPTIONAL_RANGE;
-    const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
-        | IBV_ACCESS_REMOTE_WRITE
-        | IBV_ACCESS_REMOTE_READ
-        | IBV_ACCESS_REMOTE_ATOMIC
-        | IBV_ACCESS_ZERO_BASED
-        | IBV_ACCESS_HUGETLB
-        | OPTIONAL;
-    /// "Local write must be set for these" (`ibv_reg_mr(3)`).
-    const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-    if access & !KNOWN != 0
-        || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
-        || range.length == 0
-    {
-        return Err(libc::EINVAL);
-    }
-    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
-        0
-    } else {
-        range.iova
-    };
-    let length = range.length as u64;
-    if iova.checked_add(length).is_none() {
-        return Err(libc::EINVAL);
-    }
-    let nic = pd.context.nic;
-    // The addresses are used from other threads later.
-    let at = range.addr.expose_provenance();
-    let backing = backing_of(at, range.length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
-    let key = nic.keys.register(
-        &nic.fabric,
-        &NewRegion {
-            pd: pd.number,
-            addr: iova,
-            base: at as u64,
-            len: length,
-            access: (access & !OPTIONAL).cast_unsigned(),
-            backing: &backing,
-        },
-    )?;
-    Ok((key, backing.hold))
-}
-
-/// The object of a memory region that has been entered.
-fn new_mr(
-    pd: Arc<Pd>,
-    range: &MrRange,
-    access: c_int,
-    key: u32,
-    hold: Option<Arc<OwnedFd>>,
-) -> *mut ibv_mr {
-    pd.uses.fetch_add(1, Ordering::Relaxed);
-    let mut abi = ibv_mr::zeroed();
-    // SAFETY: the context field of our own object.
-    abi.context = unsafe { (*pd.abi.get()).context };
-    abi.pd = pd.abi.get();
-    abi.addr = range.addr;
-    abi.length = range.length;
-    abi.handle = key;
-    abi.lkey = key;
-    abi.rkey = key;
-    let mr = Box::new(Mr {
-        abi: UnsafeCell::new(abi),
-        pd,
-        key,
-        range: *range,
-        access,
-        backing: hold,
-    });
-    Box::into_raw(mr).cast()
-}
-
-pub(super) unsafe extern "C" fn ibv_rereg_mr(
-    mr: *mut ibv_mr,
-    flags: c_int,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> c_int {
-    // SAFETY: handles of ours; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`).
-    let (mr, new_pd) = unsafe { (mr.cast::<Mr>().as_mut(), share::<Pd, _>(pd)) };
-    let Some(mr) = mr else {
-        set_errno(libc::EINVAL);
-        return IBV_REREG_MR_ERR_INPUT;
-    };
-    match rereg(mr, flags, new_pd, (addr, length), access) {
-        Ok(()) => 0,
-        Err(errno) => {
-            set_errno(errno);
-            IBV_REREG_MR_ERR_INPUT
-        }
-    }
-}
-
-/// Enters the region anew with what `flags` change, then gives up the old entry: where the first fails, the
-/// old region stands.
-fn rereg(
-    mr: &mut Mr,
-    flags: c_int,
-    new_pd: Option<Arc<Pd>>,
-    (addr, length): (*mut c_void, usize),
-    access: c_int,
-) -> Result<(), c_int> {
-    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
-        return Err(libc::EINVAL);
-    }
-    let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
-        new_pd.ok_or(libc::EINVAL)?
-    } else {
-        Arc::clone(&mr.pd)
-    };
-    let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
-        access
-    } else {
-        mr.access
-    };
-    let range = if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-        if addr.is_null() {
-            return Err(libc::EINVAL);
-        }
-        MrRange {
-            addr,
-            length,
-            iova: addr.addr() as u64,
-        }
-    } else {
-        mr.range
-    };
-    let (key, hold) = enter(&pd, &range, access)?;
-    let nic = mr.pd.context.nic;
-    nic.keys.deregister(&nic.fabric, mr.key);
-    pd.uses.fetch_add(1, Ordering::Relaxed);
-    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
-    let abi = mr.abi.get_mut();
-    abi.pd = pd.abi.get();
-    abi.addr = range.addr;
-    abi.length = range.length;
-    abi.handle = key;
-    abi.lkey = key;
-    abi.rkey = key;
-    mr.pd = pd;
-    mr.key = key;
-    mr.range = range;
-    mr.access = access;
-    mr.backing = hold;
-    Ok(())
-}
-
-pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    if mr.is_null() {
-        return libc::EINVAL;
-    }
-    // SAFETY: a handle of ours, given back once.
-    let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
-    let nic = mr.pd.context.nic;
-    nic.keys.deregister(&nic.fabric, mr.key);
-    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
-    0
 }
 
 pub(super) unsafe extern "C" fn ibv_create_comp_channel(
@@ -346,37 +132,48 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: handles of ours.
-    let (c, ch) = unsafe { (context_of(context), borrow::<ChannelHandle, _>(channel)) };
-    let Some(c) = c else {
-        return or_null(Err(libc::EINVAL));
-    };
-    let depth = match u32::try_from(cqe) {
-        Ok(n @ 1..=device::MAX_CQE) if comp_vector == 0 => n,
+    let shape = match (u32::try_from(cqe), u32::try_from(comp_vector)) {
+        (Ok(cqe), Ok(vector)) => (cqe, vector),
         _ => return or_null(Err(libc::EINVAL)),
     };
-    let made = c.nic.add_cq(|index| {
-        let mut abi = ibv_cq::zeroed();
+    // SAFETY: handles of ours.
+    or_null(unsafe { create_cq(context, shape, cq_context, channel, None) })
+}
+
+/// Makes a completion queue of so many entries on a completion vector.
+///
+/// # Safety
+/// The handles are ours, or NULL.
+pub(super) unsafe fn create_cq(
+    context: *mut ibv_context,
+    (cqe, comp_vector): (u32, u32),
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    polling: Option<Polling>,
+) -> Result<*mut ibv_cq, c_int> {
+    // SAFETY: contract of this function.
+    let (c, ch) = unsafe { (context_of(context), borrow::<ChannelHandle, _>(channel)) };
+    let c = c.ok_or(libc::EINVAL)?;
+    if !(1..=device::MAX_CQE).contains(&cqe) || comp_vector != 0 {
+        return Err(libc::EINVAL);
+    }
+    let cq = c.nic.add_cq(|index| {
+        let mut abi = ibv_cq_ex::zeroed();
         abi.context = context;
         abi.channel = channel;
         abi.cq_context = cq_context;
-        abi.cqe = cqe;
+        abi.cqe = c_int::try_from(cqe).map_err(|_| libc::EINVAL)?;
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let channel = ch.map(|ch| Arc::clone(&ch.channel));
+        let depth = cqe as usize;
         Ok(Arc::new(Cq::new(
-            c.nic,
-            index,
-            depth as usize,
-            abi,
-            channel,
+            c.nic, index, depth, abi, channel, polling,
         )))
-    });
-    or_null(made.map(|cq| {
-        if let Some(ch) = ch {
-            ch.channel.uses.fetch_add(1, Ordering::Relaxed);
-        }
-        Arc::into_raw(cq).cast_mut().cast()
-    }))
+    })?;
+    if let Some(ch) = ch {
+        ch.channel.uses.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(Arc::into_raw(cq).cast_mut().cast())
 }
 
 pub(super) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
@@ -473,6 +270,27 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
     Arc::into_raw(srq).cast_mut().cast()
 }
 
+pub(super) unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    const KNOWN: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    // SAFETY: a handle of ours; NULL or the program's attributes.
+    let (c, attr) = unsafe { (context_of(context), init.as_ref()) };
+    let Some((_, attr)) = c.zip(attr) else {
+        return or_null(Err(libc::EINVAL));
+    };
+    let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
+    if attr.comp_mask & !KNOWN != 0 || !basic {
+        return or_null(Err(libc::EOPNOTSUPP));
+    }
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+        return or_null(Err(libc::EINVAL));
+    }
+    // SAFETY: the extended attributes start with the plain ones (verbs.h).
+    unsafe { ibv_create_srq(attr.pd, init.cast()) }
+}
+
 pub(super) unsafe extern "C" fn ibv_modify_srq(
     srq: *mut ibv_srq,
     attr: *mut ibv_srq_attr,
@@ -539,14 +357,15 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     // SAFETY: handles of ours; the program's attributes.
-    or_null(unsafe { create_qp(pd, init) })
+    or_null(unsafe { create_qp(pd, init, None) })
 }
 
 /// # Safety
 /// As for `ibv_create_qp`.
-unsafe fn create_qp(
+pub(super) unsafe fn create_qp(
     pd_handle: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
+    builder: Option<Builder>,
 ) -> Result<*mut ibv_qp, c_int> {
     // SAFETY: contract of this function.
     let (pd, init) = unsafe { (borrow::<Pd, _>(pd_handle), init.as_mut()) };
@@ -603,6 +422,7 @@ unsafe fn create_qp(
                 recv_cq,
                 srq,
                 init_attr: *init,
+                builder,
             },
         )))
     })?;

@@ -116,19 +116,22 @@ pub(crate) const ARMED_SOLICITED: u32 = 2;
 /// Added to the two above by the peer that has called the engine, so that others need not.
 pub(crate) const ARMED_CALLED: u32 = 4;
 
-/// What peers need to know of a memory region. `key` 0: free.
+/// What peers need to know of a memory region or a memory window.
 #[repr(C, align(64))]
 pub(crate) struct MrShared {
-    /// L_Key and R_Key.
-    pub(crate) key: AtomicU32,
+    /// L_Key and R_Key in the low half, 0 if the place is free; in the high half how often the place was
+    /// taken, so that what was read of it earlier is known to be out of date.
+    pub(crate) entry: AtomicU64,
+    /// `ibv_access_flags`, and what `keys::ACCESS_*` adds.
     pub(crate) access: AtomicU32,
+    /// Number of its protection domain; of a window of type 2, of its queue pair.
+    pub(crate) pd: AtomicU32,
     pub(crate) addr: AtomicU64,
     pub(crate) len: AtomicU64,
-    pub(crate) pd: AtomicU32,
     /// One of `BACKING_*`.
     pub(crate) backing: AtomicU32,
     /// File descriptor of the backing in the owner, or the id of the SysV segment.
-    pub(crate) handle: AtomicU64,
+    pub(crate) handle: AtomicU32,
     /// Inode of the backing file, so that a reused descriptor is noticed.
     pub(crate) inode: AtomicU64,
     /// Where in the backing the region's first byte lies.

@@ -179,6 +179,11 @@ impl Producer {
         self.ring.slots - 1 - (self.pos - self.head_seen)
     }
 
+    /// Slots in the ring.
+    pub(crate) fn slots(&self) -> u64 {
+        self.ring.slots
+    }
+
     /// The consumer's position: everything before it has been consumed.
     #[inline]
     pub(crate) fn consumed(&mut self) -> Result<u64, Garbage> {

@@ -57,7 +57,7 @@ fn peer_answers(qp: &Qp, out: Option<&OutRing>) -> bool {
                 .peer
                 .segment
                 .qp(out.dest_index)
-                .is_some_and(|dest| answers(dest, qp.qpn))
+                .is_some_and(|dest| answers(dest, out.dest_epoch, qp.qpn))
     })
 }
 

@@ -22,9 +22,14 @@ pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
     sq.pending.sends != 0
 }
 
-/// Is the peer's queue pair ready to receive from us?
+/// Is the peer's queue pair the one that the ring was made for, and ready to receive from us?
 #[inline]
-pub(super) fn answers(dest: &QpShared, qpn: u32) -> bool {
+pub(super) fn answers(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
+    is_ready(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == dest_epoch
+}
+
+#[inline]
+fn is_ready(dest: &QpShared, qpn: u32) -> bool {
     const READY: [u32; 4] = [
         1 + IBV_QPS_RTR,
         1 + IBV_QPS_RTS,
@@ -33,6 +38,40 @@ pub(super) fn answers(dest: &QpShared, qpn: u32) -> bool {
     ];
     READY.contains(&dest.state.load(Ordering::Acquire))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
+}
+
+/// The peer's queue pair has been reset and connected to us again, after we were connected to it: it has let
+/// go of our ring. Makes another one. False if it does not answer, or if messages were on their way, which it
+/// will never take: they run into their timeout.
+#[cold]
+pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(old) = &sq.out else { return false };
+    let again = sq.pending.is_empty()
+        && old
+            .peer
+            .segment
+            .qp(old.dest_index)
+            .is_some_and(|dest| is_ready(dest, qp.qpn));
+    if !again {
+        return false;
+    }
+    let ring = RingUse {
+        slots: old.producer.slots(),
+        dest_index: old.dest_index,
+        rnr_retry: old
+            .header(qp.nic)
+            .map_or(0, |h| h.rnr_retry.load(Ordering::Relaxed)),
+        grh: None,
+        path: 0,
+    };
+    let Some(mut new) = new_ring(qp, Arc::clone(&old.peer), &ring) else {
+        return false;
+    };
+    new.announce(qp.nic);
+    if let Some(old) = sq.out.replace(new) {
+        old.close(qp.nic);
+    }
+    true
 }
 
 /// The peer's process has ended: what becomes of a WR.

@@ -386,11 +386,36 @@ impl SendQueue {
 /// `wr` is null or the first of a list of work requests as `ibv_post_send(3)` describes it.
 pub(crate) unsafe fn post_send(
     qp: &Qp,
-    mut wr: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> i32 {
     let mut sq = qp.sq.lock();
-    let sq = &mut *sq;
+    // SAFETY: contract of this function.
+    unsafe { post_list(qp, &mut sq, wr, bad_wr) }
+}
+
+/// Posts a list of `count` WRs if there is room for all of them.
+///
+/// # Safety
+/// As for [`post_send`].
+pub(crate) unsafe fn post_send_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i32 {
+    let mut sq = qp.sq.lock();
+    if sq.max_wr - (sq.posted - sq.freed) < count as u64 {
+        return libc::ENOMEM;
+    }
+    // SAFETY: contract of this function.
+    unsafe { post_list(qp, &mut sq, wr, std::ptr::null_mut()) }
+}
+
+/// # Safety
+/// As for [`post_send`].
+#[inline(always)]
+unsafe fn post_list(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    mut wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> i32 {
     let state = qp.state();
     let mut result = 0;
     let held_back = !sq.deferred.is_empty();
@@ -707,7 +732,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
-    if !answers(dest, qp.qpn) {
+    if !answers(dest, out.dest_epoch, qp.qpn) && !reconnected(qp, sq) {
         return silence(qp, sq, view);
     }
     sq.silent_since = None;

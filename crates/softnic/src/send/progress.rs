@@ -110,7 +110,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         .peer
         .segment
         .qp(out.dest_index)
-        .is_some_and(|d| answers(d, qp.qpn));
+        .is_some_and(|d| answers(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
         // What it took before it ended counts, also if that was after the look above.
         if let Ok(consumed) = out.producer.consumed() {

@@ -1,0 +1,340 @@
+//! Memory regions.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use verbs_abi::*;
+
+use super::dm::Dm;
+use super::objects::Pd;
+use super::*;
+use crate::keys::NewRegion;
+use crate::mem::backing_of;
+use crate::nic::Nic;
+
+/// A memory region; the program's handle points to its first field.
+#[repr(C)]
+struct Mr {
+    abi: UnsafeCell<ibv_mr>,
+    pd: Arc<Pd>,
+    /// The key of creation, whatever the program writes into `abi`.
+    key: u32,
+    range: MrRange,
+    access: c_int,
+    /// Keeps the backing's descriptor open for peers.
+    backing: Option<Arc<OwnedFd>>,
+    /// The device memory that it is made of.
+    dm: Option<Arc<Dm>>,
+}
+
+pub(super) unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let iova = addr.addr() as u64;
+    // SAFETY: contract of this function.
+    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access) }
+}
+
+pub(super) unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: contract of this function.
+    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access.cast_signed()) }
+}
+
+pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: a handle of ours.
+    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
+    let range = MrRange { addr, length, iova };
+    if length == 0 {
+        return or_null(Err(libc::EINVAL));
+    }
+    or_null(pd.and_then(|pd| register_mr(pd, &range, access, None)))
+}
+
+/// Makes a memory region, of device memory if there is `dm`.
+pub(super) fn register_mr(
+    pd: Arc<Pd>,
+    range: &MrRange,
+    access: c_int,
+    dm: Option<Arc<Dm>>,
+) -> Result<*mut ibv_mr, c_int> {
+    let (key, hold) = enter(&pd, range, access, |nic, new| {
+        nic.keys.register(&nic.fabric, new)
+    })?;
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    let mut abi = ibv_mr::zeroed();
+    // SAFETY: the context field of our own object.
+    abi.context = unsafe { (*pd.abi.get()).context };
+    abi.pd = pd.abi.get();
+    // A program has no address for device memory.
+    abi.addr = if dm.is_some() {
+        std::ptr::null_mut()
+    } else {
+        range.addr
+    };
+    abi.length = range.length;
+    abi.handle = key;
+    abi.lkey = key;
+    abi.rkey = key;
+    let mr = Box::new(Mr {
+        abi: UnsafeCell::new(abi),
+        pd,
+        key,
+        range: *range,
+        access,
+        backing: hold,
+        dm,
+    });
+    Ok(Box::into_raw(mr).cast())
+}
+
+/// The memory that a region is made of, and what work requests call its first byte.
+#[derive(Clone, Copy)]
+pub(super) struct MrRange {
+    pub(super) addr: *mut c_void,
+    pub(super) length: usize,
+    pub(super) iova: u64,
+}
+
+/// Checks a memory region and enters it in the table of keys with `register`: what that returns, and what
+/// keeps its memory reachable.
+fn enter<T>(
+    pd: &Pd,
+    range: &MrRange,
+    access: c_int,
+    register: impl FnOnce(&Nic, &NewRegion<'_>) -> Result<T, c_int>,
+) -> Result<(T, Option<Arc<OwnedFd>>), c_int> {
+    /// The range of flags that a provider may ignore: `IBV_ACCESS_OPTIONAL_RANGE` of verbs.h.
+    const OPTIONAL: c_int = IBV_ACCESS_OPTIONAL_RANGE;
+    const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_MW_BIND
+        | IBV_ACCESS_ZERO_BASED
+        | IBV_ACCESS_ON_DEMAND
+        | IBV_ACCESS_HUGETLB
+        | OPTIONAL;
+    /// "Local write must be set for these" (`ibv_reg_mr(3)`).
+    const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if access & !KNOWN != 0
+        || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
+    {
+        return Err(libc::EINVAL);
+    }
+    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
+        0
+    } else {
+        range.iova
+    };
+    let length = range.length as u64;
+    if iova.checked_add(length).is_none() {
+        return Err(libc::EINVAL);
+    }
+    let nic = pd.context.nic;
+    // The addresses are used from other threads later.
+    let at = range.addr.expose_provenance();
+    let backing = backing_of(at, range.length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    let new = NewRegion {
+        pd: pd.number,
+        addr: iova,
+        base: at as u64,
+        len: length,
+        access: (access & !OPTIONAL).cast_unsigned(),
+        backing: &backing,
+    };
+    Ok((register(nic, &new)?, backing.hold))
+}
+
+pub(super) unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // SAFETY: handles of ours; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`).
+    // What is not to be changed is not looked at, and programs pass anything for it.
+    let (mr, new_pd) = unsafe {
+        let new_pd = (flags & IBV_REREG_MR_CHANGE_PD != 0).then(|| share::<Pd, _>(pd));
+        (mr.cast::<Mr>().as_mut(), new_pd.flatten())
+    };
+    let Some(mr) = mr else {
+        set_errno(libc::EINVAL);
+        return IBV_REREG_MR_ERR_INPUT;
+    };
+    let mut given_up = false;
+    match rereg(mr, flags, new_pd, (addr, length), access, &mut given_up) {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            if given_up {
+                IBV_REREG_MR_ERR_CMD
+            } else {
+                IBV_REREG_MR_ERR_INPUT
+            }
+        }
+    }
+}
+
+/// Enters the region anew, with what `flags` change, under the key that it had.
+fn rereg(
+    mr: &mut Mr,
+    flags: c_int,
+    new_pd: Option<Arc<Pd>>,
+    (addr, length): (*mut c_void, usize),
+    access: c_int,
+    given_up: &mut bool,
+) -> Result<(), c_int> {
+    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+        return Err(libc::EINVAL);
+    }
+    let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+        new_pd.ok_or(libc::EINVAL)?
+    } else {
+        Arc::clone(&mr.pd)
+    };
+    let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
+        access
+    } else {
+        mr.access
+    };
+    let range = if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
+        if addr.is_null() || length == 0 {
+            return Err(libc::EINVAL);
+        }
+        MrRange {
+            addr,
+            length,
+            iova: addr.addr() as u64,
+        }
+    } else {
+        mr.range
+    };
+    let key = mr.key;
+    let ((), hold) = enter(&pd, &range, access, |nic, new| {
+        nic.keys.deregister(&nic.fabric, key);
+        *given_up = true;
+        nic.keys.register_as(&nic.fabric, key, new)
+    })?;
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    let abi = mr.abi.get_mut();
+    abi.pd = pd.abi.get();
+    abi.addr = range.addr;
+    abi.length = range.length;
+    mr.pd = pd;
+    mr.range = range;
+    mr.access = access;
+    mr.backing = hold;
+    Ok(())
+}
+
+pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    if mr.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a handle of ours, given back once.
+    let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
+    let nic = mr.pd.context.nic;
+    nic.keys.deregister(&nic.fabric, mr.key);
+    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    if let Some(dm) = &mr.dm {
+        dm.uses.fetch_sub(1, Ordering::Relaxed);
+    }
+    0
+}
+
+/// Makes an object for a memory region that another context has registered; its handle is its key.
+pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
+    let nic = pd.context.nic;
+    let (_, shared) = crate::keys::find(nic.me(), key).ok_or(libc::ENOENT)?;
+    if shared.pd.load(Ordering::Relaxed) != pd.number {
+        return Err(libc::EINVAL);
+    }
+    let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
+    let base = usize::try_from(shared.base.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
+    pd.uses.fetch_add(1, Ordering::Relaxed);
+    let mut abi = ibv_mr::zeroed();
+    // SAFETY: the context field of our own object.
+    abi.context = unsafe { (*pd.abi.get()).context };
+    abi.pd = pd.abi.get();
+    // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
+    abi.length = length;
+    abi.handle = key;
+    abi.lkey = key;
+    abi.rkey = key;
+    let range = MrRange {
+        addr: std::ptr::with_exposed_provenance_mut(base),
+        length,
+        iova: shared.addr.load(Ordering::Relaxed),
+    };
+    let access = shared.access.load(Ordering::Relaxed).cast_signed();
+    let mr = Box::new(Mr {
+        abi: UnsafeCell::new(abi),
+        pd,
+        key,
+        range,
+        access,
+        backing: None,
+        dm: None,
+    });
+    Ok(Box::into_raw(mr).cast())
+}
+
+pub(super) unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    if mr.is_null() {
+        return;
+    }
+    // SAFETY: an imported handle, given back once; the region itself stays.
+    let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
+    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+}
+
+pub(super) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ibv_advise_mr_advice,
+    flags: u32,
+    sges: *mut ibv_sge,
+    num_sges: u32,
+) -> c_int {
+    // SAFETY: a handle of ours.
+    let Some(pd) = (unsafe { borrow::<Pd, _>(pd) }) else {
+        return libc::EINVAL;
+    };
+    if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sges.is_null() {
+        return libc::EINVAL;
+    }
+    let write = match advice {
+        IBV_ADVISE_MR_ADVICE_PREFETCH | IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
+        _ => return libc::EOPNOTSUPP,
+    };
+    // SAFETY: the program's list has `num_sges` entries.
+    let sges = unsafe { std::slice::from_raw_parts(sges, num_sges as usize) };
+    let nic = pd.context.nic;
+    // Pages need no fetching: the advice is checked, and then obeyed by the first access.
+    let good = sges.iter().all(|sge| {
+        let mut cache = crate::region_cache::RegionCache::new();
+        crate::recv::checked_sge(nic, &mut cache, pd.number, sge, write).is_some()
+    });
+    if good { 0 } else { libc::EINVAL }
+}
