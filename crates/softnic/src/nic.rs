@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use crate::cq::Cq;
 use crate::device::Port;
@@ -117,9 +118,13 @@ extern "C" fn leave() {
         && let Some((pid, nic)) = *nic
         && pid == std::process::id()
     {
+        nic.let_mail_be_read();
         nic.fabric.leave();
     }
 }
+
+/// How long a process that ends waits for its peers to read their mail.
+const LAST_MAIL: Duration = Duration::from_millis(200);
 
 impl Nic {
     fn new() -> Result<&'static Self, NicError> {
@@ -233,6 +238,37 @@ impl Nic {
     /// All completion queues.
     pub(crate) fn all_cqs(&self) -> Vec<Arc<Cq>> {
         lock(&self.cqs).iter().flatten().cloned().collect()
+    }
+
+    /// Waits until the peers have found the rings that this process made for them, before it ends.
+    ///
+    /// What lies in a ring that is known can be read when its sender is gone; a ring that is not known is lost, and
+    /// datagrams with it whose sends have completed. On a wire they would be on their way.
+    fn let_mail_be_read(&self) {
+        let unread: Vec<_> = self
+            .fabric
+            .opened_peers()
+            .into_iter()
+            .filter_map(|peer| {
+                let mailbox = peer.segment.mailbox();
+                let upto = mailbox.tail.load(Ordering::Acquire);
+                (mailbox.head.load(Ordering::Acquire) < upto).then_some((peer, upto))
+            })
+            .collect();
+        let start = Instant::now();
+        for (peer, upto) in &unread {
+            peer.wake();
+            while peer.segment.mailbox().head.load(Ordering::Acquire) < *upto
+                && !peer.is_dead()
+                && start.elapsed() < LAST_MAIL
+            {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        if !unread.is_empty() {
+            // Whoever has just taken a letter is about to open what it speaks of.
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Reads the mail, if there is any: rings that peers made for queue pairs of this process.
