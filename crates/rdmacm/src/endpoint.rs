@@ -42,7 +42,7 @@ pub(crate) mod reason {
 const SIDR_UNSUPPORTED: c_int = 1;
 const SIDR_REJECT: c_int = 2;
 
-/// How long a listener that takes no more is asked again: the pause between two attempts.
+/// The pause before a listener that takes no more, or is about to come back, is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// How long connections stay in TIMEWAIT: the order of what Linux derives from the default packet lifetime of
 /// RoCE (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
@@ -339,6 +339,10 @@ impl Endpoint {
                 state.request = Some(request);
                 self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
             }
+            Err(Unreached::Refused) if self.cm.ports.closed_recently(request.dst.port()) => {
+                state.request = Some(request);
+                self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
+            }
             Err(Unreached::Refused) => {
                 self.refused(state, reason::INVALID_SERVICE_ID, Vec::new());
             }
@@ -443,6 +447,9 @@ impl Endpoint {
         if let Some(message) = farewell {
             // A peer that is gone needs no farewell.
             let _ = self.send(&state, &message);
+        }
+        if let (Phase::Listening, Some(claim)) = (state.phase, &state.claim) {
+            self.cm.ports.closing(claim);
         }
         state.phase = Phase::Closed;
         state.request = None;

@@ -13,6 +13,7 @@
 //! - `endpoint`, `channel`: one end of a connection, and the queue of events; no C, no verbs.
 //! - `device`, `multicast`: the device and what it calls the things that ids know by address.
 //! - `id`: the C object that a program holds: an endpoint and its queue pair.
+//! - `rsocket`: sockets over RDMA.
 //! - `abi`: the C functions.
 //!
 //! A connection is a socket between two processes and lasts as long as it: a process may be killed at any time,
@@ -38,6 +39,7 @@ mod id;
 mod multicast;
 mod ports;
 mod process;
+mod rsocket;
 mod service;
 mod wire;
 

@@ -9,10 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, flock, mkdirat, openat, readlinkat,
-    renameat_with, symlinkat, unlinkat,
+    renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -20,6 +21,11 @@ use rustix::net::{
 
 use crate::errno::{Errno, Result};
 use crate::process::Process;
+
+/// How long after a listener has closed its port is expected to be opened again.
+const REOPENING: Duration = Duration::from_secs(2);
+/// What follows the port in the name of a file that was written when a listener closed.
+const CLOSED: &str = ".closed";
 
 /// The folder of port numbers, as one process uses it.
 pub(crate) struct Ports {
@@ -165,8 +171,22 @@ impl Ports {
             // "Once the id listens it has to be unique" (`rdma_listen` of `linux:drivers/infiniband/core/cma.c`).
             self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
         }
-        bind(&socket, &self.address(&claim.target)?)?;
-        listen(&socket, libc::SOMAXCONN)?;
+        // Under its name it is found when it listens, and not before.
+        let unfinished = format!("{}~", claim.target);
+        bind(&socket, &self.address(&unfinished)?)?;
+        let listens = listen(&socket, libc::SOMAXCONN).and_then(|()| {
+            renameat_with(
+                &self.folder,
+                &unfinished,
+                &self.folder,
+                &claim.target,
+                RenameFlags::empty(),
+            )
+        });
+        if let Err(e) = listens {
+            let _ = unlinkat(&self.folder, &unfinished, AtFlags::empty());
+            return Err(e.into());
+        }
         if claim.binding.reuse {
             let port = claim.binding.addr.port();
             let link = Address::of(claim.binding).link(claim.port_space, port);
@@ -186,9 +206,39 @@ impl Ports {
     /// Gives a port back. Does nothing in a child that was forked from its owner.
     pub(crate) fn release(&self, claim: &Claim) {
         if std::process::id() == self.me.pid() {
-            let _ = unlinkat(&self.folder, &claim.link, AtFlags::empty());
             let _ = unlinkat(&self.folder, &claim.target, AtFlags::empty());
+            let _ = unlinkat(&self.folder, &claim.link, AtFlags::empty());
         }
+    }
+
+    /// Says that the listener of a port is about to close, so that nobody finds it closed and knows nothing.
+    pub(crate) fn closing(&self, claim: &Claim) {
+        if std::process::id() == self.me.pid() {
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
+            let name = closed_file(claim.binding.addr.port());
+            if let Ok(file) = openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR) {
+                // Truncating an empty file leaves its times as they are.
+                let _ = rustix::io::write(&file, b"\n");
+            }
+        }
+    }
+
+    /// Whether somebody listened on the port, in any port space, a moment ago, and may be about to do so again.
+    ///
+    /// Programs listen for one connection, close, and listen for the next (perftest does, and for datagrams if it
+    /// is to measure them). Over a network, the resolution of the address gives them the time for that.
+    pub(crate) fn closed_recently(&self, port: u16) -> bool {
+        self.is_recent(&closed_file(port))
+    }
+
+    fn is_recent(&self, name: &str) -> bool {
+        let Ok(stat) = statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return false;
+        };
+        let seconds = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
+        let changed = UNIX_EPOCH + seconds + Duration::from_nanos(stat.st_mtime_nsec);
+        // A clock that was set back makes no eternity.
+        changed.elapsed().is_ok_and(|age| age < REOPENING)
     }
 
     /// A connection to whoever listens at `addr`.
@@ -285,6 +335,10 @@ impl Ports {
     fn clean_up(&self) {
         let Ok(_held) = self.hold() else { return };
         for name in self.names() {
+            if name.ends_with(CLOSED) && !self.is_recent(&name) {
+                let _ = unlinkat(&self.folder, name.as_str(), AtFlags::empty());
+                continue;
+            }
             let of_the_dead = match readlinkat(&self.folder, name.as_str(), Vec::new()) {
                 Ok(target) => target.to_str().ok().and_then(owner_of),
                 // Sockets have their owner in their name.
@@ -312,7 +366,7 @@ impl Ports {
     }
 }
 
-/// The process in `PID-STARTTIME-N`.
+/// The process in `PID-STARTTIME-N`, also where more follows.
 fn owner_of(target: &str) -> Option<Process> {
     target.rsplit_once('-')?.0.parse().ok()
 }
@@ -337,6 +391,10 @@ fn ephemeral_ports() -> (u16, u16) {
     read()
         .filter(|&(low, high)| 0 < low && low <= high)
         .unwrap_or((32_768, 60_999))
+}
+
+fn closed_file(port: u16) -> String {
+    format!("{port}{CLOSED}")
 }
 
 fn link_prefix(port_space: u32, port: u16) -> String {
@@ -439,9 +497,13 @@ mod tests {
         let v6 = "[::1]:7471".parse().unwrap();
         assert_eq!(ports.connect(TCP, v6).unwrap_err(), Unreached::Refused);
         assert_eq!(ports.connect(UDP, to).unwrap_err(), Unreached::Refused);
+        assert!(!ports.closed_recently(7471));
+        ports.closing(&claim);
         ports.release(&claim);
         assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
-        assert_eq!(ports.names(), ["lock"]);
+        assert!(ports.closed_recently(7471));
+        assert!(!ports.closed_recently(7472));
+        ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{fork, lock};
 /// What a timer reminds an endpoint of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alarm {
-    /// The listener took no more: ask again.
+    /// The listener took no more, or was not there: ask again.
     AskAgain,
     /// The peer should have answered this question by now.
     AnswerOverdue(u64),

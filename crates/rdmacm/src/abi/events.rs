@@ -112,7 +112,7 @@ fn id_of(endpoint: &Endpoint) -> *mut rdma_cm_id {
 ///
 /// # Safety
 /// The ids of the channel are live.
-unsafe fn next_event(channel: &Channel) -> Result<*mut rdma_cm_event> {
+pub(crate) unsafe fn next_event(channel: &Channel) -> Result<*mut rdma_cm_event> {
     loop {
         // SAFETY: contract of this function.
         let event = channel.next(|event| unsafe { make_id(event) })?;

@@ -56,7 +56,7 @@ pub(super) unsafe fn give(to: *mut *mut rdma_cm_id, id: *mut rdma_cm_id) -> Resu
 ///
 /// # Safety
 /// `channel` is NULL or live.
-pub(super) unsafe fn new_id(
+pub(crate) unsafe fn new_id(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
     ps: rdma_port_space,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 
 /// # Safety
 /// As for `rdma_destroy_id`.
-pub(super) unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
+pub(crate) unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
     // SAFETY: contract of this function.
     let id = unsafe { CmId::borrow(handle) }?;
     id.endpoint.close();
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr
 }
 
 /// Binds an id.
-pub(super) fn bind(id: &CmId, addr: SocketAddr) -> Result {
+pub(crate) fn bind(id: &CmId, addr: SocketAddr) -> Result {
     let specific = !addr.ip().is_unspecified();
     if specific && !addr::is_local(addr.ip())? {
         return Err(Errno(libc::EADDRNOTAVAIL));
@@ -200,7 +200,7 @@ fn loopback_like(ip: IpAddr) -> IpAddr {
 }
 
 /// Resolves the peer's address: those of this host are its own business.
-pub(super) fn resolve_addr(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
+pub(crate) fn resolve_addr(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
     let mut dst = dst;
     if dst.ip().is_unspecified() {
         // "Any" host to connect to is this one, as for sockets.
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_
 }
 
 /// Resolves the route.
-pub(super) fn resolve_route(id: &CmId) -> Result {
+pub(crate) fn resolve_route(id: &CmId) -> Result {
     id.endpoint
         .advance(&[Phase::AddrResolved], Phase::RouteResolved)?;
     id.set_path();
@@ -358,7 +358,7 @@ pub unsafe extern "C" fn rdma_connect(
 
 /// # Safety
 /// `param` is NULL or valid.
-unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
+pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     // Without a queue pair of its own, an id must be told the number of one.
     if param.is_null() && id.qp().is_null() && !id.is_datagram() {
         return Err(INVALID);
@@ -416,13 +416,18 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
             if id.source().is_none() {
                 bind(id, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
             }
-            let backlog = match usize::try_from(backlog) {
-                Ok(n @ 1..=DEFAULT_BACKLOG) => n,
-                _ => DEFAULT_BACKLOG,
-            };
-            id.endpoint.listen(backlog)
+            listen(id, backlog)
         })
     }
+}
+
+/// Listens for requests.
+pub(crate) fn listen(id: &CmId, backlog: c_int) -> Result {
+    let backlog = match usize::try_from(backlog) {
+        Ok(n @ 1..=DEFAULT_BACKLOG) => n,
+        _ => DEFAULT_BACKLOG,
+    };
+    id.endpoint.listen(backlog)
 }
 
 /// Takes the next request of a synchronous listener: `rdma_get_request(3)`.
@@ -476,7 +481,7 @@ pub unsafe extern "C" fn rdma_accept(
 
 /// # Safety
 /// `param` is NULL or valid.
-unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
+pub(crate) unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
     if param.is_null() && id.qp().is_null() {
         return Err(INVALID);
     }

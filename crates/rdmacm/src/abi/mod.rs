@@ -13,11 +13,12 @@
 
 mod addrinfo;
 mod endpoints;
-mod events;
-mod ids;
+pub(crate) mod events;
+pub(crate) mod ids;
 mod multicast;
 mod options;
 mod qps;
+mod rsockets;
 
 use std::ffi::c_int;
 
@@ -28,6 +29,7 @@ pub use ids::*;
 pub use multicast::*;
 pub use options::*;
 pub use qps::*;
+pub use rsockets::*;
 
 use crate::channel::Channel;
 use crate::errno::{Errno, Result};

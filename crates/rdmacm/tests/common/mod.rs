@@ -135,7 +135,7 @@ impl Scene {
         }
     }
 
-    /// The names in the folder of ports that are not the lock's.
+    /// The names in the folder of ports that stand for a port or a listener.
     pub fn ports(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.dir.path().join("fabric/rdma_cm")) else {
             return Vec::new();
@@ -147,7 +147,7 @@ impl Scene {
                     .into_string()
                     .expect("text")
             })
-            .filter(|name| name != "lock")
+            .filter(|name| name != "lock" && !name.ends_with(".closed"))
             .collect()
     }
 }

@@ -1,0 +1,138 @@
+//! `poll(2)` and `select(2)` over sockets of both kinds.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use super::socket::{find, for_reading};
+use super::wait::{Deadline, Waiter, poll};
+use crate::errno::{Errno, INVALID, Result};
+
+/// `poll(2)`, where some of `fds` may be rsockets. Returns how many have something.
+pub(crate) fn rpoll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize> {
+    poll_until(fds, Deadline::from_poll(timeout_ms))
+}
+
+fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
+    let sockets: Vec<_> = fds.iter().map(|f| find(f.fd).ok()).collect();
+    if sockets.iter().all(Option::is_none) {
+        return poll(fds, deadline);
+    }
+    let waiter = Waiter::own()?;
+    loop {
+        waiter.reset();
+        // The rsockets' descriptors and the waiter's, then those that are no rsockets.
+        let mut below = vec![for_reading(waiter.fd())];
+        let mut found = 0;
+        for (fd, socket) in fds.iter_mut().zip(&sockets) {
+            fd.revents = 0;
+            if let Some(socket) = socket {
+                // Once something is found nothing need be armed any more.
+                let waiter = (found == 0).then_some(&waiter);
+                fd.revents = socket.poll_events(fd.events, waiter, &mut below);
+                found += usize::from(fd.revents != 0);
+            }
+        }
+        let others_at = below.len();
+        below.extend(
+            fds.iter()
+                .zip(&sockets)
+                .filter(|(_, socket)| socket.is_none())
+                .map(|(fd, _)| *fd),
+        );
+        let wait = if found > 0 {
+            Deadline::from_poll(0)
+        } else {
+            deadline
+        };
+        poll(&mut below, wait)?;
+        let mut others = below.get(others_at..).unwrap_or_default().iter();
+        for (fd, socket) in fds.iter_mut().zip(&sockets) {
+            if socket.is_none()
+                && let Some(polled) = others.next()
+            {
+                fd.revents = polled.revents;
+                found += usize::from(fd.revents != 0);
+            }
+        }
+        if found > 0 {
+            return Ok(found);
+        }
+        if deadline.has_passed() {
+            // What came with the last moment.
+            for (fd, socket) in fds.iter_mut().zip(&sockets) {
+                if let Some(socket) = socket {
+                    fd.revents = socket.poll_events(fd.events, None, &mut Vec::new());
+                    found += usize::from(fd.revents != 0);
+                }
+            }
+            return Ok(found);
+        }
+    }
+}
+
+/// A set of `select(2)`, as bits.
+///
+/// # Safety
+/// `set` is NULL or valid.
+unsafe fn is_in(set: *const libc::fd_set, fd: RawFd) -> bool {
+    // SAFETY: contract of this function; `fd` is below FD_SETSIZE.
+    !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+}
+
+/// `select(2)`, where some descriptors may be rsockets. Returns how many bits are set.
+///
+/// # Safety
+/// The sets are NULL or valid.
+pub(crate) unsafe fn rselect(
+    nfds: c_int,
+    sets: [*mut libc::fd_set; 3],
+    timeout: Option<Duration>,
+) -> Result<usize> {
+    /// What `select(2)` says readable, writable and exceptional stand for.
+    const ASKED: [libc::c_short; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+    const FOUND: [libc::c_short; 3] = [
+        libc::POLLIN | libc::POLLHUP | libc::POLLERR,
+        libc::POLLOUT | libc::POLLERR,
+        libc::POLLPRI,
+    ];
+    if nfds < 0 || usize::try_from(nfds).is_ok_and(|n| n > libc::FD_SETSIZE) {
+        return Err(INVALID);
+    }
+    let mut fds = Vec::new();
+    for fd in 0..nfds {
+        let mut events = 0;
+        for (set, asked) in sets.into_iter().zip(ASKED) {
+            // SAFETY: contract of this function.
+            if unsafe { is_in(set, fd) } {
+                events |= asked;
+            }
+        }
+        if events != 0 {
+            fds.push(libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    poll_until(&mut fds, timeout.map_or(Deadline::NEVER, Deadline::after))?;
+    if fds.iter().any(|f| f.revents & libc::POLLNVAL != 0) {
+        return Err(Errno(libc::EBADF));
+    }
+    let mut bits = 0;
+    for fd in &fds {
+        for ((set, asked), found) in sets.into_iter().zip(ASKED).zip(FOUND) {
+            if fd.events & asked == 0 {
+                continue;
+            }
+            if fd.revents & found != 0 {
+                bits += 1;
+            } else {
+                // SAFETY: a set that the descriptor was found in.
+                unsafe { libc::FD_CLR(fd.fd, set) };
+            }
+        }
+    }
+    Ok(bits)
+}

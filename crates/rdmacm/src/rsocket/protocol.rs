@@ -1,0 +1,272 @@
+//! The rsocket protocol, as `librdmacm/docs/rsocket` of rdma-core describes it: what the ends tell each other when
+//! they connect, and what immediates mean.
+
+/// Where a peer may write: an address, how many bytes there are, and the R_Key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    pub(super) len: u32,
+}
+
+impl Target {
+    /// Bytes of a target in memory: address, key, length.
+    pub(super) const SIZE: usize = 16;
+
+    /// As it lies in the peer's memory, in the order of bytes of both hosts.
+    pub(super) fn to_memory(self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[..8].copy_from_slice(&self.addr.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.to_ne_bytes());
+        bytes[12..].copy_from_slice(&self.len.to_ne_bytes());
+        bytes
+    }
+
+    /// From the two words that it is in memory.
+    pub(super) fn from_words(addr: u64, key_and_len: u64) -> Self {
+        let [k0, k1, k2, k3, l0, l1, l2, l3] = key_and_len.to_ne_bytes();
+        Self {
+            addr,
+            rkey: u32::from_ne_bytes([k0, k1, k2, k3]),
+            len: u32::from_ne_bytes([l0, l1, l2, l3]),
+        }
+    }
+
+    fn to_wire(self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    fn from_wire(bytes: &[u8]) -> Option<Self> {
+        let (addr, rest) = bytes.split_first_chunk()?;
+        let (rkey, rest) = rest.split_first_chunk()?;
+        let (len, _) = rest.split_first_chunk()?;
+        Some(Self {
+            addr: u64::from_be_bytes(*addr),
+            rkey: u32::from_be_bytes(*rkey),
+            len: u32::from_be_bytes(*len),
+        })
+    }
+}
+
+/// Bytes of an entry of the iomap in memory: offset and target.
+pub(super) const IOMAP_ENTRY_SIZE: usize = 8 + Target::SIZE;
+
+/// Version of the protocol.
+const VERSION: u8 = 1;
+/// The sender is big-endian.
+const FLAG_NET: u8 = 1 << 0;
+/// `iomap_entries` counts.
+const FLAG_IOMAP: u8 = 1 << 1;
+
+/// What each end tells the other in the private data of request and reply (`struct rs_conn_data`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ConnData {
+    /// Messages that may be sent before there are further credits.
+    pub(super) credits: u16,
+    /// Entries of the iomap behind the target SGL, at most 128 × 256.
+    pub(super) iomap_entries: u16,
+    /// Where the peer publishes receive buffers; `len` counts targets.
+    pub(super) target_sgl: Target,
+    /// The first receive buffer.
+    pub(super) data_buf: Target,
+}
+
+impl ConnData {
+    pub(super) const SIZE: usize = 40;
+
+    pub(super) fn encode(&self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[0] = VERSION;
+        bytes[1] = FLAG_IOMAP
+            | if cfg!(target_endian = "big") {
+                FLAG_NET
+            } else {
+                0
+            };
+        bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        bytes[7] = to_scale(self.iomap_entries);
+        bytes[8..24].copy_from_slice(&self.target_sgl.to_wire());
+        bytes[24..].copy_from_slice(&self.data_buf.to_wire());
+        bytes
+    }
+
+    /// `None`: not of this version, or of a host with the other order of bytes.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::SIZE] = bytes.first_chunk()?;
+        let same_order = (bytes[1] & FLAG_NET != 0) == cfg!(target_endian = "big");
+        if bytes[0] != VERSION || !same_order {
+            return None;
+        }
+        Some(Self {
+            credits: u16::from_be_bytes([bytes[2], bytes[3]]),
+            iomap_entries: if bytes[1] & FLAG_IOMAP != 0 {
+                from_scale(bytes[7])
+            } else {
+                0
+            },
+            target_sgl: Target::from_wire(&bytes[8..24])?,
+            data_buf: Target::from_wire(&bytes[24..])?,
+        })
+    }
+}
+
+/// A number of entries in 8 bits: exact up to 128, in steps of 256 from there.
+fn to_scale(entries: u16) -> u8 {
+    match u8::try_from(entries) {
+        Ok(exact @ 0..=128) => exact,
+        _ => 128 | (entries >> 8).min(127) as u8,
+    }
+}
+
+/// What [`to_scale`] of a number leaves of it, at most that number.
+fn from_scale(scale: u8) -> u16 {
+    match scale {
+        0..=128 => u16::from(scale),
+        _ => u16::from(scale & 127) << 8,
+    }
+}
+
+/// The number of entries that both ends agree on when one of them has `entries`.
+pub(super) fn agreed_iomap_entries(entries: u16) -> u16 {
+    from_scale(to_scale(entries))
+}
+
+/// The meaning of an immediate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Immediate {
+    /// So many bytes are in the receive buffer.
+    Data(u32),
+    /// Messages up to this number may be sent; the target SGL may have changed.
+    Credits(u16),
+    /// An entry of the iomap has changed.
+    Iomap,
+    /// The peer reads and sends no more.
+    Disconnect,
+    /// The peer sends no more.
+    Shutdown,
+    /// The peer is alive.
+    KeepAlive,
+}
+
+const VALUE_BITS: u32 = 29;
+const OP_DATA: u32 = 0;
+const OP_CREDITS: u32 = 4;
+const OP_IOMAP: u32 = 6;
+const OP_CONTROL: u32 = 7;
+const CONTROL_DISCONNECT: u32 = 0;
+const CONTROL_KEEP_ALIVE: u32 = 1;
+const CONTROL_SHUTDOWN: u32 = 2;
+
+impl Immediate {
+    /// In host order. Data of more than 29 bits does not exist: transfers are shorter.
+    pub(super) fn encode(self) -> u32 {
+        let (op, value) = match self {
+            Self::Data(len) => (OP_DATA, len),
+            Self::Credits(upto) => (OP_CREDITS, u32::from(upto)),
+            Self::Iomap => (OP_IOMAP, 0),
+            Self::Disconnect => (OP_CONTROL, CONTROL_DISCONNECT),
+            Self::KeepAlive => (OP_CONTROL, CONTROL_KEEP_ALIVE),
+            Self::Shutdown => (OP_CONTROL, CONTROL_SHUTDOWN),
+        };
+        op << VALUE_BITS | value
+    }
+
+    /// `None` for what the protocol does not define.
+    pub(super) fn decode(imm: u32) -> Option<Self> {
+        let value = imm & ((1 << VALUE_BITS) - 1);
+        Some(match (imm >> VALUE_BITS, value) {
+            (OP_DATA, len) => Self::Data(len),
+            (OP_CREDITS, upto) => Self::Credits(upto as u16),
+            (OP_IOMAP, _) => Self::Iomap,
+            (OP_CONTROL, CONTROL_DISCONNECT) => Self::Disconnect,
+            (OP_CONTROL, CONTROL_KEEP_ALIVE) => Self::KeepAlive,
+            (OP_CONTROL, CONTROL_SHUTDOWN) => Self::Shutdown,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_data_is_laid_out_as_documented() {
+        let data = ConnData {
+            credits: 0x0102,
+            iomap_entries: 3,
+            target_sgl: Target {
+                addr: 0x1112_1314_1516_1718,
+                rkey: 0x2122_2324,
+                len: 2,
+            },
+            data_buf: Target {
+                addr: 5,
+                rkey: 6,
+                len: 7,
+            },
+        };
+        let bytes = data.encode();
+        assert_eq!(bytes[..8], [1, FLAG_IOMAP, 1, 2, 0, 0, 0, 3]);
+        assert_eq!(
+            bytes[8..16],
+            [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]
+        );
+        assert_eq!(bytes[16..24], [0x21, 0x22, 0x23, 0x24, 0, 0, 0, 2]);
+        let mut padded = bytes.to_vec();
+        padded.resize(196, 0);
+        assert_eq!(ConnData::decode(&padded), Some(data));
+        assert_eq!(ConnData::decode(&bytes[..39]), None);
+        let mut other = bytes;
+        other[0] = 2;
+        assert_eq!(ConnData::decode(&other), None);
+        let mut other = bytes;
+        other[1] |= FLAG_NET;
+        assert_eq!(ConnData::decode(&other), None);
+    }
+
+    #[test]
+    fn immediates_come_back_and_others_are_refused() {
+        for imm in [
+            Immediate::Data(0),
+            Immediate::Data(65_536),
+            Immediate::Credits(u16::MAX),
+            Immediate::Iomap,
+            Immediate::Disconnect,
+            Immediate::Shutdown,
+            Immediate::KeepAlive,
+        ] {
+            assert_eq!(Immediate::decode(imm.encode()), Some(imm));
+        }
+        assert_eq!(Immediate::Credits(5).encode(), 0x8000_0005);
+        assert_eq!(Immediate::decode(0x2000_0000), None);
+        assert_eq!(Immediate::decode(0xe000_0009), None);
+    }
+
+    #[test]
+    fn targets_survive_memory() {
+        let target = Target {
+            addr: 0x0102_0304_0506_0708,
+            rkey: 9,
+            len: 10,
+        };
+        let bytes = target.to_memory();
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(Target::from_words(word(0), word(8)), target);
+    }
+
+    #[test]
+    fn the_scale_never_promises_more_entries_than_there_are() {
+        for entries in [0, 1, 127, 128, 129, 255, 256, 300, 512, 32_512, u16::MAX] {
+            let agreed = agreed_iomap_entries(entries);
+            assert!(agreed <= entries, "{entries}");
+            assert_eq!(agreed_iomap_entries(agreed), agreed);
+        }
+        assert_eq!(agreed_iomap_entries(128), 128);
+        assert_eq!(agreed_iomap_entries(600), 512);
+    }
+}

@@ -1,0 +1,998 @@
+//! A socket: an id, and a stream once it is connected.
+
+use std::ffi::{c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use verbs_abi::*;
+
+use super::protocol::{ConnData, Immediate};
+use super::stream::{Sizes, Stream};
+use super::wait::{Deadline, Waiter, Waiters, poll};
+use crate::abi::{self, events, ids};
+use crate::channel::Channel;
+use crate::errno::{Errno, INVALID, Result};
+use crate::id::{ChannelHandle, CmId};
+use crate::lock;
+
+/// How long `rclose` waits for a peer to take what was sent.
+const LINGER: Duration = Duration::from_secs(10);
+/// How long a thread looks for completions before it sleeps: less than being woken takes.
+const SPIN: Duration = Duration::from_micros(20);
+/// A thread that asks again and again without waiting lets others run from time to time: the peer may need its core.
+const YIELD_EVERY: u32 = 64;
+/// Least buffer of `SO_SNDBUF` and `SO_RCVBUF`, as of TCP's sockets (`socket(7)`); the stream has one of its own.
+const MIN_BUFFER: c_int = 2048;
+
+/// Where a socket is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    New,
+    Listening,
+    /// Has asked for a connection.
+    Connecting,
+    /// Has granted one.
+    Accepting,
+    Connected,
+    /// Was refused, or cut off before it was connected.
+    Failed,
+    Closed,
+}
+
+/// Options that are only remembered.
+#[derive(Clone, Copy, Default)]
+struct Remembered {
+    keep_alive: c_int,
+    keep_idle: c_int,
+    keep_interval: c_int,
+    keep_count: c_int,
+    no_delay: c_int,
+    max_segment: c_int,
+    oob_inline: c_int,
+    linger: (c_int, c_int),
+}
+
+struct Inner {
+    id: *mut rdma_cm_id,
+    channel: Arc<Channel>,
+    phase: Phase,
+    /// While connected.
+    stream: Option<Stream>,
+    nonblocking: bool,
+    sizes: Sizes,
+    reuse_address: c_int,
+    v6only: c_int,
+    remembered: Remembered,
+    /// What `SO_ERROR` tells.
+    error: c_int,
+    waiters: Waiters,
+    /// Calls that found nothing and did not wait.
+    asked_in_vain: u32,
+}
+
+// SAFETY: ids may be used from any thread; a socket's is used by whoever holds the lock.
+unsafe impl Send for Inner {}
+
+/// A socket.
+pub(crate) struct RSocket {
+    domain: c_int,
+    inner: Mutex<Inner>,
+}
+
+/// The sockets, by number: a table, because every call looks there.
+static SOCKETS: RwLock<Vec<Option<Arc<RSocket>>>> = RwLock::new(Vec::new());
+
+fn place(fd: RawFd) -> Result<usize> {
+    usize::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+/// The socket of that number.
+///
+/// # Errors
+/// `EBADF` where there is none.
+pub(crate) fn find(fd: RawFd) -> Result<Arc<RSocket>> {
+    let sockets = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
+    let found = sockets.get(place(fd)?).and_then(Clone::clone);
+    found.ok_or(Errno(libc::EBADF))
+}
+
+/// A channel that does not block.
+fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel>)> {
+    let handle = ChannelHandle::create()?;
+    // SAFETY: just made; its descriptor is open.
+    unsafe {
+        let flags = libc::fcntl((*handle).fd, libc::F_GETFL);
+        libc::fcntl((*handle).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        Ok((handle, Arc::clone(&ChannelHandle::borrow(handle)?.channel)))
+    }
+}
+
+impl RSocket {
+    /// `socket(2)`: the number of a new socket.
+    pub(crate) fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd> {
+        let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+        let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        let known = matches!(domain, libc::AF_INET | libc::AF_INET6)
+            && kind == libc::SOCK_STREAM
+            && matches!(protocol, 0 | libc::IPPROTO_TCP);
+        if !known {
+            return Err(Errno(libc::ENOTSUP));
+        }
+        crate::cm::Cm::get()?;
+        // SAFETY: a new channel, and an id on it.
+        let (id, channel) = unsafe {
+            let (handle, channel) = own_channel()?;
+            let id = ids::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
+            if id.is_err() {
+                ChannelHandle::destroy(handle);
+            }
+            (id?, channel)
+        };
+        let inner = Inner {
+            id,
+            channel,
+            phase: Phase::New,
+            stream: None,
+            nonblocking,
+            sizes: Sizes::default(),
+            reuse_address: 0,
+            v6only: 0,
+            remembered: Remembered::default(),
+            error: 0,
+            waiters: Waiters::default(),
+            asked_in_vain: 0,
+        };
+        Ok(Self::insert(domain, inner))
+    }
+
+    fn insert(domain: c_int, inner: Inner) -> RawFd {
+        let fd = inner.channel.raw_fd();
+        let socket = Arc::new(Self {
+            domain,
+            inner: Mutex::new(inner),
+        });
+        let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+        // A descriptor is never negative.
+        let at = place(fd).unwrap_or(0);
+        if sockets.len() <= at {
+            sockets.resize(at + 1, None);
+        }
+        if let Some(place) = sockets.get_mut(at) {
+            *place = Some(socket);
+        }
+        fd
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    /// `close(2)`: what was sent is delivered first.
+    pub(crate) fn close(fd: RawFd) -> Result {
+        let socket = {
+            let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+            let found = sockets.get_mut(place(fd)?).and_then(Option::take);
+            found.ok_or(Errno(libc::EBADF))?
+        };
+        {
+            let mut inner = socket.lock();
+            inner.progress();
+            if let Some(stream) = &mut inner.stream {
+                stream.say(Immediate::Disconnect);
+                stream.shut = true;
+            }
+        }
+        // A peer that takes nothing any more must not keep this end for ever; neither must a signal.
+        let deadline = Deadline::after(LINGER);
+        while !deadline.has_passed() {
+            let sent = |inner: &mut Inner| inner.stream.as_ref().is_none_or(Stream::all_sent);
+            match socket.wait(deadline, |inner| sent(inner).then_some(())) {
+                Err(Errno(libc::EINTR)) => {}
+                _ => break,
+            }
+        }
+        socket.lock().dispose();
+        Ok(())
+    }
+
+    /// Waits until `ready` gives something.
+    ///
+    /// # Errors
+    /// `EAGAIN` at the deadline, `EINTR` when a signal came.
+    fn wait<T>(
+        &self,
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut Inner) -> Option<T>,
+    ) -> Result<T> {
+        let mut spin_until = None;
+        loop {
+            let mut fds = {
+                let mut inner = self.lock();
+                inner.progress();
+                if let Some(found) = ready(&mut inner) {
+                    return Ok(found);
+                }
+                let now = Instant::now();
+                if *spin_until.get_or_insert(now + SPIN) > now {
+                    drop(inner);
+                    // The peer may need this core.
+                    std::thread::yield_now();
+                    continue;
+                }
+                let waiter = Waiter::own()?;
+                waiter.reset();
+                inner.waiters.add(&waiter);
+                // What came before the queue was armed makes no event.
+                if inner.arm()
+                    && let Some(found) = ready(&mut inner)
+                {
+                    return Ok(found);
+                }
+                let mut fds = inner.descriptors();
+                fds.push(for_reading(waiter.fd()));
+                fds
+            };
+            if poll(&mut fds, deadline)? == 0 && deadline.has_passed() {
+                return Err(Errno(libc::EAGAIN));
+            }
+        }
+    }
+
+    /// As [`RSocket::wait`], for calls that do not wait where the socket or the flags say so.
+    fn wait_unless_told_not_to<T>(
+        &self,
+        flags: c_int,
+        mut ready: impl FnMut(&mut Inner) -> Option<T>,
+    ) -> Result<T> {
+        {
+            let mut inner = self.lock();
+            inner.progress();
+            if let Some(found) = ready(&mut inner) {
+                return Ok(found);
+            }
+            if inner.nonblocking || flags & libc::MSG_DONTWAIT != 0 {
+                inner.asked_in_vain += 1;
+                let yields = inner.asked_in_vain.is_multiple_of(YIELD_EVERY);
+                drop(inner);
+                if yields {
+                    std::thread::yield_now();
+                }
+                return Err(Errno(libc::EAGAIN));
+            }
+        }
+        self.wait(Deadline::NEVER, ready)
+    }
+
+    // Names and connections.
+
+    pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
+        let inner = self.lock();
+        let id = inner.cm_id()?;
+        {
+            let mut extra = id.extra();
+            extra.reuse_address = inner.reuse_address != 0;
+            extra.afonly = inner.v6only != 0;
+        }
+        ids::bind(id, addr)
+    }
+
+    pub(crate) fn listen(&self, backlog: c_int) -> Result {
+        let mut inner = self.lock();
+        if inner.phase == Phase::Listening {
+            return Ok(());
+        }
+        let id = inner.cm_id()?;
+        if id.source().is_none() {
+            ids::bind(id, self.any_address())?;
+        }
+        ids::listen(id, backlog)?;
+        inner.phase = Phase::Listening;
+        Ok(())
+    }
+
+    fn any_address(&self) -> SocketAddr {
+        let ip: IpAddr = if self.domain == libc::AF_INET6 {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        SocketAddr::new(ip, 0)
+    }
+
+    pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
+        {
+            let mut inner = self.lock();
+            inner.progress();
+            match inner.phase {
+                Phase::New => {}
+                Phase::Connecting | Phase::Accepting => return Err(Errno(libc::EALREADY)),
+                Phase::Connected => return Err(Errno(libc::EISCONN)),
+                Phase::Failed => return Err(inner.take_error(libc::ECONNREFUSED)),
+                Phase::Listening | Phase::Closed => return Err(INVALID),
+            }
+            inner.start_connecting(addr)?;
+            if inner.nonblocking {
+                return Err(Errno(libc::EINPROGRESS));
+            }
+        }
+        self.wait(Deadline::NEVER, Inner::outcome)?
+    }
+
+    /// The next connection, its socket and the peer's address.
+    pub(crate) fn accept(&self) -> Result<(RawFd, SocketAddr)> {
+        loop {
+            if self.lock().phase != Phase::Listening {
+                return Err(INVALID);
+            }
+            let new = self.wait_unless_told_not_to(0, |inner| inner.take_request(self.domain))?;
+            let (fd, peer) = new?;
+            if self.lock().nonblocking {
+                return Ok((fd, peer));
+            }
+            let socket = find(fd)?;
+            match socket.wait(Deadline::NEVER, Inner::outcome) {
+                Ok(Ok(())) => return Ok((fd, peer)),
+                // The peer has gone in the meantime: the next one.
+                Ok(Err(_)) => Self::close(fd)?,
+                Err(e) => {
+                    Self::close(fd)?;
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// The own address, or the peer's.
+    pub(crate) fn name(&self, peer: bool) -> Result<SocketAddr> {
+        let inner = self.lock();
+        let id = inner.cm_id()?;
+        if peer {
+            id.destination().ok_or(Errno(libc::ENOTCONN))
+        } else {
+            Ok(id.source().unwrap_or(self.any_address()))
+        }
+    }
+
+    // Data.
+
+    /// `send(2)`: as much as there is room for, all of it where the socket blocks.
+    pub(crate) fn send(&self, bytes: &[u8], flags: c_int) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let rest = bytes.get(done..).unwrap_or_default();
+            let sent = self.wait_unless_told_not_to(flags, |inner| inner.send(rest).transpose());
+            match sent {
+                Ok(Ok(n)) => done += n,
+                Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
+                Ok(Err(_)) | Err(_) => return Ok(done),
+            }
+            if done == bytes.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// `recv(2)`.
+    pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
+        let peek = flags & libc::MSG_PEEK != 0;
+        let all = flags & libc::MSG_WAITALL != 0 && !peek;
+        let mut done = 0;
+        loop {
+            let rest = bytes.get_mut(done..).unwrap_or_default();
+            let got =
+                self.wait_unless_told_not_to(flags, |inner| inner.recv(rest, peek).transpose());
+            match got {
+                Ok(Ok(0)) => return Ok(done),
+                Ok(Ok(n)) => done += n,
+                Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
+                Ok(Err(_)) | Err(_) => return Ok(done),
+            }
+            if !all || done == bytes.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// `shutdown(2)`.
+    pub(crate) fn shutdown(&self, how: c_int) -> Result {
+        {
+            let mut inner = self.lock();
+            inner.progress();
+            let stream = inner.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
+            match how {
+                libc::SHUT_RD => stream.ended = true,
+                libc::SHUT_WR if stream.shut => return Ok(()),
+                libc::SHUT_WR if stream.ended => {
+                    stream.say(Immediate::Disconnect);
+                    stream.shut = true;
+                }
+                libc::SHUT_WR => {
+                    stream.say(Immediate::Shutdown);
+                    stream.shut = true;
+                }
+                libc::SHUT_RDWR => {
+                    stream.say(Immediate::Disconnect);
+                    stream.shut = true;
+                    stream.ended = true;
+                }
+                _ => return Err(INVALID),
+            }
+            inner.waiters.wake_others();
+        }
+        if how != libc::SHUT_RD {
+            let sent = |inner: &mut Inner| {
+                let all = inner.stream.as_ref().is_none_or(Stream::all_sent);
+                all.then_some(())
+            };
+            self.wait(Deadline::after(LINGER), sent)
+                .or_else(|e| match e {
+                    Errno(libc::EAGAIN) => Ok(()),
+                    e => Err(e),
+                })?;
+        }
+        Ok(())
+    }
+
+    // Buffers for the peer.
+
+    /// `riomap`: lets the peer write into memory of this process.
+    ///
+    /// # Safety
+    /// The memory stays until it is unmapped or the socket is closed.
+    pub(crate) unsafe fn map(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        prot: c_int,
+        offset: Option<u64>,
+    ) -> Result<u64> {
+        if len == 0 || addr.is_null() || prot & !(libc::PROT_WRITE | libc::PROT_NONE) != 0 {
+            return Err(INVALID);
+        }
+        let writable = prot & libc::PROT_WRITE != 0;
+        // SAFETY: contract of this function.
+        self.wait(Deadline::NEVER, |inner| unsafe {
+            let mapped = match inner.stream_for_data() {
+                Ok(Some(stream)) => stream.map(addr, len, writable, offset),
+                Ok(None) => return None,
+                Err(e) => Err(e),
+            };
+            match mapped {
+                Err(Errno(libc::EAGAIN)) => None,
+                other => Some(other),
+            }
+        })?
+    }
+
+    /// `riounmap`.
+    pub(crate) fn unmap(&self, addr: *mut u8) -> Result {
+        let mut inner = self.lock();
+        let stream = inner.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
+        stream.unmap(addr)
+    }
+
+    /// `riowrite`: writes into memory that the peer has mapped.
+    pub(crate) fn write_mapped(&self, bytes: &[u8], offset: u64, flags: c_int) -> Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = bytes.get(done..).unwrap_or_default();
+            let at = offset + done as u64;
+            let written = self.wait_unless_told_not_to(flags, |inner| {
+                let written = match inner.stream_for_data() {
+                    Ok(Some(stream)) => stream.write_mapped(rest, at),
+                    Ok(None) => return None,
+                    Err(e) => Err(e),
+                };
+                match written {
+                    Ok(0) => None,
+                    other => Some(other),
+                }
+            });
+            match written {
+                Ok(Ok(n)) => done += n,
+                Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
+                Ok(Err(_)) | Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    // Options.
+
+    /// `F_SETFL` of `rfcntl`.
+    pub(crate) fn set_flags(&self, flags: c_int) {
+        self.lock().nonblocking = flags & libc::O_NONBLOCK != 0;
+    }
+
+    /// `F_GETFL` of `rfcntl`.
+    pub(crate) fn flags(&self) -> c_int {
+        let nonblocking = self.lock().nonblocking;
+        libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 }
+    }
+
+    /// `setsockopt(2)` of a number.
+    ///
+    /// # Errors
+    /// `ENOTSUP` for options that there are not, `EINVAL` for values that they cannot have.
+    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
+        let mut inner = self.lock();
+        let wrs = || u16::try_from(value.clamp(0, 8192)).map_err(|_| INVALID);
+        let before_connecting = inner.stream.is_none();
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => inner.reuse_address = value,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) if before_connecting => {
+                inner.sizes.recv_buffer = buffer_size(value);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) if before_connecting => {
+                inner.sizes.send_buffer = buffer_size(value);
+            }
+            // Buffers of a connection stay as they are: their size is a wish.
+            (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => inner.remembered.keep_alive = value,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => inner.remembered.oob_inline = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => inner.remembered.keep_idle = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => inner.remembered.keep_interval = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => inner.remembered.keep_count = value,
+            // Nothing waits for more to be sent.
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => inner.remembered.no_delay = value,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => inner.remembered.max_segment = value,
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => inner.v6only = value,
+            (SOL_RDMA, RDMA_SQSIZE) if before_connecting => inner.sizes.sq = wrs()?,
+            (SOL_RDMA, RDMA_RQSIZE) if before_connecting => inner.sizes.rq = wrs()?,
+            (SOL_RDMA, RDMA_INLINE) if before_connecting => {
+                inner.sizes.max_inline = wrs()?.min(1024);
+            }
+            (SOL_RDMA, RDMA_IOMAPSIZE) if before_connecting => {
+                inner.sizes.iomap_entries = wrs()?;
+            }
+            (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
+                return Err(INVALID);
+            }
+            _ => return Err(Errno(libc::ENOTSUP)),
+        }
+        Ok(())
+    }
+
+    /// `SO_LINGER`, which is remembered only: `rclose` always delivers what was sent.
+    pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
+        self.lock().remembered.linger = (on, seconds);
+    }
+
+    /// `SO_LINGER`.
+    pub(crate) fn linger(&self) -> (c_int, c_int) {
+        self.lock().remembered.linger
+    }
+
+    /// `getsockopt(2)` of a number.
+    ///
+    /// # Errors
+    /// `ENOTSUP` for options that there are not.
+    pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
+        let mut inner = self.lock();
+        let sizes = inner.stream.as_ref().map_or(inner.sizes, Stream::sizes);
+        let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+        Ok(match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => inner.reuse_address,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(sizes.recv_buffer),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(sizes.send_buffer),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => inner.remembered.keep_alive,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => inner.remembered.oob_inline,
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::SOL_SOCKET, libc::SO_ERROR) => {
+                inner.progress();
+                std::mem::take(&mut inner.error)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => inner.remembered.keep_idle,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => inner.remembered.keep_interval,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => inner.remembered.keep_count,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => inner.remembered.no_delay,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match inner.remembered.max_segment {
+                // The MTU.
+                0 => 4096,
+                asked => asked,
+            },
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => inner.v6only,
+            (SOL_RDMA, RDMA_SQSIZE) => sizes.sq.into(),
+            (SOL_RDMA, RDMA_RQSIZE) => sizes.rq.into(),
+            (SOL_RDMA, RDMA_INLINE) => sizes.max_inline.into(),
+            (SOL_RDMA, RDMA_IOMAPSIZE) => sizes.iomap_entries.into(),
+            _ => return Err(Errno(libc::ENOTSUP)),
+        })
+    }
+
+    // For `poll`.
+
+    /// Which of `events` there are; with `arm`, the descriptors that say when there are more go to `fds`.
+    pub(super) fn poll_events(
+        &self,
+        events: libc::c_short,
+        waiter: Option<&Arc<Waiter>>,
+        fds: &mut Vec<libc::pollfd>,
+    ) -> libc::c_short {
+        let mut inner = self.lock();
+        inner.progress();
+        let found = inner.events(events);
+        let Some(waiter) = waiter.filter(|_| found == 0) else {
+            return found;
+        };
+        inner.waiters.add(waiter);
+        let found = if inner.arm() { inner.events(events) } else { 0 };
+        if found == 0 {
+            fds.extend(inner.descriptors());
+        }
+        found
+    }
+}
+
+fn buffer_size(value: c_int) -> usize {
+    usize::try_from(value.clamp(MIN_BUFFER, 1 << 28)).unwrap_or(0)
+}
+
+pub(super) fn for_reading(fd: RawFd) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    }
+}
+
+impl Inner {
+    fn cm_id(&self) -> Result<&'static CmId> {
+        if self.phase == Phase::Closed {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the id lives until the socket is closed, and the lock is held as long as the result is used.
+        unsafe { CmId::borrow(self.id) }
+    }
+
+    /// Takes events and completions, and tells those who wait.
+    fn progress(&mut self) {
+        let mut any = false;
+        if !self.channel.is_empty() && self.phase != Phase::Listening {
+            any = self.take_cm_events();
+        }
+        if let Some(stream) = &mut self.stream {
+            any |= stream.progress();
+        }
+        if any {
+            self.waiters.wake_others();
+        }
+    }
+
+    fn take_cm_events(&mut self) -> bool {
+        let mut any = false;
+        // SAFETY: the channel is the id's own, which is live.
+        while let Ok(event) = unsafe { events::next_event(&self.channel) } {
+            any = true;
+            // SAFETY: an event that is live until it is acknowledged.
+            unsafe {
+                self.on_event(&*event);
+                abi::rdma_ack_cm_event(event);
+            }
+        }
+        any
+    }
+
+    /// # Safety
+    /// `event` is live.
+    unsafe fn on_event(&mut self, event: &rdma_cm_event) {
+        match (event.event, self.phase) {
+            (RDMA_CM_EVENT_ESTABLISHED, Phase::Connecting) => {
+                // SAFETY: the parameters of a connection.
+                let peer = unsafe { conn_data(event) };
+                let set = peer
+                    .ok_or(Errno(libc::EPROTO))
+                    .and_then(|peer| self.stream.as_mut().ok_or(INVALID)?.set_peer(&peer));
+                match set {
+                    Ok(()) => self.phase = Phase::Connected,
+                    Err(Errno(errno)) => self.fail(errno),
+                }
+            }
+            (RDMA_CM_EVENT_ESTABLISHED, Phase::Accepting) => self.phase = Phase::Connected,
+            (RDMA_CM_EVENT_DISCONNECTED, Phase::Connected) => {
+                if let Some(stream) = &mut self.stream {
+                    // What came before the end is still to be read.
+                    stream.progress();
+                    stream.over.get_or_insert(0);
+                }
+            }
+            (RDMA_CM_EVENT_UNREACHABLE, Phase::Connecting) => self.fail(libc::ETIMEDOUT),
+            (
+                RDMA_CM_EVENT_REJECTED
+                | RDMA_CM_EVENT_CONNECT_ERROR
+                | RDMA_CM_EVENT_UNREACHABLE
+                | RDMA_CM_EVENT_DISCONNECTED,
+                Phase::Connecting | Phase::Accepting,
+            ) => self.fail(libc::ECONNREFUSED),
+            _ => {}
+        }
+    }
+
+    fn fail(&mut self, errno: c_int) {
+        self.phase = Phase::Failed;
+        self.error = errno;
+    }
+
+    fn take_error(&mut self, otherwise: c_int) -> Errno {
+        match std::mem::take(&mut self.error) {
+            0 => Errno(otherwise),
+            errno => Errno(errno),
+        }
+    }
+
+    /// What came of connecting, once something has.
+    fn outcome(&mut self) -> Option<Result> {
+        match self.phase {
+            Phase::Connecting | Phase::Accepting => None,
+            Phase::Connected => Some(Ok(())),
+            _ => Some(Err(self.take_error(libc::ECONNREFUSED))),
+        }
+    }
+
+    fn start_connecting(&mut self, addr: SocketAddr) -> Result {
+        let id = self.cm_id()?;
+        ids::resolve_addr(id, None, addr)?;
+        // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
+        let resolved = unsafe {
+            let event = events::next_event(&self.channel)?;
+            let resolved = ((*event).event, (*event).status);
+            abi::rdma_ack_cm_event(event);
+            resolved
+        };
+        if resolved.0 != RDMA_CM_EVENT_ADDR_RESOLVED {
+            return Err(Errno(resolved.1.abs()));
+        }
+        ids::resolve_route(id)?;
+        // SAFETY: as above.
+        unsafe {
+            abi::rdma_ack_cm_event(events::next_event(&self.channel)?);
+            let stream = Stream::new(id, self.sizes)?;
+            let data = stream.conn_data().encode();
+            self.stream = Some(stream);
+            let param = conn_param(&data);
+            ids::connect(id, &raw const param)?;
+        }
+        self.phase = Phase::Connecting;
+        Ok(())
+    }
+
+    /// For a listener: the next request, as a socket that is being connected, and the peer's address.
+    fn take_request(&mut self, domain: c_int) -> Option<Result<(RawFd, SocketAddr)>> {
+        loop {
+            // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
+            unsafe {
+                let event = match events::next_event(&self.channel) {
+                    Ok(event) => event,
+                    Err(Errno(libc::EAGAIN)) => return None,
+                    Err(e) => return Some(Err(e)),
+                };
+                let is_request = (*event).event == RDMA_CM_EVENT_CONNECT_REQUEST;
+                let (id, peer) = ((*event).id, conn_data(&*event));
+                abi::rdma_ack_cm_event(event);
+                if !is_request {
+                    continue;
+                }
+                match self.serve(id, peer, domain) {
+                    Ok(new) => return Some(Ok(new)),
+                    // The next one may be better.
+                    Err(Errno(errno)) => {
+                        tracing::debug!("a connection is refused: errno {errno}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a socket of a request. Where that fails, the request is refused.
+    ///
+    /// # Safety
+    /// `handle` is a requested id that nobody else uses.
+    unsafe fn serve(
+        &mut self,
+        handle: *mut rdma_cm_id,
+        peer: Option<ConnData>,
+        domain: c_int,
+    ) -> Result<(RawFd, SocketAddr)> {
+        // SAFETY: contract of this function.
+        unsafe {
+            let id = CmId::borrow(handle)?;
+            let (stream, channel_handle, channel) = match self.prepare(id, peer) {
+                Ok(prepared) => prepared,
+                Err(e) => {
+                    abi::rdma_destroy_ep(handle);
+                    return Err(e);
+                }
+            };
+            id.endpoint.migrate(&channel);
+            (*id.abi()).channel = channel_handle;
+            let data = stream.conn_data().encode();
+            let mut new = Self {
+                id: handle,
+                channel,
+                phase: Phase::Accepting,
+                stream: Some(stream),
+                nonblocking: false,
+                sizes: self.sizes,
+                reuse_address: self.reuse_address,
+                v6only: self.v6only,
+                remembered: self.remembered,
+                error: 0,
+                waiters: Waiters::default(),
+                asked_in_vain: 0,
+            };
+            let param = conn_param(&data);
+            let accepted = id
+                .destination()
+                .ok_or(INVALID)
+                .and_then(|peer| ids::accept(id, &raw const param).map(|()| peer));
+            match accepted {
+                Ok(peer) => Ok((RSocket::insert(domain, new), peer)),
+                // The peer has gone.
+                Err(e) => {
+                    new.dispose();
+                    Err(e)
+                }
+            }
+        }
+    }
+
+    /// What a requested id needs to become a socket.
+    ///
+    /// # Safety
+    /// Nobody else uses `id`. Where this fails, it has no queue pair.
+    unsafe fn prepare(
+        &self,
+        id: &CmId,
+        peer: Option<ConnData>,
+    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel>)> {
+        let peer = peer.ok_or(Errno(libc::EPROTO))?;
+        // SAFETY: contract of this function.
+        let mut stream = unsafe { Stream::new(id, self.sizes) }?;
+        match stream.set_peer(&peer).and_then(|()| own_channel()) {
+            Ok((handle, channel)) => Ok((stream, handle, channel)),
+            Err(e) => {
+                id.destroy_qp();
+                Err(e)
+            }
+        }
+    }
+
+    /// The stream, for sending. `None`: not yet.
+    fn stream_for_data(&mut self) -> Result<Option<&mut Stream>> {
+        match (self.phase, &mut self.stream) {
+            (Phase::Connecting | Phase::Accepting, _) => Ok(None),
+            (Phase::Connected, Some(stream)) => {
+                match stream.over {
+                    Some(0) => return Err(Errno(libc::EPIPE)),
+                    Some(errno) => return Err(Errno(errno)),
+                    None if stream.shut => return Err(Errno(libc::EPIPE)),
+                    None => {}
+                }
+                Ok(Some(stream))
+            }
+            _ => Err(Errno(libc::ENOTCONN)),
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some(stream) = self.stream_for_data()? else {
+            return Ok(None);
+        };
+        let sent = stream.send(bytes)?;
+        Ok((sent > 0 || bytes.is_empty()).then_some(sent))
+    }
+
+    fn recv(&mut self, bytes: &mut [u8], peek: bool) -> Result<Option<usize>> {
+        match (self.phase, &mut self.stream) {
+            (Phase::Connecting | Phase::Accepting, _) => Ok(None),
+            (Phase::Connected, Some(stream)) => {
+                let got = stream.recv(bytes, peek);
+                if got > 0 || bytes.is_empty() {
+                    return Ok(Some(got));
+                }
+                match stream.over {
+                    None if !stream.ended => Ok(None),
+                    Some(errno) if errno != 0 => Err(Errno(errno)),
+                    _ => Ok(Some(0)),
+                }
+            }
+            _ => Err(Errno(libc::ENOTCONN)),
+        }
+    }
+
+    /// Which of `asked` there are.
+    fn events(&self, asked: libc::c_short) -> libc::c_short {
+        let (can_read, can_write, state) = match (self.phase, &self.stream) {
+            (Phase::Listening, _) => (!self.channel.is_empty(), false, 0),
+            (Phase::Connecting | Phase::Accepting, _) => (false, false, 0),
+            (Phase::Connected, Some(stream)) => {
+                let state = match stream.over {
+                    // Programs take a hang-up for the end: what came before it comes first.
+                    _ if stream.has_data() => 0,
+                    None => 0,
+                    Some(0) => libc::POLLHUP,
+                    Some(_) => libc::POLLHUP | libc::POLLERR,
+                };
+                (stream.can_read(), stream.can_write(), state)
+            }
+            (Phase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
+            // As TCP's sockets that were never connected.
+            _ => (false, true, libc::POLLHUP),
+        };
+        let mut found = state;
+        if can_read {
+            found |= asked & (libc::POLLIN | libc::POLLRDNORM);
+        }
+        if can_write {
+            found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
+        }
+        found
+    }
+
+    /// Arms the completion queue; says whether something has come in the meantime.
+    fn arm(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else {
+            return false;
+        };
+        stream.take_events();
+        stream.arm();
+        stream.progress()
+    }
+
+    /// The descriptors that become readable when something happens.
+    fn descriptors(&self) -> Vec<libc::pollfd> {
+        let mut fds = vec![for_reading(self.channel.raw_fd())];
+        fds.extend(self.stream.as_ref().map(|s| for_reading(s.fd())));
+        fds
+    }
+
+    /// Destroys what there is of the socket.
+    fn dispose(&mut self) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        if let Ok(id) = self.cm_id() {
+            id.endpoint.disconnect();
+            id.destroy_qp();
+        }
+        self.stream = None;
+        self.phase = Phase::Closed;
+        // SAFETY: the id and its channel are the socket's own.
+        unsafe {
+            let channel = (*self.id).channel;
+            let _ = ids::destroy(self.id);
+            ChannelHandle::destroy(channel);
+        }
+        self.waiters.wake_others();
+    }
+}
+
+/// What the peer has told with an event.
+///
+/// # Safety
+/// `event` is live and has parameters of a connection.
+unsafe fn conn_data(event: &rdma_cm_event) -> Option<ConnData> {
+    // SAFETY: contract of this function; `private_data` is valid for its length.
+    unsafe {
+        let conn = event.param.conn;
+        if conn.private_data.is_null() {
+            return None;
+        }
+        let len = usize::from(conn.private_data_len);
+        ConnData::decode(std::slice::from_raw_parts(conn.private_data.cast(), len))
+    }
+}
+
+/// The parameters of a stream's connection; they point to `data`.
+fn conn_param(data: &[u8; ConnData::SIZE]) -> rdma_conn_param {
+    let mut param = rdma_conn_param::zeroed();
+    param.private_data = data.as_ptr().cast::<c_void>();
+    param.private_data_len = ConnData::SIZE as u8;
+    param.flow_control = 1;
+    param.retry_count = 7;
+    param.rnr_retry_count = 7;
+    param
+}

@@ -1,0 +1,721 @@
+//! A byte stream over a reliable connection: RDMA WRITEs into the peer's receive buffer, whose immediates say what
+//! was written, and credits the other way (see [`super::protocol`]).
+//!
+//! Nothing here waits and nothing here is in the background: whoever holds the stream posts, and polls the
+//! completion queue.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::ptr;
+
+use verbs_abi::*;
+
+use super::memory::Memory;
+use super::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, Target, agreed_iomap_entries};
+use crate::device::{Device, check, last_errno};
+use crate::errno::{Errno, INVALID, Result};
+use crate::id::CmId;
+
+/// Entries of the target SGL: the halves of the receive buffer in turn.
+const TARGETS: usize = 2;
+/// WRs kept for what is not data, so that credits always find room.
+const CONTROL_WRS: u16 = 4;
+/// Receives beyond the credits: for what is not data.
+const CONTROL_RECEIVES: u16 = 2 * CONTROL_WRS;
+/// Most bytes of one WRITE: shorter ones let the receiver begin before the last byte has come.
+const MAX_TRANSFER: usize = 65_536;
+/// Completions taken at once.
+const POLL: c_int = 32;
+
+/// The sizes of a stream, as socket options set them: the defaults of `rsocket(7)`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Bytes of the send and the receive buffer.
+    pub(super) send_buffer: usize,
+    pub(super) recv_buffer: usize,
+    /// WRs of the send and the receive queue.
+    pub(super) sq: u16,
+    pub(super) rq: u16,
+    pub(super) max_inline: u16,
+    /// Buffers that the peer may map.
+    pub(super) iomap_entries: u16,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            send_buffer: 1 << 17,
+            recv_buffer: 1 << 17,
+            sq: 384,
+            rq: 384,
+            max_inline: 64,
+            iomap_entries: 0,
+        }
+    }
+}
+
+/// The least of each: room for control messages, and for halves of a buffer.
+const MIN_WRS: u16 = 16;
+const MIN_BUFFER: usize = 4096;
+
+/// What a send WR was for; its `wr_id`.
+#[derive(Clone, Copy)]
+enum Sent {
+    /// So many bytes of the send buffer are free again.
+    Data(u32),
+    Control,
+}
+
+impl Sent {
+    fn wr_id(self) -> u64 {
+        match self {
+            Self::Data(len) => u64::from(len),
+            Self::Control => u64::MAX,
+        }
+    }
+
+    fn from_wr_id(wr_id: u64) -> Self {
+        u32::try_from(wr_id).map_or(Self::Control, Self::Data)
+    }
+}
+
+/// A buffer that the peer may write into by `riowrite`.
+struct Mapped {
+    mr: *mut ibv_mr,
+    addr: usize,
+    index: u16,
+}
+
+/// One end of a byte stream.
+pub(super) struct Stream {
+    device: &'static Device,
+    qp: *mut ibv_qp,
+    pub(super) cq: *mut ibv_cq,
+    pub(super) channel: *mut ibv_comp_channel,
+    /// Target SGL, iomap and receive buffer, where the peer writes.
+    shared: Memory,
+    /// The send buffer.
+    private: Memory,
+    sizes: Sizes,
+
+    // Sending.
+    /// Where the peer's targets and iomap are.
+    remote_sgl: Target,
+    /// The next of the peer's targets to be told of a receive buffer.
+    remote_target: usize,
+    /// The current target, as far as it is used up, and which it is.
+    target: Target,
+    target_index: usize,
+    /// Data messages sent, and the number of the first that may not be sent.
+    sent: u16,
+    allowed: u16,
+    sq_free: u16,
+    control_free: u16,
+    send_at: usize,
+    send_free: usize,
+
+    // Receiving.
+    /// Where the next byte to be read is, and how many there are.
+    recv_at: usize,
+    readable: usize,
+    /// What the peer may still write, so that its word is not taken for more.
+    granted: usize,
+    /// Read bytes that the peer does not know to be free.
+    returned: usize,
+    /// Where the half begins that is granted next.
+    grant_at: usize,
+    /// Data messages received, and at how many further credits are due.
+    received: u16,
+    credits_due: u16,
+
+    mapped: Vec<Mapped>,
+    /// Free entries of the iomap that the peer keeps.
+    free_maps: VecDeque<u16>,
+
+    /// The peer sends no more.
+    pub(super) ended: bool,
+    /// This end sends no more.
+    pub(super) shut: bool,
+    /// Neither end sends any more; with the errno where that is a failure.
+    pub(super) over: Option<c_int>,
+}
+
+// SAFETY: verbs' handles may be used from any thread, and a stream's are used by whoever holds the stream.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// Makes the queue pair of `id` and all that a stream needs.
+    ///
+    /// # Safety
+    /// `id` is bound to a device; its queue pair, which is made here, is destroyed before the stream is dropped, and
+    /// the stream not used in between.
+    pub(super) unsafe fn new(id: &CmId, sizes: Sizes) -> Result<Self> {
+        let device = id.device();
+        let verbs = device.verbs;
+        let sizes = Sizes {
+            send_buffer: sizes.send_buffer.max(MIN_BUFFER),
+            // Two halves of whole words.
+            recv_buffer: sizes.recv_buffer.max(MIN_BUFFER).next_multiple_of(16),
+            sq: sizes.sq.max(MIN_WRS),
+            rq: sizes.rq.max(MIN_WRS),
+            max_inline: sizes.max_inline.max(IOMAP_ENTRY_SIZE as u16),
+            iomap_entries: agreed_iomap_entries(sizes.iomap_entries),
+        };
+        let shared_len = Self::recv_buffer_at(sizes.iomap_entries) + sizes.recv_buffer;
+        // SAFETY: contract of this function; libibverbs' functions, as their man pages say.
+        unsafe {
+            let pd = (*id.abi()).pd;
+            let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+            let shared = Memory::new(device, pd, shared_len, remote)?;
+            let private = Memory::new(device, pd, sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?;
+            let channel = (verbs.ibv_create_comp_channel)(device.context);
+            if channel.is_null() {
+                return Err(last_errno());
+            }
+            let fd = (*channel).fd;
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+            let mut stream = Self {
+                device,
+                qp: ptr::null_mut(),
+                cq: ptr::null_mut(),
+                channel,
+                shared,
+                private,
+                sizes,
+                remote_sgl: Target::default(),
+                remote_target: 0,
+                target: Target::default(),
+                target_index: 0,
+                sent: 0,
+                allowed: 0,
+                sq_free: sizes.sq - CONTROL_WRS,
+                control_free: CONTROL_WRS,
+                send_at: 0,
+                send_free: sizes.send_buffer,
+                recv_at: 0,
+                readable: 0,
+                granted: sizes.recv_buffer / 2,
+                returned: sizes.recv_buffer / 2,
+                grant_at: sizes.recv_buffer / 2,
+                received: 0,
+                credits_due: sizes.rq / 2,
+                mapped: Vec::new(),
+                free_maps: VecDeque::new(),
+                ended: false,
+                shut: false,
+                over: None,
+            };
+            let receives = sizes.rq + CONTROL_RECEIVES;
+            let cqe = c_int::from(sizes.sq) + c_int::from(receives);
+            stream.cq = (verbs.ibv_create_cq)(device.context, cqe, ptr::null_mut(), channel, 0);
+            if stream.cq.is_null() {
+                return Err(last_errno());
+            }
+            let mut attr = ibv_qp_init_attr_ex::zeroed();
+            attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+            attr.pd = pd;
+            attr.qp_type = IBV_QPT_RC;
+            attr.send_cq = stream.cq;
+            attr.recv_cq = stream.cq;
+            attr.cap.max_send_wr = u32::from(sizes.sq);
+            attr.cap.max_recv_wr = u32::from(receives);
+            attr.cap.max_send_sge = 2;
+            attr.cap.max_recv_sge = 1;
+            attr.cap.max_inline_data = u32::from(sizes.max_inline);
+            attr.sq_sig_all = 1;
+            id.create_qp(&mut attr)?;
+            stream.qp = id.qp();
+            for _ in 0..receives {
+                if let Err(e) = stream.post_recv() {
+                    id.destroy_qp();
+                    return Err(e);
+                }
+            }
+            Ok(stream)
+        }
+    }
+
+    /// The receive buffer lies behind the iomap.
+    fn recv_buffer_at(iomap_entries: u16) -> usize {
+        Self::iomap_at(iomap_entries)
+    }
+
+    /// Where entry `index` of the iomap lies in the shared memory.
+    fn iomap_at(index: u16) -> usize {
+        TARGETS * Target::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
+    }
+
+    /// What the peer is told.
+    pub(super) fn conn_data(&self) -> ConnData {
+        let rkey = self.shared.rkey();
+        ConnData {
+            credits: self.sizes.rq,
+            iomap_entries: self.sizes.iomap_entries,
+            target_sgl: Target {
+                addr: self.shared.address(0),
+                rkey,
+                len: TARGETS as u32,
+            },
+            data_buf: Target {
+                addr: self
+                    .shared
+                    .address(Self::recv_buffer_at(self.sizes.iomap_entries)),
+                rkey,
+                len: (self.sizes.recv_buffer / 2) as u32,
+            },
+        }
+    }
+
+    /// What the peer has told.
+    ///
+    /// # Errors
+    /// `EPROTO` where it has told nonsense.
+    pub(super) fn set_peer(&mut self, peer: &ConnData) -> Result {
+        if peer.target_sgl.len == 0 {
+            return Err(Errno(libc::EPROTO));
+        }
+        self.remote_sgl = peer.target_sgl;
+        self.free_maps = (0..peer.iomap_entries).collect();
+        self.target = peer.data_buf;
+        self.target_index = 0;
+        // The first target is in use: the next receive buffer goes to the second.
+        self.remote_target = 1 % peer.target_sgl.len as usize;
+        self.allowed = peer.credits;
+        Ok(())
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    // State.
+
+    /// Is there something to be read, if only the end?
+    pub(super) fn can_read(&self) -> bool {
+        self.readable > 0 || self.ended || self.over.is_some()
+    }
+
+    /// Is there data to be read?
+    pub(super) fn has_data(&self) -> bool {
+        self.readable > 0
+    }
+
+    /// May something be written, if only to learn that it may not?
+    pub(super) fn can_write(&self) -> bool {
+        self.has_room() || self.shut || self.over.is_some()
+    }
+
+    fn has_room(&self) -> bool {
+        self.sq_free > 0
+            && self.send_free > 0
+            && self.sent != self.allowed
+            && self.current_target().len > 0
+    }
+
+    /// Has everything that was sent arrived?
+    pub(super) fn all_sent(&self) -> bool {
+        self.over.is_some()
+            || (self.sq_free == self.sizes.sq - CONTROL_WRS && self.control_free == CONTROL_WRS)
+    }
+
+    /// The target that the next data goes to.
+    fn current_target(&self) -> Target {
+        if self.target.len > 0 {
+            return self.target;
+        }
+        let at = self.target_index * Target::SIZE;
+        Target::from_words(self.shared.word(at), self.shared.word(at + 8))
+    }
+
+    // Sending.
+
+    /// Sends as much of `bytes` as there is room for now, and says how much.
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() && self.has_room() {
+            if self.target.len == 0 {
+                self.target = self.current_target();
+                self.clear_target();
+            }
+            let rest = bytes.get(done..).unwrap_or_default();
+            let len = rest
+                .len()
+                .min(MAX_TRANSFER)
+                .min(self.target.len as usize)
+                .min(self.send_free);
+            let chunk = rest.get(..len).unwrap_or_default();
+            let Target { addr, rkey, .. } = self.target;
+            let imm = Immediate::Data(len as u32);
+            self.post_data(chunk, addr, rkey, Some(imm))?;
+            self.sent = self.sent.wrapping_add(1);
+            self.target.addr += len as u64;
+            self.target.len -= len as u32;
+            if self.target.len == 0 {
+                self.target_index = (self.target_index + 1) % TARGETS;
+            }
+            done += len;
+        }
+        Ok(done)
+    }
+
+    /// Marks the target as taken, so that it is not taken again before the peer has renewed it.
+    fn clear_target(&mut self) {
+        self.shared
+            .write(self.target_index * Target::SIZE, &[0; Target::SIZE]);
+    }
+
+    /// Posts a WRITE of `chunk`, which fits into the send buffer, through a copy there.
+    fn post_data(&mut self, chunk: &[u8], addr: u64, rkey: u32, imm: Option<Immediate>) -> Result {
+        let inline = chunk.len() <= usize::from(self.sizes.max_inline);
+        let size = self.sizes.send_buffer;
+        let first = chunk.len().min(size - self.send_at);
+        let (head, tail) = chunk.split_at(first);
+        self.private.write(self.send_at, head);
+        self.private.write(0, tail);
+        let piece = |at: usize, len: usize| ibv_sge {
+            addr: self.private.address(at),
+            length: len as u32,
+            lkey: self.private.lkey(),
+        };
+        let mut pieces = [piece(self.send_at, head.len()), piece(0, tail.len())];
+        let count = if tail.is_empty() { 1 } else { 2 };
+        let flags = if inline { IBV_SEND_INLINE } else { 0 };
+        let used = pieces.get_mut(..count).unwrap_or_default();
+        self.post_write(used, addr, rkey, imm, flags, Sent::Data(chunk.len() as u32))?;
+        self.send_at = (self.send_at + chunk.len()) % size;
+        self.send_free -= chunk.len();
+        self.sq_free -= 1;
+        Ok(())
+    }
+
+    /// Posts a message that is no data. There is room if `control_free` says so.
+    fn post_control(&mut self, bytes: &mut [u8], addr: u64, imm: Immediate) -> Result {
+        let mut sge = ibv_sge {
+            addr: bytes.as_ptr().expose_provenance() as u64,
+            length: bytes.len() as u32,
+            lkey: 0,
+        };
+        let sges = if bytes.is_empty() {
+            &mut []
+        } else {
+            std::slice::from_mut(&mut sge)
+        };
+        let rkey = self.remote_sgl.rkey;
+        self.post_write(sges, addr, rkey, Some(imm), IBV_SEND_INLINE, Sent::Control)?;
+        self.control_free -= 1;
+        Ok(())
+    }
+
+    fn post_write(
+        &mut self,
+        sges: &mut [ibv_sge],
+        addr: u64,
+        rkey: u32,
+        imm: Option<Immediate>,
+        flags: ibv_send_flags,
+        what: Sent,
+    ) -> Result {
+        let mut wr = ibv_send_wr::zeroed();
+        wr.wr_id = what.wr_id();
+        wr.sg_list = sges.as_mut_ptr();
+        wr.num_sge = c_int::try_from(sges.len()).unwrap_or(0);
+        wr.send_flags = flags;
+        wr.opcode = match imm {
+            Some(imm) => {
+                wr.imm.imm_data = imm.encode().to_be();
+                IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            None => IBV_WR_RDMA_WRITE,
+        };
+        wr.wr.rdma.remote_addr = addr;
+        wr.wr.rdma.rkey = rkey;
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live queue pair; the WR is copied, inline data as well, and the send buffer stays until the WR
+        // has completed.
+        check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })
+    }
+
+    /// Tells the peer that this end sends no more, or is gone.
+    pub(super) fn say(&mut self, imm: Immediate) {
+        if self.over.is_none() && self.control_free > 0 {
+            let to = self.remote_sgl.addr;
+            if self.post_control(&mut [], to, imm).is_err() {
+                self.over = Some(libc::ECONNRESET);
+            }
+        }
+    }
+
+    // Receiving.
+
+    /// Reads as much as there is room for in `bytes`; `peek` leaves it there.
+    pub(super) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
+        let len = bytes.len().min(self.readable);
+        let size = self.sizes.recv_buffer;
+        let base = Self::recv_buffer_at(self.sizes.iomap_entries);
+        let first = len.min(size - self.recv_at);
+        let (head, tail) = bytes.split_at_mut(first);
+        let tail = tail.get_mut(..len - first).unwrap_or_default();
+        self.shared.read(base + self.recv_at, head);
+        self.shared.read(base, tail);
+        if !peek {
+            self.recv_at = (self.recv_at + len) % size;
+            self.readable -= len;
+            self.returned += len;
+            self.grant();
+        }
+        len
+    }
+
+    /// Gives the peer credits and receive buffers, where it is time to.
+    fn grant(&mut self) {
+        let half = self.sizes.recv_buffer / 2;
+        loop {
+            let buffer_due = self.returned >= half;
+            let credits_due = self.received.wrapping_sub(self.credits_due).cast_signed() >= 0;
+            let may = self.over.is_none() && self.control_free > 0 && self.remote_sgl.len > 0;
+            if !may || !(buffer_due || credits_due) {
+                return;
+            }
+            let imm = Immediate::Credits(self.received.wrapping_add(self.sizes.rq));
+            let posted = if buffer_due {
+                let base = Self::recv_buffer_at(self.sizes.iomap_entries);
+                let mut bytes = Target {
+                    addr: self.shared.address(base + self.grant_at),
+                    rkey: self.shared.rkey(),
+                    len: half as u32,
+                }
+                .to_memory();
+                let to = self.remote_sgl.addr + (self.remote_target * Target::SIZE) as u64;
+                self.remote_target = (self.remote_target + 1) % self.remote_sgl.len as usize;
+                self.grant_at = (self.grant_at + half) % (2 * half);
+                self.returned -= half;
+                self.granted += half;
+                self.post_control(&mut bytes, to, imm)
+            } else {
+                self.post_control(&mut [], self.remote_sgl.addr, imm)
+            };
+            if posted.is_err() {
+                self.over = Some(libc::ECONNRESET);
+                return;
+            }
+            self.credits_due = self.received.wrapping_add(self.sizes.rq / 2);
+        }
+    }
+
+    fn post_recv(&mut self) -> Result {
+        let mut wr = ibv_recv_wr::zeroed();
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live queue pair; the WR has no buffer, since the payload goes where its sender says.
+        check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
+    }
+
+    // Completions.
+
+    /// Takes what has completed, and says whether there was something.
+    pub(super) fn progress(&mut self) -> bool {
+        let mut any = false;
+        let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
+        loop {
+            // SAFETY: a live completion queue, and as many places as are said.
+            let n = unsafe { ibv_poll_cq(self.cq, POLL, wcs.as_mut_ptr()) };
+            let Ok(n @ 1..) = usize::try_from(n) else {
+                break;
+            };
+            any = true;
+            for wc in wcs.iter().take(n) {
+                self.completed(wc);
+            }
+        }
+        if any {
+            self.grant();
+        }
+        any
+    }
+
+    fn completed(&mut self, wc: &ibv_wc) {
+        if wc.status != IBV_WC_SUCCESS {
+            // What was flushed ended with the connection; anything else is what ended it.
+            let errno = match wc.status {
+                IBV_WC_WR_FLUSH_ERR => 0,
+                _ => libc::ECONNRESET,
+            };
+            self.over.get_or_insert(errno);
+            return;
+        }
+        if wc.opcode & IBV_WC_RECV == 0 {
+            match Sent::from_wr_id(wc.wr_id) {
+                Sent::Data(len) => {
+                    self.sq_free += 1;
+                    self.send_free += len as usize;
+                }
+                Sent::Control => self.control_free += 1,
+            }
+            return;
+        }
+        // SAFETY: the immediate of a WRITE_WITH_IMM, the only message there is; any bits are a number.
+        let imm = u32::from_be(unsafe { wc.imm.imm_data });
+        match Immediate::decode(imm) {
+            Some(Immediate::Data(len)) if len as usize <= self.granted => {
+                self.granted -= len as usize;
+                self.readable += len as usize;
+                self.received = self.received.wrapping_add(1);
+            }
+            Some(Immediate::Credits(upto)) => self.allowed = upto,
+            Some(Immediate::Iomap | Immediate::KeepAlive) => {}
+            Some(Immediate::Shutdown) => self.ended = true,
+            Some(Immediate::Disconnect) => {
+                self.ended = true;
+                self.over.get_or_insert(0);
+            }
+            Some(Immediate::Data(_)) | None => {
+                self.over.get_or_insert(libc::EPROTO);
+            }
+        }
+        if self.post_recv().is_err() {
+            self.over.get_or_insert(libc::ECONNRESET);
+        }
+    }
+
+    /// Arms the completion queue: its channel becomes readable at the next completion.
+    pub(super) fn arm(&mut self) {
+        // SAFETY: a live completion queue.
+        unsafe { ibv_req_notify_cq(self.cq, 0) };
+    }
+
+    /// Takes the events of the channel.
+    pub(super) fn take_events(&mut self) {
+        let mut cq = ptr::null_mut();
+        let mut context = ptr::null_mut();
+        let verbs = self.device.verbs;
+        // SAFETY: a live channel, whose descriptor does not block, and places for the results.
+        unsafe {
+            while (verbs.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
+                (verbs.ibv_ack_cq_events)(cq, 1);
+            }
+        }
+    }
+
+    /// The descriptor that says that something has completed.
+    pub(super) fn fd(&self) -> c_int {
+        // SAFETY: a live channel.
+        unsafe { (*self.channel).fd }
+    }
+
+    // Mapped buffers.
+
+    /// Lets the peer write into `len` bytes at `addr`, under the name `offset` (`None`: any). The result is the name.
+    ///
+    /// # Safety
+    /// The memory stays until it is unmapped or the stream is gone.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the peer keeps no more; `EAGAIN` while there is no room for telling it.
+    pub(super) unsafe fn map(
+        &mut self,
+        addr: *mut u8,
+        len: usize,
+        writable: bool,
+        offset: Option<u64>,
+    ) -> Result<u64> {
+        let len32 = u32::try_from(len).map_err(|_| INVALID)?;
+        if self.control_free == 0 {
+            return Err(Errno(libc::EAGAIN));
+        }
+        let index = *self.free_maps.front().ok_or(Errno(libc::ENOMEM))?;
+        let access = if writable {
+            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
+        } else {
+            IBV_ACCESS_LOCAL_WRITE
+        };
+        // SAFETY: the queue pair's protection domain; contract of this function.
+        let mr = unsafe { (self.device.verbs.ibv_reg_mr)((*self.qp).pd, addr.cast(), len, access) };
+        if mr.is_null() {
+            return Err(last_errno());
+        }
+        let name = offset.unwrap_or(u64::from(index) << 32);
+        let target = Target {
+            addr: addr.expose_provenance() as u64,
+            // SAFETY: just registered.
+            rkey: unsafe { (*mr).rkey },
+            len: len32,
+        };
+        self.tell_map(index, name, target)?;
+        self.free_maps.pop_front();
+        self.mapped.push(Mapped {
+            mr,
+            addr: addr.addr(),
+            index,
+        });
+        Ok(name)
+    }
+
+    fn tell_map(&mut self, index: u16, name: u64, target: Target) -> Result {
+        let mut bytes = [0; IOMAP_ENTRY_SIZE];
+        bytes[..8].copy_from_slice(&name.to_ne_bytes());
+        bytes[8..].copy_from_slice(&target.to_memory());
+        let sgl_bytes = self.remote_sgl.len as usize * Target::SIZE;
+        let entry = sgl_bytes + usize::from(index) * IOMAP_ENTRY_SIZE;
+        let to = self.remote_sgl.addr + entry as u64;
+        self.post_control(&mut bytes, to, Immediate::Iomap)
+    }
+
+    /// Undoes [`Stream::map`].
+    ///
+    /// # Errors
+    /// `EINVAL` where nothing is mapped there.
+    pub(super) fn unmap(&mut self, addr: *mut u8) -> Result {
+        let at = self.mapped.iter().position(|m| m.addr == addr.addr());
+        let mapped = self.mapped.swap_remove(at.ok_or(INVALID)?);
+        // SAFETY: registered by `map`, deregistered once. A peer that writes there from now on gets an error.
+        unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
+        self.free_maps.push_back(mapped.index);
+        Ok(())
+    }
+
+    /// Writes into a buffer that the peer has mapped under names from `offset` on: as much as there is room for now.
+    ///
+    /// # Errors
+    /// `EINVAL` where the peer has mapped nothing there, or less.
+    pub(super) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
+        let (addr, rkey) = self.find_map(offset, bytes.len()).ok_or(INVALID)?;
+        let mut done = 0;
+        while done < bytes.len() && self.sq_free > 0 && self.send_free > 0 {
+            let rest = bytes.get(done..).unwrap_or_default();
+            let len = rest.len().min(MAX_TRANSFER).min(self.send_free);
+            let chunk = rest.get(..len).unwrap_or_default();
+            self.post_data(chunk, addr + done as u64, rkey, None)?;
+            done += len;
+        }
+        Ok(done)
+    }
+
+    /// Where the peer's buffer for these names is, and its key.
+    fn find_map(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
+        (0..self.sizes.iomap_entries).find_map(|index| {
+            let at = Self::iomap_at(index);
+            let name = self.shared.word(at);
+            let target = Target::from_words(self.shared.word(at + 8), self.shared.word(at + 16));
+            let inside = offset.checked_sub(name)?;
+            let room = u64::from(target.len).checked_sub(inside)?;
+            (len as u64 <= room && target.len > 0)
+                .then(|| (target.addr.wrapping_add(inside), target.rkey))
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let verbs = self.device.verbs;
+        // SAFETY: what `new` and `map` made, each once, those first that name others. The queue pair is gone.
+        unsafe {
+            for mapped in self.mapped.drain(..) {
+                (verbs.ibv_dereg_mr)(mapped.mr);
+            }
+            if !self.cq.is_null() {
+                (verbs.ibv_destroy_cq)(self.cq);
+            }
+            (verbs.ibv_destroy_comp_channel)(self.channel);
+        }
+    }
+}
