@@ -1,29 +1,32 @@
-//! `cargo xtask dropin`: the command line and the library that it gives to programs, built and laid out.
+//! `cargo xtask dropin`: the command line and the libraries that it gives to programs, built and laid out.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::workspace;
 
 /// Arguments of `cargo xtask dropin`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Install below this folder: `bin/verbatim` and `lib/verbatim/libibverbs.so.1` [default: build only]
+    /// Install below this folder: `bin/verbatim`, `lib/verbatim/libibverbs.so.1` and `librdmacm.so.1` beside it
+    /// [default: build only]
     #[arg(long, value_name = "DIR")]
     install: Option<PathBuf>,
 }
 
-/// What cargo calls the library.
-const BUILT: &str = "libverbatim_dropin.so";
-/// What programs ask the loader for.
-const NAMES: &[&str] = &["libibverbs.so.1"];
+/// What cargo calls each library, and what programs ask the loader for.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("libverbatim_dropin.so", "libibverbs.so.1"),
+    ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
+];
 
 /// Runs the chore.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--release", "-p", "verbatim", "-p", "dropin"])
+        .args(["build", "--release"])
+        .args(["verbatim", "dropin", "dropin-rdmacm"].map(|package| format!("--package={package}")))
         .current_dir(workspace())
         .status()
         .context("cannot start cargo")?;
@@ -50,16 +53,8 @@ fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     }
     let program = bin.join("verbatim");
     copy(&built.join("verbatim"), &program)?;
-    let Some((first, others)) = NAMES.split_first() else {
-        bail!("the library has no name");
-    };
-    copy(&built.join(BUILT), &lib.join(first))?;
-    // One library under several names is loaded once.
-    for name in others {
-        let link = lib.join(name);
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(first, &link)
-            .with_context(|| format!("cannot make {}", link.display()))?;
+    for (file, name) in LIBRARIES {
+        copy(&built.join(file), &lib.join(name))?;
     }
     Ok(program)
 }

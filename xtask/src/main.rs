@@ -37,7 +37,7 @@ enum Chore {
     Bench(bench::Args),
     /// A command in a virtual machine that has the kernel's Soft-RoCE (device rxe0)
     Rxe(rxe::Args),
-    /// Builds `verbatim` and the `libibverbs.so.1` that it gives to programs, and installs them if asked
+    /// Builds `verbatim` and the libraries that it gives to programs, and installs them if asked
     Dropin(dropin::Args),
     /// Other people's programs and suites, counted as passed, failed, skipped
     Conformance(conformance::Args),

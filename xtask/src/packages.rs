@@ -102,7 +102,7 @@ pub(crate) const QPERF: Package = Package {
 };
 pub(crate) const RDMACM_UTILS: Package = Package {
     name: "rdmacm-utils",
-    why: "a suite of conformance/",
+    why: "its programs run on the drop-in, and are a suite of conformance/",
     present: Present::Program("rping"),
 };
 pub(crate) const PYTHON3_PYVERBS: Package = Package {
@@ -137,6 +137,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     LIBIBVERBS_DEV,
     LIBRDMACM_DEV,
     IBVERBS_UTILS,
+    RDMACM_UTILS,
     PERFTEST,
     UCX_UTILS,
     REDIS_SERVER,

@@ -1,5 +1,6 @@
 //! Every function that is exported, under its C name, and the labels that export it.
 
+pub(crate) use crate::fabric::*;
 pub(crate) use crate::kernel::*;
 pub(crate) use crate::nic::*;
 pub(crate) use crate::rate::*;

@@ -8,6 +8,7 @@
 //!   functions in [`entry`].
 //! - [`nic`] hands the verbs to the software NIC, whose functions check and answer as their man pages say.
 //! - [`rate`], [`sysfs`] and [`kernel`] are the functions of libibverbs that need no device.
+//! - [`fabric`] is for the drop-in's own `librdmacm.so.1`, which stands on this library.
 //! - [`refusal`] is how provider libraries are answered that expect a kernel.
 //!
 //! No panic crosses the C ABI: the functions return errors, and should one panic all the same, `extern "C"`
@@ -16,6 +17,8 @@
 
 #[allow(unsafe_code)]
 mod entry;
+#[allow(unsafe_code)]
+mod fabric;
 #[allow(unsafe_code)]
 mod kernel;
 #[allow(unsafe_code)]

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A folder with the library, built with the profile of this test, under the name that programs ask for.
+/// A folder with the libraries, built with the profile of this test, under the names that programs ask for.
 ///
 /// Cargo builds no `cdylib` for the tests of its package, so it is asked for it here; where it has been built
 /// already, that takes no time.
@@ -24,8 +24,8 @@ pub(crate) fn library_folder() -> &'static Path {
             .expect("a test lies in target/PROFILE/deps");
         let target = profile.parent().expect("a profile's folder lies in target");
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "dropin", "--target-dir"]);
-        cargo.arg(target);
+        cargo.args(["build", "--quiet", "-p", "dropin", "-p", "dropin-rdmacm"]);
+        cargo.arg("--target-dir").arg(target);
         if profile.ends_with("release") {
             cargo.arg("--release");
         }
@@ -33,12 +33,17 @@ pub(crate) fn library_folder() -> &'static Path {
         assert!(built.success(), "the library does not build");
         let folder = profile.join("dropin/test");
         std::fs::create_dir_all(&folder).expect("target is writable");
-        // Tests run at the same time: each puts a link of its own in place.
-        let link = folder.join(format!("link.{}", std::process::id()));
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(profile.join("libverbatim_dropin.so"), &link)
-            .and_then(|()| std::fs::rename(&link, folder.join("libibverbs.so.1")))
-            .expect("target is writable");
+        for (built, name) in [
+            ("libverbatim_dropin.so", "libibverbs.so.1"),
+            ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
+        ] {
+            // Tests run at the same time: each puts a link of its own in place.
+            let link = folder.join(format!("link.{}", std::process::id()));
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(profile.join(built), &link)
+                .and_then(|()| std::fs::rename(&link, folder.join(name)))
+                .expect("target is writable");
+        }
         folder
     })
 }
@@ -59,13 +64,18 @@ impl Fabric {
         Self(folder.expect("/dev/shm is writable"))
     }
 
+    /// The folder that the fabric makes.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.0.path().join("fabric")
+    }
+
     /// A command of this machine on the software NIC.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>, link_layer: &str) -> Command {
         let mut command = Command::new(program);
         command
             .env("LD_LIBRARY_PATH", library_folder())
             // Not the folder itself: the fabric makes its own, which nobody else can enter.
-            .env("VERBATIM_FABRIC_DIR", self.0.path().join("fabric"))
+            .env("VERBATIM_FABRIC_DIR", self.folder())
             .env("VERBATIM_LINK_LAYER", link_layer)
             .stdin(Stdio::null());
         command
@@ -135,11 +145,11 @@ impl Watched {
         Self { child, what }
     }
 
-    fn runs(&mut self) -> bool {
+    pub(crate) fn runs(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|status| status.is_none())
     }
 
-    fn end(&mut self) -> (bool, String) {
+    pub(crate) fn end(&mut self) -> (bool, String) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.runs() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! Where the drop-in library is.
+//! Where the drop-in libraries are.
 
 use std::io;
 use std::os::unix::fs::symlink;
@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// What cargo calls the library, beside this program in the build's folder.
-const BUILT: &str = "libverbatim_dropin.so";
-/// What programs ask the loader for.
-const NAMES: &[&str] = &["libibverbs.so.1"];
+/// What cargo calls each library, beside this program in the build's folder, and what programs ask the loader for.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("libverbatim_dropin.so", "libibverbs.so.1"),
+    ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
+];
 /// Where an installation has them, from the folder of this program.
 const INSTALLED: &str = "../lib/verbatim";
 /// Where a build gets links with these names, in the folder of this program.
 const LINKS: &str = "dropin/lib";
 
-/// The folder that holds `libibverbs.so.1`.
+/// The folder that holds `libibverbs.so.1` and `librdmacm.so.1`.
 pub(super) fn find() -> Result<PathBuf> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let folder = program
@@ -25,29 +26,36 @@ pub(super) fn find() -> Result<PathBuf> {
 }
 
 fn find_from(folder: &Path) -> Result<PathBuf> {
-    if folder.join(BUILT).exists() {
+    if LIBRARIES
+        .iter()
+        .all(|(built, _)| folder.join(built).exists())
+    {
         let links = folder.join(LINKS);
         return link(&links)
             .map(|()| links.clone())
-            .with_context(|| format!("cannot make links to {BUILT} in {}", links.display()));
+            .with_context(|| format!("cannot make links to the libraries in {}", links.display()));
     }
     let installed = folder.join(INSTALLED);
-    if NAMES.iter().all(|name| installed.join(name).exists()) {
+    if LIBRARIES
+        .iter()
+        .all(|(_, name)| installed.join(name).exists())
+    {
         return Ok(installed);
     }
+    let [(first, _), (second, _)] = LIBRARIES;
     bail!(
-        "the library that programs are to load is neither {} nor in {}; build it: \
+        "the libraries that programs are to load are neither {} and {second} nor in {}; build them: \
          cargo build --release, or cargo xtask dropin to build and install",
-        folder.join(BUILT).display(),
+        folder.join(first).display(),
         installed.display()
     )
 }
 
-/// Makes `folder` hold links to the library, under the names that programs ask for.
+/// Makes `folder` hold links to the libraries, under the names that programs ask for.
 fn link(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    let target = Path::new("../..").join(BUILT);
-    for name in NAMES {
+    for (built, name) in LIBRARIES {
+        let target = Path::new("../..").join(built);
         let link = folder.join(name);
         if std::fs::read_link(&link).is_ok_and(|to| to == target) {
             continue;
@@ -68,13 +76,14 @@ mod tests {
     fn a_build_gets_its_links_once() {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(find_from(folder.path()).is_err(), "there is nothing yet");
-        let library = folder.path().join(BUILT);
-        std::fs::write(&library, "library").expect("written");
+        for (built, _) in LIBRARIES {
+            std::fs::write(folder.path().join(built), built).expect("written");
+        }
         for _ in 0..2 {
-            let found = find_from(folder.path()).expect("the library is there");
-            for name in NAMES {
+            let found = find_from(folder.path()).expect("the libraries are there");
+            for (built, name) in LIBRARIES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");
-                assert_eq!(text, "library");
+                assert_eq!(text, built);
             }
         }
     }
@@ -85,10 +94,16 @@ mod tests {
         let (bin, lib) = (root.path().join("bin"), root.path().join("lib/verbatim"));
         std::fs::create_dir_all(&bin).expect("made");
         std::fs::create_dir_all(&lib).expect("made");
-        for name in NAMES {
+        for (_, name) in LIBRARIES {
+            assert!(find_from(&bin).is_err(), "not all of it is there");
             std::fs::write(lib.join(name), "library").expect("written");
         }
-        assert!(find_from(&bin).expect("found").join(NAMES[0]).exists());
+        assert!(
+            find_from(&bin)
+                .expect("found")
+                .join(LIBRARIES[0].1)
+                .exists()
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `verbatim run`: an unmodified program on the software NIC.
 //!
-//! The program finds the drop-in `libibverbs.so.1` in front of the system's, and replaces this process: its
+//! The program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and replaces this process: its
 //! signals, its standard streams and its exit status are its own.
 
 mod library;

@@ -1,0 +1,213 @@
+//! Gives a shared object its version nodes and symbols, from a build script.
+//!
+//! A file `symbols.txt` beside the build script says which, one a line:
+//!
+//! - `node NAME PARENT`: a version node; `PARENT` is `-` for none.
+//! - `private ABI`: a private node of libibverbs, `IBVERBS_PRIVATE_ABI`. All have the same symbols.
+//! - `KIND SYMBOL NODE`: a symbol. `NODE` is `PRIVATE` for all private nodes, and `{ABI}` in the name then stands
+//!   for the node's number. `KIND` is `sym` for the function of that name in the crate's module `entry`; `errno`,
+//!   `fails`, `null` and `nothing` are the functions of that name in its module `refusal`; `flag` is a `bool` that
+//!   is false.
+//!
+//! rustc passes a version script of its own for a `cdylib`, which exports nothing here. So each export is a
+//! label in assembly that jumps to the Rust function, bound to its node by `.symver`, and the linker gets a
+//! second script that only declares the nodes. GNU ld refuses two scripts of which one has no name (rustc's);
+//! lld, which comes with the Rust toolchain, does not, so it is asked for by name.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// To be called by the build script of a `cdylib`: makes `exports.rs` in `OUT_DIR`, for the module `entry` to
+/// include, and tells the linker the version nodes and the name `soname`.
+///
+/// # Panics
+/// When this is no build script, or `symbols.txt` is not as it should be: the build stops with the message.
+pub fn link(soname: &str) {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=symbols.txt");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let facts =
+        fs::read_to_string("symbols.txt").expect("symbols.txt lies beside the build script");
+    let exports = Exports::parse(&facts);
+    let map = out.join("nodes.map");
+    fs::write(&map, exports.version_script()).expect("OUT_DIR is writable");
+    fs::write(out.join("exports.rs"), exports.assembly()).expect("OUT_DIR is writable");
+
+    use_lld();
+    let arg = |arg: &str| println!("cargo::rustc-cdylib-link-arg={arg}");
+    arg(&format!("-Wl,--version-script={}", map.display()));
+    arg(&format!("-Wl,-soname,{soname}"));
+    // Threads of the library, and what it keeps of each thread, outlive any dlclose.
+    arg("-Wl,-z,nodelete");
+}
+
+/// Asks the C compiler for lld: the toolchain's own, or else the system's.
+fn use_lld() {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let host = env::var("HOST").expect("cargo sets HOST");
+    let sysroot = Command::new(rustc)
+        .args(["--print", "sysroot"])
+        .output()
+        .ok()
+        .and_then(|out| String::from_utf8(out.stdout).ok());
+    let own = sysroot.map(|root| {
+        PathBuf::from(root.trim())
+            .join("lib/rustlib")
+            .join(host)
+            .join("bin/gcc-ld")
+    });
+    if let Some(dir) = own.filter(|dir| dir.join("ld.lld").exists()) {
+        println!("cargo::rustc-cdylib-link-arg=-B{}", dir.display());
+    }
+    println!("cargo::rustc-cdylib-link-arg=-fuse-ld=lld");
+}
+
+/// What `symbols.txt` says.
+#[derive(Default)]
+struct Exports {
+    /// Version nodes and their parents.
+    nodes: Vec<(String, Option<String>)>,
+    /// Numbers of the private nodes.
+    private: Vec<String>,
+    symbols: Vec<Symbol>,
+}
+
+struct Symbol {
+    kind: String,
+    name: String,
+    node: String,
+}
+
+impl Exports {
+    fn parse(facts: &str) -> Self {
+        let mut exports = Self::default();
+        for line in facts.lines().filter(|l| !l.starts_with('#')) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [] => {}
+                ["node", name, parent] => {
+                    let parent = (parent != "-").then(|| parent.to_owned());
+                    exports.nodes.push((name.to_owned(), parent));
+                }
+                ["private", abi] => exports.private.push(abi.to_owned()),
+                [kind, name, node] => exports.symbols.push(Symbol {
+                    kind: kind.to_owned(),
+                    name: name.to_owned(),
+                    node: node.to_owned(),
+                }),
+                _ => panic!("symbols.txt: what does {line:?} mean?"),
+            }
+        }
+        exports
+    }
+
+    /// Declares the nodes, and nothing in them.
+    fn version_script(&self) -> String {
+        let mut map = String::new();
+        for (name, parent) in &self.nodes {
+            let parent = parent.as_deref().unwrap_or_default();
+            writeln!(map, "{name} {{ }} {parent};").expect("a String takes all");
+        }
+        for abi in &self.private {
+            writeln!(map, "IBVERBS_PRIVATE_{abi} {{ }};").expect("a String takes all");
+        }
+        map
+    }
+
+    /// The labels, as items of Rust.
+    fn assembly(&self) -> String {
+        let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+            Ok("x86_64") => "jmp",
+            Ok("aarch64") => "b",
+            other => panic!("no jump instruction is known for {other:?}: add it to dropin-exports"),
+        };
+        let mut rust = String::new();
+        for symbol in &self.symbols {
+            let versions = self.versions(symbol);
+            if symbol.kind == "flag" {
+                global_asm(
+                    &mut rust,
+                    &versions,
+                    "object",
+                    &[".section .bss", ".byte 0"],
+                    None,
+                );
+            } else {
+                let code = format!("{jump} {{f}}");
+                let function = match &*symbol.kind {
+                    "sym" => format!("crate::entry::{}", symbol.name),
+                    kind @ ("errno" | "fails" | "null" | "nothing") => {
+                        format!("crate::refusal::{kind}")
+                    }
+                    kind => panic!("symbols.txt: {kind:?} is no kind of symbol"),
+                };
+                global_asm(
+                    &mut rust,
+                    &versions,
+                    "function",
+                    &[".section .text", &code],
+                    Some(&function),
+                );
+            }
+        }
+        rust
+    }
+
+    /// Label, name and version of each export of `symbol`.
+    fn versions(&self, symbol: &Symbol) -> Vec<(String, String)> {
+        if symbol.node != "PRIVATE" {
+            assert!(
+                self.nodes.iter().any(|(name, _)| *name == symbol.node),
+                "symbols.txt: there is no node {}",
+                symbol.node
+            );
+            let label = symbol.name.clone();
+            return vec![(label, format!("{}@@{}", symbol.name, symbol.node))];
+        }
+        let mut seen = BTreeSet::new();
+        self.private
+            .iter()
+            .map(|abi| {
+                let name = symbol.name.replace("{ABI}", abi);
+                // One version of a name is its default.
+                let at = if seen.insert(name.clone()) { "@@" } else { "@" };
+                let label = format!("verbatim_private_{abi}_{name}");
+                (label, format!("{name}{at}IBVERBS_PRIVATE_{abi}"))
+            })
+            .collect()
+    }
+}
+
+/// Writes a `global_asm!` that defines `versions` as `[section, contents]`.
+fn global_asm(
+    rust: &mut String,
+    versions: &[(String, String)],
+    kind: &str,
+    [section, contents]: &[&str; 2],
+    function: Option<&str>,
+) {
+    let mut lines = vec![format!(".pushsection {}", &section[".section ".len()..])];
+    for (label, version) in versions {
+        lines.push(format!(".globl {label}"));
+        lines.push(format!(".type {label},@{kind}"));
+        lines.push(format!(".symver {label}, {version}"));
+        lines.push(format!("{label}:"));
+    }
+    lines.push((*contents).to_owned());
+    for (label, _) in versions {
+        lines.push(format!(".size {label}, . - {label}"));
+    }
+    lines.push(".popsection".to_owned());
+    writeln!(rust, "::core::arch::global_asm!(").expect("a String takes all");
+    for line in lines {
+        writeln!(rust, "    {line:?},").expect("a String takes all");
+    }
+    if let Some(function) = function {
+        writeln!(rust, "    f = sym {function},").expect("a String takes all");
+    }
+    writeln!(rust, ");").expect("a String takes all");
+}

@@ -1,0 +1,104 @@
+//! The verbs of the `libibverbs.so.1` that the program uses.
+
+use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::mem::{size_of, transmute_copy};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Multicast, Provider};
+use verbs_abi::{Symbols, for_each_symbol};
+
+/// The drop-in `libibverbs.so.1`: loaded already, since programs that are linked to librdmacm are linked to it
+/// as well, or else found as they find it.
+struct Library(*mut c_void);
+
+impl Library {
+    fn open() -> Option<Self> {
+        // SAFETY: a string; the library's initialisers do nothing but set it up.
+        let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
+        (!handle.is_null()).then_some(Self(handle))
+    }
+
+    /// The function of that name.
+    ///
+    /// # Safety
+    /// `F` is the type of a pointer to it.
+    unsafe fn find<F>(&self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
+        // SAFETY: an open library, which is never closed.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        // SAFETY: contract of this function; the sizes are the same.
+        (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
+    }
+}
+
+macro_rules! load_symbols {
+    ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+        fn load(library: &Library) -> Option<Symbols> {
+            const fn c_name(name: &str) -> &CStr {
+                match CStr::from_bytes_with_nul(name.as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name without zeroes, and one behind it"),
+                }
+            }
+            // SAFETY: the fields have the types of libibverbs' functions of that name.
+            unsafe {
+                Some(Symbols {
+                    $( $name: library.find(const { c_name(concat!(stringify!($name), "\0")) })?, )*
+                })
+            }
+        }
+    };
+}
+
+for_each_symbol!(load_symbols);
+
+/// Finds the verbs and the fabric's folder.
+///
+/// # Errors
+/// `ENODEV` where `libibverbs.so.1` is not the drop-in's.
+pub(crate) fn find() -> Result<Provider, c_int> {
+    static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+    let library = Library::open().ok_or(libc::ENODEV)?;
+    let fabric_dir = fabric_dir(&library).ok_or_else(|| {
+        eprintln!(
+            "librdmacm (verbatim): the program's libibverbs.so.1 is not Verbatim's, and this librdmacm.so.1 \
+             works with no other: start the program with `verbatim run`"
+        );
+        libc::ENODEV
+    })?;
+    let symbols = load(&library).ok_or(libc::ENODEV)?;
+    // SAFETY: the types of libibverbs' functions of these names.
+    let multicast = unsafe {
+        match (
+            library.find(c"ibv_attach_mcast"),
+            library.find(c"ibv_detach_mcast"),
+        ) {
+            (Some(attach), Some(detach)) => Some(Multicast { attach, detach }),
+            _ => None,
+        }
+    };
+    Ok(Provider {
+        verbs: SYMBOLS.get_or_init(|| symbols),
+        multicast,
+        fabric_dir,
+        answer_timeout: DEFAULT_ANSWER_TIMEOUT,
+    })
+}
+
+/// The folder of the fabric, which only the drop-in can tell: `verbatim_fabric_dir` writes its name, without a
+/// zero behind it, and returns how long it is.
+fn fabric_dir(library: &Library) -> Option<PathBuf> {
+    type FabricDir = unsafe extern "C" fn(to: *mut c_char, room: usize) -> usize;
+    // SAFETY: the type of the drop-in's function of that name.
+    let name: FabricDir = unsafe { library.find(c"verbatim_fabric_dir") }?;
+    let mut bytes = vec![0_u8; libc::PATH_MAX as usize];
+    // SAFETY: as much room as is said.
+    let len = unsafe { name(bytes.as_mut_ptr().cast(), bytes.len()) };
+    if len == 0 || len > bytes.len() {
+        return None;
+    }
+    bytes.truncate(len);
+    Some(PathBuf::from(OsString::from_vec(bytes)))
+}
