@@ -3,7 +3,7 @@
 //!
 //! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
 //!   functions in `rdmacm::abi`.
-//! - [`verbs`] finds the verbs: those of the `libibverbs.so.1` that the program uses, because a program has one
+//! - `verbs` finds the verbs: those of the `libibverbs.so.1` that the program uses, because a program has one
 //!   software NIC.
 //!
 //! No panic crosses the C ABI: the functions return errors, and should one panic all the same, `extern "C"`

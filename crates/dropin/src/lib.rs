@@ -5,11 +5,11 @@
 //! environment in which the loader finds it.
 //!
 //! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
-//!   functions in [`entry`].
-//! - [`nic`] hands the verbs to the software NIC, whose functions check and answer as their man pages say.
-//! - [`rate`], [`sysfs`] and [`kernel`] are the functions of libibverbs that need no device.
-//! - [`fabric`] is for the drop-in's own `librdmacm.so.1`, which stands on this library.
-//! - [`refusal`] is how provider libraries are answered that expect a kernel.
+//!   functions in `entry`.
+//! - `nic` hands the verbs to the software NIC, whose functions check and answer as their man pages say.
+//! - `rate`, `sysfs` and `kernel` are the functions of libibverbs that need no device.
+//! - `fabric` is for the drop-in's own `librdmacm.so.1`, which stands on this library.
+//! - `refusal` is how provider libraries are answered that expect a kernel.
 //!
 //! No panic crosses the C ABI: the functions return errors, and should one panic all the same, `extern "C"`
 //! ends the process with a message rather than unwinding into C.
