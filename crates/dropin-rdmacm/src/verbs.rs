@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Multicast, Provider};
+use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
 use verbs_abi::{Symbols, for_each_symbol};
 
 /// The drop-in `libibverbs.so.1`: loaded already, since programs that are linked to librdmacm are linked to it
@@ -69,19 +69,8 @@ pub(crate) fn find() -> Result<Provider, c_int> {
         libc::ENODEV
     })?;
     let symbols = load(&library).ok_or(libc::ENODEV)?;
-    // SAFETY: the types of libibverbs' functions of these names.
-    let multicast = unsafe {
-        match (
-            library.find(c"ibv_attach_mcast"),
-            library.find(c"ibv_detach_mcast"),
-        ) {
-            (Some(attach), Some(detach)) => Some(Multicast { attach, detach }),
-            _ => None,
-        }
-    };
     Ok(Provider {
         verbs: SYMBOLS.get_or_init(|| symbols),
-        multicast,
         fabric_dir,
         answer_timeout: DEFAULT_ANSWER_TIMEOUT,
     })

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use verbs_abi::{Symbols, ibv_gid, ibv_qp};
+use verbs_abi::Symbols;
 
 use crate::device::Device;
 use crate::errno::{Errno, Result};
@@ -18,22 +18,11 @@ use crate::service::Service;
 pub struct Provider {
     /// The verbs, of the software NIC.
     pub verbs: &'static Symbols,
-    /// How queue pairs are attached to multicast groups, where they can be.
-    pub multicast: Option<Multicast>,
     /// The folder through which the processes of the fabric find each other. It exists once a device of the
     /// verbs is open.
     pub fabric_dir: PathBuf,
     /// How long a peer may take to answer before it counts as unreachable.
     pub answer_timeout: Duration,
-}
-
-/// `ibv_attach_mcast(3)` and its reverse.
-#[derive(Clone, Copy, Debug)]
-pub struct Multicast {
-    /// `ibv_attach_mcast`.
-    pub attach: unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int,
-    /// `ibv_detach_mcast`.
-    pub detach: unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int,
 }
 
 /// How long a peer may take to answer: what Linux's retries of a request add up to (15 times 4.096 µs × 2^20;
@@ -76,7 +65,7 @@ impl Cm {
         }
         let find = PROVIDER.get().ok_or(Errno(libc::ENODEV))?;
         let provider = find().map_err(Errno)?;
-        let device = Device::open(provider.verbs, provider.multicast)?;
+        let device = Device::open(provider.verbs)?;
         let new: &'static Self = Box::leak(Box::new(Self {
             device,
             ports: Ports::open(&provider.fabric_dir)?,

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 
 use verbs_abi::*;
 
-use crate::cm::Multicast;
 use crate::endpoint::Ends;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock;
@@ -26,7 +25,6 @@ const HOP_LIMIT: u8 = 64;
 /// The open device.
 pub(crate) struct Device {
     pub(crate) verbs: &'static Symbols,
-    pub(crate) multicast: Option<Multicast>,
     pub(crate) context: *mut ibv_context,
     /// The protection domain of ids to which the program gives none.
     pub(crate) pd: *mut ibv_pd,
@@ -49,7 +47,7 @@ unsafe impl Sync for Device {}
 
 impl Device {
     /// Opens the first device.
-    pub(crate) fn open(verbs: &'static Symbols, multicast: Option<Multicast>) -> Result<Self> {
+    pub(crate) fn open(verbs: &'static Symbols) -> Result<Self> {
         // SAFETY: libibverbs' functions, each called as its man page says.
         unsafe {
             let mut count = 0;
@@ -66,7 +64,7 @@ impl Device {
             if context.is_null() {
                 return Err(failure);
             }
-            let opened = Self::of(verbs, multicast, context);
+            let opened = Self::of(verbs, context);
             if opened.is_err() {
                 (verbs.ibv_close_device)(context);
             }
@@ -76,11 +74,7 @@ impl Device {
 
     /// # Safety
     /// `context` is an open device of `verbs`.
-    unsafe fn of(
-        verbs: &'static Symbols,
-        multicast: Option<Multicast>,
-        context: *mut ibv_context,
-    ) -> Result<Self> {
+    unsafe fn of(verbs: &'static Symbols, context: *mut ibv_context) -> Result<Self> {
         let mut device = ibv_device_attr::zeroed();
         let mut port = ibv_port_attr::zeroed();
         // SAFETY: contract of this function; places for what is asked.
@@ -104,7 +98,6 @@ impl Device {
             }
             Ok(Self {
                 verbs,
-                multicast,
                 context,
                 pd,
                 xrcd: Mutex::new(XrcDomain(ptr::null_mut())),

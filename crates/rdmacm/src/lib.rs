@@ -45,7 +45,7 @@ mod wire;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use cm::{DEFAULT_ANSWER_TIMEOUT, Multicast, Provider, provide};
+pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, provide};
 
 /// Locks. A panic elsewhere does not make the data unusable: nothing is left half-changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

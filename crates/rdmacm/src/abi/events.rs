@@ -319,11 +319,10 @@ impl CmEvent {
             let gid = ibv_gid {
                 raw: membership.mgid,
             };
-            let attached = match id.device().multicast {
-                // SAFETY: the id's live queue pair.
-                Some(m) => check(unsafe { (m.attach)(id.qp(), &raw const gid, membership.mlid) }),
-                None => Err(Errno(libc::EOPNOTSUPP)),
-            };
+            // SAFETY: the id's live queue pair.
+            let attached = check(unsafe {
+                (id.device().verbs.ibv_attach_mcast)(id.qp(), &raw const gid, membership.mlid)
+            });
             if let Err(Errno(errno)) = attached {
                 self.abi.event = RDMA_CM_EVENT_MULTICAST_ERROR;
                 self.abi.status = -errno;

@@ -88,10 +88,8 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut so
                 let gid = ibv_gid {
                     raw: membership.mgid,
                 };
-                if let Some(multicast) = id.device().multicast {
-                    // Where the event was not taken yet, the queue pair is not attached, and stays so.
-                    (multicast.detach)(id.qp(), &raw const gid, membership.mlid);
-                }
+                // Where the event was not taken yet, the queue pair is not attached, and stays so.
+                (id.device().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid);
             }
             Ok(())
         })

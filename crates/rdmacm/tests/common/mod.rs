@@ -46,7 +46,6 @@ fn provider() -> Result<Provider, c_int> {
     let millis = std::env::var("VERBATIM_TEST_ANSWER_MS").ok();
     Ok(Provider {
         verbs: softnic::symbols(),
-        multicast: None,
         fabric_dir: softnic::fabric_dir().map_err(|_| libc::EINVAL)?,
         answer_timeout: millis.map_or(DEFAULT_ANSWER_TIMEOUT, |ms| {
             Duration::from_millis(ms.parse().expect("a number"))
