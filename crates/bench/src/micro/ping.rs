@@ -29,8 +29,11 @@ const SEND_WRS: usize = 32;
 /// buffer is the NIC's until it completes.
 const SIGNALED: u32 = 16;
 
-/// RECVs of either side, in two lists that take turns.
-const RECVS: usize = 8;
+/// RECVs of either side, in two lists that take turns: so many that posting them again is seldom,
+/// but few when they are long.
+fn recvs(payload_bytes: usize) -> usize {
+    if payload_bytes <= 1 << 16 { 64 } else { 8 }
+}
 
 pub(super) fn drive(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Latency> {
     match ping.verb {
@@ -150,13 +153,14 @@ enum Sends {
 }
 
 fn sends(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Sends> {
-    let cqs = (nic.cq(SEND_WRS)?, nic.cq(RECVS + 1)?);
+    let recvs = recvs(ping.payload_bytes);
+    let cqs = (nic.cq(SEND_WRS)?, nic.cq(recvs + 1)?);
     let inline = if ping.inline { ping.payload_bytes } else { 0 };
     if ping.verb == Verb::UdSend {
         let qp = nic
             .qp::<Ud>(&cqs.0, &cqs.1)
             .max_send_wr(small(SEND_WRS))
-            .max_recv_wr(small(RECVS))
+            .max_recv_wr(small(recvs))
             .max_inline_data(small(inline))
             .build()?;
         let place = RecvPlaces::new(nic, ping, verbs::GRH_BYTES, |n| qp.recv_list(n))?;
@@ -179,7 +183,7 @@ fn sends(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Sends> {
         let qp = nic
             .qp::<Rc>(&cqs.0, &cqs.1)
             .max_send_wr(small(SEND_WRS))
-            .max_recv_wr(small(RECVS))
+            .max_recv_wr(small(recvs))
             .max_inline_data(small(inline))
             .build()?;
         let place = RecvPlaces::new(nic, ping, 0, |n| qp.recv_list(n))?;
@@ -326,7 +330,9 @@ impl Source {
 /// Where SENDs arrive.
 struct RecvPlaces {
     memory: MemoryRegion,
+    /// The first is in use, the other comes behind it.
     lists: [RecvList; 2],
+    /// Messages that came to the first.
     received: usize,
 }
 
@@ -339,12 +345,13 @@ impl RecvPlaces {
     ) -> Result<RecvPlaces> {
         let room = (before + ping.payload_bytes).max(8);
         let stride = room.next_multiple_of(8);
-        let memory = nic.pd.alloc(stride * RECVS, Access::LOCAL_WRITE)?;
-        let mut lists = [list(RECVS / 2), list(RECVS / 2)];
-        for slot in 0..RECVS {
+        let half = recvs(ping.payload_bytes) / 2;
+        let memory = nic.pd.alloc(2 * half * stride, Access::LOCAL_WRITE)?;
+        let mut lists = [list(half), list(half)];
+        for slot in 0..2 * half {
             let at = slot * stride;
             let wr_id = (at + before) as u64;
-            lists[slot / (RECVS / 2)].recv(memory.slice(at..at + room)?, wr_id);
+            lists[slot / half].recv(memory.slice(at..at + room)?, wr_id);
         }
         Ok(RecvPlaces {
             memory,
@@ -425,9 +432,10 @@ impl<T: Transport> SendEnd<T> {
             patience.check("the other end's SEND")?;
         }
         self.places.received += 1;
-        if self.places.received.is_multiple_of(RECVS / 2) {
-            let used = (self.places.received / (RECVS / 2) + 1) % 2;
-            self.qp.post_recv(&mut self.places.lists[used])?;
+        if self.places.received == self.places.lists[0].len() {
+            self.places.received = 0;
+            self.qp.post_recv(&mut self.places.lists[0])?;
+            self.places.lists.swap(0, 1);
         }
         Ok(number)
     }
