@@ -347,35 +347,40 @@ impl<'q, T: Sends> Sender<'q, T> {
     fn wait(&mut self, least: u64, end: u64) -> Result<()> {
         let mut patience = Patience::new(PATIENCE_NS);
         let mut lost = Patience::new(LOST_NS);
-        while self.completed < least {
-            if self.reap_sends()? == 0 {
-                patience.check("completions of SENDs")?;
-            }
-        }
-        while self.credit < least {
-            let (mut credit, near) = (self.credit, end);
-            let taken = reap(self.qp.recv_cq(), &mut self.wcs, |wc| {
-                let imm = wc.imm().context("a report without its number")?;
-                credit = credit.max(nearest(imm, near));
-                Ok(())
-            })?;
-            self.credit = credit;
-            self.used_recvs += taken;
-            if self.used_recvs >= self.recvs.capacity() / 2 {
-                self.recvs.set_len(self.used_recvs);
-                self.qp.post_recv(&mut self.recvs)?;
-                self.used_recvs = 0;
-            }
-            if taken > 0 {
+        while self.completed.min(self.credit) < least {
+            // Both queues, whichever is late: a NIC in software makes progress when it is polled.
+            let done = self.reap_sends()?;
+            let taken = self.reap_reports(end)?;
+            if done + taken > 0 {
+                patience.reset();
+                lost.reset();
                 continue;
             }
             // Of datagrams any may be lost, also a report; then what was sent is no longer there.
-            if T::LOSES && lost.is_over() {
+            if T::LOSES && self.completed >= least && lost.is_over() {
                 self.credit = least;
             }
-            patience.check("reports of the receiver")?;
+            patience.check("completions of SENDs, or reports of the receiver")?;
         }
         Ok(())
+    }
+
+    /// Takes reports of the receiver; `near` is about how far it can be.
+    fn reap_reports(&mut self, near: u64) -> Result<usize> {
+        let mut credit = self.credit;
+        let taken = reap(self.qp.recv_cq(), &mut self.wcs, |wc| {
+            let imm = wc.imm().context("a report without its number")?;
+            credit = credit.max(nearest(imm, near));
+            Ok(())
+        })?;
+        self.credit = credit;
+        self.used_recvs += taken;
+        if self.used_recvs >= self.recvs.capacity() / 2 {
+            self.recvs.set_len(self.used_recvs);
+            self.qp.post_recv(&mut self.recvs)?;
+            self.used_recvs = 0;
+        }
+        Ok(taken)
     }
 
     #[inline]
@@ -510,7 +515,8 @@ impl<'q, T: Sends> Receiver<'q, T> {
                 used -= chunk;
                 qp.post_recv(&mut self.places.lists[next])?;
                 next = (next + 1) % self.places.lists.len();
-                self.report(&mut wcs)?;
+                // Not those that came in the meantime: their RECVs are not posted again yet.
+                self.report(self.due - used as u64, &mut wcs)?;
                 meter.tick(received);
             }
         }
@@ -553,12 +559,12 @@ impl<'q, T: Sends> Receiver<'q, T> {
         Ok(())
     }
 
-    /// Tells the sender how far it is.
-    fn report(&mut self, wcs: &mut WcBuffer<32>) -> Result<()> {
+    /// Tells the sender how far it is: a window from there has RECVs.
+    fn report(&mut self, credit: u64, wcs: &mut WcBuffer<32>) -> Result<()> {
         self.reported += 1;
         let signaled = self.reported.is_multiple_of(REPORTS_SIGNALED);
         self.report.clear();
-        let wr = T::add(&mut self.report, HeaderOnly, Some(low(self.due)), self.to);
+        let wr = T::add(&mut self.report, HeaderOnly, Some(low(credit)), self.to);
         if signaled {
             wr.signaled();
             self.signals += 1;

@@ -364,7 +364,8 @@ impl<'q> Receiver<'q> {
                 to_refill -= CREDIT;
                 reports += 1;
                 let signaled = reports.is_multiple_of(POSTLIST as u64);
-                report(due, signaled)?;
+                // Not those that came in the meantime: their RECVs are not posted again yet.
+                report(due - to_refill as u64, signaled)?;
                 outstanding += u64::from(signaled);
             }
             if outstanding > 2 {
