@@ -5,7 +5,7 @@
 //!
 //! - [`suite`]: the data files;
 //! - [`process`], [`ready`]: a program, and when a server is ready for its client;
-//! - [`run`]: runs the cases where this process runs;
+//! - [`mod@run`]: runs the cases where this process runs;
 //! - [`judge`], [`unittest`]: what came of them;
 //! - [`place`]: gets all this to run where the target is;
 //! - [`record`]: the results that are kept.
