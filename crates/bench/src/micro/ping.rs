@@ -315,7 +315,7 @@ impl Source {
         if self.outstanding <= left {
             return Ok(());
         }
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut patience = Patience::eager(PATIENCE_NS);
         while self.outstanding > left {
             let done = reap(cq, &mut self.wcs, |_| Ok(()))?;
             self.outstanding = self.outstanding.saturating_sub(done);
@@ -407,7 +407,7 @@ impl<T: Transport> SendEnd<T> {
 
     #[inline]
     fn receive(&mut self) -> Result<u32> {
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut patience = Patience::eager(PATIENCE_NS);
         let payload_bytes = self.source.payload_bytes;
         let memory = &self.places.memory;
         let mut number = 0;
@@ -502,7 +502,7 @@ impl<T: Connected> Writes<T> {
     /// Waits for the WRITE after number `before`: all of it, from its first word to its last.
     #[inline]
     fn receive(&mut self, before: u32) -> Result<u32> {
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut patience = Patience::eager(PATIENCE_NS);
         let tail = tail(self.source.payload_bytes);
         loop {
             // Nobody promises an order of the bytes of one WRITE, so both words are waited for.
@@ -578,7 +578,7 @@ impl Fetches {
         self.into.write_u64(0, u64::MAX)?;
         self.into.write_u64(end, u64::MAX)?;
         self.qp.post_send(&mut self.list)?;
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut patience = Patience::eager(PATIENCE_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
             patience.check("the completion")?;
         }

@@ -235,6 +235,7 @@ pub(crate) struct Patience {
     empty: u32,
     since_ns: Option<u64>,
     limit_ns: u64,
+    pauses: bool,
 }
 
 impl Patience {
@@ -243,6 +244,16 @@ impl Patience {
             empty: 0,
             since_ns: None,
             limit_ns,
+            pauses: true,
+        }
+    }
+
+    /// One that looks again at once, for latencies: a processor's pause takes up to a hundred cycles,
+    /// and makes an emulated one leave its translated code.
+    pub(crate) fn eager(limit_ns: u64) -> Patience {
+        Patience {
+            pauses: false,
+            ..Patience::new(limit_ns)
         }
     }
 
@@ -256,7 +267,9 @@ impl Patience {
     /// Nothing came; true when that has been so for the whole time.
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
-        std::hint::spin_loop();
+        if self.pauses {
+            std::hint::spin_loop();
+        }
         self.empty = self.empty.wrapping_add(1);
         if !self.empty.is_multiple_of(4096) {
             return false;
