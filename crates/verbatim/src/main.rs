@@ -11,6 +11,7 @@ mod bench;
 mod devices;
 mod model;
 mod output;
+mod paper;
 mod run;
 mod sequencer;
 
@@ -36,6 +37,7 @@ Examples:
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
+  verbatim paper                  every published number beside ours
 
 Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 
@@ -51,6 +53,8 @@ enum Command {
     Bench(bench::Args),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
     Model(model::Args),
+    /// Every published number beside ours, with the error
+    Paper(paper::Args),
 }
 
 /// What a command came to.
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Command::Sequencer(args) => sequencer::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Model(args) => model::run(&args),
+        Command::Paper(args) => paper::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -1,0 +1,205 @@
+//! `verbatim paper`: every published number beside ours.
+
+mod model;
+mod number;
+mod profiles;
+mod why;
+
+use anyhow::Result;
+use nicmodel::published;
+
+use crate::Outcome;
+use crate::output::{figure, print, print_json, table};
+use number::{Kind, Number, Relation};
+
+/// Arguments of `verbatim paper`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Print one JSON object per number: id, published, ours, error, kind, and more
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Each published number has ours beside it, of one of three kinds:
+  arithmetic   counted and added up; exact to the digits that were printed
+  fitted       a number of the profile was fitted to it; within 3 %
+  predicted    nothing was fitted to it; within 10 %
+What is off by more is listed below the table with the reason, and so is what has no number of ours.
+
+Examples:
+  verbatim paper
+  verbatim paper --json | jq 'select(.off)'";
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let numbers = numbers();
+    if args.json {
+        numbers.iter().try_for_each(print_json)?;
+    } else {
+        show(&numbers)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Every published number, in the order of the publications' systems.
+fn numbers() -> Vec<Number> {
+    let number = |published: &'static published::Published| {
+        let id = published.id;
+        let ours = profiles::number(id).or_else(|| model::number(id));
+        let why = match &ours {
+            Some(_) => why::off(id),
+            None => Some(why::absent(id)),
+        };
+        Number::new(published, ours.as_ref(), why)
+    };
+    published::all().iter().map(number).collect()
+}
+
+fn show(numbers: &[Number]) -> Result<()> {
+    let header = [
+        "number",
+        "NIC",
+        "published",
+        "ours",
+        "unit",
+        "error",
+        "kind",
+        "from",
+        "where",
+    ];
+    let mut shown = table(header, &[2, 3, 5]);
+    for number in numbers.iter().filter(|number| number.ours().is_some()) {
+        let sign = match number.relation() {
+            Relation::Equal => "",
+            Relation::AtMost => "≤ ",
+            Relation::AtLeast => "≥ ",
+        };
+        let mark = if number.is_off() { " off" } else { "" };
+        shown.add_row([
+            number.id().to_owned(),
+            number.nic().to_owned(),
+            format!("{sign}{}", published(number.published())),
+            number.ours().map_or_else(String::new, plain),
+            number.unit().to_owned(),
+            number
+                .error()
+                .map_or_else(String::new, |e| format!("{:+.1} %{mark}", 100.0 * e)),
+            number.kind().map_or("", Kind::name).to_owned(),
+            number.from().unwrap_or_default().to_owned(),
+            number.place().to_owned(),
+        ]);
+    }
+    print(shown)?;
+    list(
+        "Off by more than their kind allows:",
+        numbers.iter().filter(|n| n.is_off()),
+    )?;
+    list(
+        "Without a number of ours:",
+        numbers.iter().filter(|n| n.ours().is_none()),
+    )?;
+    print(format_args!("\n{}", summary(numbers)))
+}
+
+/// A published number as it was printed.
+fn published(value: f64) -> String {
+    if value != 0.0 && value.abs() < 1e-3 {
+        format!("{value:.3e}")
+    } else {
+        value.to_string()
+    }
+}
+
+/// A number with as many digits as say something.
+fn plain(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e9 {
+        value.to_string()
+    } else if value.abs() >= 1e4 {
+        format!("{value:.1}")
+    } else if value.abs() < 1e-3 {
+        format!("{value:.3e}")
+    } else {
+        figure(value)
+    }
+}
+
+fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n Number>) -> Result<()> {
+    let mut lines = numbers.map(|number| {
+        let why = number.why().unwrap_or("the reason is not known");
+        format!(
+            "  {} ({} {}): {why}",
+            number.id(),
+            published(number.published()),
+            number.unit()
+        )
+    });
+    let Some(first) = lines.next() else {
+        return Ok(());
+    };
+    print(format_args!("\n{title}\n{first}"))?;
+    lines.try_for_each(print)
+}
+
+fn summary(numbers: &[Number]) -> String {
+    let of = |kind: Kind| {
+        let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
+        let (count, off) = of_kind.fold((0, 0), |(count, off), number| {
+            (count + 1, off + usize::from(number.is_off()))
+        });
+        format!("{count} {} ({off} off)", kind.name())
+    };
+    let absent = numbers.iter().filter(|n| n.ours().is_none()).count();
+    format!(
+        "{} published numbers: {}, {}, {}, {absent} without a number of ours",
+        numbers.len(),
+        of(Kind::Arithmetic),
+        of(Kind::Fitted),
+        of(Kind::Predicted),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_off_has_a_reason() {
+        for number in numbers() {
+            let silent = number.is_off() && number.why().is_none();
+            assert!(
+                !silent,
+                "{}: {:?} for {}",
+                number.id(),
+                number.ours(),
+                number.published()
+            );
+        }
+    }
+
+    #[test]
+    fn no_arithmetic_is_off() {
+        let numbers = numbers();
+        let arithmetic = numbers
+            .iter()
+            .filter(|n| n.kind() == Some(Kind::Arithmetic));
+        let off: Vec<_> = arithmetic
+            .clone()
+            .filter(|n| n.is_off())
+            .map(Number::id)
+            .collect();
+        assert_eq!(off, [""; 0]);
+        assert!(arithmetic.count() >= 70);
+    }
+
+    #[test]
+    fn what_is_absent_says_why() {
+        let vague: Vec<_> = numbers()
+            .iter()
+            .filter(|n| n.why() == Some("no model"))
+            .map(Number::id)
+            .collect();
+        assert_eq!(vague, [""; 0]);
+    }
+}

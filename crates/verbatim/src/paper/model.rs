@@ -1,0 +1,164 @@
+//! Numbers that the model's bounds give: rates of mixes, and what is made of them.
+
+use nicmodel::bounds::Resource;
+use nicmodel::mixes;
+use nicmodel::profile::{builtin, builtins};
+use nicmodel::published;
+use nicmodel::{Bounds, Load, Mix, Operation, Role, Transport, Verb, locks};
+
+use super::number::{Kind, Ours, Relation};
+
+/// The number of this id, if it is one of them.
+pub(super) fn number(id: &str) -> Option<Ours> {
+    rate(id)
+        .or_else(|| ratio(id))
+        .or_else(|| single_core(id))
+        .or_else(|| other(id))
+}
+
+fn model(value: f64, kind: Kind) -> Option<Ours> {
+    Some(Ours::new(value, kind, "model"))
+}
+
+/// Several names of one measurement: the rates are printed in text, tables and slides.
+fn same(id: &str) -> &str {
+    match id {
+        "seq_rpc_dma_limit" => "ud_send_batched_peak",
+        "seq_t3_rpc_opts" => "seq_rpc_batch_mq_6c",
+        "seq_atomics_slides" | "seq_atomics_slides_approx" => "seq_t3_atomics",
+        "ud_recv_regular" => "t5_cib_recv1",
+        "ud_recv_ho" => "t5_cib_recv0",
+        "ud_recv_cx3_regular_fn" => "t5_cx3_recv1",
+        "t5_cib_send0" => "ud_send_batched_ho_peak",
+        "t5_cib_send1" => "ud_send_batched_peak",
+        other => other,
+    }
+}
+
+/// A rate of one of the publications' mixes.
+fn rate(id: &str) -> Option<Ours> {
+    let id = same(id);
+    for profile in builtins() {
+        let mixes = mixes::all(profile);
+        let found = mixes
+            .iter()
+            .find(|named| named.published.is_some_and(|p| p.id == id));
+        if let Some(named) = found {
+            let bounds = Bounds::of(profile, &named.mix).ok()?;
+            return model(bounds.predicted_mops?, named.basis(profile)?.into());
+        }
+    }
+    None
+}
+
+fn mops(nic: &str, mix: &str) -> Option<f64> {
+    let profile = builtin(nic)?;
+    let named = mixes::get(profile, mix)?;
+    Bounds::of(profile, &named.mix).ok()?.predicted_mops
+}
+
+/// Gains, drops and ratios of rates.
+fn ratio(id: &str) -> Option<Ours> {
+    let cib = |mix| mops("cib", mix);
+    let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
+    let times = |fast, slow| Some(cib(fast)? / cib(slow)?);
+    let fitted = |value: Option<f64>| model(value?, Kind::Fitted);
+    let predicted = |value: Option<f64>| model(value?, Kind::Predicted);
+    match id {
+        "seq_speedup_50x" => fitted(times("sequencer-spec-s0", "sequencer-atomics")),
+        "seq_speedup_12_2x" => fitted(times("sequencer-rpc-batch-mq-1", "sequencer-atomics")),
+        "seq_intro_16pct" => {
+            let (rpc, best) = (cib("sequencer-rpc-batch-mq")?, cib("sequencer-spec-s0")?);
+            fitted(Some(100.0 * (1.0 - rpc / best)))
+        }
+        "seq_rpc_gap_to_limit" => {
+            let (rpc, limit) = (cib("sequencer-rpc-batch-mq")?, cib("ud-send-batch")?);
+            let gap = 100.0 * (1.0 - rpc / limit);
+            fitted(Some(gap)).map(|ours| ours.is(Relation::AtMost))
+        }
+        "best_vs_worst_throughput" => fitted(times("ud-send-header-only", "sequencer-atomics")),
+        "ud_send_ho_gain" => fitted(gain("ud-send-header-only", "ud-send-batch")),
+        "ud_recv_ho_gain" => fitted(gain("ud-recv-header-only", "ud-recv")),
+        "ud_send_batch_gain" => predicted(gain("ud-send-batch", "ud-send")),
+        "herd_gain_percore" => fitted(gain("herd-batch-1", "herd-1")),
+        "herd_gain_peak" => predicted(gain("herd-batch", "herd")),
+        "herd_vs_read_kv" => predicted(gain("herd-batch", "read-kv")),
+        "drtm_cib_put10" => {
+            let kept = times("drtm-put-10", "drtm-get")?;
+            predicted(Some(100.0 * (1.0 - kept)))
+        }
+        "drtm_cx3_put100" => predicted(Some(
+            100.0 * mops("cx3", "drtm-put")? / mops("cx3", "drtm-get")?,
+        )),
+        "contention_order" => {
+            let ratio = times("atomics-spread", "atomics-one");
+            fitted(ratio).map(|ours| ours.is(Relation::AtLeast))
+        }
+        // A host and a DPU with a third of its rate: the best split, and what it gains.
+        "dpu_bt_best_share" => predicted(dpu_share()),
+        "dpu_bt_gain_1m" => predicted(dpu_share().map(|share| 100.0 * (1.0 / (1.0 - share) - 1.0))),
+        _ => None,
+    }
+}
+
+/// The part of a range-partitioned tree at which host and DPU are busy alike.
+fn dpu_share() -> Option<f64> {
+    let host = published::get("dpu_bt_rpc_cpu_ratio")?.value;
+    Some(1.0 / (1.0 + host))
+}
+
+/// Figure 11b: one core that SENDs 60 bytes.
+fn single_core(id: &str) -> Option<Ours> {
+    let profile = builtin("cib")?;
+    let rate = |postlist, queue_pairs| {
+        let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
+        let load = Load::new(send, Role::Requester).in_postlists(postlist);
+        let mix = Mix::new(vec![load.on_queue_pairs(queue_pairs)]).on_cores(1);
+        Bounds::of(profile, &mix).ok()?.predicted_mops
+    };
+    match id {
+        "ud_send_1c_mq2_gain" => model(rate(16.0, 2)? / rate(16.0, 1)?, Kind::Predicted),
+        "ud_send_1c_mq4_gain_hi" | "fastest_vs_baseline" => {
+            model(rate(16.0, 4)? / rate(1.0, 1)?, Kind::Fitted)
+        }
+        "ud_send_1c_nobatch_mq_gain" => model(rate(1.0, 4)? / rate(1.0, 1)?, Kind::Predicted),
+        _ => None,
+    }
+}
+
+fn other(id: &str) -> Option<Ours> {
+    if let Some(nic) = id.strip_prefix("in_read_transition_") {
+        return model(read_transition(nic)?, Kind::Predicted);
+    }
+    let cib = builtin("cib")?;
+    match id {
+        "seq_atomics_pcie_latency" => model(
+            cib.atomics.lock_hold_ns.as_ref()?.value * 1e-3,
+            Kind::Fitted,
+        ),
+        "derived_atomics_page_aligned" => {
+            let slots = locks::used(cib, 1 << 20, 4096)?;
+            let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
+            let load = Load::new(atomic, Role::Responder).on_lock_slots(slots);
+            model(
+                Bounds::of(cib, &Mix::new(vec![load]))
+                    .ok()?
+                    .predicted_mops?,
+                Kind::Fitted,
+            )
+        }
+        _ => None,
+    }
+}
+
+/// The first power of two of bytes at which READs are bound by the link.
+fn read_transition(nic: &str) -> Option<f64> {
+    let profile = builtin(nic)?;
+    let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {
+        let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
+        let mix = Mix::new(vec![Load::new(read, Role::Responder)]);
+        let bounds = Bounds::of(profile, &mix);
+        bounds.is_ok_and(|bounds| bounds.bottleneck() == Some(Resource::LinkOut))
+    });
+    payload.map(f64::from)
+}

@@ -1,0 +1,261 @@
+//! A published number with ours beside it.
+
+use nicmodel::mixes::Basis;
+use nicmodel::published::Published;
+use serde::Serialize;
+
+/// How far our number is independent of the published one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Counting and adding up, from numbers of the profile that are published or derived.
+    Arithmetic,
+    /// A number of the profile was fitted to it, or to all that it is made of.
+    Fitted,
+    /// Nothing was fitted to it.
+    Predicted,
+}
+
+impl Kind {
+    /// The largest relative error that is not called off.
+    fn limit(self) -> f64 {
+        match self {
+            Kind::Arithmetic => 0.0,
+            Kind::Fitted => 0.03,
+            Kind::Predicted => 0.1,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Arithmetic => "arithmetic",
+            Kind::Fitted => "fitted",
+            Kind::Predicted => "predicted",
+        }
+    }
+}
+
+impl From<Basis> for Kind {
+    fn from(basis: Basis) -> Kind {
+        match basis {
+            Basis::Fitted => Kind::Fitted,
+            Basis::Predicted => Kind::Predicted,
+        }
+    }
+}
+
+/// What the published number says of the quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Relation {
+    /// It is the quantity.
+    Equal,
+    /// The quantity is no larger.
+    AtMost,
+    /// The quantity is no smaller.
+    AtLeast,
+}
+
+/// Our number.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ours {
+    pub(crate) value: f64,
+    pub(crate) kind: Kind,
+    pub(crate) relation: Relation,
+    /// What it comes from.
+    pub(crate) from: &'static str,
+}
+
+impl Ours {
+    pub(crate) fn new(value: f64, kind: Kind, from: &'static str) -> Ours {
+        let relation = Relation::Equal;
+        Ours {
+            value,
+            kind,
+            relation,
+            from,
+        }
+    }
+
+    pub(crate) fn arithmetic(value: f64) -> Ours {
+        Ours::new(value, Kind::Arithmetic, "profile")
+    }
+
+    pub(crate) fn is(self, relation: Relation) -> Ours {
+        Ours { relation, ..self }
+    }
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Number {
+    id: &'static str,
+    nic: &'static str,
+    published: f64,
+    unit: &'static str,
+    #[serde(rename = "where")]
+    place: &'static str,
+    ours: Option<f64>,
+    /// Ours over the published number, less one; 0 if a bound holds.
+    error: Option<f64>,
+    kind: Option<Kind>,
+    relation: Relation,
+    /// `profile`, `model` or `simulation`.
+    from: Option<&'static str>,
+    /// Whether the error is larger than its kind allows: nothing for arithmetic beyond the printed
+    /// digits, 3 % where fitted, 10 % where predicted.
+    off: bool,
+    /// Why it is off, or why there is no number of ours.
+    why: Option<&'static str>,
+}
+
+impl Number {
+    pub(crate) fn new(
+        published: &'static Published,
+        ours: Option<&Ours>,
+        why: Option<&'static str>,
+    ) -> Number {
+        let relation = ours.map_or(Relation::Equal, |ours| ours.relation);
+        let error = ours.map(|ours| error(published.value, ours));
+        let off = ours.zip(error).is_some_and(|(ours, error)| {
+            error.abs() > ours.kind.limit() && !rounds_to(ours.value, published.value)
+        });
+        Number {
+            id: published.id,
+            nic: published.nic,
+            published: published.value,
+            unit: published.unit,
+            place: published.place,
+            ours: ours.map(|ours| ours.value),
+            error,
+            kind: ours.map(|ours| ours.kind),
+            relation,
+            from: ours.map(|ours| ours.from),
+            off,
+            why: why.filter(|_| off || ours.is_none()),
+        }
+    }
+
+    pub(crate) fn id(&self) -> &'static str {
+        self.id
+    }
+
+    pub(crate) fn nic(&self) -> &'static str {
+        self.nic
+    }
+
+    pub(crate) fn unit(&self) -> &'static str {
+        self.unit
+    }
+
+    pub(crate) fn place(&self) -> &'static str {
+        self.place
+    }
+
+    pub(crate) fn published(&self) -> f64 {
+        self.published
+    }
+
+    pub(crate) fn ours(&self) -> Option<f64> {
+        self.ours
+    }
+
+    pub(crate) fn error(&self) -> Option<f64> {
+        self.error
+    }
+
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        self.kind
+    }
+
+    pub(crate) fn relation(&self) -> Relation {
+        self.relation
+    }
+
+    pub(crate) fn from(&self) -> Option<&'static str> {
+        self.from
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.off
+    }
+
+    pub(crate) fn why(&self) -> Option<&'static str> {
+        self.why
+    }
+}
+
+fn error(published: f64, ours: &Ours) -> f64 {
+    let holds = match ours.relation {
+        Relation::Equal => false,
+        Relation::AtMost => ours.value <= published,
+        Relation::AtLeast => ours.value >= published,
+    };
+    if holds || ours.value == published {
+        0.0
+    } else {
+        ours.value / published - 1.0
+    }
+}
+
+/// Whether `ours` is `printed` with as many decimals as are printed.
+fn rounds_to(ours: f64, printed: f64) -> bool {
+    let text = printed.to_string();
+    let decimals = text.split_once('.').map_or(0, |(_, digits)| digits.len());
+    let half = 0.5 * 0.1f64.powi(i32::try_from(decimals).unwrap_or(i32::MAX));
+    (ours - printed).abs() <= half * (1.0 + 1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(value: f64) -> &'static Published {
+        Box::leak(Box::new(Published {
+            id: "an_id",
+            nic: "CIB",
+            value,
+            unit: "M/s",
+            place: "nowhere",
+        }))
+    }
+
+    fn line(printed: f64, ours: Ours) -> Number {
+        Number::new(published(printed), Some(&ours), Some("because"))
+    }
+
+    #[test]
+    fn each_kind_has_its_limit() {
+        for (kind, right, wrong) in [
+            (Kind::Arithmetic, 100.4, 100.6),
+            (Kind::Fitted, 102.9, 103.1),
+            (Kind::Predicted, 90.1, 89.9),
+        ] {
+            let number = |value| line(100.0, Ours::new(value, kind, "model"));
+            assert!(!number(right).is_off(), "{kind:?}");
+            assert!(number(wrong).is_off(), "{kind:?}");
+            assert_eq!(number(right).why(), None);
+            assert_eq!(number(wrong).why(), Some("because"));
+        }
+    }
+
+    #[test]
+    fn printed_digits_decide_what_is_exact() {
+        assert!(rounds_to(13_443.28, 13_443.0) && !rounds_to(13_443.6, 13_443.0));
+        assert!(rounds_to(87.52, 87.5) && !rounds_to(87.56, 87.5));
+        assert!(!rounds_to(3e-10, 2.328_306_436_538_696_3e-10));
+    }
+
+    #[test]
+    fn bounds_hold_or_are_off() {
+        let at_most = |value| line(5.0, Ours::arithmetic(value).is(Relation::AtMost));
+        assert_eq!(
+            (at_most(3.3).error(), at_most(3.3).is_off()),
+            (Some(0.0), false)
+        );
+        assert!(at_most(5.6).is_off());
+        let at_least = |value| line(10.0, Ours::arithmetic(value).is(Relation::AtLeast));
+        assert!(!at_least(23.2).is_off() && at_least(9.0).is_off());
+        assert_eq!(line(0.0, Ours::arithmetic(0.0)).error(), Some(0.0));
+    }
+}
