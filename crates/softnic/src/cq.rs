@@ -28,6 +28,9 @@ const STARVING_POLLS: u32 = 4096;
 /// Unsignaled sends are looked for once in so many empty polls.
 const UNSIGNALED_POLLS: u32 = 64;
 
+/// Once in so many looks it is seen whether rings with nothing in them are over.
+const ENDED_TURNS: u32 = 64;
+
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct Channel {
     pub(crate) events: EventQueue<CqHandle>,
@@ -405,7 +408,7 @@ impl Cq {
                 .get_mut(place)
                 .filter(|r| r.qp().index == qp.index)
             {
-                side.receive(&mut sink, usize::MAX);
+                side.receive(&mut sink, usize::MAX, true);
             }
             let n = sink.len();
             if n == 0 {
@@ -429,22 +432,23 @@ impl CqState {
     fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let all = scan == usize::MAX || self.idle_polls % UNSIGNALED_POLLS == UNSIGNALED_POLLS - 1;
         self.turn = self.turn.wrapping_add(1);
+        let ended = scan == usize::MAX || self.turn.is_multiple_of(ENDED_TURNS);
         match self.turn % 16 {
             0 => {
                 self.far_sends(sink, scan, all)
                     | self.near_sends(sink, scan, all)
-                    | self.far_receives(sink, scan)
-                    | self.near_receives(sink, scan)
+                    | self.far_receives(sink, scan, ended)
+                    | self.near_receives(sink, scan, ended)
             }
             8 => {
-                self.far_receives(sink, scan)
+                self.far_receives(sink, scan, ended)
                     | self.far_sends(sink, scan, all)
-                    | self.near_receives(sink, scan)
+                    | self.near_receives(sink, scan, ended)
                     | self.near_sends(sink, scan, all)
             }
             _ => {
-                self.near_receives(sink, scan)
-                    | self.far_receives(sink, scan)
+                self.near_receives(sink, scan, ended)
+                    | self.far_receives(sink, scan, ended)
                     | self.near_sends(sink, scan, all)
                     | self.far_sends(sink, scan, all)
             }
@@ -452,14 +456,14 @@ impl CqState {
     }
 
     #[inline]
-    fn near_receives(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+    fn near_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.recv.len();
         let mut waiting = false;
         for i in 0..n.min(scan) {
             if sink.is_full() {
                 break;
             }
-            waiting |= self.recv[i].receive(sink, scan);
+            waiting |= self.recv[i].receive(sink, scan, ended);
             if sink.is_full() && n > 1 {
                 // The next poll starts with another one.
                 self.swap_receivers(0, (i + 1) % n);
@@ -469,7 +473,7 @@ impl CqState {
     }
 
     #[inline]
-    fn far_receives(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+    fn far_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.recv.len();
         let mut waiting = false;
         if n > scan {
@@ -479,7 +483,7 @@ impl CqState {
                 }
                 self.recv_cursor = next_cursor(self.recv_cursor, scan, n);
                 let before = sink.len();
-                waiting |= self.recv[self.recv_cursor].receive(sink, scan);
+                waiting |= self.recv[self.recv_cursor].receive(sink, scan, ended);
                 if sink.len() > before {
                     self.swap_receivers(self.recv_cursor, self.recv_cursor % scan);
                 }

@@ -3,13 +3,16 @@
 //!
 //! It is called through the process's FIFO, by a peer that has sent to an armed completion queue or that
 //! waits for this process; it watches a pidfd of every peer. While a deadline runs (a receiver that is not
-//! ready, a peer that does not answer) it looks every millisecond; otherwise it sleeps without limit.
+//! ready, a peer that does not answer), and shortly after, it looks every millisecond; otherwise it sleeps
+//! without limit.
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::keys::barrier;
 use crate::nic::Nic;
 
 /// How often the engine looks while a deadline runs.
@@ -17,6 +20,10 @@ const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 1_000_000,
 };
+
+/// Ticks in a row without a deadline until it sleeps without limit. What is kept back under load comes and goes,
+/// and calling a sleeping engine is a system call.
+const LINGER_TICKS: u32 = 16;
 
 /// Starts the engine's thread. Signals are left to the program's own threads.
 pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
@@ -30,7 +37,7 @@ pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
 }
 
 fn run(nic: &'static Nic) {
-    let mut waiting = false;
+    let mut idle_ticks = 0;
     loop {
         let peers = nic.fabric.opened_peers();
         let mut fds = vec![PollFd::new(nic.me().wake_fd(), PollFlags::IN)];
@@ -39,7 +46,7 @@ fn run(nic: &'static Nic) {
                 .iter()
                 .map(|p| PollFd::from_borrowed_fd(p.pidfd.as_fd(), PollFlags::IN)),
         );
-        let timeout = waiting.then_some(&TICK);
+        let timeout = nic.engine_ticks.load(Ordering::Relaxed).then_some(&TICK);
         match poll(&mut fds, timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
@@ -65,12 +72,31 @@ fn run(nic: &'static Nic) {
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
         nic.check_mail();
-        waiting = false;
-        for cq in nic.all_cqs() {
-            waiting |= cq.engine_progress();
+        if progress(nic) {
+            idle_ticks = 0;
+            nic.engine_ticks.store(true, Ordering::Relaxed);
+        } else if nic.engine_ticks.load(Ordering::Relaxed) {
+            idle_ticks += 1;
+            if idle_ticks >= LINGER_TICKS {
+                nic.engine_ticks.store(false, Ordering::Relaxed);
+                // SYNC POINT T: whoever kept a WR back and did not call because of the ticks did so before this,
+                // and it is found now; whoever does so later calls.
+                barrier::everywhere();
+                nic.engine_ticks.store(progress(nic), Ordering::Relaxed);
+                idle_ticks = 0;
+            }
         }
         nic.free_retired();
     }
+}
+
+/// Looks after every completion queue. True if a deadline runs.
+fn progress(nic: &'static Nic) -> bool {
+    let mut waiting = false;
+    for cq in nic.all_cqs() {
+        waiting |= cq.engine_progress();
+    }
+    waiting
 }
 
 /// Calls `f` when the process exits normally.

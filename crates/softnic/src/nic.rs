@@ -56,6 +56,8 @@ pub(crate) struct Nic {
     /// The mailbox's next slot, as the last reader of mail left it.
     mail_at: AtomicUsize,
     retired: Mutex<Vec<RetiredRing>>,
+    /// The engine looks every millisecond, called or not.
+    pub(crate) engine_ticks: AtomicBool,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -147,6 +149,7 @@ impl Nic {
             mail: SpinLock::new(0),
             mail_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
+            engine_ticks: AtomicBool::new(false),
         }));
         engine::start(nic).map_err(NicError::Engine)?;
         Ok(nic)
@@ -232,6 +235,15 @@ impl Nic {
     pub(crate) fn remove_cq(&self, index: usize) {
         if let Some(place) = lock(&self.cqs).get_mut(index) {
             *place = None;
+        }
+    }
+
+    /// Has the engine look soon: something was kept back, and perhaps nobody polls.
+    pub(crate) fn call_engine(&self) {
+        // SYNC POINT T: see `engine::run`.
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        if !self.engine_ticks.load(Ordering::Relaxed) {
+            self.me().wake();
         }
     }
 

@@ -83,10 +83,10 @@ impl RecvSide {
         self.local.clear();
     }
 
-    /// Makes completions of what has arrived, from at most `2 * scan` rings. True if a record waits for a
-    /// deadline.
+    /// Makes completions of what has arrived, from at most `2 * scan` rings; with `ended`, also sees which empty
+    /// rings are over. True if a record waits for a deadline.
     #[inline]
-    pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+    pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let state = self.qp.state();
         if state == QpState::Rtr || state == QpState::Rts {
             // The usual case, first.
@@ -103,9 +103,9 @@ impl RecvSide {
         // Every eighth time the rings behind the front come first, so that a busy one starves nobody.
         self.turn = self.turn.wrapping_add(1);
         let far_first = self.turn.is_multiple_of(8);
-        let mut waiting = far_first && self.receive_far(sink, scan);
-        waiting |= self.receive_near(sink, scan);
-        waiting |= !far_first && self.receive_far(sink, scan);
+        let mut waiting = far_first && self.receive_far(sink, scan, ended);
+        waiting |= self.receive_near(sink, scan, ended);
+        waiting |= !far_first && self.receive_far(sink, scan, ended);
         if self.rings.iter().any(|r| r.stopped) {
             self.remove_finished();
         }
@@ -113,14 +113,14 @@ impl RecvSide {
     }
 
     #[inline]
-    fn receive_near(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+    fn receive_near(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.rings.len();
         let mut waiting = false;
         for i in 0..n.min(scan) {
             if sink.is_full() {
                 break;
             }
-            waiting |= self.receive_from(i, sink);
+            waiting |= self.receive_from(i, sink, ended);
             if sink.is_full() && n > 1 {
                 // The next poll starts with another one.
                 self.rings.swap(0, (i + 1) % n);
@@ -130,7 +130,7 @@ impl RecvSide {
     }
 
     #[inline]
-    fn receive_far(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+    fn receive_far(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.rings.len();
         let mut waiting = false;
         if n > scan {
@@ -144,7 +144,7 @@ impl RecvSide {
                     self.cursor + 1
                 };
                 let (i, before) = (self.cursor, sink.len());
-                waiting |= self.receive_from(i, sink);
+                waiting |= self.receive_from(i, sink, ended);
                 if sink.len() > before {
                     self.rings.swap(i, i % scan);
                 }
@@ -194,7 +194,7 @@ impl RecvSide {
     }
 
     #[inline]
-    fn receive_from(&mut self, i: usize, sink: &mut WcSink<'_>) -> bool {
+    fn receive_from(&mut self, i: usize, sink: &mut WcSink<'_>, ended: bool) -> bool {
         let Some(ring) = self.rings.get_mut(i) else {
             return false;
         };
@@ -211,7 +211,11 @@ impl RecvSide {
                 Ok(Some(record)) => record,
                 Ok(None) => {
                     if rq.is_none() {
-                        Self::idle(ring);
+                        ring.consumer.release();
+                        if ended {
+                            Self::idle(ring);
+                        }
+                        return waiting;
                     }
                     break;
                 }
@@ -278,7 +282,7 @@ impl RecvSide {
     }
 
     /// A ring with nothing in it: is it over?
-    #[inline]
+    #[cold]
     fn idle(ring: &mut Inbound) {
         let over = ring.peer.is_dead()
             || ring
@@ -286,9 +290,6 @@ impl RecvSide {
                 .is_some_and(|h| h.closed.load(Ordering::Acquire) != RING_OPEN);
         if over && matches!(ring.consumer.peek(), Ok(None)) {
             ring.stopped = true;
-        }
-        if ring.consumer.unreleased() != 0 {
-            ring.consumer.release();
         }
     }
 

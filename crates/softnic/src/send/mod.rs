@@ -187,7 +187,10 @@ struct Deferred {
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
     seq: u64,
+    /// When it was first tried again.
     since: Option<u64>,
+    /// How long it has waited, in nanoseconds, when the receiver is woken next.
+    wake_after: u64,
     ah: Option<Arc<Ah>>,
 }
 
@@ -457,7 +460,7 @@ unsafe fn post_list(
     }
     if !held_back && !sq.deferred.is_empty() {
         // The engine tries it again even if nobody polls.
-        qp.nic.me().wake();
+        qp.nic.call_engine();
     }
     result
 }
@@ -638,6 +641,7 @@ unsafe fn defer(
         inline: bytes,
         seq,
         since: None,
+        wake_after: UNRELIABLE_WAKE_NS,
         ah,
     });
 }

@@ -5,6 +5,10 @@ use super::*;
 /// How long an unreliable message waits for room at a live receiver until it is dropped.
 pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
 
+/// How long it waits until the receiver's engine is woken for the first time: a receiver that polls has made
+/// room long before, and a wake-up is a system call here and a second taker of its completion queue there.
+pub(super) const UNRELIABLE_WAKE_NS: u64 = 100_000;
+
 /// Makes completions of what has been done. True if something waits for a deadline.
 pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let mut sq = qp.sq.lock();
@@ -158,8 +162,12 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         let mut outcome = execute(qp, sq, &view);
         if matches!(outcome, Outcome::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();
-            if now - *d.since.get_or_insert(now) >= UNRELIABLE_WAIT_NS {
+            let waited = now - *d.since.get_or_insert(now);
+            if waited >= UNRELIABLE_WAIT_NS {
                 outcome = Outcome::Done(0);
+            } else if waited >= d.wake_after {
+                d.wake_after = 2 * waited;
+                wake_receiver(qp, sq, &d);
             }
         }
         if matches!(outcome, Outcome::Later) {
@@ -184,11 +192,21 @@ pub(crate) fn wake_debtor(qp: &Qp) {
         return;
     }
     let Some(sq) = qp.sq.try_lock() else { return };
+    if let Some(d) = sq.deferred.front() {
+        wake_receiver(qp, &sq, d);
+    } else if let Some(out) = &sq.out
+        && !sq.pending.is_empty()
+    {
+        out.peer.wake();
+    }
+}
+
+/// Wakes the engine of the process that a WR is for.
+#[cold]
+fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
     if let Some(out) = &sq.out {
-        if !sq.pending.is_empty() || !sq.deferred.is_empty() {
-            out.peer.wake();
-        }
-    } else if let Some(d) = sq.deferred.front() {
+        out.peer.wake();
+    } else if qp.qp_type == QpType::Ud {
         // SAFETY: the union's member for UD; a plain integer.
         let qpn = unsafe { d.wr.wr.ud.remote_qpn };
         if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_BITS) {

@@ -56,7 +56,6 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
         Ok(true) => {}
         Ok(false) => {
             ring.publish(qp.nic);
-            ring.peer.wake();
             return Outcome::Later;
         }
         Err(_) => return Outcome::Done(len),
