@@ -17,7 +17,7 @@ use crate::fabric::layout::*;
 use crate::keys::barrier;
 use crate::nic::Nic;
 use crate::qp::Qp;
-use crate::recv::RecvSide;
+use crate::recv::{RecvSide, round_robin};
 use crate::sync::SpinLock;
 
 /// Queue pairs that are looked at in each poll, from the front and from the cursor.
@@ -89,6 +89,9 @@ pub(crate) struct CqState {
     buffer: VecDeque<ibv_wc>,
     recv: Vec<RecvSide>,
     send: Vec<Arc<Qp>>,
+    /// The one near the front that is looked at first.
+    recv_start: usize,
+    send_start: usize,
     recv_cursor: usize,
     send_cursor: usize,
     idle_polls: u32,
@@ -146,6 +149,8 @@ impl Cq {
                 buffer: VecDeque::new(),
                 recv: Vec::new(),
                 send: Vec::new(),
+                recv_start: 0,
+                send_start: 0,
                 recv_cursor: 0,
                 send_cursor: 0,
                 idle_polls: 0,
@@ -457,17 +462,15 @@ impl CqState {
 
     #[inline]
     fn near_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
-        let n = self.recv.len();
+        let near = self.recv.len().min(scan);
         let mut waiting = false;
-        for i in 0..n.min(scan) {
+        for i in round_robin(self.recv_start, near) {
             if sink.is_full() {
                 break;
             }
             waiting |= self.recv[i].receive(sink, scan, ended);
-            if sink.is_full() && n > 1 {
-                // The next poll starts with another one.
-                self.swap_receivers(0, (i + 1) % n);
-            }
+            // Where a poll had to stop, the next one starts with the one behind.
+            self.recv_start = if sink.is_full() { i + 1 } else { 0 };
         }
         waiting
     }
@@ -494,16 +497,14 @@ impl CqState {
 
     #[inline]
     fn near_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
-        let n = self.send.len();
+        let near = self.send.len().min(scan);
         let mut waiting = false;
-        for i in 0..n.min(scan) {
+        for i in round_robin(self.send_start, near) {
             if sink.is_full() {
                 break;
             }
             waiting |= self.send[i].poll_sends(sink, all);
-            if sink.is_full() && n > 1 {
-                self.swap_senders(0, (i + 1) % n);
-            }
+            self.send_start = if sink.is_full() { i + 1 } else { 0 };
         }
         waiting
     }

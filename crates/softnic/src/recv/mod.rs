@@ -36,6 +36,8 @@ const RNR_RETRY_FOREVER: u32 = 7;
 pub(crate) struct RecvSide {
     qp: Arc<Qp>,
     rings: Vec<Inbound>,
+    /// The ring near the front that is looked at first.
+    start: usize,
     cursor: usize,
     turn: u32,
     local: RegionCache,
@@ -60,6 +62,7 @@ impl RecvSide {
         Self {
             qp,
             rings: Vec::new(),
+            start: 0,
             cursor: 0,
             turn: 0,
             local: RegionCache::new(),
@@ -114,17 +117,15 @@ impl RecvSide {
 
     #[inline]
     fn receive_near(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
-        let n = self.rings.len();
+        let near = self.rings.len().min(scan);
         let mut waiting = false;
-        for i in 0..n.min(scan) {
+        for i in round_robin(self.start, near) {
             if sink.is_full() {
                 break;
             }
             waiting |= self.receive_from(i, sink, ended);
-            if sink.is_full() && n > 1 {
-                // The next poll starts with another one.
-                self.rings.swap(0, (i + 1) % n);
-            }
+            // Where a poll had to stop, the next one starts with the one behind.
+            self.start = if sink.is_full() { i + 1 } else { 0 };
         }
         waiting
     }
@@ -320,6 +321,13 @@ impl RecvSide {
         }
         true
     }
+}
+
+/// All indices below `n` once, from `start` on and then from 0.
+#[inline]
+pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize> {
+    let start = if start < n { start } else { 0 };
+    (start..n).chain(0..start)
 }
 
 /// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).
