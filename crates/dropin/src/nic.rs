@@ -1,8 +1,44 @@
-//! The verbs, handed to the software NIC.
+//! The verbs, handed to the software NIC, through the tap if it is on.
 
 use std::ffi::c_int;
+use std::sync::OnceLock;
 
-use verbs_abi::{for_each_later_symbol, for_each_symbol};
+use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
+
+/// The software NIC, for the tap.
+struct SoftNic;
+
+impl tap::Provider for SoftNic {
+    const NAME: &'static str = "softnic";
+    const PROCESS_SHIFT: Option<u32> = Some(softnic::PROCESS_SHIFT);
+
+    fn symbols() -> &'static Symbols {
+        softnic::symbols()
+    }
+
+    fn later_symbols() -> Option<&'static LaterSymbols> {
+        Some(softnic::later_symbols())
+    }
+}
+
+fn symbols() -> &'static Symbols {
+    static TAPPED: OnceLock<Symbols> = OnceLock::new();
+    if tap::is_on() {
+        TAPPED.get_or_init(tap::symbols::<SoftNic>)
+    } else {
+        softnic::symbols()
+    }
+}
+
+fn later_symbols() -> &'static LaterSymbols {
+    static TAPPED: OnceLock<Option<LaterSymbols>> = OnceLock::new();
+    let tapped = if tap::is_on() {
+        TAPPED.get_or_init(tap::later_symbols::<SoftNic>).as_ref()
+    } else {
+        None
+    };
+    tapped.unwrap_or_else(softnic::later_symbols)
+}
 
 /// Defines each function of a table as a call of the software NIC's.
 macro_rules! hand_over {
@@ -18,11 +54,11 @@ macro_rules! hand_over {
 }
 
 macro_rules! hand_over_first {
-    ($( $all:tt )*) => { hand_over! { softnic::symbols: $( $all )* } };
+    ($( $all:tt )*) => { hand_over! { symbols: $( $all )* } };
 }
 
 macro_rules! hand_over_later {
-    ($( $all:tt )*) => { hand_over! { softnic::later_symbols: $( $all )* } };
+    ($( $all:tt )*) => { hand_over! { later_symbols: $( $all )* } };
 }
 
 /// The functions of libibverbs 1.0 and 1.1.

@@ -27,6 +27,9 @@ pub struct OperationProfile {
     pub version: u32,
     /// What was observed, such as a command line.
     pub program: String,
+    /// Its process; 0 if there is none.
+    #[serde(default)]
+    pub pid: u32,
     /// From the first verb to the last, in ns.
     pub duration_ns: u64,
     /// False if the program ended without saying so: what it did is here up to its end.
@@ -39,6 +42,9 @@ pub struct OperationProfile {
     pub peers: u32,
     /// Its registered memory.
     pub memory: Memory,
+    /// What is not in the counts, in words.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// A thread that used verbs.
@@ -85,6 +91,46 @@ pub struct QueuePair {
     pub adjacent_reads: u64,
     /// Atomics by the low [`SLOT_BITS`] bits of their address.
     pub atomic_slots: Vec<SlotCount>,
+    /// Lengths of its postlists.
+    #[serde(default)]
+    pub postlist_lengths: Vec<Lengths>,
+    /// RECVs that were posted to it; those of a shared receive queue are not.
+    #[serde(default)]
+    pub recvs: Recvs,
+    /// Room in its send queue; 0 if that is not known.
+    #[serde(default)]
+    pub max_send_wr: u32,
+    /// Most bytes that it takes inline.
+    #[serde(default)]
+    pub max_inline_data: u32,
+    /// Work requests that were refused, mostly for lack of room in the send queue.
+    #[serde(default)]
+    pub refused: u64,
+    /// Completions with an error.
+    #[serde(default)]
+    pub failed: u64,
+}
+
+/// Postlists of similar length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lengths {
+    /// Work requests in the longest; more than half as many in the shortest.
+    pub at_most: u64,
+    /// Postlists of such length.
+    pub count: u64,
+}
+
+/// RECVs that were posted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recvs {
+    /// Calls that posted some.
+    pub postlists: u64,
+    /// RECVs.
+    pub count: u64,
+    /// Room in them.
+    pub bytes: u64,
 }
 
 /// Operations of one kind.
@@ -289,6 +335,12 @@ impl QueuePair {
             mean_outstanding: 0.0,
             adjacent_reads: 0,
             atomic_slots: Vec::new(),
+            postlist_lengths: Vec::new(),
+            recvs: Recvs::default(),
+            max_send_wr: 0,
+            max_inline_data: 0,
+            refused: 0,
+            failed: 0,
         }
     }
 

@@ -96,6 +96,9 @@ mod sync;
 pub use abi::{later_symbols, symbols};
 #[cfg(not(loom))]
 pub use fabric::FabricError;
+/// How far a QP number is shifted right to tell the process that has the queue pair.
+#[cfg(not(loom))]
+pub const PROCESS_SHIFT: u32 = fabric::layout::QP_BITS;
 #[cfg(not(loom))]
 pub use mem::{SharedMemory, alloc_shared};
 #[cfg(not(loom))]

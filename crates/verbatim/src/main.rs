@@ -9,6 +9,7 @@
 mod args;
 mod bench;
 mod devices;
+mod ledger;
 mod model;
 mod output;
 mod paper;
@@ -64,6 +65,8 @@ enum Outcome {
     Done,
     /// Exit status 1: it ran, and the answer is no.
     No,
+    /// The exit status of the program that it ran.
+    Exit(u8),
 }
 
 fn main() -> ExitCode {
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::No) => ExitCode::from(1),
+        Ok(Outcome::Exit(code)) => ExitCode::from(code),
         // Whoever read the results has enough of them.
         Err(err) if err.is::<StdoutClosed>() => ExitCode::SUCCESS,
         Err(err) => {

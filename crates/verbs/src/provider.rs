@@ -7,7 +7,8 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use verbs_abi::{Symbols, for_each_symbol};
+use tap::Provider as _;
+use verbs_abi::{LaterSymbols, Symbols, for_each_symbol};
 
 use crate::capabilities::Capabilities;
 use crate::device::Device;
@@ -62,23 +63,24 @@ impl Provider {
     }
 
     /// The software NIC inside this process: always there, the default.
+    ///
+    /// What is done with it is counted if the [tap](tap::is_on) is on, as with every provider.
     pub fn softnic() -> Self {
+        static TAPPED: OnceLock<Symbols> = OnceLock::new();
         Self {
-            name: "softnic",
-            symbols: softnic::symbols(),
+            name: SoftNic::NAME,
+            symbols: tapped_if_on::<SoftNic>(&TAPPED),
         }
     }
 
     /// The machine's own libibverbs: real NICs and the kernel's Soft-RoCE. Opened on first use, for good.
     pub fn system() -> Result<Self, ProviderError> {
-        static SYSTEM: OnceLock<Result<Symbols, ProviderError>> = OnceLock::new();
-        match SYSTEM.get_or_init(load_system) {
-            Ok(symbols) => Ok(Self {
-                name: "system",
-                symbols,
-            }),
-            Err(e) => Err(e.clone()),
-        }
+        static TAPPED: OnceLock<Symbols> = OnceLock::new();
+        system_symbols()?;
+        Ok(Self {
+            name: System::NAME,
+            symbols: tapped_if_on::<System>(&TAPPED),
+        })
     }
 
     /// The provider of that name.
@@ -131,6 +133,56 @@ impl Provider {
     pub(crate) fn symbols(&self) -> &'static Symbols {
         self.symbols
     }
+}
+
+/// The software NIC, for the tap.
+struct SoftNic;
+
+impl tap::Provider for SoftNic {
+    const NAME: &'static str = "softnic";
+    const PROCESS_SHIFT: Option<u32> = Some(softnic::PROCESS_SHIFT);
+
+    fn symbols() -> &'static Symbols {
+        softnic::symbols()
+    }
+
+    fn later_symbols() -> Option<&'static LaterSymbols> {
+        Some(softnic::later_symbols())
+    }
+}
+
+/// The machine's libibverbs, for the tap. To be used once [`system_symbols`] has answered with a table.
+struct System;
+
+impl tap::Provider for System {
+    const NAME: &'static str = "system";
+    const PROCESS_SHIFT: Option<u32> = None;
+
+    fn symbols() -> &'static Symbols {
+        system_symbols().expect("it was loaded before it was tapped")
+    }
+
+    fn later_symbols() -> Option<&'static LaterSymbols> {
+        None
+    }
+}
+
+/// A provider's table, or the tap's over it.
+fn tapped_if_on<P: tap::Provider>(tapped: &'static OnceLock<Symbols>) -> &'static Symbols {
+    if tap::is_on() {
+        tapped.get_or_init(tap::symbols::<P>)
+    } else {
+        P::symbols()
+    }
+}
+
+/// The machine's libibverbs, loaded once.
+fn system_symbols() -> Result<&'static Symbols, ProviderError> {
+    static SYSTEM: OnceLock<Result<Symbols, ProviderError>> = OnceLock::new();
+    SYSTEM
+        .get_or_init(load_system)
+        .as_ref()
+        .map_err(Clone::clone)
 }
 
 impl fmt::Debug for Provider {

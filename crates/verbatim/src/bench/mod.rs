@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::Outcome;
 use crate::args;
+use crate::ledger::LedgerArgs;
 use crate::output::figure;
 
 /// Arguments of `verbatim bench`.
@@ -27,6 +28,8 @@ use crate::output::figure;
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
+    #[command(flatten)]
+    ledger: LedgerArgs,
 }
 
 #[derive(Subcommand)]
@@ -74,6 +77,9 @@ enum What {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
+    if let Some(outcome) = args.ledger.record_self()? {
+        return Ok(outcome);
+    }
     match args.what {
         What::Peers(args) => peers::run(args),
         What::Providers(args) => providers::run(&args),

@@ -1,20 +1,21 @@
 //! `verbatim run`: an unmodified program on the software NIC.
 //!
 //! The program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and replaces this process: its
-//! signals, its standard streams and its exit status are its own.
+//! signals, its standard streams and its exit status are its own. With `--ledger` this process waits for it instead.
 
 mod library;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::Outcome;
 use crate::args::LinkLayerArgs;
+use crate::ledger;
 
 /// Arguments of `verbatim run`.
 #[derive(clap::Args)]
@@ -25,6 +26,9 @@ pub(crate) struct Args {
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
+    /// Count what its verbs do, in all its processes, and write it to FILE (see `verbatim explain`)
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<PathBuf>,
     /// The program and its arguments; `--` before it keeps its own flags apart
     #[arg(
         required = true,
@@ -41,6 +45,7 @@ Examples:
   verbatim run -- ib_write_bw                     a server, and in another terminal:
   verbatim run -- ib_write_bw 127.0.0.1           its client
   verbatim run --link-layer ib -- ibv_rc_pingpong
+  verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
 
 Exit status: the program's; 2 when it could not be run.";
 
@@ -49,7 +54,7 @@ const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// Names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
-/// Runs the command. Returns only when the program could not be run.
+/// Runs the command. Without a ledger it returns only when the program could not be run.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let (program, rest) = match &args.command[..] {
         [program, rest @ ..] if !program.is_empty() => (program, rest),
@@ -63,6 +68,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         .envs(args.link_layer.variable());
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
+    }
+    if let Some(file) = &args.ledger {
+        return ledger::record(file, command, &ledger::words(&args.command));
     }
     let err = command.exec();
     let hint = if err.kind() == io::ErrorKind::NotFound {

@@ -12,6 +12,7 @@ use verbs::Context;
 
 use crate::Outcome;
 use crate::args::{NicArgs, PortArgs};
+use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim sequencer`.
 #[derive(clap::Args)]
@@ -22,6 +23,8 @@ pub(crate) struct Args {
     part: Option<Part>,
     #[command(flatten)]
     ladder: ladder::Args,
+    #[command(flatten)]
+    ledger: LedgerArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -52,6 +55,9 @@ enum Part {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
+    if let Some(outcome) = args.ledger.record_self()? {
+        return Ok(outcome);
+    }
     match args.part {
         Some(Part::Serve(args)) => serve::run(args),
         Some(Part::Client(args)) => client::run(args),

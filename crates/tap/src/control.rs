@@ -1,0 +1,496 @@
+//! The functions that make and destroy objects, with the tap's books behind them.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+
+use verbs_abi::*;
+
+use crate::objects::{CONTEXTS, CQS, Context, Cq, QPS, Qp, SRQS, Srq, key_of, qp_key, registry};
+use crate::{Provider, data_path, extended, memory, session};
+
+/// Machines behind address handles.
+static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
+
+/// What tells a machine from others: its address, or the process where processes stand for machines.
+fn machine(context: &Context, to: &ibv_ah_attr, qpn: u32) -> u64 {
+    if let Some(shift) = context.process_shift {
+        return u64::from(qpn >> shift) + 1;
+    }
+    address(to)
+}
+
+fn address(to: &ibv_ah_attr) -> u64 {
+    let mut hash = DefaultHasher::new();
+    if to.is_global != 0 {
+        // SAFETY: any bytes are a GID.
+        unsafe { to.grh.dgid.raw }.hash(&mut hash);
+    } else {
+        to.dlid.hash(&mut hash);
+    }
+    hash.finish()
+}
+
+/// The machine that a datagram goes to.
+pub(crate) fn machine_of_datagram(context: &Context, ah: *mut ibv_ah, qpn: u32) -> u64 {
+    if let Some(shift) = context.process_shift {
+        return u64::from(qpn >> shift) + 1;
+    }
+    let machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = machines.as_ref().and_then(|known| known.get(&ah.addr()));
+    known.copied().unwrap_or(1)
+}
+
+/// Notes where an address handle leads.
+fn enter_address(ah: *mut ibv_ah, machine: u64) {
+    let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    machines.get_or_insert_default().insert(ah.addr(), machine);
+}
+
+/// Counts what is done with a device that was just opened.
+///
+/// # Safety
+/// `handle` is a context that the provider has just returned and nobody else has seen.
+unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
+    // Another open of the same device may give the same context.
+    if handle.is_null() || CONTEXTS.find(key_of(handle)).is_some() {
+        return;
+    }
+    let Some(session) = session::current(P::NAME) else {
+        return;
+    };
+    // SAFETY: contract of this function; the extended operations are where the context says.
+    unsafe {
+        let extended = verbs_get_ctx(handle);
+        let own = extended.as_ref();
+        let context: &'static Context = Box::leak(Box::new(Context {
+            ops: (*handle).ops,
+            create_qp_ex: own.and_then(|own| own.create_qp_ex),
+            create_cq_ex: own.and_then(|own| own.create_cq_ex),
+            create_srq_ex: own.and_then(|own| own.create_srq_ex),
+            session,
+            process_shift: P::PROCESS_SHIFT,
+        }));
+        let _one = registry();
+        if !CONTEXTS.insert(key_of(handle), context) {
+            return;
+        }
+        data_path::install(&mut (*handle).ops);
+        if let Some(all) = extended.as_mut() {
+            all.create_qp_ex = context.create_qp_ex.and(Some(create_qp_ex));
+            all.create_cq_ex = context.create_cq_ex.and(Some(create_cq_ex));
+            all.create_srq_ex = context.create_srq_ex.and(Some(create_srq_ex));
+        }
+    }
+}
+
+/// Enters a queue pair that was just created.
+///
+/// # Safety
+/// `handle` is NULL or a new queue pair.
+unsafe fn created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bool) -> *mut ibv_qp {
+    // SAFETY: contract of this function.
+    let Some(qp) = (unsafe { handle.as_ref() }) else {
+        return handle;
+    };
+    if let Some(context) = CONTEXTS.find(key_of(qp.context)) {
+        let new = Box::leak(Box::new(Qp::new(context, qp, cap, sq_sig_all)));
+        let _one = registry();
+        QPS.remove(qp_key(qp.context, qp.qp_num));
+        QPS.insert(qp_key(qp.context, qp.qp_num), new);
+    }
+    handle
+}
+
+/// Enters a completion queue that was just created.
+///
+/// # Safety
+/// `handle` is NULL or a new completion queue.
+unsafe fn created_cq(handle: *mut ibv_cq) -> Option<&'static Cq> {
+    // SAFETY: contract of this function.
+    let cq = unsafe { handle.as_ref() }?;
+    let context = CONTEXTS.find(key_of(cq.context))?;
+    let new: &'static Cq = Box::leak(Box::new(Cq::new(context, cq.context, cq.cqe)));
+    let _one = registry();
+    CQS.remove(key_of(handle));
+    CQS.insert(key_of(handle), new).then_some(new)
+}
+
+/// Enters a shared receive queue that was just created.
+///
+/// # Safety
+/// `handle` is NULL or a new shared receive queue.
+unsafe fn created_srq(handle: *mut ibv_srq) -> *mut ibv_srq {
+    // SAFETY: contract of this function.
+    let Some(srq) = (unsafe { handle.as_ref() }) else {
+        return handle;
+    };
+    if let Some(context) = CONTEXTS.find(key_of(srq.context)) {
+        let new = Box::leak(Box::new(Srq::new(context)));
+        let _one = registry();
+        SRQS.remove(key_of(handle));
+        SRQS.insert(key_of(handle), new);
+    }
+    handle
+}
+
+unsafe extern "C" fn create_qp_ex(
+    handle: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    let own = CONTEXTS
+        .find(key_of(handle))
+        .and_then(|own| own.create_qp_ex);
+    // SAFETY: `ibv_create_qp_ex(3)`, the caller's promise; the attributes hold what was granted afterwards.
+    unsafe {
+        let Some(create) = own else {
+            return refuse();
+        };
+        let qp = create(handle, init);
+        let Some(init) = init.as_ref().filter(|_| !qp.is_null()) else {
+            return qp;
+        };
+        created_qp(qp, init.cap, init.sq_sig_all != 0);
+        let extended = init.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        if let Some(known) = QPS
+            .find(qp_key((*qp).context, (*qp).qp_num))
+            .filter(|_| extended)
+        {
+            // A queue pair with these operations is the first field of an extended one (`verbs.h`).
+            extended::install_post(known, &mut *qp.cast());
+        }
+        qp
+    }
+}
+
+unsafe extern "C" fn create_cq_ex(
+    handle: *mut ibv_context,
+    init: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    let own = CONTEXTS
+        .find(key_of(handle))
+        .and_then(|own| own.create_cq_ex);
+    // SAFETY: `ibv_create_cq_ex(3)`, the caller's promise.
+    unsafe {
+        let Some(create) = own else {
+            return refuse();
+        };
+        let cq = create(handle, init);
+        if let Some(known) = created_cq(cq.cast()) {
+            let wc_flags = init.as_ref().map_or(0, |init| init.wc_flags);
+            extended::install_poll(known, &mut *cq, wc_flags);
+        }
+        cq
+    }
+}
+
+unsafe extern "C" fn create_srq_ex(
+    handle: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    let own = CONTEXTS
+        .find(key_of(handle))
+        .and_then(|own| own.create_srq_ex);
+    // SAFETY: `ibv_create_srq_ex(3)`, the caller's promise.
+    unsafe {
+        match own {
+            Some(create) => created_srq(create(handle, init)),
+            None => refuse(),
+        }
+    }
+}
+
+/// What the header's functions answer where a provider lacks an operation.
+fn refuse<T>() -> *mut T {
+    // SAFETY: glibc's errno of this thread.
+    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+    std::ptr::null_mut()
+}
+
+/// Notes a region that was just registered.
+///
+/// # Safety
+/// `mr` is NULL or a new region.
+unsafe fn registered(mr: *mut ibv_mr) -> *mut ibv_mr {
+    // SAFETY: contract of this function.
+    if let Some(region) = unsafe { mr.as_ref() }
+        && let Some(context) = CONTEXTS.find(key_of(region.context))
+    {
+        let (addr, len) = (region.addr.addr(), region.length);
+        memory::registered(context.session, mr.addr(), addr, len);
+    }
+    mr
+}
+
+/// The provider's table with the tap's functions in it.
+pub(crate) fn symbols<P: Provider>() -> Symbols {
+    Symbols {
+        ibv_open_device: open_device::<P>,
+        ibv_reg_mr: reg_mr::<P>,
+        ibv_rereg_mr: rereg_mr::<P>,
+        ibv_dereg_mr: dereg_mr::<P>,
+        ibv_create_cq: create_cq::<P>,
+        ibv_destroy_cq: destroy_cq::<P>,
+        ibv_create_srq: create_srq::<P>,
+        ibv_destroy_srq: destroy_srq::<P>,
+        ibv_create_qp: create_qp::<P>,
+        ibv_modify_qp: modify_qp::<P>,
+        ibv_destroy_qp: destroy_qp::<P>,
+        ibv_create_ah: create_ah::<P>,
+        ibv_create_ah_from_wc: create_ah_from_wc::<P>,
+        ..*P::symbols()
+    }
+}
+
+/// The same for the functions that came later.
+pub(crate) fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
+    Some(LaterSymbols {
+        ibv_reg_mr_iova: reg_mr_iova::<P>,
+        ibv_reg_mr_iova2: reg_mr_iova2::<P>,
+        ibv_import_device: import_device::<P>,
+        ..*P::later_symbols()?
+    })
+}
+
+unsafe extern "C" fn open_device<P: Provider>(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: `ibv_open_device(3)`, the caller's promise, here and in all functions below.
+    unsafe {
+        let context = (P::symbols().ibv_open_device)(device);
+        opened::<P>(context);
+        context
+    }
+}
+
+unsafe extern "C" fn import_device<P: Provider>(cmd_fd: c_int) -> *mut ibv_context {
+    let Some(later) = P::later_symbols() else {
+        return refuse();
+    };
+    // SAFETY: as above.
+    unsafe {
+        let context = (later.ibv_import_device)(cmd_fd);
+        opened::<P>(context);
+        context
+    }
+}
+
+unsafe extern "C" fn reg_mr<P: Provider>(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as above.
+    unsafe { registered((P::symbols().ibv_reg_mr)(pd, addr, length, access)) }
+}
+
+unsafe extern "C" fn reg_mr_iova<P: Provider>(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    let Some(later) = P::later_symbols() else {
+        return refuse();
+    };
+    // SAFETY: as above.
+    unsafe { registered((later.ibv_reg_mr_iova)(pd, addr, length, iova, access)) }
+}
+
+unsafe extern "C" fn reg_mr_iova2<P: Provider>(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let Some(later) = P::later_symbols() else {
+        return refuse();
+    };
+    // SAFETY: as above.
+    unsafe { registered((later.ibv_reg_mr_iova2)(pd, addr, length, iova, access)) }
+}
+
+unsafe extern "C" fn rereg_mr<P: Provider>(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // SAFETY: as above; the region is live whatever came of it.
+    unsafe {
+        let result = (P::symbols().ibv_rereg_mr)(mr, flags, pd, addr, length, access);
+        if result == 0 {
+            registered(mr);
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn dereg_mr<P: Provider>(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: as above; the handle is read before it is gone.
+    unsafe {
+        let context = mr.as_ref().and_then(|mr| CONTEXTS.find(key_of(mr.context)));
+        let handle = mr.addr();
+        let result = (P::symbols().ibv_dereg_mr)(mr);
+        if let Some(context) = context.filter(|_| result == 0) {
+            memory::deregistered(context.session, handle);
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn create_cq<P: Provider>(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: as above.
+    unsafe {
+        let cq = (P::symbols().ibv_create_cq)(context, cqe, cq_context, channel, comp_vector);
+        created_cq(cq);
+        cq
+    }
+}
+
+unsafe extern "C" fn destroy_cq<P: Provider>(cq: *mut ibv_cq) -> c_int {
+    let known = CQS.find(key_of(cq));
+    // Before it is gone: its address may come back at once.
+    let forget = || {
+        let _one = registry();
+        CQS.remove(key_of(cq));
+    };
+    forget();
+    // SAFETY: as above.
+    let result = unsafe { (P::symbols().ibv_destroy_cq)(cq) };
+    if let Some(known) = known.filter(|_| result != 0) {
+        let _one = registry();
+        CQS.insert(key_of(cq), known);
+    }
+    result
+}
+
+unsafe extern "C" fn create_srq<P: Provider>(
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    // SAFETY: as above.
+    unsafe { created_srq((P::symbols().ibv_create_srq)(pd, init)) }
+}
+
+unsafe extern "C" fn destroy_srq<P: Provider>(srq: *mut ibv_srq) -> c_int {
+    let known = SRQS.find(key_of(srq));
+    {
+        let _one = registry();
+        SRQS.remove(key_of(srq));
+    }
+    // SAFETY: as above.
+    let result = unsafe { (P::symbols().ibv_destroy_srq)(srq) };
+    if let Some(known) = known.filter(|_| result != 0) {
+        let _one = registry();
+        SRQS.insert(key_of(srq), known);
+    }
+    result
+}
+
+unsafe extern "C" fn create_qp<P: Provider>(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: as above; the attributes hold what was granted afterwards.
+    unsafe {
+        let qp = (P::symbols().ibv_create_qp)(pd, init);
+        match init.as_ref() {
+            Some(init) => created_qp(qp, init.cap, init.sq_sig_all != 0),
+            None => qp,
+        }
+    }
+}
+
+unsafe extern "C" fn modify_qp<P: Provider>(
+    handle: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let result = (P::symbols().ibv_modify_qp)(handle, attr, mask);
+        if result == 0
+            && let (Some(qp), Some(attr)) = (handle.as_ref(), attr.as_ref())
+            && let Some(known) = QPS.find(qp_key(qp.context, qp.qp_num))
+        {
+            if mask & IBV_QP_AV != 0 {
+                let machine = machine(known.context, &attr.ah_attr, attr.dest_qp_num);
+                known.mine().add_peer(machine);
+            }
+            if mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET {
+                data_path::reset(known);
+            }
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
+    // SAFETY: as above; the handle is read before it is gone.
+    unsafe {
+        let Some(qp) = handle.as_ref() else {
+            return (P::symbols().ibv_destroy_qp)(handle);
+        };
+        let key = qp_key(qp.context, qp.qp_num);
+        let known = QPS.find(key);
+        {
+            let _one = registry();
+            QPS.remove(key);
+        }
+        let result = (P::symbols().ibv_destroy_qp)(handle);
+        if let Some(known) = known {
+            if known.posted.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+                known.context.session.touch();
+            }
+            if result != 0 {
+                let _one = registry();
+                QPS.insert(key, known);
+            }
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn create_ah<P: Provider>(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_ah_attr,
+) -> *mut ibv_ah {
+    // SAFETY: as above.
+    unsafe {
+        let ah = (P::symbols().ibv_create_ah)(pd, attr);
+        if let Some(attr) = attr.as_ref().filter(|_| !ah.is_null()) {
+            enter_address(ah, address(attr));
+        }
+        ah
+    }
+}
+
+unsafe extern "C" fn create_ah_from_wc<P: Provider>(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port_num: u8,
+) -> *mut ibv_ah {
+    // SAFETY: as above.
+    unsafe {
+        let ah = (P::symbols().ibv_create_ah_from_wc)(pd, wc, grh, port_num);
+        if let Some(pd) = pd.as_ref().filter(|_| !ah.is_null()) {
+            let mut attr = ibv_ah_attr::zeroed();
+            if (P::symbols().ibv_init_ah_from_wc)(pd.context, port_num, wc, grh, &mut attr) == 0 {
+                enter_address(ah, address(&attr));
+            }
+        }
+        ah
+    }
+}

@@ -1,0 +1,322 @@
+//! The extended APIs, `ibv_wr_*` and `ibv_start_poll`, whose operations are in each object.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering::Relaxed;
+
+use verbs_abi::*;
+
+use crate::count::{self, Completion, Request};
+use crate::objects::{CQS, Cq, QPS, Qp, key_of, qp_key};
+
+/// A work request that a thread builds.
+#[derive(Clone, Copy)]
+pub(crate) struct Built {
+    opcode: ibv_wr_opcode,
+    flags: u32,
+    num_sge: u32,
+    bytes: u32,
+    remote: u64,
+    ah: *mut ibv_ah,
+    qpn: u32,
+}
+
+impl Request for Built {
+    fn opcode(&self) -> ibv_wr_opcode {
+        self.opcode
+    }
+
+    fn flags(&self) -> u32 {
+        self.flags
+    }
+
+    fn payload(&self) -> (u32, u32) {
+        (self.num_sge, self.bytes)
+    }
+
+    fn remote(&self) -> u64 {
+        self.remote
+    }
+
+    fn destination(&self) -> (*mut ibv_ah, u32) {
+        (self.ah, self.qpn)
+    }
+}
+
+/// The queue pair behind a handle.
+///
+/// # Safety
+/// `qp` is a live queue pair.
+unsafe fn qp_of(qp: *mut ibv_qp_ex) -> Option<&'static Qp> {
+    // SAFETY: contract of this function.
+    let key = unsafe { qp_key((*qp).qp_base.context, (*qp).qp_base.qp_num) };
+    QPS.find(key)
+}
+
+/// The list that the calling thread builds.
+///
+/// # Safety
+/// The result is not in use when this is called again.
+#[expect(clippy::mut_from_ref, reason = "each thread has a list of its own")]
+unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
+    // SAFETY: only this thread uses it, and for no longer than the functions below, which do not call each other.
+    unsafe { &mut *qp.mine().list.get() }
+}
+
+/// Keeps a provider's operations of a queue pair, and puts counting ones in their places.
+macro_rules! post_operations {
+    (
+        begin { $($begin:ident($($arg:ident: $type:ty),*) = $opcode:ident, $remote:expr;)* }
+        set { $($set:ident($($set_arg:ident: $set_type:ty),*), |$last:ident| $fill:expr;)* }
+    ) => {
+        /// A provider's operations of a queue pair.
+        pub(crate) struct PostOps {
+            $($begin: Option<unsafe extern "C" fn(*mut ibv_qp_ex $(, $type)*)>,)*
+            $($set: Option<unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*)>,)*
+            wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
+            wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
+            wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
+        }
+
+        /// Counts what is posted to a queue pair by `ibv_wr_*`.
+        pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex) {
+            let own = PostOps {
+                $($begin: handle.$begin,)*
+                $($set: handle.$set,)*
+                wr_start: handle.wr_start,
+                wr_complete: handle.wr_complete,
+                wr_abort: handle.wr_abort,
+            };
+            if qp.post_ops.set(own).is_err() {
+                return;
+            }
+            // What the provider lacks stays missing.
+            $(handle.$begin = handle.$begin.and(Some($begin));)*
+            $(handle.$set = handle.$set.and(Some($set));)*
+            handle.wr_start = handle.wr_start.and(Some(wr_start));
+            handle.wr_complete = handle.wr_complete.and(Some(wr_complete));
+            handle.wr_abort = handle.wr_abort.and(Some(wr_abort));
+        }
+
+        $(unsafe extern "C" fn $begin(handle: *mut ibv_qp_ex $(, $arg: $type)*) {
+            // SAFETY: a queue pair between start and complete of this thread (`ibv_wr_post(3)`).
+            unsafe {
+                let Some(qp) = qp_of(handle) else { return };
+                if let Some(own) = qp.post_ops.get().and_then(|own| own.$begin) {
+                    own(handle $(, $arg)*);
+                }
+                list(qp).push(Built {
+                    opcode: $opcode,
+                    flags: (*handle).wr_flags & !IBV_SEND_INLINE,
+                    num_sge: 0,
+                    bytes: 0,
+                    remote: $remote,
+                    ah: std::ptr::null_mut(),
+                    qpn: 0,
+                });
+            }
+        })*
+
+        $(unsafe extern "C" fn $set(handle: *mut ibv_qp_ex $(, $set_arg: $set_type)*) {
+            // SAFETY: as above; lists are as long as they are said to be.
+            unsafe {
+                let Some(qp) = qp_of(handle) else { return };
+                if let Some(own) = qp.post_ops.get().and_then(|own| own.$set) {
+                    own(handle $(, $set_arg)*);
+                }
+                if let Some($last) = list(qp).last_mut() {
+                    $fill;
+                }
+            }
+        })*
+    };
+}
+
+post_operations! {
+    begin {
+        wr_send() = IBV_WR_SEND, 0;
+        wr_send_imm(imm: u32) = IBV_WR_SEND_WITH_IMM, 0;
+        wr_send_inv(rkey: u32) = IBV_WR_SEND_WITH_INV, 0;
+        wr_rdma_write(rkey: u32, addr: u64) = IBV_WR_RDMA_WRITE, addr;
+        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = IBV_WR_RDMA_WRITE_WITH_IMM, addr;
+        wr_rdma_read(rkey: u32, addr: u64) = IBV_WR_RDMA_READ, addr;
+        wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) = IBV_WR_ATOMIC_CMP_AND_SWP, addr;
+        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = IBV_WR_ATOMIC_FETCH_AND_ADD, addr;
+        wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = IBV_WR_ATOMIC_WRITE, addr;
+        wr_local_inv(rkey: u32) = IBV_WR_LOCAL_INV, 0;
+        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = IBV_WR_BIND_MW, 0;
+        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = IBV_WR_TSO, 0;
+    }
+    set {
+        wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32), |last| {
+            last.ah = ah;
+            last.qpn = qpn;
+        };
+        wr_set_sge(lkey: u32, addr: u64, length: u32), |last| {
+            last.num_sge = 1;
+            last.bytes = length;
+        };
+        wr_set_sge_list(count: usize, sges: *const ibv_sge), |last| {
+            last.num_sge = u32::try_from(count).unwrap_or(u32::MAX);
+            last.bytes = (0..count).fold(0, |sum, at| sum.saturating_add((*sges.add(at)).length));
+        };
+        wr_set_inline_data(addr: *mut c_void, length: usize), |last| {
+            last.flags |= IBV_SEND_INLINE;
+            last.bytes = u32::try_from(length).unwrap_or(u32::MAX);
+        };
+        wr_set_inline_data_list(count: usize, buffers: *const ibv_data_buf), |last| {
+            last.flags |= IBV_SEND_INLINE;
+            let sum = (0..count).fold(0usize, |sum, at| sum.saturating_add((*buffers.add(at)).length));
+            last.bytes = u32::try_from(sum).unwrap_or(u32::MAX);
+        };
+    }
+}
+
+unsafe extern "C" fn wr_start(handle: *mut ibv_qp_ex) {
+    // SAFETY: a live queue pair.
+    unsafe {
+        let Some(qp) = qp_of(handle) else { return };
+        if let Some(own) = qp.post_ops.get().and_then(|own| own.wr_start) {
+            own(handle);
+        }
+        list(qp).clear();
+    }
+}
+
+unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: a queue pair between start and complete of this thread.
+    unsafe {
+        let Some((qp, own)) =
+            qp_of(handle).and_then(|qp| Some((qp, qp.post_ops.get()?.wr_complete?)))
+        else {
+            return libc::EINVAL;
+        };
+        let result = own(handle);
+        // All of it was posted, or nothing (`ibv_wr_post(3)`).
+        let built = list(qp);
+        if result == 0 {
+            count::posted(qp, built.drain(..));
+        } else {
+            crate::session::add(&qp.mine().cell.refused, built.len() as u64);
+            built.clear();
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn wr_abort(handle: *mut ibv_qp_ex) {
+    // SAFETY: as in `wr_complete`.
+    unsafe {
+        let Some(qp) = qp_of(handle) else { return };
+        list(qp).clear();
+        if let Some(own) = qp.post_ops.get().and_then(|own| own.wr_abort) {
+            own(handle);
+        }
+    }
+}
+
+/// A provider's operations of a completion queue.
+pub(crate) struct PollOps {
+    start_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int>,
+    next_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int>,
+    end_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex)>,
+    read_opcode: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> ibv_wc_opcode>,
+    read_wc_flags: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
+    read_byte_len: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
+    read_qp_num: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
+}
+
+/// Counts what is polled from a completion queue by `ibv_start_poll` and its kin. `wc_flags` is what was asked for
+/// at its creation: a provider may fill only these fields.
+pub(crate) fn install_poll(cq: &Cq, handle: &mut ibv_cq_ex, wc_flags: u64) {
+    let own = PollOps {
+        start_poll: handle.start_poll,
+        next_poll: handle.next_poll,
+        end_poll: handle.end_poll,
+        read_opcode: handle.read_opcode,
+        read_wc_flags: handle.read_wc_flags,
+        read_byte_len: handle
+            .read_byte_len
+            .filter(|_| wc_flags & IBV_WC_EX_WITH_BYTE_LEN != 0),
+        read_qp_num: handle
+            .read_qp_num
+            .filter(|_| wc_flags & IBV_WC_EX_WITH_QP_NUM != 0),
+    };
+    if cq.poll_ops.set(own).is_ok() {
+        handle.start_poll = handle.start_poll.and(Some(start_poll));
+        handle.next_poll = handle.next_poll.and(Some(next_poll));
+        handle.end_poll = handle.end_poll.and(Some(end_poll));
+    }
+}
+
+/// The queue behind a handle, with its own operations.
+fn cq_of(handle: *mut ibv_cq_ex) -> Option<(&'static Cq, &'static PollOps)> {
+    let cq = CQS.find(key_of(handle))?;
+    Some((cq, cq.poll_ops.get()?))
+}
+
+unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    let Some((cq, own)) = cq_of(handle) else {
+        return libc::EINVAL;
+    };
+    // SAFETY: a live queue and attributes, the caller's promise.
+    let result = own
+        .start_poll
+        .map_or(libc::EINVAL, |start| unsafe { start(handle, attr) });
+    if result == 0 {
+        cq.mine().batch.store(1, Relaxed);
+        // SAFETY: this thread polls now.
+        unsafe { count_current(cq, own, handle) };
+    } else {
+        count::polled_empty(cq);
+    }
+    result
+}
+
+unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
+    let Some((cq, own)) = cq_of(handle) else {
+        return libc::EINVAL;
+    };
+    // SAFETY: this thread polls the queue, the caller's promise.
+    let result = own
+        .next_poll
+        .map_or(libc::EINVAL, |next| unsafe { next(handle) });
+    if result == 0 {
+        crate::session::add(&cq.mine().batch, 1);
+        // SAFETY: as above.
+        unsafe { count_current(cq, own, handle) };
+    }
+    result
+}
+
+unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
+    let Some((cq, own)) = cq_of(handle) else {
+        return;
+    };
+    count::polled(cq, cq.mine().batch.swap(0, Relaxed));
+    if let Some(end) = own.end_poll {
+        // SAFETY: this thread polls the queue, the caller's promise.
+        unsafe { end(handle) };
+    }
+}
+
+/// Counts the current completion.
+///
+/// # Safety
+/// The calling thread polls the queue, and there is a current completion.
+unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex) {
+    // SAFETY: contract of this function; the fields were asked for, or are always there.
+    unsafe {
+        let read = |field: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>| {
+            field.map_or(0, |read| read(handle))
+        };
+        let completion = Completion {
+            // Without a number it belongs to none: this one is for multicast (IBTA vol. 1, 3.5.3).
+            qpn: own.read_qp_num.map_or(0xff_ffff, |read| read(handle)),
+            ok: (*handle).status == IBV_WC_SUCCESS,
+            opcode: read(own.read_opcode),
+            bytes: read(own.read_byte_len),
+            imm: read(own.read_wc_flags) & IBV_WC_WITH_IMM != 0,
+        };
+        count::completed(cq, std::iter::once(completion));
+    }
+}

@@ -1,0 +1,273 @@
+//! The file of counters: what one process writes while it runs, and others read when it is gone.
+//!
+//! A header, then three arrays of cells. A *cell* is what one thread did with one object, so nobody else writes
+//! to it. Everything is 64-bit words: `AtomicU64` for the writer, `u64` for the reader, who believes none of them.
+
+use zerocopy::FromBytes;
+
+/// First word of a file.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
+/// Version of everything in this file.
+pub(crate) const VERSION: u64 = 1;
+
+/// Cells of queue pairs in a file.
+pub(crate) const MAX_QP_CELLS: usize = 1 << 14;
+/// Cells of completion queues in a file.
+pub(crate) const MAX_CQ_CELLS: usize = 1 << 14;
+/// Cells of shared receive queues in a file.
+pub(crate) const MAX_SRQ_CELLS: usize = 1 << 12;
+
+/// Kinds of operations that a queue pair's thread can tell apart.
+pub(crate) const SENT_KINDS: usize = 64;
+/// Kinds of received messages that it can tell apart.
+pub(crate) const RECEIVED_KINDS: usize = 32;
+/// Classes of postlist lengths: 1, 2, up to 4, up to 8 …
+pub(crate) const LIST_CLASSES: usize = 17;
+/// Peers that it can tell apart.
+pub(crate) const PEERS: usize = 121;
+/// Words of 8 bytes that the low 12 bits of an aligned address tell apart.
+pub(crate) const ATOMIC_SLOTS: usize = 512;
+/// Classes of completions that a poll found: 1, 2, up to 4 …
+pub(crate) const POLL_CLASSES: usize = 8;
+/// Bytes of the command line that are kept.
+pub(crate) const PROGRAM_BYTES: usize = 8 * 488;
+
+/// What is there once.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct Header<W> {
+    pub(crate) magic: W,
+    pub(crate) version: W,
+    pub(crate) pid: W,
+    /// 1 when the process has ended by `exit`.
+    pub(crate) complete: W,
+    /// First and last use of the data path, `CLOCK_MONOTONIC`.
+    pub(crate) first_ns: W,
+    pub(crate) last_ns: W,
+    /// Used cells.
+    pub(crate) qp_cells: W,
+    pub(crate) cq_cells: W,
+    pub(crate) srq_cells: W,
+    /// Objects that found no room and were not counted.
+    pub(crate) uncounted: W,
+    /// Queue pairs that were created.
+    pub(crate) queue_pairs: W,
+    pub(crate) threads: W,
+    /// Memory that is registered now, and in pages larger than the smallest; and the most of each.
+    pub(crate) registered_bytes: W,
+    pub(crate) huge_page_bytes: W,
+    pub(crate) max_registered_bytes: W,
+    pub(crate) max_huge_page_bytes: W,
+    /// Regions that were registered.
+    pub(crate) regions: W,
+    pub(crate) program_len: W,
+    pub(crate) provider: [W; 2],
+    pub(crate) reserved: [W; 4],
+    /// Bytes of the command line, eight a word.
+    pub(crate) program: [W; PROGRAM_BYTES / 8],
+}
+
+/// Operations of one kind on a send queue.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct Sent<W> {
+    /// [`Key`], 0 if unused.
+    pub(crate) key: W,
+    pub(crate) count: W,
+    pub(crate) bytes: W,
+    pub(crate) signaled: W,
+}
+
+/// Messages of one kind that RECVs took.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct Received<W> {
+    /// [`Key`], 0 if unused.
+    pub(crate) key: W,
+    pub(crate) count: W,
+    pub(crate) bytes: W,
+}
+
+/// What one thread did with one queue pair.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct QpCell<W> {
+    /// Number of the queue pair among those of the process: a QP number may come back.
+    pub(crate) qp: W,
+    pub(crate) qpn: W,
+    /// `ibv_qp_type`.
+    pub(crate) qp_type: W,
+    pub(crate) thread: W,
+    pub(crate) max_send_wr: W,
+    pub(crate) max_recv_wr: W,
+    pub(crate) max_inline_data: W,
+    pub(crate) sq_sig_all: W,
+    /// Runs of postlists between which the thread found no completion.
+    pub(crate) runs: W,
+    /// Work requests that the provider refused.
+    pub(crate) refused: W,
+    /// Over all operations: how many were outstanding when it had been posted.
+    pub(crate) outstanding_sum: W,
+    pub(crate) outstanding_max: W,
+    pub(crate) adjacent_reads: W,
+    /// Calls that posted RECVs, RECVs, and room in them.
+    pub(crate) recv_posts: W,
+    pub(crate) recv_wrs: W,
+    pub(crate) recv_bytes: W,
+    /// Completions with an error.
+    pub(crate) failed: W,
+    /// Operations of more kinds than there is room for.
+    pub(crate) unitemised_sent: W,
+    pub(crate) unitemised_received: W,
+    /// Destinations that were not looked at.
+    pub(crate) unlisted_peers: W,
+    pub(crate) reserved: [W; 2],
+    pub(crate) lists: [W; LIST_CLASSES],
+    pub(crate) peers: [W; PEERS],
+    pub(crate) sent: [Sent<W>; SENT_KINDS],
+    pub(crate) received: [Received<W>; RECEIVED_KINDS],
+    pub(crate) atomic_slots: [W; ATOMIC_SLOTS],
+}
+
+/// What one thread did with one completion queue.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct CqCell<W> {
+    pub(crate) cq: W,
+    pub(crate) thread: W,
+    pub(crate) cqe: W,
+    pub(crate) polls: W,
+    pub(crate) empty_polls: W,
+    pub(crate) completions: W,
+    pub(crate) found: [W; POLL_CLASSES],
+    pub(crate) reserved: [W; 2],
+}
+
+/// What one thread did with one shared receive queue.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct SrqCell<W> {
+    pub(crate) srq: W,
+    pub(crate) thread: W,
+    pub(crate) recv_posts: W,
+    pub(crate) recv_wrs: W,
+    pub(crate) recv_bytes: W,
+    pub(crate) reserved: [W; 3],
+}
+
+/// Where the arrays begin, in bytes.
+pub(crate) const CQ_CELLS_AT: usize = size_of::<Header<u64>>();
+pub(crate) const SRQ_CELLS_AT: usize = CQ_CELLS_AT + MAX_CQ_CELLS * size_of::<CqCell<u64>>();
+pub(crate) const QP_CELLS_AT: usize = SRQ_CELLS_AT + MAX_SRQ_CELLS * size_of::<SrqCell<u64>>();
+/// Size of a file; what is not used takes no memory.
+pub(crate) const FILE_BYTES: usize = QP_CELLS_AT + MAX_QP_CELLS * size_of::<QpCell<u64>>();
+
+const _: () = {
+    use std::sync::atomic::AtomicU64;
+    assert!(size_of::<Header<u64>>() == 4096);
+    assert!(size_of::<CqCell<u64>>() == 128);
+    assert!(size_of::<SrqCell<u64>>() == 64);
+    assert!(size_of::<QpCell<u64>>() == 8192);
+    assert!(QP_CELLS_AT.is_multiple_of(4096));
+    assert!(size_of::<QpCell<AtomicU64>>() == size_of::<QpCell<u64>>());
+    assert!(align_of::<QpCell<AtomicU64>>() == align_of::<QpCell<u64>>());
+};
+
+/// A kind of operation in one word, 0 for none: payload in bits 32 to 63, scatter/gather elements in bits 16 to 23,
+/// flags in bits 8 to 15, opcode in bits 0 to 7.
+///
+/// Equal keys are equal in everything that decides what an operation costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key(pub(crate) u64);
+
+impl Key {
+    /// Tells a key from an unused word.
+    const USED: u64 = 1 << 15;
+    /// The payload is the upper end of a class, a power of two.
+    const CLASS: u64 = 1 << 14;
+    const INLINE: u64 = 1 << 8;
+    const IMM: u64 = 1 << 9;
+
+    #[inline]
+    pub(crate) const fn new(opcode: u32, num_sge: u32, bytes: u32) -> Self {
+        let sges = if num_sge > 255 { 255 } else { num_sge };
+        Self((bytes as u64) << 32 | (sges as u64) << 16 | Self::USED | (opcode & 0xff) as u64)
+    }
+
+    #[inline]
+    pub(crate) const fn inline(self, yes: bool) -> Self {
+        Self(self.0 | if yes { Self::INLINE } else { 0 })
+    }
+
+    #[inline]
+    pub(crate) const fn imm(self, yes: bool) -> Self {
+        Self(self.0 | if yes { Self::IMM } else { 0 })
+    }
+
+    /// The class that its payload belongs to.
+    pub(crate) fn class(self) -> Self {
+        let upper = u64::from(self.bytes()).next_power_of_two();
+        Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::CLASS)
+    }
+
+    pub(crate) const fn opcode(self) -> u32 {
+        (self.0 & 0xff) as u32
+    }
+
+    pub(crate) const fn num_sge(self) -> u32 {
+        ((self.0 >> 16) & 0xff) as u32
+    }
+
+    pub(crate) const fn bytes(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub(crate) const fn is_inline(self) -> bool {
+        self.0 & Self::INLINE != 0
+    }
+
+    pub(crate) const fn has_imm(self) -> bool {
+        self.0 & Self::IMM != 0
+    }
+
+    pub(crate) const fn is_used(self) -> bool {
+        self.0 & Self::USED != 0
+    }
+}
+
+/// The class of a number from 1: that of 1, 2, up to 4, up to 8 …, and the last of all that is larger.
+#[inline]
+pub(crate) fn class_of(number: u64, classes: usize) -> usize {
+    let class = u64::BITS - number.saturating_sub(1).leading_zeros();
+    usize::try_from(class).unwrap_or(classes).min(classes - 1)
+}
+
+/// The largest number of a class, see [`class_of`].
+pub(crate) fn class_end(class: usize) -> u64 {
+    1 << class.min(63)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_end_at_powers_of_two() {
+        let of = |number| class_of(number, LIST_CLASSES);
+        assert_eq!([1, 2, 3, 4, 5, 8, 9, 16].map(of), [0, 1, 2, 2, 3, 3, 4, 4]);
+        assert_eq!(of(u64::MAX), LIST_CLASSES - 1);
+        assert_eq!(class_end(of(13)), 16);
+    }
+
+    #[test]
+    fn keys_give_back_what_they_were_made_of() {
+        let key = Key::new(3, 2, 4096).inline(true).imm(true);
+        assert_eq!((key.opcode(), key.num_sge(), key.bytes()), (3, 2, 4096));
+        assert!(key.is_inline() && key.has_imm() && key.is_used());
+        assert!(!Key(0).is_used());
+        assert_eq!(Key::new(0, 1000, 0).num_sge(), 255);
+        assert_eq!(Key::new(2, 1, 100).class(), Key::new(2, 1, 127).class());
+        assert_ne!(Key::new(2, 1, 100).class(), Key::new(2, 1, 129).class());
+        assert_ne!(Key::new(2, 1, 128).class(), Key::new(2, 1, 128));
+    }
+}

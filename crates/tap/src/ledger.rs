@@ -1,0 +1,208 @@
+//! What the processes of a command did, as one document.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use nicmodel::op_profile::{OpProfileError, OperationProfile};
+use serde::{Deserialize, Serialize};
+
+use crate::read::{self, ReadError};
+use crate::session::EXTENSION;
+
+/// The version of the document that this crate reads and writes.
+pub const LEDGER_VERSION: u32 = 1;
+
+/// What [`Ledger::format`] says.
+const FORMAT: &str = "verbatim ledger";
+
+/// What a command did with its verbs: JSON that can be kept and compared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ledger {
+    /// What the document is.
+    pub format: String,
+    /// [`LEDGER_VERSION`].
+    pub version: u32,
+    /// The command.
+    pub command: String,
+    /// Whose verbs it used: `softnic` or `system`; empty if it used none.
+    pub provider: String,
+    /// Its processes that opened an RDMA device, in the order in which they began to use it.
+    pub processes: Vec<OperationProfile>,
+    /// What is missing.
+    pub notes: Vec<String>,
+}
+
+/// Why a text is no ledger.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// It is no JSON, or not of this form.
+    #[error("it is no ledger ({0}); make one by --ledger FILE of verbatim run, sequencer or bench")]
+    Form(#[from] serde_json::Error),
+    /// It is JSON of something else.
+    #[error(
+        "it is JSON, but no ledger; make one by --ledger FILE of verbatim run, sequencer or bench"
+    )]
+    Foreign,
+    /// It is a ledger of another version.
+    #[error(
+        "it is a ledger of version {0}; this program reads version {LEDGER_VERSION}: record it again with \
+         this one, or read it with the program that wrote it"
+    )]
+    Version(String),
+    /// A process's numbers contradict each other.
+    #[error("it contradicts itself: process {pid}: {source}")]
+    Profile {
+        /// The process.
+        pid: u32,
+        /// What is wrong.
+        source: OpProfileError,
+    },
+}
+
+impl Ledger {
+    /// Reads what the processes of a command left in `folder`.
+    ///
+    /// Files that are none are named in the notes: they take nothing from the others.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn collect(folder: &Path, command: &str) -> io::Result<Self> {
+        let mut ledger = Self {
+            format: FORMAT.to_owned(),
+            version: LEDGER_VERSION,
+            command: command.to_owned(),
+            provider: String::new(),
+            processes: Vec::new(),
+            notes: Vec::new(),
+        };
+        let mut files = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == EXTENSION) {
+                files.push(path);
+            }
+        }
+        files.sort();
+        let mut recorded = Vec::new();
+        for path in files {
+            match read::read(&path) {
+                Ok(one) => recorded.push(one),
+                // A process that was killed while it began its file.
+                Err(ReadError::Foreign) => {
+                    ledger
+                        .notes
+                        .push("a process ended before it was counted".to_owned());
+                }
+                Err(error) => ledger.notes.push(format!("{}: {error}", path.display())),
+            }
+        }
+        recorded.sort_by_key(|one| one.first_ns);
+        if let Some(one) = recorded.first() {
+            ledger.provider.clone_from(&one.provider);
+        }
+        ledger.processes = recorded.into_iter().map(|one| one.profile).collect();
+        Ok(ledger)
+    }
+
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, LedgerError> {
+        let value: serde_json::Value = serde_json::from_str(text)?;
+        let field = |name: &str| value.get(name);
+        if field("format").and_then(|format| format.as_str()) != Some(FORMAT) {
+            return Err(LedgerError::Foreign);
+        }
+        match field("version") {
+            Some(version) if version.as_u64() == Some(LEDGER_VERSION.into()) => {}
+            Some(version) => return Err(LedgerError::Version(version.to_string())),
+            None => return Err(LedgerError::Foreign),
+        }
+        // From the text again: its errors name line and column.
+        let ledger: Self = serde_json::from_str(text)?;
+        for process in &ledger.processes {
+            process.check().map_err(|source| LedgerError::Profile {
+                pid: process.pid,
+                source,
+            })?;
+        }
+        Ok(ledger)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ledger() -> Ledger {
+        let text = r#"{"format": "verbatim ledger", "version": 1, "command": "a", "provider": "softnic",
+            "processes": [], "notes": []}"#;
+        Ledger::parse(text).expect("a ledger")
+    }
+
+    #[test]
+    fn ledgers_are_read_back() {
+        let text = serde_json::to_string(&ledger()).expect("JSON");
+        assert_eq!(Ledger::parse(&text).expect("the same"), ledger());
+    }
+
+    #[test]
+    fn what_is_none_is_refused_with_words() {
+        let other = Ledger {
+            version: 2,
+            ..ledger()
+        };
+        let other = serde_json::to_string(&other).expect("JSON");
+        let profile = OperationProfile {
+            pid: 7,
+            ..OperationProfile::default()
+        };
+        let contradicting = Ledger {
+            processes: vec![profile],
+            ..ledger()
+        };
+        let contradicting = serde_json::to_string(&contradicting).expect("JSON");
+        for (text, words) in [
+            ("", "no ledger"),
+            ("{", "line 1"),
+            ("[1]", "but no ledger"),
+            ("{\"format\": \"x\"}", "but no ledger"),
+            (&other, "version 2"),
+            (&contradicting, "process 7"),
+            (
+                r#"{"format": "verbatim ledger", "version": 1}"#,
+                "missing field",
+            ),
+        ] {
+            let message = Ledger::parse(text).expect_err("no ledger").to_string();
+            assert!(message.contains(words), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn an_unreadable_file_is_named_and_the_others_are_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("1.tap"), b"garbage").expect("written");
+        fs::write(folder.path().join("notes.txt"), b"something else").expect("written");
+        let ledger = Ledger::collect(folder.path(), "program").expect("read");
+        assert_eq!((ledger.processes.len(), ledger.notes.len()), (0, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn truncated_and_damaged_documents_are_refused_without_a_panic(cut in 0usize..200, at in 0usize..200, byte in 32u8..127) {
+            let text = serde_json::to_string(&ledger()).expect("JSON");
+            prop_assert!(Ledger::parse(&text[..cut.min(text.len() - 1)]).is_err());
+            let mut damaged = text.into_bytes();
+            let at = at % damaged.len();
+            damaged[at] = byte;
+            let _ = Ledger::parse(&String::from_utf8(damaged).expect("ASCII"));
+        }
+    }
+}

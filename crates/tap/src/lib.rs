@@ -1,0 +1,77 @@
+//! The tap: a layer over any provider of verbs that counts what a program does with them.
+//!
+//! A process in whose environment [`VARIABLE`] names a folder writes a file of counters there: a few hundred words
+//! for each queue pair and completion queue that a thread of it uses, in memory that outlives the process, so that
+//! a program that crashes has left what it did. Afterwards a [`Ledger`] holds an operation profile of each process of a
+//! command.
+//!
+//! Without the variable a provider's table is handed out as it is: the tap costs nothing.
+//!
+//! # The layers, bottom up
+//!
+//! - `layout`: the file; `session`: who gets a cell of it.
+//! - `table`, `objects`: what a handle of the verbs stands for here, found without a lock.
+//! - `count`: what a call adds, as plain additions: a cell has one writer.
+//! - `data_path`, `extended`, `control`: the functions of the verbs, each calling the provider's own first.
+//! - `read`, `ledger`: the way back. They trust no file.
+#![deny(unsafe_code)]
+// `u64` and `usize` are the same size wherever this compiles.
+#![allow(clippy::cast_possible_truncation)]
+
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
+compile_error!("the file of counters has 64-bit little-endian words");
+
+#[allow(unsafe_code)]
+mod control;
+mod count;
+#[allow(unsafe_code)]
+mod data_path;
+#[allow(unsafe_code)]
+mod extended;
+mod layout;
+mod ledger;
+mod memory;
+#[allow(unsafe_code)]
+mod objects;
+mod read;
+#[allow(unsafe_code)]
+mod session;
+#[allow(unsafe_code)]
+mod table;
+
+pub use ledger::{LEDGER_VERSION, Ledger, LedgerError};
+pub use read::ReadError;
+pub use session::VARIABLE;
+use verbs_abi::{LaterSymbols, Symbols};
+
+/// A provider of verbs, by its tables.
+pub trait Provider: 'static {
+    /// Its name, of at most 16 bytes.
+    const NAME: &'static str;
+    /// How far a QP number is shifted to tell the process, where processes stand for machines: on a software NIC.
+    const PROCESS_SHIFT: Option<u32>;
+
+    /// Its entry points.
+    fn symbols() -> &'static Symbols;
+
+    /// Those that libibverbs got after version 1.1, if it has them.
+    fn later_symbols() -> Option<&'static LaterSymbols>;
+}
+
+/// Whether this process is to be counted.
+#[must_use]
+pub fn is_on() -> bool {
+    session::is_wanted()
+}
+
+/// A provider's entry points, counting. To be asked for when [`is_on`], once for each provider.
+#[must_use]
+pub fn symbols<P: Provider>() -> Symbols {
+    control::symbols::<P>()
+}
+
+/// The same for the entry points that came after version 1.1.
+#[must_use]
+pub fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
+    control::later_symbols::<P>()
+}

@@ -1,0 +1,139 @@
+//! Registered memory: how much, and in pages of which size.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+
+use crate::session::Session;
+
+/// The smallest pages.
+const SMALL_PAGE_BYTES: u64 = 4096;
+/// Regions shorter than a huge page of x86-64 are taken to be in small pages, and not looked up.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Bytes of each region, and those of them in large pages, by the region's handle.
+static REGIONS: Mutex<Option<HashMap<usize, (u64, u64)>>> = Mutex::new(None);
+
+/// Notes that a region was registered.
+pub(crate) fn registered(session: &Session, handle: usize, addr: usize, len: usize) {
+    let (addr, len) = (addr as u64, len as u64);
+    let huge = if len < HUGE_PAGE_BYTES {
+        0
+    } else {
+        huge_bytes(addr, len).unwrap_or(0)
+    };
+    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = regions.get_or_insert_default();
+    if let Some((len, huge)) = known.insert(handle, (len, huge)) {
+        forget(session, len, huge);
+    }
+    let header = session.header();
+    header.regions.fetch_add(1, Relaxed);
+    let all = header.registered_bytes.fetch_add(len, Relaxed) + len;
+    if header.max_registered_bytes.fetch_max(all, Relaxed) < all {
+        let huge = header.huge_page_bytes.load(Relaxed) + huge;
+        header.max_huge_page_bytes.store(huge, Relaxed);
+    }
+    header.huge_page_bytes.fetch_add(huge, Relaxed);
+}
+
+/// Notes that a region was deregistered.
+pub(crate) fn deregistered(session: &Session, handle: usize) {
+    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((len, huge)) = regions.as_mut().and_then(|known| known.remove(&handle)) {
+        forget(session, len, huge);
+    }
+}
+
+fn forget(session: &Session, len: u64, huge: u64) {
+    let header = session.header();
+    for (word, bytes) in [
+        (&header.registered_bytes, len),
+        (&header.huge_page_bytes, huge),
+    ] {
+        let _ = word.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(bytes)));
+    }
+}
+
+/// Bytes of a range in pages larger than the smallest: of hugetlbfs, or transparent ones that are there already.
+fn huge_bytes(addr: u64, len: u64) -> Option<u64> {
+    let end = addr.checked_add(len)?;
+    let smaps = BufReader::new(File::open("/proc/self/smaps").ok()?);
+    Some(huge_in(smaps.lines().map_while(Result::ok), addr, end))
+}
+
+/// The same from the lines of `smaps` (proc_pid_smaps(5)).
+fn huge_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
+    let mut huge = 0;
+    // Bytes of the range in the mapping that is being described.
+    let mut here = 0;
+    for line in lines {
+        if let Some((from, to)) = mapping(&line) {
+            here = to.min(end).saturating_sub(from.max(addr));
+            if from >= end {
+                break;
+            }
+        } else if here > 0 {
+            if field(&line, "KernelPageSize:").is_some_and(|page| page > SMALL_PAGE_BYTES) {
+                huge += here;
+                here = 0;
+            } else if let Some(transparent) = field(&line, "AnonHugePages:") {
+                huge += transparent.min(here);
+            }
+        }
+    }
+    huge
+}
+
+/// The range that a line begins to describe.
+fn mapping(line: &str) -> Option<(u64, u64)> {
+    let (from, to) = line.split(' ').next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    Some((hex(from)?, hex(to)?))
+}
+
+/// The bytes of a field.
+fn field(line: &str, name: &str) -> Option<u64> {
+    let kib = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
+    kib.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0000400000 rw-p 00000000 00:00 0
+Size:               4096 kB
+KernelPageSize:        4 kB
+AnonHugePages:      2048 kB
+7f0000400000-7f0000800000 rw-s 00000000 00:0f 1 /anon_hugepage (deleted)
+KernelPageSize:     2048 kB
+AnonHugePages:         0 kB
+7f0000800000-7f0000900000 rw-p 00000000 00:00 0
+KernelPageSize:        4 kB
+AnonHugePages:         0 kB
+";
+
+    fn huge(addr: u64, end: u64) -> u64 {
+        huge_in(SMAPS.lines().map(str::to_owned), addr, end)
+    }
+
+    #[test]
+    fn huge_pages_are_found_in_their_range() {
+        let base = 0x7f00_0000_0000;
+        assert_eq!(huge(base, base + 0x40_0000), 2 << 20, "transparent ones");
+        assert_eq!(huge(base + 0x40_0000, base + 0x80_0000), 4 << 20);
+        assert_eq!(huge(base + 0x60_0000, base + 0x90_0000), 2 << 20);
+        assert_eq!(huge(base + 0x80_0000, base + 0x90_0000), 0);
+        assert_eq!(huge(0, 4096), 0);
+    }
+
+    #[test]
+    fn this_process_can_be_looked_at() {
+        let small = vec![1u8; 4096];
+        assert_eq!(huge_bytes(small.as_ptr().addr() as u64, 1), Some(0));
+    }
+}

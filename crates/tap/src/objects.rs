@@ -1,0 +1,436 @@
+//! What the tap knows of each object of the verbs, and of each thread that uses it.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use verbs_abi::*;
+
+use crate::extended::{Built, PollOps, PostOps};
+use crate::layout::*;
+use crate::session::{CqCounters, QpCounters, Session, SrqCounters, Thread, thread_token};
+use crate::table::Table;
+
+/// Queue pairs by [`qp_key`].
+pub(crate) static QPS: Table<Qp> = Table::new();
+/// Completion queues by their address.
+pub(crate) static CQS: Table<Cq> = Table::new();
+/// Shared receive queues by their address.
+pub(crate) static SRQS: Table<Srq> = Table::new();
+/// Open devices by their address.
+pub(crate) static CONTEXTS: Table<Context> = Table::new();
+
+/// Held while objects come and go.
+pub(crate) fn registry() -> MutexGuard<'static, ()> {
+    static REGISTRY: Mutex<()> = Mutex::new(());
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The key of a handle in a table.
+#[inline(always)]
+pub(crate) fn key_of<T>(handle: *mut T) -> u64 {
+    handle.addr() as u64
+}
+
+/// The key of a queue pair: QP numbers have 24 bits, and differ within a device.
+#[inline(always)]
+pub(crate) fn qp_key(context: *mut ibv_context, qpn: u32) -> u64 {
+    (context.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff)
+}
+
+/// An open device: its provider's own operations.
+pub(crate) struct Context {
+    pub(crate) ops: ibv_context_ops,
+    pub(crate) create_qp_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
+    pub(crate) create_cq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
+    pub(crate) create_srq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
+    pub(crate) session: &'static Session,
+    /// Upper bits of a QP number that tell the process, if they do.
+    pub(crate) process_shift: Option<u32>,
+}
+
+/// One per thread that uses the object, newest first; they live for ever.
+pub(crate) struct Uses<U: 'static> {
+    first: AtomicPtr<U>,
+}
+
+/// A thread's part of an object.
+pub(crate) trait Use: Sized {
+    /// The thread, by [`thread_token`].
+    fn owner(&self) -> usize;
+    /// The next in the list.
+    fn next(&self) -> &AtomicPtr<Self>;
+}
+
+impl<U: Use> Uses<U> {
+    fn new() -> Self {
+        Self {
+            first: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// The calling thread's.
+    #[inline(always)]
+    fn mine(&self, make: impl FnOnce(usize) -> U) -> &'static U {
+        let token = thread_token();
+        // Acquire: pairs with the Release of `enter`.
+        let mut at = self.first.load(Ordering::Acquire);
+        // SAFETY: uses live for ever.
+        while let Some(this) = unsafe { at.as_ref() } {
+            if this.owner() == token {
+                return this;
+            }
+            at = this.next().load(Ordering::Acquire);
+        }
+        self.enter(make(token))
+    }
+
+    #[cold]
+    fn enter(&self, new: U) -> &'static U {
+        let new: &'static U = Box::leak(Box::new(new));
+        let _one = registry();
+        new.next().store(self.first.load(Relaxed), Relaxed);
+        self.first
+            .store(ptr::from_ref(new).cast_mut(), Ordering::Release);
+        new
+    }
+}
+
+/// A queue pair.
+pub(crate) struct Qp {
+    pub(crate) context: &'static Context,
+    id: u64,
+    qpn: u32,
+    pub(crate) qp_type: ibv_qp_type,
+    cap: ibv_qp_cap,
+    /// Flags that every work request has: signaled, with `sq_sig_all`.
+    pub(crate) forced: u32,
+    uses: Uses<QpUse>,
+    /// More than one thread posts to it or polls for it.
+    shared: AtomicBool,
+    /// Work requests posted so far, and signaled ones.
+    pub(crate) posted: AtomicU64,
+    pub(crate) signaled: AtomicU64,
+    /// Completions of its send queue.
+    pub(crate) completed: AtomicU64,
+    /// For each of the last signaled work requests: how many had been posted then.
+    pub(crate) marks: Box<[AtomicU64]>,
+    pub(crate) post_ops: OnceLock<PostOps>,
+}
+
+/// What one thread does with a queue pair.
+pub(crate) struct QpUse {
+    owner: usize,
+    next: AtomicPtr<QpUse>,
+    pub(crate) cell: &'static QpCounters,
+    pub(crate) thread: &'static Thread,
+    /// What `thread.found` was when this thread posted last.
+    pub(crate) found: AtomicU64,
+    /// The kind that was counted last, and its place.
+    pub(crate) sent_key: AtomicU64,
+    pub(crate) sent_place: AtomicU64,
+    pub(crate) received_key: AtomicU64,
+    pub(crate) received_place: AtomicU64,
+    /// Where the READ before ended.
+    pub(crate) read_end: AtomicU64,
+    /// Destinations seen, by hash; none for connected queue pairs.
+    pub(crate) destinations: Box<[AtomicU64]>,
+    pub(crate) destinations_missed: AtomicU64,
+    /// The postlist that this thread builds with `ibv_wr_*`.
+    pub(crate) list: UnsafeCell<Vec<Built>>,
+}
+
+// SAFETY: `list` is used by the owning thread alone; all else is atomic or never changes.
+unsafe impl Sync for QpUse {}
+// SAFETY: as above; the handles in `list` are only compared.
+unsafe impl Send for QpUse {}
+
+impl Use for QpUse {
+    #[inline(always)]
+    fn owner(&self) -> usize {
+        self.owner
+    }
+
+    #[inline(always)]
+    fn next(&self) -> &AtomicPtr<Self> {
+        &self.next
+    }
+}
+
+/// Destinations of datagrams that are told apart without a search.
+const DESTINATIONS: usize = 1024;
+/// Entries of [`Qp::marks`], at most.
+const MAX_MARKS: u32 = 1 << 16;
+
+impl Qp {
+    pub(crate) fn new(
+        context: &'static Context,
+        qp: &ibv_qp,
+        cap: ibv_qp_cap,
+        sq_sig_all: bool,
+    ) -> Self {
+        let marks = cap.max_send_wr.clamp(1, MAX_MARKS).next_power_of_two();
+        Self {
+            context,
+            id: context.session.header().queue_pairs.fetch_add(1, Relaxed),
+            qpn: qp.qp_num,
+            qp_type: qp.qp_type,
+            cap,
+            forced: if sq_sig_all { IBV_SEND_SIGNALED } else { 0 },
+            uses: Uses::new(),
+            shared: AtomicBool::new(false),
+            posted: AtomicU64::new(0),
+            signaled: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            marks: (0..marks).map(|_| AtomicU64::new(0)).collect(),
+            post_ops: OnceLock::new(),
+        }
+    }
+
+    /// The calling thread's part of it.
+    #[inline(always)]
+    pub(crate) fn mine(&self) -> &'static QpUse {
+        self.uses.mine(|token| self.first_use(token))
+    }
+
+    #[cold]
+    fn first_use(&self, owner: usize) -> QpUse {
+        if !self.uses.first.load(Relaxed).is_null() {
+            self.shared.store(true, Relaxed);
+        }
+        let session = self.context.session;
+        session.touch();
+        let thread = session.thread();
+        let cell = session.take_qp(|cell| {
+            for (word, number) in [
+                (&cell.qp, self.id),
+                (&cell.qpn, self.qpn.into()),
+                (&cell.qp_type, self.qp_type.into()),
+                (&cell.thread, thread.id),
+                (&cell.max_send_wr, self.cap.max_send_wr.into()),
+                (&cell.max_recv_wr, self.cap.max_recv_wr.into()),
+                (&cell.max_inline_data, self.cap.max_inline_data.into()),
+                (&cell.sq_sig_all, u64::from(self.forced != 0)),
+            ] {
+                word.store(number, Relaxed);
+            }
+        });
+        let destinations = if self.qp_type == IBV_QPT_UD {
+            DESTINATIONS
+        } else {
+            0
+        };
+        QpUse {
+            owner,
+            next: AtomicPtr::new(ptr::null_mut()),
+            cell,
+            thread,
+            found: AtomicU64::new(u64::MAX),
+            sent_key: AtomicU64::new(0),
+            sent_place: AtomicU64::new(0),
+            received_key: AtomicU64::new(0),
+            received_place: AtomicU64::new(0),
+            read_end: AtomicU64::new(u64::MAX),
+            destinations: (0..destinations).map(|_| AtomicU64::new(0)).collect(),
+            destinations_missed: AtomicU64::new(0),
+            list: UnsafeCell::new(Vec::new()),
+        }
+    }
+
+    /// Adds to a word of the queue pair: exactly if one thread does so, nearly so when a second one begins to.
+    #[inline(always)]
+    pub(crate) fn advance(&self, word: &AtomicU64, by: u64) {
+        if self.shared.load(Relaxed) {
+            word.fetch_add(by, Relaxed);
+        } else {
+            crate::session::add(word, by);
+        }
+    }
+
+    /// Operations that were posted before the signaled one that completed last, itself included.
+    #[inline(always)]
+    pub(crate) fn retired(&self) -> u64 {
+        let completed = self
+            .completed
+            .load(Relaxed)
+            .min(self.signaled.load(Relaxed));
+        match completed.checked_sub(1) {
+            Some(last) => self.marks[last as usize & (self.marks.len() - 1)].load(Relaxed),
+            None => 0,
+        }
+    }
+
+    /// Forgets what is outstanding: the queue pair was reset.
+    pub(crate) fn reset(&self) {
+        let signaled = self.signaled.load(Relaxed);
+        if let Some(last) = signaled.checked_sub(1) {
+            let mark = &self.marks[last as usize & (self.marks.len() - 1)];
+            mark.store(self.posted.load(Relaxed), Relaxed);
+        }
+        self.completed.store(signaled, Relaxed);
+    }
+
+    /// Most operations that can be outstanding.
+    #[inline(always)]
+    pub(crate) fn max_outstanding(&self) -> u64 {
+        self.cap.max_send_wr.into()
+    }
+}
+
+/// A completion queue.
+pub(crate) struct Cq {
+    pub(crate) context: &'static Context,
+    /// The handle of its device.
+    pub(crate) device: *mut ibv_context,
+    cqe: u64,
+    id: u64,
+    uses: Uses<CqUse>,
+    pub(crate) poll_ops: OnceLock<PollOps>,
+}
+
+// SAFETY: the device's handle is only compared.
+unsafe impl Sync for Cq {}
+// SAFETY: as above.
+unsafe impl Send for Cq {}
+
+/// What one thread does with a completion queue.
+pub(crate) struct CqUse {
+    owner: usize,
+    next: AtomicPtr<CqUse>,
+    pub(crate) cell: &'static CqCounters,
+    pub(crate) thread: &'static Thread,
+    /// Completions since `ibv_start_poll`.
+    pub(crate) batch: AtomicU64,
+}
+
+impl Use for CqUse {
+    #[inline(always)]
+    fn owner(&self) -> usize {
+        self.owner
+    }
+
+    #[inline(always)]
+    fn next(&self) -> &AtomicPtr<Self> {
+        &self.next
+    }
+}
+
+/// Numbers objects that have no number of their own.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+impl Cq {
+    pub(crate) fn new(context: &'static Context, device: *mut ibv_context, cqe: i32) -> Self {
+        Self {
+            context,
+            device,
+            cqe: u64::try_from(cqe).unwrap_or(0),
+            id: NEXT_ID.fetch_add(1, Relaxed),
+            uses: Uses::new(),
+            poll_ops: OnceLock::new(),
+        }
+    }
+
+    /// The calling thread's part of it.
+    #[inline(always)]
+    pub(crate) fn mine(&self) -> &'static CqUse {
+        self.uses.mine(|token| self.first_use(token))
+    }
+
+    #[cold]
+    fn first_use(&self, owner: usize) -> CqUse {
+        let session = self.context.session;
+        let thread = session.thread();
+        CqUse {
+            owner,
+            next: AtomicPtr::new(ptr::null_mut()),
+            cell: session.take_cq(|cell| {
+                cell.cq.store(self.id, Relaxed);
+                cell.thread.store(thread.id, Relaxed);
+                cell.cqe.store(self.cqe, Relaxed);
+            }),
+            thread,
+            batch: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A shared receive queue.
+pub(crate) struct Srq {
+    pub(crate) context: &'static Context,
+    id: u64,
+    uses: Uses<SrqUse>,
+}
+
+/// What one thread does with a shared receive queue.
+pub(crate) struct SrqUse {
+    owner: usize,
+    next: AtomicPtr<SrqUse>,
+    pub(crate) cell: &'static SrqCounters,
+}
+
+impl Use for SrqUse {
+    #[inline(always)]
+    fn owner(&self) -> usize {
+        self.owner
+    }
+
+    #[inline(always)]
+    fn next(&self) -> &AtomicPtr<Self> {
+        &self.next
+    }
+}
+
+impl Srq {
+    pub(crate) fn new(context: &'static Context) -> Self {
+        Self {
+            context,
+            id: NEXT_ID.fetch_add(1, Relaxed),
+            uses: Uses::new(),
+        }
+    }
+
+    /// The calling thread's part of it.
+    #[inline(always)]
+    pub(crate) fn mine(&self) -> &'static SrqUse {
+        self.uses.mine(|owner| {
+            let session = self.context.session;
+            let thread = session.thread();
+            SrqUse {
+                owner,
+                next: AtomicPtr::new(ptr::null_mut()),
+                cell: session.take_srq(|cell| {
+                    cell.srq.store(self.id, Relaxed);
+                    cell.thread.store(thread.id, Relaxed);
+                }),
+            }
+        })
+    }
+}
+
+/// The place of a kind among `keys`: its own while there are few, then that of its class.
+pub(crate) fn place_of<'a>(
+    key: Key,
+    len: usize,
+    key_at: impl Fn(usize) -> &'a AtomicU64,
+) -> Option<usize> {
+    /// The share of places that are for single kinds.
+    const SINGLE: (usize, usize) = (5, 8);
+    let search = |key: Key, end: usize| {
+        for place in 0..end {
+            match key_at(place).load(Relaxed) {
+                0 => {
+                    key_at(place).store(key.0, Relaxed);
+                    return Some(place);
+                }
+                known if known == key.0 => return Some(place),
+                _ => {}
+            }
+        }
+        None
+    };
+    search(key, len * SINGLE.0 / SINGLE.1).or_else(|| search(key.class(), len))
+}

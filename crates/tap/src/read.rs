@@ -1,0 +1,544 @@
+//! From a file of counters to an operation profile. Nothing in the file is believed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use nicmodel::op_profile::{
+    self, Counted, Lengths, Memory, OperationProfile, QueuePair, SlotCount, Thread,
+};
+use nicmodel::{ATOMIC_BYTES, MAX_MESSAGE_BYTES, MAX_SGES, Operation, Transport, Verb};
+use verbs_abi::*;
+use zerocopy::FromBytes;
+
+use crate::layout::*;
+
+/// The global routing header in front of a datagram, which `byte_len` counts (`ibv_poll_cq(3)`).
+const GRH_BYTES: u32 = 40;
+
+/// Why a file is no file of counters.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// It cannot be read, or it is shorter than it says.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// It begins otherwise.
+    #[error("is no file of counters")]
+    Foreign,
+    /// Another version of this program wrote it.
+    #[error("has version {found} of the file of counters; this program reads version {VERSION}")]
+    Version {
+        /// The version that it says.
+        found: u64,
+    },
+    /// It contradicts itself.
+    #[error("is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// What a process did, and when it began to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Recorded {
+    /// Of `CLOCK_MONOTONIC`; 0 if it did nothing.
+    pub(crate) first_ns: u64,
+    pub(crate) provider: String,
+    pub(crate) profile: OperationProfile,
+}
+
+/// Reads a process's file, whether or not it is still being written.
+pub(crate) fn read(path: &Path) -> Result<Recorded, ReadError> {
+    let file = File::open(path)?;
+    read_at(|offset, bytes| file.read_exact_at(bytes, offset as u64))
+}
+
+/// Reads what `fetch` gives for an offset and a length.
+pub(crate) fn read_at(
+    fetch: impl Fn(usize, &mut [u8]) -> io::Result<()>,
+) -> Result<Recorded, ReadError> {
+    fn one<T: FromBytes>(
+        fetch: &impl Fn(usize, &mut [u8]) -> io::Result<()>,
+        offset: usize,
+    ) -> Result<T, ReadError> {
+        let mut bytes = vec![0; size_of::<T>()];
+        fetch(offset, &mut bytes)?;
+        T::read_from_bytes(&bytes).map_err(|_| ReadError::Damaged("a cell is too short"))
+    }
+    let magic: u64 = one(&fetch, 0).map_err(|_| ReadError::Foreign)?;
+    if magic != MAGIC {
+        return Err(ReadError::Foreign);
+    }
+    let header: Header<u64> = one(&fetch, 0)?;
+    if header.version != VERSION {
+        return Err(ReadError::Version {
+            found: header.version,
+        });
+    }
+    let limits = [
+        (header.qp_cells, MAX_QP_CELLS),
+        (header.cq_cells, MAX_CQ_CELLS),
+        (header.srq_cells, MAX_SRQ_CELLS),
+    ];
+    if limits.iter().any(|(used, max)| *used > *max as u64) {
+        return Err(ReadError::Damaged("more cells than there can be"));
+    }
+    let mut reading = Reading::default();
+    for index in 0..header.cq_cells as usize {
+        reading.add_cq(&one(
+            &fetch,
+            CQ_CELLS_AT + index * size_of::<CqCell<u64>>(),
+        )?);
+    }
+    for index in 0..header.srq_cells as usize {
+        let offset = SRQ_CELLS_AT + index * size_of::<SrqCell<u64>>();
+        reading.add_srq(&one(&fetch, offset)?);
+    }
+    for index in 0..header.qp_cells as usize {
+        let offset = QP_CELLS_AT + index * size_of::<QpCell<u64>>();
+        reading.add_qp(&one(&fetch, offset)?);
+    }
+    Ok(reading.finish(&header))
+}
+
+/// A number as one of 32 bits, the largest if it is none.
+fn narrow(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn sum(numbers: &[u64]) -> u64 {
+    numbers.iter().fold(0, |sum, n| sum.saturating_add(*n))
+}
+
+fn text(words: &[u64], len: u64) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let len = usize::try_from(len).unwrap_or(usize::MAX).min(bytes.len());
+    let end = bytes[..len].iter().position(|b| *b == 0).unwrap_or(len);
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Reading {
+    threads: BTreeMap<u64, Thread>,
+    /// By the number of the queue pair, with the sum behind its mean number of outstanding operations.
+    queue_pairs: BTreeMap<u64, (QueuePair, u64)>,
+    peers: BTreeSet<u64>,
+    unlisted_peers: u64,
+    unmodelled: u64,
+    unitemised: u64,
+    foreign_queue_pairs: BTreeSet<u64>,
+}
+
+impl Reading {
+    fn thread(&mut self, id: u64) -> &mut Thread {
+        self.threads.entry(id).or_insert_with(|| Thread {
+            id: narrow(id),
+            ..Thread::default()
+        })
+    }
+
+    fn add_cq(&mut self, cell: &CqCell<u64>) {
+        let thread = self.thread(cell.thread);
+        for (all, more) in [
+            (&mut thread.polls, cell.polls),
+            (&mut thread.empty_polls, cell.empty_polls),
+            (&mut thread.completions, cell.completions),
+        ] {
+            *all = all.saturating_add(more);
+        }
+    }
+
+    fn add_srq(&mut self, cell: &SrqCell<u64>) {
+        let thread = self.thread(cell.thread);
+        thread.recv_posts = thread.recv_posts.saturating_add(cell.recv_posts);
+    }
+
+    fn add_qp(&mut self, cell: &QpCell<u64>) {
+        let transport = match u32::try_from(cell.qp_type) {
+            Ok(IBV_QPT_RC) => Transport::Rc,
+            Ok(IBV_QPT_UC) => Transport::Uc,
+            Ok(IBV_QPT_UD) => Transport::Ud,
+            _ => {
+                self.foreign_queue_pairs.insert(cell.qp);
+                return;
+            }
+        };
+        let posts = sum(&cell.lists);
+        let thread = self.thread(cell.thread);
+        thread.posts = thread.posts.saturating_add(posts);
+        thread.recv_posts = thread.recv_posts.saturating_add(cell.recv_posts);
+        self.peers
+            .extend(cell.peers.iter().filter(|peer| **peer != 0));
+        self.unlisted_peers = self.unlisted_peers.saturating_add(cell.unlisted_peers);
+        for more in [cell.unitemised_sent, cell.unitemised_received] {
+            self.unitemised = self.unitemised.saturating_add(more);
+        }
+        let (qp, outstanding_sum) = self
+            .queue_pairs
+            .entry(cell.qp)
+            .or_insert_with(|| (QueuePair::new(narrow(cell.qpn), transport), 0));
+        *outstanding_sum = outstanding_sum.saturating_add(cell.outstanding_sum);
+        qp.max_outstanding = qp.max_outstanding.max(narrow(cell.outstanding_max));
+        qp.max_send_wr = narrow(cell.max_send_wr);
+        qp.max_inline_data = narrow(cell.max_inline_data);
+        for (all, more) in [
+            (&mut qp.postlists, posts),
+            (&mut qp.runs, cell.runs),
+            (&mut qp.adjacent_reads, cell.adjacent_reads),
+            (&mut qp.refused, cell.refused),
+            (&mut qp.failed, cell.failed),
+            (&mut qp.recvs.postlists, cell.recv_posts),
+            (&mut qp.recvs.count, cell.recv_wrs),
+            (&mut qp.recvs.bytes, cell.recv_bytes),
+        ] {
+            *all = all.saturating_add(more);
+        }
+        add_lengths(&mut qp.postlist_lengths, &cell.lists);
+        for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
+            if *count > 0 {
+                add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
+            }
+        }
+        for kind in &cell.sent {
+            match sent(transport, kind) {
+                Some(counted) => add_counted(&mut qp.sent, counted),
+                None => self.unmodelled = self.unmodelled.saturating_add(kind.count),
+            }
+        }
+        for kind in &cell.received {
+            match received(transport, kind) {
+                Some(counted) => add_counted(&mut qp.received, counted),
+                None => self.unmodelled = self.unmodelled.saturating_add(kind.count),
+            }
+        }
+    }
+
+    fn finish(self, header: &Header<u64>) -> Recorded {
+        let mut notes = Vec::new();
+        let mut note = |count: u64, what: &str| {
+            if count > 0 {
+                notes.push(format!("{count} {what}"));
+            }
+        };
+        note(
+            header.uncounted,
+            "objects were not counted: there were more than the tap has room for",
+        );
+        note(
+            self.foreign_queue_pairs.len() as u64,
+            "queue pairs are of a transport that the model does not have (not RC, UC or UD)",
+        );
+        note(
+            self.unmodelled,
+            "work requests or messages are of kinds that the model does not have",
+        );
+        note(
+            self.unitemised,
+            "work requests or messages are of more kinds than the tap tells apart",
+        );
+        note(
+            self.unlisted_peers,
+            "datagrams were sent without a look at their destination: there are more peers than counted",
+        );
+        let queue_pairs = self.queue_pairs.into_values();
+        let queue_pairs = queue_pairs.map(|(mut qp, outstanding_sum)| {
+            let operations = qp.operations();
+            // What the model does not have is left out of the lists that it came in.
+            qp.postlists = qp.postlists.min(operations);
+            qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
+            qp.postlists = qp.postlists.max(qp.runs);
+            qp.adjacent_reads = qp.adjacent_reads.min(qp.of_verb(Verb::RdmaRead));
+            if qp.atomics() > operations {
+                qp.atomic_slots.clear();
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a mean")]
+            if operations > 0 {
+                qp.mean_outstanding = outstanding_sum as f64 / operations as f64;
+            }
+            qp
+        });
+        let profile = OperationProfile {
+            version: op_profile::VERSION,
+            program: text(&header.program, header.program_len),
+            pid: narrow(header.pid),
+            duration_ns: header.last_ns.saturating_sub(header.first_ns),
+            complete: header.complete == 1,
+            threads: self.threads.into_values().collect(),
+            queue_pairs: queue_pairs.collect(),
+            peers: narrow(self.peers.len() as u64),
+            memory: Memory {
+                registered_bytes: header.max_registered_bytes,
+                huge_page_bytes: header.max_huge_page_bytes.min(header.max_registered_bytes),
+            },
+            notes,
+        };
+        Recorded {
+            first_ns: header.first_ns,
+            provider: text(&header.provider, u64::MAX),
+            profile,
+        }
+    }
+}
+
+fn add_lengths(lengths: &mut Vec<Lengths>, classes: &[u64]) {
+    for (class, count) in classes.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let at_most = class_end(class);
+        match lengths.iter_mut().find(|known| known.at_most == at_most) {
+            Some(known) => known.count = known.count.saturating_add(*count),
+            None => lengths.push(Lengths {
+                at_most,
+                count: *count,
+            }),
+        }
+    }
+    lengths.sort_by_key(|known| known.at_most);
+}
+
+fn add_slot(slots: &mut Vec<SlotCount>, slot: u32, count: u64) {
+    match slots.iter_mut().find(|known| known.slot == slot) {
+        Some(known) => known.count = known.count.saturating_add(count),
+        None => slots.push(SlotCount { slot, count }),
+    }
+}
+
+/// Adds operations of a kind to those of the same kind.
+fn add_counted(all: &mut Vec<Counted>, new: Counted) {
+    if new.count == 0 {
+        return;
+    }
+    let same = |known: &&mut Counted| {
+        let signaled = new.operation.signaled;
+        Operation {
+            signaled,
+            ..known.operation
+        } == new.operation
+    };
+    let Some(known) = all.iter_mut().find(same) else {
+        return all.push(new);
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    let signaled = |counted: &Counted| counted.operation.signaled * counted.count as f64;
+    let both = signaled(known) + signaled(&new);
+    known.count = known.count.saturating_add(new.count);
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    {
+        known.operation.signaled = (both / known.count as f64).clamp(0.0, 1.0);
+    }
+}
+
+/// The operation of a kind, as far as the model has such.
+fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
+    let key = Key(kind.key);
+    if kind.count == 0 {
+        return Some(nothing(transport));
+    }
+    let (verb, imm) = match key.opcode() {
+        IBV_WR_RDMA_WRITE | IBV_WR_ATOMIC_WRITE => (Verb::RdmaWrite, false),
+        IBV_WR_RDMA_WRITE_WITH_IMM => (Verb::RdmaWrite, true),
+        IBV_WR_SEND | IBV_WR_SEND_WITH_INV => (Verb::Send, false),
+        IBV_WR_SEND_WITH_IMM => (Verb::Send, true),
+        IBV_WR_RDMA_READ => (Verb::RdmaRead, false),
+        IBV_WR_ATOMIC_CMP_AND_SWP => (Verb::AtomicCmpAndSwp, false),
+        IBV_WR_ATOMIC_FETCH_AND_ADD => (Verb::AtomicFetchAndAdd, false),
+        _ => return None,
+    };
+    if !transport.carries(verb) || !key.is_used() {
+        return None;
+    }
+    let payload_bytes = if verb.is_atomic() {
+        ATOMIC_BYTES
+    } else {
+        mean(kind.bytes, kind.count)
+    };
+    let inline = key.is_inline() && verb.sends_payload();
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    let signaled = kind.signaled as f64 / kind.count as f64;
+    let operation = Operation {
+        imm,
+        inline,
+        signaled: signaled.min(1.0),
+        num_sge: if inline {
+            1
+        } else {
+            key.num_sge().clamp(1, MAX_SGES)
+        },
+        ..Operation::new(verb, transport, payload_bytes)
+    };
+    Some(Counted {
+        operation,
+        count: kind.count,
+    })
+}
+
+/// The operation that a message came by, as far as the model has such.
+fn received(transport: Transport, kind: &Received<u64>) -> Option<Counted> {
+    let key = Key(kind.key);
+    if kind.count == 0 {
+        return Some(nothing(transport));
+    }
+    let verb = match key.opcode() {
+        IBV_WC_RECV => Verb::Send,
+        IBV_WC_RECV_RDMA_WITH_IMM => Verb::RdmaWrite,
+        _ => return None,
+    };
+    if !transport.carries(verb) || !key.is_used() {
+        return None;
+    }
+    let bytes = mean(kind.bytes, kind.count);
+    let header = if transport == Transport::Ud {
+        GRH_BYTES
+    } else {
+        0
+    };
+    let operation = Operation {
+        imm: key.has_imm(),
+        ..Operation::new(verb, transport, bytes.saturating_sub(header))
+    };
+    Some(Counted {
+        operation,
+        count: kind.count,
+    })
+}
+
+fn nothing(transport: Transport) -> Counted {
+    Counted {
+        operation: Operation::new(Verb::Send, transport, 0),
+        count: 0,
+    }
+}
+
+fn mean(bytes: u64, count: u64) -> u32 {
+    let mean = (bytes + count / 2).checked_div(count).unwrap_or(0);
+    narrow(mean).min(MAX_MESSAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn from(bytes: &[u8]) -> Result<Recorded, ReadError> {
+        read_at(|offset, out| {
+            let end = offset.checked_add(out.len()).expect("small numbers");
+            let found = bytes.get(offset..end);
+            out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
+        })
+    }
+
+    /// A file with one queue pair that sent, as words.
+    fn words() -> Vec<u64> {
+        let mut words = vec![0; (QP_CELLS_AT + size_of::<QpCell<u64>>()) / 8];
+        words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);
+        words[4..7].copy_from_slice(&[1000, 3000, 1]);
+        let cell = &mut words[QP_CELLS_AT / 8..];
+        cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
+        let at = std::mem::offset_of!(QpCell<u64>, lists) / 8;
+        cell[at + 2] = 25;
+        let at = std::mem::offset_of!(QpCell<u64>, runs) / 8;
+        cell[at] = 10;
+        let at = std::mem::offset_of!(QpCell<u64>, sent) / 8;
+        let key = Key::new(IBV_WR_SEND, 1, 60).inline(true);
+        cell[at..at + 4].copy_from_slice(&[key.0, 100, 6000, 4]);
+        words
+    }
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn what_was_counted_is_read() {
+        let read = from(&bytes(&words())).expect("a file");
+        assert_eq!(read.first_ns, 1000);
+        let profile = read.profile;
+        assert_eq!((profile.pid, profile.duration_ns), (77, 2000));
+        assert!(!profile.complete && profile.notes.is_empty());
+        let [qp] = &profile.queue_pairs[..] else {
+            panic!("one queue pair: {profile:?}");
+        };
+        assert_eq!((qp.qpn, qp.postlists, qp.runs), (0x12, 25, 10));
+        let operation = Operation::new(Verb::Send, Transport::Ud, 60)
+            .inlined()
+            .signaled(0.04);
+        let count = 100;
+        assert_eq!(qp.sent, [Counted { operation, count }]);
+        assert_eq!(profile.check(), Ok(()));
+    }
+
+    #[test]
+    fn other_files_are_refused_by_what_they_are() {
+        assert!(matches!(from(b""), Err(ReadError::Foreign)));
+        assert!(matches!(from(&[7; 9000]), Err(ReadError::Foreign)));
+        let mut other = words();
+        other[1] = VERSION + 1;
+        let message = from(&bytes(&other))
+            .expect_err("another version")
+            .to_string();
+        assert!(message.contains("version 2"), "{message}");
+        let mut other = words();
+        other[6] = u64::MAX;
+        assert!(matches!(from(&bytes(&other)), Err(ReadError::Damaged(_))));
+        let whole = bytes(&words());
+        let short = &whole[..whole.len() - 1];
+        assert!(matches!(from(short), Err(ReadError::Io(_))));
+    }
+
+    #[test]
+    fn cells_of_several_threads_are_one_queue_pair() {
+        let mut reading = Reading::default();
+        for thread in [0, 1] {
+            let mut cell = QpCell::<u64>::new_zeroed();
+            cell.thread = thread;
+            cell.qp_type = IBV_QPT_RC.into();
+            cell.lists[0] = 3;
+            cell.runs = 3;
+            cell.sent[0] = Sent {
+                key: Key::new(IBV_WR_RDMA_READ, 1, 8).0,
+                count: 3,
+                bytes: 24,
+                signaled: 3 * thread,
+            };
+            reading.add_qp(&cell);
+        }
+        let header = Header::<u64>::new_zeroed();
+        let profile = reading.finish(&header).profile;
+        assert_eq!(profile.threads.len(), 2);
+        let [qp] = &profile.queue_pairs[..] else {
+            panic!("one queue pair: {profile:?}");
+        };
+        assert_eq!((qp.operations(), qp.postlists), (6, 6));
+        assert!((qp.sent[0].operation.signaled - 0.5).abs() < 1e-9);
+    }
+
+    proptest! {
+        /// Whatever the words are: an answer, and a profile that agrees with itself.
+        #[test]
+        fn damaged_files_do_no_harm(
+            changes in prop::collection::vec((0usize..4000, any::<u64>()), 0..200),
+            cut in 0usize..100,
+        ) {
+            let mut words = words();
+            let (head, cell) = (512, QP_CELLS_AT / 8);
+            for (at, value) in changes {
+                // The header sometimes, else the cell.
+                let at = if at < 30 { at } else { cell + at % (words.len() - cell) };
+                prop_assert!(at < head || at >= cell);
+                words[at] = if value % 3 == 0 { value % 7 } else { value };
+            }
+            let mut bytes = bytes(&words);
+            if cut < 10 {
+                bytes.truncate(bytes.len() * cut / 10);
+            }
+            if let Ok(read) = from(&bytes) {
+                prop_assert_eq!(read.profile.check(), Ok(()));
+                let cib = nicmodel::profile::builtin("cib").expect("built in");
+                let _ = nicmodel::guidelines::advise(&read.profile, cib);
+            }
+        }
+    }
+}

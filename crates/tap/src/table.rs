@@ -1,0 +1,111 @@
+//! Objects by their handles: found without a lock, on every call of the data path.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Places of a table; at most half of them are used.
+const SLOTS: usize = 1 << 15;
+/// As far as is looked.
+const REACH: usize = 64;
+/// Keys that stand for no object.
+const FREE: u64 = 0;
+const GONE: u64 = 1;
+
+/// A hash table with open addressing. Values live for ever; keys come and go under the caller's lock.
+///
+/// A reader that looks while its object is being removed may find another one, which counts for the wrong object
+/// and does no other harm.
+pub(crate) struct Table<T: 'static> {
+    slots: [Slot<T>; SLOTS],
+}
+
+struct Slot<T> {
+    key: AtomicU64,
+    value: AtomicPtr<T>,
+}
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            slots: [const {
+                Slot {
+                    key: AtomicU64::new(FREE),
+                    value: AtomicPtr::new(ptr::null_mut()),
+                }
+            }; SLOTS],
+        }
+    }
+
+    #[inline(always)]
+    fn start(key: u64) -> usize {
+        // Fibonacci hashing: the upper 15 bits.
+        (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 49) as usize
+    }
+
+    /// The object of a key.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
+        let start = Self::start(key);
+        for step in 0..REACH {
+            let slot = &self.slots[(start + step) % SLOTS];
+            // Acquire: pairs with the Release of `insert`, so that the value is there.
+            match slot.key.load(Ordering::Acquire) {
+                // SAFETY: only `insert` stores values, and they live for ever.
+                found if found == key => {
+                    return unsafe { slot.value.load(Ordering::Acquire).as_ref() };
+                }
+                FREE => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Enters an object; false if there is no room. One caller at a time.
+    pub(crate) fn insert(&self, key: u64, value: &'static T) -> bool {
+        let start = Self::start(key);
+        for step in 0..REACH {
+            let slot = &self.slots[(start + step) % SLOTS];
+            if matches!(slot.key.load(Ordering::Relaxed), FREE | GONE) {
+                slot.value
+                    .store(ptr::from_ref(value).cast_mut(), Ordering::Release);
+                slot.key.store(key, Ordering::Release);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Removes a key. One caller at a time.
+    pub(crate) fn remove(&self, key: u64) {
+        let start = Self::start(key);
+        for step in 0..REACH {
+            let slot = &self.slots[(start + step) % SLOTS];
+            match slot.key.load(Ordering::Relaxed) {
+                found if found == key => return slot.key.store(GONE, Ordering::Relaxed),
+                FREE => return,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_found_until_they_are_removed() {
+        static TABLE: Table<u64> = Table::new();
+        for key in 2..2000u64 {
+            assert!(TABLE.insert(key << 7, Box::leak(Box::new(key))));
+        }
+        for key in 2..2000u64 {
+            assert_eq!(TABLE.find(key << 7).copied(), Some(key));
+            TABLE.remove(key << 7);
+            assert_eq!(TABLE.find(key << 7), None);
+        }
+        assert!(TABLE.insert(42 << 7, Box::leak(Box::new(7))));
+        assert_eq!(TABLE.find(42 << 7), Some(&7));
+    }
+}

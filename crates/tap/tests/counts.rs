@@ -1,0 +1,343 @@
+//! What programs do on the software NIC, and what their files say afterwards.
+//!
+//! The tap looks at its environment once in the life of a process, so each program is a run of this test program
+//! that does nothing but one of [`PROGRAMS`].
+
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use nicmodel::op_profile::{OperationProfile, QueuePair, SlotCount};
+use nicmodel::{Transport, Verb};
+use tap::Ledger;
+use verbs::{Access, CompletionQueue, Inline, Provider, Rc, Ud, WcBuffer};
+
+/// Names the program that this process is to be.
+const PROGRAM: &str = "TAP_TEST_PROGRAM";
+
+type Anything = Result<(), Box<dyn std::error::Error>>;
+
+const PROGRAMS: [(&str, fn() -> Anything); 5] = [
+    ("rc", rc),
+    ("ud", ud),
+    ("full", full),
+    ("threads", threads),
+    ("dies", dies),
+];
+
+/// Two queue pairs of this process that are connected.
+struct Pair {
+    pd: verbs::ProtectionDomain,
+    cq: CompletionQueue,
+    a: verbs::QueuePair<Rc>,
+    b: verbs::QueuePair<Rc>,
+}
+
+fn pair(depth: u32) -> Result<Pair, Box<dyn std::error::Error>> {
+    let context = Provider::softnic().device(None)?.open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1024)?);
+    let make = || {
+        pd.qp::<Rc>(&cq, &cq)
+            .max_send_wr(depth)
+            .max_recv_wr(depth)
+            .build()
+    };
+    let (a, b) = (make()?, make()?);
+    let (to_a, to_b) = (a.endpoint(), b.endpoint());
+    let (a, b) = (a.connect(&to_b)?, b.connect(&to_a)?);
+    Ok(Pair { pd, cq, a, b })
+}
+
+/// Polls until there were so many good completions.
+fn poll(cq: &CompletionQueue, count: usize) -> Anything {
+    let mut buffer = WcBuffer::<16>::new();
+    let mut found = 0;
+    let done = verbs::poll_until(Duration::from_secs(30), || {
+        let completions = cq.poll(&mut buffer).expect("the CQ is good");
+        found += completions.map(|wc| wc.expect("it succeeds")).count();
+        (found >= count).then_some(())
+    });
+    done.ok_or_else(|| format!("{found} of {count} completions").into())
+}
+
+/// Postlists of WRITEs, READs next to each other, atomics on two words, and SENDs of 8 bytes.
+fn rc() -> Anything {
+    let Pair { pd, cq, a, b } = pair(64)?;
+    let region = pd.alloc(
+        1 << 16,
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+    )?;
+    let at = |offset| region.remote().at(offset).expect("in the region");
+    let mut list = a.postlist(16);
+    for _ in 0..10 {
+        list.clear();
+        for index in 0..16 {
+            let wr = list.rdma_write(Inline(&[7; 24]), at(8 * index));
+            if index == 15 {
+                wr.signaled();
+            }
+        }
+        a.post_send(&mut list)?;
+        poll(&cq, 1)?;
+    }
+    for index in 0..5 {
+        a.post_one(|list| {
+            let into = region.slice(4096..4128).expect("in it");
+            list.rdma_read(into, at(32 * index)).signaled();
+        })?;
+    }
+    poll(&cq, 5)?;
+    for index in 0..6 {
+        a.post_one(|list| {
+            let into = region.slice(8192..8200).expect("in it");
+            let word = at(4096 + 8 * (index % 2));
+            list.atomic_fetch_and_add(into, word, 1).signaled();
+        })?;
+        poll(&cq, 1)?;
+    }
+    let mut recvs = b.recv_list(3);
+    for index in 0..3 {
+        recvs.recv(region.slice(0..64)?, index);
+    }
+    b.post_recv(&mut recvs)?;
+    for imm in 0..3 {
+        a.post_one(|list| {
+            list.send_with_imm(Inline(&[1; 8]), imm).signaled();
+        })?;
+        poll(&cq, 2)?;
+    }
+    Ok(())
+}
+
+/// Datagrams to a queue pair of this process.
+fn ud() -> Anything {
+    let context = Provider::softnic().device(None)?.open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
+    let qp = pd.qp::<Ud>(&cq, &cq).max_inline_data(128).build()?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE)?;
+    let to = pd.ud_destination(1, &qp.endpoint())?;
+    let mut recvs = qp.recv_list(4);
+    for index in 0..4 {
+        recvs.recv(region.slice(0..140)?, index);
+    }
+    qp.post_recv(&mut recvs)?;
+    let mut list = qp.postlist(4);
+    for _ in 0..4 {
+        list.send(Inline(&[3; 100]), &to).signaled();
+    }
+    qp.post_send(&mut list)?;
+    poll(&cq, 8)
+}
+
+/// Fills the send queue until it refuses.
+fn full() -> Anything {
+    let Pair { pd, cq, a, b: _b } = pair(8)?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let room = a.max_send_wr();
+    let mut list = a.postlist(room + 4);
+    for _ in 0..room + 4 {
+        list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
+    }
+    let refused = a.post_send(&mut list);
+    assert!(refused.is_err(), "there is no room");
+    poll(&cq, room)
+}
+
+/// Two threads post to one queue pair and poll one completion queue, in turn.
+fn threads() -> Anything {
+    let Pair { pd, cq, a, b: _b } = pair(8)?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    for _ in 0..2 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    a.post_one(|list| {
+                        list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
+                    })
+                    .expect("there is room");
+                    poll(&cq, 1).expect("it completes");
+                }
+            });
+        });
+    }
+    // And this one, so that there are two at least: a thread may get the memory of one that has ended.
+    a.post_one(|list| {
+        list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
+    })?;
+    poll(&cq, 1)
+}
+
+/// Dies in the middle of its work.
+fn dies() -> Anything {
+    let Pair { pd, cq, a, b: _b } = pair(8)?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    for _ in 0..7 {
+        a.post_one(|list| {
+            list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
+        })?;
+        poll(&cq, 1)?;
+    }
+    std::process::abort();
+}
+
+/// The process that is one of the programs.
+#[test]
+fn program() {
+    let Ok(wanted) = std::env::var(PROGRAM) else {
+        return;
+    };
+    let (_, run) = PROGRAMS
+        .into_iter()
+        .find(|(name, _)| *name == wanted)
+        .expect("there is such a program");
+    run().expect("it can be run");
+}
+
+/// Runs a program; how it ended, and its ledger.
+fn run(name: &str, folder: &Path) -> (ExitStatus, Ledger) {
+    let status = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "program", "--nocapture"])
+        .env(PROGRAM, name)
+        .env(tap::VARIABLE, folder)
+        .status()
+        .expect("it starts");
+    let ledger = Ledger::collect(folder, name).expect("the folder is there");
+    (status, ledger)
+}
+
+/// What the one process of a program did that ended well.
+fn profile(name: &str) -> OperationProfile {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (status, ledger) = run(name, folder.path());
+    assert!(status.success(), "{name}");
+    assert_eq!(ledger.provider, "softnic");
+    assert_eq!(ledger.notes, [""; 0]);
+    let [profile] = &ledger.processes[..] else {
+        panic!("one process: {ledger:?}");
+    };
+    assert!(profile.complete && profile.notes.is_empty(), "{profile:?}");
+    assert_eq!(profile.check(), Ok(()));
+    profile.clone()
+}
+
+/// The queue pair that sent.
+fn sender(profile: &OperationProfile) -> &QueuePair {
+    profile.active().next().expect("one sent")
+}
+
+#[test]
+fn every_verb_is_counted_with_what_it_costs() {
+    let profile = profile("rc");
+    assert_eq!(profile.peers, 1, "both queue pairs are of this process");
+    let qp = sender(&profile);
+    assert_eq!(qp.transport, Transport::Rc);
+    let kinds: Vec<_> = qp
+        .sent
+        .iter()
+        .map(|kind| {
+            let operation = kind.operation;
+            (
+                operation.verb,
+                operation.payload_bytes,
+                operation.inline,
+                kind.count,
+            )
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            (Verb::RdmaWrite, 24, true, 160),
+            (Verb::RdmaRead, 32, false, 5),
+            (Verb::AtomicFetchAndAdd, 8, false, 6),
+            (Verb::Send, 8, true, 3),
+        ]
+    );
+    assert!((qp.sent[0].operation.signaled - 1.0 / 16.0).abs() < 1e-9);
+    assert!((qp.sent[1].operation.signaled - 1.0).abs() < 1e-9);
+    assert_eq!(qp.postlists, 10 + 5 + 6 + 3);
+    // The five READs were posted without a poll between them, all else by one.
+    assert_eq!(qp.runs, 10 + 1 + 6 + 3);
+    assert_eq!(qp.adjacent_reads, 4);
+    assert_eq!(qp.max_outstanding, 16);
+    let slot = |slot| SlotCount { slot, count: 3 };
+    assert_eq!(qp.atomic_slots.len(), 2);
+    assert_eq!(qp.atomic_slots[1].slot - qp.atomic_slots[0].slot, 8);
+    assert_eq!(qp.atomic_slots[0], slot(qp.atomic_slots[0].slot));
+    let lengths: Vec<_> = qp
+        .postlist_lengths
+        .iter()
+        .map(|l| (l.at_most, l.count))
+        .collect();
+    assert_eq!(lengths, [(1, 14), (16, 10)]);
+    let receiver = profile
+        .queue_pairs
+        .iter()
+        .find(|qp| !qp.received.is_empty())
+        .expect("one received");
+    let received = &receiver.received[0];
+    assert_eq!((received.operation.payload_bytes, received.count), (8, 3));
+    assert!(received.operation.imm);
+    assert_eq!(
+        (
+            receiver.recvs.postlists,
+            receiver.recvs.count,
+            receiver.recvs.bytes
+        ),
+        (1, 3, 192)
+    );
+    assert_eq!(profile.memory.registered_bytes, 1 << 16);
+    let [thread] = &profile.threads[..] else {
+        panic!("one thread: {profile:?}");
+    };
+    assert_eq!((thread.posts, thread.recv_posts), (24, 1));
+    assert_eq!(thread.completions, 10 + 5 + 6 + 6);
+    assert!(thread.polls >= 20 && thread.empty_polls < thread.polls);
+}
+
+#[test]
+fn datagrams_are_counted_without_their_routing_header() {
+    let profile = profile("ud");
+    let qp = sender(&profile);
+    assert_eq!((qp.transport, profile.peers), (Transport::Ud, 1));
+    assert_eq!(qp.sent[0].operation.payload_bytes, 100);
+    assert_eq!(qp.received[0].operation.payload_bytes, 100);
+    assert_eq!((qp.sent[0].count, qp.received[0].count), (4, 4));
+    assert_eq!(qp.max_outstanding, 4);
+}
+
+#[test]
+fn what_was_refused_was_not_posted() {
+    let profile = profile("full");
+    let qp = sender(&profile);
+    assert_eq!(qp.operations(), u64::from(qp.max_send_wr));
+    assert_eq!((qp.refused, qp.postlists), (4, 1));
+    assert_eq!(qp.max_outstanding, qp.max_send_wr);
+}
+
+#[test]
+fn threads_are_told_apart_and_nothing_is_lost_between_them() {
+    let profile = profile("threads");
+    let qp = sender(&profile);
+    assert_eq!((qp.operations(), qp.runs), (21, 21));
+    assert!(profile.posting_threads() >= 2);
+    let completions: u64 = profile.threads.iter().map(|t| t.completions).sum();
+    assert_eq!(completions, 21);
+}
+
+#[test]
+fn a_program_that_dies_leaves_what_it_did() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (status, ledger) = run("dies", folder.path());
+    assert!(!status.success());
+    let [profile] = &ledger.processes[..] else {
+        panic!("one process: {ledger:?}");
+    };
+    assert!(!profile.complete);
+    assert_eq!(sender(profile).operations(), 7);
+}
+
+#[test]
+fn without_a_folder_the_tap_is_off() {
+    assert!(std::env::var_os(tap::VARIABLE).is_some() || !tap::is_on());
+}

@@ -1,0 +1,163 @@
+//! `--ledger FILE`: a command runs under the tap, and what its processes did is written when it has ended.
+
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tap::Ledger;
+use tempfile::{NamedTempFile, TempDir};
+
+use crate::Outcome;
+
+/// Where files of counters are in memory, if the machine has it.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Argument of commands whose verbs can be counted.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct LedgerArgs {
+    /// Count what the verbs do, in all processes, and write it to FILE (see `verbatim explain`)
+    #[arg(long, value_name = "FILE", global = true)]
+    ledger: Option<PathBuf>,
+}
+
+impl LedgerArgs {
+    /// Runs this program once more with the same arguments under the tap, if that was asked for.
+    ///
+    /// The tap looks at its environment when a provider is first used, and every process that a command starts
+    /// inherits it.
+    pub(crate) fn record_self(&self) -> Result<Option<Outcome>> {
+        let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_on()) else {
+            return Ok(None);
+        };
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut command = Command::new(program);
+        command.args(std::env::args_os().skip(1));
+        record(file, command, &words(std::env::args_os())).map(Some)
+    }
+}
+
+/// A command as one text.
+pub(crate) fn words(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
+    let words = args.into_iter();
+    let words: Vec<_> = words
+        .map(|word| word.as_ref().to_string_lossy().into_owned())
+        .collect();
+    words.join(" ")
+}
+
+/// Runs a command to its end and writes what its processes did. Comes to what the command came to.
+pub(crate) fn record(file: &Path, mut command: Command, words: &str) -> Result<Outcome> {
+    // Before anything runs: hours of work are not to end in a file that cannot be written.
+    let place = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    let folder = counters_folder().context("cannot make a folder for the counters")?;
+    // This process ends when the command has: a signal that ends the command must leave time to write.
+    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
+    let handle = signals.handle();
+    let mut child = command
+        .env(tap::VARIABLE, folder.path())
+        .spawn()
+        .with_context(|| format!("cannot run {}{}", words, hint(&command)))?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let forward = std::thread::spawn(move || {
+        for signal in &mut signals {
+            // Those of the terminal go to every process of its foreground group.
+            let to_all = matches!(signal, SIGINT | SIGQUIT);
+            if let (Some(pid), Some(signal), false) = (pid, Signal::from_named_raw(signal), to_all)
+            {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    });
+    let status = child.wait().context("cannot wait for the command")?;
+    handle.close();
+    let _ = forward.join();
+    let ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
+    write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
+    if ledger.processes.is_empty() {
+        eprintln!("note: no process of it opened an RDMA device, so the ledger is empty");
+    }
+    Ok(outcome(status))
+}
+
+fn hint(command: &Command) -> &'static str {
+    let program = Path::new(command.get_program());
+    if program.components().count() > 1 && !program.exists() {
+        "; there is no such program"
+    } else {
+        ""
+    }
+}
+
+/// A folder that goes when it is dropped, in memory where there is such.
+fn counters_folder() -> io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("verbatim-tap-");
+    builder
+        .tempdir_in(SHARED_MEMORY)
+        .or_else(|_| builder.tempdir())
+}
+
+fn write(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut to, ledger)?;
+    to.write_all(b"\n")?;
+    // As any file that a program writes, not the private one that it began as.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    to.as_file().set_permissions(mode)?;
+    to.persist(file)?;
+    Ok(())
+}
+
+/// What the command came to: its exit status, or 128 and the signal that ended it, as shells say it.
+fn outcome(status: ExitStatus) -> Outcome {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    match code {
+        Some(0) => Outcome::Done,
+        code => Outcome::Exit(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_comes_to_what_its_program_came_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("l.json");
+        let run = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            record(&file, command, script).expect("it runs")
+        };
+        assert_eq!(run("exit 0"), Outcome::Done);
+        assert_eq!(run("exit 7"), Outcome::Exit(7));
+        assert_eq!(run("kill -KILL $$"), Outcome::Exit(137));
+        let text = std::fs::read_to_string(&file).expect("written each time");
+        let ledger = Ledger::parse(&text).expect("a ledger");
+        assert_eq!(
+            (ledger.command.as_str(), ledger.processes.len()),
+            ("kill -KILL $$", 0)
+        );
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_found_out_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ran = folder.path().join("ran");
+        let mut command = Command::new("touch");
+        command.arg(&ran);
+        let file = folder.path().join("missing/l.json");
+        assert!(record(&file, command, "touch").is_err());
+        assert!(!ran.exists());
+    }
+}
