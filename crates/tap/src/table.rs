@@ -49,13 +49,13 @@ impl<T> Table<T> {
         for step in 0..REACH {
             let slot = &self.slots[(start + step) % SLOTS];
             // Acquire: pairs with the Release of `insert`, so that the value is there.
-            match slot.key.load(Ordering::Acquire) {
+            let found = slot.key.load(Ordering::Acquire);
+            if found == key {
                 // SAFETY: only `insert` stores values, and they live for ever.
-                found if found == key => {
-                    return unsafe { slot.value.load(Ordering::Acquire).as_ref() };
-                }
-                FREE => return None,
-                _ => {}
+                return unsafe { slot.value.load(Ordering::Acquire).as_ref() };
+            }
+            if found == FREE {
+                return None;
             }
         }
         None
