@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs_abi::{ibv_ah, ibv_ah_attr, ibv_send_wr};
 
+use crate::multicast::Group;
 use crate::nic::Nic;
 
 /// An address handle; the program's handle points to its first field.
@@ -19,6 +20,8 @@ pub(crate) struct Ah {
     pub(crate) reachable: bool,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
+    /// The multicast group that it addresses.
+    pub(crate) group: Option<Group>,
     /// As in `RingHeader::path`.
     pub(crate) path: u64,
 }
@@ -38,6 +41,12 @@ impl Ah {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             pd,
             reachable: nic.port.reaches(attr),
+            group: if attr.is_global == 0 {
+                None
+            } else {
+                // SAFETY: any bytes are a GID.
+                Group::of(unsafe { attr.grh.dgid.raw })
+            },
             path: u64::from(nic.port.lid)
                 | u64::from(attr.sl) << 16
                 | u64::from(attr.src_path_bits) << 24

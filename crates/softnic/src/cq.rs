@@ -100,6 +100,8 @@ pub(crate) struct CqState {
     wake_at: u32,
     /// Something solicited or failed came into the buffer since the last arming.
     solicited: bool,
+    /// When the first completion came that moderation keeps from being reported.
+    held_since: Option<u64>,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -113,6 +115,8 @@ pub(crate) struct Cq {
     pub(crate) index: usize,
     /// Completions that it keeps for a program that does not poll.
     depth: AtomicUsize,
+    /// `cq_count` and, in the upper half, `cq_period` of `ibv_modify_cq(3)`.
+    moderation: AtomicU32,
     pub(crate) channel: Option<Arc<Channel>>,
     state: SpinLock<CqState>,
     /// Queue pairs (twice, if both queues complete here) that use it.
@@ -144,6 +148,7 @@ impl Cq {
             nic,
             index,
             depth: AtomicUsize::new(depth),
+            moderation: AtomicU32::new(0),
             channel,
             state: SpinLock::new(CqState {
                 buffer: VecDeque::new(),
@@ -157,6 +162,7 @@ impl Cq {
                 turn: 0,
                 wake_at: STARVING_POLLS,
                 solicited: false,
+                held_since: None,
             }),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
@@ -235,13 +241,41 @@ impl Cq {
             state
                 .buffer
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
-            if n == 0 && !(armed && self.fire(state.buffer.len() > before, &mut state.solicited)) {
+            let new = state.buffer.len() > before || state.held_since.is_some();
+            if n == 0 && armed && new && self.holds_back(&mut state) {
+                return true;
+            }
+            if n == 0 && !(armed && self.fire(new, &mut state.solicited)) {
                 if waiting {
                     state.wake_debtors();
                 }
                 return waiting;
             }
         }
+    }
+
+    /// Is the event to wait for more completions, or for its time (`ibv_modify_cq(3)`)? The engine looks at the clock
+    /// once in a millisecond.
+    fn holds_back(&self, state: &mut CqState) -> bool {
+        let moderation = self.moderation.load(Ordering::Relaxed);
+        let (count, period_us) = (moderation & 0xffff, moderation >> 16);
+        if count > 1 && state.buffer.len() < count as usize {
+            let now = crate::send::now_ns();
+            let since = *state.held_since.get_or_insert(now);
+            if now - since < u64::from(period_us) * 1000 {
+                return true;
+            }
+        }
+        state.held_since = None;
+        false
+    }
+
+    /// `ibv_modify_cq`: an event for so many completions, or when so many microseconds have passed since the first.
+    pub(crate) fn moderate(&self, count: u16, period_us: u16) {
+        let value = u32::from(count) | u32::from(period_us) << 16;
+        self.moderation.store(value, Ordering::Relaxed);
+        // What is held back may be due now.
+        self.nic.me().wake();
     }
 
     /// Reports to the completion channel if that is what the queue was armed for. True if the caller has to
@@ -333,6 +367,28 @@ impl Cq {
             && armed.load(Ordering::Relaxed) != ARMED_NO
         {
             self.nic.me().wake();
+        }
+    }
+
+    /// Gives it a completion, for a program that has not polled it yet.
+    pub(crate) fn deliver(&self, wc: ibv_wc, solicited: bool) {
+        let mut state = self.state.lock();
+        state.buffer.push_back(wc);
+        state.solicited |= solicited;
+        let armed = self.armed().map_or(ARMED_NO, |a| a.load(Ordering::Relaxed));
+        match armed & !ARMED_CALLED {
+            ARMED_NO => {}
+            ARMED_SOLICITED if !state.solicited => {}
+            _ => {
+                self.fire(true, &mut state.solicited);
+            }
+        }
+    }
+
+    /// Sets what peers find out about it when they have published.
+    pub(crate) fn set_armed(&self, value: u32) {
+        if let Some(armed) = self.armed() {
+            armed.store(value, Ordering::Relaxed);
         }
     }
 

@@ -12,14 +12,15 @@ use std::{fs, io, ptr};
 
 use libc::EINVAL;
 use verbs_abi::{
-    IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_GID_TYPE_IB,
-    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096,
-    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID,
+    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2,
+    IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_ODP_SUPPORT,
+    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
     IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
     IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_WC_GRH,
-    ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
-    ibv_wc,
+    ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
+    ibv_port_attr, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
 };
 
 /// Name of the device: what `ibv_get_device_name` returns and programs take as `-d`.
@@ -61,6 +62,10 @@ pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 pub(crate) const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Most address handles of a context.
 pub(crate) const MAX_AH: u32 = 65_536;
+
+/// Most attachments of a process's queue pairs to multicast groups: what its table has places for.
+const MAX_MCASTS: u32 = 4096;
+const _: () = assert!(MAX_MCASTS as usize == crate::fabric::layout::MAX_MCASTS);
 
 /// Most bytes of device memory in one allocation: 256 KiB, about what ConnectX NICs have.
 pub(crate) const MAX_DM_SIZE: u64 = 256 << 10;
@@ -134,7 +139,7 @@ fn guid_from(host_id: &str) -> [u8; 8] {
 /// - `vendor_id` is an IEEE OUI; ff:ff:ff, which is nobody's, is what Soft-RoCE says too (`RXE_VENDOR_ID`), so
 ///   that no program mistakes the device for one whose private interface it knows. `vendor_part_id` and
 ///   `hw_ver` are 0.
-/// - `max_mw`, `max_mcast_grp`, `max_ee`, `max_rdd` and the raw queue pairs are 0: not supported.
+/// - `max_ee`, `max_rdd` and the raw queue pairs are 0: not supported.
 pub(crate) fn device_attr() -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     for (to, from) in attr.fw_ver.iter_mut().zip(c"1.0".to_bytes()) {
@@ -152,7 +157,14 @@ pub(crate) fn device_attr() -> ibv_device_attr {
     attr.device_cap_flags = IBV_DEVICE_UD_AV_PORT_ENFORCE
         | IBV_DEVICE_CURR_QP_STATE_MOD
         | IBV_DEVICE_SYS_IMAGE_GUID
-        | IBV_DEVICE_RC_RNR_NAK_GEN;
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_XRC
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    attr.max_mw = int(MAX_MR);
+    attr.max_mcast_grp = int(MAX_MCASTS);
+    attr.max_mcast_qp_attach = int(MAX_MCASTS);
+    attr.max_total_mcast_qp_attach = int(MAX_MCASTS);
     attr.max_sge = int(MAX_SGE);
     attr.max_sge_rd = int(MAX_SGE);
     attr.max_cq = int(MAX_CQ);
@@ -177,6 +189,24 @@ pub(crate) fn device_attr() -> ibv_device_attr {
     attr
 }
 
+// What verbs.h has since version 45, one enumeration after the other: these values are the kernel's, of
+// `linux:include/uapi/rdma/ib_user_verbs.h` and `ib_user_ioctl_verbs.h`.
+
+/// Bit of `device_cap_flags_ex`: flush with global visibility.
+const IBV_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+/// Bit of `device_cap_flags_ex`: atomic write.
+const IBV_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
+/// Access right: flush with global visibility.
+pub(crate) const IBV_ACCESS_FLUSH_GLOBAL: ibv_access_flags = 1 << 8;
+/// Work request: flush.
+pub(crate) const IBV_WR_FLUSH: ibv_wr_opcode = 14;
+/// Completion of a flush.
+pub(crate) const IBV_WC_FLUSH: ibv_wc_opcode = 8;
+/// Bit of `send_ops_flags`: `ibv_wr_flush`.
+pub(crate) const IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
+/// `enum ibv_placement_type`: global visibility.
+pub(crate) const IBV_FLUSH_GLOBAL: u8 = 1;
+
 /// The device's clock in kHz: completions are stamped with nanoseconds.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
@@ -187,14 +217,19 @@ pub(crate) fn device_attr_ex() -> ibv_device_attr_ex {
     // Memory is not pinned: every page may be on demand.
     const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
     const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;
-    attr.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
+    attr.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+    attr.cq_mod_caps.max_cq_count = u16::MAX;
+    attr.cq_mod_caps.max_cq_period = u16::MAX;
     attr.odp_caps.per_transport_caps.rc_odp_caps =
         WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
     attr.odp_caps.per_transport_caps.uc_odp_caps = WRITE;
     attr.odp_caps.per_transport_caps.ud_odp_caps = TWO_SIDED;
+    attr.xrc_odp_caps = attr.odp_caps.per_transport_caps.rc_odp_caps;
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CORE_CLOCK_KHZ;
-    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags)
+        | IBV_DEVICE_ATOMIC_WRITE
+        | IBV_DEVICE_FLUSH_GLOBAL;
     attr.max_dm_size = MAX_DM_SIZE;
     attr.phys_port_cnt_ex = PORT_NUM.into();
     attr

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::keys::barrier;
 use crate::nic::Nic;
+use crate::xrc;
 
 /// How often the engine looks while a deadline runs.
 const TICK: Timespec = Timespec {
@@ -95,6 +96,9 @@ fn progress(nic: &'static Nic) -> bool {
     let mut waiting = false;
     for cq in nic.all_cqs() {
         waiting |= cq.engine_progress();
+    }
+    if xrc::in_use() {
+        waiting |= xrc::engine_progress(nic);
     }
     waiting
 }

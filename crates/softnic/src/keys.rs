@@ -4,6 +4,9 @@
 //! A key is 32 random bits; the table is a hash table with a secret of its process, so neither keys nor
 //! their places can be guessed. One table serves both keys, as one number serves as both.
 //!
+//! The upper 24 bits of a key choose its place, and no two keys have them in common: the lower eight are the
+//! tag of a memory window, which changes with each of its bindings (`ibv_inc_rkey(3)`).
+//!
 //! # Deregistration against access
 //!
 //! Whoever accesses a region first writes its name into the hazard slot of its thread and then looks again
@@ -11,6 +14,8 @@
 //! process names the region. Between the two stores and loads stands a full barrier, but only on the side of
 //! the rare deregistration: `membarrier(2)` makes every running thread of the fabric's processes pass one.
 //! An access so costs two plain stores to its own cache line.
+
+mod windows;
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -20,11 +25,17 @@ use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::mem::RangeBacking;
 
+pub(crate) use windows::{
+    BindRequest, IMPLICIT, MAX_PD_NUMBER, WindowId, WindowType, window_admits,
+};
+
+use windows::Windows;
+
 /// Slots that are searched from a key's hash on.
 const PROBES: usize = 16;
 
 fn hash(secret: u64, key: u32) -> usize {
-    let mixed = (u64::from(key) ^ (secret >> 32)).wrapping_mul(secret | 1);
+    let mixed = (u64::from(prefix(key)) ^ (secret >> 32)).wrapping_mul(secret | 1);
     (mixed >> (64 - MR_SLOTS.trailing_zeros())) as usize
 }
 
@@ -33,6 +44,11 @@ fn hash(secret: u64, key: u32) -> usize {
 #[inline]
 pub(crate) fn key_of(entry: u64) -> u32 {
     entry as u32
+}
+
+/// The part of a key that the program does not choose.
+fn prefix(key: u32) -> u32 {
+    key >> 8
 }
 
 /// The entry that follows `entry` in its place, for a region with `key`.
@@ -69,10 +85,18 @@ pub(crate) struct NewRegion<'a> {
     pub(crate) backing: &'a RangeBacking,
 }
 
+/// What only this process knows of its keys.
+#[derive(Default)]
+struct Table {
+    /// Places in use.
+    used: usize,
+    windows: Windows,
+}
+
 /// Registrations and hazards of this process.
 pub(crate) struct Keys {
     /// Serialises registration.
-    registering: Mutex<usize>,
+    registering: Mutex<Table>,
     free_hazards: Mutex<Vec<usize>>,
     /// `membarrier` is not there: every access needs a full fence.
     fence_on_access: bool,
@@ -81,7 +105,7 @@ pub(crate) struct Keys {
 impl Keys {
     pub(crate) fn new() -> Self {
         Self {
-            registering: Mutex::new(0),
+            registering: Mutex::new(Table::default()),
             free_hazards: Mutex::new((0..HAZARDS).rev().collect()),
             fence_on_access: !barrier::register(),
         }
@@ -115,83 +139,87 @@ impl Keys {
         key: u32,
         new: &NewRegion<'_>,
     ) -> Result<(), i32> {
-        let mut used = lock(&self.registering);
-        if *used >= MR_SLOTS / 2 {
+        let mut table = lock(&self.registering);
+        let (index, mr) = self.free_place(fabric, &table, key)?;
+        mr.access.store(new.access, Ordering::Relaxed);
+        mr.addr.store(new.addr, Ordering::Relaxed);
+        mr.len.store(new.len, Ordering::Relaxed);
+        mr.pd.store(new.pd, Ordering::Relaxed);
+        mr.backing.store(new.backing.kind, Ordering::Relaxed);
+        mr.handle.store(new.backing.handle, Ordering::Relaxed);
+        mr.inode.store(new.backing.inode, Ordering::Relaxed);
+        mr.offset.store(new.backing.offset, Ordering::Relaxed);
+        mr.base.store(new.base, Ordering::Relaxed);
+        enter(mr, key);
+        table.used += 1;
+        debug_assert!(!table.windows.is_place(index));
+        Ok(())
+    }
+
+    /// A place in which `key` can be entered.
+    ///
+    /// # Errors
+    /// As for [`register_as`](Self::register_as).
+    #[allow(clippy::unused_self)] // `table` is what its lock protects
+    fn free_place<'f>(
+        &self,
+        fabric: &'f Fabric,
+        table: &Table,
+        key: u32,
+    ) -> Result<(usize, &'f MrShared), i32> {
+        if table.used >= MR_SLOTS / 2 {
             return Err(libc::ENOMEM);
         }
         let me = &fabric.me.segment;
-        let secret = me.header().key_secret.load(Ordering::Relaxed);
-        if key == 0 || find(&fabric.me, key).is_some() {
+        let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
+        let places = || {
+            (0..PROBES).filter_map(move |i| {
+                let index = (start + i) % MR_SLOTS;
+                me.mr(index).map(|mr| (index, mr))
+            })
+        };
+        let taken = |(index, mr): (usize, &MrShared)| {
+            let there = match table.windows.key_at(index) {
+                Some(window) => window,
+                None => key_of(mr.entry.load(Ordering::Relaxed)),
+            };
+            there != 0 && prefix(there) == prefix(key)
+        };
+        if prefix(key) == 0 || places().any(taken) {
             return Err(libc::EEXIST);
         }
-        let start = hash(secret, key);
-        for i in 0..PROBES {
-            let index = (start + i) % MR_SLOTS;
-            let Some(mr) = me.mr(index) else { continue };
-            let entry = mr.entry.load(Ordering::Relaxed);
-            if key_of(entry) != 0 {
-                continue;
-            }
-            fabric
-                .reserve(
-                    MRS_AT + index * size_of::<MrShared>(),
-                    size_of::<MrShared>(),
-                )
-                .map_err(|_| libc::ENOMEM)?;
-            mr.access.store(new.access, Ordering::Relaxed);
-            mr.addr.store(new.addr, Ordering::Relaxed);
-            mr.len.store(new.len, Ordering::Relaxed);
-            mr.pd.store(new.pd, Ordering::Relaxed);
-            mr.backing.store(new.backing.kind, Ordering::Relaxed);
-            mr.handle.store(new.backing.handle, Ordering::Relaxed);
-            mr.inode.store(new.backing.inode, Ordering::Relaxed);
-            mr.offset.store(new.backing.offset, Ordering::Relaxed);
-            mr.base.store(new.base, Ordering::Relaxed);
-            // SYNC POINT K: the fields above belong to this key (see `find`).
-            mr.entry.store(next_entry(entry, key), Ordering::Release);
-            *used += 1;
-            return Ok(());
-        }
-        Err(libc::EEXIST)
+        let (index, mr) = places()
+            .find(|&(index, mr)| {
+                key_of(mr.entry.load(Ordering::Relaxed)) == 0 && !table.windows.is_place(index)
+            })
+            .ok_or(libc::EEXIST)?;
+        let at = MRS_AT + index * size_of::<MrShared>();
+        fabric
+            .reserve(at, size_of::<MrShared>())
+            .map_err(|_| libc::ENOMEM)?;
+        Ok((index, mr))
     }
 
     /// Makes `key` invalid and waits until nobody accesses its region any more.
-    pub(crate) fn deregister(&self, fabric: &Fabric, key: u32) {
+    ///
+    /// # Errors
+    /// `EBUSY` while memory windows are bound to the region.
+    pub(crate) fn deregister(&self, fabric: &Fabric, key: u32) -> Result<(), i32> {
         let Some((index, mr)) = find(&fabric.me, key) else {
-            return;
+            return Ok(());
         };
         {
-            let mut used = lock(&self.registering);
-            let entry = mr.entry.load(Ordering::Relaxed);
-            if key_of(entry) != key {
-                return;
+            let mut table = lock(&self.registering);
+            if key_of(mr.entry.load(Ordering::Relaxed)) != key {
+                return Ok(());
             }
-            mr.entry.store(next_entry(entry, 0), Ordering::SeqCst);
-            *used -= 1;
-        }
-        // SYNC POINT H
-        barrier::everywhere();
-        let name = hazard_name(fabric.me.slot, index);
-        for peer in fabric.all_peers() {
-            let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
-            for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
-                let Some(hazard) = peer.segment.hazard(i) else {
-                    continue;
-                };
-                let mut waits = 0u32;
-                while hazard.mrs.iter().any(|m| m.load(Ordering::Acquire) == name)
-                    && !peer.is_dead()
-                {
-                    waits += 1;
-                    if waits < 100 {
-                        std::thread::yield_now();
-                    } else {
-                        // A copy of many megabytes is under way, or its process is stopped.
-                        std::thread::sleep(std::time::Duration::from_micros(100));
-                    }
-                }
+            if table.windows.bound_to(index) {
+                return Err(libc::EBUSY);
             }
+            invalidate(mr);
+            table.used -= 1;
         }
+        wait_for_accesses(fabric, index);
         if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
             fabric
                 .me
@@ -200,6 +228,7 @@ impl Keys {
                 .mem_epoch
                 .fetch_add(1, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
@@ -230,6 +259,44 @@ impl Keys {
         let pin = Pin { hazard };
         let mr = peer.segment.mr(index)?;
         (mr.entry.load(Ordering::Acquire) == entry).then_some(pin)
+    }
+}
+
+/// Gives the region or window in a place its key: peers find it from now on.
+fn enter(mr: &MrShared, key: u32) {
+    let entry = mr.entry.load(Ordering::Relaxed);
+    // SYNC POINT K: the other fields belong to this key (see `find`).
+    mr.entry.store(next_entry(entry, key), Ordering::Release);
+}
+
+/// Takes the key of the region or window in a place away: nobody finds it any more.
+fn invalidate(mr: &MrShared) {
+    let entry = mr.entry.load(Ordering::Relaxed);
+    mr.entry.store(next_entry(entry, 0), Ordering::SeqCst);
+}
+
+/// Waits until nobody accesses the region or window at `index`, whose key has just become invalid.
+fn wait_for_accesses(fabric: &Fabric, index: usize) {
+    // SYNC POINT H
+    barrier::everywhere();
+    let name = hazard_name(fabric.me.slot, index);
+    for peer in fabric.all_peers() {
+        let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
+        for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
+            let Some(hazard) = peer.segment.hazard(i) else {
+                continue;
+            };
+            let mut waits = 0u32;
+            while hazard.mrs.iter().any(|m| m.load(Ordering::Acquire) == name) && !peer.is_dead() {
+                waits += 1;
+                if waits < 100 {
+                    std::thread::yield_now();
+                } else {
+                    // A copy of many megabytes is under way, or its process is stopped.
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                }
+            }
+        }
     }
 }
 

@@ -69,6 +69,7 @@ mod keys;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod mem;
+mod multicast;
 #[cfg(not(loom))]
 mod nic;
 #[cfg(not(loom))]
@@ -91,6 +92,7 @@ mod srq;
 mod strings;
 #[allow(unsafe_code)]
 mod sync;
+mod xrc;
 
 #[cfg(not(loom))]
 pub use abi::{later_symbols, symbols};

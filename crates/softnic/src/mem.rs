@@ -136,7 +136,7 @@ pub(crate) struct RangeBacking {
 }
 
 impl RangeBacking {
-    fn private() -> Self {
+    pub(crate) fn private() -> Self {
         Self {
             kind: BACKING_PRIVATE,
             handle: 0,
@@ -193,6 +193,38 @@ pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBa
         at = area.end;
     }
     Err(libc::EFAULT)
+}
+
+/// Fetches the pages of a range of this process's memory, as an access on demand does. False where they are not
+/// mapped, or not writable.
+#[cold]
+pub(crate) fn populate(addr: u64, len: u64, write: bool) -> bool {
+    let (Ok(addr), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else {
+        return false;
+    };
+    let first = addr & !(PAGE - 1);
+    let Some(end) = addr.checked_add(len) else {
+        return false;
+    };
+    let advice = if write {
+        Advice::LinuxPopulateWrite
+    } else {
+        Advice::LinuxPopulateRead
+    };
+    // SAFETY: fetching pages changes nothing that a program can see; a range that is not mapped is an error.
+    let done = unsafe {
+        madvise(
+            std::ptr::with_exposed_provenance_mut(first),
+            end - first,
+            advice,
+        )
+    };
+    match done {
+        Ok(()) => true,
+        // Linux before 5.14.
+        Err(rustix::io::Errno::INVAL) => backing_of(addr, len, write).is_ok(),
+        Err(_) => false,
+    }
 }
 
 /// A line of `/proc/self/maps`.
@@ -512,6 +544,7 @@ impl Region {
             let word = unsafe { &*ptr.cast::<AtomicU64>() };
             return Ok(match op {
                 AtomicOp::FetchAdd(n) => word.fetch_add(n, Ordering::SeqCst),
+                AtomicOp::Store(new) => word.swap(new, Ordering::SeqCst),
                 AtomicOp::CompareSwap { expect, swap } => word
                     .compare_exchange(expect, swap, Ordering::SeqCst, Ordering::SeqCst)
                     .unwrap_or_else(|old| old),
@@ -533,6 +566,7 @@ impl Region {
             self.read(addr, (&raw mut old).cast(), 8)?;
             let new = match op {
                 AtomicOp::FetchAdd(n) => old.wrapping_add(n),
+                AtomicOp::Store(new) => new,
                 AtomicOp::CompareSwap { expect, swap } if old == expect => swap,
                 AtomicOp::CompareSwap { .. } => return Ok(old),
             };
@@ -556,6 +590,7 @@ type ProcessVmCall = unsafe extern "C" fn(
 pub(crate) enum AtomicOp {
     FetchAdd(u64),
     CompareSwap { expect: u64, swap: u64 },
+    Store(u64),
 }
 
 /// A lock whose holder may die: it holds the holder's pid, and a waiter looks whether that one still runs.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cq::Cq;
@@ -10,10 +10,12 @@ use crate::device::Port;
 use crate::engine;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, FabricError, Peer};
-use crate::keys::Keys;
+use crate::keys::{Keys, MAX_PD_NUMBER};
 use crate::mem::Mappings;
+use crate::multicast::Attachments;
 use crate::qp::Qp;
 use crate::sync::SpinLock;
+use crate::xrc::{FileId, Xrcd};
 
 /// Why there is no software NIC in this process.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,8 @@ pub(crate) struct Nic {
     retired: Mutex<Vec<RetiredRing>>,
     /// The engine looks every millisecond, called or not.
     pub(crate) engine_ticks: AtomicBool,
+    xrcds: Mutex<Vec<Weak<Xrcd>>>,
+    pub(crate) attachments: Attachments,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,6 +154,8 @@ impl Nic {
             mail_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
             engine_ticks: AtomicBool::new(false),
+            xrcds: Mutex::new(Vec::new()),
+            attachments: Attachments::default(),
         }));
         engine::start(nic).map_err(NicError::Engine)?;
         Ok(nic)
@@ -162,7 +168,9 @@ impl Nic {
 
     /// A number for a new protection domain.
     pub(crate) fn new_pd_number(&self) -> u32 {
-        u32::try_from(self.next_pd.fetch_add(1, Ordering::Relaxed)).unwrap_or(u32::MAX)
+        let n = self.next_pd.fetch_add(1, Ordering::Relaxed) as u64;
+        // The remainder is below 2^30.
+        u32::try_from(n % u64::from(MAX_PD_NUMBER)).unwrap_or(0)
     }
 
     /// QP number of queue pair `index` of this process.
@@ -199,6 +207,28 @@ impl Nic {
     /// The queue pair at `index`.
     pub(crate) fn qp(&self, index: usize) -> Option<Arc<Qp>> {
         self.qps.get(index)?.lock().clone()
+    }
+
+    /// The queue pair of this process with that number.
+    pub(crate) fn qp_by_number(&self, qpn: u32) -> Option<Arc<Qp>> {
+        let qp = self.qp(qpn as usize % MAX_QPS)?;
+        (qp.qpn == qpn).then_some(qp)
+    }
+
+    /// The XRC domains of this process.
+    pub(crate) fn xrcds(&self) -> Vec<Arc<Xrcd>> {
+        let mut xrcds = lock(&self.xrcds);
+        xrcds.retain(|x| x.strong_count() != 0);
+        xrcds.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The XRC domain that a file names.
+    pub(crate) fn xrcd_of(&self, file: FileId) -> Option<Arc<Xrcd>> {
+        self.xrcds().into_iter().find(|x| x.file == Some(file))
+    }
+
+    pub(crate) fn add_xrcd(&self, xrcd: &Arc<Xrcd>) {
+        lock(&self.xrcds).push(Arc::downgrade(xrcd));
     }
 
     /// Takes the queue pair at `index` out.

@@ -1,12 +1,12 @@
 //! Queue pairs: creation, state, and how their two queues fail together.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
-use crate::abi::Builder;
+use crate::abi::{Builder, QpEx};
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
 use crate::event::Unacknowledged;
@@ -14,16 +14,17 @@ use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::nic::{Nic, lock};
 use crate::qp_state::{Limits, QpState, QpType, check_transition};
-use crate::recv::{Inbound, RecvQueue};
+use crate::recv::{Inbound, RecvQueue, RecvSide};
 use crate::send::{self, SendQueue, SendWork};
 use crate::srq::Srq;
 use crate::sync::SpinLock;
+use crate::xrc::Xrc;
 
 /// A queue pair; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Qp {
     /// It starts with an `ibv_qp`.
-    abi: UnsafeCell<ibv_qp_ex>,
+    abi: UnsafeCell<QpEx>,
     /// For a queue pair that was made with `send_ops_flags`.
     pub(crate) builder: Option<Builder>,
     pub(crate) nic: &'static Nic,
@@ -31,7 +32,17 @@ pub(crate) struct Qp {
     /// Place in this process.
     pub(crate) index: usize,
     pub(crate) qpn: u32,
+    /// Its transport service: [`QpType::service`].
     pub(crate) qp_type: QpType,
+    /// The type that it was created with.
+    full_type: QpType,
+    pub(crate) xrc: Xrc,
+    /// Uses of it: its creation, and every `ibv_open_qp`.
+    pub(crate) opened: AtomicUsize,
+    /// Multicast groups that it is attached to.
+    pub(crate) attached: AtomicUsize,
+    /// It does not get what it sends to its groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
+    pub(crate) block_self: AtomicBool,
     pub(crate) pd: u32,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -79,6 +90,7 @@ pub(crate) struct NewQp {
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) init_attr: ibv_qp_init_attr,
     pub(crate) builder: Option<Builder>,
+    pub(crate) xrc: Xrc,
 }
 
 impl Qp {
@@ -91,10 +103,14 @@ impl Qp {
             (cap.max_recv_wr, cap.max_recv_sge)
         };
         let qpn = nic.qpn(index);
-        let mut abi = ibv_qp_ex::zeroed();
-        abi.qp_base = new.abi;
-        abi.qp_base.qp_num = qpn;
-        abi.qp_base.state = IBV_QPS_RESET;
+        let mut abi = QpEx {
+            ex: ibv_qp_ex::zeroed(),
+            wr_flush: None,
+        };
+        let base = &mut abi.ex.qp_base;
+        *base = new.abi;
+        base.qp_num = qpn;
+        base.state = IBV_QPS_RESET;
         let qp = Self {
             abi: UnsafeCell::new(abi),
             builder: new.builder,
@@ -102,18 +118,23 @@ impl Qp {
             context: new.context,
             index,
             qpn,
-            qp_type: new.qp_type,
+            qp_type: new.qp_type.service(),
+            full_type: new.qp_type,
+            opened: AtomicUsize::new(1),
+            attached: AtomicUsize::new(0),
+            block_self: AtomicBool::new(false),
             pd: new.pd,
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
             srq: new.srq,
+            xrc: new.xrc,
             state: AtomicU32::new(QpState::Reset.as_abi()),
             qkey: AtomicU32::new(0),
             max_rd_atomic: AtomicU32::new(0),
             timeout: AtomicU32::new(0),
             send_work: AtomicU8::new(SendWork::None as u8),
             sq: SpinLock::new(SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)),
-            rq: SpinLock::new(RecvQueue::new(recv_wr, recv_sge)),
+            rq: SpinLock::new(RecvQueue::new(recv_wr, recv_sge, new.pd)),
             send_place: AtomicUsize::new(usize::MAX),
             recv_place: AtomicUsize::new(usize::MAX),
             control: Mutex::new(Control {
@@ -129,6 +150,11 @@ impl Qp {
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);
         shared.pd.store(qp.pd, Ordering::Relaxed);
+        let domain = match &qp.xrc {
+            Xrc::Recv(domain, _) => domain.number,
+            Xrc::No | Xrc::Send => 0,
+        };
+        shared.xrc_domain.store(domain, Ordering::Relaxed);
         shared
             .qp_type
             .store(new.init_attr.qp_type, Ordering::Relaxed);
@@ -174,7 +200,7 @@ impl Qp {
             .state
             .store(1 + state.as_abi(), Ordering::Release);
         // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
-        unsafe { (&raw mut (*self.abi.get()).qp_base.state).write_volatile(state.as_abi()) };
+        unsafe { (&raw mut (*self.abi.get()).ex.qp_base.state).write_volatile(state.as_abi()) };
     }
 
     /// `timeout` and `retry_cnt`, as coded.
@@ -201,7 +227,7 @@ impl Qp {
             return;
         }
         self.set_state(QpState::Err);
-        if self.srq.is_some() {
+        if self.srq.is_some() || matches!(self.xrc, Xrc::Recv(..)) {
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
         self.send_work
@@ -250,7 +276,7 @@ impl Qp {
         };
         let mut control = lock(&self.control);
         if self.takes(&control, &ring) {
-            self.recv_cq.with_receiver(self, |side| side.attach(ring));
+            self.with_receiver(|side| side.attach(ring));
         } else if self.state() == QpState::Err {
             ring.detach();
         } else {
@@ -279,6 +305,7 @@ impl Qp {
     /// # Errors
     /// `EINVAL` for what the state machine does not allow, `ENOMEM` where there is no room for a ring.
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
+        let mask = self.full_type.relevant(mask);
         // Rings that are on their way belong to the present state.
         self.nic.check_mail();
         let mut control = lock(&self.control);
@@ -292,7 +319,7 @@ impl Qp {
                 .unwrap_or(u8::MAX),
             max_qp_rd_atom: u8::try_from(crate::device::MAX_QP_RD_ATOM).unwrap_or(u8::MAX),
         };
-        let to = check_transition(self.qp_type, from, mask, new, &limits).map_err(|e| {
+        let to = check_transition(self.full_type, from, mask, new, &limits).map_err(|e| {
             tracing::debug!("queue pair {:#x}: {e}", self.qpn);
             *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
             e.errno()
@@ -307,7 +334,7 @@ impl Qp {
         if to == QpState::Err {
             if from != QpState::Err {
                 drop(control);
-                self.recv_cq.drain_receiver(self);
+                self.drain_receiver();
                 self.fail();
             }
             return Ok(());
@@ -320,7 +347,9 @@ impl Qp {
             } else {
                 None
             };
-            if let Some(peer) = &control.peer {
+            if let Some(peer) = &control.peer
+                && self.full_type != QpType::XrcRecv
+            {
                 self.sq
                     .lock()
                     .connect(self, Arc::clone(peer), new.dest_qp_num)?;
@@ -346,7 +375,7 @@ impl Qp {
             let waiting = std::mem::take(&mut control.waiting);
             for ring in waiting {
                 if self.takes(&control, &ring) {
-                    self.recv_cq.with_receiver(self, |side| side.attach(ring));
+                    self.with_receiver(|side| side.attach(ring));
                 } else {
                     ring.detach();
                 }
@@ -414,15 +443,17 @@ impl Qp {
     fn reset(&self, control: &mut Control) {
         // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not:
         // take it, and forget its completion below.
-        self.recv_cq.drain_receiver(self);
+        self.drain_receiver();
         self.set_state(QpState::Reset);
         self.shared().epoch.fetch_add(1, Ordering::AcqRel);
-        self.recv_cq
-            .with_receiver(self, crate::recv::RecvSide::detach_all);
+        self.with_receiver(RecvSide::detach_all);
         self.sq.lock().reset(self.nic);
         self.rq.lock().clear();
         self.send_cq.forget(self.qpn);
-        self.recv_cq.forget(self.qpn);
+        match &self.xrc {
+            Xrc::Recv(domain, _) => domain.forget(self.qpn),
+            Xrc::No | Xrc::Send => self.recv_cq.forget(self.qpn),
+        }
         self.shared().remote_error.store(0, Ordering::Relaxed);
         for ring in control.waiting.drain(..) {
             ring.detach();
@@ -443,11 +474,32 @@ impl Qp {
         (attr, self.init_attr)
     }
 
+    /// Runs `f` on its receive side.
+    fn with_receiver(&self, f: impl FnOnce(&mut RecvSide)) {
+        match &self.xrc {
+            Xrc::Recv(domain, _) => domain.with_receiver(self, f),
+            Xrc::No | Xrc::Send => self.recv_cq.with_receiver(self, f),
+        }
+    }
+
+    /// Takes what has arrived so far: before it is flushed or reset.
+    fn drain_receiver(&self) {
+        match &self.xrc {
+            Xrc::Recv(domain, _) => {
+                domain.progress();
+            }
+            Xrc::No | Xrc::Send => self.recv_cq.drain_receiver(self),
+        }
+    }
+
     /// `ibv_destroy_qp`: takes it out of everything that knows it.
     pub(crate) fn destroy(&self) {
         self.reset(&mut lock(&self.control));
         self.send_cq.remove_sender(self);
-        self.recv_cq.remove_receiver(self);
+        match &self.xrc {
+            Xrc::Recv(domain, _) => domain.remove_receiver(self),
+            Xrc::No | Xrc::Send => self.recv_cq.remove_receiver(self),
+        }
         self.shared().state.store(0, Ordering::Release);
         self.context.discard_events(self.handle().cast());
         self.unacknowledged.wait();
@@ -456,6 +508,9 @@ impl Qp {
         self.recv_cq.uses.fetch_sub(1, Ordering::Relaxed);
         if let Some(srq) = &self.srq {
             srq.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Xrc::Recv(_, uses) = &self.xrc {
+            uses.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -17,8 +17,8 @@ use verbs_abi::{
     IBV_QP_PATH_MIG_STATE, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
     IBV_QP_RATE_LIMIT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
     IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_ah_attr,
-    ibv_mtu, ibv_qp_attr, ibv_qp_state, ibv_qp_type,
+    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV,
+    IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_mtu, ibv_qp_attr, ibv_qp_state, ibv_qp_type,
 };
 
 /// State of a queue pair: IBTA vol. 1, 10.3.1.
@@ -106,11 +106,36 @@ pub(crate) enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// XRC, sending: a reliable connection's requester.
+    XrcSend,
+    /// XRC, receiving: a reliable connection's responder.
+    XrcRecv,
 }
 
 impl QpType {
     /// Every transport service, in the order of their codes.
-    pub(crate) const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+    pub(crate) const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcSend, Self::XrcRecv];
+
+    /// The attributes of `mask` that this type has. The kernel drops the others before it looks at what is
+    /// left (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on it.
+    #[must_use]
+    pub(crate) const fn relevant(self, mask: i32) -> i32 {
+        match self {
+            Self::XrcSend => mask & !RESPONDER,
+            Self::XrcRecv => mask & !REQUESTER,
+            Self::Rc | Self::Uc | Self::Ud => mask,
+        }
+    }
+
+    /// The transport service whose packets and acknowledgements it has: XRC's are those of RC.
+    #[must_use]
+    pub(crate) const fn service(self) -> Self {
+        match self {
+            Self::Rc | Self::XrcSend | Self::XrcRecv => Self::Rc,
+            Self::Uc => Self::Uc,
+            Self::Ud => Self::Ud,
+        }
+    }
 
     /// The code in the ABI: one of `IBV_QPT_*`.
     #[must_use]
@@ -119,13 +144,15 @@ impl QpType {
             Self::Rc => IBV_QPT_RC,
             Self::Uc => IBV_QPT_UC,
             Self::Ud => IBV_QPT_UD,
+            Self::XrcSend => IBV_QPT_XRC_SEND,
+            Self::XrcRecv => IBV_QPT_XRC_RECV,
         }
     }
 }
 
 /// A code that is no [`QpType`]: unknown, or a transport service that is not implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("QP type {0} is not supported (2 RC, 3 UC and 4 UD are)")]
+#[error("QP type {0} is not supported (2 RC, 3 UC, 4 UD, 9 XRC_SEND and 10 XRC_RECV are)")]
 pub(crate) struct UnsupportedQpType(pub(crate) u32);
 
 impl TryFrom<u32> for QpType {
@@ -145,6 +172,8 @@ impl fmt::Display for QpType {
             Self::Rc => "RC",
             Self::Uc => "UC",
             Self::Ud => "UD",
+            Self::XrcSend => "XRC_SEND",
+            Self::XrcRecv => "XRC_RECV",
         })
     }
 }
@@ -342,6 +371,15 @@ const TRANSITIONS: [Transition; 9] = [
     },
 ];
 
+/// Attributes of a requester, which an XRC queue pair that receives does not have.
+const REQUESTER: i32 = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+/// Attributes of a responder, which an XRC queue pair that sends does not have.
+const RESPONDER: i32 = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+
+fn without((required, optional): Attrs, bits: i32) -> Attrs {
+    (required & !bits, optional & !bits)
+}
+
 /// What the transition from `from` to `to` takes; `None` if there is no such transition.
 #[must_use]
 pub(crate) fn transition_attrs(
@@ -361,6 +399,8 @@ pub(crate) fn transition_attrs(
                 QpType::Rc => transition.rc,
                 QpType::Uc => transition.uc,
                 QpType::Ud => transition.ud,
+                QpType::XrcSend => without(transition.rc, RESPONDER),
+                QpType::XrcRecv => without(transition.rc, REQUESTER),
             }
         }
     };

@@ -9,16 +9,17 @@ use crate::context::Context;
 use crate::event::Unacknowledged;
 use crate::recv::RecvQueue;
 use crate::sync::{SpinGuard, SpinLock};
+use crate::xrc::XrcSrq;
 
 /// A shared receive queue; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Srq {
     abi: UnsafeCell<ibv_srq>,
     pub(crate) context: &'static Context,
-    pub(crate) pd: u32,
     pub(crate) queue: SpinLock<RecvQueue>,
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
+    pub(crate) xrc: Option<XrcSrq>,
 }
 
 // SAFETY: `abi` is written before the handle is given out and only read by the program.
@@ -27,20 +28,30 @@ unsafe impl Sync for Srq {}
 unsafe impl Send for Srq {}
 
 impl Srq {
-    pub(crate) fn new(context: &'static Context, abi: ibv_srq, pd: u32, queue: RecvQueue) -> Self {
+    pub(crate) fn new(
+        context: &'static Context,
+        abi: ibv_srq,
+        queue: RecvQueue,
+        xrc: Option<XrcSrq>,
+    ) -> Self {
         Self {
             abi: UnsafeCell::new(abi),
             context,
-            pd,
             queue: SpinLock::new(queue),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
+            xrc,
         }
     }
 
     /// The program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_srq {
         self.abi.get()
+    }
+
+    /// What requesters name it by: only those for XRC have a number.
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.xrc.as_ref().map(|xrc| xrc.number)
     }
 
     /// Raises the limit event once if fewer WRs are left than the limit says (`ibv_modify_srq(3)`).

@@ -14,6 +14,7 @@ use verbs_abi::*;
 use super::objects::create_cq;
 use super::*;
 use crate::cq::Cq;
+use crate::xrc;
 
 /// The fields of completions that are delivered.
 const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS
@@ -129,6 +130,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 /// `handle` is a queue of ours and this thread polls it.
 unsafe fn advance(handle: *mut ibv_cq_ex, cq: &Cq, polling: &Polling) -> c_int {
     let mut out = [MaybeUninit::uninit()];
+    if xrc::in_use() {
+        xrc::progress(cq.nic);
+    }
     if cq.poll(&mut out) == 0 {
         return libc::ENOENT;
     }

@@ -107,6 +107,11 @@ pub(super) fn open_context(
     abi.create_cq_ex = Some(cq_ex::create_cq_ex);
     abi.create_qp_ex = Some(qp_ex::create_qp_ex);
     abi.create_srq_ex = Some(objects::create_srq_ex);
+    abi.modify_cq = Some(objects::modify_cq);
+    abi.open_xrcd = Some(xrc::open_xrcd);
+    abi.close_xrcd = Some(xrc::close_xrcd);
+    abi.get_srq_num = Some(xrc::get_srq_num);
+    abi.open_qp = Some(xrc::open_qp);
     abi.alloc_td = Some(domain::alloc_td);
     abi.dealloc_td = Some(domain::dealloc_td);
     abi.alloc_parent_domain = Some(domain::alloc_parent_domain);
@@ -121,6 +126,9 @@ pub(super) fn open_context(
     c.ops.req_notify_cq = Some(fast::req_notify_cq);
     c.ops.post_send = Some(fast::post_send);
     c.ops.post_recv = Some(fast::post_recv);
+    c.ops.alloc_mw = Some(mw::alloc_mw);
+    c.ops.bind_mw = Some(mw::bind_mw);
+    c.ops.dealloc_mw = Some(mw::dealloc_mw);
     c.ops.post_srq_recv = Some(fast::post_srq_recv);
     c.cmd_fd = cmd_fd;
     c.num_comp_vectors = 1;

@@ -13,11 +13,15 @@ mod fast;
 mod import;
 mod later;
 mod mr;
+mod mw;
 mod objects;
 mod qp_ex;
+mod xrc;
 
 pub(crate) use cq_ex::Polling;
-pub(crate) use qp_ex::Builder;
+pub(crate) use fast::{poll_cq_xrc, post_send_xrc, req_notify_cq_xrc};
+pub(crate) use mw::bind_request;
+pub(crate) use qp_ex::{Builder, QpEx};
 
 use std::ffi::c_int;
 use std::sync::Arc;

@@ -11,8 +11,9 @@ use verbs_abi::*;
 use super::dm::Dm;
 use super::objects::Pd;
 use super::*;
-use crate::keys::NewRegion;
-use crate::mem::backing_of;
+use crate::device;
+use crate::keys::{IMPLICIT, NewRegion};
+use crate::mem::{RangeBacking, backing_of};
 use crate::nic::Nic;
 
 /// A memory region; the program's handle points to its first field.
@@ -62,7 +63,7 @@ pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
     // SAFETY: a handle of ours.
     let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
     let range = MrRange { addr, length, iova };
-    if length == 0 {
+    if length == 0 || (range.is_whole() && access & IBV_ACCESS_ON_DEMAND == 0) {
         return or_null(Err(libc::EINVAL));
     }
     or_null(pd.and_then(|pd| register_mr(pd, &range, access, None)))
@@ -113,6 +114,14 @@ pub(super) struct MrRange {
     pub(super) iova: u64,
 }
 
+impl MrRange {
+    /// "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and length should be
+    /// SIZE_MAX" (`ibv_reg_mr(3)`).
+    fn is_whole(&self) -> bool {
+        self.addr.is_null() && self.length == usize::MAX
+    }
+}
+
 /// Checks a memory region and enters it in the table of keys with `register`: what that returns, and what
 /// keeps its memory reachable.
 fn enter<T>(
@@ -131,6 +140,7 @@ fn enter<T>(
         | IBV_ACCESS_ZERO_BASED
         | IBV_ACCESS_ON_DEMAND
         | IBV_ACCESS_HUGETLB
+        | device::IBV_ACCESS_FLUSH_GLOBAL
         | OPTIONAL;
     /// "Local write must be set for these" (`ibv_reg_mr(3)`).
     const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
@@ -151,9 +161,14 @@ fn enter<T>(
     let nic = pd.context.nic;
     // The addresses are used from other threads later.
     let at = range.addr.expose_provenance();
-    let backing = backing_of(at, range.length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    let (owner, backing) = if range.is_whole() {
+        (IMPLICIT | pd.number, RangeBacking::private())
+    } else {
+        let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
+        (pd.number, backing_of(at, range.length, write)?)
+    };
     let new = NewRegion {
-        pd: pd.number,
+        pd: owner,
         addr: iova,
         base: at as u64,
         len: length,
@@ -231,7 +246,7 @@ fn rereg(
     };
     let key = mr.key;
     let ((), hold) = enter(&pd, &range, access, |nic, new| {
-        nic.keys.deregister(&nic.fabric, key);
+        nic.keys.deregister(&nic.fabric, key)?;
         *given_up = true;
         nic.keys.register_as(&nic.fabric, key, new)
     })?;
@@ -252,10 +267,17 @@ pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     if mr.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a handle of ours, given back once.
+    // SAFETY: a handle of ours.
+    let (nic, key) = unsafe {
+        let mr = &*mr.cast::<Mr>();
+        (mr.pd.context.nic, mr.key)
+    };
+    // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
+    if let Err(errno) = nic.keys.deregister(&nic.fabric, key) {
+        return errno;
+    }
+    // SAFETY: as above, given back once.
     let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
-    let nic = mr.pd.context.nic;
-    nic.keys.deregister(&nic.fabric, mr.key);
     mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
     if let Some(dm) = &mr.dm {
         dm.uses.fetch_sub(1, Ordering::Relaxed);
@@ -267,7 +289,7 @@ pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
 pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
     let nic = pd.context.nic;
     let (_, shared) = crate::keys::find(nic.me(), key).ok_or(libc::ENOENT)?;
-    if shared.pd.load(Ordering::Relaxed) != pd.number {
+    if shared.pd.load(Ordering::Relaxed) & !IMPLICIT != pd.number {
         return Err(libc::EINVAL);
     }
     let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;

@@ -10,16 +10,20 @@ use verbs_abi::*;
 use super::device::context_of;
 use super::domain::Parent;
 use super::import::PDS;
+use super::xrc::XrcdHandle;
 use super::*;
 use crate::ah::Ah;
 use crate::context::Context;
 use crate::cq::{Channel, Cq};
 use crate::device;
 use crate::event::EventQueue;
+use crate::keys::MAX_PD_NUMBER;
+use crate::multicast::Group;
 use crate::qp::{NewQp, Qp};
 use crate::qp_state::QpType;
 use crate::recv::RecvQueue;
 use crate::srq::Srq;
+use crate::xrc::{Xrc, XrcSrq};
 
 /// A protection domain; the program's handle points to its first field.
 #[repr(C)]
@@ -187,6 +191,21 @@ pub(super) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_
     }
 }
 
+pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: a handle of ours; NULL or the program's attributes.
+    let (cq, attr) = unsafe { (borrow::<Cq, _>(cq), attr.as_ref()) };
+    match (cq, attr) {
+        (Some(_), Some(attr)) if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 => libc::EOPNOTSUPP,
+        (Some(cq), Some(attr)) => {
+            if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
+                cq.moderate(attr.moderate.cq_count, attr.moderate.cq_period);
+            }
+            0
+        }
+        _ => libc::EINVAL,
+    }
+}
+
 pub(super) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
     // SAFETY: a handle of ours, given back once, when no QP uses it.
     unsafe {
@@ -255,33 +274,53 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
     let (Some(pd), Some(init)) = (pd, init) else {
         return or_null(Err(libc::EINVAL));
     };
-    let attr = init.attr;
+    or_null(new_srq(pd, init.srq_context, init.attr, None))
+}
+
+/// Makes a shared receive queue.
+pub(super) fn new_srq(
+    pd: &Pd,
+    srq_context: *mut c_void,
+    attr: ibv_srq_attr,
+    xrc: Option<XrcSrq>,
+) -> Result<*mut ibv_srq, c_int> {
     if attr.max_wr == 0 || attr.max_wr > device::MAX_SRQ_WR || attr.max_sge > device::MAX_SRQ_SGE {
-        return or_null(Err(libc::EINVAL));
+        return Err(libc::EINVAL);
     }
     let mut abi = ibv_srq::zeroed();
     // SAFETY: the fields of our own object.
     abi.context = unsafe { (*pd.abi.get()).context };
-    abi.srq_context = init.srq_context;
+    abi.srq_context = srq_context;
     abi.pd = pd.abi.get();
-    let queue = RecvQueue::new(attr.max_wr, attr.max_sge);
+    let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
     pd.uses.fetch_add(1, Ordering::Relaxed);
-    let srq = Arc::new(Srq::new(pd.context, abi, pd.number, queue));
-    Arc::into_raw(srq).cast_mut().cast()
+    let srq = Arc::new(Srq::new(pd.context, abi, queue, xrc));
+    if let Some(xrc) = &srq.xrc {
+        xrc.cq.uses.fetch_add(1, Ordering::Relaxed);
+        xrc.uses.fetch_add(1, Ordering::Relaxed);
+        xrc.domain.add_srq(&srq);
+    }
+    Ok(Arc::into_raw(srq).cast_mut().cast())
 }
 
 pub(super) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    const KNOWN: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    const BASIC: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    const KNOWN: u32 = BASIC | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     // SAFETY: a handle of ours; NULL or the program's attributes.
-    let (c, attr) = unsafe { (context_of(context), init.as_ref()) };
+    let (c, attr) = unsafe { (context_of(context), init.as_mut()) };
     let Some((_, attr)) = c.zip(attr) else {
         return or_null(Err(libc::EINVAL));
     };
-    let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
-    if attr.comp_mask & !KNOWN != 0 || !basic {
+    let has_type = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+    if attr.comp_mask & !KNOWN == 0 && has_type && attr.srq_type == IBV_SRQT_XRC {
+        // SAFETY: handles of ours.
+        return or_null(unsafe { xrc::create_srq(attr) });
+    }
+    let basic = !has_type || attr.srq_type == IBV_SRQT_BASIC;
+    if attr.comp_mask & !BASIC != 0 || !basic {
         return or_null(Err(libc::EOPNOTSUPP));
     }
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
@@ -342,6 +381,11 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
         if let Err(errno) = busy(&srq.uses) {
             return errno;
         }
+        if let Some(xrc) = &srq.xrc {
+            xrc.domain.remove_srq(xrc.number);
+            xrc.cq.uses.fetch_sub(1, Ordering::Relaxed);
+            xrc.uses.fetch_sub(1, Ordering::Relaxed);
+        }
         srq.context.discard_events(handle.cast());
         srq.unacknowledged.wait();
         if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
@@ -380,11 +424,28 @@ pub(super) unsafe fn create_qp(
     };
     // SAFETY: contract of this function: handles of ours that are not being destroyed.
     let (send_cq, recv_cq, srq) = unsafe {
-        (
-            share::<Cq, _>(init.send_cq).ok_or(libc::EINVAL)?,
-            share::<Cq, _>(init.recv_cq).ok_or(libc::EINVAL)?,
-            share::<Srq, _>(init.srq),
-        )
+        let send_cq = share::<Cq, _>(init.send_cq).ok_or(libc::EINVAL)?;
+        match qp_type {
+            // It is made from a domain: `create_xrc_recv`.
+            QpType::XrcRecv => return Err(libc::EINVAL),
+            // It receives nothing.
+            QpType::XrcSend => {
+                init.cap.max_recv_wr = 0;
+                init.cap.max_recv_sge = 0;
+                pd.context.use_xrc();
+                (Arc::clone(&send_cq), send_cq, None)
+            }
+            _ => (
+                send_cq,
+                share::<Cq, _>(init.recv_cq).ok_or(libc::EINVAL)?,
+                share::<Srq, _>(init.srq),
+            ),
+        }
+    };
+    let xrc = if qp_type == QpType::XrcSend {
+        Xrc::Send
+    } else {
+        Xrc::No
     };
     let cap = &mut init.cap;
     if cap.max_send_wr > device::MAX_QP_WR
@@ -423,6 +484,7 @@ pub(super) unsafe fn create_qp(
                 srq,
                 init_attr: *init,
                 builder,
+                xrc,
             },
         )))
     })?;
@@ -433,7 +495,59 @@ pub(super) unsafe fn create_qp(
     }
     pd.uses.fetch_add(1, Ordering::Relaxed);
     scq.add_sender(&qp);
-    rcq.add_receiver(&qp);
+    if qp_type != QpType::XrcSend {
+        rcq.add_receiver(&qp);
+    }
+    Ok(Arc::into_raw(qp).cast_mut().cast())
+}
+
+/// The CQ of an XRC domain: peers arm and call it, the program never sees it.
+pub(super) fn domain_cq(c: &'static Context, context: *mut ibv_context) -> Result<Arc<Cq>, c_int> {
+    c.nic.add_cq(|index| {
+        let mut abi = ibv_cq_ex::zeroed();
+        abi.context = context;
+        Ok(Arc::new(Cq::new(c.nic, index, 1, abi, None, None)))
+    })
+}
+
+/// Makes a queue pair that receives for an XRC domain: it has neither protection domain nor CQs.
+///
+/// # Safety
+/// The handles in `init` are ours, or NULL.
+pub(super) unsafe fn create_xrc_recv(
+    context: *mut ibv_context,
+    init: &ibv_qp_init_attr_ex,
+) -> Result<*mut ibv_qp, c_int> {
+    // SAFETY: contract of this function.
+    let (c, handle) = unsafe { (context_of(context), borrow::<XrcdHandle, _>(init.xrcd)) };
+    let (c, handle) = c.zip(handle).ok_or(libc::EINVAL)?;
+    let domain = &handle.domain;
+    let mut abi = ibv_qp::zeroed();
+    abi.context = context;
+    abi.qp_context = init.qp_context;
+    abi.qp_type = init.qp_type;
+    let mut init_attr = ibv_qp_init_attr::zeroed();
+    init_attr.qp_context = init.qp_context;
+    init_attr.qp_type = init.qp_type;
+    let qp = c.nic.add_qp(|index| {
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let new = NewQp {
+            context: c,
+            abi,
+            qp_type: QpType::XrcRecv,
+            pd: MAX_PD_NUMBER,
+            send_cq: Arc::clone(&domain.gatherer),
+            recv_cq: Arc::clone(&domain.gatherer),
+            srq: None,
+            init_attr,
+            builder: None,
+            xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.uses)),
+        };
+        Ok(Arc::new(Qp::new(index, new)))
+    })?;
+    domain.gatherer.uses.fetch_add(2, Ordering::Relaxed);
+    handle.uses.fetch_add(1, Ordering::Relaxed);
+    domain.add_receiver(&qp);
     Ok(Arc::into_raw(qp).cast_mut().cast())
 }
 
@@ -478,6 +592,14 @@ pub(super) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
         let Some(qp) = borrow::<Qp, _>(handle) else {
             return libc::EINVAL;
         };
+        // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page.
+        if let Err(errno) = busy(&qp.attached) {
+            return errno;
+        }
+        if qp.opened.fetch_sub(1, Ordering::AcqRel) > 1 {
+            drop(Arc::from_raw(handle.cast::<Qp>()));
+            return 0;
+        }
         qp.destroy();
         if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
             pd.uses.fetch_sub(1, Ordering::Relaxed);
@@ -524,20 +646,47 @@ pub(super) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn ibv_attach_mcast(
-    _qp: *mut ibv_qp,
-    _gid: *const ibv_gid,
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
     _lid: u16,
 ) -> c_int {
-    // The device reports no multicast groups.
-    libc::EOPNOTSUPP
+    // SAFETY: contract of this function.
+    or_errno(unsafe { membership(qp, gid) }.and_then(|(qp, group)| {
+        let nic = qp.nic;
+        if nic.attachments.attach(&nic.fabric, qp.index, group)? {
+            qp.attached.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }))
 }
 
 pub(super) unsafe extern "C" fn ibv_detach_mcast(
-    _qp: *mut ibv_qp,
-    _gid: *const ibv_gid,
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
     _lid: u16,
 ) -> c_int {
-    libc::EOPNOTSUPP
+    // SAFETY: contract of this function.
+    or_errno(unsafe { membership(qp, gid) }.and_then(|(qp, group)| {
+        let nic = qp.nic;
+        if !nic.attachments.detach(&nic.fabric, qp.index, group) {
+            return Err(libc::EINVAL);
+        }
+        qp.attached.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }))
+}
+
+/// The queue pair and the group that `ibv_attach_mcast(3)` speaks of: "only QPs of transport service type
+/// IBV_QPT_UD may be attached to multicast groups". Groups are told apart by their GIDs alone.
+///
+/// # Safety
+/// `qp` is NULL or a handle of ours; `gid` NULL or a GID.
+unsafe fn membership<'a>(qp: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Qp, Group), c_int> {
+    // SAFETY: contract of this function; any bytes are a GID.
+    let (qp, gid) = unsafe { (borrow::<Qp, _>(qp), gid.as_ref().map(|g| g.raw)) };
+    qp.filter(|qp| qp.qp_type == QpType::Ud)
+        .zip(gid.and_then(Group::of))
+        .ok_or(libc::EINVAL)
 }
 
 /// Counts an event that the program got (`+1`) or acknowledged (`-1`) at the object that it speaks of.

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbs_abi::*;
 
-use super::objects::create_qp;
+use super::objects::{create_qp, create_xrc_recv};
 use super::*;
+use crate::device::{IBV_QP_EX_WITH_FLUSH, IBV_WR_FLUSH};
 use crate::qp::Qp;
-use crate::send;
+use crate::send::{self, FlushRange};
 
 /// The operations of each transport: Table 1 of the paper; IBTA vol. 1, table 44.
 fn supported(qp_type: ibv_qp_type) -> u64 {
@@ -19,13 +20,33 @@ fn supported(qp_type: ibv_qp_type) -> u64 {
     const WRITE: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     const FETCH: u64 = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_ATOMIC_WRITE
+        | IBV_QP_EX_WITH_FLUSH;
+    const WINDOWS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     match qp_type {
-        IBV_QPT_RC => SEND | WRITE | FETCH,
-        IBV_QPT_UC => SEND | WRITE,
+        IBV_QPT_RC => SEND | WRITE | FETCH | WINDOWS | IBV_QP_EX_WITH_SEND_WITH_INV,
+        IBV_QPT_UC => SEND | WRITE | WINDOWS,
+        IBV_QPT_XRC_SEND => SEND | WRITE | FETCH | WINDOWS | IBV_QP_EX_WITH_SEND_WITH_INV,
         IBV_QPT_UD => SEND,
         _ => 0,
     }
+}
+
+/// `struct ibv_qp_ex` as it is since version 45 of rdma-core.
+#[repr(C)]
+pub(crate) struct QpEx {
+    pub(crate) ex: ibv_qp_ex,
+    pub(crate) wr_flush: Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp_ex,
+            rkey: u32,
+            remote_addr: u64,
+            len: usize,
+            placement: u8,
+            selectivity: u8,
+        ),
+    >,
 }
 
 /// The postlist that is being built.
@@ -68,28 +89,47 @@ impl Builder {
 }
 
 pub(super) unsafe extern "C" fn create_qp_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: the program's attributes.
-    or_null(unsafe { create(init) })
+    // SAFETY: a handle of ours; the program's attributes.
+    or_null(unsafe { create(context, init) })
 }
 
 /// # Safety
 /// `init` is NULL or attributes as `ibv_create_qp_ex(3)` describes them.
-unsafe fn create(init: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
+unsafe fn create(
+    context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> Result<*mut ibv_qp, c_int> {
     const KNOWN: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // SAFETY: contract of this function.
     let attr = unsafe { init.as_ref() }.ok_or(libc::EINVAL)?;
     let mask = attr.comp_mask;
+    if attr.qp_type == IBV_QPT_XRC_RECV {
+        if mask & !(KNOWN | IBV_QP_INIT_ATTR_XRCD) != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: handles of ours.
+        return unsafe { create_xrc_recv(context, attr) };
+    }
     if mask & !KNOWN != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     if mask & IBV_QP_INIT_ATTR_PD == 0 {
         return Err(libc::EINVAL);
     }
-    if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0 {
+    let flags = if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
+        attr.create_flags
+    } else {
+        0
+    };
+    let block_self = flags == IBV_QP_CREATE_BLOCK_SELF_MCAST_LB && attr.qp_type == IBV_QPT_UD;
+    if flags != 0 && !block_self {
         return Err(libc::EOPNOTSUPP);
     }
     let ops = (mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
@@ -98,15 +138,24 @@ unsafe fn create(init: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
     }
     // SAFETY: the extended attributes start with the plain ones (verbs.h); handles of ours.
     let qp = unsafe { create_qp(attr.pd, init.cast(), ops.map(|_| Builder::new())) }?;
+    if block_self {
+        // SAFETY: just made.
+        if let Some(qp) = unsafe { borrow::<Qp, _>(qp) } {
+            qp.block_self.store(true, Ordering::Relaxed);
+        }
+    }
     if let Some(ops) = ops {
-        // SAFETY: nobody else has seen the queue pair yet; each starts with a whole `ibv_qp_ex`.
-        fill(unsafe { &mut *qp.cast::<ibv_qp_ex>() }, ops);
+        // SAFETY: nobody else has seen the queue pair yet; each starts with a whole `QpEx`.
+        fill(unsafe { &mut *qp.cast::<QpEx>() }, ops);
     }
     Ok(qp)
 }
 
 /// Enters the operations that were asked for.
-fn fill(qp: &mut ibv_qp_ex, ops: u64) {
+fn fill(QpEx { ex: qp, wr_flush }: &mut QpEx, ops: u64) {
+    if ops & IBV_QP_EX_WITH_FLUSH != 0 {
+        *wr_flush = Some(self::wr_flush);
+    }
     macro_rules! enter {
         ($($flag:ident: $op:ident;)*) => {$(
             if ops & $flag != 0 {
@@ -122,6 +171,10 @@ fn fill(qp: &mut ibv_qp_ex, ops: u64) {
         IBV_QP_EX_WITH_RDMA_READ: wr_rdma_read;
         IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: wr_atomic_cmp_swp;
         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: wr_atomic_fetch_add;
+        IBV_QP_EX_WITH_ATOMIC_WRITE: wr_atomic_write;
+        IBV_QP_EX_WITH_BIND_MW: wr_bind_mw;
+        IBV_QP_EX_WITH_LOCAL_INV: wr_local_inv;
+        IBV_QP_EX_WITH_SEND_WITH_INV: wr_send_inv;
     }
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
@@ -129,7 +182,15 @@ fn fill(qp: &mut ibv_qp_ex, ops: u64) {
     qp.wr_set_sge = Some(wr_set_sge);
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_start = Some(wr_start);
-    qp.wr_complete = Some(wr_complete);
+    let xrc = qp.qp_base.qp_type == IBV_QPT_XRC_SEND;
+    if xrc {
+        qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    }
+    qp.wr_complete = Some(if xrc {
+        wr_complete::<true>
+    } else {
+        wr_complete::<false>
+    });
     qp.wr_abort = Some(wr_abort);
 }
 
@@ -151,7 +212,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+unsafe extern "C" fn wr_complete<const XRC: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: a handle of ours, between start and complete of this thread.
     let Some((q, list)) = (unsafe { building(qp) }) else {
         return libc::EINVAL;
@@ -163,7 +224,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
             .first_mut()
             .map_or(std::ptr::null_mut(), |b| &raw mut b.wr);
         // SAFETY: `link` has made a list of work requests whose pointers lead to the lists of this builder.
-        unsafe { send::post_send_all(q, first, list.wrs.len()) }
+        unsafe { send::post_send_all::<XRC>(q, first, list.wrs.len()) }
     } else {
         list.error
     };
@@ -223,6 +284,16 @@ impl List {
             b.wr.next = next;
             next = &raw mut b.wr;
         }
+    }
+
+    /// Adds to the inline payload of a work request.
+    fn copy_inline(&mut self, last: usize, bytes: &[u8]) {
+        let end = self.inline.len() + bytes.len();
+        let this = &mut self.wrs[last];
+        let start = this.inline.take().map_or(self.inline.len(), |r| r.start);
+        this.wr.send_flags |= IBV_SEND_INLINE;
+        this.inline = Some(start..end);
+        self.inline.extend_from_slice(bytes);
     }
 
     fn fail(&mut self, errno: c_int) {
@@ -295,6 +366,59 @@ operations! {
         |wr| wr.wr.atomic = atomic(addr, rkey, compare, swap);
     fn wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = IBV_WR_ATOMIC_FETCH_AND_ADD,
         |wr| wr.wr.atomic = atomic(addr, rkey, add, 0);
+    fn wr_send_inv(rkey: u32) = IBV_WR_SEND_WITH_INV, |wr| wr.imm.invalidate_rkey = rkey;
+    fn wr_local_inv(rkey: u32) = IBV_WR_LOCAL_INV, |wr| wr.imm.invalidate_rkey = rkey;
+    fn wr_flush(rkey: u32, addr: u64, len: usize, placement: u8, selectivity: u8) = IBV_WR_FLUSH,
+        |wr| wr.wr.atomic = FlushRange {
+            rkey,
+            remote_addr: addr,
+            len: len as u64,
+            placement,
+            whole_region: selectivity != 0,
+        }
+        .operands();
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    bind_info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as in `operations!`; NULL or the program's description.
+    unsafe {
+        begin(qp, IBV_WR_BIND_MW, |wr| {
+            if let Some(&bind_info) = bind_info.as_ref() {
+                wr.bind_tso.bind_mw = ibv_send_wr_bind_tso_bind_mw {
+                    mw,
+                    rkey,
+                    bind_info,
+                };
+            }
+        });
+    }
+}
+
+/// "The 8 bytes of `atomic_wr` are copied", as if they were inline data (`ibv_wr_post(3)`).
+unsafe extern "C" fn wr_atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    atomic_wr: *const c_void,
+) {
+    // SAFETY: as in `operations!`; 8 bytes are readable.
+    unsafe {
+        begin(qp, IBV_WR_ATOMIC_WRITE, |wr| {
+            wr.wr.rdma = rdma(remote_addr, rkey);
+        });
+        with_last(qp, |_, list, last| {
+            if atomic_wr.is_null() {
+                return list.fail(libc::EINVAL);
+            }
+            let bytes = atomic_wr.cast::<[u8; 8]>().read_unaligned();
+            list.copy_inline(last, &bytes);
+        });
+    }
 }
 
 fn rdma(remote_addr: u64, rkey: u32) -> ibv_send_wr_wr_rdma {
@@ -319,6 +443,15 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
                 remote_qpn: qpn,
                 remote_qkey: qkey,
             };
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: as in `operations!`.
+    unsafe {
+        with_last(qp, |_, list, last| {
+            list.wrs[last].wr.qp_type.xrc = ibv_send_wr_qp_type_xrc { remote_srqn };
         });
     }
 }
@@ -383,14 +516,11 @@ unsafe fn set_inline(qp: *mut ibv_qp_ex, buffers: &[ibv_data_buf]) {
             if total > q.max_inline_data() {
                 return list.fail(libc::ENOMEM);
             }
-            let start = list.inline.len();
+            list.copy_inline(last, &[]);
             for b in buffers.iter().filter(|b| b.length != 0) {
                 let from = std::slice::from_raw_parts(b.addr.cast::<u8>(), b.length);
-                list.inline.extend_from_slice(from);
+                list.copy_inline(last, from);
             }
-            let this = &mut list.wrs[last];
-            this.wr.send_flags |= IBV_SEND_INLINE;
-            this.inline = Some(start..list.inline.len());
         });
     }
 }

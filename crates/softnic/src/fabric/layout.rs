@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 2;
+pub(crate) const LAYOUT_VERSION: u64 = 3;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -22,6 +22,10 @@ pub(crate) const QP_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
 /// Completion queues of a process.
 pub(crate) const MAX_CQS: usize = 1 << 14;
+/// Shared receive queues of a process that have numbers: those for XRC.
+pub(crate) const MAX_SRQS: usize = 1 << QP_BITS;
+/// Attachments of a process's queue pairs to multicast groups.
+pub(crate) const MAX_MCASTS: usize = 4096;
 /// Slots of the hash table of memory regions; at most half of them are used.
 pub(crate) const MR_SLOTS: usize = 1 << 16;
 /// Threads of a process that can access registered memory at the same time; more wait for one to end.
@@ -64,7 +68,8 @@ pub(crate) struct SegmentHeader {
     pub(crate) key_secret: AtomicU64,
     /// Not zero: the engine is needed (see `engine`).
     pub(crate) engine_calls: AtomicU64,
-    pub(crate) reserved: AtomicU64,
+    /// Places of multicast attachments in use are below this.
+    pub(crate) mcasts_used: AtomicU64,
     pub(crate) mailbox_tail: AtomicU64,
     pad0: [AtomicU64; 7],
     pub(crate) mailbox_head: AtomicU64,
@@ -94,7 +99,9 @@ pub(crate) struct QpShared {
     pub(crate) dest_incarnation: AtomicU64,
     /// `max_dest_rd_atomic`; 0 refuses READs and atomics.
     pub(crate) max_dest_rd_atomic: AtomicU32,
-    pad0: [AtomicU32; 5],
+    /// The XRC domain that it receives for; 0: none.
+    pub(crate) xrc_domain: AtomicU32,
+    pad0: [AtomicU32; 4],
     /// Written by requesters: 1 + `ibv_event_type` of what their request did to this queue pair.
     pub(crate) remote_error: AtomicU32,
     pad1: [AtomicU32; 15],
@@ -115,6 +122,24 @@ pub(crate) const ARMED_ANY: u32 = 1;
 pub(crate) const ARMED_SOLICITED: u32 = 2;
 /// Added to the two above by the peer that has called the engine, so that others need not.
 pub(crate) const ARMED_CALLED: u32 = 4;
+
+/// What peers need to know of a shared receive queue for XRC.
+#[repr(C)]
+pub(crate) struct SrqShared {
+    /// Number of its domain; 0: the place is free.
+    pub(crate) domain: AtomicU32,
+    /// Number of its protection domain.
+    pub(crate) pd: AtomicU32,
+}
+
+/// A queue pair's attachment to a multicast group.
+#[repr(C)]
+pub(crate) struct McastShared {
+    pub(crate) mgid: [AtomicU64; 2],
+    /// 0: the place is free; else 1 + the queue pair's index.
+    pub(crate) qp: AtomicU32,
+    pad0: AtomicU32,
+}
 
 /// What peers need to know of a memory region or a memory window.
 #[repr(C, align(64))]
@@ -220,9 +245,13 @@ pub(crate) const MRS_AT: usize = after(CQS_AT, MAX_CQS * size_of::<CqShared>());
 pub(crate) const HAZARDS_AT: usize = after(MRS_AT, MR_SLOTS * size_of::<MrShared>());
 /// Offset of the atomic locks.
 pub(crate) const LOCKS_AT: usize = after(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
+/// Offset of the shared receive queues.
+pub(crate) const SRQS_AT: usize = after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
+/// Offset of the multicast attachments.
+pub(crate) const MCASTS_AT: usize = after(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
 /// Offset of the arena from which rings are allocated.
 pub(crate) const ARENA_AT: usize =
-    after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()).next_multiple_of(1 << 20);
+    after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>()).next_multiple_of(1 << 20);
 /// Bytes of a segment. It is a sparse file: what is not used takes no memory.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 30;
 
@@ -230,6 +259,7 @@ const _: () = assert!(size_of::<SegmentHeader>() <= PAGE);
 const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error) == 64);
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
+const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);
 const _: () = assert!(size_of::<RingHeader>() == 192);
 const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);
 // A ring's offset in units of 64 bytes and its process's slot fit into a letter of the mailbox.

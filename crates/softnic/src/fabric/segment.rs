@@ -140,6 +140,14 @@ impl Segment {
         mr, MrShared, MRS_AT, MR_SLOTS
     );
     table!(
+        /// Shared receive queue `index`.
+        srq, SrqShared, SRQS_AT, MAX_SRQS
+    );
+    table!(
+        /// Multicast attachment `index`.
+        mcast, McastShared, MCASTS_AT, MAX_MCASTS
+    );
+    table!(
         /// Hazard `index`.
         hazard, Hazard, HAZARDS_AT, HAZARDS
     );

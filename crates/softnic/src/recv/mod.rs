@@ -3,6 +3,7 @@
 mod inbound;
 mod place;
 mod queue;
+mod xrc;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -221,15 +222,7 @@ impl RecvSide {
                     break;
                 }
                 Err(_) => {
-                    tracing::warn!(
-                        "queue pair {:#x} got garbage from {:#x}",
-                        qp.qpn,
-                        ring.src_qpn
-                    );
-                    if qp.qp_type == QpType::Rc {
-                        Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
-                    }
-                    ring.stopped = true;
+                    Self::garbage(qp, ring);
                     break;
                 }
             };
@@ -248,28 +241,8 @@ impl RecvSide {
                 &mut ring.remote,
                 sink,
             );
-            match handled {
-                Handled::Done => {
-                    ring.consumer.advance(slots);
-                    ring.rnr_since = None;
-                }
-                Handled::NotReady => {
-                    waiting |= Self::not_ready(qp, ring);
-                    break;
-                }
-                Handled::Failed(status) => {
-                    Self::refuse(qp, ring, status);
-                    break;
-                }
-                Handled::Lost => {
-                    ring.stopped = true;
-                    break;
-                }
-                Handled::Unsendable if qp.qp_type == QpType::Rc => {
-                    ring.refuse(IBV_WC_LOC_PROT_ERR);
-                    break;
-                }
-                Handled::Unsendable => ring.consumer.advance(slots),
+            if !Self::conclude(qp, ring, &handled, slots, &mut waiting) {
+                break;
             }
         }
         if let Some(srq) = &qp.srq
@@ -280,6 +253,47 @@ impl RecvSide {
         drop(rq);
         ring.release(reliable);
         waiting
+    }
+
+    /// Goes on behind a record, or not: false. `waiting` becomes true if the record waits for a deadline.
+    #[inline(always)]
+    fn conclude(
+        qp: &Qp,
+        ring: &mut Inbound,
+        handled: &Handled,
+        slots: u64,
+        waiting: &mut bool,
+    ) -> bool {
+        match *handled {
+            Handled::Done => {
+                ring.consumer.advance(slots);
+                ring.rnr_since = None;
+                return true;
+            }
+            Handled::NotReady => *waiting |= Self::not_ready(qp, ring),
+            Handled::Failed(status) => Self::refuse(qp, ring, status),
+            Handled::Lost => ring.stopped = true,
+            Handled::Unsendable if qp.qp_type == QpType::Rc => ring.refuse(IBV_WC_LOC_PROT_ERR),
+            Handled::Unsendable => {
+                ring.consumer.advance(slots);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What lies in a ring is no record.
+    #[cold]
+    fn garbage(qp: &Qp, ring: &mut Inbound) {
+        tracing::warn!(
+            "queue pair {:#x} got garbage from {:#x}",
+            qp.qpn,
+            ring.src_qpn
+        );
+        if qp.qp_type == QpType::Rc {
+            Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
+        }
+        ring.stopped = true;
     }
 
     /// A ring with nothing in it: is it over?
@@ -366,8 +380,15 @@ fn handle(
         Some(Kind::Send) => (IBV_WC_RECV, 0),
         Some(Kind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
         Some(Kind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
+        Some(Kind::SendWithInv) => {
+            if rq.len() != 0 && !invalidated(qp, header.imm) {
+                return not_invalidated(qp, rq, sink);
+            }
+            (IBV_WC_RECV, IBV_WC_WITH_INV)
+        }
         None => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
     };
+    let pd = rq.pd;
     let Some(wqe) = rq.take() else {
         return if qp.qp_type == QpType::Rc {
             rq.wanted = true;
@@ -410,10 +431,10 @@ fn handle(
         wc.dlid_path_bits = path.dlid_path_bits;
         if place_len != 0 || !wqe.sges.is_empty() {
             let grh = path.grh(header.len, flags != 0);
-            placed = place_ud(qp, wqe.sges, record, grh, window, local);
+            placed = place_ud(qp, pd, wqe.sges, record, grh, window, local);
         }
     } else if place_len != 0 {
-        placed = place(qp, wqe.sges, record, peer, window, local, remote);
+        placed = place(qp, pd, wqe.sges, record, peer, window, local, remote);
         if placed.is_ok() && header.flags & FLAG_BY_REFERENCE != 0 && withdrawn(peer, ring_at) {
             placed = Err(PlaceError::SenderGone);
         }
@@ -424,6 +445,24 @@ fn handle(
     sink.solicited |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
     Handled::Done
+}
+
+/// A peer asks for a window to be invalidated.
+#[cold]
+fn invalidated(qp: &Qp, key: u32) -> bool {
+    qp.nic.keys.invalidate_window(&qp.nic.fabric, qp.qpn, key)
+}
+
+/// What a peer asked to be invalidated may not be: the receive WR fails, and so does the SEND ("class J" of IBTA
+/// vol. 1, 9.9.3.1; the statuses are those of Soft-RoCE's `RESPST_ERR_INVALIDATE_RKEY` and of a NAK for a remote
+/// operational error).
+#[cold]
+fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Handled {
+    if let Some(wqe) = rq.take() {
+        let wr_id = wqe.wr_id;
+        sink.push(failed(qp, wr_id, IBV_WC_REM_INV_REQ_ERR));
+    }
+    Handled::Failed(IBV_WC_REM_OP_ERR)
 }
 
 /// Has the sender taken back what is in its ring? Asked when the payload has been copied: a sender says so

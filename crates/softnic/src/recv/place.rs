@@ -1,6 +1,7 @@
 //! Placing a payload in the memory that a receive WR names.
 
 use super::*;
+use crate::keys::IMPLICIT;
 
 /// The memory region that the last receive WR named, kept pinned while a run of records is placed: a run
 /// usually goes to one region, and looking it up for each record would cost as much as the record.
@@ -28,6 +29,7 @@ impl Window {
     pub(super) fn buffer(
         &mut self,
         qp: &Qp,
+        pd: u32,
         cache: &mut RegionCache,
         sge: &ibv_sge,
     ) -> Result<*mut u8, PlaceError> {
@@ -37,19 +39,24 @@ impl Window {
         {
             return Ok(self.first.wrapping_add(offset as usize));
         }
-        self.move_to(qp, cache, sge)
+        self.move_to(qp, pd, cache, sge)
     }
 
     #[cold]
     pub(super) fn move_to(
         &mut self,
         qp: &Qp,
+        pd: u32,
         cache: &mut RegionCache,
         sge: &ibv_sge,
     ) -> Result<*mut u8, PlaceError> {
         self.close();
-        let (region, pin) = local_region(qp.nic, cache, qp.pd, sge, true)?;
+        let (region, pin) = local_region(qp.nic, cache, pd, sge, true)?;
         let first = region.direct(region.addr).ok_or(PlaceError::Local)?;
+        if region.pd != pd {
+            // A region of the whole address space: what is mapped there is looked up each time.
+            return region.direct(sge.addr).ok_or(PlaceError::Local);
+        }
         *self = Self {
             lkey: sge.lkey,
             addr: region.addr,
@@ -82,6 +89,7 @@ pub(super) enum PlaceError {
 #[inline(always)]
 pub(super) fn place_ud(
     qp: &Qp,
+    pd: u32,
     sges: &[ibv_sge],
     record: &Record<'_>,
     grh: Option<&[u8; GRH_BYTES]>,
@@ -99,7 +107,7 @@ pub(super) fn place_ud(
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
         // Both parts go into one buffer, which is looked up once.
-        let dst = window.buffer(qp, local, sge)?;
+        let dst = window.buffer(qp, pd, local, sge)?;
         // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has `len`
         // bytes behind the header.
         unsafe {
@@ -113,7 +121,7 @@ pub(super) fn place_ud(
     window.close();
     let mut to = Scatter {
         nic: qp.nic,
-        pd: qp.pd,
+        pd,
         sges,
         offset: 0,
         cache: local,
@@ -129,8 +137,10 @@ pub(super) fn place_ud(
 
 /// Scatters a message of a connected transport over the SGEs of a receive WR.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
 pub(super) fn place(
     qp: &Qp,
+    pd: u32,
     sges: &[ibv_sge],
     record: &Record<'_>,
     peer: &Arc<Peer>,
@@ -150,7 +160,7 @@ pub(super) fn place(
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
-            let dst = window.buffer(qp, local, sge)?;
+            let dst = window.buffer(qp, pd, local, sge)?;
             // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len` bytes
             // behind the header.
             unsafe { crate::mem::copy(dst, payload, len) };
@@ -159,7 +169,7 @@ pub(super) fn place(
         window.close();
         let mut to = Scatter {
             nic: qp.nic,
-            pd: qp.pd,
+            pd,
             sges,
             offset: 0,
             cache: local,
@@ -170,7 +180,7 @@ pub(super) fn place(
     window.close();
     let mut to = Scatter {
         nic: qp.nic,
-        pd: qp.pd,
+        pd,
         sges,
         offset: 0,
         cache: local,
@@ -333,11 +343,19 @@ pub(super) fn local_region<'c>(
         .get(nic, nic.me(), sge.lkey)
         .map_err(|_| PlaceError::Local)?;
     let writable = region.access & IBV_ACCESS_LOCAL_WRITE.cast_unsigned() != 0;
-    if region.pd != pd || !region.contains(sge.addr, u64::from(sge.length)) || (write && !writable)
+    if !region.contains(sge.addr, u64::from(sge.length))
+        || (write && !writable)
+        || (region.pd != pd && !on_demand(region, pd, sge, write))
     {
         return Err(PlaceError::Local);
     }
     Ok((region, pin))
+}
+
+/// Is it a region of the whole address space, and the SGE mapped there?
+#[cold]
+fn on_demand(region: &crate::mem::Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
+    region.pd == IMPLICIT | pd && crate::mem::populate(sge.addr, sge.length.into(), write)
 }
 
 /// Checks a local SGE and hands out its region.

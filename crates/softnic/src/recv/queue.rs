@@ -15,6 +15,8 @@ pub(crate) struct RecvQueue {
     pub(super) sges: Box<[ibv_sge]>,
     pub(super) max_sge: usize,
     pub(super) max_wr: u64,
+    /// The protection domain of its buffers: of a shared queue, its own (IBTA vol. 1, 10.2.9.1).
+    pub(super) pd: u32,
     /// WRs taken.
     pub(super) head: u64,
     /// WRs posted.
@@ -32,7 +34,7 @@ pub(crate) struct TakenRecv<'a> {
 }
 
 impl RecvQueue {
-    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
+    pub(crate) fn new(max_wr: u32, max_sge: u32, pd: u32) -> Self {
         let slots = max_wr.max(1).next_power_of_two() as usize;
         let max_sge = max_sge as usize;
         Self {
@@ -40,6 +42,7 @@ impl RecvQueue {
             sges: vec![ibv_sge::zeroed(); slots * max_sge].into(),
             max_sge,
             max_wr: u64::from(max_wr),
+            pd,
             head: 0,
             tail: 0,
             limit: 0,

@@ -67,6 +67,7 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(mut new) = new_ring(qp, Arc::clone(&old.peer), &ring) else {
         return false;
     };
+    new.srqn = old.srqn;
     new.announce(qp.nic);
     if let Some(old) = sq.out.replace(new) {
         old.close(qp.nic);
@@ -84,10 +85,23 @@ pub(super) fn dead(qp: &Qp) -> Outcome {
     }
 }
 
+/// The peer's process has ended: what becomes of `view`.
+#[cold]
+pub(super) fn dead_for(qp: &Qp, view: &WrView<'_>) -> Outcome {
+    if is_local(view.wr.opcode) {
+        local_operation(qp, view)
+    } else {
+        dead(qp)
+    }
+}
+
 /// The peer's queue pair does not answer: a reliable WR is tried again until the timeout has passed
 /// `retry_cnt + 1` times (IBTA vol. 1, 9.7.6.1.3); an unreliable one is lost.
 #[cold]
 pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    if is_local(view.wr.opcode) {
+        return local_operation(qp, view);
+    }
     if qp.qp_type != QpType::Rc {
         return Outcome::Done(
             view.sges
@@ -146,7 +160,8 @@ pub(super) fn connected_send(
                 if let Err(status) = gather(qp, &mut sq.local, view, &mut out.producer, total) {
                     return Outcome::Failed(status);
                 }
-                out.producer.commit(header(kind, flags, imm, len, 0), total);
+                out.producer
+                    .commit(header(kind, flags, imm, len, out.srqn), total);
                 return Outcome::InRing(out.producer.pos());
             }
             // Inline data cannot be sent by reference: its memory is the program's again.
@@ -169,8 +184,10 @@ pub(super) fn connected_send(
     let place = out.producer.place(bytes);
     // SAFETY: the place has `bytes` bytes, the size of the list.
     unsafe { crate::mem::copy(place.as_mut_ptr(), view.sges.as_ptr().cast(), bytes) };
-    out.producer
-        .commit(header(kind, flags | FLAG_BY_REFERENCE, imm, len, 0), bytes);
+    out.producer.commit(
+        header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.srqn),
+        bytes,
+    );
     Outcome::InRing(out.producer.pos())
 }
 

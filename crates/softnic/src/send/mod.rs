@@ -8,6 +8,7 @@
 mod burst;
 mod connected;
 mod gather;
+mod local;
 mod one_sided;
 mod out_ring;
 mod progress;
@@ -19,11 +20,14 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
+use crate::abi::bind_request;
 use crate::ah::Ah;
 use crate::cq::WcSink;
+use crate::device::{IBV_ACCESS_FLUSH_GLOBAL, IBV_FLUSH_GLOBAL, IBV_WC_FLUSH, IBV_WR_FLUSH};
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::ring::{Producer, SLOT_BYTES, record_slots};
+use crate::keys::{BindRequest, window_admits};
 use crate::mem::AtomicOp;
 use crate::nic::Nic;
 use crate::qp::Qp;
@@ -33,11 +37,13 @@ use crate::region_cache::{KeyError, RegionCache};
 
 use connected::*;
 use gather::*;
+use local::*;
 use one_sided::*;
 use out_ring::*;
 use progress::*;
 use ud::*;
 
+pub(crate) use one_sided::FlushRange;
 pub(crate) use progress::{poll_sends, wake_debtor};
 
 /// `flags` of a record: the receiver's CQ may be armed for solicited completions only.
@@ -53,6 +59,7 @@ pub(crate) enum Kind {
     Send = 1,
     SendWithImm = 2,
     WriteWithImm = 3,
+    SendWithInv = 4,
 }
 
 impl Kind {
@@ -62,6 +69,7 @@ impl Kind {
             1 => Some(Self::Send),
             2 => Some(Self::SendWithImm),
             3 => Some(Self::WriteWithImm),
+            4 => Some(Self::SendWithInv),
             _ => None,
         }
     }
@@ -192,9 +200,10 @@ struct Deferred {
     /// How long it has waited, in nanoseconds, when the receiver is woken next.
     wake_after: u64,
     ah: Option<Arc<Ah>>,
+    bind: Option<BindRequest>,
 }
 
-// SAFETY: the raw pointers in `wr` are not followed: `sges`, `inline` and `ah` stand for them.
+// SAFETY: the raw pointers in `wr` are not followed: `sges`, `inline`, `ah` and `bind` stand for them.
 unsafe impl Send for Deferred {}
 
 /// A WR in the shape in which it is executed.
@@ -204,6 +213,8 @@ struct WrView<'a> {
     /// The inline payload, if it has been gathered already.
     inline: Option<&'a [u8]>,
     ah: Option<&'a Ah>,
+    /// For a bind work request.
+    bind: Option<BindRequest>,
 }
 
 /// What became of a WR.
@@ -394,26 +405,45 @@ pub(crate) unsafe fn post_send(
 ) -> i32 {
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
-    unsafe { post_list(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_list::<false>(qp, &mut sq, wr, bad_wr) }
+}
+
+/// [`post_send`] on a queue pair that sends to XRC shared receive queues.
+///
+/// # Safety
+/// As for [`post_send`].
+pub(crate) unsafe fn post_send_xrc(
+    qp: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> i32 {
+    let mut sq = qp.sq.lock();
+    // SAFETY: contract of this function.
+    unsafe { post_list::<true>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// Posts a list of `count` WRs if there is room for all of them.
 ///
 /// # Safety
 /// As for [`post_send`].
-pub(crate) unsafe fn post_send_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i32 {
+pub(crate) unsafe fn post_send_all<const XRC: bool>(
+    qp: &Qp,
+    wr: *mut ibv_send_wr,
+    count: usize,
+) -> i32 {
     let mut sq = qp.sq.lock();
     if sq.max_wr - (sq.posted - sq.freed) < count as u64 {
         return libc::ENOMEM;
     }
+    let bad_wr = std::ptr::null_mut();
     // SAFETY: contract of this function.
-    unsafe { post_list(qp, &mut sq, wr, std::ptr::null_mut()) }
+    unsafe { post_list::<XRC>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// # Safety
 /// As for [`post_send`].
 #[inline(always)]
-unsafe fn post_list(
+unsafe fn post_list<const XRC: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     mut wr: *mut ibv_send_wr,
@@ -430,7 +460,7 @@ unsafe fn post_list(
     } else {
         // SAFETY: contract of this function.
         while !wr.is_null() {
-            if state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
+            if !XRC && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
                 // SAFETY: as above; not null.
                 wr = unsafe { burst::run(qp, sq, wr) };
             }
@@ -438,6 +468,9 @@ unsafe fn post_list(
             let Some(this) = (unsafe { wr.as_ref() }) else {
                 break;
             };
+            if XRC {
+                aim(sq, this);
+            }
             // SAFETY: as above.
             if let Err(errno) = unsafe { post_one(qp, sq, this, state) } {
                 result = errno;
@@ -463,6 +496,14 @@ unsafe fn post_list(
         qp.nic.call_engine();
     }
     result
+}
+
+/// Notes which shared receive queue an XRC work request is for.
+fn aim(sq: &mut SendQueue, wr: &ibv_send_wr) {
+    if let Some(out) = &mut sq.out {
+        // SAFETY: the union's member for XRC; a plain integer.
+        out.srqn = unsafe { wr.qp_type.xrc.remote_srqn };
+    }
 }
 
 /// Something was posted while the send CQ is armed: the poster is about to sleep.
@@ -521,7 +562,10 @@ unsafe fn post_one(
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
     if inline {
         let total: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
-        if total > sq.max_inline as u64 || !carries_payload(wr.opcode) {
+        // An atomic write has its 8 bytes in the work request, whatever the queue's room for inline data.
+        let fits = (total <= sq.max_inline as u64 && carries_payload(wr.opcode))
+            || (wr.opcode == IBV_WR_ATOMIC_WRITE && total == 8);
+        if !fits {
             return Err(libc::EINVAL);
         }
     }
@@ -563,11 +607,18 @@ unsafe fn post_one(
         unsafe { defer(sq, wr, sges, inline, ah.is_some(), seq) };
         return Ok(());
     }
+    let bind = if wr.opcode == IBV_WR_BIND_MW {
+        // SAFETY: handles that the program has not destroyed (contract).
+        unsafe { bind_request(wr) }
+    } else {
+        None
+    };
     let view = WrView {
         wr,
         sges,
         inline: None,
         ah,
+        bind,
     };
     match execute(qp, sq, &view) {
         Outcome::Later => {
@@ -585,9 +636,13 @@ fn allowed(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
     match opcode {
         IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => true,
         IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => qp_type != QpType::Ud,
-        IBV_WR_RDMA_READ | IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-            qp_type == QpType::Rc
-        }
+        IBV_WR_RDMA_READ
+        | IBV_WR_ATOMIC_CMP_AND_SWP
+        | IBV_WR_ATOMIC_FETCH_AND_ADD
+        | IBV_WR_ATOMIC_WRITE
+        | IBV_WR_FLUSH
+        | IBV_WR_SEND_WITH_INV => qp_type == QpType::Rc,
+        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => qp_type != QpType::Ud,
         _ => false,
     }
 }
@@ -596,7 +651,11 @@ fn allowed(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
 fn carries_payload(opcode: ibv_wr_opcode) -> bool {
     matches!(
         opcode,
-        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM
+        IBV_WR_SEND
+            | IBV_WR_SEND_WITH_IMM
+            | IBV_WR_SEND_WITH_INV
+            | IBV_WR_RDMA_WRITE
+            | IBV_WR_RDMA_WRITE_WITH_IMM
     )
 }
 
@@ -606,6 +665,10 @@ fn wc_opcode(opcode: ibv_wr_opcode) -> u32 {
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
         IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
+        IBV_WR_ATOMIC_WRITE => IBV_WC_ATOMIC_WRITE,
+        IBV_WR_FLUSH => IBV_WC_FLUSH,
         _ => IBV_WC_SEND,
     }
 }
@@ -635,6 +698,8 @@ unsafe fn defer(
     }
     // SAFETY: `post_one` has looked at the handle.
     let ah = unsafe { Ah::retain(wr, ud) };
+    // SAFETY: handles that the program has not destroyed (contract).
+    let bind = (wr.opcode == IBV_WR_BIND_MW).then(|| unsafe { bind_request(wr) });
     sq.deferred.push_back(Deferred {
         wr: *wr,
         sges: sges.to_vec(),
@@ -643,6 +708,7 @@ unsafe fn defer(
         since: None,
         wake_after: UNRELIABLE_WAKE_NS,
         ah,
+        bind: bind.flatten(),
     });
 }
 
@@ -731,7 +797,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         return silence(qp, sq, view);
     };
     if out.peer.is_dead() {
-        return dead(qp);
+        return dead_for(qp, view);
     }
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
@@ -743,12 +809,16 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     match view.wr.opcode {
         IBV_WR_SEND => connected_send(qp, sq, view, Kind::Send),
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, Kind::SendWithImm),
+        IBV_WR_SEND_WITH_INV => connected_send(qp, sq, view, Kind::SendWithInv),
+        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => local_operation(qp, view),
         // A responder executes requests in order (IBTA vol. 1, 9.5): what touches memory waits until the
         // SENDs in front of it have reached theirs.
         _ if sends_on_their_way(sq) => Outcome::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
         IBV_WR_RDMA_READ => read(qp, sq, view).unwrap_or_else(|o| o),
+        IBV_WR_ATOMIC_WRITE => atomic_write(qp, sq, view).unwrap_or_else(|o| o),
+        IBV_WR_FLUSH => flush_remote(qp, sq, view).unwrap_or_else(|o| o),
         _ => atomic(qp, sq, view).unwrap_or_else(|o| o),
     }
 }

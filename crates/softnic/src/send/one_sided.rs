@@ -1,6 +1,7 @@
 //! RDMA WRITE, READ and atomics: executed by the requester, with the checks that the responder would make.
 
 use super::*;
+use crate::keys::{IMPLICIT, MAX_PD_NUMBER};
 
 /// The remote side of a one-sided WR, checked.
 #[inline]
@@ -27,13 +28,43 @@ pub(super) fn remote_region<'c>(
         Err(KeyError::Fault) if out.peer.has_ended() => return Err(dead(qp)),
         Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
     };
+    let pd = dest.pd.load(Ordering::Relaxed);
     if region.access & access == 0
-        || region.pd != dest.pd.load(Ordering::Relaxed)
         || !region.contains(addr, len)
+        || (region.pd != pd && !admits(out, dest, region.pd))
     {
         return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
+    if region.pd != pd && out.peer.is_self && !own_memory(region, addr, len, access) {
+        return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
+    }
     Ok((region, pin))
+}
+
+/// Is there memory of this process where a peer in it wants to go? In a region of the whole address space that is not
+/// known; a peer in another process finds out by its system call.
+#[cold]
+fn own_memory(region: &crate::mem::Region, addr: u64, len: u64, access: u32) -> bool {
+    let read = access == IBV_ACCESS_REMOTE_READ.cast_unsigned();
+    region.pd & !(MAX_PD_NUMBER - 1) != IMPLICIT || crate::mem::populate(addr, len, !read)
+}
+
+/// May requests to `dest` use a key of a region or a window that has `owner` in the place of its protection domain?
+/// Asked where that is not the queue pair's domain.
+#[cold]
+fn admits(out: &OutRing, dest: &QpShared, owner: u32) -> bool {
+    let domain = dest.xrc_domain.load(Ordering::Relaxed);
+    let pd = if domain == 0 {
+        dest.pd.load(Ordering::Relaxed)
+    } else {
+        // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
+        let srq = out.peer.segment.srq(out.srqn as usize % MAX_SRQS);
+        let Some(srq) = srq.filter(|s| s.domain.load(Ordering::Acquire) == domain) else {
+            return false;
+        };
+        srq.pd.load(Ordering::Relaxed)
+    };
+    owner == pd || window_admits(owner, pd, out.qpn())
 }
 
 /// The responder refuses a request: both sides hear of it (RC), or it is dropped (UC, IBTA vol. 1, 9.9.3).
@@ -130,7 +161,7 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     let imm = unsafe { view.wr.imm.imm_data };
     let _ = out.producer.place(0);
     out.producer
-        .commit(header(Kind::WriteWithImm, flags, imm, len, 0), 0);
+        .commit(header(Kind::WriteWithImm, flags, imm, len, out.srqn), 0);
     Outcome::InRing(out.producer.pos())
 }
 
@@ -244,4 +275,123 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
         done += n;
     }
     Ok(Outcome::Done(8))
+}
+
+/// Atomic write: 8 bytes that nobody ever sees in parts (IBTA annex A19).
+#[cold]
+pub(super) fn atomic_write(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> Result<Outcome, Outcome> {
+    let Some(out) = &sq.out else {
+        return Ok(Outcome::Later);
+    };
+    check_read_resources(qp, out)?;
+    // SAFETY: the union's member for this opcode; plain integers.
+    let to = unsafe { view.wr.wr.rdma };
+    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
+    if total != 8 {
+        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
+    }
+    if !to.remote_addr.is_multiple_of(8) {
+        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+    }
+    let mut bytes = [0u8; 8];
+    let mut at = bytes.as_mut_ptr();
+    for_each_part(qp, &mut sq.local, view, |src, len| {
+        // SAFETY: `src` is readable; the parts add up to the 8 bytes of the array.
+        unsafe { crate::mem::copy(at, src, len) };
+        at = at.wrapping_add(len);
+        Ok(())
+    })
+    .map_err(Outcome::Failed)?;
+    let written = {
+        let (region, _pin) = remote_region(
+            qp,
+            out,
+            &mut sq.remote,
+            (to.remote_addr, to.rkey),
+            8,
+            IBV_ACCESS_REMOTE_WRITE,
+        )?;
+        let op = AtomicOp::Store(u64::from_ne_bytes(bytes));
+        region.atomic(&out.peer, to.remote_addr, op)
+    };
+    match written {
+        Ok(_) => Ok(Outcome::Done(8)),
+        Err(_) => Err(unreachable_memory(qp, out)),
+    }
+}
+
+/// Flush: what was written before is visible to whoever reads the memory (IBTA annex A19). Every WRITE is that as
+/// soon as it has been executed, so what is left are the responder's checks.
+#[cold]
+pub(super) fn flush_remote(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> Result<Outcome, Outcome> {
+    let Some(out) = &sq.out else {
+        return Ok(Outcome::Later);
+    };
+    check_read_resources(qp, out)?;
+    // SAFETY: the union's member that `FlushRange::operands` made; plain integers.
+    let FlushRange {
+        remote_addr,
+        rkey,
+        len,
+        placement,
+        whole_region,
+    } = FlushRange::of(unsafe { view.wr.wr.atomic });
+    // Memory of processes does not survive them: there is nothing persistent.
+    if placement != IBV_FLUSH_GLOBAL {
+        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+    }
+    let (addr, len) = if whole_region {
+        match sq.remote.get(qp.nic, &out.peer, rkey) {
+            Ok((region, _pin)) => (region.addr, region.len),
+            Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
+        }
+    } else {
+        (remote_addr, len)
+    };
+    let access = IBV_ACCESS_FLUSH_GLOBAL;
+    remote_region(qp, out, &mut sq.remote, (addr, rkey), len, access)?;
+    std::sync::atomic::fence(Ordering::SeqCst);
+    Ok(Outcome::Done(0))
+}
+
+/// What is to be flushed. A work request has no operands for it, since only the extended API posts it: they
+/// travel in those of atomics.
+pub(crate) struct FlushRange {
+    pub(crate) rkey: u32,
+    pub(crate) remote_addr: u64,
+    pub(crate) len: u64,
+    /// `IBV_FLUSH_*` of `enum ibv_placement_type`.
+    pub(crate) placement: u8,
+    /// The range is that of the region, whatever `remote_addr` and `len` say.
+    pub(crate) whole_region: bool,
+}
+
+impl FlushRange {
+    /// As operands of a work request.
+    pub(crate) fn operands(&self) -> ibv_send_wr_wr_atomic {
+        ibv_send_wr_wr_atomic {
+            remote_addr: self.remote_addr,
+            compare_add: self.len,
+            swap: u64::from(self.placement) << 1 | u64::from(self.whole_region),
+            rkey: self.rkey,
+        }
+    }
+
+    fn of(operands: ibv_send_wr_wr_atomic) -> Self {
+        Self {
+            rkey: operands.rkey,
+            remote_addr: operands.remote_addr,
+            len: operands.compare_add,
+            placement: u8::try_from(operands.swap >> 1).unwrap_or(0),
+            whole_region: operands.swap & 1 != 0,
+        }
+    }
 }

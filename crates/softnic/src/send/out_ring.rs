@@ -15,11 +15,20 @@ pub(super) struct OutRing {
     pub(super) announced: bool,
     /// The open postlist has a solicited message.
     pub(super) solicited: bool,
+    /// The shared receive queue that the WR in hand is for (XRC); else 0.
+    pub(super) srqn: u32,
 }
 
 impl OutRing {
     pub(super) fn header<'n>(&self, nic: &'n Nic) -> Option<&'n RingHeader> {
         nic.me().segment.ring_header(self.offset)
+    }
+
+    /// Number of the receiving queue pair.
+    pub(super) fn qpn(&self) -> u32 {
+        #[allow(clippy::cast_possible_truncation)] // 24 bits
+        let qpn = (self.peer.slot << QP_BITS | self.dest_index) as u32;
+        qpn
     }
 
     /// Makes the open postlist visible and wakes the receiver if it sleeps.
@@ -130,5 +139,6 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         bytes,
         announced: false,
         solicited: false,
+        srqn: 0,
     })
 }

@@ -1,6 +1,7 @@
 //! What becomes of work requests after they were posted: completions, retries, and failures of the peer.
 
 use super::*;
+use crate::xrc::Xrc;
 
 /// How long an unreliable message waits for room at a live receiver until it is dropped.
 pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
@@ -158,7 +159,11 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             sges: &d.sges,
             inline: (d.wr.send_flags & IBV_SEND_INLINE != 0).then_some(&d.inline[..]),
             ah: d.ah.as_deref(),
+            bind: d.bind,
         };
+        if matches!(qp.xrc, Xrc::Send) {
+            aim(sq, &d.wr);
+        }
         let mut outcome = execute(qp, sq, &view);
         if matches!(outcome, Outcome::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();

@@ -1,6 +1,7 @@
 //! SEND on UD, and the rings of a UD queue pair.
 
 use super::*;
+use crate::multicast::{self, Group, MULTICAST_QPN};
 
 /// Largest UD payload: the path MTU (`ibv_post_send(3)`).
 pub(crate) const UD_MAX_PAYLOAD: usize = 4096;
@@ -34,14 +35,59 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     if total > UD_MAX_PAYLOAD {
         return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
     }
-    // SAFETY: the union's member for UD; plain integers.
-    let (qpn, qkey) = unsafe { (view.wr.wr.ud.remote_qpn, view.wr.wr.ud.remote_qkey) };
+    // SAFETY: the union's member for UD; a plain integer.
+    let qpn = unsafe { view.wr.wr.ud.remote_qpn };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     let Some(i) = ud_ring(qp, sq, ah, qpn) else {
-        // Nobody there: the datagram is lost.
-        return Outcome::Done(len);
+        return match ah.group {
+            Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
+            // Nobody there: the datagram is lost.
+            _ => Outcome::Done(len),
+        };
     };
+    put(qp, sq, view, i, total)
+}
+
+/// SEND to all members of a multicast group. A member whose ring is full loses the datagram.
+///
+/// The sender is one of them, if it is attached: adapters replicate to the sending queue pair too, which is why IPoIB
+/// drops what comes from itself (`ipoib_ib_handle_rx_wc` of `linux:drivers/infiniband/ulp/ipoib/ipoib_ib.c`).
+#[cold]
+fn to_group(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    ah: &Ah,
+    group: Group,
+    total: usize,
+) -> Outcome {
+    let block_self = qp.block_self.load(Ordering::Relaxed);
+    for peer in qp.nic.fabric.all_peers() {
+        for index in multicast::members(&peer, group) {
+            if block_self && peer.is_self && index == qp.index {
+                continue;
+            }
+            let Some(i) = ring_to(qp, sq, ah, Arc::clone(&peer), index) else {
+                continue;
+            };
+            if let Outcome::Failed(status) = put(qp, sq, view, i, total) {
+                return Outcome::Failed(status);
+            }
+        }
+    }
+    #[allow(clippy::cast_possible_truncation)] // at most 4096
+    let len = total as u32;
+    Outcome::Done(len)
+}
+
+/// Puts a datagram into a ring.
+#[inline(always)]
+fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -> Outcome {
+    // SAFETY: the union's member for UD; a plain integer.
+    let qkey = unsafe { view.wr.wr.ud.remote_qkey };
+    #[allow(clippy::cast_possible_truncation)] // at most 4096
+    let len = total as u32;
     if let Some(open) = sq.ud.open
         && open != i
         && let Some(Some(ring)) = sq.ud.rings.get_mut(open)
@@ -118,7 +164,18 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
         return None;
     }
     let peer = qp.nic.fabric.peer(qpn as usize >> QP_BITS)?;
-    let index = qpn as usize % MAX_QPS;
+    let i = ring_to(qp, sq, ah, peer, qpn as usize % MAX_QPS)?;
+    if sq.ud.recent.is_empty() {
+        sq.ud.recent = vec![(0, 0, 0); RECENT];
+    }
+    sq.ud.recent[recent_place(ah, qpn)] = (ah.id, qpn, i);
+    Some(i)
+}
+
+/// The ring to queue pair `index` of `peer`, if datagrams can be sent there.
+fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) -> Option<usize> {
+    #[allow(clippy::cast_possible_truncation)] // 24 bits
+    let qpn = (peer.slot << QP_BITS | index) as u32;
     let dest = peer.segment.qp(index)?;
     let state = dest.state.load(Ordering::Acquire);
     let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
@@ -130,8 +187,8 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
         matches!(sq.ud.rings.get(i), Some(Some(r)) if r.peer.incarnation == peer.incarnation
             && r.dest_epoch == dest.epoch.load(Ordering::Relaxed))
     });
-    let i = match known {
-        Some(i) => i,
+    match known {
+        Some(i) => Some(i),
         None => {
             sweep(qp.nic, sq);
             let ring = new_ring(
@@ -154,14 +211,9 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
             };
             sq.ud.rings[i] = Some(ring);
             sq.ud.by_destination.insert(key, i);
-            i
+            Some(i)
         }
-    };
-    if sq.ud.recent.is_empty() {
-        sq.ud.recent = vec![(0, 0, 0); RECENT];
     }
-    sq.ud.recent[recent_place(ah, qpn)] = (ah.id, qpn, i);
-    Some(i)
 }
 
 /// Closes the rings to queue pairs that are no more.

@@ -1,0 +1,130 @@
+//! Multicast groups: which queue pairs of a process are attached to which.
+//!
+//! The table lies in the process's segment, and a sender reads those of all its peers: there is no switch that
+//! would copy a datagram, so its sender does.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use crate::fabric::layout::*;
+use crate::fabric::{Fabric, Peer};
+use crate::nic::lock;
+
+/// The QP number to which datagrams for a group are addressed: IBTA vol. 1, 3.5.12.
+pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// A multicast GID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group([u8; 16]);
+
+impl Group {
+    /// The group of a GID: one that starts with 0xff (IBTA vol. 1, 4.1.1), or an IPv4 multicast address mapped into
+    /// IPv6 (RoCEv2, annex A17).
+    pub(crate) fn of(gid: [u8; 16]) -> Option<Self> {
+        const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+        let ipv4 = gid[..12] == MAPPED && (224..240).contains(&gid[12]);
+        (gid[0] == 0xff || ipv4).then_some(Self(gid))
+    }
+
+    fn words(self) -> [u64; 2] {
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&self.0[at..at + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        [word(0), word(8)]
+    }
+}
+
+/// Serialises changes of the own table.
+#[derive(Default)]
+pub(crate) struct Attachments(Mutex<()>);
+
+impl Attachments {
+    /// Attaches queue pair `index`; false if it is attached already.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the table or shared memory is full.
+    pub(crate) fn attach(&self, fabric: &Fabric, index: usize, group: Group) -> Result<bool, i32> {
+        let _one = lock(&self.0);
+        let segment = &fabric.me.segment;
+        let used = in_use(&fabric.me);
+        let free = |place: usize| {
+            segment
+                .mcast(place)
+                .is_some_and(|m| m.qp.load(Ordering::Relaxed) == 0)
+        };
+        if (0..used).any(|place| is_member(&fabric.me, place, group) == Some(index)) {
+            return Ok(false);
+        }
+        let place = (0..used).find(|&p| free(p)).unwrap_or(used);
+        let at = MCASTS_AT + place * size_of::<McastShared>();
+        let entry = segment.mcast(place).ok_or(libc::ENOMEM)?;
+        fabric
+            .reserve(at, size_of::<McastShared>())
+            .map_err(|_| libc::ENOMEM)?;
+        for (to, word) in entry.mgid.iter().zip(group.words()) {
+            to.store(word, Ordering::Relaxed);
+        }
+        let qp = u32::try_from(1 + index).map_err(|_| libc::EINVAL)?;
+        entry.qp.store(qp, Ordering::Release);
+        segment
+            .header()
+            .mcasts_used
+            .fetch_max(place as u64 + 1, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Detaches queue pair `index`; false if it is not attached.
+    pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: Group) -> bool {
+        let _one = lock(&self.0);
+        let place =
+            (0..in_use(&fabric.me)).find(|&p| is_member(&fabric.me, p, group) == Some(index));
+        match place.and_then(|p| fabric.me.segment.mcast(p)) {
+            Some(entry) => {
+                entry.qp.store(0, Ordering::Release);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+fn in_use(peer: &Peer) -> usize {
+    let used = peer.segment.header().mcasts_used.load(Ordering::Acquire);
+    usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS)
+}
+
+/// The queue pair that entry `place` of `peer` attaches to `group`, if that is what it does.
+fn is_member(peer: &Peer, place: usize, group: Group) -> Option<usize> {
+    let entry = peer.segment.mcast(place)?;
+    let qp = entry.qp.load(Ordering::Acquire);
+    let [a, b] = group.words();
+    let here = qp != 0
+        && entry.mgid[0].load(Ordering::Relaxed) == a
+        && entry.mgid[1].load(Ordering::Relaxed) == b;
+    here.then(|| qp as usize - 1)
+}
+
+/// The queue pairs of `peer` that are attached to `group`, by their places in the process.
+pub(crate) fn members(peer: &Peer, group: Group) -> impl Iterator<Item = usize> {
+    (0..in_use(peer)).filter_map(move |place| is_member(peer, place, group))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv6Addr;
+
+    #[test]
+    fn multicast_addresses_are_groups_and_others_are_not() {
+        let is_group = |gid: &str| Group::of(gid.parse::<Ipv6Addr>().unwrap().octets()).is_some();
+        assert!(is_group("ff12:401b:ffff::1"));
+        assert!(is_group("::ffff:224.0.0.1"));
+        assert!(is_group("::ffff:239.255.255.255"));
+        assert!(!is_group("::ffff:223.255.255.255"));
+        assert!(!is_group("::ffff:240.0.0.1"));
+        assert!(!is_group("fe80::1"));
+        assert!(!is_group("::e000:1"));
+    }
+}

@@ -1,0 +1,89 @@
+//! What arrives at an XRC queue pair: each message names the shared receive queue that it is for.
+
+use std::mem::MaybeUninit;
+
+use super::*;
+use crate::xrc::Xrcd;
+
+impl RecvSide {
+    /// Gives what has arrived to the shared receive queues of `domain`, and the completions to their CQs. True if a
+    /// record waits for a deadline.
+    pub(crate) fn receive_xrc(&mut self, domain: &Xrcd) -> bool {
+        if !matches!(
+            self.qp.state(),
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+        ) {
+            return false;
+        }
+        if self.qp.shared().remote_error.load(Ordering::Relaxed) != 0 {
+            self.take_remote_error();
+            return false;
+        }
+        let mut waiting = false;
+        for i in 0..self.rings.len() {
+            waiting |= self.receive_xrc_from(i, domain);
+        }
+        if self.rings.iter().any(|r| r.stopped) {
+            self.remove_finished();
+        }
+        waiting
+    }
+
+    fn receive_xrc_from(&mut self, i: usize, domain: &Xrcd) -> bool {
+        let Some(ring) = self.rings.get_mut(i) else {
+            return false;
+        };
+        let qp = &*self.qp;
+        let mut waiting = false;
+        while !ring.stopped {
+            let record = match ring.consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => {
+                    Self::idle(ring);
+                    break;
+                }
+                Err(_) => {
+                    Self::garbage(qp, ring);
+                    break;
+                }
+            };
+            let slots = record.slots();
+            let Some(srq) = domain.srq(record.header.extra) else {
+                // "XRC domain violation, invalid XRCETH: NAK-Invalid Request" (IBTA vol. 1, A14.5.3.2).
+                Self::refuse(qp, ring, IBV_WC_REM_INV_REQ_ERR);
+                break;
+            };
+            let mut place = [MaybeUninit::uninit()];
+            let mut sink = WcSink::new(&mut place);
+            let mut queue = srq.queue.lock();
+            let handled = handle(
+                qp,
+                &mut queue,
+                &record,
+                &ring.peer,
+                ring.offset,
+                ring.src_qpn,
+                &mut ring.path,
+                &mut Window::none(),
+                &mut self.local,
+                &mut ring.remote,
+                &mut sink,
+            );
+            srq.check_limit(&mut queue);
+            drop(queue);
+            let (n, solicited) = (sink.len(), sink.solicited);
+            if n == 1
+                && let Some(xrc) = &srq.xrc
+            {
+                // SAFETY: the sink has initialised the place.
+                xrc.cq
+                    .deliver(unsafe { place[0].assume_init_read() }, solicited);
+            }
+            if !Self::conclude(qp, ring, &handled, slots, &mut waiting) {
+                break;
+            }
+        }
+        ring.release(true);
+        waiting
+    }
+}

@@ -1,0 +1,34 @@
+//! Work requests that concern only this side: binding and invalidating memory windows.
+
+use super::*;
+
+/// Does this work request need no peer?
+#[inline]
+pub(super) fn is_local(opcode: ibv_wr_opcode) -> bool {
+    matches!(opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
+}
+
+/// Binds a window, or invalidates one.
+#[cold]
+pub(super) fn local_operation(qp: &Qp, view: &WrView<'_>) -> Outcome {
+    let nic = qp.nic;
+    if view.wr.opcode == IBV_WR_BIND_MW {
+        let bound = view
+            .bind
+            .is_some_and(|bind| nic.keys.bind(&nic.fabric, (qp.pd, qp.qpn), &bind));
+        return if bound {
+            Outcome::Done(0)
+        } else {
+            Outcome::Failed(IBV_WC_MW_BIND_ERR)
+        };
+    }
+    // SAFETY: the union's member for this opcode; a plain integer.
+    let key = unsafe { view.wr.imm.invalidate_rkey };
+    if nic.keys.invalidate_window(&nic.fabric, qp.qpn, key) {
+        Outcome::Done(0)
+    } else {
+        // "Local QP operation error: an internal QP consistency error was detected" covers an invalidation that
+        // is not allowed (IBTA vol. 1, 10.10.2.2); so does Soft-RoCE (`rxe_do_local_ops`).
+        Outcome::Failed(IBV_WC_LOC_QP_OP_ERR)
+    }
+}

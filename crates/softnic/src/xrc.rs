@@ -1,0 +1,229 @@
+//! XRC domains: queue pairs that only receive, and give what they receive to the shared receive queue that each
+//! message names (IBTA vol. 1, annex A14).
+//!
+//! A completion belongs to the CQ of the shared receive queue, and a queue pair feeds several of them. So the
+//! receiving sides of a domain's queue pairs are in the hands of the domain, and whoever polls a CQ in a process that
+//! uses XRC first lets the domains hand out what has arrived. To peers, those queue pairs have a CQ, the *gatherer*:
+//! it is armed while one of the shared receive queues' CQs is, so that they call the engine. Locks are taken in this
+//! order: receiving sides, shared receive queue, CQ.
+//!
+//! A domain is one of this process: another process that opens the same file gets a domain of its own.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::cq::Cq;
+use crate::fabric::layout::*;
+use crate::keys::barrier;
+use crate::nic::{Nic, lock};
+use crate::qp::Qp;
+use crate::recv::RecvSide;
+use crate::srq::Srq;
+use crate::sync::SpinLock;
+
+/// The file that names a domain: device and inode.
+pub(crate) type FileId = (u64, u64);
+
+/// An XRC domain.
+pub(crate) struct Xrcd {
+    nic: &'static Nic,
+    /// Never 0.
+    pub(crate) number: u32,
+    pub(crate) file: Option<FileId>,
+    /// What peers take for the CQ of the queue pairs.
+    pub(crate) gatherer: Arc<Cq>,
+    srqs: Mutex<Vec<Arc<Srq>>>,
+    sides: SpinLock<Vec<RecvSide>>,
+}
+
+/// What a shared receive queue for XRC has beside the queue.
+pub(crate) struct XrcSrq {
+    pub(crate) domain: Arc<Xrcd>,
+    /// Counts it at the handle through which it was made.
+    pub(crate) uses: Arc<AtomicUsize>,
+    /// Where its completions go.
+    pub(crate) cq: Arc<Cq>,
+    /// What requesters name it by.
+    pub(crate) number: u32,
+}
+
+/// What a queue pair has to do with XRC.
+pub(crate) enum Xrc {
+    /// Nothing.
+    No,
+    /// It sends to shared receive queues.
+    Send,
+    /// It receives for those of a domain; counted at the handle through which it was made.
+    Recv(Arc<Xrcd>, Arc<AtomicUsize>),
+}
+
+/// There has been a domain in this process: whoever polls looks for some.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// Has this process ever had an XRC domain?
+#[inline]
+pub(crate) fn in_use() -> bool {
+    IN_USE.load(Ordering::Relaxed)
+}
+
+/// Hands out what has arrived in all domains.
+#[cold]
+pub(crate) fn progress(nic: &Nic) {
+    for domain in nic.xrcds() {
+        domain.progress();
+    }
+}
+
+/// The same by the engine. True if a record waits for a deadline.
+pub(crate) fn engine_progress(nic: &Nic) -> bool {
+    let mut waiting = false;
+    for domain in nic.xrcds() {
+        waiting |= domain.progress();
+        domain.settle_arming();
+    }
+    waiting
+}
+
+/// A CQ has been armed: peers that send to the domains' queue pairs are to call the engine.
+#[cold]
+pub(crate) fn arm(nic: &Nic) {
+    for domain in nic.xrcds() {
+        domain.gatherer.set_armed(ARMED_ANY);
+    }
+    // SYNC POINT A, as in `Cq::arm`.
+    barrier::everywhere();
+}
+
+impl Xrcd {
+    /// Makes a domain.
+    pub(crate) fn new(nic: &'static Nic, file: Option<FileId>, gatherer: Arc<Cq>) -> Arc<Self> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        IN_USE.store(true, Ordering::Relaxed);
+        #[allow(clippy::cast_possible_truncation)] // it only has to differ from those that exist
+        let number = (NEXT.fetch_add(1, Ordering::Relaxed) as u32) | 1 << 31;
+        Arc::new(Self {
+            nic,
+            number,
+            file,
+            gatherer,
+            srqs: Mutex::new(Vec::new()),
+            sides: SpinLock::new(Vec::new()),
+        })
+    }
+
+    /// A number for a shared receive queue of this domain, entered where peers see it.
+    ///
+    /// # Errors
+    /// `ENOMEM` where there are no more numbers or no more shared memory.
+    pub(crate) fn new_srq_number(&self, pd: u32) -> Result<u32, i32> {
+        static NEXT: Mutex<usize> = Mutex::new(0);
+        let fabric = &self.nic.fabric;
+        let mut next = lock(&NEXT);
+        for _ in 0..MAX_SRQS {
+            let index = *next;
+            *next = (index + 1) % MAX_SRQS;
+            let Some(shared) = fabric.me.segment.srq(index) else {
+                continue;
+            };
+            if shared.domain.load(Ordering::Relaxed) != 0 {
+                continue;
+            }
+            let at = SRQS_AT + index * size_of::<SrqShared>();
+            fabric
+                .reserve(at, size_of::<SrqShared>())
+                .map_err(|_| libc::ENOMEM)?;
+            shared.pd.store(pd, Ordering::Relaxed);
+            shared.domain.store(self.number, Ordering::Release);
+            return Ok(self.nic.qpn(index));
+        }
+        Err(libc::ENOMEM)
+    }
+
+    pub(crate) fn add_srq(&self, srq: &Arc<Srq>) {
+        lock(&self.srqs).push(Arc::clone(srq));
+    }
+
+    /// Forgets a shared receive queue: messages that name it are refused from now on.
+    pub(crate) fn remove_srq(&self, number: u32) {
+        // Nothing is being received for it when this returns.
+        let _sides = self.sides.lock();
+        lock(&self.srqs).retain(|srq| srq.number() != Some(number));
+        if let Some(shared) = self.nic.me().segment.srq(number as usize % MAX_SRQS) {
+            shared.domain.store(0, Ordering::Release);
+        }
+    }
+
+    /// The shared receive queue with that number.
+    pub(crate) fn srq(&self, number: u32) -> Option<Arc<Srq>> {
+        let srqs = lock(&self.srqs);
+        srqs.iter().find(|s| s.number() == Some(number)).cloned()
+    }
+
+    pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
+        self.sides.lock().push(RecvSide::new(Arc::clone(qp)));
+    }
+
+    pub(crate) fn remove_receiver(&self, qp: &Qp) {
+        let mut sides = self.sides.lock();
+        if let Some(at) = sides.iter().position(|s| s.qp().index == qp.index) {
+            sides.swap_remove(at).detach_all();
+        }
+        drop(sides);
+        self.forget(qp.qpn);
+    }
+
+    /// Forgets the completions of a queue pair.
+    pub(crate) fn forget(&self, qpn: u32) {
+        for srq in lock(&self.srqs).iter() {
+            if let Some(xrc) = &srq.xrc {
+                xrc.cq.forget(qpn);
+            }
+        }
+    }
+
+    /// Runs `f` on the receive side of `qp`.
+    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(&mut RecvSide)) {
+        let mut sides = self.sides.lock();
+        if let Some(side) = sides.iter_mut().find(|s| s.qp().index == qp.index) {
+            f(side);
+        }
+    }
+
+    /// Hands out what has arrived. True if a record waits for a deadline.
+    pub(crate) fn progress(&self) -> bool {
+        let mut waiting = false;
+        for side in self.sides.lock().iter_mut() {
+            waiting |= side.receive_xrc(self);
+        }
+        waiting
+    }
+
+    fn anyone_armed(&self) -> bool {
+        lock(&self.srqs)
+            .iter()
+            .any(|srq| srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_armed()))
+    }
+
+    /// Lets peers call the engine again, as long as somebody waits for completions.
+    fn settle_arming(&self) {
+        if !self.gatherer.is_armed() {
+            return;
+        }
+        let armed = self.anyone_armed();
+        self.gatherer
+            .set_armed(if armed { ARMED_ANY } else { ARMED_NO });
+        barrier::everywhere();
+        // A CQ that was armed in the meantime may have found the gatherer armed, before it was disarmed here.
+        if !armed && self.anyone_armed() {
+            arm(self.nic);
+        }
+        // And a peer may have published, and found the engine called already.
+        self.progress();
+    }
+}
+
+impl Drop for Xrcd {
+    fn drop(&mut self) {
+        self.nic.remove_cq(self.gatherer.index);
+    }
+}
