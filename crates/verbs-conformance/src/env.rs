@@ -171,6 +171,12 @@ caps! {
     RandomKeys = "random-keys",
     /// The last byte of an RDMA WRITE of up to 64 bytes arrives last.
     WriteOrder = "write-order",
+    /// Multicast groups.
+    Multicast = "multicast",
+    /// XRC domains.
+    Xrc = "xrc",
+    /// Memory windows of both types.
+    Windows = "windows",
     /// Several processes use the device.
     Processes = "processes",
 }
@@ -222,9 +228,9 @@ mod tests {
             assert_eq!(name.parse::<Cap>().as_ref(), Ok(cap));
             assert_eq!(cap.to_string(), *name);
         }
-        let unknown = "xrc".parse::<Cap>().unwrap_err().to_string();
+        let unknown = "rd".parse::<Cap>().unwrap_err().to_string();
         assert!(
-            unknown.contains("\"xrc\"") && unknown.contains("uc, ud"),
+            unknown.contains("\"rd\"") && unknown.contains("uc, ud"),
             "{unknown}"
         );
     }

@@ -34,9 +34,13 @@ pub mod peer;
 mod provider;
 mod rng;
 mod suite;
+#[allow(unsafe_code)]
+pub mod window;
 pub mod worker;
 #[allow(unsafe_code)]
 pub mod wr;
+#[allow(unsafe_code)]
+pub mod xrc;
 
 pub use deviations::{Deviation, Deviations, Kind};
 pub use env::{Cap, Env, Outcome, Settings, Test, UnknownCap};

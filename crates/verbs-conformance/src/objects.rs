@@ -1094,7 +1094,41 @@ fn refused(errno: i32, bad: Option<usize>) -> Result<(), Refused> {
     }
 }
 
+impl Srq {
+    /// Takes over what another call of the provider than `ibv_create_srq` has made.
+    pub(crate) fn adopt(raw: *mut ibv_srq, pd: &Pd) -> Result<Self, i32> {
+        Self::wrap(pd.symbols(), raw, pd.clone())
+    }
+}
+
 impl Qp {
+    /// Takes over what another call of the provider than `ibv_create_qp` has made.
+    pub(crate) fn adopt(raw: *mut ibv_qp, pd: &Pd, cq: &Cq) -> Result<Self, i32> {
+        Self::wrap(
+            pd.symbols(),
+            raw,
+            pd.clone(),
+            [cq.clone(), cq.clone()],
+            None,
+        )
+    }
+
+    /// `ibv_attach_mcast`; what it returned.
+    #[must_use]
+    pub fn attach_mcast(&self, gid: [u8; 16]) -> i32 {
+        let gid = ibv_gid { raw: gid };
+        // SAFETY: a live QP, a readable GID.
+        unsafe { (self.0.symbols.ibv_attach_mcast)(self.raw(), &raw const gid, 0xc000) }
+    }
+
+    /// `ibv_detach_mcast`; what it returned.
+    #[must_use]
+    pub fn detach_mcast(&self, gid: [u8; 16]) -> i32 {
+        let gid = ibv_gid { raw: gid };
+        // SAFETY: a live QP, a readable GID.
+        unsafe { (self.0.symbols.ibv_detach_mcast)(self.raw(), &raw const gid, 0xc000) }
+    }
+
     /// Its number.
     #[must_use]
     pub fn qpn(&self) -> u32 {

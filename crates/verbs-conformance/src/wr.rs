@@ -352,6 +352,14 @@ impl Wc {
             .then(|| u32::from_be(unsafe { self.0.imm.imm_data }))
     }
 
+    /// The R_Key that the peer has invalidated.
+    #[must_use]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        // SAFETY: both members are plain 32-bit numbers.
+        let rkey = unsafe { self.0.imm.invalidated_rkey };
+        (self.0.wc_flags & IBV_WC_WITH_INV != 0).then_some(rkey)
+    }
+
     /// Panics unless it succeeded, with this `wr_id` and opcode.
     #[track_caller]
     pub fn ok(&self, wr_id: u64, opcode: ibv_wc_opcode) -> &Self {

@@ -41,6 +41,7 @@ suites! {
     flags,
     flush,
     mr,
+    multicast,
     order,
     pd,
     processes,
@@ -52,6 +53,8 @@ suites! {
     state,
     threads,
     ud,
+    windows,
+    xrc,
 }
 
 /// Every test of the suite.

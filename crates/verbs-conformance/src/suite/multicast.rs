@@ -1,0 +1,144 @@
+//! Multicast groups of UD queue pairs.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::harness::case;
+use crate::objects::Ah;
+use crate::pair::{QKEY, Side, Spec};
+use crate::wr::{Verb, send};
+
+tests! { "multicast";
+    every_member_gets_a_datagram_once [Ud, Multicast],
+    members_of_other_groups_get_nothing [Ud, Multicast],
+    who_has_left_gets_nothing [Ud, Multicast],
+    the_q_key_counts [Ud, Multicast],
+    a_member_cannot_be_destroyed [Ud, Multicast],
+    what_cannot_be_attached_is_refused [Ud, Multicast],
+}
+
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// A group that no other test, of which many run at a time on one fabric, sends to.
+fn group(last: u8) -> [u8; 16] {
+    let mut gid = Ipv6Addr::new(0xff12, 0x401b, 0xffff, 0, 0, 0, 0, 0).octets();
+    gid[11..15].copy_from_slice(&std::process::id().to_be_bytes());
+    gid[15] = last;
+    gid
+}
+
+/// How `side` addresses a group.
+fn address(side: &Side, gid: [u8; 16]) -> Ah {
+    let mut attr = ibv_ah_attr::zeroed();
+    attr.port_num = side.ctx.env().settings.port;
+    attr.dlid = 0xc000;
+    attr.is_global = 1;
+    attr.grh.dgid = ibv_gid { raw: gid };
+    attr.grh.sgid_index = side.ctx.env().settings.gid_index;
+    attr.grh.hop_limit = 1;
+    side.pd.ah(&attr)
+}
+
+fn ready(env: &Env) -> Side {
+    let mut side = Spec::ud().side(env);
+    let address = side.address();
+    side.connect(&address);
+    side
+}
+
+#[track_caller]
+fn send_to(side: &Side, gid: [u8; 16], qkey: u32, seed: u64) {
+    let source = side.buf(100);
+    source.memory.fill(seed);
+    let ah = address(side, gid);
+    side.post(send([source.all()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
+    side.sent().sent(seed, Verb::Send);
+}
+
+fn every_member_gets_a_datagram_once(env: &Env) {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let mapped = Ipv4Addr::new(239, a, b, c).to_ipv6_mapped().octets();
+    for gid in [group(1), mapped] {
+        case(format!("{}", Ipv6Addr::from(gid)));
+        let sender = ready(env);
+        let members = [ready(env), ready(env), ready(env)];
+        for member in &members {
+            assert_eq!(member.qp.attach_mcast(gid), 0);
+            // Once more changes nothing.
+            assert_eq!(member.qp.attach_mcast(gid), 0);
+        }
+        let targets = members.each_ref().map(|m| m.buf(140));
+        for (member, target) in members.iter().zip(&targets) {
+            member.recv(1, [target.all()]);
+            member.recv(2, [target.all()]);
+        }
+        send_to(&sender, gid, QKEY, 5);
+        for (member, target) in members.iter().zip(&targets) {
+            let wc = member.received();
+            wc.received(1, 140);
+            assert_eq!(wc.raw().src_qp, sender.qp.qpn());
+            assert_ne!(wc.raw().wc_flags & IBV_WC_GRH, 0);
+            target.memory.check_at(40, 100, 5);
+            member.expect_silence();
+        }
+        // A member gets what it sends itself, too.
+        send_to(&members[0], gid, QKEY, 6);
+        for member in &members {
+            member.received().received(2, 140);
+        }
+        for member in &members {
+            assert_eq!(member.qp.detach_mcast(gid), 0);
+        }
+    }
+}
+
+fn members_of_other_groups_get_nothing(env: &Env) {
+    let (sender, member) = (ready(env), ready(env));
+    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    let target = member.buf(140);
+    member.recv(1, [target.all()]);
+    send_to(&sender, group(2), QKEY, 5);
+    member.expect_silence();
+    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+}
+
+fn who_has_left_gets_nothing(env: &Env) {
+    let (sender, member) = (ready(env), ready(env));
+    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    let target = member.buf(140);
+    member.recv(1, [target.all()]);
+    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+    send_to(&sender, group(1), QKEY, 5);
+    member.expect_silence();
+    assert_eq!(member.qp.detach_mcast(group(1)), libc::EINVAL);
+}
+
+fn the_q_key_counts(env: &Env) {
+    let (sender, member) = (ready(env), ready(env));
+    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    let target = member.buf(140);
+    member.recv(1, [target.all()]);
+    send_to(&sender, group(1), QKEY ^ 1, 5);
+    member.expect_silence();
+    send_to(&sender, group(1), QKEY, 6);
+    member.received().received(1, 140);
+    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+}
+
+/// `ibv_destroy_qp(3)`: it "fails if the QP is attached to a multicast group".
+fn a_member_cannot_be_destroyed(env: &Env) {
+    let member = ready(env);
+    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    assert_eq!(member.qp.try_destroy(), libc::EBUSY);
+    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+}
+
+fn what_cannot_be_attached_is_refused(env: &Env) {
+    let rc = Spec::rc().side(env);
+    assert_eq!(rc.qp.attach_mcast(group(1)), libc::EINVAL);
+    let ud = ready(env);
+    let unicast = ud.address().gid;
+    assert_eq!(ud.qp.attach_mcast(unicast), libc::EINVAL);
+}

@@ -1,0 +1,258 @@
+//! XRC: many shared receive queues behind one connection.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use verbs_abi::*;
+
+use crate::Env;
+use crate::memory::MemKind;
+use crate::objects::{ALL_ACCESS, Context, Cq, Pd, Qp, QpInit, Srq};
+use crate::pair::{Address, Side, Spec};
+use crate::wr::{Verb, fetch_add, read, send, send_imm, write, write_imm};
+use crate::xrc::{XrcDomain, to_srq};
+
+tests! { "xrc";
+    a_message_goes_to_the_queue_that_it_names [Xrc],
+    long_messages_and_immediates_arrive [Xrc],
+    a_completion_channel_is_called [Xrc],
+    a_message_waits_for_a_receive [Xrc],
+    memory_is_that_of_the_named_queues_protection_domain [Xrc],
+    an_unknown_queue_is_an_invalid_request [Xrc],
+    a_domain_is_named_by_its_file [Xrc],
+    what_is_in_use_is_busy [Xrc],
+    a_receiver_is_opened_by_its_number [Xrc],
+    only_queues_for_xrc_have_numbers [Xrc],
+}
+
+/// One connection: a queue pair that sends, and one that receives for a domain with two shared receive queues, each
+/// with a CQ of its own. Fields are dropped in this order.
+struct Xrc {
+    sender: Qp,
+    receiver: Qp,
+    srqs: [(Srq, u32, Cq); 2],
+    scq: Cq,
+    pd: Pd,
+    domain: XrcDomain,
+    side: Side,
+}
+
+impl Xrc {
+    fn new(env: &Env, rnr_retry: u8) -> Self {
+        let ctx = Context::open(env);
+        let pd = ctx.pd();
+        let scq = ctx.cq(64);
+        let domain = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("ibv_open_xrcd");
+        let srq = || {
+            let cq = ctx.cq(64);
+            let (srq, number) = domain.srq(&pd, &cq).expect("ibv_create_srq_ex");
+            (srq, number, cq)
+        };
+        let srqs = [srq(), srq()];
+        let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
+        let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
+        // It knows how to fill in attributes.
+        let side = Spec::rc().rnr_retry(rnr_retry).side(env);
+        let xrc = Self { sender, receiver, srqs, scq, pd, domain, side };
+        let address = xrc.side.address();
+        let (to_receiver, to_sender) = (
+            Address { qpn: xrc.receiver.qpn(), ..address },
+            Address { qpn: xrc.sender.qpn(), ..address },
+        );
+        for (qp, peer) in [(&xrc.receiver, &to_sender), (&xrc.sender, &to_receiver)] {
+            for (attr, mask) in [xrc.side.init_attr(), xrc.side.rtr_attr(peer), xrc.side.rts_attr()] {
+                qp.modify(&attr, mask).expect("ibv_modify_qp");
+            }
+        }
+        xrc
+    }
+
+    fn srqn(&self, i: usize) -> u32 {
+        self.srqs[i].1
+    }
+}
+
+fn a_message_goes_to_the_queue_that_it_names(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let source = xrc.pd.buf(64);
+    let targets = [xrc.pd.buf(64), xrc.pd.buf(64)];
+    for (i, target) in targets.iter().enumerate() {
+        xrc.srqs[i].0.recv(10 + i as u64, [target.all()]);
+    }
+    for i in [1, 0] {
+        source.memory.fill(i as u64);
+        xrc.sender.post(to_srq(send([source.all()]).id(i as u64), xrc.srqn(i)));
+        let wc = xrc.srqs[i].2.next();
+        wc.received(10 + i as u64, 64);
+        assert_eq!(wc.qpn(), xrc.receiver.qpn());
+        xrc.scq.next().sent(i as u64, Verb::Send);
+        targets[i].memory.check_at(0, 64, i as u64);
+    }
+    for (_, _, cq) in &xrc.srqs {
+        cq.expect_empty();
+    }
+}
+
+fn long_messages_and_immediates_arrive(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    for (i, len) in [0, 1, 1000, 5000, 100_000].into_iter().enumerate() {
+        let id = i as u64;
+        let source = xrc.pd.buf(len.max(1));
+        let target = xrc.pd.buf(len.max(1));
+        source.memory.fill(id);
+        xrc.srqs[0].0.recv(id, [target.all()]);
+        xrc.sender.post(to_srq(send_imm([source.sge(0, len)], 77).id(id), xrc.srqn(0)));
+        let wc = xrc.srqs[0].2.next();
+        wc.received(id, len);
+        assert_eq!(wc.imm(), Some(77));
+        xrc.scq.next().sent(id, Verb::SendWithImm);
+        target.memory.check_at(0, len, id);
+    }
+}
+
+fn a_completion_channel_is_called(env: &Env) {
+    let ctx = Context::open(env);
+    let pd = ctx.pd();
+    let channel = ctx.channel();
+    let cq = ctx.cq_on(16, &channel);
+    let scq = ctx.cq(16);
+    let domain = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("ibv_open_xrcd");
+    let (srq, number) = domain.srq(&pd, &cq).expect("ibv_create_srq_ex");
+    let side = Spec::rc().side(env);
+    {
+        let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
+        let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
+        let address = side.address();
+        for (qp, qpn) in [(&receiver, sender.qpn()), (&sender, receiver.qpn())] {
+            let peer = Address { qpn, ..address };
+            for (attr, mask) in [side.init_attr(), side.rtr_attr(&peer), side.rts_attr()] {
+                qp.modify(&attr, mask).expect("ibv_modify_qp");
+            }
+        }
+        let buf = pd.buf(8);
+        for round in 0..20 {
+            srq.recv(round, [buf.all()]);
+            cq.arm(false);
+            assert!(!channel.readable(Duration::ZERO));
+            sender.post(to_srq(send([buf.all()]).id(round), number));
+            channel.expect_event(&cq);
+            cq.ack(1);
+            cq.next().received(round, 8);
+            scq.next().sent(round, Verb::Send);
+        }
+    }
+    drop(srq);
+}
+
+fn a_message_waits_for_a_receive(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(8));
+    xrc.sender.post(to_srq(send([source.all()]).id(1), xrc.srqn(1)));
+    xrc.srqs[1].2.expect_empty();
+    xrc.scq.expect_empty();
+    xrc.srqs[1].0.recv(2, [target.all()]);
+    xrc.srqs[1].2.next().received(2, 8);
+    xrc.scq.next().sent(1, Verb::Send);
+    let impatient = Xrc::new(env, 1);
+    impatient.sender.post(to_srq(send([]).id(3), impatient.srqn(0)));
+    impatient.scq.next().failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+}
+
+fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let local = xrc.pd.buf(8);
+    let remote = xrc.pd.buf(64);
+    remote.memory.store(0, 40);
+    local.memory.store(0, 5);
+    let srqn = xrc.srqn(0);
+    let post = |wr, id, verb| {
+        xrc.sender.post(to_srq(wr, srqn));
+        xrc.scq.next().sent(id, verb);
+    };
+    post(read([local.all()], remote.remote()).id(1), 1, Verb::RdmaRead);
+    assert_eq!(local.memory.load(0), 40);
+    post(write([local.all()], remote.remote().plus(8)).id(2), 2, Verb::RdmaWrite);
+    assert_eq!(remote.memory.load(8), 40);
+    post(fetch_add(local.all(), remote.remote(), 2).id(3), 3, Verb::AtomicFetchAndAdd);
+    assert_eq!(remote.memory.load(0), 42);
+    xrc.srqs[0].0.recv(9, []);
+    post(
+        write_imm([local.all()], remote.remote().plus(16), 6).id(4),
+        4,
+        Verb::RdmaWriteWithImm,
+    );
+    xrc.srqs[0].2.next().ok(9, IBV_WC_RECV_RDMA_WITH_IMM);
+    assert_eq!(remote.memory.load(16), 40);
+    // Memory of another protection domain than the queue's.
+    let other = xrc.side.ctx.pd().buf_with(MemKind::Private, 8, ALL_ACCESS);
+    xrc.sender.post(to_srq(write([local.all()], other.remote()).id(5), srqn));
+    xrc.scq.next().failed(5, &[IBV_WC_REM_ACCESS_ERR]);
+    assert_eq!(other.memory.load(0), 0);
+}
+
+fn an_unknown_queue_is_an_invalid_request(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let buf = xrc.pd.buf(8);
+    xrc.srqs[0].0.recv(1, [buf.all()]);
+    let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
+    xrc.sender.post(to_srq(send([buf.all()]).id(2), wrong.expect("a number")));
+    // Nobody polls for the receiver but the engine, or these.
+    xrc.scq.next().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+    xrc.receiver.await_state(IBV_QPS_ERR);
+    xrc.srqs[0].2.expect_empty();
+}
+
+fn a_domain_is_named_by_its_file(env: &Env) {
+    let ctx = Context::open(env);
+    let file = memfd_create("xrcd", MemfdFlags::CLOEXEC).expect("a file");
+    let fd = file.as_raw_fd();
+    let open = |oflags| XrcDomain::open(&ctx, fd, oflags);
+    assert_eq!(open(0).err(), Some(libc::EAGAIN));
+    let first = open(libc::O_CREAT | libc::O_EXCL).expect("a new domain");
+    assert_eq!(open(libc::O_CREAT | libc::O_EXCL).err(), Some(libc::EINVAL));
+    let again = open(0).expect("the same domain");
+    let (pd, cq) = (ctx.pd(), ctx.cq(8));
+    let qp = first.receiver(&pd, &cq).expect("ibv_create_qp_ex");
+    drop(again.open_receiver(qp.qpn(), &pd, &cq).expect("ibv_open_qp"));
+    drop(qp);
+    let other = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("a domain without a file");
+    let qp = other.receiver(&pd, &cq).expect("ibv_create_qp_ex");
+    assert_eq!(first.open_receiver(qp.qpn(), &pd, &cq).err(), Some(libc::EINVAL));
+    drop(qp);
+    drop(first);
+    drop(again);
+    assert_eq!(open(0).err(), Some(libc::EAGAIN));
+    assert_eq!(XrcDomain::open(&ctx, i32::MAX, libc::O_CREAT).err(), Some(libc::EBADF));
+}
+
+fn what_is_in_use_is_busy(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    assert_eq!(xrc.domain.try_close(), libc::EBUSY);
+    assert_eq!(xrc.srqs[0].2.try_destroy(), libc::EBUSY);
+    assert_eq!(xrc.pd.try_destroy(), libc::EBUSY);
+}
+
+fn a_receiver_is_opened_by_its_number(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let opened = xrc
+        .domain
+        .open_receiver(xrc.receiver.qpn(), &xrc.pd, &xrc.scq)
+        .expect("ibv_open_qp");
+    assert_eq!(opened.qpn(), xrc.receiver.qpn());
+    assert_eq!(opened.state(), IBV_QPS_RTS);
+    drop(opened);
+    // It is there as long as somebody has it open.
+    let buf = xrc.pd.buf(8);
+    xrc.srqs[0].0.recv(1, [buf.all()]);
+    xrc.sender.post(to_srq(send([buf.all()]).id(2), xrc.srqn(0)));
+    xrc.srqs[0].2.next().received(1, 8);
+    let unknown = xrc.domain.open_receiver(xrc.sender.qpn(), &xrc.pd, &xrc.scq);
+    assert_eq!(unknown.err(), Some(libc::EINVAL));
+}
+
+fn only_queues_for_xrc_have_numbers(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    assert_ne!(xrc.srqn(0), xrc.srqn(1));
+    assert!(xrc.srqn(0) >> 24 == 0 && xrc.srqn(1) >> 24 == 0, "an XRCETH has 24 bits");
+}

@@ -1,0 +1,155 @@
+//! Memory windows, and the work requests that bind and invalidate them.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use verbs_abi::*;
+
+use crate::objects::{Buf, Pd, Qp};
+use crate::wr::{Remote, SendWr, Verb};
+
+/// A memory window of `ibv_alloc_mw(3)`, deallocated when dropped.
+pub struct Window {
+    raw: NonNull<ibv_mw>,
+    _pd: Pd,
+}
+
+/// A part of a buffer, and what peers may do there.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// The buffer.
+    pub buf: &'a Buf,
+    /// Its first byte.
+    pub offset: u64,
+    /// Its length.
+    pub len: u64,
+    /// `IBV_ACCESS_*`.
+    pub access: c_int,
+}
+
+impl Part<'_> {
+    fn info(&self) -> ibv_mw_bind_info {
+        ibv_mw_bind_info {
+            mr: self.buf.mr.raw(),
+            addr: self.buf.memory.addr() + self.offset,
+            length: self.len,
+            mw_access_flags: self.access.cast_unsigned(),
+        }
+    }
+}
+
+impl Window {
+    /// `ibv_alloc_mw`.
+    ///
+    /// # Errors
+    /// Its errno; `EOPNOTSUPP` where the provider has none.
+    pub fn try_new(pd: &Pd, mw_type: ibv_mw_type) -> Result<Self, i32> {
+        // SAFETY: the PD is live, and so is its context, whose operations do not change; the call as verbs.h
+        // makes it.
+        unsafe {
+            let Some(alloc) = (*(*pd.raw()).context).ops.alloc_mw else {
+                return Err(libc::EOPNOTSUPP);
+            };
+            let raw = NonNull::new(alloc(pd.raw(), mw_type));
+            let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            Ok(Self {
+                raw: raw.ok_or_else(errno)?,
+                _pd: pd.clone(),
+            })
+        }
+    }
+
+    /// A window of this type.
+    ///
+    /// # Panics
+    /// The device gives none.
+    #[must_use]
+    #[track_caller]
+    pub fn new(pd: &Pd, mw_type: ibv_mw_type) -> Self {
+        Self::try_new(pd, mw_type).expect("ibv_alloc_mw")
+    }
+
+    /// Its R_Key.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: the window is live.
+        unsafe { self.raw.as_ref().rkey }
+    }
+
+    /// `ibv_bind_mw`, signaled, of a window of type 1.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn bind(&self, qp: &Qp, wr_id: u64, part: &Part<'_>) -> Result<(), i32> {
+        let mut bind = ibv_mw_bind {
+            wr_id,
+            send_flags: IBV_SEND_SIGNALED,
+            bind_info: part.info(),
+        };
+        // SAFETY: live objects, as in `try_new`; the request is read during the call.
+        let errno = unsafe {
+            let op = (*(*qp.raw()).context)
+                .ops
+                .bind_mw
+                .expect("there is ibv_alloc_mw");
+            op(qp.raw(), self.raw.as_ptr(), &raw mut bind)
+        };
+        if errno == 0 { Ok(()) } else { Err(errno) }
+    }
+
+    /// `IBV_WR_BIND_MW`, which gives the window this key.
+    #[must_use]
+    pub fn bind_wr(&self, rkey: u32, part: &Part<'_>) -> SendWr {
+        let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_BIND_MW);
+        wr.raw.bind_tso.bind_mw = ibv_send_wr_bind_tso_bind_mw {
+            mw: self.raw.as_ptr(),
+            rkey,
+            bind_info: part.info(),
+        };
+        wr
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: live objects, as in `try_new`; this is the only handle.
+        let errno = unsafe {
+            let raw = self.raw.as_ptr();
+            let op = (*(*raw).context).ops.dealloc_mw;
+            op.map_or(0, |dealloc| dealloc(raw))
+        };
+        if errno != 0 && !std::thread::panicking() {
+            panic!("ibv_dealloc_mw returned {errno}");
+        }
+    }
+}
+
+/// `ibv_inc_rkey(3)`.
+#[must_use]
+pub fn inc_rkey(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
+/// `IBV_WR_LOCAL_INV`.
+#[must_use]
+pub fn local_inv(rkey: u32) -> SendWr {
+    let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_LOCAL_INV);
+    wr.raw.imm.invalidate_rkey = rkey;
+    wr
+}
+
+/// `IBV_WR_SEND_WITH_INV`.
+pub fn send_inv(sges: impl IntoIterator<Item = ibv_sge>, rkey: u32) -> SendWr {
+    let mut wr = SendWr::new(Verb::Send, sges).opcode(IBV_WR_SEND_WITH_INV);
+    wr.raw.imm.invalidate_rkey = rkey;
+    wr
+}
+
+/// Byte `offset` of a part as a peer names it who has the window's key.
+#[must_use]
+pub fn through(rkey: u32, part: &Part<'_>, offset: u64) -> Remote {
+    Remote {
+        addr: part.info().addr + offset,
+        rkey,
+    }
+}

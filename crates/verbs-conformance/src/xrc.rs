@@ -1,0 +1,153 @@
+//! XRC domains, their shared receive queues, and queue pairs of both kinds: what goes through `verbs_context`.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use verbs_abi::*;
+
+use crate::objects::{Context, Cq, Pd, Qp, Srq};
+use crate::wr::SendWr;
+
+/// The operations of an open device, behind its context.
+fn ops(ctx: &Context) -> &'static verbs_context {
+    let before = std::mem::offset_of!(verbs_context, context);
+    // SAFETY: a live context of a provider whose `abi_compat` says so (asserted) lies in a `verbs_context`
+    // (`verbs_get_ctx` of verbs.h), which lives as long; tests use it no longer.
+    unsafe {
+        assert_eq!((*ctx.raw()).abi_compat, __VERBS_ABI_IS_EXTENDED);
+        &*ctx.raw().byte_sub(before).cast::<verbs_context>()
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// An XRC domain of `ibv_open_xrcd(3)`, closed when dropped.
+pub struct XrcDomain {
+    raw: NonNull<ibv_xrcd>,
+    ctx: Context,
+}
+
+impl XrcDomain {
+    /// `ibv_open_xrcd` of a file, or of none: -1.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn open(ctx: &Context, fd: c_int, oflags: c_int) -> Result<Self, i32> {
+        let mut attr = ibv_xrcd_init_attr {
+            comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+            fd,
+            oflags,
+        };
+        let open = ops(ctx).open_xrcd.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: a live context, readable attributes.
+        let raw = unsafe { open(ctx.raw(), &raw mut attr) };
+        Ok(Self {
+            raw: NonNull::new(raw).ok_or_else(errno)?,
+            ctx: ctx.clone(),
+        })
+    }
+
+    /// `ibv_close_xrcd`, while it may be in use; what it returned. After a 0 the domain must not be used.
+    #[must_use]
+    pub fn try_close(&self) -> i32 {
+        // SAFETY: a live domain.
+        unsafe { ops(&self.ctx).close_xrcd.expect("it was opened")(self.raw.as_ptr()) }
+    }
+
+    /// A shared receive queue of 16 WRs whose completions go to `cq`, and its number.
+    ///
+    /// # Errors
+    /// The errno of `ibv_create_srq_ex`.
+    pub fn srq(&self, pd: &Pd, cq: &Cq) -> Result<(Srq, u32), i32> {
+        let mut attr = ibv_srq_init_attr_ex::zeroed();
+        attr.attr.max_wr = 16;
+        attr.attr.max_sge = 2;
+        attr.comp_mask = IBV_SRQ_INIT_ATTR_TYPE
+            | IBV_SRQ_INIT_ATTR_PD
+            | IBV_SRQ_INIT_ATTR_XRCD
+            | IBV_SRQ_INIT_ATTR_CQ;
+        attr.srq_type = IBV_SRQT_XRC;
+        attr.pd = pd.raw();
+        attr.xrcd = self.raw.as_ptr();
+        attr.cq = cq.raw();
+        let ops = ops(&self.ctx);
+        let mut number = 0;
+        // SAFETY: live objects; a place for the number.
+        unsafe {
+            let raw = ops.create_srq_ex.ok_or(libc::EOPNOTSUPP)?(self.ctx.raw(), &raw mut attr);
+            let srq = Srq::adopt(raw, pd)?;
+            let errno = ops.get_srq_num.expect("there are XRC SRQs")(raw, &raw mut number);
+            assert_eq!(errno, 0, "ibv_get_srq_num");
+            Ok((srq, number))
+        }
+    }
+
+    /// A queue pair that receives for the domain; the PD and the CQ are only kept alive with it.
+    ///
+    /// # Errors
+    /// The errno of `ibv_create_qp_ex`.
+    pub fn receiver(&self, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
+        let mut attr = ibv_qp_init_attr_ex::zeroed();
+        attr.qp_type = IBV_QPT_XRC_RECV;
+        attr.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+        attr.xrcd = self.raw.as_ptr();
+        let create = ops(&self.ctx).create_qp_ex.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: live objects.
+        let raw = unsafe { create(self.ctx.raw(), &raw mut attr) };
+        Qp::adopt(raw, pd, cq)
+    }
+
+    /// `ibv_open_qp` of a queue pair that receives; a null pointer and errno where it is refused.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn open_receiver(&self, qpn: u32, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
+        let mut attr = ibv_qp_open_attr::zeroed();
+        attr.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+        attr.qp_num = qpn;
+        attr.xrcd = self.raw.as_ptr();
+        attr.qp_type = IBV_QPT_XRC_RECV;
+        let open = ops(&self.ctx).open_qp.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: live objects.
+        let raw = unsafe { open(self.ctx.raw(), &raw mut attr) };
+        Qp::adopt(raw, pd, cq)
+    }
+}
+
+impl Drop for XrcDomain {
+    fn drop(&mut self) {
+        let errno = self.try_close();
+        if errno != 0 && !std::thread::panicking() {
+            panic!("ibv_close_xrcd returned {errno}");
+        }
+    }
+}
+
+/// `ibv_modify_cq`: an event for `count` completions, or `period_us` microseconds after the first.
+///
+/// # Errors
+/// Its errno.
+pub fn moderate(ctx: &Context, cq: &Cq, count: u16, period_us: u16) -> Result<(), i32> {
+    let mut attr = ibv_modify_cq_attr {
+        attr_mask: IBV_CQ_ATTR_MODERATE,
+        moderate: ibv_moderate_cq {
+            cq_count: count,
+            cq_period: period_us,
+        },
+    };
+    let modify = ops(ctx).modify_cq.ok_or(libc::EOPNOTSUPP)?;
+    // SAFETY: live objects, readable attributes.
+    match unsafe { modify(cq.raw(), &raw mut attr) } {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+/// Sends a work request to a shared receive queue.
+#[must_use]
+pub fn to_srq(mut wr: SendWr, srqn: u32) -> SendWr {
+    wr.raw.qp_type.xrc = ibv_send_wr_qp_type_xrc { remote_srqn: srqn };
+    wr
+}
