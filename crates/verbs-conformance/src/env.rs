@@ -171,6 +171,10 @@ caps! {
     RandomKeys = "random-keys",
     /// The last byte of an RDMA WRITE of up to 64 bytes arrives last.
     WriteOrder = "write-order",
+    /// `ibv_modify_cq`.
+    Moderation = "moderation",
+    /// Memory regions of the whole address space, on demand.
+    ImplicitOdp = "implicit-odp",
     /// Multicast groups.
     Multicast = "multicast",
     /// XRC domains.
