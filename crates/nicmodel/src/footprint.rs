@@ -123,19 +123,22 @@ impl Side {
         self.sum(|_| true, |t| t.tlps_to_device + t.tlps_to_host)
     }
 
-    fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
-        let mut sum = Self::default();
-        let weighted = [(self, own), (other, others)];
-        for (side, factor) in weighted {
-            for transactions in &side.transactions {
-                let scaled = transactions.scaled(factor);
-                let known = sum.transactions.iter_mut();
-                match known.into_iter().find(|t| t.purpose == scaled.purpose) {
-                    Some(known) => *known = known.plus(scaled),
-                    None => sum.add(scaled),
-                }
+    /// Adds all transactions of another side so many times.
+    pub fn add_times(&mut self, other: &Self, times: f64) {
+        for transactions in &other.transactions {
+            let scaled = transactions.scaled(times);
+            let mut known = self.transactions.iter_mut();
+            match known.find(|t| t.purpose == scaled.purpose) {
+                Some(known) => *known = known.plus(scaled),
+                None => self.add(scaled),
             }
         }
+    }
+
+    fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
+        let mut sum = Self::default();
+        sum.add_times(self, own);
+        sum.add_times(other, others);
         sum
     }
 }

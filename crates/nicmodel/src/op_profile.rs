@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{Bounds, Load, Mix, Resource, Role};
+use crate::footprint::{Footprint, Side};
 use crate::operation::{Method, Operation, OperationError};
 use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
@@ -233,6 +234,72 @@ impl OperationProfile {
         total(self.queue_pairs.iter().map(QueuePair::operations))
     }
 
+    /// What a rate counts: operations that were posted, or messages that were received where none were.
+    pub fn requests(&self) -> u64 {
+        match self.operations() {
+            0 => total(
+                self.queue_pairs
+                    .iter()
+                    .flat_map(|qp| qp.received.iter().map(|counted| counted.count)),
+            ),
+            posted => posted,
+        }
+    }
+
+    /// The same program as far as the NIC can do it, and in words what it cannot: payload that is too long to be
+    /// inlined is fetched, anything else is left out.
+    pub fn fitted_to(&self, profile: &Profile) -> (Self, Vec<String>) {
+        let mut fitted = self.clone();
+        let mut notes = Vec::new();
+        for qp in &mut fitted.queue_pairs {
+            for counts in [&mut qp.sent, &mut qp.received] {
+                counts.retain_mut(|counted| {
+                    let error = match counted.operation.check(profile) {
+                        Ok(()) => return true,
+                        Err(error) => error,
+                    };
+                    if let OperationError::InlineTooLong { .. } = error {
+                        counted.operation.inline = false;
+                        if counted.operation.check(profile).is_ok() {
+                            notes.push(format!("{error}: taken as fetched by DMA"));
+                            return true;
+                        }
+                    }
+                    notes.push(format!(
+                        "{} operations are left out: {error}",
+                        counted.count
+                    ));
+                    false
+                });
+            }
+            qp.postlists = qp.postlists.min(qp.operations());
+            qp.runs = qp.runs.min(qp.postlists);
+            if qp.atomics() > qp.operations() {
+                qp.atomic_slots.clear();
+            }
+        }
+        notes.sort();
+        notes.dedup();
+        (fitted, notes)
+    }
+
+    /// The transactions on the PCIe link of the program's machine for one operation, see [`Self::mix`].
+    ///
+    /// # Errors
+    /// The NIC cannot do one of the operations.
+    pub fn side(&self, profile: &Profile) -> Result<Side, OperationError> {
+        let mut all = Side::default();
+        for load in self.mix().iter().flat_map(|mix| &mix.loads) {
+            let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
+            let side = match load.role {
+                Role::Requester => &one.requester,
+                Role::Responder => &one.responder,
+            };
+            all.add_times(side, load.per_request);
+        }
+        Ok(all)
+    }
+
     /// Queue pairs that something was posted on.
     pub fn active(&self) -> impl Iterator<Item = &QueuePair> {
         self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
@@ -244,17 +311,18 @@ impl OperationProfile {
         u32::try_from(posting.count()).unwrap_or(u32::MAX).max(1)
     }
 
-    /// What the program's machine does for one operation that it posts.
+    /// What the program's machine does for one operation that it posts, or for one message that it receives if it
+    /// posts nothing.
     ///
-    /// Work beside the verbs is not in it. Nothing if nothing was posted.
+    /// Work beside the verbs is not in it. Nothing if nothing was posted or received.
     pub fn mix(&self) -> Option<Mix> {
-        let total = self.operations();
+        let total = self.requests();
         if total == 0 {
             return None;
         }
-        let busiest = self.active().map(QueuePair::operations).max()?;
         // As many as would be equally busy if all were like the busiest.
-        let queue_pairs = whole(real(total) / real(busiest));
+        let busiest = self.active().map(QueuePair::operations).max();
+        let queue_pairs = busiest.map_or(1, |busiest| whole(real(total) / real(busiest)));
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
             let postlist = qp.mean_postlist();

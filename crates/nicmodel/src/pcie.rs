@@ -3,6 +3,8 @@
 //! *To the device* go MMIO writes, doorbells and the completions of DMA reads; *to the host* go DMA
 //! writes and the requests of DMA reads. The two directions are independent.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use crate::profile::Profile;
@@ -34,6 +36,24 @@ pub enum Purpose {
     ResponsePlacement,
     /// Completions.
     Cqe,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::WqeByMmio => "WQEs by MMIO",
+            Self::Doorbell => "doorbells",
+            Self::WqeFetch => "WQEs fetched",
+            Self::RecvWqeFetch => "RECV WQEs fetched",
+            Self::PayloadFetch => "payload fetched",
+            Self::ReadData => "data of READs fetched",
+            Self::AtomicRead => "operands of atomics fetched",
+            Self::AtomicWrite => "operands of atomics written",
+            Self::PayloadPlacement => "payload written",
+            Self::ResponsePlacement => "results written",
+            Self::Cqe => "completions",
+        })
+    }
 }
 
 /// The three kinds of transactions.

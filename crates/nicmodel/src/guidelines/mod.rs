@@ -59,6 +59,8 @@ pub struct Advice {
     pub finding: Finding,
     /// What the model predicts; nothing where it has no rate for the difference.
     pub gain: Option<Gain>,
+    /// Another guideline that this one needs to bring its gain, which is that of both.
+    pub together_with: Option<&'static str>,
 }
 
 /// What a change would bring.
@@ -106,27 +108,41 @@ pub fn advise(
         let Some(finding) = (guideline.finds)(observed, profile) else {
             continue;
         };
-        let fixed = (guideline.fixed)(observed, profile);
-        // A fix that the NIC could not do would be none.
-        let then = fixed.and_then(|fixed| {
-            let prediction = fixed.predict(profile).ok().flatten()?;
-            Some((prediction, fixed.operations()))
-        });
-        let gain = now.as_ref().zip(then).map(|(now, (then, operations))| {
+        let gain_of = |fixed: &OperationProfile| {
+            // A fix that the NIC could not do would be none.
+            let then = fixed.predict(profile).ok().flatten()?;
+            let now = now.as_ref()?;
             // The same work may take another number of operations.
-            let then_mops = then.rate_mops * real(observed.operations()) / real(operations);
-            Gain {
+            let then_mops =
+                then.rate_mops * real(observed.requests()) / real(fixed.requests().max(1));
+            Some(Gain {
                 now_mops: now.rate_mops,
                 then_mops,
                 relative: then_mops / now.rate_mops - 1.0,
                 then_bottleneck: then.bottleneck,
-            }
-        });
+            })
+        };
+        let fixed = (guideline.fixed)(observed, profile);
+        let mut gain = fixed.as_ref().and_then(gain_of);
+        let mut together_with = None;
+        // Lists on one queue pair make its processing unit the bottleneck, which is that guideline's subject.
+        let second = multi_queue::GUIDELINE;
+        if let (Some(fixed), Some(alone)) = (&fixed, gain)
+            && guideline.name != second.name
+            && alone.then_bottleneck == Resource::QueuePairUnits
+            && (second.finds)(fixed, profile).is_some()
+            && let Some(both) = (second.fixed)(fixed, profile).as_ref().and_then(gain_of)
+            && both.relative > alone.relative
+        {
+            gain = Some(both);
+            together_with = Some(second.name);
+        }
         all.push(Advice {
             guideline: guideline.name,
             section: guideline.section,
             finding,
             gain,
+            together_with,
         });
     }
     let size = |advice: &Advice| advice.gain.map_or(f64::NEG_INFINITY, |gain| gain.relative);
