@@ -449,14 +449,9 @@ unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
             QPS.remove(key);
         }
         let result = (P::symbols().ibv_destroy_qp)(handle);
-        if let Some(known) = known {
-            if known.posted.load(std::sync::atomic::Ordering::Relaxed) > 0 {
-                known.context.session.touch();
-            }
-            if result != 0 {
-                let _one = registry();
-                QPS.insert(key, known);
-            }
+        if let Some(known) = known.filter(|_| result != 0) {
+            let _one = registry();
+            QPS.insert(key, known);
         }
         result
     }

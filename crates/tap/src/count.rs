@@ -21,8 +21,9 @@ pub(crate) trait Request {
     fn destination(&self) -> (*mut ibv_ah, u32);
 }
 
-/// Calls are timed once in so many work requests, or polls.
-const TOUCH_EVERY: u64 = 1024;
+/// The time is read once in so many work requests or completions, a power of two, and for the first few of them.
+const TOUCH_EVERY: u64 = 256;
+const TOUCH_FIRST: u64 = 64;
 /// Look-ups of destinations after which no more are made.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
@@ -95,9 +96,15 @@ pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request>) {
         mine.found.store(found, Relaxed);
         add(&cell.runs, 1);
     }
-    if (before ^ (before + count)) >= TOUCH_EVERY {
+    if is_time(before, count) {
         qp.context.session.touch();
     }
+}
+
+/// Whether the time is read when so many are added to so many.
+#[inline(always)]
+fn is_time(before: u64, more: u64) -> bool {
+    before < TOUCH_FIRST || (before ^ (before + more)) >= TOUCH_EVERY
 }
 
 impl QpUse {
@@ -248,9 +255,6 @@ pub(crate) fn polled_empty(cq: &Cq) {
     let cell = cq.mine().cell;
     add(&cell.polls, 1);
     add(&cell.empty_polls, 1);
-    if cell.polls.load(Relaxed).is_multiple_of(TOUCH_EVERY) {
-        cq.context.session.touch();
-    }
 }
 
 /// Counts a poll that found something.
@@ -258,11 +262,12 @@ pub(crate) fn polled_empty(cq: &Cq) {
 pub(crate) fn polled(cq: &Cq, count: u64) {
     let mine = cq.mine();
     let cell = mine.cell;
+    let before = cell.completions.load(Relaxed);
     add(&mine.thread.found, 1);
     add(&cell.polls, 1);
     add(&cell.completions, count);
     add(&cell.found[class_of(count, POLL_CLASSES)], 1);
-    if cell.polls.load(Relaxed).is_multiple_of(TOUCH_EVERY) {
+    if is_time(before, count) {
         cq.context.session.touch();
     }
 }

@@ -30,8 +30,21 @@ pub struct Ledger {
     pub provider: String,
     /// Its processes that opened an RDMA device, in the order in which they began to use it.
     pub processes: Vec<OperationProfile>,
+    /// What the processor counted meanwhile on PCIe, for all devices of the machine; nothing if it was not asked.
+    #[serde(default)]
+    pub pcie: Option<PcieLines>,
     /// What is missing.
     pub notes: Vec<String>,
+}
+
+/// Cache lines that PCIe devices moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PcieLines {
+    /// Lines that they read (PCIeRdCur).
+    pub rd_cur: u64,
+    /// Lines that they wrote (ItoM).
+    pub itom: u64,
 }
 
 /// Why a text is no ledger.
@@ -76,6 +89,7 @@ impl Ledger {
             command: command.to_owned(),
             provider: String::new(),
             processes: Vec::new(),
+            pcie: None,
             notes: Vec::new(),
         };
         let mut files = Vec::new();

@@ -39,7 +39,7 @@ mod session;
 #[allow(unsafe_code)]
 mod table;
 
-pub use ledger::{LEDGER_VERSION, Ledger, LedgerError};
+pub use ledger::{LEDGER_VERSION, Ledger, LedgerError, PcieLines};
 pub use read::ReadError;
 pub use session::VARIABLE;
 use verbs_abi::{LaterSymbols, Symbols};

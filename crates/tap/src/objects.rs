@@ -203,7 +203,6 @@ impl Qp {
             self.shared.store(true, Relaxed);
         }
         let session = self.context.session;
-        session.touch();
         let thread = session.thread();
         let cell = session.take_qp(|cell| {
             for (word, number) in [
