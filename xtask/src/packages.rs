@@ -49,6 +49,11 @@ pub(crate) const UCX_UTILS: Package = Package {
     why: "ucx_perftest is a peer of the benchmark",
     present: Present::Program("ucx_perftest"),
 };
+pub(crate) const CHROMIUM: Package = Package {
+    name: "chromium",
+    why: "reports are looked at in a browser",
+    present: Present::Program("chromium"),
+};
 pub(crate) const REDIS_SERVER: Package = Package {
     name: "redis-server",
     why: "redis-server is a peer of the benchmark",
@@ -142,6 +147,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     UCX_UTILS,
     REDIS_SERVER,
     REDIS_TOOLS,
+    CHROMIUM,
 ];
 
 /// What the benchmark needs.

@@ -9,6 +9,7 @@
 //! - [`workload`]: our side, over the safe verbs API;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
+//! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
 //! - [`usage`]: CPU time and memory of a process;
 //! - [`worker`], [`link`]: the other process.
@@ -19,6 +20,7 @@
 
 pub mod bounce;
 pub mod goal;
+pub mod guidelines;
 pub mod link;
 pub mod micro;
 pub mod peers;

@@ -14,6 +14,7 @@ use tap::Ledger;
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::Outcome;
+use crate::pcie_counters::PcieCounters;
 
 /// Where files of counters are in memory, if the machine has it.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -24,6 +25,9 @@ pub(crate) struct LedgerArgs {
     /// Count what the verbs do, in all processes, and write it to FILE (see `verbatim explain`)
     #[arg(long, value_name = "FILE", global = true)]
     ledger: Option<PathBuf>,
+    /// Have the processor count the cache lines that PCIe devices read and write meanwhile (Intel, by perf)
+    #[arg(long, requires = "ledger", global = true)]
+    pcie_counters: bool,
 }
 
 impl LedgerArgs {
@@ -38,7 +42,25 @@ impl LedgerArgs {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));
-        record(file, command, &words(std::env::args_os())).map(Some)
+        self.record(file, command, &words(std::env::args_os()))
+            .map(Some)
+    }
+
+    /// Runs a program under the tap, if that was asked for.
+    pub(crate) fn record_program(
+        &self,
+        command: Command,
+        words: &str,
+    ) -> Result<Result<Outcome, Command>> {
+        match &self.ledger {
+            Some(file) => self.record(file, command, words).map(Ok),
+            None => Ok(Err(command)),
+        }
+    }
+
+    fn record(&self, file: &Path, command: Command, words: &str) -> Result<Outcome> {
+        let counters = self.pcie_counters.then(PcieCounters::find).transpose()?;
+        record(file, command, words, counters.as_ref())
     }
 }
 
@@ -52,7 +74,16 @@ pub(crate) fn words(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String
 }
 
 /// Runs a command to its end and writes what its processes did. Comes to what the command came to.
-pub(crate) fn record(file: &Path, mut command: Command, words: &str) -> Result<Outcome> {
+fn record(
+    file: &Path,
+    command: Command,
+    words: &str,
+    counters: Option<&PcieCounters>,
+) -> Result<Outcome> {
+    let mut command = match counters {
+        Some(counters) => counters.wrapped(&command),
+        None => command,
+    };
     // Before anything runs: hours of work are not to end in a file that cannot be written.
     let place = file
         .parent()
@@ -81,7 +112,8 @@ pub(crate) fn record(file: &Path, mut command: Command, words: &str) -> Result<O
     let status = child.wait().context("cannot wait for the command")?;
     handle.close();
     let _ = forward.join();
-    let ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
+    let mut ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
+    ledger.pcie = counters.map(PcieCounters::read).transpose()?;
     write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
     if ledger.processes.is_empty() {
         eprintln!("note: no process of it opened an RDMA device, so the ledger is empty");
@@ -137,7 +169,7 @@ mod tests {
         let run = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
-            record(&file, command, script).expect("it runs")
+            record(&file, command, script, None).expect("it runs")
         };
         assert_eq!(run("exit 0"), Outcome::Done);
         assert_eq!(run("exit 7"), Outcome::Exit(7));
@@ -157,7 +189,7 @@ mod tests {
         let mut command = Command::new("touch");
         command.arg(&ran);
         let file = folder.path().join("missing/l.json");
-        assert!(record(&file, command, "touch").is_err());
+        assert!(record(&file, command, "touch", None).is_err());
         assert!(!ran.exists());
     }
 }

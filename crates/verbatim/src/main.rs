@@ -9,10 +9,12 @@
 mod args;
 mod bench;
 mod devices;
+mod explain;
 mod ledger;
 mod model;
 mod output;
 mod paper;
+mod pcie_counters;
 mod run;
 mod sequencer;
 
@@ -54,6 +56,8 @@ enum Command {
     Bench(bench::Args),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
     Model(model::Args),
+    /// What a program's verbs cost on a NIC, which guidelines it breaks, and what to change
+    Explain(explain::Args),
     /// Every published number beside ours, with the error
     Paper(paper::Args),
 }
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         Command::Sequencer(args) => sequencer::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Model(args) => model::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Paper(args) => paper::run(&args),
     };
     match outcome {

@@ -154,3 +154,37 @@ fn a_ledger_is_plain_json() {
         (&1.into(), &"true".into())
     );
 }
+
+#[test]
+fn without_uncore_counters_it_says_so() {
+    let units = std::fs::read_dir("/sys/bus/event_source/devices")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let has_counters = units.into_iter().any(|unit| {
+        let name = unit.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with("uncore_cha") || name.starts_with("uncore_cbox")
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("l.json");
+    let out = verbatim(&[
+        "run",
+        "--ledger",
+        file.to_str().expect("text"),
+        "--pcie-counters",
+        "--",
+        "true",
+    ]);
+    let message = String::from_utf8_lossy(&out.stderr);
+    if has_counters {
+        // Whether perf may read them is the machine's business.
+        assert!(
+            out.status.success() || message.contains("perf"),
+            "{message}"
+        );
+    } else {
+        assert_eq!(out.status.code(), Some(2), "{message}");
+        assert!(message.contains("no Intel uncore counters"), "{message}");
+    }
+}

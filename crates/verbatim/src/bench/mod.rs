@@ -1,5 +1,6 @@
 //! `verbatim bench`: the verbs microbenchmarks.
 
+mod guidelines;
 mod markdown;
 mod peers;
 mod providers;
@@ -70,6 +71,15 @@ enum What {
     /// Latency of a verb: half of a round trip for SENDs and WRITEs, all of it for the others
     #[command(after_help = verb::LATENCY_EXAMPLES)]
     Latency(verb::LatencyArgs),
+    /// For each design guideline, a program that breaks it and one that keeps it
+    ///
+    /// What the advice of `verbatim explain` is for each of the two, what it predicts, and how much
+    /// sooner the second one is done with the same work on the software NIC.
+    #[command(after_help = guidelines::EXAMPLES)]
+    Guidelines(guidelines::Args),
+    /// One of these programs (used by the command above)
+    #[command(hide = true)]
+    GuidelineProgram(guidelines::ProgramArgs),
     /// The other process of a benchmark (used by the commands above)
     #[command(hide = true)]
     Worker,
@@ -90,6 +100,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::RcRead(args) => verb::stream(Verb::RcRead, &args),
         What::Atomics(args) => verb::stream(Verb::Atomics, &args),
         What::Latency(args) => verb::latency(&args),
+        What::Guidelines(args) => guidelines::run(&args),
+        What::GuidelineProgram(args) => guidelines::program(&args),
         What::Worker => {
             bench::worker::serve(&mut Link::stdio())?;
             Ok(Outcome::Done)

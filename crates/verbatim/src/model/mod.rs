@@ -16,16 +16,23 @@ use nicmodel::{Bounds, Mix, mixes};
 use crate::Outcome;
 use crate::output::{figure, print, print_typed, table};
 
+/// Which NIC is modelled.
+#[derive(clap::Args)]
+pub(crate) struct NicProfileArgs {
+    /// The NIC: cx, cx3, cib or bf2 [default: cib]
+    #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
+    nic: Option<String>,
+    /// A profile of a NIC of your own (TOML; see `verbatim model --template`)
+    #[arg(long, value_name = "FILE")]
+    nic_file: Option<PathBuf>,
+}
+
 /// Arguments of `verbatim model`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub(crate) struct Args {
-    /// The NIC: cx, cx3, cib or bf2 [default: cib]
-    #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
-    nic: Option<String>,
-    /// A profile of a NIC of your own (TOML; see --template)
-    #[arg(long, value_name = "FILE")]
-    nic_file: Option<PathBuf>,
+    #[command(flatten)]
+    nic: NicProfileArgs,
     /// A mix of the publications, by the name that `verbatim model` prints
     #[arg(long, value_name = "NAME", conflicts_with_all = ["mix_file", "profiles", "template", "Operation"])]
     mix: Option<String>,
@@ -69,9 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         print(profile::TEMPLATE.trim_end())?;
         return Ok(Outcome::Done);
     }
-    let chosen = chosen(args)?;
+    let chosen = args.nic.chosen()?;
     if args.profiles {
-        let all = if args.nic.is_none() && args.nic_file.is_none() {
+        let all = if args.nic.is_default() {
             profile::builtins()
         } else {
             std::slice::from_ref(&chosen)
@@ -87,25 +94,32 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The profile that was asked for.
-fn chosen(args: &Args) -> Result<Profile> {
-    if let Some(path) = &args.nic_file {
-        let text = read(path)?;
-        return Profile::parse(&text)
-            .with_context(|| format!("{} is no profile of a NIC", path.display()));
+impl NicProfileArgs {
+    /// Whether nothing was asked for.
+    fn is_default(&self) -> bool {
+        self.nic.is_none() && self.nic_file.is_none()
     }
-    let name = args.nic.as_deref().unwrap_or(DEFAULT_NIC);
-    let Some(profile) = profile::builtin(name) else {
-        let names: Vec<_> = profile::builtins()
-            .iter()
-            .map(|p| p.name.as_str())
-            .collect();
-        bail!(
-            "there is no NIC {name:?}; choose among {}, or describe yours with --nic-file",
-            names.join(", ")
-        );
-    };
-    Ok(profile.clone())
+
+    /// The profile that was asked for.
+    pub(crate) fn chosen(&self) -> Result<Profile> {
+        if let Some(path) = &self.nic_file {
+            let text = read(path)?;
+            return Profile::parse(&text)
+                .with_context(|| format!("{} is no profile of a NIC", path.display()));
+        }
+        let name = self.nic.as_deref().unwrap_or(DEFAULT_NIC);
+        let Some(profile) = profile::builtin(name) else {
+            let names: Vec<_> = profile::builtins()
+                .iter()
+                .map(|p| p.name.as_str())
+                .collect();
+            bail!(
+                "there is no NIC {name:?}; choose among {}, or describe yours with --nic-file",
+                names.join(", ")
+            );
+        };
+        Ok(profile.clone())
+    }
 }
 
 /// The mix that was asked for.
@@ -176,7 +190,7 @@ fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
 }
 
 /// The bounds as text: the rate, the table, and what is unknown.
-fn bounds_lines(bounds: &Bounds) -> Vec<String> {
+pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     let mut lines = Vec::new();
     if let (Some(rate), Some(bottleneck)) = (bounds.predicted_mops, bounds.bottleneck()) {
         let at_most = if bounds.unknown.is_empty() {
@@ -207,7 +221,7 @@ fn bounds_lines(bounds: &Bounds) -> Vec<String> {
 }
 
 /// A share in percent with its sign; what rounds to nothing has none.
-fn percent(share: f64, decimals: usize) -> String {
+pub(crate) fn percent(share: f64, decimals: usize) -> String {
     let text = format!("{:+.decimals$}", 100.0 * share);
     let is_zero = text
         .bytes()

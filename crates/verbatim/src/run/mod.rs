@@ -8,14 +8,14 @@ mod library;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::Outcome;
 use crate::args::LinkLayerArgs;
-use crate::ledger;
+use crate::ledger::{self, LedgerArgs};
 
 /// Arguments of `verbatim run`.
 #[derive(clap::Args)]
@@ -26,9 +26,8 @@ pub(crate) struct Args {
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
-    /// Count what its verbs do, in all its processes, and write it to FILE (see `verbatim explain`)
-    #[arg(long, value_name = "FILE")]
-    ledger: Option<PathBuf>,
+    #[command(flatten)]
+    ledger: LedgerArgs,
     /// The program and its arguments; `--` before it keeps its own flags apart
     #[arg(
         required = true,
@@ -69,9 +68,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
     }
-    if let Some(file) = &args.ledger {
-        return ledger::record(file, command, &ledger::words(&args.command));
-    }
+    let words = ledger::words(&args.command);
+    let mut command = match args.ledger.record_program(command, &words)? {
+        Ok(outcome) => return Ok(outcome),
+        Err(unrecorded) => unrecorded,
+    };
     let err = command.exec();
     let hint = if err.kind() == io::ErrorKind::NotFound {
         "; there is no such program (in PATH)"

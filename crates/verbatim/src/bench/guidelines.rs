@@ -1,0 +1,234 @@
+//! `verbatim bench guidelines`: for each design guideline a program that breaks it and one that keeps it.
+//!
+//! Each runs twice over: once under the tap, for what the advice is, and in interleaved rounds without it, for how
+//! long it takes. Every run is a process of its own.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bench::guidelines::{self, Programs};
+use bench::stats::Spread;
+use nicmodel::guidelines::Advice;
+use nicmodel::profile;
+use serde::Serialize;
+use tap::Ledger;
+
+use crate::Outcome;
+use crate::model::percent;
+use crate::output::{activity, print, print_typed, table};
+
+/// Arguments of `verbatim bench guidelines`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only this guideline; may be given several times [default: all]
+    #[arg(long, value_name = "NAME", value_parser = programs)]
+    only: Vec<&'static Programs>,
+    /// Timed runs of each program
+    #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::number("rounds", 1..=1000u32))]
+    rounds: u32,
+    /// Times that a program does its work in a run
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::number("repetitions", 1..=10_000_000u64))]
+    repetitions: u64,
+    /// Print one JSON object for each guideline: {"type": "guideline", "data": …}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench guidelines
+  verbatim bench guidelines --only doorbell-batching --only inlining --rounds 9
+  verbatim bench guidelines --json
+
+Exit status 1 when a guideline's advice is missing for the program that breaks it, or is given to the one that
+keeps it.";
+
+/// Arguments of the program itself, which the command runs as a process.
+#[derive(clap::Args)]
+pub(crate) struct ProgramArgs {
+    #[arg(value_parser = programs)]
+    guideline: &'static Programs,
+    #[arg(long)]
+    keeps: bool,
+    #[arg(long)]
+    repetitions: u64,
+}
+
+fn programs(name: &str) -> Result<&'static Programs, String> {
+    guidelines::by_name(name).ok_or_else(|| {
+        let names: Vec<_> = guidelines::ALL
+            .iter()
+            .map(|programs| programs.guideline)
+            .collect();
+        format!("there is no such guideline; they are {}", names.join(", "))
+    })
+}
+
+/// What came of a guideline's programs.
+#[derive(Serialize)]
+struct Tried {
+    guideline: &'static str,
+    section: &'static str,
+    nic: &'static str,
+    breaks: &'static str,
+    keeps: &'static str,
+    /// The advice to the program that breaks it.
+    advice: Option<Advice>,
+    /// Whether the other one is advised too, which would be wrong.
+    advised_though_kept: bool,
+    /// How much faster the other one is: the model's word for the NIC.
+    predicted_gain: Option<f64>,
+    /// The same, measured on the software NIC: median, least and most of the rounds.
+    measured_gain: Spread,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let chosen: Vec<_> = if args.only.is_empty() {
+        guidelines::ALL.iter().collect()
+    } else {
+        args.only.clone()
+    };
+    let line = activity(args.json);
+    let mut all_right = true;
+    let mut rows = table(
+        [
+            "guideline",
+            "NIC",
+            "advice when broken",
+            "when kept",
+            "predicted",
+            "measured: software NIC",
+        ],
+        &[4, 5],
+    );
+    for programs in chosen {
+        line.set_message(programs.guideline);
+        line.tick();
+        let tried = try_out(programs, args)?;
+        all_right &= tried.advice.is_some() && !tried.advised_though_kept;
+        if args.json {
+            print_typed("guideline", &tried)?;
+        }
+        let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+        rows.add_row([
+            tried.guideline.to_owned(),
+            tried.nic.to_owned(),
+            yes(tried.advice.is_some()),
+            yes(tried.advised_though_kept),
+            tried
+                .predicted_gain
+                .map_or("no rate".to_owned(), |gain| percent(gain, 0)),
+            format!(
+                "{} ({} to {})",
+                percent(tried.measured_gain.median, 0),
+                percent(tried.measured_gain.min, 0),
+                percent(tried.measured_gain.max, 0)
+            ),
+        ]);
+    }
+    line.finish_and_clear();
+    if !args.json {
+        print(rows)?;
+        print(
+            "\npredicted: the model's gain on that NIC for the program that breaks the guideline. measured: how much \
+             sooner the\nother program is done with the same work, both on the software NIC in one process of one \
+             machine.",
+        )?;
+    }
+    Ok(if all_right {
+        Outcome::Done
+    } else {
+        Outcome::No
+    })
+}
+
+fn try_out(programs: &'static Programs, args: &Args) -> Result<Tried> {
+    let model = nicmodel::guidelines::ALL;
+    let guideline = model.iter().find(|known| known.name == programs.guideline);
+    let guideline = guideline.context("the guideline is known")?;
+    let advice = advice(programs, false, args.repetitions)?;
+    let kept = self::advice(programs, true, args.repetitions)?;
+    let mut gains = Vec::new();
+    for _ in 0..args.rounds {
+        let broken = time(programs, false, args.repetitions)?;
+        let kept = time(programs, true, args.repetitions)?;
+        gains.push(broken.as_secs_f64() / kept.as_secs_f64().max(1e-9) - 1.0);
+    }
+    Ok(Tried {
+        guideline: guideline.name,
+        section: guideline.section,
+        nic: programs.nic,
+        breaks: programs.breaks,
+        keeps: programs.keeps,
+        predicted_gain: advice
+            .as_ref()
+            .and_then(|advice| advice.gain)
+            .map(|gain| gain.relative),
+        advice,
+        advised_though_kept: kept.is_some(),
+        measured_gain: Spread::of(&gains).context("there was no round")?,
+    })
+}
+
+/// What the guideline says of one of its programs.
+fn advice(programs: &Programs, keeps: bool, repetitions: u64) -> Result<Option<Advice>> {
+    let folder = tempfile::tempdir().context("cannot make a folder for the counters")?;
+    let mut command = command(programs, keeps, repetitions.min(500))?;
+    command.env(tap::VARIABLE, folder.path());
+    output(command)?;
+    let ledger = Ledger::collect(folder.path(), programs.guideline)?;
+    let observed = ledger
+        .processes
+        .first()
+        .context("the program left no counters")?;
+    let nic = profile::builtin(programs.nic).context("the NIC is known")?;
+    let all = nicmodel::guidelines::advise(&observed.fitted_to(nic).0, nic)?;
+    Ok(all
+        .into_iter()
+        .find(|advice| advice.guideline == programs.guideline))
+}
+
+fn time(programs: &Programs, keeps: bool, repetitions: u64) -> Result<Duration> {
+    let mut command = command(programs, keeps, repetitions)?;
+    command.env_remove(tap::VARIABLE);
+    let text = output(command)?;
+    let ns = text
+        .trim()
+        .parse()
+        .with_context(|| format!("no time in {text:?}"))?;
+    Ok(Duration::from_nanos(ns))
+}
+
+fn command(programs: &Programs, keeps: bool, repetitions: u64) -> Result<Command> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    command.args([
+        "bench",
+        "guideline-program",
+        programs.guideline,
+        "--repetitions",
+    ]);
+    command.arg(repetitions.to_string());
+    if keeps {
+        command.arg("--keeps");
+    }
+    command.stdin(Stdio::null());
+    Ok(command)
+}
+
+fn output(mut command: Command) -> Result<String> {
+    let out = command.output().context("cannot start this program")?;
+    if !out.status.success() {
+        bail!("{}", String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Is one of the programs: runs it and prints how long its rounds took, in ns.
+pub(crate) fn program(args: &ProgramArgs) -> Result<Outcome> {
+    let took = args.guideline.run(args.keeps, args.repetitions)?;
+    print(took.as_nanos())?;
+    Ok(Outcome::Done)
+}

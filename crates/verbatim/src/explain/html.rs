@@ -1,0 +1,262 @@
+//! The explanation as a page with pictures, in one file that needs no other.
+
+use std::fmt::Write;
+
+use nicmodel::bounds::Role;
+use nicmodel::guidelines::Advice;
+
+use super::report::{Process, Report, Verdict, real, verdict};
+use super::svg::{Bar, bars, escape};
+use super::text;
+use crate::model::percent;
+use crate::output::figure;
+
+const STYLE: &str = "\
+:root { color-scheme: light; --ink: #1c2733; --dim: #5b6875; --line: #d7dde3; --in: #2f6fb0; --out: #d98032; --binds: #b8323c; --then: #3c8d5a; }
+body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; } p { margin: .3rem 0; } .dim { color: var(--dim); }
+svg { display: block; width: 100%; max-width: 760px; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
+.in { fill: var(--in); } .out { fill: var(--out); } .binds { fill: var(--binds); } .busy { fill: var(--in); } .then { fill: var(--then); } .now { fill: var(--dim); }
+.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 .8em; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; } th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
+li { margin: .5rem 0; } .gain { font-weight: 600; color: var(--then); } code { font-size: .9em; overflow-wrap: anywhere; }
+";
+
+/// The page.
+pub(super) fn page(report: &Report) -> String {
+    let mut html = String::new();
+    let title = format!("{} on {}", report.command, report.nic_title);
+    html.push_str("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
+    add(
+        &mut html,
+        format_args!(
+            "<title>{}</title><style>{STYLE}</style></head><body>",
+            escape(&title)
+        ),
+    );
+    add(
+        &mut html,
+        format_args!(
+            "<h1>What its verbs cost on {}</h1><p><code>{}</code></p><p class=\"dim\">Rates are of the model of this \
+             NIC, in 10<sup>6</sup> a second, not measurements. Each process is taken as a program on a machine of its \
+             own.</p>",
+            escape(&report.nic_title),
+            escape(&report.command)
+        ),
+    );
+    for process in &report.processes {
+        add_process(&mut html, process);
+    }
+    if report.processes.is_empty() {
+        html.push_str(
+            "<p>No process of it posted or received anything: there is nothing to explain.</p>",
+        );
+    }
+    for note in &report.notes {
+        add(
+            &mut html,
+            format_args!("<p class=\"dim\">Note: {}</p>", escape(note)),
+        );
+    }
+    html.push_str("</body></html>\n");
+    html
+}
+
+fn add(html: &mut String, text: std::fmt::Arguments<'_>) {
+    html.write_fmt(text).expect("a String takes all");
+}
+
+fn add_process(html: &mut String, process: &Process) {
+    let mut heading = text::heading(process).into_iter();
+    if let Some(first) = heading.next() {
+        add(html, format_args!("<h2>{}</h2>", escape(&first)));
+    }
+    for line in heading {
+        add(html, format_args!("<p>{}</p>", escape(&line)));
+    }
+    add(
+        html,
+        format_args!(
+            "<p>The model allows <b>{} M/s</b>; what binds is the {}{}.</p>",
+            figure(process.predicted_mops),
+            escape(&process.bottleneck.to_string()),
+            if process.slower == Role::Responder {
+                " of its peers"
+            } else {
+                ""
+            }
+        ),
+    );
+    add_advice(html, process);
+    add_costs(html, process);
+    add_pictures(html, process);
+    for note in &process.notes {
+        add(
+            html,
+            format_args!("<p class=\"dim\">Note: {}</p>", escape(note)),
+        );
+    }
+}
+
+fn add_advice(html: &mut String, process: &Process) {
+    html.push_str("<h3>What to change</h3>");
+    if process.advice.is_empty() {
+        html.push_str("<p>Nothing: it keeps every guideline that applies to it.</p>");
+        return;
+    }
+    let gains: Vec<_> = of(process, Verdict::Gains).collect();
+    let mut rows = vec![Bar {
+        label: "as it is".to_owned(),
+        pieces: vec![(process.predicted_mops, "now")],
+        value: format!("{} M/s", figure(process.predicted_mops)),
+    }];
+    rows.extend(gains.iter().filter_map(|advice| {
+        let gain = advice.gain?;
+        Some(Bar {
+            label: advice.guideline.to_owned(),
+            pieces: vec![(gain.then_mops, "then")],
+            value: format!(
+                "{} M/s, {}",
+                figure(gain.then_mops),
+                percent(gain.relative, 0)
+            ),
+        })
+    }));
+    if rows.len() > 1 {
+        html.push_str(&bars("predicted rate with each change", &rows));
+        html.push_str("<ol>");
+        for advice in gains {
+            add(
+                html,
+                format_args!("<li>{}</li>", escape(&text::line(advice))),
+            );
+        }
+        html.push_str("</ol>");
+    }
+    for (wanted, words) in [
+        (
+            Verdict::Unknown,
+            "Worth a try; the model has no rate for it:",
+        ),
+        (
+            Verdict::BringsNothing,
+            "Brings nothing yet, since something else binds:",
+        ),
+    ] {
+        let all: Vec<_> = of(process, wanted).collect();
+        if !all.is_empty() {
+            add(html, format_args!("<p>{words}</p><ul>"));
+            for advice in all {
+                add(
+                    html,
+                    format_args!("<li>{}</li>", escape(&text::line(advice))),
+                );
+            }
+            html.push_str("</ul>");
+        }
+    }
+}
+
+fn of(process: &Process, wanted: Verdict) -> impl Iterator<Item = &Advice> {
+    let all = process.advice.iter();
+    all.filter(move |advice| verdict(advice) == wanted)
+}
+
+fn add_costs(html: &mut String, process: &Process) {
+    html.push_str(
+        "<h3>What each kind of operation costs on its machine's PCIe link</h3><div class=\"scroll\"><table><tr>\
+         <th>operation</th><th>count</th><th>a list</th><th>WQE, B</th><th>MMIO</th><th>DMA reads</th>\
+         <th>DMA writes</th><th>B to NIC</th><th>B to host</th></tr>",
+    );
+    for kind in &process.kinds {
+        let posted = kind.role == Role::Requester;
+        let of_sender = |text: String| if posted { text } else { "–".to_owned() };
+        let received = if posted { "" } else { "received: " };
+        add(
+            html,
+            format_args!(
+                "<tr><td>{received}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
+                 <td>{}</td><td>{}</td></tr>",
+                escape(&kind.what),
+                kind.count,
+                of_sender(figure(kind.postlist)),
+                of_sender(kind.wqe_bytes.to_string()),
+                of_sender(figure(kind.mmio_writes)),
+                figure(kind.dma_reads),
+                figure(kind.dma_writes),
+                figure(kind.to_device_bytes),
+                figure(kind.to_host_bytes)
+            ),
+        );
+    }
+    html.push_str("</table></div>");
+}
+
+fn add_pictures(html: &mut String, process: &Process) {
+    add(
+        html,
+        format_args!(
+            "<h3>Where the bytes go, for one {}</h3><p class=\"dim\"><span class=\"key\" style=\"background:var(--in)\">\
+             </span>to the NIC<span class=\"key\" style=\"background:var(--out)\"></span>to the host</p>",
+            process.unit()
+        ),
+    );
+    let rows: Vec<_> = process
+        .transactions
+        .iter()
+        .map(|item| Bar {
+            label: item.purpose.clone(),
+            pieces: vec![(item.to_device_bytes, "in"), (item.to_host_bytes, "out")],
+            value: format!(
+                "{} B, {} lines",
+                figure(item.to_device_bytes + item.to_host_bytes),
+                figure(item.lines)
+            ),
+        })
+        .collect();
+    html.push_str(&bars("bytes on PCIe by purpose", &rows));
+    html.push_str(
+        "<h3>How busy each resource of its machine is at the most that they allow together</h3>",
+    );
+    let predicted = process.bounds.predicted_mops.unwrap_or(0.0);
+    let rows: Vec<_> = process
+        .bounds
+        .bounds
+        .iter()
+        .map(|bound| {
+            let share = (predicted / bound.rate_mops).min(1.0);
+            let binds = Some(bound.resource) == process.bounds.bottleneck();
+            Bar {
+                label: bound.resource.to_string(),
+                pieces: vec![(share, if binds { "binds" } else { "busy" })],
+                value: format!("{:.0} %: {} M/s", 100.0 * share, figure(bound.rate_mops)),
+            }
+        })
+        .collect();
+    html.push_str(&bars("share of time that each resource is busy", &rows));
+    for (title, counts) in [
+        ("Work requests in a postlist", &process.postlists),
+        ("Payload in bytes", &process.payloads),
+    ] {
+        if counts.is_empty() {
+            continue;
+        }
+        add(html, format_args!("<h3>{title}</h3>"));
+        let all: f64 = counts.iter().map(|(_, count)| real(*count)).sum();
+        let rows: Vec<_> = counts
+            .iter()
+            .map(|(class, count)| Bar {
+                label: if *class > 2 {
+                    format!("up to {class}")
+                } else {
+                    class.to_string()
+                },
+                pieces: vec![(real(*count), "busy")],
+                value: format!("{count}, {:.0} %", 100.0 * real(*count) / all),
+            })
+            .collect();
+        html.push_str(&bars(title, &rows));
+    }
+}

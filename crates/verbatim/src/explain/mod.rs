@@ -1,0 +1,83 @@
+//! `verbatim explain`: what a program's verbs cost on a NIC, which guidelines it breaks, and what keeping them
+//! would bring.
+
+mod html;
+mod report;
+mod svg;
+mod text;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use tap::Ledger;
+
+use crate::Outcome;
+use crate::model::NicProfileArgs;
+use crate::output::print_typed;
+
+use report::Report;
+
+/// Arguments of `verbatim explain`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What `--ledger FILE` of run, sequencer or bench has written
+    #[arg(value_name = "LEDGER")]
+    ledger: PathBuf,
+    #[command(flatten)]
+    nic: NicProfileArgs,
+    /// Print one JSON object: {"type": "explanation", "data": …}
+    #[arg(long)]
+    json: bool,
+    /// Write the explanation with pictures to FILE, which needs nothing beside it
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim run --ledger l.json -- ib_write_bw 127.0.0.1
+  verbatim explain l.json --nic cib
+  verbatim explain l.json --nic cx3 --html report.html
+  verbatim sequencer --ledger l.json --design rpc; verbatim explain l.json --json
+
+Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the
+NIC's resources allow, in 10^6 operations a second, not measurements. A guideline's gain is what the model
+predicts for the same program with that change alone, unless another one is named with it.";
+
+/// No ledger of this program is longer.
+const MAX_LEDGER_BYTES: u64 = 1 << 30;
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let profile = args.nic.chosen()?;
+    let ledger = read(&args.ledger)?;
+    let report = Report::new(&ledger, &profile)
+        .with_context(|| format!("cannot explain it on {}", profile.name))?;
+    if let Some(file) = &args.html {
+        std::fs::write(file, html::page(&report))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if args.json {
+        print_typed("explanation", &report)?;
+    } else if args.html.is_none() {
+        text::show(&report)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn read(path: &Path) -> Result<Ledger> {
+    let cannot = || format!("cannot read {}", path.display());
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_LEDGER_BYTES + 1).read_to_end(&mut bytes))
+        .with_context(cannot)?;
+    if bytes.len() as u64 > MAX_LEDGER_BYTES {
+        bail!("{} is longer than 1 GiB: no ledger is", path.display());
+    }
+    let text =
+        String::from_utf8(bytes).with_context(|| format!("{} is no ledger", path.display()))?;
+    Ledger::parse(&text).with_context(|| format!("cannot explain {}", path.display()))
+}

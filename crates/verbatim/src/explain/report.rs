@@ -1,0 +1,388 @@
+//! What a ledger means on a NIC: everything that is printed, in one structure.
+
+use nicmodel::bounds::{Bounds, Resource, Role};
+use nicmodel::guidelines::{self, Advice};
+use nicmodel::op_profile::{OperationProfile, Prediction};
+use nicmodel::pcie::Kind;
+use nicmodel::profile::Profile;
+use nicmodel::{Footprint, Method, Operation, OperationError, Side, wqe};
+use serde::Serialize;
+use tap::Ledger;
+
+/// A gain below this is none: the model is not that exact.
+const WORTHWHILE: f64 = 0.005;
+
+/// A ledger on a NIC.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) nic: String,
+    pub(super) nic_title: String,
+    pub(super) command: String,
+    pub(super) provider: String,
+    pub(super) processes: Vec<Process>,
+    /// Processes that opened a device and did nothing with it.
+    pub(super) idle_processes: usize,
+    /// What the processor counted on PCIe beside what is expected.
+    pub(super) pcie: Option<PcieBeside>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Cache lines on PCIe: counted on the machine where the program ran, and expected on this NIC.
+#[derive(Debug, Serialize)]
+pub(super) struct PcieBeside {
+    pub(super) rd_cur_counted: u64,
+    pub(super) rd_cur_expected: f64,
+    pub(super) itom_counted: u64,
+    pub(super) itom_expected: f64,
+    /// Reads beyond the expected ones: the estimate of what the NIC's caches missed.
+    pub(super) cache_misses: f64,
+}
+
+/// A process on a NIC of its own.
+#[derive(Debug, Serialize)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) program: String,
+    pub(super) complete: bool,
+    pub(super) posted: u64,
+    pub(super) received: u64,
+    pub(super) queue_pairs: usize,
+    pub(super) threads: u32,
+    pub(super) peers: u32,
+    pub(super) duration_ns: u64,
+    /// Operations a second while it was counted, on the NIC that it ran on.
+    pub(super) observed_mops: Option<f64>,
+    pub(super) kinds: Vec<KindCost>,
+    /// Per operation on its machine's PCIe link, the largest first.
+    pub(super) transactions: Vec<Item>,
+    pub(super) to_device_bytes: f64,
+    pub(super) to_host_bytes: f64,
+    /// Expected cache lines of DMA for each operation, as a processor counts them.
+    pub(super) pcie_rd_cur_lines: f64,
+    pub(super) pcie_itom_lines: f64,
+    pub(super) bounds: Bounds,
+    pub(super) predicted_mops: f64,
+    pub(super) slower: Role,
+    pub(super) bottleneck: Resource,
+    /// Resources of the slower side that the profile does not describe.
+    pub(super) unknown: Vec<Resource>,
+    pub(super) empty_polls: f64,
+    pub(super) completions_a_poll: f64,
+    pub(super) postlists: Vec<(u64, u64)>,
+    pub(super) payloads: Vec<(u64, u64)>,
+    pub(super) advice: Vec<Advice>,
+    pub(super) notes: Vec<String>,
+}
+
+/// More than so many in a row without a completion are no batch that waited, if nothing was received either.
+const LONG_RUN: f64 = 32.0;
+
+/// What the tap cannot know: whether work that a program finds in its memory was there all at once.
+fn unseen(observed: &OperationProfile) -> Vec<String> {
+    let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
+        && observed.active().any(|qp| qp.mean_run() > LONG_RUN);
+    let note = "it receives no messages and seldom finds completions, so its work may come through its memory, which \
+                is not seen: fewer work requests may have waited than is said";
+    from_memory.then(|| note.to_owned()).into_iter().collect()
+}
+
+/// What one kind of operation costs.
+#[derive(Debug, Serialize)]
+pub(super) struct KindCost {
+    pub(super) what: String,
+    pub(super) role: Role,
+    pub(super) count: u64,
+    pub(super) postlist: f64,
+    pub(super) wqe_bytes: u32,
+    pub(super) wqe_lines: u32,
+    pub(super) mmio_writes: f64,
+    pub(super) dma_reads: f64,
+    pub(super) dma_writes: f64,
+    pub(super) to_device_bytes: f64,
+    pub(super) to_host_bytes: f64,
+}
+
+/// Transactions with one purpose, for each operation.
+#[derive(Debug, Serialize)]
+pub(super) struct Item {
+    pub(super) purpose: String,
+    pub(super) kind: Kind,
+    pub(super) count: f64,
+    pub(super) lines: f64,
+    pub(super) to_device_bytes: f64,
+    pub(super) to_host_bytes: f64,
+}
+
+/// What becomes of a guideline that is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It would bring something.
+    Gains,
+    /// Something else binds.
+    BringsNothing,
+    /// The model has no rate for it.
+    Unknown,
+}
+
+pub(super) fn verdict(advice: &Advice) -> Verdict {
+    match advice.gain {
+        None => Verdict::Unknown,
+        Some(gain) if gain.relative >= WORTHWHILE => Verdict::Gains,
+        Some(_) => Verdict::BringsNothing,
+    }
+}
+
+impl Report {
+    /// # Errors
+    /// An operation that the model cannot take after what the NIC cannot do was left out.
+    pub(super) fn new(ledger: &Ledger, profile: &Profile) -> Result<Self, OperationError> {
+        let mut processes = Vec::new();
+        let mut idle_processes = 0;
+        let mut notes = ledger.notes.clone();
+        for process in &ledger.processes {
+            match Process::new(process, profile)? {
+                Some(process) => processes.push(process),
+                None => {
+                    idle_processes += 1;
+                    notes.extend(process.notes.iter().cloned());
+                }
+            }
+        }
+        let expected = |of: fn(&Process) -> f64| -> f64 {
+            let all = processes.iter();
+            all.map(|process| of(process) * real(process.requests()))
+                .sum()
+        };
+        let pcie = ledger.pcie.map(|counted| {
+            let rd_cur_expected = expected(|process| process.pcie_rd_cur_lines);
+            PcieBeside {
+                rd_cur_counted: counted.rd_cur,
+                rd_cur_expected,
+                itom_counted: counted.itom,
+                itom_expected: expected(|process| process.pcie_itom_lines),
+                cache_misses: real(counted.rd_cur) - rd_cur_expected,
+            }
+        });
+        // What did most comes first.
+        processes.sort_by_key(|process| std::cmp::Reverse(process.posted.max(process.received)));
+        Ok(Self {
+            nic: profile.name.clone(),
+            nic_title: profile.title.clone(),
+            command: ledger.command.clone(),
+            provider: ledger.provider.clone(),
+            processes,
+            idle_processes,
+            pcie,
+            notes,
+        })
+    }
+}
+
+impl Process {
+    fn new(observed: &OperationProfile, profile: &Profile) -> Result<Option<Self>, OperationError> {
+        let (fitted, not_possible) = observed.fitted_to(profile);
+        let Some(prediction) = fitted.predict(profile)? else {
+            return Ok(None);
+        };
+        let side = fitted.side(profile)?;
+        let posted = observed.operations();
+        let received = observed
+            .queue_pairs
+            .iter()
+            .flat_map(|qp| &qp.received)
+            .fold(0u64, |sum, counted| sum.saturating_add(counted.count));
+        let slower: &Bounds = match prediction.slower {
+            Role::Requester => &prediction.requester,
+            Role::Responder => &prediction.responder,
+        };
+        let unknown = slower.unknown.clone();
+        let Prediction {
+            requester: bounds,
+            rate_mops: predicted_mops,
+            slower,
+            bottleneck,
+            ..
+        } = prediction;
+        let sum = |of: fn(&nicmodel::op_profile::Thread) -> u64| {
+            real(observed.threads.iter().map(of).fold(0, u64::saturating_add))
+        };
+        let polls = sum(|thread| thread.polls);
+        let empty = sum(|thread| thread.empty_polls);
+        Ok(Some(Self {
+            pid: observed.pid,
+            program: observed.program.clone(),
+            complete: observed.complete,
+            posted,
+            received,
+            queue_pairs: observed.queue_pairs.len(),
+            threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
+            peers: observed.peers,
+            duration_ns: observed.duration_ns,
+            observed_mops: (observed.duration_ns > 0)
+                .then(|| real(observed.requests()) / real(observed.duration_ns) * 1e3),
+            kinds: kinds(&fitted, profile)?,
+            transactions: items(&side),
+            to_device_bytes: side.bytes_to_device(),
+            to_host_bytes: side.bytes_to_host(),
+            pcie_rd_cur_lines: side.lines_read(),
+            pcie_itom_lines: side.lines_written(),
+            bounds,
+            predicted_mops,
+            slower,
+            bottleneck,
+            unknown,
+            empty_polls: ratio(empty, polls),
+            completions_a_poll: ratio(sum(|thread| thread.completions), polls - empty),
+            postlists: postlists(observed),
+            payloads: payloads(observed),
+            advice: guidelines::advise(&fitted, profile)?,
+            notes: [observed.notes.clone(), not_possible, unseen(observed)].concat(),
+        }))
+    }
+
+    /// How many there were of what the rates count.
+    fn requests(&self) -> u64 {
+        if self.posted > 0 {
+            self.posted
+        } else {
+            self.received
+        }
+    }
+
+    /// What the rates count: posted ones, or received messages where none were posted.
+    pub(super) fn unit(&self) -> &'static str {
+        if self.posted > 0 {
+            "operation"
+        } else {
+            "message received"
+        }
+    }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// Counts are far below 2^53, or a rounding of them does no harm.
+#[expect(clippy::cast_precision_loss, reason = "a share of counts")]
+pub(super) fn real(count: u64) -> f64 {
+    count as f64
+}
+
+fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>, OperationError> {
+    let mut kinds: Vec<KindCost> = Vec::new();
+    for qp in &observed.queue_pairs {
+        let postlist = qp.mean_postlist();
+        let sides = [(Role::Requester, &qp.sent), (Role::Responder, &qp.received)];
+        for (role, counted) in sides
+            .iter()
+            .flat_map(|(role, all)| all.iter().map(move |c| (*role, c)))
+        {
+            let operation = &counted.operation;
+            let what = words(operation);
+            let same = |kind: &&mut KindCost| {
+                // Of thousands of queue pairs that do the same, one line.
+                kind.role == role
+                    && kind.what == what
+                    && (role == Role::Responder || (kind.postlist - postlist).abs() < 0.5)
+            };
+            if let Some(kind) = kinds.iter_mut().find(same) {
+                kind.count = kind.count.saturating_add(counted.count);
+                continue;
+            }
+            let one =
+                Footprint::of_one(profile, operation, Method::of_postlist(postlist), postlist)?;
+            let side = match role {
+                Role::Requester => &one.requester,
+                Role::Responder => &one.responder,
+            };
+            let bytes = wqe::bytes(profile, operation);
+            kinds.push(KindCost {
+                what,
+                role,
+                count: counted.count,
+                postlist,
+                wqe_bytes: bytes,
+                wqe_lines: wqe::lines(bytes),
+                mmio_writes: side.mmio_writes(),
+                dma_reads: side.dma_reads() + side.recv_wqe_reads(),
+                dma_writes: side.dma_writes(),
+                to_device_bytes: side.bytes_to_device(),
+                to_host_bytes: side.bytes_to_host(),
+            });
+        }
+    }
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.count));
+    Ok(kinds)
+}
+
+/// An operation in words.
+fn words(operation: &Operation) -> String {
+    let mut words = format!("{} {}", operation.transport, operation.verb);
+    if operation.imm {
+        words.push_str(" with immediate");
+    }
+    if !operation.verb.is_atomic() {
+        words.push_str(&format!(", {} B", operation.payload_bytes));
+    }
+    if operation.inline {
+        words.push_str(" inline");
+    }
+    if operation.num_sge > 1 {
+        words.push_str(&format!(", {} SGEs", operation.num_sge));
+    }
+    words
+}
+
+fn items(side: &Side) -> Vec<Item> {
+    let mut items: Vec<_> = side
+        .transactions
+        .iter()
+        .map(|transactions| Item {
+            purpose: transactions.purpose.to_string(),
+            kind: transactions.purpose.kind(),
+            count: transactions.count,
+            lines: transactions.lines,
+            to_device_bytes: transactions.bytes_to_device(),
+            to_host_bytes: transactions.bytes_to_host(),
+        })
+        .collect();
+    let bytes = |item: &Item| item.to_device_bytes + item.to_host_bytes;
+    items.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
+    items
+}
+
+/// Postlists by length, over all queue pairs.
+fn postlists(observed: &OperationProfile) -> Vec<(u64, u64)> {
+    let all = observed
+        .queue_pairs
+        .iter()
+        .flat_map(|qp| &qp.postlist_lengths);
+    histogram(all.map(|lengths| (lengths.at_most, lengths.count)))
+}
+
+/// Payloads posted and received, by the power of two that they fit in.
+fn payloads(observed: &OperationProfile) -> Vec<(u64, u64)> {
+    let all = observed
+        .queue_pairs
+        .iter()
+        .flat_map(|qp| qp.sent.iter().chain(&qp.received));
+    histogram(all.map(|counted| {
+        let bytes = u64::from(counted.operation.payload_bytes);
+        let class = if bytes == 0 {
+            0
+        } else {
+            bytes.next_power_of_two()
+        };
+        (class, counted.count)
+    }))
+}
+
+fn histogram(counts: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+    let mut all = std::collections::BTreeMap::<u64, u64>::new();
+    for (class, count) in counts {
+        let known = all.entry(class).or_default();
+        *known = known.saturating_add(count);
+    }
+    all.into_iter().collect()
+}

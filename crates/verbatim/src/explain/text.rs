@@ -1,0 +1,211 @@
+//! The explanation as text.
+
+use anyhow::Result;
+use nicmodel::bounds::Role;
+use nicmodel::guidelines::Advice;
+
+use super::report::{Process, Report, Verdict, verdict};
+use crate::model::{bounds_lines, percent};
+use crate::output::{figure, print, table, time};
+
+pub(super) fn show(report: &Report) -> Result<()> {
+    print(format_args!("{} on {}", report.command, report.nic_title))?;
+    for process in &report.processes {
+        print("")?;
+        show_process(process)?;
+    }
+    if report.processes.is_empty() {
+        print("\nNo process of it posted or received anything: there is nothing to explain.")?;
+    } else if report.idle_processes > 0 {
+        print(format_args!(
+            "\n{} more of its processes opened a device and posted and received nothing.",
+            report.idle_processes
+        ))?;
+    }
+    if let Some(pcie) = &report.pcie {
+        print(format_args!(
+            "\ncounted on PCIe while it ran: {} lines read (PCIeRdCur; {:.0} expected on this NIC), {} written (ItoM; {:.0} \
+             expected).\nReads beyond the expected ones, {:.0}, estimate what the NIC's caches missed, if this is the NIC \
+             and nothing else used PCIe.",
+            pcie.rd_cur_counted,
+            pcie.rd_cur_expected,
+            pcie.itom_counted,
+            pcie.itom_expected,
+            pcie.cache_misses
+        ))?;
+    }
+    for note in &report.notes {
+        print(format_args!("note: {note}"))?;
+    }
+    Ok(())
+}
+
+fn show_process(process: &Process) -> Result<()> {
+    for line in heading(process) {
+        print(line)?;
+    }
+    print("\nWhat each kind of operation costs on its machine's PCIe link:\n")?;
+    let mut rows = table(
+        [
+            "operation",
+            "count",
+            "a list",
+            "WQE, B",
+            "MMIO",
+            "DMA reads",
+            "DMA writes",
+            "B to NIC",
+            "B to host",
+        ],
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+    );
+    for kind in &process.kinds {
+        let posted = kind.role == Role::Requester;
+        let of_sender = |text: String| if posted { text } else { "-".to_owned() };
+        let what = if posted {
+            kind.what.clone()
+        } else {
+            format!("received: {}", kind.what)
+        };
+        rows.add_row([
+            what,
+            kind.count.to_string(),
+            of_sender(figure(kind.postlist)),
+            of_sender(kind.wqe_bytes.to_string()),
+            of_sender(figure(kind.mmio_writes)),
+            figure(kind.dma_reads),
+            figure(kind.dma_writes),
+            figure(kind.to_device_bytes),
+            figure(kind.to_host_bytes),
+        ]);
+    }
+    print(rows)?;
+    print(format_args!(
+        "\nWhere cache lines and bytes go, for one {}:\n",
+        process.unit()
+    ))?;
+    let mut rows = table(
+        ["transactions", "count", "lines", "B to NIC", "B to host"],
+        &[1, 2, 3, 4],
+    );
+    for item in &process.transactions {
+        rows.add_row([
+            item.purpose.clone(),
+            figure(item.count),
+            figure(item.lines),
+            figure(item.to_device_bytes),
+            figure(item.to_host_bytes),
+        ]);
+    }
+    rows.add_row([
+        "all".to_owned(),
+        String::new(),
+        String::new(),
+        figure(process.to_device_bytes),
+        figure(process.to_host_bytes),
+    ]);
+    print(rows)?;
+    print("\nWhat binds on its machine:\n")?;
+    for line in bounds_lines(&process.bounds) {
+        print(line)?;
+    }
+    if process.slower == Role::Responder {
+        print(format_args!(
+            "its peers are slower: {} M/s, {}",
+            figure(process.predicted_mops),
+            process.bottleneck
+        ))?;
+    }
+    show_advice(process)?;
+    for note in &process.notes {
+        print(format_args!("note: {note}"))?;
+    }
+    Ok(())
+}
+
+/// What it is, in lines.
+pub(super) fn heading(process: &Process) -> Vec<String> {
+    let ended = if process.complete {
+        ""
+    } else {
+        " (it ended before its time, or was still running: this is what it had done)"
+    };
+    let mut lines = vec![format!(
+        "process {}: {}{ended}",
+        process.pid, process.program
+    )];
+    let plural = |count: u64, word: &str| {
+        let s = if count == 1 { "" } else { "s" };
+        format!("{count} {word}{s}")
+    };
+    let mut work = format!(
+        "{} posted, {} received; {}, {}, {}",
+        process.posted,
+        process.received,
+        plural(process.queue_pairs as u64, "queue pair"),
+        plural(process.threads.into(), "thread"),
+        plural(process.peers.into(), "peer"),
+    );
+    if let Some(rate) = process.observed_mops {
+        #[expect(clippy::cast_precision_loss, reason = "a time in words")]
+        let during = time(process.duration_ns as f64);
+        work.push_str(&format!(
+            "; {} M/s during {during}, where it ran",
+            figure(rate)
+        ));
+    }
+    lines.push(work);
+    lines.push(format!(
+        "{:.0} % of its polls found nothing; the others {} completions on average",
+        100.0 * process.empty_polls,
+        figure(process.completions_a_poll)
+    ));
+    lines
+}
+
+fn show_advice(process: &Process) -> Result<()> {
+    let of = |wanted| {
+        let all = process.advice.iter();
+        all.filter(move |advice| verdict(advice) == wanted)
+    };
+    print("\nWhat to change, the greatest gain first:\n")?;
+    if process.advice.is_empty() {
+        print("  nothing: it keeps every guideline that applies to it")?;
+    }
+    for (number, advice) in (1..).zip(of(Verdict::Gains)) {
+        print(format_args!("{number:3}. {}", line(advice)))?;
+    }
+    for (wanted, words) in [
+        (
+            Verdict::Unknown,
+            "worth a try; the model has no rate for it",
+        ),
+        (
+            Verdict::BringsNothing,
+            "brings nothing yet, since something else binds",
+        ),
+    ] {
+        for advice in of(wanted) {
+            print(format_args!("   - {} ({words})", line(advice)))?;
+        }
+    }
+    Ok(())
+}
+
+/// An advice in one line.
+pub(super) fn line(advice: &Advice) -> String {
+    let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
+    if let Some(gain) = advice.gain.filter(|_| verdict(advice) == Verdict::Gains) {
+        line.push_str(&format!(
+            ", {} ({} to {} M/s)",
+            percent(gain.relative, 0),
+            figure(gain.now_mops),
+            figure(gain.then_mops)
+        ));
+        if let Some(other) = advice.together_with {
+            line.push_str(&format!(" together with {other}"));
+        }
+    }
+    line.push_str(&format!(" [{}, {}]", advice.guideline, advice.section));
+    line
+}

@@ -1,0 +1,145 @@
+//! `--pcie-counters`: cache lines that PCIe devices read and wrote, as Intel processors count them.
+//!
+//! The counters belong to the whole machine, so perf(1) reads them while the command runs: PCIeRdCur for the lines
+//! that devices read, ItoM for those that they wrote.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use tap::PcieLines;
+use tempfile::NamedTempFile;
+
+/// Where the kernel lists what can count.
+const UNITS: &str = "/sys/bus/event_source/devices";
+/// The units that count what passes the last-level cache: of Skylake and later, and before.
+const CACHE_UNITS: [&str; 2] = ["uncore_cha", "uncore_cbox"];
+/// perf's names of the two events: of Ice Lake and later, and of Haswell to Skylake.
+const EVENTS: [[&str; 2]; 2] = [
+    [
+        "unc_cha_tor_inserts.io_pcirdcur",
+        "unc_cha_tor_inserts.io_itom",
+    ],
+    ["llc_references.pcie_read", "llc_references.pcie_write"],
+];
+
+/// Counters that this machine has.
+pub(crate) struct PcieCounters {
+    events: [&'static str; 2],
+    output: NamedTempFile,
+}
+
+impl PcieCounters {
+    /// # Errors
+    /// They are not there, or perf may not read them: why.
+    pub(crate) fn find() -> Result<Self> {
+        if !has_cache_units(Path::new(UNITS)) {
+            bail!(
+                "this machine has no Intel uncore counters for PCIe ({UNITS} has no {}): leave out --pcie-counters; \
+                 verbatim explain says what the NIC is expected to read and write",
+                CACHE_UNITS.join("* and no ")
+            );
+        }
+        let mut refusal = String::new();
+        for events in EVENTS {
+            let output = NamedTempFile::new().context("cannot make a file for perf")?;
+            let counters = Self { events, output };
+            let tried = counters
+                .wrapped(&Command::new("true"))
+                .output()
+                .context("cannot start perf, which reads the counters: install it (Debian: apt install linux-perf)")?;
+            if tried.status.success() && counters.read().is_ok() {
+                return Ok(counters);
+            }
+            refusal = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
+        }
+        bail!(
+            "perf cannot read the uncore counters of this machine (as root, or with kernel.perf_event_paranoid at most \
+             0, it may): {refusal}"
+        )
+    }
+
+    /// The command under perf.
+    pub(crate) fn wrapped(&self, command: &Command) -> Command {
+        let mut perf = Command::new("perf");
+        perf.args(["stat", "-a", "-x,", "-e", &self.events.join(","), "-o"]);
+        perf.arg(self.output.path()).arg("--");
+        perf.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => perf.env(name, value),
+                None => perf.env_remove(name),
+            };
+        }
+        perf
+    }
+
+    /// What was counted.
+    pub(crate) fn read(&self) -> Result<PcieLines> {
+        let text = fs::read_to_string(self.output.path()).context("cannot read what perf wrote")?;
+        parse(&text, self.events).with_context(|| format!("perf counted nothing: {}", text.trim()))
+    }
+}
+
+fn has_cache_units(units: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(units) else {
+        return false;
+    };
+    entries.flatten().any(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        CACHE_UNITS.iter().any(|unit| name.starts_with(unit))
+    })
+}
+
+/// Sums perf's lines `VALUE,UNIT,EVENT,…` (perf-stat(1), "CSV FORMAT"). Nothing if an event has no value.
+fn parse(text: &str, events: [&str; 2]) -> Option<PcieLines> {
+    let sum = |event: &str| {
+        let mut all: Option<u64> = None;
+        for line in text.lines() {
+            let mut fields = line.split(',');
+            let (value, name) = (fields.next()?, fields.nth(1));
+            if name.is_some_and(|name| name.contains(event)) {
+                all = Some(all.unwrap_or(0).saturating_add(value.parse().ok()?));
+            }
+        }
+        all
+    };
+    let [read, write] = events;
+    Some(PcieLines {
+        rd_cur: sum(read)?,
+        itom: sum(write)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perfs_lines_are_summed() {
+        let text = "# started on Mon\n\n1200,,unc_cha_tor_inserts.io_pcirdcur,100,100.00,,\n\
+                    34,,unc_cha_tor_inserts.io_itom,100,100.00,,\n6,,unc_cha_tor_inserts.io_itom,100,100.00,,\n";
+        let lines = PcieLines {
+            rd_cur: 1200,
+            itom: 40,
+        };
+        assert_eq!(parse(text, EVENTS[0]), Some(lines));
+        assert_eq!(parse(text, EVENTS[1]), None);
+        let not = text.replace("1200", "<not supported>");
+        assert_eq!(parse(&not, EVENTS[0]), None);
+    }
+
+    #[test]
+    fn only_intels_cache_units_will_do() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for unit in ["cpu", "uncore_imc_0", "amd_l3"] {
+            fs::create_dir(folder.path().join(unit)).expect("made");
+        }
+        assert!(!has_cache_units(folder.path()));
+        fs::create_dir(folder.path().join("uncore_cha_3")).expect("made");
+        assert!(has_cache_units(folder.path()));
+        assert!(!has_cache_units(&folder.path().join("missing")));
+    }
+}

@@ -1,0 +1,340 @@
+//! `verbatim explain`: a ledger in, advice out: as text, as JSON, and as a page in a real browser.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use nicmodel::op_profile::{Counted, Lengths, OperationProfile, QueuePair, Recvs, Thread, VERSION};
+use nicmodel::{Operation, Transport, Verb};
+use serde_json::Value;
+use tap::{LEDGER_VERSION, Ledger};
+
+/// A server that answers 60-byte datagrams one by one, though 14 wait on average; and a process that did nothing.
+fn ledger() -> Ledger {
+    let send = Operation::new(Verb::Send, Transport::Ud, 60)
+        .inlined()
+        .signaled(1.0);
+    let request = Operation::new(Verb::Send, Transport::Ud, 3);
+    let count = 142_000;
+    let queue_pair = |qpn| QueuePair {
+        sent: vec![Counted {
+            operation: send,
+            count,
+        }],
+        postlists: count,
+        runs: 10_000,
+        received: vec![Counted {
+            operation: request,
+            count,
+        }],
+        max_outstanding: 64,
+        mean_outstanding: 20.0,
+        postlist_lengths: vec![Lengths { at_most: 1, count }],
+        recvs: Recvs {
+            postlists: count,
+            count,
+            bytes: count * 64,
+        },
+        max_send_wr: 128,
+        max_inline_data: 64,
+        ..QueuePair::new(qpn, Transport::Ud)
+    };
+    let worker = OperationProfile {
+        version: VERSION,
+        program: "server --name '<script>alert(1)</script>' & co".to_owned(),
+        pid: 4711,
+        duration_ns: 1_000_000_000,
+        complete: true,
+        threads: vec![Thread {
+            posts: count,
+            recv_posts: count,
+            polls: 30_000,
+            empty_polls: 10_000,
+            completions: 4 * count,
+            ..Thread::default()
+        }],
+        queue_pairs: (0x12..0x16).map(queue_pair).collect(),
+        peers: 5,
+        notes: vec!["3 objects were not counted".to_owned()],
+        ..OperationProfile::default()
+    };
+    let idle = OperationProfile {
+        version: VERSION,
+        pid: 4712,
+        ..OperationProfile::default()
+    };
+    Ledger {
+        format: "verbatim ledger".to_owned(),
+        version: LEDGER_VERSION,
+        command: "server --name '<script>alert(1)</script>' & co".to_owned(),
+        provider: "softnic".to_owned(),
+        processes: vec![idle, worker],
+        pcie: None,
+        notes: Vec::new(),
+    }
+}
+
+fn stored(ledger: &Ledger, folder: &Path) -> String {
+    let file = folder.join("l.json");
+    std::fs::write(&file, serde_json::to_string(ledger).expect("JSON")).expect("written");
+    file.to_str().expect("text").to_owned()
+}
+
+fn explained(ledger: &Ledger, more: &[&str]) -> (String, String, Option<i32>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = stored(ledger, folder.path());
+    let args = [&["explain", &file][..], more].concat();
+    let out = common::verbatim(&args).output().expect("it starts");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (text(out.stdout), text(out.stderr), out.status.code())
+}
+
+#[test]
+fn advice_names_the_queue_pair_the_fix_and_the_gain() {
+    let (text, _, status) = explained(&ledger(), &["--nic", "cib"]);
+    assert_eq!(status, Some(0));
+    let batching = text
+        .lines()
+        .find(|line| line.contains("doorbell-batching"))
+        .unwrap_or_else(|| panic!("{text}"));
+    for words in [
+        "QP 0x12 posts 1.0 WRs a doorbell; 14.2 were waiting on average",
+        "by one ibv_post_send: 1 MMIO write instead of 28",
+        " %",
+    ] {
+        assert!(batching.contains(words), "{words}: {batching}");
+    }
+    for words in [
+        "UD SEND, 60 B inline",
+        "WQEs by MMIO",
+        "bottleneck",
+        "1 more of its processes",
+        "3 objects",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let position = |name: &str| text.find(&format!("[{name}")).unwrap_or(usize::MAX);
+    assert!(
+        position("unsignaled") != usize::MAX && position("header-only") == usize::MAX,
+        "{text}"
+    );
+}
+
+#[test]
+fn json_has_what_the_text_has() {
+    let (text, _, status) = explained(&ledger(), &["--json"]);
+    assert_eq!(status, Some(0));
+    let value: Value = serde_json::from_str(&text).expect("one object");
+    assert_eq!(value["type"], "explanation");
+    let process = &value["data"]["processes"][0];
+    assert_eq!(
+        (&process["pid"], &process["posted"]),
+        (&4711.into(), &568_000.into())
+    );
+    let advice = process["advice"].as_array().expect("a list");
+    let gains: Vec<_> = advice
+        .iter()
+        .filter_map(|advice| advice["gain"]["relative"].as_f64())
+        .collect();
+    assert!(
+        !gains.is_empty() && gains.is_sorted_by(|a, b| a >= b),
+        "{gains:?}"
+    );
+    let sum: f64 = process["transactions"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|item| item["to_device_bytes"].as_f64())
+        .sum();
+    let all = process["to_device_bytes"].as_f64().expect("a number");
+    assert!((sum - all).abs() < 1e-6 && all > 180.0, "{sum} {all}");
+}
+
+#[test]
+fn a_program_that_keeps_the_guideline_is_not_told_of_it() {
+    let mut kept = ledger();
+    for qp in &mut kept.processes[1].queue_pairs {
+        qp.postlists = qp.runs;
+    }
+    let (text, _, _) = explained(&kept, &[]);
+    assert!(!text.contains("doorbell-batching"), "{text}");
+}
+
+#[test]
+fn what_is_no_ledger_or_no_nic_is_refused_with_words() {
+    let (_, message, status) = explained(&ledger(), &["--nic", "cx9"]);
+    assert_eq!(status, Some(2));
+    assert!(
+        message.contains("cx9") && message.contains("cib"),
+        "{message}"
+    );
+    let other = Ledger {
+        version: 9,
+        ..ledger()
+    };
+    let (_, message, status) = explained(&other, &[]);
+    assert_eq!(status, Some(2));
+    assert!(message.contains("version 9"), "{message}");
+    let mut wrong = ledger();
+    wrong.processes[1].queue_pairs[0].runs = u64::MAX;
+    let (_, message, status) = explained(&wrong, &[]);
+    assert_eq!(status, Some(2));
+    assert!(
+        message.contains("0x12") && message.contains("runs"),
+        "{message}"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, bytes) in [
+        ("empty", &b""[..]),
+        ("binary", &[0xff; 64]),
+        ("cut", br#"{"format": "verbatim led"#),
+    ] {
+        let file = folder.path().join(name);
+        std::fs::write(&file, bytes).expect("written");
+        let out = common::verbatim(&["explain", file.to_str().expect("text")])
+            .output()
+            .expect("it starts");
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{message}");
+        assert!(message.contains("no ledger"), "{message}");
+    }
+    let out = common::verbatim(&["explain", "/nonexistent/l.json"])
+        .output()
+        .expect("it starts");
+    assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
+fn what_the_nic_cannot_do_is_said_and_the_rest_is_explained() {
+    let mut long = ledger();
+    for qp in &mut long.processes[1].queue_pairs {
+        qp.sent[0].operation.payload_bytes = 3000;
+    }
+    let (text, _, status) = explained(&long, &[]);
+    assert_eq!(status, Some(0));
+    assert!(text.contains("taken as fetched by DMA"), "{text}");
+}
+
+/// Looks at every picture: is all text within it, does none of it lie over another, are there bars?
+const LOOK: &str = "<script>
+const svgs = [...document.querySelectorAll('svg')];
+let outside = 0, overlaps = 0, texts = 0, bars = 0;
+for (const svg of svgs) {
+  const frame = svg.getBoundingClientRect();
+  const boxes = [...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect());
+  texts += boxes.length;
+  bars += [...svg.querySelectorAll('rect')].filter(rect => rect.getBoundingClientRect().width > 1).length;
+  for (const [i, a] of boxes.entries()) {
+    if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 || a.bottom > frame.bottom + 1) outside++;
+    for (const b of boxes.slice(i + 1))
+      if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3) overlaps++;
+  }
+}
+const page = document.documentElement;
+const seen = {svgs: svgs.length, texts, bars, outside, overlaps, wider: page.scrollWidth - page.clientWidth,
+  scripts: document.scripts.length, title: document.title};
+const result = document.createElement('pre');
+result.id = 'seen';
+result.textContent = JSON.stringify(seen);
+document.body.append(result);
+</script>";
+
+/// What a browser sees of a page in a window of this width.
+fn seen(page: &Path, width: u32) -> Value {
+    let profile = tempfile::tempdir().expect("a folder");
+    let out = Command::new("chromium")
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+        ])
+        .arg(format!("--window-size={width},900"))
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .expect("chromium is installed");
+    let dom = String::from_utf8_lossy(&out.stdout);
+    let (_, rest) = dom
+        .split_once("<pre id=\"seen\">")
+        .unwrap_or_else(|| panic!("no result: {dom}"));
+    let (json, _) = rest.split_once("</pre>").expect("it ends");
+    let json = json
+        .replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&amp;", "&");
+    serde_json::from_str(&json).expect("JSON")
+}
+
+#[test]
+fn the_page_is_whole_in_a_browser() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("report.html");
+    let (text, _, status) = explained(&ledger(), &["--html", page.to_str().expect("text")]);
+    assert_eq!((status, text.as_str()), (Some(0), ""));
+    let html = std::fs::read_to_string(&page).expect("written");
+    for elsewhere in ["http:", "https:", "src=", "href=", "<script"] {
+        assert!(
+            !html.contains(elsewhere),
+            "the page needs nothing beside it: {elsewhere}"
+        );
+    }
+    let looking = folder.path().join("looking.html");
+    std::fs::write(&looking, html.replace("</body>", &format!("{LOOK}</body>"))).expect("written");
+    for width in [1000, 500] {
+        let seen = seen(&looking, width);
+        let number = |name: &str| seen[name].as_i64().unwrap_or(-1);
+        assert!(
+            number("svgs") >= 5 && number("texts") >= 20 && number("bars") >= 10,
+            "{seen}"
+        );
+        assert_eq!((number("outside"), number("overlaps")), (0, 0), "{seen}");
+        assert_eq!(number("wider"), 0, "the page scrolls sideways: {seen}");
+        assert_eq!(
+            number("scripts"),
+            1,
+            "what a program is called is no script: {seen}"
+        );
+        assert!(
+            seen["title"]
+                .as_str()
+                .expect("text")
+                .contains("<script>alert(1)"),
+            "{seen}"
+        );
+    }
+}
+
+#[test]
+fn every_guideline_is_advised_where_it_is_broken_and_only_there() {
+    let lines = common::lines_of(&[
+        "bench",
+        "guidelines",
+        "--rounds",
+        "1",
+        "--repetitions",
+        "50",
+        "--json",
+    ]);
+    let names: Vec<_> = lines
+        .iter()
+        .map(|line| line["data"]["guideline"].as_str().expect("a name"))
+        .collect();
+    let all: Vec<_> = nicmodel::guidelines::ALL
+        .iter()
+        .map(|guideline| guideline.name)
+        .collect();
+    assert_eq!(names, all);
+    for line in &lines {
+        let data = &line["data"];
+        assert_eq!(
+            (&data["advice"]["guideline"], &data["advised_though_kept"]),
+            (&data["guideline"], &false.into()),
+            "{data}"
+        );
+        assert!(data["measured_gain"]["median"].is_f64(), "{data}");
+    }
+}
