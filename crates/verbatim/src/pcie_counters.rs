@@ -38,7 +38,7 @@ impl PcieCounters {
             bail!(
                 "this machine has no Intel uncore counters for PCIe ({UNITS} has no {}): leave out --pcie-counters; \
                  verbatim explain says what the NIC is expected to read and write",
-                CACHE_UNITS.join("* and no ")
+                CACHE_UNITS.map(|unit| format!("{unit}*")).join(" and no ")
             );
         }
         let mut refusal = String::new();
