@@ -510,7 +510,8 @@ pub(super) fn domain_cq(c: &'static Context, context: *mut ibv_context) -> Resul
     })
 }
 
-/// Makes a queue pair that receives for an XRC domain: it has neither protection domain nor CQs.
+/// Makes a queue pair that receives for an XRC domain: it has no CQs, and needs no protection domain. One that the
+/// program names is only handed back: rdma_cm takes it from the queue pair.
 ///
 /// # Safety
 /// The handles in `init` are ours, or NULL.
@@ -524,6 +525,12 @@ pub(super) unsafe fn create_xrc_recv(
     let domain = &handle.domain;
     let mut abi = ibv_qp::zeroed();
     abi.context = context;
+    let mut named = None;
+    if init.comp_mask & IBV_QP_INIT_ATTR_PD != 0 {
+        // SAFETY: contract of this function.
+        named = unsafe { borrow::<Pd, _>(init.pd) };
+        abi.pd = init.pd;
+    }
     abi.qp_context = init.qp_context;
     abi.qp_type = init.qp_type;
     let mut init_attr = ibv_qp_init_attr::zeroed();
@@ -545,6 +552,9 @@ pub(super) unsafe fn create_xrc_recv(
         };
         Ok(Arc::new(Qp::new(index, new)))
     })?;
+    if let Some(pd) = named {
+        pd.uses.fetch_add(1, Ordering::Relaxed);
+    }
     domain.gatherer.uses.fetch_add(2, Ordering::Relaxed);
     handle.uses.fetch_add(1, Ordering::Relaxed);
     domain.add_receiver(&qp);

@@ -1,6 +1,6 @@
 //! Completion queues, channels, arming.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
@@ -10,6 +10,7 @@ use crate::harness::case;
 use crate::objects::{Context, MOMENT};
 use crate::pair::{Pair, Spec};
 use crate::wr::{Remote, Verb, send, write};
+use crate::xrc::moderate;
 
 tests! { "cq";
     capacity_is_at_least_what_was_asked_for [],
@@ -34,6 +35,8 @@ tests! { "cq";
     destroying_drops_pending_events [],
     event_then_poll_loses_nothing [],
     event_driven_ping_pong [],
+    a_moderated_queue_holds_its_event_back [Moderation],
+    a_moderated_queue_makes_its_event_at_the_count [Moderation],
 }
 
 fn capacity_is_at_least_what_was_asked_for(env: &Env) {
@@ -463,4 +466,48 @@ fn event_driven_ping_pong(env: &Env) {
             wait(&pair.a).received(i, 0);
         }
     });
+}
+
+/// `ibv_modify_cq(3)`: an event is made when `cq_count` completions have come, or `cq_period` microseconds have
+/// passed.
+fn a_moderated_queue_holds_its_event_back(env: &Env) {
+    let pair = Spec::rc().with_channels().pair(env);
+    moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    let buf = pair.b.buf(8);
+    pair.b.recv(1, [buf.all()]);
+    pair.b.rcq.arm(false);
+    let start = Instant::now();
+    pair.a.post(send([]).id(2));
+    channel.expect_event(&pair.b.rcq);
+    let period = Duration::from_micros(u16::MAX.into());
+    assert!(start.elapsed() >= period, "after {:?}", start.elapsed());
+    pair.b.rcq.ack(1);
+    pair.b.received().received(1, 0);
+    // Without moderation the next one is reported as ever.
+    moderate(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
+    pair.b.recv(3, [buf.all()]);
+    pair.b.rcq.arm(false);
+    pair.a.post(send([]).id(4));
+    channel.expect_event(&pair.b.rcq);
+    pair.b.rcq.ack(1);
+}
+
+fn a_moderated_queue_makes_its_event_at_the_count(env: &Env) {
+    let pair = Spec::rc().with_channels().pair(env);
+    moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    let buf = pair.b.buf(8);
+    for round in 0..5 {
+        pair.b.rcq.arm(false);
+        for i in 0..4 {
+            pair.b.recv(10 * round + i, [buf.all()]);
+        }
+        pair.a.post_list((0..4).map(|i| send([]).id(i)).collect());
+        channel.expect_event(&pair.b.rcq);
+        pair.b.rcq.ack(1);
+        for i in 0..4 {
+            pair.b.received().received(10 * round + i, 0);
+        }
+    }
 }

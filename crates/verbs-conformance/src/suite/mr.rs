@@ -5,9 +5,9 @@ use verbs_abi::*;
 use crate::Env;
 use crate::harness::case;
 use crate::memory::{MemKind, Memory, PAGE};
-use crate::objects::{ALL_ACCESS, Context};
+use crate::objects::{ALL_ACCESS, Context, Mr, Pd};
 use crate::pair::Spec;
-use crate::wr::{Remote, Verb, write};
+use crate::wr::{Remote, Verb, read, send, write};
 
 tests! { "mr";
     fields_say_what_was_registered [],
@@ -25,6 +25,8 @@ tests! { "mr";
     keys_are_not_reused_at_once [RandomKeys],
     many_regions_at_once [],
     as_many_as_the_device_says [],
+    the_whole_address_space_is_a_region_on_demand [ImplicitOdp],
+    what_is_not_mapped_is_refused_on_demand [ImplicitOdp],
 }
 
 fn fields_say_what_was_registered(env: &Env) {
@@ -233,4 +235,67 @@ fn as_many_as_the_device_says(env: &Env) {
     assert!(mrs.len() * 10 > usize::try_from(most).expect("positive") * 9, "only {}", mrs.len());
     drop(mrs.pop());
     drop(pd.reg(&memory, ALL_ACCESS));
+}
+
+/// `ibv_reg_mr(3)`: "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and length
+/// should be SIZE_MAX".
+fn whole(pd: &Pd) -> Mr {
+    let access = ALL_ACCESS | IBV_ACCESS_ON_DEMAND;
+    pd.try_reg(std::ptr::null_mut(), usize::MAX, access).expect("an implicit ODP MR")
+}
+
+fn the_whole_address_space_is_a_region_on_demand(env: &Env) {
+    let pair = Spec::rc().pair(env);
+    let (local, remote) = (whole(&pair.a.pd), whole(&pair.b.pd));
+    for len in [8, 5000] {
+        let (source, target) = (Memory::heap(len), Memory::heap(len));
+        source.fill(7);
+        let sge = |memory: &Memory, lkey| ibv_sge {
+            addr: memory.addr(),
+            length: u32::try_from(len).expect("short"),
+            lkey,
+        };
+        pair.b.recv(1, [sge(&target, remote.lkey())]);
+        pair.a.post(send([sge(&source, local.lkey())]).id(2));
+        pair.a.sent().sent(2, Verb::Send);
+        pair.b.received().received(1, len);
+        target.check_at(0, len, 7);
+        source.fill(9);
+        let to = Remote { addr: target.addr(), rkey: remote.rkey() };
+        pair.a.post(write([sge(&source, local.lkey())], to).id(3));
+        pair.a.sent().sent(3, Verb::RdmaWrite);
+        target.check_at(0, len, 9);
+    }
+}
+
+fn what_is_not_mapped_is_refused_on_demand(env: &Env) {
+    let unmapped = Memory::pages(2);
+    unmapped.protect(1, false);
+    unmapped.protect(0, false);
+    let hole = ibv_sge { addr: unmapped.addr(), length: 8, lkey: 0 };
+    case("the source of a SEND".to_owned());
+    let pair = Spec::rc().pair(env);
+    let mr = whole(&pair.a.pd);
+    pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).id(1));
+    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    case("the buffer of a RECV".to_owned());
+    let pair = Spec::rc().pair(env);
+    let mr = whole(&pair.b.pd);
+    let source = pair.a.buf(8);
+    pair.b.recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
+    pair.a.post(send([source.all()]).id(3));
+    pair.b.received().failed(2, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.sent().failed(3, &[IBV_WC_REM_OP_ERR]);
+    for verb in [Verb::RdmaWrite, Verb::RdmaRead] {
+        case(format!("the remote end of {verb:?}"));
+        let pair = Spec::rc().pair(env);
+        let (mr, local) = (whole(&pair.b.pd), pair.a.buf(8));
+        let to = Remote { addr: hole.addr, rkey: mr.rkey() };
+        let wr = match verb {
+            Verb::RdmaRead => read([local.all()], to),
+            _ => write([local.all()], to),
+        };
+        pair.a.post(wr.id(4));
+        pair.a.sent().failed(4, &[IBV_WC_REM_ACCESS_ERR]);
+    }
 }
