@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::abi::Polling;
+use crate::barrier;
+use crate::biased_lock::BiasedLock;
 use crate::event::{EventQueue, Unacknowledged};
 use crate::fabric::layout::*;
-use crate::keys::barrier;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
-use crate::sync::SpinLock;
 
 /// Queue pairs that are looked at in each poll, from the front and from the cursor.
 const SCAN: usize = 16;
@@ -118,7 +118,7 @@ pub(crate) struct Cq {
     /// `cq_count` and, in the upper half, `cq_period` of `ibv_modify_cq(3)`.
     moderation: AtomicU32,
     pub(crate) channel: Option<Arc<Channel>>,
-    state: SpinLock<CqState>,
+    state: BiasedLock<CqState>,
     /// Queue pairs (twice, if both queues complete here) that use it.
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
@@ -150,7 +150,7 @@ impl Cq {
             depth: AtomicUsize::new(depth),
             moderation: AtomicU32::new(0),
             channel,
-            state: SpinLock::new(CqState {
+            state: BiasedLock::new(CqState {
                 buffer: VecDeque::new(),
                 recv: Vec::new(),
                 send: Vec::new(),

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::keys::barrier;
+use crate::barrier;
 use crate::nic::Nic;
 use crate::xrc;
 

@@ -21,6 +21,7 @@ use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 
+use crate::barrier;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::mem::RangeBacking;
@@ -374,28 +375,5 @@ impl Drop for ThreadHazard {
         if let Some(keys) = self.keys.get() {
             lock(&keys.free_hazards).push(self.slot.get());
         }
-    }
-}
-
-/// `membarrier(2)`.
-#[allow(unsafe_code)]
-pub(crate) mod barrier {
-    use std::sync::atomic::{Ordering, fence};
-
-    /// Takes part in the fabric's barriers. False where the kernel has none.
-    pub(crate) fn register() -> bool {
-        call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
-    }
-
-    /// A full memory barrier on every running thread of every registered process, this one included.
-    pub(crate) fn everywhere() {
-        fence(Ordering::SeqCst);
-        call(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-        fence(Ordering::SeqCst);
-    }
-
-    fn call(command: libc::c_int) -> bool {
-        // SAFETY: the call takes no pointers.
-        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 }

@@ -44,6 +44,11 @@ mod abi;
 #[allow(unsafe_code)]
 mod ah;
 #[cfg(not(loom))]
+mod barrier;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod biased_lock;
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod context;
 #[cfg(not(loom))]

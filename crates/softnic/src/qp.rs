@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use verbs_abi::*;
 
 use crate::abi::{Builder, QpEx};
+use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
 use crate::event::Unacknowledged;
@@ -17,7 +18,6 @@ use crate::qp_state::{Limits, QpState, QpType, check_transition};
 use crate::recv::{Inbound, RecvQueue, RecvSide};
 use crate::send::{self, SendQueue, SendWork};
 use crate::srq::Srq;
-use crate::sync::SpinLock;
 use crate::xrc::Xrc;
 
 /// A queue pair; the program's handle points to its first field.
@@ -55,8 +55,8 @@ pub(crate) struct Qp {
     timeout: AtomicU32,
     /// What the send queue has for the send CQ's next poll: a `SendWork`.
     pub(crate) send_work: AtomicU8,
-    pub(crate) sq: SpinLock<SendQueue>,
-    pub(crate) rq: SpinLock<RecvQueue>,
+    pub(crate) sq: BiasedLock<SendQueue>,
+    pub(crate) rq: BiasedLock<RecvQueue>,
     /// Places in the lists of the two CQs; written under their locks.
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
@@ -133,8 +133,8 @@ impl Qp {
             max_rd_atomic: AtomicU32::new(0),
             timeout: AtomicU32::new(0),
             send_work: AtomicU8::new(SendWork::None as u8),
-            sq: SpinLock::new(SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)),
-            rq: SpinLock::new(RecvQueue::new(recv_wr, recv_sge, new.pd)),
+            sq: BiasedLock::new(SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)),
+            rq: BiasedLock::new(RecvQueue::new(recv_wr, recv_sge, new.pd)),
             send_place: AtomicUsize::new(usize::MAX),
             recv_place: AtomicUsize::new(usize::MAX),
             control: Mutex::new(Control {
@@ -211,7 +211,7 @@ impl Qp {
 
     /// The receive queue that it takes from.
     #[inline]
-    pub(crate) fn recv_queue(&self) -> &SpinLock<RecvQueue> {
+    pub(crate) fn recv_queue(&self) -> &BiasedLock<RecvQueue> {
         self.srq.as_ref().map_or(&self.rq, |srq| &srq.queue)
     }
 

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicUsize;
 
 use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_srq};
 
+use crate::biased_lock::{BiasedGuard, BiasedLock};
 use crate::context::Context;
 use crate::event::Unacknowledged;
 use crate::recv::RecvQueue;
-use crate::sync::{SpinGuard, SpinLock};
 use crate::xrc::XrcSrq;
 
 /// A shared receive queue; the program's handle points to its first field.
@@ -16,7 +16,7 @@ use crate::xrc::XrcSrq;
 pub(crate) struct Srq {
     abi: UnsafeCell<ibv_srq>,
     pub(crate) context: &'static Context,
-    pub(crate) queue: SpinLock<RecvQueue>,
+    pub(crate) queue: BiasedLock<RecvQueue>,
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) xrc: Option<XrcSrq>,
@@ -37,7 +37,7 @@ impl Srq {
         Self {
             abi: UnsafeCell::new(abi),
             context,
-            queue: SpinLock::new(queue),
+            queue: BiasedLock::new(queue),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
             xrc,
@@ -56,7 +56,7 @@ impl Srq {
 
     /// Raises the limit event once if fewer WRs are left than the limit says (`ibv_modify_srq(3)`).
     #[inline]
-    pub(crate) fn check_limit(&self, queue: &mut SpinGuard<'_, RecvQueue>) {
+    pub(crate) fn check_limit(&self, queue: &mut BiasedGuard<'_, RecvQueue>) {
         if queue.limit != 0 && queue.len() < u64::from(queue.limit) {
             queue.limit = 0;
             self.context

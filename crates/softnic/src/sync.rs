@@ -1,4 +1,4 @@
-//! Atomics and the lock of the data path.
+//! Atomics and the ordinary lock of short critical sections.
 //!
 //! Every module takes its atomics from here, so that the ring and the mailbox can be run under `loom`
 //! (`RUSTFLAGS="--cfg loom"`), which explores every interleaving that the memory model allows.
@@ -48,16 +48,6 @@ impl<T> SpinLock<T> {
             self.lock_slow();
         }
         SpinGuard { lock: self }
-    }
-
-    /// Takes the lock if it is free.
-    #[inline]
-    pub(crate) fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        use std::sync::atomic::Ordering::{Acquire, Relaxed};
-        self.locked
-            .compare_exchange(false, true, Acquire, Relaxed)
-            .ok()
-            .map(|_| SpinGuard { lock: self })
     }
 
     #[cold]

@@ -12,9 +12,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::barrier;
 use crate::cq::Cq;
 use crate::fabric::layout::*;
-use crate::keys::barrier;
 use crate::nic::{Nic, lock};
 use crate::qp::Qp;
 use crate::recv::RecvSide;

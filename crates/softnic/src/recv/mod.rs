@@ -124,7 +124,7 @@ impl RecvSide {
             if sink.is_full() {
                 break;
             }
-            waiting |= self.receive_from(i, sink, ended);
+            waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
             // Where a poll had to stop, the next one starts with the one behind.
             self.start = if sink.is_full() { i + 1 } else { 0 };
         }
@@ -146,7 +146,7 @@ impl RecvSide {
                     self.cursor + 1
                 };
                 let (i, before) = (self.cursor, sink.len());
-                waiting |= self.receive_from(i, sink, ended);
+                waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
                 if sink.len() > before {
                     self.rings.swap(i, i % scan);
                 }
@@ -196,7 +196,13 @@ impl RecvSide {
     }
 
     #[inline]
-    fn receive_from(&mut self, i: usize, sink: &mut WcSink<'_>, ended: bool) -> bool {
+    fn receive_from(
+        &mut self,
+        i: usize,
+        sink: &mut WcSink<'_>,
+        by_engine: bool,
+        ended: bool,
+    ) -> bool {
         let Some(ring) = self.rings.get_mut(i) else {
             return false;
         };
@@ -240,6 +246,7 @@ impl RecvSide {
                 &mut self.local,
                 &mut ring.remote,
                 sink,
+                by_engine,
             );
             if !Self::conclude(qp, ring, &handled, slots, &mut waiting) {
                 break;
@@ -270,6 +277,7 @@ impl RecvSide {
                 ring.rnr_since = None;
                 return true;
             }
+            Handled::NotReady if qp.qp_type == QpType::Ud => {}
             Handled::NotReady => *waiting |= Self::not_ready(qp, ring),
             Handled::Failed(status) => Self::refuse(qp, ring, status),
             Handled::Lost => ring.stopped = true,
@@ -369,6 +377,7 @@ fn handle(
     local: &mut RegionCache,
     remote: &mut RegionCache,
     sink: &mut WcSink<'_>,
+    by_engine: bool,
 ) -> Handled {
     let header = record.header;
     let ud = qp.qp_type == QpType::Ud;
@@ -390,7 +399,8 @@ fn handle(
     };
     let pd = rq.pd;
     let Some(wqe) = rq.take() else {
-        return if qp.qp_type == QpType::Rc {
+        return if qp.qp_type == QpType::Rc || (ud && by_engine) {
+            // On UD the program is about to poll, or sleeps: either way it is the one to lose a datagram.
             rq.wanted = true;
             Handled::NotReady
         } else {

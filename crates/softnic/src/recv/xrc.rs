@@ -68,6 +68,7 @@ impl RecvSide {
                 &mut self.local,
                 &mut ring.remote,
                 &mut sink,
+                false,
             );
             srq.check_limit(&mut queue);
             drop(queue);

@@ -25,6 +25,7 @@ tests! { "ud";
     hundreds_of_destinations [Ud],
     hundreds_of_sources [Ud],
     a_busy_source_starves_nobody [Ud],
+    a_program_that_is_held_up_loses_no_datagram [Ud, Events],
     to_itself [Ud],
     a_stranger_is_never_reached [Ud],
     a_receiver_that_is_gone_loses_messages [Ud],
@@ -401,6 +402,29 @@ fn a_busy_source_starves_nobody(env: &Env) {
         for wc in receiver.rcq.drain() {
             assert_eq!(wc.imm(), Some(2));
         }
+    }
+}
+
+/// The program of the receiver is not there for a while, and what looks after its queues meanwhile takes more than
+/// its RECVs.
+fn a_program_that_is_held_up_loses_no_datagram(env: &Env) {
+    const RECVS: usize = 4;
+    const SENT: usize = 12;
+    let pair = Spec::ud().with_channels().pair(env);
+    let target = pair.b.buf(64);
+    for _ in 0..RECVS {
+        pair.b.recv(1, [target.all()]);
+    }
+    pair.b.rcq.arm(false);
+    for n in 0..SENT {
+        pair.a.post(send_imm([], u32::try_from(n).expect("few")).id(0));
+    }
+    drop(pair.a.scq.take(SENT));
+    pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+    pair.b.rcq.arm(false);
+    for n in 0..SENT {
+        assert_eq!(pair.b.received().imm(), u32::try_from(n).ok());
+        pair.b.recv(1, [target.all()]);
     }
 }
 

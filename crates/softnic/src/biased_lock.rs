@@ -1,0 +1,332 @@
+//! The lock of the queues.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, compiler_fence, fence};
+
+use crate::barrier;
+
+/// A lock that costs the thread that uses it most two plain stores: for the queues of the data path, which one
+/// thread posts to and polls.
+///
+/// An atomic read-modify-write waits until every earlier store of its core has reached the cache. A message is a
+/// store to a line that the peer's core holds, and so is an acknowledgement; a thread that takes a lock behind one
+/// stands still for as long as the line takes to come, 100 ns and more between far cores, several times for each
+/// message. So the lock *leans* towards a thread that has taken it often in a row: that thread says that it is inside
+/// by a store of its own, and looks whether the lock still leans. Whoever else wants the lock ends that, makes every
+/// thread pass a barrier, and waits until the favoured one is outside; from then on the lock is an ordinary one, until
+/// a thread has taken it twice as often in a row.
+pub(crate) struct BiasedLock<T> {
+    /// The thread that the lock leans towards, or [`NOBODY`].
+    favoured: AtomicUsize,
+    /// How often the favoured thread went in or out: odd while it is inside.
+    steps: AtomicU32,
+    /// `steps` when [`BiasedLock::try_lock`] last saw them.
+    steps_seen: AtomicU32,
+    /// Taken by whoever is not favoured.
+    locked: AtomicBool,
+    /// Protected by `locked`.
+    habit: UnsafeCell<Habit>,
+    value: UnsafeCell<T>,
+}
+
+/// Who uses a lock.
+struct Habit {
+    /// Who took it last.
+    last: usize,
+    /// How often in a row.
+    streak: u32,
+    /// After how many times in a row the lock leans towards that thread.
+    wanted: u32,
+}
+
+const NOBODY: usize = 0;
+
+/// Acquisitions in a row for which a fresh lock leans towards a thread.
+const FIRST_STREAK: u32 = 64;
+
+/// The most that are ever asked for: at 10 ns each, a barrier (some microseconds) is lost in them.
+const LONGEST_STREAK: u32 = 1 << 20;
+
+// SAFETY: one guard exists at a time (see `lock`), which is what `Sync` needs of a `Send` value.
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
+// SAFETY: moving the lock moves the value.
+unsafe impl<T: Send> Send for BiasedLock<T> {}
+
+/// A number of the calling thread that no other running thread has, not [`NOBODY`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn this_thread() -> usize {
+    let pointer: usize;
+    // SAFETY: reads the first word of the thread control block, which by the ABI is its own address (ELF Handling For
+    // Thread-Local Storage, 3.4.6).
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(pure, readonly, nostack, preserves_flags));
+    }
+    pointer
+}
+
+/// Elsewhere the lock leans towards nobody.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn this_thread() -> usize {
+    usize::MAX
+}
+
+impl<T> BiasedLock<T> {
+    /// A free lock around `value`.
+    pub(crate) const fn new(value: T) -> Self {
+        Self {
+            favoured: AtomicUsize::new(NOBODY),
+            steps: AtomicU32::new(0),
+            steps_seen: AtomicU32::new(0),
+            locked: AtomicBool::new(false),
+            habit: UnsafeCell::new(Habit {
+                last: NOBODY,
+                streak: 0,
+                wanted: FIRST_STREAK,
+            }),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Waits for the lock.
+    #[inline]
+    pub(crate) fn lock(&self) -> BiasedGuard<'_, T> {
+        use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+        let me = this_thread();
+        if self.favoured.load(Relaxed) == me {
+            let steps = self.steps.load(Relaxed);
+            self.steps.store(steps.wrapping_add(1), Relaxed);
+            // SYNC POINT B: whoever ends the favour passes a barrier on this core too between its store and its look
+            // at `steps`. Either it sees this thread inside, or this thread sees that it is not favoured any more.
+            compiler_fence(SeqCst);
+            if self.favoured.load(Relaxed) == me {
+                return BiasedGuard {
+                    lock: self,
+                    steps: Some(steps.wrapping_add(2)),
+                };
+            }
+            self.steps.store(steps.wrapping_add(2), Relaxed);
+        }
+        self.lock_shared(me)
+    }
+
+    #[inline(never)]
+    fn lock_shared(&self, me: usize) -> BiasedGuard<'_, T> {
+        use std::sync::atomic::Ordering::{Acquire, Relaxed};
+        let mut spins = 0u32;
+        while self
+            .locked
+            .compare_exchange(false, true, Acquire, Relaxed)
+            .is_err()
+        {
+            while self.locked.load(Relaxed) {
+                pause(&mut spins);
+            }
+        }
+        self.take_over(me);
+        BiasedGuard {
+            lock: self,
+            steps: None,
+        }
+    }
+
+    /// Takes the lock if it is free and no thread uses it time and again.
+    pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
+        use std::sync::atomic::Ordering::{Acquire, Relaxed};
+        let me = this_thread();
+        let favoured = self.favoured.load(Relaxed);
+        if favoured == me {
+            return Some(self.lock());
+        }
+        if favoured != NOBODY {
+            let steps = self.steps.load(Relaxed);
+            if self.steps_seen.swap(steps, Relaxed) != steps {
+                // It has been here since the last try, and comes again.
+                return None;
+            }
+        }
+        self.locked
+            .compare_exchange(false, true, Acquire, Relaxed)
+            .ok()?;
+        self.take_over(me);
+        Some(BiasedGuard {
+            lock: self,
+            steps: None,
+        })
+    }
+
+    /// With `locked` taken: waits for a favoured thread that is inside, and ends or begins a favour.
+    fn take_over(&self, me: usize) {
+        use std::sync::atomic::Ordering::{Acquire, Relaxed};
+        // SAFETY: protected by `locked`, which this thread holds.
+        let habit = unsafe { &mut *self.habit.get() };
+        if self.favoured.load(Relaxed) != NOBODY {
+            self.favoured.store(NOBODY, Relaxed);
+            // SYNC POINT B
+            if !barrier::own_threads() {
+                // It was there when the favour began. Without it the favoured thread cannot be told from one that is
+                // about to come in: to go on would let two in.
+                std::process::abort();
+            }
+            let mut spins = 0u32;
+            while !self.steps.load(Relaxed).is_multiple_of(2) {
+                pause(&mut spins);
+            }
+            fence(Acquire);
+            habit.wanted = (habit.wanted * 2).min(LONGEST_STREAK);
+            habit.streak = 0;
+        }
+        if habit.last != me {
+            (habit.last, habit.streak) = (me, 0);
+            return;
+        }
+        habit.streak = habit.streak.saturating_add(1);
+        if habit.streak >= habit.wanted
+            && cfg!(target_arch = "x86_64")
+            && barrier::has_own_threads()
+        {
+            // Its own next visit finds it; everybody else takes `locked` first and sees it then.
+            self.favoured.store(me, Relaxed);
+        }
+    }
+}
+
+#[inline]
+fn pause(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 64 {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+/// The right to use the value of a [`BiasedLock`]; dropping it frees the lock.
+pub(crate) struct BiasedGuard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    /// What `steps` are when the favoured thread is outside again; `None` for any other thread.
+    steps: Option<u32>,
+}
+
+impl<T> Deref for BiasedGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one, so nobody has a `&mut` to the value.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for BiasedGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one, and is itself borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for BiasedGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        use std::sync::atomic::Ordering::Release;
+        match self.steps {
+            Some(outside) => self.lock.steps.store(outside, Release),
+            None => self.lock.locked.store(false, Release),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two counters that only differ while a thread is inside.
+    #[derive(Default)]
+    struct Pair(u64, u64);
+
+    fn visit(mut pair: impl DerefMut<Target = Pair>) {
+        pair.0 += 1;
+        std::hint::black_box(&mut pair);
+        assert_eq!(pair.0, pair.1 + 1, "two threads are inside");
+        pair.1 += 1;
+    }
+
+    #[test]
+    fn a_lock_leans_towards_its_only_user_and_stands_up_for_another() {
+        let lock = BiasedLock::new(Pair::default());
+        for _ in 0..2 * FIRST_STREAK {
+            visit(lock.lock());
+        }
+        let leans = cfg!(target_arch = "x86_64") && barrier::has_own_threads();
+        assert_eq!(lock.lock().steps.is_some(), leans);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(lock.lock().steps.is_none());
+                visit(lock.lock());
+            });
+        });
+        assert!(lock.lock().steps.is_none(), "the favour has ended");
+        for _ in 0..4 * FIRST_STREAK {
+            visit(lock.lock());
+        }
+        assert_eq!(lock.lock().steps.is_some(), leans, "and begins again");
+    }
+
+    #[test]
+    fn a_try_leaves_a_busy_thread_alone_and_takes_over_from_an_idle_one() {
+        let lock = BiasedLock::new(Pair::default());
+        for _ in 0..2 * FIRST_STREAK {
+            visit(lock.lock());
+        }
+        let leans = lock.lock().steps.is_some();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(lock.try_lock().is_none(), leans, "it has just been used");
+                visit(lock.try_lock().expect("nobody was here since the last try"));
+            });
+        });
+        let guard = lock.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(lock.try_lock().is_none()));
+        });
+        drop(guard);
+    }
+
+    #[test]
+    fn one_thread_at_a_time() {
+        const ROUNDS: u64 = 400;
+        let lock = BiasedLock::new(Pair::default());
+        let visits: u64 = std::thread::scope(|scope| {
+            // Bursts that are long enough for a favour, of threads that come in between.
+            let threads: Vec<_> = [1u64, 100, 300, 1000]
+                .into_iter()
+                .map(|burst| {
+                    let lock = &lock;
+                    scope.spawn(move || {
+                        let mut visits = 0;
+                        for _ in 0..ROUNDS {
+                            for _ in 0..burst {
+                                visit(lock.lock());
+                                visits += 1;
+                            }
+                            if let Some(guard) = lock.try_lock() {
+                                visit(guard);
+                                visits += 1;
+                            }
+                            std::thread::yield_now();
+                        }
+                        visits
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic"))
+                .sum()
+        });
+        let pair = lock.lock();
+        assert_eq!((pair.0, pair.1), (visits, visits));
+    }
+}
