@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounce::NEAR_NS;
 use crate::peers::hostcopy::Method;
 use crate::peers::ucx;
+use crate::run::BULK_PAYLOAD_BYTES;
 
 /// One row of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -36,6 +37,20 @@ pub enum Row {
     IdleMemory,
     /// 10,000 queue pairs created and connected.
     Connect,
+    /// `ib_send_bw -s 8 -l 16`, unmodified.
+    IbSendBw,
+    /// `ib_send_bw -c UD -s 8 -l 16`, unmodified.
+    IbSendBwUd,
+    /// `ib_send_lat -s 8`, unmodified.
+    IbSendLat,
+    /// `ib_write_lat -s 8`, unmodified.
+    IbWriteLat,
+    /// `ib_write_bw -s 65536`, unmodified.
+    IbWriteBw,
+    /// `ib_write_bw -n 5` from its start to its end, less the time that it takes to fail without a device.
+    IbWriteStart,
+    /// `ucx_perftest -t ucp_put_bw -s 8`, unmodified, over `rc_verbs`.
+    UcxPut,
 }
 
 /// What a row's figures count.
@@ -52,6 +67,8 @@ pub enum Unit {
     CpuPercent,
     /// 2^20 bytes.
     Mib,
+    /// Milliseconds.
+    Ms,
     /// Seconds.
     S,
 }
@@ -66,6 +83,7 @@ impl Unit {
             Unit::Ns => "ns",
             Unit::CpuPercent => "% CPU",
             Unit::Mib => "MiB",
+            Unit::Ms => "ms",
             Unit::S => "s",
         }
     }
@@ -93,6 +111,8 @@ pub enum Peer {
     Memcpy,
     /// `process_vm_writev` into another process.
     ProcessVmWritev,
+    /// The same with 64 KiB a call.
+    ProcessVmWritev64Kib,
     /// `redis-benchmark -t incr -P 64`.
     RedisIncr,
     /// The fastest of the sequencer's other designs.
@@ -109,7 +129,7 @@ impl Peer {
             Peer::UcxPutBw => "UCX ucp_put_bw",
             Peer::UcxFadd => "UCX ucp_fadd",
             Peer::Memcpy => "memcpy",
-            Peer::ProcessVmWritev => "process_vm_writev",
+            Peer::ProcessVmWritev | Peer::ProcessVmWritev64Kib => "process_vm_writev",
             Peer::RedisIncr => "Redis INCR, P 64",
             Peer::OtherDesigns => "best other design",
         }
@@ -127,12 +147,13 @@ impl Peer {
         }
     }
 
-    /// The way of copying, if it is one.
+    /// The way of copying and the bytes of a copy, if it is one.
     #[must_use]
-    pub fn copy(self) -> Option<Method> {
+    pub fn copy(self) -> Option<(Method, usize)> {
         match self {
-            Peer::Memcpy => Some(Method::Memcpy),
-            Peer::ProcessVmWritev => Some(Method::ProcessVmWritev),
+            Peer::Memcpy => Some((Method::Memcpy, BULK_PAYLOAD_BYTES)),
+            Peer::ProcessVmWritev => Some((Method::ProcessVmWritev, BULK_PAYLOAD_BYTES)),
+            Peer::ProcessVmWritev64Kib => Some((Method::ProcessVmWritev, 64 << 10)),
             _ => None,
         }
     }
@@ -170,8 +191,8 @@ impl Distance {
 }
 
 impl Row {
-    /// Every row, in the order of the table.
-    pub const ALL: [Row; 13] = [
+    /// The software NIC as this project's own programs use it, in the order of the table.
+    pub const EMBEDDED: [Row; 13] = [
         Row::UdSend,
         Row::RcSend,
         Row::RcLatency,
@@ -186,6 +207,22 @@ impl Row {
         Row::IdleMemory,
         Row::Connect,
     ];
+
+    /// The drop-in libraries as unmodified programs use them, in the order of the table.
+    pub const DROP_IN: [Row; 7] = [
+        Row::IbSendBw,
+        Row::IbSendBwUd,
+        Row::IbSendLat,
+        Row::IbWriteLat,
+        Row::IbWriteBw,
+        Row::IbWriteStart,
+        Row::UcxPut,
+    ];
+
+    /// Every row.
+    pub fn all() -> impl Iterator<Item = Row> {
+        Row::EMBEDDED.into_iter().chain(Row::DROP_IN)
+    }
 
     /// For `--only`.
     #[must_use]
@@ -204,6 +241,13 @@ impl Row {
             Row::IdleCpu => "idle-cpu",
             Row::IdleMemory => "idle-memory",
             Row::Connect => "connect",
+            Row::IbSendBw => "ib-send-bw",
+            Row::IbSendBwUd => "ib-send-bw-ud",
+            Row::IbSendLat => "ib-send-lat",
+            Row::IbWriteLat => "ib-write-lat",
+            Row::IbWriteBw => "ib-write-bw",
+            Row::IbWriteStart => "ib-write-start",
+            Row::UcxPut => "ucx-put",
         }
     }
 
@@ -224,6 +268,15 @@ impl Row {
             Row::IdleCpu => "idle process with 1,000 connected queue pairs: CPU",
             Row::IdleMemory => "idle process with 1,000 connected queue pairs: memory",
             Row::Connect => "10,000 queue pairs created and connected",
+            Row::IbSendBw => "ib_send_bw -s 8 -l 16 through the drop-in",
+            Row::IbSendBwUd => "ib_send_bw -c UD -s 8 -l 16 through the drop-in",
+            Row::IbSendLat => "ib_send_lat -s 8 through the drop-in",
+            Row::IbWriteLat => "ib_write_lat -s 8 through the drop-in",
+            Row::IbWriteBw => "ib_write_bw -s 65536 through the drop-in",
+            Row::IbWriteStart => {
+                "ib_write_bw -n 5 through the drop-in, less the time to fail without a device"
+            }
+            Row::UcxPut => "ucx_perftest -t ucp_put_bw -s 8 over rc_verbs through the drop-in",
         }
     }
 
@@ -244,6 +297,13 @@ impl Row {
             Row::IdleCpu => "idle, 1,000 QPs: CPU",
             Row::IdleMemory => "idle, 1,000 QPs: memory",
             Row::Connect => "create and connect 10,000 QPs",
+            Row::IbSendBw => "ib_send_bw -s 8 -l 16",
+            Row::IbSendBwUd => "ib_send_bw -c UD -s 8 -l 16",
+            Row::IbSendLat => "ib_send_lat -s 8",
+            Row::IbWriteLat => "ib_write_lat -s 8",
+            Row::IbWriteBw => "ib_write_bw -s 65536",
+            Row::IbWriteStart => "ib_write_bw -n 5: all of it",
+            Row::UcxPut => "ucp_put_bw -s 8 over rc_verbs",
         }
     }
 
@@ -257,9 +317,13 @@ impl Row {
             | Row::RcWriteSingle
             | Row::FetchAdd
             | Row::Sequencer
-            | Row::SequencerLead => Unit::Mops,
-            Row::RcLatency => Unit::Ns,
-            Row::WriteMapped | Row::WritePrivate => Unit::GbytesPerS,
+            | Row::SequencerLead
+            | Row::IbSendBw
+            | Row::IbSendBwUd
+            | Row::UcxPut => Unit::Mops,
+            Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Unit::Ns,
+            Row::WriteMapped | Row::WritePrivate | Row::IbWriteBw => Unit::GbytesPerS,
+            Row::IbWriteStart => Unit::Ms,
             Row::IdleCpu => Unit::CpuPercent,
             Row::IdleMemory => Unit::Mib,
             Row::Connect => Unit::S,
@@ -270,15 +334,16 @@ impl Row {
     #[must_use]
     pub fn peer(self) -> Option<Peer> {
         match self {
-            Row::UdSend | Row::RcSend => Some(Peer::UcxAmBw),
-            Row::RcLatency => Some(Peer::UcxAmLat),
-            Row::RcWrite | Row::RcWriteSingle => Some(Peer::UcxPutBw),
+            Row::UdSend | Row::RcSend | Row::IbSendBw | Row::IbSendBwUd => Some(Peer::UcxAmBw),
+            Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Some(Peer::UcxAmLat),
+            Row::RcWrite | Row::RcWriteSingle | Row::UcxPut => Some(Peer::UcxPutBw),
             Row::FetchAdd => Some(Peer::UcxFadd),
             Row::WriteMapped => Some(Peer::Memcpy),
             Row::WritePrivate => Some(Peer::ProcessVmWritev),
             Row::Sequencer => Some(Peer::RedisIncr),
             Row::SequencerLead => Some(Peer::OtherDesigns),
-            Row::IdleCpu | Row::IdleMemory | Row::Connect => None,
+            Row::IbWriteBw => Some(Peer::ProcessVmWritev64Kib),
+            Row::IdleCpu | Row::IdleMemory | Row::Connect | Row::IbWriteStart => None,
         }
     }
 
@@ -292,12 +357,17 @@ impl Row {
             (Row::RcSend, Distance::Far) => (4.0, 7.0),
             (Row::RcLatency, _) => (1.0, 0.6),
             (Row::RcWrite | Row::RcWriteSingle | Row::FetchAdd, _) => (0.5, 1.0),
-            (Row::WriteMapped | Row::WritePrivate, _) => (0.9, 0.9),
+            (Row::WriteMapped | Row::WritePrivate | Row::IbWriteBw, _) => (0.9, 0.9),
             (Row::Sequencer, _) => (5.0, 15.0),
             (Row::SequencerLead, _) => (1.0, 1.0),
             (Row::IdleCpu, _) => (0.0, 0.0),
             (Row::IdleMemory, _) => (64.0, 64.0),
             (Row::Connect, _) => (2.0, 2.0),
+            (Row::IbSendBw | Row::IbSendBwUd, Distance::Near) => (1.0, 2.0),
+            (Row::IbSendBw | Row::IbSendBwUd, Distance::Far) => (1.0, 4.0),
+            (Row::IbSendLat | Row::IbWriteLat, _) => (1.0, 0.7),
+            (Row::IbWriteStart, _) => (50.0, 20.0),
+            (Row::UcxPut, _) => (0.3, 0.6),
         };
         Goal { at_least, aim_for }
     }
@@ -317,13 +387,10 @@ impl std::str::FromStr for Row {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Row, String> {
-        Row::ALL
-            .into_iter()
-            .find(|row| row.name() == name)
-            .ok_or_else(|| {
-                let names: Vec<_> = Row::ALL.iter().map(|row| row.name()).collect();
-                format!("no such row; choose among {}", names.join(", "))
-            })
+        Row::all().find(|row| row.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Row::all().map(Row::name).collect();
+            format!("no such row; choose among {}", names.join(", "))
+        })
     }
 }
 
@@ -333,7 +400,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_parse_back_and_are_those_of_json() {
-        for row in Row::ALL {
+        for row in Row::all() {
             assert_eq!(row.name().parse(), Ok(row));
             assert_eq!(
                 serde_json::to_string(&row).unwrap(),
@@ -345,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_goal_is_harder_than_the_least() {
-        for row in Row::ALL {
+        for row in Row::all() {
             for distance in [Distance::Near, Distance::Far] {
                 let goal = row.goal(distance);
                 assert!(row.reaches(goal.aim_for, goal.at_least), "{}", row.name());

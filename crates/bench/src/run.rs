@@ -248,7 +248,7 @@ impl Bench {
         };
         if let Some(test) = peer.ucx() {
             let iterations = self.scaled(test.iterations());
-            let measured = ucx::run(test, iterations, self.cores)?;
+            let measured = ucx::run(test, iterations, self.cores, &ucx::Over::Posix)?;
             let value = match test {
                 ucx::Test::AmLat => measured.ns_per_message(),
                 _ => measured.rate / 1e6,
@@ -258,11 +258,11 @@ impl Bench {
         if peer == Peer::OtherDesigns {
             return workload::sequencer::best_other(self);
         }
-        if let Some(method) = peer.copy() {
-            let copies = self.scaled(BULK_MESSAGES);
+        if let Some((method, payload_bytes)) = peer.copy() {
+            let copies = self.scaled(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
             crate::pin::pinned(self.cores.requester, || {
                 let mut link = Link::spawn(&self.worker, self.cores.responder)?;
-                let rate = hostcopy::drive(&mut link, method, BULK_PAYLOAD_BYTES, copies)?;
+                let rate = hostcopy::drive(&mut link, method, payload_bytes, copies)?;
                 Ok(done(rate / 1e9, copies))
             })
         } else {

@@ -2,7 +2,7 @@
 
 pub mod hostcopy;
 pub mod perftest;
-mod port;
+pub(crate) mod port;
 pub mod redis;
 pub mod ucx;
 

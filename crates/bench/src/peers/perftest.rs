@@ -1,6 +1,7 @@
 //! `perftest`: the tools that RDMA devices are usually measured with.
 
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -150,15 +151,61 @@ pub fn run(
     cores: Cores,
 ) -> Result<Report> {
     let tool = tool(task).context("perftest has no such test")?;
+    let mut all = args(task, iterations(task, wanted));
+    all.extend(
+        [
+            ("-d", device.to_owned()),
+            ("-i", port_num.to_string()),
+            ("-x", gid_index.to_string()),
+        ]
+        .into_iter()
+        .flat_map(|(name, value)| [name.to_owned(), value]),
+    );
+    run_tool(&Runs::AsItIs, tool, &all, task.payload_bytes(), cores)
+}
+
+/// How a program is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// On the machine's own libibverbs.
+    AsItIs,
+    /// By this `verbatim run`, on the software NIC.
+    OnSoftnic(PathBuf),
+}
+
+impl Runs {
+    /// Starts to describe a run of `program`.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        match self {
+            Runs::AsItIs => Command::new(program),
+            Runs::OnSoftnic(verbatim) => {
+                let mut command = Command::new(verbatim);
+                command.args(["run", "--", program]);
+                command
+            }
+        }
+    }
+}
+
+/// Runs `tool` with `args` once between two pinned processes.
+///
+/// # Errors
+/// When it fails, takes more than two minutes, or prints something else than a result for
+/// `payload_bytes`.
+pub fn run_tool(
+    runs: &Runs,
+    tool: &str,
+    args: &[String],
+    payload_bytes: usize,
+    cores: Cores,
+) -> Result<Report> {
     let port = free_port()?;
-    let args = args(task, iterations(task, wanted));
     let command = || {
-        let mut command = Command::new(tool);
+        let mut command = runs.command(tool);
         command
-            .args(["-d", device, "-i", &port_num.to_string()])
-            .args(["-x", &gid_index.to_string()])
             .args(["-p", &port.to_string()])
-            .args(&args)
+            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -171,7 +218,7 @@ pub fn run(
     wait_for_listener(port, &mut server, tool)?;
     let client = KillOnDrop(spawn_on(cores.requester, command().arg("127.0.0.1"))?);
     let text = output(client, tool)?;
-    parse(&text, task.payload_bytes()).with_context(|| format!("{tool} {}", args.join(" ")))
+    parse(&text, payload_bytes).with_context(|| format!("{tool} {}", args.join(" ")))
 }
 
 /// What a client prints until it ends, which must be in time and well.

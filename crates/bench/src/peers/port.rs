@@ -9,13 +9,13 @@ use super::KillOnDrop;
 
 /// A port that nobody listens on now. Somebody else may take it before the server does; then the
 /// server fails, and that is reported.
-pub(super) fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot find a free TCP port")?;
     Ok(listener.local_addr()?.port())
 }
 
 /// Waits until `port` is listened on, without connecting: the server serves its first connection.
-pub(super) fn wait_for_listener(port: u16, server: &mut KillOnDrop, name: &str) -> Result<()> {
+pub(crate) fn wait_for_listener(port: u16, server: &mut KillOnDrop, name: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         for table in ["/proc/net/tcp", "/proc/net/tcp6"] {

@@ -1,11 +1,13 @@
-//! `ucx_perftest` over POSIX shared memory.
+//! `ucx_perftest`: over POSIX shared memory, or over verbs on the software NIC.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::KillOnDrop;
+use super::perftest::Runs;
 use super::port::{free_port, wait_for_listener};
 use crate::pin::{Cores, spawn_on};
 
@@ -78,20 +80,31 @@ impl Measured {
     }
 }
 
+/// What UCX moves the messages over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// POSIX shared memory.
+    Posix,
+    /// Verbs: its transport `rc_verbs`, on the software NIC by this `verbatim run`. UCP tests only.
+    RcVerbs(PathBuf),
+}
+
 /// Runs `test` once between two pinned processes.
 ///
 /// # Errors
 /// When `ucx_perftest` is missing, fails, or prints something else than its result.
-pub fn run(test: Test, iterations: u64, cores: Cores) -> Result<Measured> {
+pub fn run(test: Test, iterations: u64, cores: Cores, over: &Over) -> Result<Measured> {
     let port = free_port()?;
     let mut server = KillOnDrop(spawn_on(
         cores.responder,
-        perftest(port).stdout(Stdio::null()).stderr(Stdio::null()),
+        perftest(over, port)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null()),
     )?);
     wait_for_listener(port, &mut server, "ucx_perftest")?;
     let client = spawn_on(
         cores.requester,
-        perftest(port)
+        perftest(over, port)
             .arg("127.0.0.1")
             .args(test.args(iterations))
             .stdout(Stdio::piped())
@@ -118,11 +131,15 @@ pub fn run(test: Test, iterations: u64, cores: Cores) -> Result<Measured> {
     Ok(measured)
 }
 
-fn perftest(port: u16) -> Command {
-    let mut command = Command::new("ucx_perftest");
+fn perftest(over: &Over, port: u16) -> Command {
+    let (runs, transport) = match over {
+        Over::Posix => (Runs::AsItIs, "posix"),
+        Over::RcVerbs(verbatim) => (Runs::OnSoftnic(verbatim.clone()), "rc_verbs"),
+    };
+    let mut command = runs.command("ucx_perftest");
     command
         .args(["-p", &port.to_string()])
-        .env("UCX_TLS", "posix")
+        .env("UCX_TLS", transport)
         .env("UCX_WARN_UNUSED_ENV_VARS", "n")
         .stdin(Stdio::null());
     command
@@ -201,7 +218,7 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
     fn every_test_runs_tiny() {
         let cores = Cores::first_two().unwrap();
         for test in [Test::AmBw, Test::AmLat, Test::UcpPutBw, Test::UcpFadd] {
-            let measured = run(test, 20_000, cores).unwrap();
+            let measured = run(test, 20_000, cores, &Over::Posix).unwrap();
             assert!(measured.rate > 0.0, "{test:?}");
         }
     }

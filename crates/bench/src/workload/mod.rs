@@ -7,6 +7,7 @@
 mod latency;
 mod many;
 mod one_sided;
+mod programs;
 mod send;
 pub(crate) mod sequencer;
 
@@ -84,6 +85,9 @@ pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
     if matches!(row, Row::Sequencer | Row::SequencerLead) {
         return sequencer::measure(bench);
     }
+    if Row::DROP_IN.contains(&row) {
+        return programs::measure(bench, row);
+    }
     pinned(bench.cores.requester, || {
         let mut link = Link::spawn(&bench.worker, bench.cores.responder)?;
         drive(bench, row, &mut link)
@@ -113,9 +117,7 @@ fn drive(bench: &Bench, row: Row, link: &mut Link) -> Result<Measured> {
         Row::IdleCpu => Ok(many::drive_idle(link, order, bench.scaled(1_000))?.cpu),
         Row::IdleMemory => Ok(many::drive_idle(link, order, bench.scaled(1_000))?.memory),
         Row::Connect => many::drive_connect(link, order, bench.scaled(10_000)),
-        Row::Sequencer | Row::SequencerLead => {
-            bail!("the sequencer is measured by its own commands")
-        }
+        _ => bail!("{} is measured by commands of its own", row.name()),
     }
 }
 

@@ -11,6 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bench::goal::Row;
 use bench::link::{Exe, Link};
 use bench::micro::Verb;
 use bench::pin::Cores;
@@ -43,6 +44,13 @@ enum What {
     /// mean. Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::EXAMPLES)]
     Peers(peers::Args),
+    /// Unmodified programs on the software NIC beside shared memory
+    ///
+    /// perftest and UCX as they are installed, by `verbatim run`, between two processes pinned to two
+    /// cores, interleaved with UCX over POSIX shared memory and copies by the kernel in one run.
+    /// Exit status 1 when a row misses what is wanted at least.
+    #[command(after_help = peers::DROP_IN_EXAMPLES)]
+    DropIn(peers::Args),
     /// The software NIC beside an RDMA device of this machine, such as the kernel's Soft-RoCE
     ///
     /// The same workloads on both, interleaved in one run: message rate and bandwidth of SEND,
@@ -91,7 +99,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         return Ok(outcome);
     }
     match args.what {
-        What::Peers(args) => peers::run(args),
+        What::Peers(args) => peers::run(args, &Row::EMBEDDED),
+        What::DropIn(args) => peers::run(args, &Row::DROP_IN),
         What::Providers(args) => providers::run(&args),
         What::UdSend(args) => verb::stream(Verb::UdSend, &args),
         What::RcSend(args) => verb::stream(Verb::RcSend, &args),

@@ -1,4 +1,4 @@
-//! `verbatim bench peers`: every verb beside its peer.
+//! `verbatim bench peers`: every verb beside its peer; `verbatim bench drop-in`: other people's programs.
 
 use std::path::PathBuf;
 
@@ -23,13 +23,22 @@ Examples:
 
 Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian: redis-server).";
 
-/// Arguments of `verbatim bench peers`.
+pub(super) const DROP_IN_EXAMPLES: &str = "\
+Examples:
+  verbatim bench drop-in
+  verbatim bench drop-in --only ib-send-bw --only ib-send-lat --rounds 9
+  verbatim bench drop-in --json --record run.jsonl
+
+Needs ib_send_bw and its kin (Debian: perftest) and ucx_perftest (Debian: ucx-utils).";
+
+/// Arguments of `verbatim bench peers` and `verbatim bench drop-in`.
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(super) struct Args {
-    /// Measure this row only (may be given several times): ud-send, rc-send, rc-latency,
+    /// Measure this row only (may be given several times); of `peers`: ud-send, rc-send, rc-latency,
     /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
-    /// sequencer-lead, idle-cpu, idle-memory, connect
+    /// sequencer-lead, idle-cpu, idle-memory, connect; of `drop-in`: ib-send-bw, ib-send-bw-ud,
+    /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, ucx-put
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured
@@ -52,13 +61,13 @@ pub(super) struct Args {
     port: PortArgs,
 }
 
-/// Runs the command.
-pub(super) fn run(args: Args) -> Result<Outcome> {
+/// Runs the command, with these rows unless others are named.
+pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     args.nic.settle_link_layer()?;
     let cores = args.cores.settle()?;
     let mut rows = args.only.clone();
     if rows.is_empty() {
-        rows.extend(Row::ALL);
+        rows.extend(all);
     }
     let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
     let nic = NicChoice {

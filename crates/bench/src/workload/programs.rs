@@ -1,0 +1,113 @@
+//! Other people's programs, as they are installed, on the software NIC.
+
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::goal::Row;
+use crate::peers::KillOnDrop;
+use crate::peers::perftest::{self, Report, Runs};
+use crate::peers::port::{free_port, wait_for_listener};
+use crate::peers::ucx;
+use crate::pin::spawn_on;
+use crate::run::{Bench, Measured};
+
+/// Measures a row of [`Row::DROP_IN`] once.
+pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+    let verbatim = bench.worker.path.clone();
+    let runs = Runs::OnSoftnic(verbatim.clone());
+    match row {
+        Row::IbSendBw => perftest(bench, &runs, "ib_send_bw", "-s 8 -l 16", 8, 4_000_000),
+        Row::IbSendBwUd => perftest(bench, &runs, "ib_send_bw", "-c UD -s 8 -l 16", 8, 4_000_000),
+        Row::IbSendLat => perftest(bench, &runs, "ib_send_lat", "-s 8", 8, 1_000_000),
+        Row::IbWriteLat => perftest(bench, &runs, "ib_write_lat", "-s 8", 8, 1_000_000),
+        Row::IbWriteBw => perftest(bench, &runs, "ib_write_bw", "-s 65536", 64 << 10, 80_000),
+        Row::IbWriteStart => start(bench, &runs),
+        Row::UcxPut => {
+            let iterations = bench.scaled(2_000_000);
+            let over = ucx::Over::RcVerbs(verbatim);
+            let measured = ucx::run(ucx::Test::UcpPutBw, iterations, bench.cores, &over)?;
+            Ok(taken(measured.rate / 1e6, iterations))
+        }
+        _ => bail!("{} is no program of other people's", row.name()),
+    }
+}
+
+fn taken(value: f64, verified_ops: u64) -> Measured {
+    Measured {
+        value,
+        verified_ops,
+        lost_ops: 0,
+    }
+}
+
+/// Runs a tool of perftest's with the options of the row and `count` messages.
+fn perftest(
+    bench: &Bench,
+    runs: &Runs,
+    tool: &str,
+    options: &str,
+    payload_bytes: usize,
+    count: u64,
+) -> Result<Measured> {
+    // Whole postlists and whole signaled periods.
+    let count = bench.scaled(count).next_multiple_of(1600);
+    let mut args: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
+    args.extend(["-F".to_owned(), "-n".to_owned(), count.to_string()]);
+    let report = perftest::run_tool(runs, tool, &args, payload_bytes, bench.cores)?;
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let value = match report {
+        Report::Bandwidth { rate_mops } if payload_bytes >= 1024 => {
+            rate_mops * payload_bytes as f64 / 1e3
+        }
+        report => report.value(),
+    };
+    Ok(taken(value, count))
+}
+
+/// What a client of perftest's sleeps by itself: a second behind its connection to the server (`ethernet_client_connect`
+/// of its `perftest_communication.c`), and 100 ms twice while it counts cycles (`sample_get_cpu_mhz` of `get_clock.c`).
+const OWN_SLEEP_MS: f64 = 1200.0;
+
+/// Milliseconds that a client of `ib_write_bw` takes with five messages, of which the first arrives before its end,
+/// less those that it sleeps by itself and those that the same program takes to find no device on the machine's own
+/// libibverbs.
+fn start(bench: &Bench, runs: &Runs) -> Result<Measured> {
+    const TOOL: &str = "ib_write_bw";
+    const ARGS: [&str; 5] = ["-F", "-n", "5", "-s", "8"];
+    let port = free_port()?;
+    let command = |runs: &Runs, host: &[&str]| {
+        let mut command = runs.command(TOOL);
+        command
+            .args(["-p", &port.to_string()])
+            .args(ARGS)
+            .args(host)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    };
+    let timed = |runs: &Runs| -> Result<(f64, bool)> {
+        let begin = Instant::now();
+        let mut client = KillOnDrop(spawn_on(
+            bench.cores.requester,
+            &mut command(runs, &["127.0.0.1"]),
+        )?);
+        let status = client.0.wait().context(TOOL)?;
+        Ok((begin.elapsed().as_secs_f64() * 1e3, status.success()))
+    };
+    let (failing_ms, succeeds) = timed(&Runs::AsItIs)?;
+    if succeeds {
+        bail!(
+            "{TOOL} finds a device on the machine's own libibverbs: there is nothing to compare with"
+        );
+    }
+    let mut server = KillOnDrop(spawn_on(bench.cores.responder, &mut command(runs, &[]))?);
+    wait_for_listener(port, &mut server, TOOL)?;
+    let (running_ms, succeeds) = timed(runs)?;
+    if !succeeds {
+        bail!("{TOOL} failed on the software NIC");
+    }
+    Ok(taken(running_ms - OWN_SLEEP_MS - failing_ms, 5))
+}
