@@ -28,6 +28,9 @@ use verbs_abi::{
 /// The kernel numbers devices from 0 behind the name of their driver (`mlx5_0`, `rxe0`); so do we.
 pub(crate) const DEVICE_NAME: &str = "softnic0";
 
+/// Version of the firmware, which there is none of.
+pub(crate) const FIRMWARE: &str = "1.0";
+
 /// Most queue pairs of a context. 16 Ki leave room above the 10,000 that the benchmark connects.
 pub(crate) const MAX_QP: u32 = 16_384;
 /// Most WRs of one work queue. Bounds what one `ibv_create_qp` can make us allocate.
@@ -142,7 +145,7 @@ fn guid_from(host_id: &str) -> [u8; 8] {
 /// - `max_ee`, `max_rdd` and the raw queue pairs are 0: not supported.
 pub(crate) fn device_attr() -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
-    for (to, from) in attr.fw_ver.iter_mut().zip(c"1.0".to_bytes()) {
+    for (to, from) in attr.fw_ver.iter_mut().zip(FIRMWARE.bytes()) {
         *to = from.cast_signed();
     }
     attr.node_guid = u64::from_ne_bytes(node_guid());
@@ -323,7 +326,19 @@ impl Port {
     ///   `infiniband`.
     /// - [`PortError::Addresses`]: Ethernet, and the host's addresses cannot be read.
     pub(crate) fn from_env() -> Result<Self, PortError> {
-        let link_layer = LinkLayer::from_value(std::env::var_os(LINK_LAYER_VAR).as_deref())?;
+        Self::of_value(std::env::var_os(LINK_LAYER_VAR).as_deref())
+    }
+
+    /// The port of this host, with the link layer of that value of `VERBATIM_LINK_LAYER`.
+    ///
+    /// # Errors
+    /// As [`Port::from_env`].
+    pub(crate) fn with_link_layer(value: &OsStr) -> Result<Self, PortError> {
+        Self::of_value(Some(value))
+    }
+
+    fn of_value(value: Option<&OsStr>) -> Result<Self, PortError> {
+        let link_layer = LinkLayer::from_value(value)?;
         let addresses = match link_layer {
             LinkLayer::Ethernet => interface_addresses().map_err(PortError::Addresses)?,
             LinkLayer::InfiniBand => Vec::new(),
@@ -428,6 +443,19 @@ impl Port {
             },
             ndev_ifindex: self.gid_interfaces.get(at).copied().unwrap_or(0),
         })
+    }
+
+    /// The `sl` of the completion at the receiver of a datagram.
+    ///
+    /// A RoCE packet has no service level. "The CQE includes […] a flag that indicates if the received frame is an
+    /// IPv4, IPv6 or RoCE packet" (annex A17, 4.5.1); `ibv_wc` has no field for that, and mlx5 devices say it here:
+    /// 8 for RoCEv2, 1 for IPv6, 2 for IPv4. UCX looks for the destination's address accordingly.
+    pub(crate) fn completion_sl(&self, ah: &ibv_ah_attr, grh: Option<&[u8; 40]>) -> u8 {
+        match (self.link_layer, grh.and_then(header_version)) {
+            (LinkLayer::InfiniBand, _) => ah.sl,
+            (LinkLayer::Ethernet, Some(Version::V4)) => 8 | 2,
+            (LinkLayer::Ethernet, _) => 8 | 1,
+        }
     }
 
     /// The P_Key at `index`, in host order; `None` past the table's end.

@@ -10,7 +10,7 @@
 //!   killed or broken, and is never trusted.
 //! - `mem`, `keys`, `region_cache`: registered memory: what lies behind it, how peers reach it, L_Keys and
 //!   R_Keys, and every copy. No protocol rules.
-//! - `qp_state`, `device`, `strings`: tables of the specification, the port and its addresses. No state.
+//! - `qp_state`, `device`, `strings`, `sysfs`: tables of the specification, the port and its addresses. No state.
 //! - `send`, `recv`: the verbs: work requests become copies, atomics and records; records become completions.
 //! - `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common home.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
@@ -97,6 +97,8 @@ mod srq;
 mod strings;
 #[allow(unsafe_code)]
 mod sync;
+#[cfg(not(loom))]
+mod sysfs;
 mod xrc;
 
 #[cfg(not(loom))]
@@ -110,3 +112,5 @@ pub const PROCESS_SHIFT: u32 = fabric::layout::QP_BITS;
 pub use mem::{SharedMemory, alloc_shared};
 #[cfg(not(loom))]
 pub use nic::{NicError, fabric_dir, last_error};
+#[cfg(not(loom))]
+pub use sysfs::{SysfsFile, UVERBS_NAME, sysfs_files};

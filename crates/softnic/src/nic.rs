@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cq::Cq;
-use crate::device::Port;
+use crate::device::{Port, PortError};
 use crate::engine;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, FabricError, Peer};
@@ -35,6 +35,15 @@ pub enum NicError {
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),
+}
+
+impl From<PortError> for NicError {
+    fn from(e: PortError) -> Self {
+        Self::Port {
+            message: e.to_string(),
+            errno: e.errno(),
+        }
+    }
 }
 
 /// A ring that was given up by its sender and may still be read by its receiver.
@@ -134,10 +143,7 @@ const LAST_MAIL: Duration = Duration::from_millis(200);
 
 impl Nic {
     fn new() -> Result<&'static Self, NicError> {
-        let port = Port::from_env().map_err(|e| NicError::Port {
-            message: e.to_string(),
-            errno: e.errno(),
-        })?;
+        let port = Port::from_env()?;
         let keys = Keys::new();
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
         // It lives as long as the process: handles that a program forgot to destroy stay valid.

@@ -1,11 +1,19 @@
 //! `verbatim run`: the program becomes this process, and finds the software NIC.
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 /// `verbatim run` with these arguments, with the library built beside the program.
 fn run(args: &[&str]) -> Output {
+    command(&[], args).output().expect("the program starts")
+}
+
+/// `verbatim run` with these arguments, behind these words.
+fn command(before: &[&str], args: &[&str]) -> Command {
     static BUILD: Once = Once::new();
     let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
     BUILD.call_once(|| {
@@ -13,22 +21,42 @@ fn run(args: &[&str]) -> Output {
         let target = profile.parent().expect("target");
         let mut cargo = Command::new(env!("CARGO"));
         cargo
-            .args(["build", "--quiet", "-p", "dropin", "--target-dir"])
+            .args(["build", "--quiet", "-p", "dropin", "-p", "dropin-rdmacm"])
+            .arg("--target-dir")
             .arg(target);
         if profile.ends_with("release") {
             cargo.arg("--release");
         }
         assert!(cargo.status().expect("cargo starts").success());
     });
-    Command::new(program)
-        .arg("run")
+    let program = program.to_str().expect("a path in UTF-8");
+    let words: Vec<&str> = before.iter().chain(&[program, "run"]).copied().collect();
+    let mut command = Command::new(words[0]);
+    command
+        .args(&words[1..])
         .args(args)
         .env("LD_LIBRARY_PATH", "/nonexistent/before")
         .env_remove("VERBATIM_LINK_LAYER")
         .env_remove("VERBATIM_FABRIC")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program starts")
+        .stdin(Stdio::null());
+    command
+}
+
+fn stdout(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// Whether this user may have a mount namespace here, in the way that unshare(1) makes one.
+fn namespaces_are_allowed() -> bool {
+    let made = Command::new("unshare")
+        .args(["--user", "--mount", "--map-root-user", "true"])
+        .stderr(Stdio::null())
+        .status();
+    made.expect("util-linux has unshare").success()
 }
 
 #[test]
@@ -81,6 +109,150 @@ fn a_program_of_this_machine_sees_the_device() {
         text.contains("softnic0") && text.contains("InfiniBand"),
         "{text}"
     );
+}
+
+#[test]
+fn signals_reach_the_program_itself() {
+    use std::os::unix::process::ExitStatusExt;
+    let mut child = command(&[], &["--", "sh", "-c", "echo $$; exec sleep 1000"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut line = String::new();
+    let out = child.stdout.as_mut().expect("a pipe");
+    BufReader::new(out).read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), child.id().to_string(), "it is this process");
+    child.kill().expect("it is there");
+    assert_eq!(child.wait().expect("it ended").signal(), Some(9));
+}
+
+#[test]
+fn the_program_sees_the_files_of_a_device_and_everything_else() {
+    if !namespaces_are_allowed() {
+        // What happens then is the next test's.
+        return;
+    }
+    let script = "set -e; cd /sys/class; cat infiniband/softnic0/ports/1/link_layer \
+         infiniband_verbs/uverbs0/ibdev; test -c /dev/infiniband/uverbs0; \
+         echo x > /dev/infiniband/uverbs0; test -c /dev/null; ls net/lo/ifindex /dev/shm > /dev/null; \
+         ! touch infiniband/softnic0/x 2> /dev/null; ! touch /dev/x 2> /dev/null";
+    let out = run(&["--link-layer", "ib", "--", "sh", "-c", script]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert_eq!(stdout(&out), "InfiniBand\nsoftnic0\n");
+    assert_eq!(stderr(&out), "");
+    // Nobody else does, and a program need not.
+    assert!(!Path::new("/sys/class/infiniband/softnic0").exists());
+    let script = "test ! -e /sys/class/infiniband/softnic0";
+    assert!(run(&["--no-view", "sh", "-c", script]).status.success());
+}
+
+#[test]
+fn programs_that_may_not_mount_share_a_user_namespace() {
+    if !namespaces_are_allowed() {
+        return;
+    }
+    // Root may mount and needs none: give that up. Others cannot, and need not.
+    let is_root = stdout(&Command::new("id").arg("-u").output().expect("id")) == "0\n";
+    let drop = [
+        "setpriv",
+        "--bounding-set=-sys_admin",
+        "--inh-caps=-sys_admin",
+    ];
+    let before: &[&str] = if is_root { &drop } else { &[] };
+    let script = "readlink /proc/self/ns/user; cat /sys/class/infiniband_verbs/uverbs0/ibdev; \
+         echo started >&2; read line";
+    let start = || {
+        let mut child = command(before, &["--", "sh", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut line = String::new();
+        let err = child.stderr.as_mut().expect("a pipe");
+        BufReader::new(err).read_line(&mut line).expect("a line");
+        assert_eq!(line, "started\n");
+        child
+    };
+    // Both live at the same time.
+    let programs = [start(), start()];
+    let [one, other] = programs.map(|program| {
+        let out = program.wait_with_output().expect("it ends");
+        stdout(&out)
+    });
+    assert!(
+        one.starts_with("user:[") && one.ends_with("\nsoftnic0\n"),
+        "{one}"
+    );
+    assert_eq!(one, other);
+    let own = std::fs::read_link("/proc/self/ns/user").expect("a link");
+    assert_ne!(one.lines().next(), own.to_str(), "it is not everybody's");
+}
+
+#[test]
+fn where_namespaces_are_forbidden_it_says_so_and_goes_on() {
+    // In a user namespace that has nobody in it, nobody may make another one.
+    let out = command(
+        &["unshare", "--user"],
+        &["--fabric", "tests_4", "--", "echo", "on"],
+    )
+    .output();
+    let out = out.expect("it starts");
+    // There it takes itself for the user of that number.
+    let note = Path::new("/dev/shm/verbatim-65534.userns");
+    if note.metadata().is_ok_and(|note| note.uid() != 65534) {
+        std::fs::remove_file(note).expect("it is ours");
+    }
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert_eq!(stdout(&out), "on\n");
+    if namespaces_are_allowed() {
+        let said = stderr(&out);
+        assert!(
+            said.contains("no private view of /sys/class and /dev"),
+            "{said}"
+        );
+        assert!(said.contains("--no-view"), "{said}");
+    }
+}
+
+#[test]
+fn fabrics_of_different_names_are_separated() {
+    let rping = |fabric: &str, args: &[&str]| {
+        let fabric = [
+            "--fabric",
+            fabric,
+            "--",
+            "rping",
+            "-a",
+            "127.0.0.1",
+            "-p",
+            "7471",
+        ];
+        let mut command = command(&[], &[&fabric, args].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let server = rping("tests_5", &["-s", "-C", "3"]).spawn();
+    let server = server.expect("it starts");
+    let client = |fabric: &str| {
+        rping(fabric, &["-c", "-C", "3", "-v"])
+            .output()
+            .expect("it starts")
+    };
+    // Until the server listens, its own fabric refuses as well.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut reached = client("tests_5");
+    while !stdout(&reached).contains("ping data: ") && Instant::now() < deadline {
+        assert!(!stdout(&client("tests_6")).contains("ping data: "));
+        reached = client("tests_5");
+    }
+    assert!(
+        stdout(&reached).contains("ping data: "),
+        "{}",
+        stderr(&reached)
+    );
+    let served = server.wait_with_output().expect("it ends");
+    assert!(served.status.success(), "{}", stderr(&served));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::device;
 use crate::nic::{self, Nic, NicError};
 use crate::strings;
+use crate::sysfs::UVERBS_NAME;
 
 /// The one device. Programs read it; nobody writes.
 struct Device(verbs_device);
@@ -25,7 +26,7 @@ pub(super) fn the_device() -> *mut ibv_device {
         d.device.node_type = IBV_NODE_CA;
         d.device.transport_type = IBV_TRANSPORT_IB;
         set_text(&mut d.device.name, device::DEVICE_NAME);
-        set_text(&mut d.device.dev_name, "uverbs0");
+        set_text(&mut d.device.dev_name, UVERBS_NAME);
         set_text(
             &mut d.device.dev_path,
             "/sys/class/infiniband_verbs/uverbs0",

@@ -1,9 +1,15 @@
 //! `verbatim run`: an unmodified program on the software NIC.
 //!
-//! The program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and replaces this process: its
-//! signals, its standard streams and its exit status are its own. With `--ledger` this process waits for it instead.
+//! The program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and the files of an
+//! RDMA device in `/sys` and `/dev`. It replaces this process: its signals, its standard streams and its exit status
+//! are its own. With `--ledger` this process waits for it instead.
+//!
+//! - [`library`]: where the libraries are;
+//! - [`view`]: the files, in a [`namespace`] of the program's own.
 
 mod library;
+mod namespace;
+mod view;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -16,6 +22,7 @@ use anyhow::{Context, Result, bail};
 use crate::Outcome;
 use crate::args::LinkLayerArgs;
 use crate::ledger::{self, LedgerArgs};
+use namespace::Entered;
 
 /// Arguments of `verbatim run`.
 #[derive(clap::Args)]
@@ -28,6 +35,9 @@ pub(crate) struct Args {
     fabric: Option<String>,
     #[command(flatten)]
     ledger: LedgerArgs,
+    /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
+    #[arg(long)]
+    no_view: bool,
     /// The program and its arguments; `--` before it keeps its own flags apart
     #[arg(
         required = true,
@@ -45,6 +55,10 @@ Examples:
   verbatim run -- ib_write_bw 127.0.0.1           its client
   verbatim run --link-layer ib -- ibv_rc_pingpong
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
+
+The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband,
+where UCX and others look for it, by mounts in a namespace of its own; a user who may not mount gets a
+user namespace for it. Where the system forbids that, a note says so and the program runs without them.
 
 Exit status: the program's; 2 when it could not be run.";
 
@@ -68,6 +82,14 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
     }
+    if !args.no_view
+        && let Err(err) = show_files(args.link_layer.variable().map(|(_, value)| value))
+    {
+        eprintln!(
+            "note: no private view of /sys/class and /dev ({err:#}): programs that look there for an \
+             RDMA device, as UCX does, find none; --no-view goes without a note"
+        );
+    }
     let words = ledger::words(&args.command);
     let mut command = match args.ledger.record_program(command, &words)? {
         Ok(outcome) => return Ok(outcome),
@@ -80,6 +102,19 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         ""
     };
     Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
+}
+
+/// Shows the program the files of the device.
+fn show_files(link_layer: Option<&str>) -> Result<()> {
+    let files = match softnic::sysfs_files(link_layer.map(OsStr::new)) {
+        Ok(files) => files,
+        // The program's own attempt to use the device will say what is wrong.
+        Err(_) => return Ok(()),
+    };
+    match namespace::enter()? {
+        Entered::New => view::make(&files),
+        Entered::Inherited => Ok(()),
+    }
 }
 
 /// The search path of the loader with `folder` in front.

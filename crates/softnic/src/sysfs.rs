@@ -1,0 +1,192 @@
+//! The files that the kernel has in sysfs for an RDMA device, as it would have them for this one.
+//!
+//! Programs read them beside the verbs: UCX the GIDs' types and interfaces, scripts nearly everything. The
+//! software NIC needs no kernel and so has none of these files; whoever can shows them to a program
+//! (`verbatim run`).
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::fs;
+use std::net::Ipv6Addr;
+use std::path::Path;
+
+use crate::device::{self, DEVICE_NAME, LinkLayer, PORT_NUM, Port};
+use crate::nic::NicError;
+
+/// Name of the device's character device below `/dev/infiniband`, and of its folder in
+/// `/sys/class/infiniband_verbs`.
+pub const UVERBS_NAME: &str = "uverbs0";
+
+/// One file of sysfs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SysfsFile {
+    /// Below `/sys/class`.
+    pub path: String,
+    /// What is in it, with the newline at its end.
+    pub text: String,
+}
+
+/// The files of the device below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
+/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none the environment is asked.
+///
+/// GIDs that the port does not have are left out (the kernel has files of zeroes for them).
+///
+/// # Errors
+/// Where `link_layer` is no link layer, and where the host's addresses cannot be read.
+pub fn sysfs_files(link_layer: Option<&OsStr>) -> Result<Vec<SysfsFile>, NicError> {
+    let port = match link_layer {
+        Some(value) => Port::with_link_layer(value),
+        None => Port::from_env(),
+    };
+    Ok(files(&port?, Path::new("/sys/class/net")))
+}
+
+fn files(port: &Port, interfaces: &Path) -> Vec<SysfsFile> {
+    let mut files = Vec::new();
+    let mut file = |path: String, text: &str| {
+        let text = format!("{text}\n");
+        files.push(SysfsFile { path, text });
+    };
+
+    let device = format!("infiniband/{DEVICE_NAME}");
+    let guid = guid(device::node_guid());
+    file(format!("{device}/node_type"), "1: CA");
+    file(format!("{device}/node_desc"), DEVICE_NAME);
+    file(format!("{device}/node_guid"), &guid);
+    file(format!("{device}/sys_image_guid"), &guid);
+    file(format!("{device}/fw_ver"), device::FIRMWARE);
+
+    let attr = port.attr();
+    let at = format!("{device}/ports/{PORT_NUM}");
+    // Names of `ib_port_state` and `ib_port_phys_state` as `linux:drivers/infiniband/core/sysfs.c` spells them.
+    file(format!("{at}/state"), "4: ACTIVE");
+    file(format!("{at}/phys_state"), "5: LinkUp");
+    // 4X and 25 Gbit/s a lane, see `Port::attr`.
+    file(format!("{at}/rate"), "100 Gb/sec (4X EDR)");
+    file(format!("{at}/lid"), &format!("{:#x}", attr.lid));
+    file(format!("{at}/sm_lid"), &format!("{:#x}", attr.sm_lid));
+    file(format!("{at}/lid_mask_count"), &attr.lmc.to_string());
+    file(format!("{at}/sm_sl"), &attr.sm_sl.to_string());
+    file(
+        format!("{at}/cap_mask"),
+        &format!("{:#010x}", attr.port_cap_flags),
+    );
+    let (link_layer, gid_type) = match port.link_layer {
+        LinkLayer::Ethernet => ("Ethernet", "RoCE v2"),
+        LinkLayer::InfiniBand => ("InfiniBand", "IB/RoCE v1"),
+    };
+    file(format!("{at}/link_layer"), link_layer);
+    file(
+        format!("{at}/pkeys/0"),
+        &format!("{:#06x}", device::DEFAULT_PKEY),
+    );
+    for (index, gid) in port.gids.iter().enumerate() {
+        let words = Ipv6Addr::from(*gid).segments();
+        let words = words.map(|word| format!("{word:04x}")).join(":");
+        file(format!("{at}/gids/{index}"), &words);
+        file(format!("{at}/gid_attrs/types/{index}"), gid_type);
+        let number = port.gid_interfaces.get(index).copied().unwrap_or(0);
+        if let Some(name) = interface_name(interfaces, number) {
+            file(format!("{at}/gid_attrs/ndevs/{index}"), &name);
+        }
+    }
+
+    // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
+    file("infiniband_verbs/abi_version".to_owned(), "6");
+    let verbs = format!("infiniband_verbs/{UVERBS_NAME}");
+    file(format!("{verbs}/ibdev"), DEVICE_NAME);
+    file(format!("{verbs}/abi_version"), "1");
+    // Of no character device: it is not opened.
+    file(format!("{verbs}/dev"), "0:0");
+    files
+}
+
+/// A GUID as sysfs has it: four words of 16 bits.
+fn guid(bytes: [u8; 8]) -> String {
+    let mut text = String::new();
+    for (n, pair) in bytes.chunks(2).enumerate() {
+        let colon = if n == 0 { "" } else { ":" };
+        // Writing to a string does not fail.
+        let _ = write!(text, "{colon}{:02x}{:02x}", pair[0], pair[1]);
+    }
+    text
+}
+
+/// The name of the kernel's interface of that number.
+fn interface_name(interfaces: &Path, number: u32) -> Option<String> {
+    if number == 0 {
+        return None;
+    }
+    let of = |entry: &fs::DirEntry| -> Option<u32> {
+        let text = fs::read_to_string(entry.path().join("ifindex")).ok()?;
+        text.trim().parse().ok()
+    };
+    fs::read_dir(interfaces)
+        .ok()?
+        .filter_map(Result::ok)
+        .find(|entry| of(entry) == Some(number))
+        .and_then(|entry| entry.file_name().into_string().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text<'a>(files: &'a [SysfsFile], path: &str) -> Option<&'a str> {
+        let file = files.iter().find(|file| file.path == path);
+        file.map(|file| file.text.as_str())
+    }
+
+    #[test]
+    fn an_infiniband_port_has_a_lid_and_one_gid() {
+        let files = sysfs_files(Some(OsStr::new("ib"))).expect("it needs no addresses");
+        let port = "infiniband/softnic0/ports/1";
+        let at = |name: &str| text(&files, &format!("{port}/{name}"));
+        assert_eq!(at("link_layer"), Some("InfiniBand\n"));
+        assert_eq!(at("lid"), Some("0x1\n"));
+        assert_eq!(at("pkeys/0"), Some("0xffff\n"));
+        let gid = at("gids/0").expect("GID 0");
+        assert!(gid.starts_with("fe80:0000:0000:0000:"), "{gid}");
+        let node = text(&files, "infiniband/softnic0/node_guid").expect("a GUID");
+        assert!(gid.ends_with(node), "{gid} {node}");
+        assert_eq!(at("gids/1"), None);
+        assert_eq!(at("gid_attrs/ndevs/0"), None);
+        assert_eq!(
+            text(&files, "infiniband_verbs/uverbs0/ibdev"),
+            Some("softnic0\n")
+        );
+    }
+
+    #[test]
+    fn gids_of_a_roce_port_have_their_interfaces() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, number) in [("eth7", "7"), ("eth8", "8")] {
+            let of = folder.path().join(name);
+            std::fs::create_dir(&of).expect("made");
+            std::fs::write(of.join("ifindex"), format!("{number}\n")).expect("written");
+        }
+        let mut v4 = [0; 16];
+        v4[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
+        let port = Port {
+            link_layer: LinkLayer::Ethernet,
+            gids: vec![[0xfe; 16], v4],
+            gid_interfaces: vec![0, 8],
+            lid: 0,
+        };
+        let files = files(&port, folder.path());
+        let attrs = "infiniband/softnic0/ports/1/gid_attrs";
+        assert_eq!(text(&files, &format!("{attrs}/ndevs/1")), Some("eth8\n"));
+        assert_eq!(text(&files, &format!("{attrs}/ndevs/0")), None);
+        assert_eq!(text(&files, &format!("{attrs}/types/1")), Some("RoCE v2\n"));
+        assert_eq!(
+            text(&files, "infiniband/softnic0/ports/1/gids/1"),
+            Some("0000:0000:0000:0000:0000:ffff:c000:0201\n")
+        );
+    }
+
+    #[test]
+    fn what_is_no_link_layer_is_refused() {
+        let err = sysfs_files(Some(OsStr::new("tokenring"))).expect_err("no link layer");
+        assert!(err.to_string().contains("tokenring"), "{err}");
+    }
+}
