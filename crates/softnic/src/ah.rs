@@ -48,7 +48,7 @@ impl Ah {
                 Group::of(unsafe { attr.grh.dgid.raw })
             },
             path: u64::from(nic.port.lid)
-                | u64::from(attr.sl) << 16
+                | u64::from(nic.port.completion_sl(attr, grh.as_ref())) << 16
                 | u64::from(attr.src_path_bits) << 24
                 | u64::from(grh.is_some()) << 32,
             grh,

@@ -456,6 +456,10 @@ pub(super) unsafe fn create_qp(
     {
         return Err(libc::EINVAL);
     }
+    // A WQE has room for inline payload where its SGEs would lie, as on other devices (rxe_qp_init_req of
+    // linux:drivers/infiniband/sw/rxe/rxe_qp.c): programs send a few bytes inline and ask for none.
+    let sges = cap.max_send_sge * SGE_BYTES;
+    cap.max_inline_data = cap.max_inline_data.max(sges.min(device::MAX_INLINE_DATA));
     if srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
@@ -560,6 +564,9 @@ pub(super) unsafe fn create_xrc_recv(
     domain.add_receiver(&qp);
     Ok(Arc::into_raw(qp).cast_mut().cast())
 }
+
+/// Bytes of a scatter/gather element in a WQE: `struct ibv_sge`.
+const SGE_BYTES: u32 = 16;
 
 pub(super) unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,

@@ -359,9 +359,12 @@ impl SendQueue {
     }
 
     /// Ends every WR that is not done: with `first` the oldest one, if given, and with a flush error all
-    /// others.
+    /// others. What the receiver has taken is done.
     pub(crate) fn flush(&mut self, nic: &Nic, first: Option<ibv_wc_status>) {
         self.withdraw(nic);
+        if let Some(Ok(consumed)) = self.out.as_mut().map(|out| out.producer.consumed()) {
+            take_consumed(self, consumed);
+        }
         let mut status = first.unwrap_or(IBV_WC_WR_FLUSH_ERR);
         while let Some(wqe) = self.pending.pop() {
             if wqe.end == 0 && wqe.status == IBV_WC_SUCCESS {

@@ -31,6 +31,7 @@ tests! { "flush";
     work_in_flight_fails_when_the_peer_is_destroyed [],
     the_peer_of_a_failed_queue_pair_lives_on [],
     a_flushed_message_is_not_delivered_later [],
+    a_received_message_is_not_flushed [],
     a_message_of_a_deregistered_region_is_the_senders_failure [],
 }
 
@@ -409,6 +410,27 @@ fn a_flushed_message_is_not_delivered_later(env: &Env) {
                 }
             }
         }
+    }
+}
+
+/// What the receiver has, and has answered, was sent, also if the sender looks only when its queue pair is in
+/// the error state: the acknowledgement came before the answer.
+fn a_received_message_is_not_flushed(env: &Env) {
+    for len in [0, 100, 20_000] {
+        case(format!("{len} bytes"));
+        let pair = Spec::rc().pair(env);
+        let source = pair.a.buf(len.max(1));
+        let target = pair.b.buf(len.max(1));
+        let sges = |all| if len == 0 { vec![] } else { vec![all] };
+        pair.b.recv(2, sges(target.all()));
+        pair.a.recv(3, []);
+        pair.a.post(send(sges(source.all())).id(1));
+        pair.b.received().received(2, len);
+        pair.b.post(send([]).id(4));
+        pair.a.received().received(3, 0);
+        pair.a.qp.to_state(IBV_QPS_ERR);
+        pair.a.sent().sent(1, Verb::Send);
+        pair.a.expect_silence();
     }
 }
 
