@@ -339,7 +339,7 @@ impl Endpoint {
                 state.request = Some(request);
                 self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
             }
-            Err(Unreached::Refused) if self.cm.ports.closed_recently(request.dst.port()) => {
+            Err(Unreached::Refused) if self.cm.ports.opens_soon(self.port_space, request.dst) => {
                 state.request = Some(request);
                 self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
             }

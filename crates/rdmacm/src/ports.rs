@@ -22,7 +22,7 @@ use rustix::net::{
 use crate::errno::{Errno, Result};
 use crate::process::Process;
 
-/// How long after a listener has closed its port is expected to be opened again.
+/// How long after a listener has closed or a port was bound somebody is expected to listen there.
 const REOPENING: Duration = Duration::from_secs(2);
 /// What follows the port in the name of a file that was written when a listener closed.
 const CLOSED: &str = ".closed";
@@ -223,12 +223,18 @@ impl Ports {
         }
     }
 
-    /// Whether somebody listened on the port, in any port space, a moment ago, and may be about to do so again.
+    /// Whether somebody may be about to listen at `addr`: listened on the port, in any port space, a moment ago,
+    /// or was bound to it then.
     ///
     /// Programs listen for one connection, close, and listen for the next (perftest does, and for datagrams if it
-    /// is to measure them). Over a network, the resolution of the address gives them the time for that.
-    pub(crate) fn closed_recently(&self, port: u16) -> bool {
-        self.is_recent(&closed_file(port))
+    /// is to measure them); or they bind to a port, tell its number, and then listen (qperf). Over a network, the
+    /// resolution of the address gives them the time for that.
+    pub(crate) fn opens_soon(&self, port_space: u32, addr: SocketAddr) -> bool {
+        let candidates = Address::listeners_for(addr.ip());
+        self.is_recent(&closed_file(addr.port()))
+            || candidates
+                .into_iter()
+                .any(|candidate| self.is_recent(&candidate.link(port_space, addr.port())))
     }
 
     fn is_recent(&self, name: &str) -> bool {
@@ -489,20 +495,22 @@ mod tests {
         let (_dir, ports) = ports();
         let to = "127.0.0.1:7471".parse().unwrap();
         assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
+        assert!(!ports.opens_soon(TCP, to));
         let mut claim = ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
         assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
+        assert!(ports.opens_soon(TCP, to), "it was bound a moment ago");
+        assert!(!ports.opens_soon(UDP, to));
         let listener = ports.listen(&mut claim).unwrap();
         let _client = ports.connect(TCP, to).unwrap();
         accept(&listener).unwrap();
         let v6 = "[::1]:7471".parse().unwrap();
         assert_eq!(ports.connect(TCP, v6).unwrap_err(), Unreached::Refused);
         assert_eq!(ports.connect(UDP, to).unwrap_err(), Unreached::Refused);
-        assert!(!ports.closed_recently(7471));
         ports.closing(&claim);
         ports.release(&claim);
         assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
-        assert!(ports.closed_recently(7471));
-        assert!(!ports.closed_recently(7472));
+        assert!(ports.opens_soon(TCP, to));
+        assert!(!ports.opens_soon(TCP, "127.0.0.1:7472".parse().unwrap()));
         ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
     }
 
