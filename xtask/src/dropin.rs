@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::workspace;
+use crate::{target_dir, workspace};
 
 /// Arguments of `cargo xtask dropin`.
 #[derive(clap::Args)]
@@ -24,24 +24,35 @@ const LIBRARIES: [(&str, &str); 2] = [
 
 /// Runs the chore.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    if !build()? {
+        return Ok(false);
+    }
+    let program = match &args.install {
+        None => program(),
+        Some(root) => install(&built(), root)?,
+    };
+    println!("try: {} run -- ibv_devinfo", program.display());
+    Ok(true)
+}
+
+/// Builds the command line and the libraries; false when that does not succeed.
+pub(crate) fn build() -> Result<bool> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release"])
         .args(["verbatim", "dropin", "dropin-rdmacm"].map(|package| format!("--package={package}")))
         .current_dir(workspace())
         .status()
         .context("cannot start cargo")?;
-    if !status.success() {
-        return Ok(false);
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace().join("target"), PathBuf::from);
-    let built = workspace().join(target).join("release");
-    let program = match &args.install {
-        None => built.join("verbatim"),
-        Some(root) => install(&built, root)?,
-    };
-    println!("try: {} run -- ibv_devinfo", program.display());
-    Ok(true)
+    Ok(status.success())
+}
+
+/// The command line that [`build`] builds.
+pub(crate) fn program() -> PathBuf {
+    built().join("verbatim")
+}
+
+fn built() -> PathBuf {
+    target_dir().join("release")
 }
 
 /// Copies what was built; the program's place.

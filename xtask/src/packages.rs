@@ -116,6 +116,47 @@ pub(crate) const PYTHON3_PYVERBS: Package = Package {
     present: Present::File("/usr/share/doc/rdma-core/tests/run_tests.py"),
 };
 
+pub(crate) const LIBFABRIC_BIN: Package = Package {
+    name: "libfabric-bin",
+    why: "a suite of conformance/",
+    present: Present::Program("fi_pingpong"),
+};
+pub(crate) const OPENMPI_BIN: Package = Package {
+    name: "openmpi-bin",
+    why: "a suite of conformance/",
+    present: Present::Program("mpirun.openmpi"),
+};
+pub(crate) const LIBOPENMPI_DEV: Package = Package {
+    name: "libopenmpi-dev",
+    why: "programs of conformance/ are compiled with it",
+    present: Present::Program("mpicc.openmpi"),
+};
+pub(crate) const MPICH: Package = Package {
+    name: "mpich",
+    why: "a suite of conformance/",
+    present: Present::Program("mpiexec.mpich"),
+};
+pub(crate) const LIBMPICH_DEV: Package = Package {
+    name: "libmpich-dev",
+    why: "programs of conformance/ are compiled with it",
+    present: Present::Program("mpicc.mpich"),
+};
+pub(crate) const PYTHON3_MINIMAL: Package = Package {
+    name: "python3-minimal",
+    why: "scripts of conformance/ are run by it",
+    present: Present::Program("python3"),
+};
+pub(crate) const FIO: Package = Package {
+    name: "fio",
+    why: "a suite of conformance/",
+    present: Present::Program("fio"),
+};
+pub(crate) const DAPL2_UTILS: Package = Package {
+    name: "dapl2-utils",
+    why: "a suite of conformance/",
+    present: Present::Program("dtest"),
+};
+
 /// What the data files of `conformance/` may ask for.
 const FOR_CONFORMANCE: &[Package] = &[
     IPROUTE2,
@@ -125,6 +166,17 @@ const FOR_CONFORMANCE: &[Package] = &[
     QPERF,
     RDMACM_UTILS,
     PYTHON3_PYVERBS,
+    UCX_UTILS,
+    LIBFABRIC_BIN,
+    GCC,
+    OPENMPI_BIN,
+    LIBOPENMPI_DEV,
+    MPICH,
+    LIBMPICH_DEV,
+    QEMU,
+    PYTHON3_MINIMAL,
+    FIO,
+    DAPL2_UTILS,
 ];
 
 /// The package that a data file names.

@@ -30,15 +30,16 @@ use crate::cargo_output::Counts;
 use crate::workspace;
 use judge::Outcome;
 use record::{CaseResult, Comparison, Environment, Record};
-use suite::{Conformance, Suite};
+use suite::{Conformance, Suite, Target};
 
 /// Arguments of `cargo xtask conformance`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// What the programs run on, one of conformance/targets.toml
-    #[arg(long, value_name = "TARGET", default_value = "rxe")]
-    on: String,
+    /// What the programs run on, one of conformance/targets.toml (may be given several times)
+    /// [default: the drop-in, on both link layers]
+    #[arg(long, value_name = "TARGET")]
+    on: Vec<String>,
     /// Run this suite only (may be given several times)
     #[arg(long, value_name = "SUITE")]
     only: Vec<String>,
@@ -74,6 +75,7 @@ enum Line {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct CaseLine {
+    target: String,
     #[serde(flatten)]
     result: CaseResult,
     elapsed_s: f64,
@@ -83,24 +85,54 @@ struct CaseLine {
 
 /// Runs the chore; false when an outcome is not the recorded one.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let folder = folder();
-    let conformance = Conformance::load(&folder)?;
-    let target = conformance.target(&args.on)?;
+    let conformance = Conformance::load(&folder())?;
+    let targets = conformance.targets(&args.on)?;
     let suites = conformance.select(&args.only)?;
     if args.in_place {
-        place::here(target, &suites, &mut |line| print_line(&line))?;
+        for target in targets {
+            place::here(target, &for_target(&suites, target), &mut |line| {
+                print_line(&line)
+            })?;
+        }
         return Ok(true);
     }
+    let mut good = true;
+    let mut total = Counts::default();
+    for target in targets {
+        let suites = for_target(&suites, target);
+        ensure!(
+            !suites.is_empty(),
+            "none of these suites is for {}",
+            target.name
+        );
+        let now = run_on(target, &suites, args.json)?;
+        total += record::counts(&now.results);
+        good &= conclude(args, &conformance, target, &suites, now)?;
+    }
+    if args.json {
+        print_line(&Line::Total(total))?;
+    }
+    Ok(good)
+}
+
+/// Those of `suites` that are run on `target`.
+fn for_target<'a>(suites: &[&'a Suite], target: &Target) -> Vec<&'a Suite> {
+    let suites = suites.iter().copied();
+    suites.filter(|suite| suite.is_for(target)).collect()
+}
+
+/// Runs `suites` on `target`, and says on standard error what comes of each case.
+fn run_on(target: &Target, suites: &[&Suite], json: bool) -> Result<Record> {
     let mut now = Record::default();
     let elapsed = std::time::Instant::now();
-    place::there(&args.on, target, &suites, &mut |line| {
-        if args.json {
+    place::there(target, suites, &mut |line| {
+        if json {
             print_line(&line)?;
         }
         match line {
             Line::Environment(environment) => now.environment = environment,
             Line::Case(case) => {
-                progress(&args.on, &case);
+                progress(&case);
                 now.results.push(case.result);
             }
             Line::Total(_) => {}
@@ -109,32 +141,45 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     })?;
     ensure!(!now.results.is_empty(), "no case was run");
     eprintln!(
-        "{} cases in {:.0} s",
+        "{}: {} cases in {:.0} s",
+        target.name,
         now.results.len(),
         elapsed.elapsed().as_secs_f64()
     );
-    let before = Record::load(&folder, &args.on)?;
-    let compared = before.compare(&args.on, &suites, &now.results);
-    let total = record::counts(&now.results);
+    Ok(now)
+}
+
+/// Prints or records what came of `target`; false when an outcome is not the recorded one.
+fn conclude(
+    args: &Args,
+    conformance: &Conformance,
+    target: &Target,
+    suites: &[&Suite],
+    now: Record,
+) -> Result<bool> {
+    let folder = folder();
+    let before = Record::load(&folder, &target.name)?;
+    let compared = before.compare(&target.name, suites, &now.results);
     if args.check {
-        return print_check(&args.on, &compared);
+        return print_check(&target.name, &compared);
     }
-    if args.json {
-        print_line(&Line::Total(total))?;
-    } else {
-        print_table(&suites, &now.results, total)?;
+    if !args.json {
+        print_table(&target.title, suites, &now.results)?;
     }
     if args.write {
         let mut after = before;
-        after.update(&conformance, &suites, now);
-        after.store(&folder, &args.on)?;
-        record::write_table(&folder, &conformance)?;
+        after.update(conformance, suites, now);
+        after.store(&folder, &target.name)?;
+        record::write_table(&folder, conformance)?;
         return Ok(true);
     }
     let mut good = true;
     for (result, comparison) in &compared {
         if let Comparison::Different(how) = comparison {
-            eprintln!("not as recorded: {}: {}: {how}", result.suite, result.case);
+            eprintln!(
+                "{}: not as recorded: {}: {}: {how}",
+                target.name, result.suite, result.case
+            );
             good = false;
         }
     }
@@ -154,7 +199,7 @@ fn print_line(line: &Line) -> Result<()> {
 }
 
 /// Says on standard error what came of a case.
-fn progress(target: &str, case: &CaseLine) {
+fn progress(case: &CaseLine) {
     let CaseResult {
         suite,
         case: name,
@@ -164,7 +209,8 @@ fn progress(target: &str, case: &CaseLine) {
         .reason()
         .map_or_else(String::new, |why| format!(" ({why})"));
     eprintln!(
-        "{target} {suite}: {name}: {}{why}, {:.1} s",
+        "{} {suite}: {name}: {}{why}, {:.1} s",
+        case.target,
         outcome.word(),
         case.elapsed_s
     );
@@ -205,7 +251,7 @@ fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bo
     Ok(counts.failed == 0)
 }
 
-fn print_table(suites: &[&Suite], results: &[CaseResult], total: Counts) -> Result<()> {
+fn print_table(title: &str, suites: &[&Suite], results: &[CaseResult]) -> Result<()> {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -227,10 +273,11 @@ fn print_table(suites: &[&Suite], results: &[CaseResult], total: Counts) -> Resu
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
+    let total = record::counts(results);
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{table}\n{} passed, {} failed, {} skipped",
+        "\n{title}\n\n{table}\n{} passed, {} failed, {} skipped",
         total.passed, total.failed, total.skipped
     )?;
     Ok(())
@@ -243,6 +290,7 @@ mod tests {
     #[test]
     fn lines_survive_the_way_out_of_the_machine() {
         let line = Line::Case(CaseLine {
+            target: "t".to_owned(),
             result: CaseResult {
                 suite: "s".to_owned(),
                 case: "c".to_owned(),

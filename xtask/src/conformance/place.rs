@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::record::Environment;
 use super::suite::{Machine, Suite, Target};
 use super::{CaseLine, Line, run};
+use crate::dropin;
 use crate::packages::{self, Package};
 use crate::rxe;
 
@@ -20,12 +21,14 @@ use crate::rxe;
 /// # Errors
 /// When packages are missing, the machine does not start, or what runs there ends before its work.
 pub(crate) fn there(
-    name: &str,
     target: &Target,
     suites: &[&Suite],
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     packages::ensure(&needed(target, suites)?)?;
+    if target.wrap.iter().any(|word| word.contains(run::VERBATIM)) {
+        ensure!(dropin::build()?, "the drop-in could not be built");
+    }
     match target.machine {
         Machine::Host => here(target, suites, report),
         Machine::Rxe => {
@@ -34,7 +37,7 @@ pub(crate) fn there(
                 "conformance".into(),
                 "--in-place".into(),
                 "--on".into(),
-                name.into(),
+                target.name.clone().into(),
             ];
             for suite in suites {
                 command.extend([OsString::from("--only"), suite.name.clone().into()]);
@@ -53,12 +56,13 @@ pub(crate) fn here(
     suites: &[&Suite],
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
-    report(Line::Environment(environment(suites)?))?;
+    report(Line::Environment(environment(target, suites)?))?;
     let mut ports = run::Ports::new();
     for suite in suites {
         let mut tell = |ran: run::Ran| {
             let passed = ran.outcome.reason().is_none();
             report(Line::Case(CaseLine {
+                target: target.name.clone(),
                 result: super::CaseResult {
                     suite: suite.name.clone(),
                     case: ran.case,
@@ -87,11 +91,13 @@ fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {
     Ok(needed)
 }
 
-/// Versions of the kernel and of what brings the programs.
-fn environment(suites: &[&Suite]) -> Result<Environment> {
+/// Versions of what brings the programs, and of the kernel where it brings the device.
+fn environment(target: &Target, suites: &[&Suite]) -> Result<Environment> {
     let mut versions = BTreeMap::new();
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    versions.insert("linux".to_owned(), kernel.trim().to_owned());
+    if target.machine == Machine::Rxe {
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        versions.insert("linux".to_owned(), kernel.trim().to_owned());
+    }
     for package in suites.iter().flat_map(|suite| &suite.packages) {
         let out = Command::new("dpkg-query")
             .args(["--show", "--showformat", "${Version}", package])

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::judge::Outcome;
-use super::suite::{Conformance, Suite};
+use super::suite::{Conformance, Suite, Target};
 use crate::cargo_output::Counts;
 
 /// What came of the cases on one target: `conformance/results/TARGET.jsonl`, an environment and
@@ -168,22 +168,66 @@ pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> C
     counts
 }
 
-/// Writes `RESULTS.md` from the records of all targets.
+/// Writes `RESULTS.md` and the totals in the repository's README from the records of all targets.
 ///
 /// # Errors
-/// When a record cannot be read, or the table cannot be written.
+/// When a record cannot be read, or a table cannot be written.
 pub(crate) fn write_table(folder: &Path, conformance: &Conformance) -> Result<()> {
-    write(&folder.join(TABLE), &table(folder, conformance)?)
+    write(&folder.join(TABLE), &table(folder, conformance)?)?;
+    let readme = folder.join(README);
+    write(&readme, &with_totals(&readme, folder, conformance)?)
+}
+
+/// The text of the file `readme` with the totals as the records have them.
+fn with_totals(readme: &Path, folder: &Path, conformance: &Conformance) -> Result<String> {
+    let name = readme.display();
+    let text = std::fs::read_to_string(readme).with_context(|| format!("cannot read {name}"))?;
+    let parts = text.split_once(TOTALS_BEGIN).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(TOTALS_END)?;
+        Some((before, after))
+    });
+    let (before, after) =
+        parts.with_context(|| format!("{name} has no {TOTALS_BEGIN} and {TOTALS_END}"))?;
+    let totals = totals(folder, conformance)?;
+    Ok(format!(
+        "{before}{TOTALS_BEGIN}\n{totals}{TOTALS_END}{after}"
+    ))
+}
+
+/// How many cases of each suite passed, failed and were skipped on each target.
+fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
+    let columns = columns(folder, conformance)?;
+    let mut text = String::from("| passed / failed / skipped |");
+    for (target, _) in &columns {
+        text += &format!(" {} |", target.name);
+    }
+    text += &format!("\n{}|\n", "|---".repeat(columns.len() + 1));
+    for suite in &conformance.suites {
+        text += &format!("| {} |", suite.title);
+        for (target, record) in &columns {
+            if suite.is_for(target) {
+                text += &format!(" {} |", cells(counts(of(&record.results, suite))));
+            } else {
+                text += " not run |";
+            }
+        }
+        text += "\n";
+    }
+    Ok(text)
+}
+
+fn columns<'a>(folder: &Path, conformance: &'a Conformance) -> Result<Vec<(&'a Target, Record)>> {
+    let targets = conformance.targets.iter();
+    targets
+        .map(|target| Ok((target, Record::load(folder, &target.name)?)))
+        .collect()
 }
 
 /// The text of `RESULTS.md`.
 fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
-    let mut columns = Vec::new();
-    for (name, target) in &conformance.targets {
-        columns.push((name, target, Record::load(folder, name)?));
-    }
+    let columns = columns(folder, conformance)?;
     let mut text = String::from(HEAD);
-    for (name, target, record) in &columns {
+    for (target, record) in &columns {
         let versions: Vec<String> = record
             .environment
             .iter()
@@ -191,19 +235,20 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
             .collect();
         writeln!(
             text,
-            "- **{name}**: {} ({}).",
+            "- **{}**: {} ({}).",
+            target.name,
             target.title,
             versions.join(", ")
         )?;
     }
     let row = |text: &mut String, first: &str, cell: &dyn Fn(&Record) -> String| {
         *text += &format!("| {first} |");
-        for (_, _, record) in &columns {
+        for (_, record) in &columns {
             *text += &format!(" {} |", cell(record));
         }
         *text += "\n";
     };
-    let names: Vec<&str> = columns.iter().map(|(name, ..)| name.as_str()).collect();
+    let names: Vec<&str> = columns.iter().map(|(t, _)| t.name.as_str()).collect();
     let rule = "|---".repeat(names.len() + 1);
 
     writeln!(
@@ -225,7 +270,7 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
         writeln!(text, "\n## {}\n\n{}\n", suite.name, suite.title)?;
         writeln!(text, "| case | {} |\n{rule}|", names.join(" | "))?;
         let mut cases: Vec<&str> = Vec::new();
-        for (_, _, record) in &columns {
+        for (_, record) in &columns {
             for result in of(&record.results, suite) {
                 if !cases.contains(&result.case.as_str()) {
                     cases.push(&result.case);
@@ -249,6 +294,11 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
 }
 
 const TABLE: &str = "RESULTS.md";
+/// From the folder of the suites.
+const README: &str = "../README.md";
+/// Around the totals in the README.
+const TOTALS_BEGIN: &str = "<!-- written by cargo xtask conformance --write -->";
+const TOTALS_END: &str = "<!-- end of what it writes -->";
 
 const HEAD: &str = "\
 # Other people's programs on each target
@@ -301,9 +351,9 @@ mod tests {
     use super::*;
 
     /// Cases that are recorded and exist no more, or exist and are not recorded.
-    fn stale(conformance: &Conformance, record: &Record) -> Vec<String> {
+    fn stale(conformance: &Conformance, target: &Target, record: &Record) -> Vec<String> {
         let mut stale = Vec::new();
-        for suite in &conformance.suites {
+        for suite in conformance.suites.iter().filter(|s| s.is_for(target)) {
             // Only a unittest itself knows its cases.
             let Kind::Programs(cases) = &suite.kind else {
                 continue;
@@ -327,7 +377,7 @@ mod tests {
         let target = |name: &str| {
             format!(
                 "[{name}]\ntitle = \"the {name}\"\nmachine = \"host\"\npackages = []\n\
-                 device = \"d\"\ngid_index = 0\nlink_layer = \"Ethernet\"\nserver = \"::1\"\ncm_listeners = \"true\"\n"
+                 device = \"d\"\ngid_index = 0\nlink_layer = \"Ethernet\"\nserver = \"::1\"\ncm_listeners = {{ command = \"true\", line = \".\" }}\n"
             )
         };
         let targets = format!("{}{}", target("a"), target("b"));
@@ -465,8 +515,14 @@ mod tests {
         ] {
             assert!(table.lines().any(|l| l == line), "{line}\n{table}");
         }
-        assert_eq!(stale(&conformance, &a), Vec::<String>::new());
-        assert_eq!(stale(&conformance, &Record::default()).len(), 2);
+        assert_eq!(
+            stale(&conformance, &conformance.targets[0], &a),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            stale(&conformance, &conformance.targets[0], &Record::default()).len(),
+            2
+        );
     }
 
     #[test]
@@ -479,12 +535,20 @@ mod tests {
             "conformance/RESULTS.md is not what conformance/results says: \
              cargo xtask conformance --write"
         );
-        for target in conformance.targets.keys() {
-            let record = Record::load(&folder, target).unwrap();
+        let readme = folder.join(README);
+        let written = std::fs::read_to_string(&readme).unwrap();
+        assert!(
+            written == with_totals(&readme, &folder, &conformance).unwrap(),
+            "the totals in README.md are not what conformance/results says: \
+             cargo xtask conformance --write"
+        );
+        for target in &conformance.targets {
+            let record = Record::load(&folder, &target.name).unwrap();
             assert_eq!(
-                stale(&conformance, &record),
+                stale(&conformance, target, &record),
                 Vec::<String>::new(),
-                "{target}"
+                "{}",
+                target.name
             );
         }
     }

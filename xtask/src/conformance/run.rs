@@ -1,6 +1,7 @@
 //! Runs cases where this process runs.
 
 use std::collections::HashSet;
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,9 @@ use anyhow::{Context, Result, bail};
 use super::judge::{Outcome, rows, unmatched, unsupported};
 use super::process::{Ended, Program};
 use super::ready::{self, Waited};
-use super::suite::{Case, Kind, Suite, Target, Unittest};
+use super::suite::{self, Case, Kind, Suite, Target, Unittest};
 use super::unittest::{Report, listed};
+use crate::dropin;
 
 /// What came of a case, and what its programs printed when it did not pass.
 #[derive(Debug)]
@@ -32,32 +34,36 @@ pub(crate) fn suite(
     ports: &mut Ports,
     report: &mut dyn FnMut(Ran) -> Result<()>,
 ) -> Result<()> {
-    let folder = tempfile::tempdir().context("cannot make a folder for the programs")?;
+    // A fabric in it shall not be written to a disk.
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
+    };
+    let folder = folder.context("cannot make a folder for the programs")?;
+    let mut runner = Runner {
+        target,
+        folder: folder.path(),
+        port: ports.next(),
+    };
+    if let Some(command) = &suite.setup {
+        runner.setup(command)?;
+    }
     match &suite.kind {
         Kind::Programs(cases) => {
             for case in cases {
-                let port = case.port.unwrap_or_else(|| ports.next());
-                let runner = Runner {
-                    target,
-                    folder: folder.path(),
-                    port,
-                };
+                runner.port = case.port.unwrap_or_else(|| ports.next());
                 report(runner.case(case))?;
             }
             Ok(())
         }
-        Kind::Unittest(unittest) => {
-            let runner = Runner {
-                target,
-                folder: folder.path(),
-                port: ports.next(),
-            };
-            runner.unittest(unittest, report)
-        }
+        Kind::Unittest(unittest) => runner.unittest(unittest, report),
     }
 }
 
-/// A port of its own for each case, so that none waits for the last one's to be free.
+/// A port of its own for each case, so that none waits for the last one's to be free, and that
+/// nobody else has.
 #[derive(Debug)]
 pub(crate) struct Ports(u16);
 
@@ -67,16 +73,25 @@ impl Ports {
     const LAST: u16 = 29_999;
 
     pub(crate) fn new() -> Ports {
-        Ports(Ports::FIRST)
+        // Runs beside this one begin elsewhere.
+        let begin = std::process::id() % u32::from(Ports::LAST - Ports::FIRST);
+        Ports(Ports::FIRST + u16::try_from(begin).unwrap_or(0))
     }
 
     fn next(&mut self) -> u16 {
-        let port = self.0;
-        self.0 = if port == Ports::LAST {
-            Ports::FIRST
-        } else {
-            port + 1
-        };
+        let mut port = self.0;
+        for _ in Ports::FIRST..=Ports::LAST {
+            port = self.0;
+            self.0 = if port == Ports::LAST {
+                Ports::FIRST
+            } else {
+                port + 1
+            };
+            let any = (Ipv4Addr::UNSPECIFIED, port);
+            if TcpListener::bind(any).is_ok() && UdpSocket::bind(any).is_ok() {
+                break;
+            }
+        }
         port
     }
 }
@@ -96,6 +111,21 @@ struct Pair {
 }
 
 impl Runner<'_> {
+    /// Runs what a suite wants to be run before it.
+    fn setup(&self, command: &str) -> Result<()> {
+        let command = self.fill(command);
+        let program = Program::start(&["sh", "-c", &command], self.folder)?;
+        let in_time = program.wait(Instant::now() + SETUP)?;
+        let ended = program.end()?;
+        if !in_time {
+            bail!("{command}: did not end within {} s", SETUP.as_secs());
+        }
+        if !ended.status.success() {
+            bail!("{command}: {}\n{}", ended.how(), tail(&ended.output));
+        }
+        Ok(())
+    }
+
     fn case(&self, case: &Case) -> Ran {
         let begin = Instant::now();
         let target = self.target;
@@ -141,9 +171,12 @@ impl Runner<'_> {
                 client: Some(program.end()?),
             });
         };
-        let listeners: Vec<&str> = self.target.cm_listeners.split_whitespace().collect();
+        let cm = &self.target.cm_listeners;
+        let (lists, line) = (self.fill(&cm.command), self.fill(&cm.line));
+        let lists: Vec<&str> = lists.split_whitespace().collect();
+        let listener = (&lists[..], &suite::line_regex(&line)?);
         let serving = self.start(&server.command)?;
-        let waited = ready::wait(&serving, &server.ready, self.port, &listeners, deadline)?;
+        let waited = ready::wait(&serving, &server.ready, self.port, listener, deadline)?;
         if waited != Waited::Ready {
             let failure = match waited {
                 Waited::TimedOut => format!("not ready within {} s", case.timeout_s),
@@ -284,12 +317,6 @@ impl Runner<'_> {
         report: &mut dyn FnMut(Ran) -> Result<()>,
     ) -> Result<()> {
         let quiet = Duration::from_secs(unittest.timeout_s);
-        let setup = self.fill(&unittest.setup);
-        let program = Program::start(&["sh", "-c", &setup], self.folder)?;
-        let ended = wait_while_it_prints(program, quiet)?.0;
-        if !ended.status.success() {
-            bail!("{setup}: {}\n{}", ended.how(), tail(&ended.output));
-        }
         let ended = wait_while_it_prints(self.start(&unittest.list)?, quiet)?.0;
         let names = listed(&ended.output);
         if names.is_empty() {
@@ -331,7 +358,15 @@ impl Runner<'_> {
 
     fn start(&self, command: &str) -> Result<Program> {
         let command = self.fill(command);
-        let wrap = self.target.wrap.iter().map(String::as_str);
+        let verbatim = dropin::program();
+        let verbatim = verbatim
+            .to_str()
+            .context("the build folder's name is not UTF-8")?;
+        let wrap = self.target.wrap.iter();
+        let wrap: Vec<String> = wrap
+            .map(|word| self.fill(word).replace(VERBATIM, verbatim))
+            .collect();
+        let wrap = wrap.iter().map(String::as_str);
         let words: Vec<&str> = wrap.chain(command.split_whitespace()).collect();
         Program::start(&words, self.folder)
     }
@@ -341,14 +376,21 @@ impl Runner<'_> {
             .replace("{gid}", &self.target.gid_index.to_string())
             .replace("{server}", &self.target.server)
             .replace("{port}", &self.port.to_string())
+            .replace("{conformance}", &super::folder().to_string_lossy())
+            .replace("{folder}", &self.folder.to_string_lossy())
     }
 }
+
+/// In the words before a command: the command line of this repository.
+pub(crate) const VERBATIM: &str = "{verbatim}";
 
 /// The sides of a case, as results name them; an only program is a client.
 const CLIENT: &str = "client";
 const SERVER: &str = "server";
 /// How long one side may take to end after the other has failed.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long a suite's preparation may take.
+const SETUP: Duration = Duration::from_secs(120);
 /// How long a check may take.
 const CHECK: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
@@ -455,7 +497,8 @@ mod tests {
 
     fn target() -> Target {
         let text = "title = \"here\"\nmachine = \"host\"\npackages = []\ndevice = \"dev0\"\n\
-             gid_index = 1\nlink_layer = \"Ethernet\"\nserver = \"127.0.0.1\"\ncm_listeners = \"true\"";
+             gid_index = 1\nlink_layer = \"Ethernet\"\nserver = \"127.0.0.1\"\n\
+             cm_listeners = { command = \"cat cm\", line = \"at {port} \" }";
         toml::from_str(text).unwrap()
     }
 
@@ -612,7 +655,7 @@ mod tests {
             *) echo \"a (tests.m.C.a) ... skipped 'why'\"; printf \"b (tests.m.C.b) ... \"; \
                kill -SEGV $$;; esac";
         let text = format!(
-            "[unittest]\nsetup = '''cat > s <<'X'\n{script}\nX\n'''\nlist = \"sh s list\"\n\
+            "setup = '''cat > s <<'X'\n{script}\nX\n'''\n[unittest]\nlist = \"sh s list\"\n\
              run = \"sh s run\"\ntimeout_s = 60"
         );
         let outcomes = run(&text);

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer};
 /// Everything that `conformance/` says.
 #[derive(Debug)]
 pub(crate) struct Conformance {
-    /// By name, the name of their column.
-    pub(crate) targets: BTreeMap<String, Target>,
+    /// In the order of their columns.
+    pub(crate) targets: Vec<Target>,
     /// In the order of the table.
     pub(crate) suites: Vec<Suite>,
 }
@@ -20,6 +20,9 @@ pub(crate) struct Conformance {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Target {
+    /// Of its column.
+    #[serde(skip)]
+    pub(crate) name: String,
     /// For people.
     pub(crate) title: String,
     pub(crate) machine: Machine,
@@ -32,11 +35,20 @@ pub(crate) struct Target {
     pub(crate) link_layer: LinkLayer,
     /// `{server}`: the address at which servers are reached.
     pub(crate) server: String,
-    /// Words before each command.
+    /// Words before each command. `{verbatim}` is the command line of this repository.
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
-    /// Lists the listeners of `rdma_cm`, one a line, the port behind a colon.
-    pub(crate) cm_listeners: String,
+    pub(crate) cm_listeners: CmListeners,
+}
+
+/// How to see who listens at a port of `rdma_cm`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CmListeners {
+    /// Lists the listeners, one a line.
+    pub(crate) command: String,
+    /// A regular expression: the line of one at `{port}`.
+    pub(crate) line: String,
 }
 
 /// Link layer of a port, as `ibv_devinfo` spells it.
@@ -65,7 +77,11 @@ pub(crate) struct Suite {
     pub(crate) title: String,
     /// Debian packages that bring the programs.
     pub(crate) packages: Vec<String>,
+    /// Shell command that puts into the programs' folder what they need there.
+    pub(crate) setup: Option<String>,
     pub(crate) kind: Kind,
+    /// Run only on targets there.
+    machine: Option<Machine>,
     unsteady: Vec<Unsteady>,
 }
 
@@ -82,8 +98,6 @@ pub(crate) enum Kind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Unittest {
-    /// Shell command that puts the tests into the current folder.
-    pub(crate) setup: String,
     /// Prints the tests' names.
     pub(crate) list: String,
     /// Runs all tests, or those whose names follow.
@@ -156,6 +170,8 @@ struct File {
     /// Place in the table.
     order: u32,
     packages: Vec<String>,
+    setup: Option<String>,
+    machine: Option<Machine>,
     timeout_s: Option<u64>,
     ready: Option<Ready>,
     #[serde(default, deserialize_with = "regexes")]
@@ -203,7 +219,12 @@ impl Conformance {
     /// names a case twice.
     pub(crate) fn load(folder: &Path) -> Result<Conformance> {
         let text = read(&folder.join(TARGETS))?;
-        let targets = toml::from_str(&text).with_context(|| format!("{TARGETS} is not valid"))?;
+        let targets: BTreeMap<String, Target> =
+            toml::from_str(&text).with_context(|| format!("{TARGETS} is not valid"))?;
+        let targets = targets
+            .into_iter()
+            .map(|(name, target)| Target { name, ..target });
+        let targets = targets.collect();
         let mut suites = Vec::new();
         for entry in folder.read_dir().with_context(|| cannot_read(folder))? {
             let path = entry.with_context(|| cannot_read(folder))?.path();
@@ -226,15 +247,22 @@ impl Conformance {
         })
     }
 
-    /// The target of that name.
+    /// The targets of those names; for none, those that run here.
     ///
     /// # Errors
-    /// When there is none; the message names those that there are.
-    pub(crate) fn target(&self, name: &str) -> Result<&Target> {
-        self.targets.get(name).with_context(|| {
-            let names: Vec<&str> = self.targets.keys().map(String::as_str).collect();
-            format!("no target {name}; there are {}", names.join(", "))
-        })
+    /// When there is none of such a name; the message names those that there are.
+    pub(crate) fn targets(&self, only: &[String]) -> Result<Vec<&Target>> {
+        for name in only {
+            if !self.targets.iter().any(|target| target.name == *name) {
+                let names: Vec<&str> = self.targets.iter().map(|t| t.name.as_str()).collect();
+                bail!("no target {name}; there are {}", names.join(", "));
+            }
+        }
+        let wanted = |target: &&Target| match only {
+            [] => target.machine == Machine::Host,
+            _ => only.contains(&target.name),
+        };
+        Ok(self.targets.iter().filter(wanted).collect())
     }
 
     /// The suites of those names, all for none.
@@ -277,10 +305,17 @@ impl Suite {
             name: name.to_owned(),
             title: file.title,
             packages: file.packages,
+            setup: file.setup,
             kind,
+            machine: file.machine,
             unsteady: file.unsteady,
         };
         Ok((file.order, suite))
+    }
+
+    /// Whether it is run on `target`.
+    pub(crate) fn is_for(&self, target: &Target) -> bool {
+        self.machine.is_none_or(|machine| machine == target.machine)
     }
 
     /// Why the outcome of a case is not always the same on a target.
@@ -381,8 +416,12 @@ fn cannot_read(path: &Path) -> String {
 
 fn regex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Regex, D::Error> {
     let text = String::deserialize(deserializer)?;
-    // `^` and `$` are those of a line.
-    Regex::new(&format!("(?m){text}")).map_err(serde::de::Error::custom)
+    line_regex(&text).map_err(serde::de::Error::custom)
+}
+
+/// A regular expression in which `^` and `$` are those of a line.
+pub(crate) fn line_regex(text: &str) -> Result<Regex, regex::Error> {
+    Regex::new(&format!("(?m){text}"))
 }
 
 fn regexes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Regex>, D::Error> {
@@ -453,8 +492,14 @@ mod tests {
     #[test]
     fn the_repositorys_own_files_are_valid() {
         let conformance = Conformance::load(&crate::workspace().join("conformance")).unwrap();
-        assert!(conformance.target("rxe").is_ok());
-        assert!(conformance.target("none").is_err());
+        let names = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|&name| name.to_owned()).collect();
+            let targets = conformance.targets(&only).unwrap();
+            targets.iter().map(|t| t.name.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["rxe"]), ["rxe"]);
+        assert_eq!(names(&[]), ["drop-in-ib", "drop-in-roce"]);
+        assert!(conformance.targets(&["none".to_owned()]).is_err());
         assert!(conformance.select(&["none".to_owned()]).is_err());
         for suite in &conformance.suites {
             for package in suite.packages.iter() {
