@@ -8,6 +8,7 @@
 //! - [`run`]: the interleaved rounds and their summary; [`record`]: the circumstances;
 //! - [`workload`]: our side, over the safe verbs API;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
+//! - [`simulated`]: the sequencer and the verbs on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
@@ -27,6 +28,7 @@ pub mod peers;
 pub mod pin;
 pub mod record;
 pub mod run;
+pub mod simulated;
 pub mod stats;
 pub mod usage;
 pub mod worker;

@@ -8,10 +8,6 @@ use crate::profile::{Evidence, Profile};
 use crate::published::{self, Published};
 use crate::verb::{Transport, Verb};
 
-/// Work of the sequencer for a request beside its verbs and its counter, in ns. Fitted to 27.4 M/s
-/// of one core (`seq_rpc_batch_mq_1c`): 36.5 ns less a WQE, and a sixteenth of a doorbell and an add.
-const SEQUENCER_NS: f64 = 22.4;
-
 /// Work of HERD for a request beside its verbs, in ns, fitted to one core: 6.7 M/s
 /// (`herd_base_1c`).
 const HERD_NS: f64 = 49.25;
@@ -79,7 +75,7 @@ impl Named {
 }
 
 /// What the applications' work was fitted to.
-const FITTED_MIXES: [&str; 3] = ["seq_rpc_batch_mq_1c", "herd_base_1c", "herd_batch_1c"];
+const FITTED_MIXES: [&str; 2] = ["herd_base_1c", "herd_batch_1c"];
 
 /// The mixes of the publications that this NIC can do.
 ///
@@ -251,10 +247,14 @@ fn systems(profile: &Profile) -> Vec<Named> {
         };
         add.as_ref().map_or(0.0, |add| add.value)
     };
+    let request_ns = host
+        .request_ns
+        .as_ref()
+        .map_or(0.0, |request| request.value);
     let sequencer = |loads, cores, postlist: f64| Mix {
         loads,
         cores: Some(cores),
-        app_ns: SEQUENCER_NS + add_ns(cores) / postlist,
+        app_ns: request_ns + add_ns(cores) / postlist,
         shared_ns: if cores == 1 {
             0.0
         } else {

@@ -167,6 +167,11 @@ impl Server {
         self.region.remote()
     }
 
+    /// The memory that [`poll`](Self::poll) looks at, for waiting.
+    pub fn memory(&self) -> &MemoryRegion {
+        &self.region
+    }
+
     /// Counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
@@ -533,14 +538,25 @@ impl Client {
         } else {
             self.since_signal += wrs;
         }
-        while self.posted + wrs - self.reaped > self.send_depth {
-            let mut buffer = WcBuffer::<16>::new();
-            for wc in self.uc_cq.poll(&mut buffer)? {
-                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
-            }
+        if self.posted + wrs - self.reaped > self.send_depth {
+            self.reap(wrs)?;
         }
         self.posted += wrs;
         Ok(self.uc.post_send(&mut self.list)?)
+    }
+
+    /// Takes send completions until `wrs` more requests fit.
+    #[cold]
+    fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
+        let mut buffer = WcBuffer::<16>::new();
+        let mut waiter = verbs::Waiter::never_sleeping();
+        while self.posted + wrs - self.reaped > self.send_depth {
+            for wc in self.uc_cq.poll(&mut buffer)? {
+                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+            }
+            waiter.idle();
+        }
+        Ok(())
     }
 
     /// Takes up to [`MAX_BATCH`] answers; their immediate is the number of the request. Returns how many came.

@@ -132,6 +132,18 @@ impl Counts {
         }
     }
 
+    /// Adds another worker's, or another queue pair's.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.doorbells += other.doorbells;
+        self.strangers += other.strangers;
+        let longest = self.postlists.len().max(other.postlists.len());
+        self.postlists.resize(longest, 0);
+        for (sum, n) in self.postlists.iter_mut().zip(&other.postlists) {
+            *sum += n;
+        }
+    }
+
     #[inline]
     fn posted(&mut self, wrs: usize) {
         self.requests += wrs as u64;

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use rpc::{RpcError, UdPortConfig, datagram, herd};
-use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, Waiter};
+use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, Waiter, time};
 
 use crate::lanes::{AtomicsLane, Lane, RpcLane, Sink, SpecLane};
 use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
+use crate::server::{Door, Pass};
 use crate::{ClientConfig, ClientReport, Design, Failures, Latency, OpenError, Unsupported, Until};
 
 /// A client of a [`Server`](crate::Server). Dropping it disconnects it.
@@ -23,6 +24,8 @@ pub struct Client {
     design: Design,
     sink: Sink,
     start: u64,
+    /// The way to a server in this process; by TCP without it.
+    door: Option<Door>,
 }
 
 /// Why a client cannot connect, or stopped.
@@ -77,7 +80,15 @@ pub enum ClientError {
 struct Session {
     lane: AnyLane,
     /// Only held: its end is the end of the session at the server.
-    _stream: TcpStream,
+    _held: Held,
+}
+
+/// What a session at a server hangs on.
+#[derive(Debug)]
+#[expect(dead_code, reason = "its end is what counts")]
+enum Held {
+    Tcp(TcpStream),
+    Local(Pass),
 }
 
 #[derive(Debug)]
@@ -98,6 +109,23 @@ impl Client {
     /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and
     /// device.
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
+        Self::make(context, config, None)
+    }
+
+    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    pub fn connect_through(
+        door: Door,
+        context: &Context,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        Self::make(context, config, Some(door))
+    }
+
+    fn make(
+        context: &Context,
+        config: ClientConfig,
+        door: Option<Door>,
+    ) -> Result<Self, ClientError> {
         config.check().map_err(ClientError::Config)?;
         let port = config.nic.port(context)?;
         let pd = context.alloc_pd()?;
@@ -110,6 +138,7 @@ impl Client {
             design: Design::SpecS0,
             sink: Sink::default(),
             start: 0,
+            door,
         };
         client.reconnect()?;
         Ok(client)
@@ -250,7 +279,8 @@ impl Client {
                 ClientError::Refused { retry, .. } => !retry,
                 _ => true,
             };
-            if hopeless || Instant::now() + pause > give_up {
+            // A server in this process does not come back.
+            if hopeless || self.door.is_some() || Instant::now() + pause > give_up {
                 return Err(error);
             }
             std::thread::sleep(pause);
@@ -259,6 +289,14 @@ impl Client {
     }
 
     fn open(&self) -> Result<(Session, Accepted), ClientError> {
+        match &self.door {
+            Some(door) => self.enter(door),
+            None => self.dial(),
+        }
+    }
+
+    /// Opens a session by TCP.
+    fn dial(&self) -> Result<(Session, Accepted), ClientError> {
         let reach = |source| ClientError::Reach {
             server: self.config.server.clone(),
             source,
@@ -268,6 +306,23 @@ impl Client {
         stream.set_read_timeout(Some(patience)).map_err(reach)?;
         stream.set_nodelay(true).map_err(reach)?;
         let welcome: Welcome = rendezvous::receive(&mut stream).map_err(reach)?;
+        let (prepared, hello) = self.introduce(&welcome)?;
+        rendezvous::send(&mut stream, &hello).map_err(reach)?;
+        let answer = rendezvous::receive(&mut stream).map_err(reach)?;
+        self.settle(prepared, answer, Held::Tcp(stream))
+    }
+
+    /// Opens a session at a server in this process.
+    fn enter(&self, door: &Door) -> Result<(Session, Accepted), ClientError> {
+        let (prepared, hello) = self.introduce(&door.welcome())?;
+        match door.enter(&hello) {
+            (answer, Some(pass)) => self.settle(prepared, answer, Held::Local(pass)),
+            (answer, None) => Err(refusal(answer)),
+        }
+    }
+
+    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         let refused = |reason: String| ClientError::Refused {
             reason,
             retry: false,
@@ -314,21 +369,22 @@ impl Client {
             }
             Prepared::Spec(c) => hello.ud = Some(c.endpoint()),
         }
-        rendezvous::send(&mut stream, &hello).map_err(reach)?;
-        let accepted = match rendezvous::receive(&mut stream).map_err(reach)? {
-            Answer::Accepted(accepted) => accepted,
-            Answer::Refused { reason, retry } => {
-                return Err(ClientError::Refused { reason, retry });
-            }
+        Ok((prepared, hello))
+    }
+
+    /// Connects this side as the server answered.
+    fn settle(
+        &self,
+        prepared: Prepared,
+        answer: Answer,
+        held: Held,
+    ) -> Result<(Session, Accepted), ClientError> {
+        let Answer::Accepted(accepted) = answer else {
+            return Err(refusal(answer));
         };
         let lane = self.attach(prepared, &accepted)?;
-        Ok((
-            Session {
-                lane,
-                _stream: stream,
-            },
-            accepted,
-        ))
+        let session = Session { lane, _held: held };
+        Ok((session, accepted))
     }
 
     /// This side's queue pairs, as far as they can be without the server.
@@ -400,6 +456,15 @@ impl Client {
     }
 }
 
+/// The error of an answer that is none of acceptance.
+fn refusal(answer: Answer) -> ClientError {
+    let (reason, retry) = match answer {
+        Answer::Refused { reason, retry } => (reason, retry),
+        Answer::Accepted(_) => ("it accepted without a place".to_owned(), false),
+    };
+    ClientError::Refused { reason, retry }
+}
+
 enum Prepared {
     Atomics(verbs::PreparedQp<Rc>, verbs::CompletionQueue),
     Rpc(herd::PreparedClient),
@@ -433,7 +498,7 @@ struct Run {
 
 impl Run {
     fn new(until: Until, config: &ClientConfig) -> Self {
-        let started = Instant::now();
+        let started = time::now();
         let (count, end) = match until {
             Until::Count(n) => (n, None),
             // A time too long to represent is for ever.
@@ -453,7 +518,7 @@ impl Run {
     }
 
     fn is_over(&self, got: u64) -> bool {
-        got >= self.count || self.end.is_some_and(|end| Instant::now() >= end)
+        got >= self.count || self.end.is_some_and(|end| time::now() >= end)
     }
 
     /// Keeps the lane's window full until the run is over. The clock is read once a postlist.
@@ -466,7 +531,7 @@ impl Run {
         // Postlists under way: requests sent up to and with it, and when.
         let mut marks: VecDeque<(u64, Instant)> = VecDeque::with_capacity(lane.room() + 1);
         let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
-        let (mut stopping, mut progress, mut since) = (false, false, Instant::now());
+        let (mut stopping, mut progress, mut since) = (false, false, time::now());
         let refused = sink.refused;
         let mut fresh = None;
         loop {
@@ -482,7 +547,7 @@ impl Run {
                     self.doorbells += 1;
                     sent += n as u64;
                     // The time at which the last answers were seen, a poll ago, is good enough.
-                    let now = fresh.take().unwrap_or_else(Instant::now);
+                    let now = fresh.take().unwrap_or_else(time::now);
                     marks.push_back((sent, now));
                     stopping = self.end.is_some_and(|end| now >= end);
                 }
@@ -496,7 +561,7 @@ impl Run {
                 progress = true;
                 answered += got as u64;
                 if marks.front().is_some_and(|m| m.0 <= answered) {
-                    self.last = Instant::now();
+                    self.last = time::now();
                     fresh = Some(self.last);
                     while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
                         let nanos = u64::try_from(self.last.duration_since(at).as_nanos())
@@ -521,7 +586,7 @@ impl Run {
             fresh = None;
             waiter.idle();
             if waiter.misses().is_multiple_of(256) {
-                let now = Instant::now();
+                let now = time::now();
                 stopping |= self.end.is_some_and(|end| now >= end);
                 if std::mem::take(&mut progress) {
                     since = now;

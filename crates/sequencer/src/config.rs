@@ -97,6 +97,15 @@ impl Design {
         Self::ALL.into_iter().filter(runs).collect()
     }
 
+    /// UD queue pairs of a worker, unless told otherwise. On a NIC one queue pair is served by one processing
+    /// unit; on the software NIC more of them bring nothing.
+    pub fn queues(self) -> usize {
+        match self {
+            Self::RpcBatchMq => 3,
+            _ => 1,
+        }
+    }
+
     /// The first number that it refuses to give: see [`crate::counter`].
     pub fn end_of_numbers(self) -> u64 {
         match self {
@@ -280,8 +289,9 @@ pub struct ServerConfig {
     pub workers: usize,
     /// Requests of one batch, 1 to 64; 1 in the design `rpc`.
     pub batch: usize,
-    /// UD queue pairs of a worker in the design `rpc-batch-mq`, 1 to 64.
-    pub queues: usize,
+    /// UD queue pairs of a worker, 1 to 64: HERD's batches rotate over them, and each has clients of its own in
+    /// the design `spec-s0`. [`Design::queues`] if `None`.
+    pub queues: Option<usize>,
     /// Clients at the same time, 1 to 256.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to 4096.
@@ -304,7 +314,7 @@ impl Default for ServerConfig {
             design: Design::SpecS0,
             workers: 1,
             batch: 64,
-            queues: 3,
+            queues: None,
             max_clients: 64,
             max_window: 1024,
             recv_depth: 1024,
@@ -316,6 +326,11 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// UD queue pairs of a worker.
+    pub fn queues(&self) -> usize {
+        self.queues.unwrap_or(self.design.queues())
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         let range = |name: &str, value: usize, max: usize| {
             if (1..=max).contains(&value) {
@@ -326,7 +341,7 @@ impl ServerConfig {
         };
         range("workers", self.workers, 64)?;
         range("batch", self.batch, rpc::MAX_BATCH)?;
-        range("queues", self.queues, 64)?;
+        range("queues", self.queues(), 64)?;
         range("max_clients", self.max_clients, crate::counter::MAX_CLIENTS)?;
         range("max_window", self.max_window, crate::counter::MAX_WINDOW)?;
         range("recv_depth", self.recv_depth as usize, 1 << 20)?;

@@ -31,7 +31,7 @@ use verbs::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, VerbError};
 /// Numbers below this can be given; `u64::MAX` means "used up" on the wire.
 pub const END: u64 = u64::MAX;
 /// Clients at the same time, at most.
-pub const MAX_CLIENTS: usize = 256;
+pub const MAX_CLIENTS: usize = 16_384;
 /// The window of a client, at most.
 pub const MAX_WINDOW: usize = 4096;
 /// Numbers below this can be given by the design `atomics`.
@@ -99,6 +99,7 @@ impl Counter {
     #[inline]
     pub fn take(&self, count: u64) -> Result<(u64, u64), Refusal> {
         let (next, limit) = (self.word(&self.next), self.word(&self.limit));
+        verbs::time::add_to_shared(next);
         let mut first = next.load(Ordering::Relaxed);
         loop {
             // Pairs with `raise`: who sees the limit sees it durable.

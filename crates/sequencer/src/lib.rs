@@ -42,4 +42,4 @@ pub use client::{Client, ClientError};
 pub use config::{ClientConfig, Design, NicConfig, OpenError, ServerConfig, Unsupported};
 pub use numbers::NumberSet;
 pub use report::{ClientReport, Failures, Latency, ServerStats, Until};
-pub use server::{Server, ServerError};
+pub use server::{Door, LocalServer, LocalWorker, Pass, Server, ServerError};

@@ -5,12 +5,12 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rpc::{UdPortConfig, datagram, herd};
+use rpc::{Counts, UdPortConfig, datagram, herd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
@@ -19,6 +19,10 @@ use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
 use crate::state::{StateError, StateFile};
 use crate::worker::{self, Command, Engine, WorkerShared, lock};
 use crate::{Design, OpenError, ServerConfig, ServerStats, Unsupported};
+
+mod local;
+
+pub use local::{Door, LocalServer, LocalWorker, Pass};
 
 /// A running server. Dropping it stops it.
 ///
@@ -88,10 +92,10 @@ struct Shared {
     failure: Mutex<Option<String>>,
 }
 
-/// A connected client: its TCP connection, to end it; and with `atomics` its queue pair.
+/// A connected client: its TCP connection, to end it, if it came by one; and with `atomics` its queue pair.
 #[derive(Debug)]
 struct Client {
-    stream: TcpStream,
+    stream: Option<TcpStream>,
     rc: Option<QueuePair<Rc>>,
 }
 
@@ -112,51 +116,17 @@ impl Server {
         config.check().map_err(ServerError::Config)?;
         let design = config.design;
         design.check(context.capabilities()?)?;
-        let port = config.nic.port(context)?;
-        let device = context.query_device()?;
         let listener = TcpListener::bind(&config.listen).map_err(|source| ServerError::Listen {
             address: config.listen.clone(),
             source,
         })?;
         let address = listener.local_addr()?;
-        let end = design.end_of_numbers();
         let mut state = config
             .state
             .as_deref()
             .map(|p| StateFile::open(p, config.start))
             .transpose()?;
-        let start = state.as_ref().map_or(config.start, StateFile::next);
-        if start > end {
-            return Err(ServerError::Config(format!(
-                "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
-            )));
-        }
-        // Durable before anything can be given.
-        let limit = match &mut state {
-            Some(state) => {
-                let limit = start.saturating_add(config.reserve).min(end);
-                state.reserve(limit)?;
-                limit
-            }
-            None => end,
-        };
-        let pd = context.alloc_pd()?;
-        let counter = Counter::new(&pd, start, limit, end, config.reserve / 2)?;
-        let engines = engines(&config, port, context, &pd, device.max_qp_wr)?;
-        let (engines, workers): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
-        let shared = Arc::new(Shared {
-            cq: context.create_cq(1)?,
-            port,
-            pd,
-            counter,
-            workers,
-            clients: Mutex::default(),
-            clients_total: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-            stop_fd: eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?,
-            failure: Mutex::default(),
-            config,
-        });
+        let (shared, engines) = Shared::new(context, config, state.as_mut())?;
         let mut server = Self {
             shared: Arc::clone(&shared),
             address,
@@ -204,32 +174,7 @@ impl Server {
 
     /// What it did so far. Counts of a busy worker are a few thousand requests old.
     pub fn stats(&self) -> ServerStats {
-        let s = &self.shared;
-        let clients = lock(&s.clients).len() as u64;
-        let (start, next) = (s.counter.start(), s.counter.next());
-        let mut stats = ServerStats {
-            clients,
-            clients_total: s.clients_total.load(Ordering::Relaxed),
-            start,
-            next,
-            ..ServerStats::default()
-        };
-        if s.config.design == Design::Atomics {
-            stats.requests = next.saturating_sub(start);
-        }
-        for worker in &s.workers {
-            let counts = worker.counts();
-            stats.requests += counts.requests;
-            stats.doorbells += counts.doorbells;
-            stats.strangers += counts.strangers;
-            stats
-                .postlists
-                .resize(stats.postlists.len().max(counts.postlists.len()), 0);
-            for (sum, n) in stats.postlists.iter_mut().zip(&counts.postlists) {
-                *sum += n;
-            }
-        }
-        stats
+        self.shared.stats()
     }
 
     /// Why it no longer serves, if something broke; the program should stop then.
@@ -285,27 +230,25 @@ fn engines(
     let make = |_| -> Result<_, ServerError> {
         if config.design == Design::SpecS0 {
             let channel = context.create_comp_channel()?;
+            // Each queue pair has RECVs for all clients: nobody knows which of them will come to it.
             let recv_depth = config.recv_depth.min(max_qp_wr);
             let port = UdPortConfig {
                 recv_depth,
                 channel: Some(channel.clone()),
                 ..base.clone()
             };
-            let server = datagram::Server::new(pd, &port)?;
-            let endpoint = Some(server.endpoint());
-            let shared = WorkerShared::new(endpoint, None, max_clients, recv_depth as usize)?;
-            return Ok((Engine::Datagram(Box::new(server), channel), shared));
+            let servers = (0..config.queues()).map(|_| datagram::Server::new(pd, &port));
+            let servers: Vec<_> = servers.collect::<Result<_, _>>()?;
+            let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
+            let shared = WorkerShared::new(endpoints, None, max_clients, recv_depth as usize)?;
+            return Ok((Engine::Datagram(servers, channel), shared));
         }
         let batch = if config.design == Design::Rpc {
             1
         } else {
             config.batch
         };
-        let queues = if config.design == Design::RpcBatchMq {
-            config.queues
-        } else {
-            1
-        };
+        let queues = config.queues();
         let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = herd::Layout { window, payload: 0 };
         let server = herd::Server::new(
@@ -316,7 +259,7 @@ fn engines(
             &base,
         )?;
         let region = Some((server.region(), layout));
-        let shared = WorkerShared::new(None, region, max_clients, usize::MAX)?;
+        let shared = WorkerShared::new(Vec::new(), region, max_clients, usize::MAX)?;
         Ok((Engine::Herd(Box::new(server)), shared))
     };
     let workers = if config.design == Design::Atomics {
@@ -328,6 +271,76 @@ fn engines(
 }
 
 impl Shared {
+    /// A server's objects, and its workers' engines, which do not run yet.
+    fn new(
+        context: &Context,
+        config: ServerConfig,
+        state: Option<&mut StateFile>,
+    ) -> Result<(Arc<Self>, Vec<Engine>), ServerError> {
+        let design = config.design;
+        let port = config.nic.port(context)?;
+        let device = context.query_device()?;
+        let end = design.end_of_numbers();
+        let start = state.as_ref().map_or(config.start, |state| state.next());
+        if start > end {
+            return Err(ServerError::Config(format!(
+                "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
+            )));
+        }
+        // Durable before anything can be given.
+        let limit = match state {
+            Some(state) => {
+                let limit = start.saturating_add(config.reserve).min(end);
+                state.reserve(limit)?;
+                limit
+            }
+            None => end,
+        };
+        let pd = context.alloc_pd()?;
+        let counter = Counter::new(&pd, start, limit, end, config.reserve / 2)?;
+        let engines = engines(&config, port, context, &pd, device.max_qp_wr)?;
+        let (engines, workers): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
+        let shared = Arc::new(Self {
+            cq: context.create_cq(1)?,
+            port,
+            pd,
+            counter,
+            workers,
+            clients: Mutex::default(),
+            clients_total: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            stop_fd: eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?,
+            failure: Mutex::default(),
+            config,
+        });
+        Ok((shared, engines))
+    }
+
+    /// What the server did so far.
+    fn stats(&self) -> ServerStats {
+        let clients = lock(&self.clients).len() as u64;
+        let (start, next) = (self.counter.start(), self.counter.next());
+        let mut counts = Counts::default();
+        for worker in &self.workers {
+            counts.add(&worker.counts());
+        }
+        let atomics = self.config.design == Design::Atomics;
+        ServerStats {
+            requests: if atomics {
+                next.saturating_sub(start)
+            } else {
+                counts.requests
+            },
+            doorbells: counts.doorbells,
+            postlists: counts.postlists,
+            strangers: counts.strangers,
+            clients,
+            clients_total: self.clients_total.load(Ordering::Relaxed),
+            start,
+            next,
+        }
+    }
+
     fn fail(&self, what: String) {
         tracing::error!("{what}");
         lock(&self.failure).get_or_insert(what);
@@ -408,7 +421,9 @@ impl Shared {
         }
         for client in lock(&self.clients).values() {
             // It may be closed already.
-            let _ = client.stream.shutdown(std::net::Shutdown::Both);
+            if let Some(stream) = &client.stream {
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+            }
         }
         for thread in threads {
             let _ = thread.join();
@@ -430,17 +445,30 @@ impl Shared {
                 let _ = stream.set_read_timeout(None);
                 let _ = stream.read(&mut [0; 1]);
             }
-            if let Some((worker, index, window)) = place {
-                self.workers[worker].tell(Command::Remove { index, window });
-            }
-            lock(&self.clients).remove(&id);
+            self.leave(id, place);
+        }
+    }
+
+    /// A client is gone: frees what it had.
+    fn leave(&self, id: u64, place: Option<Place>) {
+        if let Some((worker, index, window)) = place {
+            self.workers[worker].tell(Command::Remove { index, window });
+        }
+        lock(&self.clients).remove(&id);
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            protocol: rendezvous::PROTOCOL.to_owned(),
+            version: rendezvous::VERSION,
+            designs: vec![self.config.design],
+            max_window: self.config.max_window,
         }
     }
 
     /// Exchanges endpoints and connects this side. What the client got is freed when it goes: its place at
     /// a worker, or with `atomics` its queue pair in `clients`.
     fn admit(&self, stream: &mut TcpStream, id: u64) -> Result<(Accepted, Option<Place>), Refused> {
-        let design = self.config.design;
         let no = |e: &dyn std::fmt::Display| Refused {
             reason: e.to_string(),
             retry: true,
@@ -449,14 +477,20 @@ impl Shared {
             .set_read_timeout(Some(Duration::from_secs(5)))
             .map_err(|e| no(&e))?;
         stream.set_nodelay(true).map_err(|e| no(&e))?;
-        let welcome = Welcome {
-            protocol: rendezvous::PROTOCOL.to_owned(),
-            version: rendezvous::VERSION,
-            designs: vec![design],
-            max_window: self.config.max_window,
-        };
-        rendezvous::send(stream, &welcome).map_err(|e| no(&e))?;
+        rendezvous::send(stream, &self.welcome()).map_err(|e| no(&e))?;
         let hello: Hello = rendezvous::receive(stream).map_err(|e| no(&e))?;
+        let kept = stream.try_clone().map_err(|e| no(&e))?;
+        self.connect(&hello, id, Some(kept))
+    }
+
+    /// Connects this side to a client that has said who it is.
+    fn connect(
+        &self,
+        hello: &Hello,
+        id: u64,
+        kept: Option<TcpStream>,
+    ) -> Result<(Accepted, Option<Place>), Refused> {
+        let design = self.config.design;
         let never = |reason: String| Refused {
             reason,
             retry: false,
@@ -487,7 +521,6 @@ impl Shared {
                 self.counter.end()
             )));
         }
-        let kept = stream.try_clone().map_err(|e| no(&e))?;
         let mut clients = lock(&self.clients);
         if clients.len() >= self.config.max_clients {
             return Err(Refused {
@@ -504,10 +537,10 @@ impl Shared {
         );
         drop(clients);
         let result = match design {
-            Design::Atomics => self.admit_atomics(&hello, id).map(|a| (a, None)),
-            Design::SpecS0 => self.admit_spec(&hello).map(|(a, p)| (a, Some(p))),
+            Design::Atomics => self.admit_atomics(hello, id).map(|a| (a, None)),
+            Design::SpecS0 => self.admit_spec(hello).map(|(a, p)| (a, Some(p))),
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
-                self.admit_herd(&hello).map(|(a, p)| (a, Some(p)))
+                self.admit_herd(hello).map(|(a, p)| (a, Some(p)))
             }
         };
         if result.is_err() {
@@ -565,13 +598,12 @@ impl Shared {
         let (done, added) = sync_channel(1);
         self.workers[worker].tell(Command::AddDatagram { index, to, done });
         let place = (worker, index, hello.window);
-        match added.recv_timeout(Duration::from_secs(5)) {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => return Err(self.give_back(place, reason)),
-            Err(_) => return Err(self.give_back(place, "the server stops".to_owned())),
+        if let Err(reason) = outcome(&added) {
+            return Err(self.give_back(place, reason));
         }
-        match self.workers[worker].endpoint {
-            Some(endpoint) => Ok((self.accepted(endpoint), place)),
+        let endpoints = &self.workers[worker].endpoints;
+        match endpoints.get(index as usize % endpoints.len().max(1)) {
+            Some(&endpoint) => Ok((self.accepted(endpoint), place)),
             None => Err(self.give_back(place, "the worker has no endpoint".to_owned())),
         }
     }
@@ -606,8 +638,8 @@ impl Shared {
             window,
             done,
         });
-        match added.recv_timeout(Duration::from_secs(5)) {
-            Ok(Ok(())) => Ok((
+        match outcome(&added) {
+            Ok(()) => Ok((
                 Accepted {
                     slots: Some(slots),
                     layout: Some(layout),
@@ -615,8 +647,7 @@ impl Shared {
                 },
                 place,
             )),
-            Ok(Err(reason)) => Err(self.give_back(place, reason)),
-            Err(_) => Err(self.give_back(place, "the server stops".to_owned())),
+            Err(reason) => Err(self.give_back(place, reason)),
         }
     }
 
@@ -657,9 +688,21 @@ impl Shared {
     }
 }
 
+/// Waits for a worker to say what became of a command.
+fn outcome(done: &Receiver<Result<(), String>>) -> Result<(), String> {
+    let stops = || Err("the server stops".to_owned());
+    let said = verbs::poll_until(Duration::from_secs(5), || match done.try_recv() {
+        Ok(outcome) => Some(outcome),
+        Err(TryRecvError::Empty) => None,
+        Err(TryRecvError::Disconnected) => Some(stops()),
+    });
+    said.unwrap_or_else(stops)
+}
+
 /// Worker, index there, and the part of its window.
 type Place = (usize, u32, usize);
 
+#[derive(Debug)]
 struct Refused {
     reason: String,
     retry: bool,

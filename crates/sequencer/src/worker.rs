@@ -15,8 +15,8 @@ use crate::counter::{Counter, Refusal, USED_UP};
 /// What the rest of the server knows of a worker.
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
-    /// Where clients send (`spec-s0`).
-    pub(crate) endpoint: Option<QpEndpoint>,
+    /// Where clients send (`spec-s0`): the client with index `i` to the one at `i` modulo their number.
+    pub(crate) endpoints: Vec<QpEndpoint>,
     /// The request region and its shape (`rpc` and its kin).
     pub(crate) region: Option<(verbs::RemoteMemory, herd::Layout)>,
     pub(crate) places: Mutex<Places>,
@@ -61,13 +61,13 @@ pub(crate) enum Command {
 
 impl WorkerShared {
     pub(crate) fn new(
-        endpoint: Option<QpEndpoint>,
+        endpoints: Vec<QpEndpoint>,
         region: Option<(verbs::RemoteMemory, herd::Layout)>,
         max_clients: u32,
         window: usize,
     ) -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            endpoint,
+            endpoints,
             region,
             places: Mutex::new(Places {
                 free: (0..max_clients).rev().collect(),
@@ -109,22 +109,39 @@ pub(crate) fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// One of the two servers of the `rpc` crate.
 #[derive(Debug)]
 pub(crate) enum Engine {
-    Datagram(Box<datagram::Server>, verbs::CompletionChannel),
+    /// A server for each queue pair.
+    Datagram(Vec<datagram::Server>, verbs::CompletionChannel),
     Herd(Box<herd::Server>),
 }
 
 impl Engine {
-    fn counts(&self) -> &Counts {
+    fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
         match self {
-            Self::Datagram(s, _) => s.counts(),
-            Self::Herd(s) => s.counts(),
+            Self::Datagram(servers, _) => servers.iter().for_each(|s| sum.add(s.counts())),
+            Self::Herd(s) => sum.add(s.counts()),
+        }
+        sum
+    }
+
+    #[inline]
+    fn poll(&mut self, give: &mut Give<'_>) -> Result<usize, RpcError> {
+        match self {
+            Self::Datagram(servers, _) => {
+                let mut came = 0;
+                for server in servers {
+                    came += server.poll(give)?;
+                }
+                Ok(came)
+            }
+            Self::Herd(s) => s.poll(give),
         }
     }
 
     fn add(&mut self, command: Command) {
         let done = match (self, command) {
-            (Self::Datagram(s, _), Command::AddDatagram { index, to, done }) => {
-                let added = s.add_client(index, to);
+            (Self::Datagram(servers, _), Command::AddDatagram { index, to, done }) => {
+                let added = serving(servers, index).add_client(index, to);
                 (
                     done,
                     if added {
@@ -156,10 +173,16 @@ impl Engine {
 
     fn remove(&mut self, index: u32) {
         match self {
-            Self::Datagram(s, _) => s.remove_client(index),
+            Self::Datagram(servers, _) => serving(servers, index).remove_client(index),
             Self::Herd(s) => s.remove_client(index),
         }
     }
+}
+
+/// The server of the client with that index.
+fn serving(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Server {
+    let n = servers.len();
+    &mut servers[index as usize % n]
 }
 
 /// Serves until told to stop.
@@ -178,10 +201,7 @@ pub(crate) fn run(
             publish(&engine, shared);
             return Ok(());
         }
-        let came = match &mut engine {
-            Engine::Datagram(s, _) => s.poll(&mut give)?,
-            Engine::Herd(s) => s.poll(&mut give)?,
-        };
+        let came = engine.poll(&mut give)?;
         polls = polls.wrapping_add(1);
         if came > 0 {
             waiter.reset();
@@ -192,7 +212,10 @@ pub(crate) fn run(
             if waiter.misses() == 256 {
                 publish(&engine, shared);
             }
-            waiter.idle();
+            match &engine {
+                Engine::Datagram(..) => waiter.idle(),
+                Engine::Herd(s) => waiter.idle_on(s.memory()),
+            }
         } else {
             sleep(&mut engine, shared, &mut waiter)?;
         }
@@ -200,7 +223,7 @@ pub(crate) fn run(
 }
 
 fn publish(engine: &Engine, shared: &WorkerShared) {
-    lock(&shared.counts).clone_from(engine.counts());
+    *lock(&shared.counts) = engine.counts();
 }
 
 /// Carries out what was told; false if that is to stop.
@@ -226,10 +249,12 @@ fn obey(engine: &mut Engine, shared: &WorkerShared) -> bool {
 #[cold]
 fn sleep(engine: &mut Engine, shared: &WorkerShared, waiter: &mut Waiter) -> Result<(), RpcError> {
     let timeout = match engine {
-        Engine::Datagram(s, channel) => {
+        Engine::Datagram(servers, channel) => {
             // Armed first, looked at once more, then asleep: nothing can come unseen in between.
             if !waiter_armed(waiter) {
-                s.port().recv_cq().req_notify(false)?;
+                for server in servers {
+                    server.port().recv_cq().req_notify(false)?;
+                }
                 waiter.slept();
                 return Ok(());
             }
@@ -320,6 +345,7 @@ impl Handler for Give<'_> {
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Numbers {
+        verbs::time::serve(requests);
         let wanted = requests as u64;
         match self.counter.take(wanted) {
             Ok((first, left)) => Numbers {

@@ -51,7 +51,7 @@ enum Command {
     /// What is there: the software NIC and this machine's own RDMA devices
     Devices(devices::Args),
     /// A networked sequencer: every design side by side, or a server and clients by hand
-    Sequencer(sequencer::Args),
+    Sequencer(Box<sequencer::Args>),
     /// Verbs microbenchmarks
     Bench(bench::Args),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Devices(args) => devices::run(&args),
-        Command::Sequencer(args) => sequencer::run(args),
+        Command::Sequencer(args) => sequencer::run(*args),
         Command::Bench(args) => bench::run(args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -11,6 +11,7 @@
 //! - [`Postlist`], [`RecvList`]: many WRs, one doorbell.
 //! - [`CompletionQueue`], [`WorkCompletion`], [`FailedCompletion`]: successes and failures are different types.
 //! - [`Waiter`], [`MemoryRegion::wait_u64`]: waiting for memory that a peer writes.
+//! - [`time`]: the clock, and work beside the verbs; both are virtual on a simulated NIC.
 //!
 //! Objects keep alive what they depend on, may be dropped in any order and used from any thread.
 //!
@@ -54,6 +55,7 @@ mod provider;
 mod qp;
 pub mod raw;
 mod srq;
+pub mod time;
 mod types;
 mod wait;
 

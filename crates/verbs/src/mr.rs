@@ -20,6 +20,7 @@
 
 #![allow(unsafe_code)]
 
+use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -63,6 +64,8 @@ pub struct MemoryRegion {
 enum Memory {
     Shared(softnic::SharedMemory),
     Boxed(*mut [u8]),
+    /// Of this process alone, page-aligned.
+    Pages(*mut u8, Layout),
     /// Outlives the region by the caller's closure.
     Borrowed,
 }
@@ -146,6 +149,9 @@ impl ProtectionDomain {
     /// Allocates and registers `len` zeroed bytes: page-aligned, in huge pages where possible, and such
     /// that processes on the same host reach them by a mapping. The fast default, with every provider.
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
+        if self.inner.context.provider.is_simulated() {
+            return self.alloc_pages(len, access);
+        }
         let memory = softnic::alloc_shared(len).map_err(|source| VerbError {
             verb: "alloc_shared",
             source,
@@ -153,6 +159,20 @@ impl ProtectionDomain {
         let addr = memory.as_ptr();
         // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Shared(memory)) }
+    }
+
+    /// The same in memory of this process alone: many small regions take little.
+    fn alloc_pages(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
+        let layout = Layout::from_size_align(len.max(1), 4096);
+        let layout = layout.map_err(|_| VerbError::new("alloc", libc::ENOMEM))?;
+        // SAFETY: the size is not zero.
+        let addr = unsafe { std::alloc::alloc_zeroed(layout) };
+        if addr.is_null() {
+            return Err(VerbError::new("alloc", libc::ENOMEM));
+        }
+        let memory = Memory::Pages(addr, layout);
+        // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
+        unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
 
     /// Registers a buffer of the caller's, which the region owns until it is dropped or
@@ -441,6 +461,8 @@ impl Memory {
     fn free(self) {
         match self {
             Self::Shared(memory) => drop(memory),
+            // SAFETY: allocated with this layout by `alloc_pages`; the region was the only owner.
+            Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
             Self::Borrowed => {}

@@ -29,6 +29,9 @@ pub struct Provider {
     symbols: &'static Symbols,
 }
 
+/// The name of [`Provider::simnic`], which [`Provider::by_name`] does not know: a cluster has to be made first.
+const SIMNIC: &str = "simnic";
+
 /// Why a provider cannot be used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -81,6 +84,20 @@ impl Provider {
             name: System::NAME,
             symbols: tapped_if_on::<System>(&TAPPED),
         })
+    }
+
+    /// The machines of this thread's simulated cluster (`simnic::Cluster`), a device each, in their order.
+    pub fn simnic() -> Self {
+        static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+        Self {
+            name: SIMNIC,
+            symbols: SYMBOLS.get_or_init(|| simnic::symbols(softnic::symbols())),
+        }
+    }
+
+    /// Whether its machines are simulated: other processes never see their memory.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.name == SIMNIC
     }
 
     /// The provider of that name.

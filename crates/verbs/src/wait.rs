@@ -2,9 +2,13 @@
 //!
 //! One-sided verbs leave no completion at the target, so a program that wants to see them has to look at
 //! the memory again and again. Every such loop of the project goes through [`Waiter::idle`], so that a
-//! simulated NIC can let virtual time pass there.
+//! simulated NIC can let virtual time pass there. There a wait ends when something may have come, and counts
+//! as many misses as a core would have had.
 
 use std::time::{Duration, Instant};
+
+use crate::mr::MemoryRegion;
+use crate::time::now;
 
 /// Paces a polling loop: spins at first, then yields the core, then sleeps for growing times.
 ///
@@ -79,16 +83,45 @@ impl Waiter {
     #[inline]
     pub fn idle(&mut self) {
         self.misses = self.misses.saturating_add(1);
-        if self.misses <= self.spins {
+        if simnic::is_simulated() {
+            self.idle_simulated(None);
+        } else if self.misses <= self.spins {
             std::hint::spin_loop();
         } else {
             self.idle_slow();
         }
     }
 
+    /// The same for a loop that looks at this memory, into which peers WRITE.
+    #[inline]
+    pub fn idle_on(&mut self, memory: &MemoryRegion) {
+        if simnic::is_simulated() {
+            self.misses = self.misses.saturating_add(1);
+            self.idle_simulated(Some(memory.rkey().0));
+        } else {
+            self.idle();
+        }
+    }
+
+    /// Lets virtual time pass, until multiples of 256 misses at most: loops look at their clocks then.
+    #[cold]
+    fn idle_simulated(&mut self, memory: Option<u32>) {
+        /// A look at memory that has not changed, and the loop around it.
+        const SPIN: Duration = Duration::from_nanos(20);
+        let left = 256 - self.misses % 256;
+        let passed = simnic::idle(SPIN * left, memory);
+        let spins = passed.as_nanos() / SPIN.as_nanos();
+        let spins = u32::try_from(spins).unwrap_or(left).min(left);
+        self.misses = self.misses.saturating_add(spins);
+    }
+
     /// The sleep that the next [`idle`](Self::idle) takes; zero while it spins or yields. For a loop that
     /// would rather block on a file descriptor for that long.
     pub fn next_sleep(&self) -> Duration {
+        // Virtual time costs no core.
+        if simnic::is_simulated() {
+            return Duration::ZERO;
+        }
         let patience = self.spins.saturating_add(self.yields);
         if self.misses < patience {
             return Duration::ZERO;
@@ -153,7 +186,7 @@ pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) ->
         }
         // The clock is read only once the spinning has not helped.
         if waiter.misses() >= waiter.spins {
-            let now = Instant::now();
+            let now = now();
             let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
             if end.is_some_and(|end| now >= end) {
                 return ready();

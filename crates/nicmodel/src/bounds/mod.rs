@@ -488,8 +488,8 @@ fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     Some(base + one.requester.doorbells() * wait / units)
 }
 
-/// Time of the whole NIC for one operation that arrives.
-fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
+/// Time of the whole NIC for one operation that arrives, in ns; nothing if the profile does not say.
+pub fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
     let processing = &profile.processing;
     if operation.verb.is_atomic() {
         return known(&processing.atomic_ns);

@@ -79,6 +79,8 @@ section! {
         atomic_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Time of an atomic add by a core to a line that other cores add to as well.
         contended_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Work of a core for a small request that it serves, beside verbs and shared counters.
+        request_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
     }
 }
 
@@ -103,6 +105,8 @@ section! {
         doorbell_bytes: Sourced<u32> = 4 to 64,
         /// Bytes of link-layer packets (acknowledgements, flow control) that a transaction of either direction costs each direction.
         link_layer_bytes_per_tlp: Sourced<f64> = 0.0 to 64.0,
+        /// How long a transaction takes from one end of the link to the other.
+        latency_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
         /// Most WQEs that the NIC fetches by one DMA read after a doorbell; all new ones if absent.
         wqes_per_fetch: Option<Sourced<u32>> = 1 to 1024,
     }
@@ -174,6 +178,8 @@ section! {
 section! {
     /// The network port.
     pub struct Port in "port" {
+        /// How long a packet takes from port to port, cables and switches included.
+        latency_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
         /// Ports in use.
         count: Sourced<u32> = 1 to 16,
         /// Data rate of a port in one direction after line coding, in 10^9 bits a second.

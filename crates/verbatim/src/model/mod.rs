@@ -21,10 +21,10 @@ use crate::output::{figure, print, print_typed, table};
 pub(crate) struct NicProfileArgs {
     /// The NIC: cx, cx3, cib or bf2 [default: cib]
     #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
-    nic: Option<String>,
+    pub(crate) nic: Option<String>,
     /// A profile of a NIC of your own (TOML; see `verbatim model --template`)
     #[arg(long, value_name = "FILE")]
-    nic_file: Option<PathBuf>,
+    pub(crate) nic_file: Option<PathBuf>,
 }
 
 /// Arguments of `verbatim model`.

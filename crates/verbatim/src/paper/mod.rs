@@ -1,16 +1,21 @@
 //! `verbatim paper`: every published number beside ours.
 
+mod figures;
 mod model;
 mod number;
 mod profiles;
+mod simulated;
 mod why;
 
-use anyhow::Result;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
 use nicmodel::published;
 
 use crate::Outcome;
-use crate::output::{figure, print, print_json, table};
+use crate::output::{self, figure, print, print_json, table};
 use number::{Kind, Number, Relation};
+use simulated::Simulated;
 
 /// Arguments of `verbatim paper`.
 #[derive(clap::Args)]
@@ -19,6 +24,9 @@ pub(crate) struct Args {
     /// Print one JSON object per number: id, published, ours, error, kind, and more
     #[arg(long)]
     json: bool,
+    /// Draw Figures 2b, 7, 9, 10, 11a, 12 and 14 into this folder, as SVG with the published points marked
+    #[arg(long, value_name = "DIR")]
+    figures: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -30,11 +38,21 @@ What is off by more is listed below the table with the reason, and so is what ha
 
 Examples:
   verbatim paper
+  verbatim paper --figures figures/
   verbatim paper --json | jq 'select(.off)'";
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let numbers = numbers();
+    if let Some(folder) = &args.figures {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
+    let simulated = simulate()?;
+    if let Some(folder) = &args.figures {
+        let drawn = figures::draw(folder, &simulated)?;
+        eprintln!("drawn in {}: {}", folder.display(), drawn.join(", "));
+    }
+    let numbers = numbers(&simulated);
     if args.json {
         numbers.iter().try_for_each(print_json)?;
     } else {
@@ -43,11 +61,29 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// Runs the simulations that numbers come from.
+fn simulate() -> Result<Simulated> {
+    let setups = Simulated::setups();
+    let bar = output::progress(setups.len() as u64);
+    let mut simulated = Simulated::default();
+    for setup in setups {
+        bar.set_message(format!(
+            "simulating {} on {} cores",
+            setup.design, setup.cores
+        ));
+        simulated.add(setup)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(simulated)
+}
+
 /// Every published number, in the order of the publications' systems.
-fn numbers() -> Vec<Number> {
+fn numbers(simulated: &Simulated) -> Vec<Number> {
     let number = |published: &'static published::Published| {
         let id = published.id;
-        let ours = profiles::number(id).or_else(|| model::number(id));
+        let ours = simulated.number(id).or_else(|| profiles::number(id));
+        let ours = ours.or_else(|| model::number(id));
         let why = match &ours {
             Some(_) => why::off(id),
             None => Some(why::absent(id)),
@@ -166,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_is_off_has_a_reason() {
-        for number in numbers() {
+        for number in numbers(&Simulated::default()) {
             let silent = number.is_off() && number.why().is_none();
             assert!(
                 !silent,
@@ -180,7 +216,7 @@ mod tests {
 
     #[test]
     fn no_arithmetic_is_off() {
-        let numbers = numbers();
+        let numbers = numbers(&Simulated::default());
         let arithmetic = numbers
             .iter()
             .filter(|n| n.kind() == Some(Kind::Arithmetic));
@@ -195,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_is_absent_says_why() {
-        let vague: Vec<_> = numbers()
+        let vague: Vec<_> = numbers(&Simulated::default())
             .iter()
             .filter(|n| n.why() == Some("no model"))
             .map(Number::id)

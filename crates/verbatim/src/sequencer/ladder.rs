@@ -16,6 +16,7 @@ use serde::Serialize;
 use verbs::Capabilities;
 
 use super::lines::{Line, Lines};
+use super::simulated::SimulationArgs;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::output::{self, figure, print, print_typed, time};
@@ -27,48 +28,51 @@ pub(crate) struct Args {
     /// Run this design only (may be given several times): atomics, rpc, rpc-batch, rpc-batch-mq,
     /// spec-s0 [default: all that the device can run]
     #[arg(long, value_name = "DESIGN")]
-    design: Vec<Design>,
-    /// How long each round of each design runs
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
-    duration: Duration,
+    pub(super) design: Vec<Design>,
+    /// How long each round of each design runs [default: 500ms; 1ms of virtual time on a simulated NIC]
+    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    pub(super) duration: Option<Duration>,
     /// How often each design runs, in turn with the others
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
     rounds: u32,
-    /// Client processes
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of client processes", 1..=64usize))]
-    clients: usize,
+    /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 16384 [default: 70]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=sequencer::counter::MAX_CLIENTS))]
+    pub(super) clients: Option<usize>,
     /// Threads of each client process, each a client of its own
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
     threads: usize,
     /// Worker threads of the server
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
     workers: usize,
-    /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
-    window: usize,
+    /// Requests that a client has outstanding [default: 256; 64 on a simulated NIC]
+    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
+    pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell
     #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
-    postlist: usize,
-    /// Requests that a worker answers with one doorbell, at most
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
-    batch: usize,
-    /// UD queue pairs that rpc-batch-mq rotates over
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of queue pairs", 1..=64usize))]
-    queues: usize,
+    pub(super) postlist: usize,
+    /// Requests that a worker answers with one doorbell, at most [default: 64; 16 on a simulated NIC]
+    #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=64usize))]
+    pub(super) batch: Option<usize>,
+    /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
+    /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    pub(super) queues: Option<usize>,
     /// The first number
     #[arg(long, value_name = "N", default_value = "0", value_parser = args::word)]
-    start: u64,
+    pub(super) start: u64,
     /// Print one JSON object per line: skipped, round, design
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) simulation: SimulationArgs,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
 }
 
-/// Clients that a server takes at the most.
-const MAX_CLIENTS: usize = sequencer::counter::MAX_CLIENTS;
+/// Clients that a server process takes at the most: each costs it a thread.
+const MAX_CLIENTS: usize = 256;
 
 /// One round of one design.
 #[derive(Debug, Serialize)]
@@ -112,8 +116,27 @@ struct Row {
     verified: bool,
 }
 
+impl Args {
+    fn clients(&self) -> usize {
+        self.clients.unwrap_or(1)
+    }
+
+    fn window(&self) -> usize {
+        self.window.unwrap_or(256)
+    }
+
+    fn batch(&self) -> usize {
+        self.batch.unwrap_or(64)
+    }
+
+    fn duration(&self) -> Duration {
+        self.duration.unwrap_or(Duration::from_millis(500))
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
+    args.simulation.check_absent()?;
     args.nic.settle_link_layer()?;
     let wanted = if args.design.is_empty() {
         &Design::ALL
@@ -129,20 +152,26 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             );
         }
     }
-    if args.postlist > args.window {
+    if args.postlist > args.window() {
         bail!(
             "--postlist {} is more than --window {}: a client cannot post more than it may have \
              outstanding; lower one or raise the other",
             args.postlist,
-            args.window
+            args.window()
         );
     }
-    let clients = args.clients * args.threads;
+    if args.clients() > 64 {
+        bail!(
+            "--clients {} are too many processes; at most 64",
+            args.clients()
+        );
+    }
+    let clients = args.clients() * args.threads;
     if clients > MAX_CLIENTS {
         bail!(
             "--clients {} with --threads {} are {clients} clients, and a server takes \
              {MAX_CLIENTS}; lower one of the two",
-            args.clients,
+            args.clients(),
             args.threads
         );
     }
@@ -158,7 +187,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     }
 
     let cores = allowed()?;
-    let placement = Placement::new(&cores, args.workers, args.clients, args.threads);
+    let placement = Placement::new(&cores, args.workers, args.clients(), args.threads);
     if placement.is_shared() {
         eprintln!(
             "note: {} workers and client threads share {} cores: figures depend on who runs when",
@@ -326,7 +355,7 @@ fn one(args: &Args, placement: &Placement, round: u32, design: Design) -> Result
     let Line::Stats(stats) = server_lines.expect()? else {
         bail!("the server did not say what it did");
     };
-    let wanted = args.clients * args.threads;
+    let wanted = args.clients() * args.threads;
     if reports.len() != wanted {
         bail!(
             "{} of {wanted} clients reported; messages of the others are above",
@@ -380,10 +409,13 @@ fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnD
             "--until-eof",
         ])
         .args(["--workers", &args.workers.to_string()])
-        .args(["--batch", &args.batch.to_string()])
-        .args(["--queues", &args.queues.to_string()])
+        .args(["--batch", &args.batch().to_string()])
+        .args(args.queues.map(|n| format!("--queues={n}")))
         .args(["--start", &args.start.to_string()])
-        .args(["--max-clients", &(args.clients * args.threads).to_string()])
+        .args([
+            "--max-clients",
+            &(args.clients() * args.threads).to_string(),
+        ])
         .stdin(Stdio::piped());
     start(command, cores, "server")
 }
@@ -393,9 +425,9 @@ fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDr
     command
         .arg(address)
         .args(["--threads", &args.threads.to_string()])
-        .args(["--window", &args.window.to_string()])
+        .args(["--window", &args.window().to_string()])
         .args(["--postlist", &args.postlist.to_string()])
-        .args(["--duration", &format!("{}ms", args.duration.as_millis())])
+        .args(["--duration", &format!("{}ms", args.duration().as_millis())])
         .stdin(Stdio::null());
     start(command, cores, "client")
 }
@@ -502,13 +534,13 @@ fn show(
     print(format_args!(
         "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
          median of {} rounds of {} ms, interleaved; {}\n",
-        plural(args.clients, "client process").replace("processs", "processes"),
+        plural(args.clients(), "client process").replace("processs", "processes"),
         plural(args.threads, "thread"),
-        args.window,
+        args.window(),
         args.postlist,
         plural(args.workers, "worker"),
         args.rounds,
-        args.duration.as_millis(),
+        args.duration().as_millis(),
         bounce,
     ))?;
     let header = [

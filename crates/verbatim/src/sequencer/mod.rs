@@ -4,6 +4,7 @@ mod client;
 mod ladder;
 mod lines;
 mod serve;
+mod simulated;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -37,6 +38,10 @@ Examples:
   verbatim sequencer --provider system --device rxe0 --window 64
   verbatim sequencer --json
 
+On a simulated cluster of NICs that you need not have, in virtual time:
+  verbatim sequencer --nic cib
+  verbatim sequencer --nic cib --design spec-s0 --cores 10 --clients 70 --json
+
 A design that the device cannot run is left out and named with the reason; with --design it is an error.
 
 By hand, on two terminals:
@@ -61,6 +66,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     match args.part {
         Some(Part::Serve(args)) => serve::run(args),
         Some(Part::Client(args)) => client::run(args),
+        None if args.ladder.simulation.is_asked_for() => simulated::run(&args.ladder),
         None => ladder::run(args.ladder),
     }
 }

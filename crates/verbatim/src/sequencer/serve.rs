@@ -31,9 +31,10 @@ pub(crate) struct Args {
     /// Requests answered with one doorbell, at most
     #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
     batch: usize,
-    /// UD queue pairs that rpc-batch-mq rotates over
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of queue pairs", 1..=64usize))]
-    queues: usize,
+    /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
+    /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queues: Option<usize>,
     /// Clients at the same time
     #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a count of clients", 1..=256usize))]
     max_clients: usize,

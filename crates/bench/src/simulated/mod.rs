@@ -1,0 +1,80 @@
+//! Experiments on a simulated cluster (`simnic`), in virtual time: the same code as on a real NIC.
+
+pub mod sequencer;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use nicmodel::Profile;
+use simnic::Cluster;
+use verbs::{Context, Provider, Waiter};
+
+/// A cluster with its devices open.
+struct Bed {
+    cluster: Cluster,
+    contexts: Vec<Context>,
+}
+
+impl Bed {
+    fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self> {
+        let cluster = Cluster::new(profile, machines, seed)?;
+        let devices = Provider::simnic().devices()?;
+        let contexts = devices.iter().map(verbs::Device::open);
+        let contexts = contexts.collect::<Result<_, _>>()?;
+        Ok(Self { cluster, contexts })
+    }
+
+    /// Starts a thread on a machine.
+    fn spawn(&self, machine: usize, name: String, body: impl FnOnce() + 'static) {
+        self.cluster
+            .spawn(self.cluster.machine(machine), name, body);
+    }
+
+    /// Lets time pass until `ready`.
+    fn run_until(&self, ready: impl Fn() -> bool) -> Result<()> {
+        let step = Duration::from_micros(10);
+        for _ in 0..MOST_STEPS {
+            if ready() {
+                return Ok(());
+            }
+            self.cluster.run_until(self.cluster.now() + step);
+        }
+        bail!(
+            "nothing was ready within {:?} of virtual time",
+            step * MOST_STEPS
+        )
+    }
+
+    /// Lets time pass for so long.
+    fn pass(&self, time: Duration) {
+        self.cluster.run_until(self.cluster.now() + time);
+    }
+
+    /// Lets time pass until all threads have ended.
+    fn finish(&self) -> Result<()> {
+        self.cluster.run().context("the simulation stalled")
+    }
+}
+
+/// Steps of 10 µs for what must come soon.
+const MOST_STEPS: u32 = 100_000;
+
+/// Threads that begin together: each comes here, and goes on when all may.
+#[derive(Clone, Debug, Default)]
+struct Gate {
+    came: Rc<Cell<usize>>,
+    open: Rc<Cell<bool>>,
+}
+
+impl Gate {
+    /// Waits in a simulated thread.
+    fn pass(&self) {
+        self.came.set(self.came.get() + 1);
+        let mut waiter = Waiter::new();
+        while !self.open.get() {
+            waiter.idle();
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The sequencer's own server and clients on a simulated cluster.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use nicmodel::Profile;
+use sequencer::{
+    Checker, Client, ClientConfig, ClientReport, Design, LocalServer, ServerConfig, Until, Verdict,
+};
+use serde::Serialize;
+
+use super::{Bed, Gate};
+
+/// What runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setup {
+    /// The design.
+    pub design: Design,
+    /// Cores of the server, a worker each.
+    pub cores: usize,
+    /// Clients.
+    pub clients: usize,
+    /// Machines that clients run on; as few as have a core for each client if `None`.
+    pub machines: Option<usize>,
+    /// Requests that a client has outstanding.
+    pub window: usize,
+    /// Requests that a client posts with one doorbell.
+    pub postlist: usize,
+    /// Requests that a worker answers with one doorbell, at most.
+    pub batch: usize,
+    /// UD queue pairs of a worker; as in the paper if `None`.
+    pub queues: Option<usize>,
+    /// What the random numbers of the simulation start from.
+    pub seed: u64,
+    /// Virtual time that is measured, after a fifth of it for warming up.
+    pub time: Duration,
+}
+
+impl Setup {
+    /// The paper's setup: 70 clients, batches of 16. What clients have outstanding it does not print; here
+    /// it is enough to keep every core busy.
+    #[must_use]
+    pub fn paper(design: Design, cores: usize) -> Self {
+        Self {
+            design,
+            cores,
+            clients: 70,
+            machines: None,
+            window: 64,
+            postlist: 16,
+            batch: 16,
+            queues: None,
+            seed: 1,
+            time: Duration::from_millis(1),
+        }
+    }
+}
+
+/// UD queue pairs of a worker in the paper: one for each port of the NIC, and three with multi-queue.
+fn paper_queues(design: Design, profile: &Profile) -> usize {
+    let ports = profile.port.count.value as usize;
+    match design {
+        Design::RpcBatchMq | Design::SpecS0 => 3 * ports,
+        _ => ports,
+    }
+}
+
+/// UD queue pairs of a worker.
+#[must_use]
+pub fn queues(profile: &Profile, setup: &Setup) -> usize {
+    setup.queues.unwrap_or(paper_queues(setup.design, profile))
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Numbers handed out in the measured time, in 10^6 a second.
+    pub rate_mops: f64,
+    /// Median and 99th percentile of the latency of a postlist, over the clients' own, in ns.
+    pub latency_ns_p50: u64,
+    /// The 99th percentile: the worst client's.
+    pub latency_ns_p99: u64,
+    /// Answers to a doorbell of the server; 0 with atomics, where it answers nothing.
+    pub answers_per_doorbell: f64,
+    /// Requests that clients lost.
+    pub lost: u64,
+    /// Numbers that clients got, over the whole run.
+    pub requests: u64,
+    /// Messages that left all NICs, that arrived and were taken, and that arrived and were dropped.
+    pub messages: Messages,
+    /// Whether the numbers are those of a sequencer.
+    pub verified: bool,
+    /// The checker's words.
+    pub verdict: String,
+    /// Virtual time of the whole run, in ms.
+    pub virtual_ms: f64,
+}
+
+/// Messages of all machines, over the whole run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Messages {
+    /// That left.
+    pub sent: u64,
+    /// That arrived and were taken.
+    pub received: u64,
+    /// That arrived and were dropped.
+    pub dropped: u64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When the profile lacks what a simulation or the design needs, or the setup cannot work.
+pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+    let cores = profile.host.cores.value as usize;
+    if setup.cores > cores {
+        bail!(
+            "{} cores are more than the {cores} of {}; lower --cores",
+            setup.cores,
+            profile.name
+        );
+    }
+    let machines = setup
+        .machines
+        .unwrap_or(setup.clients.div_ceil(cores))
+        .max(1);
+    let bed = Bed::new(profile, 1 + machines, setup.seed)?;
+    let unknown = bed.cluster.unknown_of_cores();
+    if !unknown.is_empty() && setup.design != Design::Atomics {
+        bail!(
+            "profile {} has no {}, so a server's cores would cost nothing; give them in a profile of \
+             your own (verbatim model --template prints one)",
+            profile.name,
+            unknown.join(", ")
+        );
+    }
+    let mut server = LocalServer::new(&bed.contexts[0], server_config(profile, setup))?;
+    for (i, worker) in server.take_workers().into_iter().enumerate() {
+        bed.spawn(0, format!("worker {i}"), move || worker.run());
+    }
+    let gate = Gate::default();
+    let reports: Rc<RefCell<Vec<ClientReport>>> = Rc::default();
+    let failure: Rc<RefCell<Option<String>>> = Rc::default();
+    let left = Rc::new(Cell::new(setup.clients));
+    let door = server.door();
+    for i in 0..setup.clients {
+        let machine = 1 + i % machines;
+        let (context, door, gate) = (bed.contexts[machine].clone(), door.clone(), gate.clone());
+        let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
+        let config = ClientConfig {
+            window: setup.window,
+            batch: setup.postlist,
+            ..ClientConfig::default()
+        };
+        let until = Until::DurationMs(ran_ms(setup.time));
+        bed.spawn(machine, format!("client {i}"), move || {
+            match Client::connect_through(door.clone(), &context, config) {
+                Ok(mut client) => {
+                    gate.pass();
+                    let report = client.run(until);
+                    reports.borrow_mut().push(report);
+                }
+                Err(e) => {
+                    gate.came.set(gate.came.get() + 1);
+                    *failure.borrow_mut() = Some(e.to_string());
+                }
+            }
+            left.set(left.get() - 1);
+            if left.get() == 0 {
+                door.close();
+            }
+        });
+    }
+    bed.run_until(|| gate.came.get() == setup.clients)?;
+    gate.open.set(true);
+    if let Some(failure) = failure.take() {
+        bail!("a client cannot connect: {failure}");
+    }
+    bed.pass(setup.time / 5);
+    let (from, before) = (bed.cluster.now(), server.next());
+    bed.pass(setup.time);
+    let (to, after) = (bed.cluster.now(), server.next());
+    bed.finish()?;
+    if let Some(failure) = server.failure() {
+        bail!("the server failed: {failure}");
+    }
+    let reports = reports.take();
+    let mut checker = Checker::new(server.stats().start);
+    for (i, report) in reports.iter().enumerate() {
+        checker.add(&format!("client {i}"), report);
+    }
+    let verdict = checker.verdict(Some(server.next()));
+    let measured = (after - before, to - from);
+    Ok(outcome(&bed, &server, &reports, &verdict, measured))
+}
+
+fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
+    let queues = queues(profile, setup);
+    let outstanding = u32::try_from(setup.clients * setup.window).unwrap_or(u32::MAX);
+    ServerConfig {
+        design: setup.design,
+        workers: setup.cores,
+        batch: setup.batch,
+        queues: Some(queues),
+        max_clients: setup.clients,
+        max_window: setup.window,
+        recv_depth: outstanding.clamp(64, 1 << 15),
+        ..ServerConfig::default()
+    }
+}
+
+/// How long clients run: longer than warming up and measuring, in whole milliseconds.
+fn ran_ms(time: Duration) -> u64 {
+    let most = u64::try_from((time + time / 5).as_millis()).unwrap_or(u64::MAX);
+    most.saturating_add(1)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts and times far below 2^52"
+)]
+fn outcome(
+    bed: &Bed,
+    server: &LocalServer,
+    reports: &[ClientReport],
+    verdict: &Verdict,
+    (numbers, time): (u64, Duration),
+) -> Outcome {
+    let stats = server.stats();
+    let mut messages = Messages::default();
+    for machine in 0..bed.contexts.len() {
+        let counters = bed.cluster.counters(bed.cluster.machine(machine));
+        messages.sent += counters.sent;
+        messages.received += counters.received;
+        messages.dropped += counters.dropped;
+    }
+    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    Outcome {
+        rate_mops: numbers as f64 / time.as_secs_f64() * 1e-6,
+        latency_ns_p50: medians.get(medians.len() / 2).copied().unwrap_or(0),
+        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
+        answers_per_doorbell: if stats.doorbells > 0 {
+            stats.requests as f64 / stats.doorbells as f64
+        } else {
+            0.0
+        },
+        lost: reports.iter().map(|r| r.failures.lost).sum(),
+        requests: reports.iter().map(|r| r.requests).sum(),
+        messages,
+        verified: verdict.ok,
+        verdict: verdict.to_string(),
+        virtual_ms: bed.cluster.now().as_secs_f64() * 1e3,
+    }
+}

@@ -1,0 +1,104 @@
+//! The sequencer on a simulated cluster: deterministic, loses nothing, and as fast as published.
+
+use std::time::Duration;
+
+use bench::simulated::sequencer::{Outcome, Setup, run};
+use nicmodel::profile::builtin;
+use nicmodel::published;
+use sequencer::Design;
+
+fn simulate(setup: &Setup) -> Outcome {
+    let outcome = run(builtin("cib").expect("built in"), setup).expect("it runs");
+    assert!(outcome.verified, "{}", outcome.verdict);
+    outcome
+}
+
+fn short(design: Design, cores: usize) -> Setup {
+    Setup {
+        clients: 12,
+        time: Duration::from_micros(50),
+        ..Setup::paper(design, cores)
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_output() {
+    for design in Design::ALL {
+        let json = || serde_json::to_string(&simulate(&short(design, 2))).expect("serializes");
+        assert_eq!(json(), json(), "{design}");
+    }
+}
+
+#[test]
+fn no_message_is_lost_or_doubled() {
+    for design in Design::ALL {
+        let outcome = simulate(&short(design, 3));
+        let messages = outcome.messages;
+        assert_eq!((messages.dropped, outcome.lost), (0, 0), "{design}");
+        assert_eq!(messages.sent, messages.received, "{design}");
+        if design == Design::Atomics {
+            // READs of the limit come besides.
+            assert!(messages.sent >= outcome.requests, "{design}");
+        } else {
+            assert_eq!(messages.sent, 2 * outcome.requests, "{design}");
+        }
+    }
+}
+
+/// Figure 7 and Table 3: rates that were fitted within 3 %, others within 10 %.
+#[test]
+fn the_ladder_of_the_paper() {
+    let cases = [
+        (Design::Atomics, 1, "seq_t3_atomics", 0.03),
+        (Design::Rpc, 1, "seq_rpc_base_1c", 0.03),
+        (Design::Rpc, 14, "seq_t3_baseline", 0.03),
+        (Design::RpcBatch, 1, "seq_rpc_batch_1c", 0.03),
+        (Design::RpcBatchMq, 1, "seq_rpc_batch_mq_1c", 0.03),
+        (Design::RpcBatchMq, 6, "seq_rpc_batch_mq_6c", 0.1),
+        (Design::SpecS0, 10, "seq_t3_spec_s0", 0.1),
+    ];
+    for (design, cores, id, limit) in cases {
+        let setup = Setup {
+            time: Duration::from_micros(500),
+            ..Setup::paper(design, cores)
+        };
+        let ours = simulate(&setup).rate_mops;
+        let printed = published::get(id).expect("published").value;
+        let error = ours / printed - 1.0;
+        assert!(error.abs() <= limit, "{id}: {ours} for {printed}");
+    }
+}
+
+/// What the ladder teaches: each step pays, and one core of Spec-S0, which posts RECVs, is slower.
+#[test]
+fn steps_of_the_ladder() {
+    let rate = |design| simulate(&short(design, 1)).rate_mops;
+    let steps = [
+        Design::Atomics,
+        Design::Rpc,
+        Design::RpcBatch,
+        Design::RpcBatchMq,
+    ];
+    let rates = steps.map(rate);
+    assert!(rates.is_sorted(), "{rates:?}");
+    assert!(rate(Design::SpecS0) < rates[3]);
+}
+
+#[test]
+fn what_cannot_be_simulated_says_why() {
+    let refused = |nic, design, cores| {
+        let profile = builtin(nic).expect("built in");
+        let error = run(profile, &short(design, cores)).expect_err("refused");
+        error.to_string()
+    };
+    let bf2 = refused("bf2", Design::SpecS0, 1);
+    let lacks = "profile bf2 cannot be simulated: it has no processing.send_ns";
+    assert!(bf2.contains(lacks), "{bf2}");
+    let cx3 = refused("cx3", Design::SpecS0, 1);
+    assert!(cx3.contains("host.post_wqe_ns"), "{cx3}");
+    let many = refused("cib", Design::Rpc, 15);
+    assert!(
+        many.contains("15 cores are more than the 14 of cib"),
+        "{many}"
+    );
+}

@@ -1,0 +1,261 @@
+//! Devices and ports: each machine has one of each.
+
+use std::ffi::{c_char, c_int};
+
+use verbs_abi::*;
+
+use super::{Handle, data_path, on, or_errno, or_null, set_errno};
+use crate::nic::lid;
+use crate::post::MAX_SGE;
+use crate::threads::world;
+use crate::world::World;
+
+/// WRs of a queue.
+pub(super) const MAX_WR: u32 = 1 << 15;
+/// Entries of a CQ.
+pub(super) const MAX_CQE: c_int = 1 << 22;
+/// Queue pair numbers have 24 bits.
+pub(super) const MAX_QP: usize = (1 << 24) - 1;
+
+pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
+    let listed = world(|world| {
+        let count = u32::try_from(world.machines.len()).unwrap_or(0);
+        let devices = (0..count).map(|index| Handle::give(describe(index), world, index));
+        devices.chain([std::ptr::null_mut()]).collect::<Vec<_>>()
+    });
+    let list = listed.unwrap_or_else(|| vec![std::ptr::null_mut()]);
+    // SAFETY: NULL or a place for the number.
+    if let Some(num) = unsafe { num.as_mut() } {
+        *num = c_int::try_from(list.len() - 1).unwrap_or(c_int::MAX);
+    }
+    Box::into_raw(list.into_boxed_slice()).cast()
+}
+
+fn describe(machine: u32) -> ibv_device {
+    let mut device = ibv_device::zeroed();
+    device.node_type = IBV_NODE_CA;
+    device.transport_type = IBV_TRANSPORT_IB;
+    for (place, byte) in device.name.iter_mut().zip(format!("sim{machine}").bytes()) {
+        *place = c_char::from_ne_bytes([byte]);
+    }
+    device
+}
+
+/// Frees the list. Its devices go with it: a context keeps a copy of its own.
+pub(super) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    if list.is_null() {
+        return;
+    }
+    // SAFETY: made by `ibv_get_device_list`: the devices, and NULL.
+    unsafe {
+        let mut len = 0;
+        while !(*list.add(len)).is_null() {
+            drop(Handle::take(*list.add(len)));
+            len += 1;
+        }
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+            list,
+            len + 1,
+        )));
+    }
+}
+
+pub(super) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: a device of ours.
+    unsafe { (*device).name.as_ptr() }
+}
+
+pub(super) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: a device of ours.
+    unsafe { on(device, |_, machine| Ok(guid(machine).to_be())) }.unwrap_or(0)
+}
+
+/// A locally administered EUI-64 that counts machines.
+fn guid(machine: u32) -> u64 {
+    0x0200_0000_0000_0000 | u64::from(machine + 1)
+}
+
+pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: a device of ours.
+    let opened = unsafe {
+        on(device, |world, machine| {
+            let mut context = ibv_context::zeroed();
+            context.device = Handle::give(describe(machine), world, machine);
+            context.ops.post_send = Some(data_path::post_send);
+            context.ops.post_recv = Some(data_path::post_recv);
+            context.ops.post_srq_recv = Some(data_path::post_srq_recv);
+            context.ops.poll_cq = Some(data_path::poll_cq);
+            context.ops.req_notify_cq = Some(data_path::req_notify_cq);
+            context.cmd_fd = -1;
+            context.async_fd = -1;
+            context.num_comp_vectors = 1;
+            Ok(Handle::give(context, world, machine))
+        })
+    };
+    or_null(opened)
+}
+
+pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    if context.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a context of ours, closed once.
+    unsafe {
+        let context = Handle::take(context);
+        drop(Handle::take(context.abi.device));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_get_async_event(
+    _: *mut ibv_context,
+    _: *mut ibv_async_event,
+) -> c_int {
+    // Nothing asynchronous is simulated.
+    set_errno(libc::EOPNOTSUPP);
+    -1
+}
+
+pub(super) unsafe extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}
+
+pub(super) unsafe extern "C" fn ibv_query_device(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr,
+) -> c_int {
+    // SAFETY: a context of ours; a place for the attributes.
+    let (queried, place) = unsafe {
+        (
+            on(context, |world, machine| Ok(attributes(world, machine))),
+            attr.as_mut(),
+        )
+    };
+    match (queried, place) {
+        (Ok(attributes), Some(place)) => {
+            *place = attributes;
+            0
+        }
+        (Err(errno), _) => errno,
+        (_, None) => libc::EINVAL,
+    }
+}
+
+fn attributes(world: &World, machine: u32) -> ibv_device_attr {
+    let mut attr = ibv_device_attr::zeroed();
+    let most = |count: u32| c_int::try_from(count).unwrap_or(c_int::MAX);
+    attr.node_guid = guid(machine).to_be();
+    attr.sys_image_guid = attr.node_guid;
+    attr.max_mr_size = u64::MAX;
+    attr.page_size_cap = 4096;
+    attr.max_qp = c_int::try_from(MAX_QP).unwrap_or(c_int::MAX);
+    attr.max_qp_wr = most(MAX_WR);
+    attr.max_sge = c_int::try_from(MAX_SGE).unwrap_or(1);
+    attr.max_sge_rd = 1;
+    attr.max_cq = c_int::MAX;
+    attr.max_cqe = MAX_CQE;
+    attr.max_mr = c_int::MAX;
+    attr.max_pd = c_int::MAX;
+    attr.max_ah = c_int::MAX;
+    // How many READs and atomics a queue pair has outstanding is not limited.
+    attr.max_qp_rd_atom = 128;
+    attr.max_res_rd_atom = c_int::MAX;
+    attr.max_qp_init_rd_atom = 128;
+    attr.atomic_cap = if world.costs.has_atomics {
+        IBV_ATOMIC_HCA
+    } else {
+        IBV_ATOMIC_NONE
+    };
+    attr.max_pkeys = 1;
+    attr.phys_port_cnt = 1;
+    attr
+}
+
+/// All ports of the machine together are its port 1.
+pub(super) unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: a context of ours; a place for the attributes.
+    let (queried, place) = unsafe {
+        let queried = on(context, |world, machine| Ok((world.costs.mtu, machine)));
+        (queried, attr.as_mut())
+    };
+    let (Ok((mtu, machine)), Some(place), 1) = (queried, place, port_num) else {
+        return libc::EINVAL;
+    };
+    let mut port = ibv_port_attr::zeroed();
+    port.state = IBV_PORT_ACTIVE;
+    port.max_mtu = match mtu {
+        ..512 => IBV_MTU_256,
+        512..1024 => IBV_MTU_512,
+        1024..2048 => IBV_MTU_1024,
+        2048..4096 => IBV_MTU_2048,
+        4096.. => IBV_MTU_4096,
+    };
+    port.active_mtu = port.max_mtu;
+    port.gid_tbl_len = 1;
+    port.max_msg_sz = 1 << 31;
+    port.pkey_tbl_len = 1;
+    port.lid = lid(machine);
+    port.sm_lid = 1;
+    port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+    port.active_width = 2;
+    port.active_speed = 16;
+    *place = port;
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_query_gid(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    // SAFETY: a context of ours; a place for the GID.
+    let (queried, place) = unsafe { (on(context, |_, machine| Ok(machine)), gid.as_mut()) };
+    let (Ok(machine), Some(place), 1, 0) = (queried, place, port_num, index) else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    let mut raw = [0; 16];
+    raw[..2].copy_from_slice(&[0xfe, 0x80]);
+    raw[8..].copy_from_slice(&guid(machine).to_be_bytes());
+    place.raw = raw;
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    // SAFETY: a context of ours; a place for the P_Key.
+    let (queried, place) = unsafe { (on(context, |_, _| Ok(())), pkey.as_mut()) };
+    let (Ok(()), Some(place), 1, 0) = (queried, place, port_num, index) else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    *place = 0xffff;
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let mut pd = ibv_pd::zeroed();
+    pd.context = context;
+    // SAFETY: a context of ours.
+    or_null(unsafe {
+        on(context, |world, machine| {
+            Ok(Handle::give(pd, world, machine))
+        })
+    })
+}
+
+pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    if pd.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a protection domain of ours, given back once.
+    drop(unsafe { Handle::take(pd) });
+    or_errno(Ok(()))
+}

@@ -1,0 +1,422 @@
+//! Regions, completion queues, queue pairs and address handles.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+
+use verbs_abi::*;
+
+use super::device::{MAX_CQE, MAX_QP, MAX_WR};
+use super::{Handle, on, or_errno, or_null, set_errno};
+use crate::memory::Region;
+use crate::post::{MAX_SGE, transport};
+use crate::world::{Cq, Mr, Qp, World};
+
+pub(super) unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let mut mr = ibv_mr::zeroed();
+    // SAFETY: a protection domain of ours; its owner promises that the memory stays until the region is
+    // deregistered.
+    let registered = unsafe {
+        on(pd, |world, machine| {
+            let region = Region::new(addr.expose_provenance() as u64, length as u64);
+            let key = place(&mut world.mrs, |_| Mr {
+                machine,
+                region,
+                access,
+                writes: std::collections::VecDeque::new(),
+                watcher: None,
+            })?;
+            mr.context = (*pd).context;
+            (mr.pd, mr.addr, mr.length) = (pd, addr, length);
+            (mr.handle, mr.lkey, mr.rkey) = (key, key, key);
+            Ok(Handle::give(mr, world, key))
+        })
+    };
+    or_null(registered)
+}
+
+/// Puts an object into a table; keys are never used twice.
+fn place<T>(table: &mut Vec<Option<T>>, make: impl FnOnce(u32) -> T) -> Result<u32, c_int> {
+    let index = u32::try_from(table.len()).map_err(|_| libc::ENOMEM)?;
+    table.push(Some(make(index)));
+    Ok(index)
+}
+
+pub(super) unsafe extern "C" fn ibv_rereg_mr(
+    _: *mut ibv_mr,
+    _: c_int,
+    _: *mut ibv_pd,
+    _: *mut c_void,
+    _: usize,
+    _: c_int,
+) -> c_int {
+    set_errno(libc::EOPNOTSUPP);
+    IBV_REREG_MR_ERR_INPUT
+}
+
+pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    if mr.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a region of ours, given back once. With its simulation gone nothing reaches it any more.
+    unsafe {
+        let _ = on(mr, |world, key| {
+            world.mrs[key as usize] = None;
+            Ok(())
+        });
+        drop(Handle::take(mr));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    // SAFETY: a context of ours.
+    let created = unsafe {
+        on(context, |world, machine| {
+            use rustix::event::{EventfdFlags, eventfd};
+            let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| e.raw_os_error())?;
+            let channel = ibv_comp_channel {
+                context,
+                fd: fd.into_raw_fd(),
+                refcnt: 0,
+            };
+            Ok(Handle::give(channel, world, machine))
+        })
+    };
+    or_null(created)
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    if channel.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a channel of ours with the descriptor that it was made with, given back once.
+    unsafe {
+        let channel = Handle::take(channel);
+        drop(OwnedFd::from_raw_fd(channel.abi.fd));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    _: c_int,
+) -> *mut ibv_cq {
+    if !(1..=MAX_CQE).contains(&cqe) {
+        return or_null(Err(libc::EINVAL));
+    }
+    let mut cq = ibv_cq::zeroed();
+    (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
+    // SAFETY: a context of ours.
+    let created = unsafe {
+        on(context, |world, _| {
+            let index = place(&mut world.cqs, |_| Cq {
+                capacity: usize::try_from(cqe).unwrap_or(0),
+                cqes: std::collections::VecDeque::new(),
+                overrun: false,
+                watcher: None,
+            })?;
+            cq.handle = index;
+            Ok(Handle::give(cq, world, index))
+        })
+    };
+    or_null(created)
+}
+
+pub(super) unsafe extern "C" fn ibv_resize_cq(_: *mut ibv_cq, _: c_int) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    if cq.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a CQ of ours, given back once.
+    unsafe {
+        let _ = on(cq, |world, index| {
+            world.cqs[index as usize] = None;
+            Ok(())
+        });
+        drop(Handle::take(cq));
+    }
+    0
+}
+
+/// Blocking in the kernel lets no virtual time pass: simulated programs poll.
+pub(super) unsafe extern "C" fn ibv_get_cq_event(
+    _: *mut ibv_comp_channel,
+    _: *mut *mut ibv_cq,
+    _: *mut *mut c_void,
+) -> c_int {
+    set_errno(libc::EOPNOTSUPP);
+    -1
+}
+
+pub(super) unsafe extern "C" fn ibv_ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
+
+pub(super) unsafe extern "C" fn ibv_create_srq(
+    _: *mut ibv_pd,
+    _: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    or_null(Err(libc::EOPNOTSUPP))
+}
+
+pub(super) unsafe extern "C" fn ibv_modify_srq(
+    _: *mut ibv_srq,
+    _: *mut ibv_srq_attr,
+    _: c_int,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_query_srq(_: *mut ibv_srq, _: *mut ibv_srq_attr) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_srq(_: *mut ibv_srq) -> c_int {
+    libc::EINVAL
+}
+
+pub(super) unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: handles of ours; the program's attributes.
+    unsafe {
+        let Some(init) = init.as_mut() else {
+            return or_null(Err(libc::EINVAL));
+        };
+        or_null(on(pd, |world, machine| create_qp(world, machine, pd, init)))
+    }
+}
+
+/// # Safety
+/// The handles are ours, or NULL.
+unsafe fn create_qp(
+    world: &mut World,
+    machine: u32,
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, c_int> {
+    let Some(transport) = transport(init.qp_type).filter(|_| init.srq.is_null()) else {
+        return Err(libc::EOPNOTSUPP);
+    };
+    // SAFETY: contract of this function.
+    let cqs = unsafe {
+        let index = |cq: *mut ibv_cq| cq.cast::<Handle<ibv_cq>>().as_ref().map(|cq| cq.index);
+        index(init.send_cq).zip(index(init.recv_cq))
+    };
+    let (send_cq, recv_cq) = cqs.ok_or(libc::EINVAL)?;
+    let cap = init.cap;
+    let sges = u32::try_from(MAX_SGE).unwrap_or(1);
+    if cap.max_send_wr > MAX_WR
+        || cap.max_recv_wr > MAX_WR
+        || cap.max_send_sge > sges
+        || cap.max_recv_sge > sges
+        || cap.max_inline_data > world.costs.max_inline
+        || world.qps.len() > MAX_QP
+    {
+        return Err(libc::EINVAL);
+    }
+    let signal_all = init.sq_sig_all != 0;
+    let index = place(&mut world.qps, |_| {
+        Box::new(Qp {
+            machine,
+            transport,
+            state: IBV_QPS_RESET,
+            send_cq,
+            recv_cq,
+            cap,
+            signal_all,
+            qkey: 0,
+            access: 0,
+            peer: 0,
+            recvs: std::collections::VecDeque::new(),
+            outstanding: 0,
+            wqes: std::collections::VecDeque::new(),
+            lists: std::collections::VecDeque::new(),
+            arrived: 0,
+            in_service: false,
+            last_answer: 0,
+            last_completion: 0,
+        })
+    })?;
+    let mut qp = ibv_qp::zeroed();
+    // SAFETY: a protection domain of ours.
+    qp.context = unsafe { (*pd).context };
+    (qp.qp_context, qp.pd) = (init.qp_context, pd);
+    (qp.send_cq, qp.recv_cq) = (init.send_cq, init.recv_cq);
+    (qp.handle, qp.qp_num, qp.qp_type) = (index, index, init.qp_type);
+    Ok(Handle::give(qp, world, index))
+}
+
+pub(super) unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: a queue pair of ours; places for the results.
+    let queried = unsafe {
+        on(qp, |world, index| {
+            let qp = world.qp(index).ok_or(libc::EINVAL)?;
+            let mut found = ibv_qp_attr::zeroed();
+            found.qp_state = qp.state;
+            found.cur_qp_state = qp.state;
+            found.path_mtu = IBV_MTU_4096;
+            found.qkey = qp.qkey;
+            found.dest_qp_num = qp.peer;
+            found.qp_access_flags = qp.access.cast_unsigned();
+            found.cap = qp.cap;
+            found.port_num = 1;
+            if let Some(attr) = attr.as_mut() {
+                *attr = found;
+            }
+            if let Some(init) = init.as_mut() {
+                init.cap = qp.cap;
+                init.sq_sig_all = qp.signal_all.into();
+            }
+            Ok(())
+        })
+    };
+    or_errno(queried)
+}
+
+pub(super) unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: a queue pair of ours; the program's attributes.
+    let modified = unsafe {
+        let Some(attr) = attr.as_ref() else {
+            return libc::EINVAL;
+        };
+        on(qp, |world, index| modify(world, index, attr, mask))
+    };
+    or_errno(modified)
+}
+
+fn modify(world: &mut World, index: u32, attr: &ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
+    let qp = world.qp(index).ok_or(libc::EINVAL)?;
+    let has = |bit| mask & bit != 0;
+    if has(IBV_QP_QKEY) {
+        qp.qkey = attr.qkey;
+    }
+    if has(IBV_QP_ACCESS_FLAGS) {
+        qp.access = attr.qp_access_flags.cast_signed();
+    }
+    if has(IBV_QP_DEST_QPN) {
+        qp.peer = attr.dest_qp_num;
+    }
+    if !has(IBV_QP_STATE) {
+        return Ok(());
+    }
+    let legal = match attr.qp_state {
+        IBV_QPS_RESET | IBV_QPS_ERR => true,
+        IBV_QPS_INIT => matches!(qp.state, IBV_QPS_RESET | IBV_QPS_INIT),
+        IBV_QPS_RTR => qp.state == IBV_QPS_INIT,
+        IBV_QPS_RTS => matches!(qp.state, IBV_QPS_RTR | IBV_QPS_RTS),
+        _ => false,
+    };
+    if !legal {
+        return Err(libc::EINVAL);
+    }
+    qp.state = attr.qp_state;
+    if attr.qp_state == IBV_QPS_ERR {
+        world.flush(index);
+    }
+    Ok(())
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    if qp.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a queue pair of ours, given back once.
+    unsafe {
+        let _ = on(qp, |world, index| {
+            world.remove_qp(index);
+            Ok(())
+        });
+        drop(Handle::take(qp));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_create_ah(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_ah_attr,
+) -> *mut ibv_ah {
+    // SAFETY: a protection domain of ours; the program's attributes.
+    let created = unsafe {
+        let attr = attr.as_ref().ok_or(libc::EINVAL);
+        on(pd, |world, machine| {
+            let attr = attr?;
+            let there = usize::from(attr.dlid);
+            if attr.port_num != 1 || !(1..=world.machines.len()).contains(&there) {
+                return Err(libc::EINVAL);
+            }
+            let ah = ibv_ah {
+                context: (*pd).context,
+                pd,
+                handle: u32::from(attr.dlid),
+            };
+            Ok(Handle::give(ah, world, machine))
+        })
+    };
+    or_null(created)
+}
+
+pub(super) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    if ah.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: an address handle of ours, given back once.
+    drop(unsafe { Handle::take(ah) });
+    0
+}
+
+pub(super) unsafe extern "C" fn ibv_attach_mcast(
+    _: *mut ibv_qp,
+    _: *const ibv_gid,
+    _: u16,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_detach_mcast(
+    _: *mut ibv_qp,
+    _: *const ibv_gid,
+    _: u16,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_init_ah_from_wc(
+    _: *mut ibv_context,
+    _: u8,
+    _: *mut ibv_wc,
+    _: *mut ibv_grh,
+    _: *mut ibv_ah_attr,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(super) unsafe extern "C" fn ibv_create_ah_from_wc(
+    _: *mut ibv_pd,
+    _: *mut ibv_wc,
+    _: *mut ibv_grh,
+    _: u8,
+) -> *mut ibv_ah {
+    or_null(Err(libc::EOPNOTSUPP))
+}

@@ -1,0 +1,322 @@
+//! A profile as times: what each step of an operation takes of each part of the machine.
+
+use std::collections::HashMap;
+
+use nicmodel::pcie::{self, Purpose};
+use nicmodel::profile::{Profile, Sourced};
+use nicmodel::{Footprint, Method, Operation, Side, Transport, Verb, wqe};
+
+use crate::queue::Ps;
+
+/// Locks of a NIC that are kept one by one.
+const MAX_LOCK_BITS: u32 = 16;
+
+/// Why a profile cannot be simulated.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "profile {profile} cannot be simulated: it has no {}; give {} in a profile of your own \
+     (verbatim model --template prints one)",
+    .missing.join(", "),
+    if .missing.len() == 1 { "it" } else { "them" }
+)]
+pub struct MissingCosts {
+    /// The profile.
+    pub profile: String,
+    /// Keys that a simulation needs and the profile does not have.
+    pub missing: Vec<&'static str>,
+}
+
+/// What does not depend on the operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Costs {
+    pub(crate) cores: u32,
+    pub(crate) post_wqe: Ps,
+    pub(crate) mmio_write: Ps,
+    pub(crate) poll_cqe: Ps,
+    pub(crate) post_recv: Ps,
+    pub(crate) atomic_add: Ps,
+    pub(crate) contended_add: Ps,
+    pub(crate) request: Ps,
+    /// Processor costs that the profile does not have: cores do these in no time.
+    pub(crate) unknown_of_cores: Vec<&'static str>,
+    pub(crate) units: usize,
+    pub(crate) fetch_wait: Ps,
+    /// One way over PCIe.
+    pub(crate) pcie: Ps,
+    /// One way through the network.
+    pub(crate) network: Ps,
+    pub(crate) has_atomics: bool,
+    pub(crate) lock_bits: u32,
+    pub(crate) lock_hold: Ps,
+    pub(crate) max_inline: u32,
+    pub(crate) mtu: u32,
+    pub(crate) wqe_cache: Option<usize>,
+}
+
+impl Costs {
+    pub(crate) fn of(profile: &Profile) -> Result<Self, MissingCosts> {
+        let (host, nic) = (&profile.host, &profile.processing);
+        let mut missing = Vec::new();
+        let mut need = |key, number: &Option<Sourced<f64>>| {
+            if number.is_none() {
+                missing.push(key);
+            }
+            ps(known(number))
+        };
+        need("processing.send_ns", &nic.send_ns);
+        need("processing.inbound_ns", &nic.inbound_ns);
+        let network = need("port.latency_ns", &profile.port.latency_ns);
+        let pcie = need("pcie.latency_ns", &profile.pcie.latency_ns);
+        if !missing.is_empty() {
+            let profile = profile.name.clone();
+            return Err(MissingCosts { profile, missing });
+        }
+        let mut unknown_of_cores = Vec::new();
+        let mut core = |key, number: &Option<Sourced<f64>>| {
+            if number.is_none() {
+                unknown_of_cores.push(key);
+            }
+            ps(known(number))
+        };
+        Ok(Self {
+            cores: host.cores.value,
+            post_wqe: core("host.post_wqe_ns", &host.post_wqe_ns),
+            mmio_write: core("host.mmio_write_ns", &host.mmio_write_ns),
+            poll_cqe: core("host.poll_cqe_ns", &host.poll_cqe_ns),
+            post_recv: core("host.post_recv_ns", &host.post_recv_ns),
+            atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
+            contended_add: core("host.contended_add_ns", &host.contended_add_ns),
+            request: core("host.request_ns", &host.request_ns),
+            unknown_of_cores,
+            units: nic.units.as_ref().map_or(1, |units| units.value as usize),
+            fetch_wait: ps(known(&nic.wqe_fetch_wait_ns)),
+            pcie,
+            network,
+            has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
+            lock_bits: profile
+                .atomics
+                .lock_bits
+                .as_ref()
+                .map_or(0, |bits| bits.value.min(MAX_LOCK_BITS)),
+            lock_hold: ps(known(&profile.atomics.lock_hold_ns)),
+            max_inline: profile.wqe.max_inline_bytes.value,
+            mtu: profile.port.mtu_bytes.value,
+            wqe_cache: wqe_cache(profile),
+        })
+    }
+}
+
+/// WQEs of READs that the NIC keeps: as many as are outstanding at the window that is published as the best.
+fn wqe_cache(profile: &Profile) -> Option<usize> {
+    let window = profile.cache.read_window.as_ref()?.value as usize;
+    let threads = profile.cache.read_window_threads.as_ref()?.value as usize;
+    Some(window * threads)
+}
+
+fn known(number: &Option<Sourced<f64>>) -> f64 {
+    number.as_ref().map_or(0.0, |number| number.value)
+}
+
+/// A time in ns as picoseconds.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times of a checked profile are positive and far below 2^63 ps"
+)]
+fn ps(ns: f64) -> Ps {
+    (ns * 1e3).round() as Ps
+}
+
+/// What one kind of operation takes, apart from how its WQEs were handed over.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) operation: Operation,
+    /// Cache lines of a WQE.
+    pub(crate) lines: u64,
+    /// Link to the device, for a WQE by MMIO, and the same to the host (link-layer packets).
+    pub(crate) by_mmio: Pcie,
+    /// A processing unit of the requester.
+    pub(crate) unit: Ps,
+    /// Fetching payload that is not inlined.
+    pub(crate) payload_fetch: Pcie,
+    /// Fetching a WQE again that has left the NIC's cache.
+    pub(crate) refetch: Pcie,
+    /// Writing the answer of a READ or atomic.
+    pub(crate) answer: Pcie,
+    /// The responder's processing, all units together.
+    pub(crate) inbound: Ps,
+    /// The responder's DMAs.
+    pub(crate) responder: Pcie,
+    /// The network to the responder, and back.
+    pub(crate) out_wire: Ps,
+    pub(crate) back_wire: Ps,
+}
+
+/// Time on both directions of a PCIe link.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pcie {
+    pub(crate) to_device: Ps,
+    pub(crate) to_host: Ps,
+}
+
+/// What identifies a [`Shape`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ShapeKey {
+    pub(crate) verb: Verb,
+    pub(crate) transport: Transport,
+    pub(crate) payload: u32,
+    pub(crate) inline: bool,
+    pub(crate) imm: bool,
+    pub(crate) num_sge: u32,
+}
+
+/// The shapes that have occurred.
+#[derive(Debug)]
+pub(crate) struct Shapes {
+    profile: Profile,
+    shapes: Vec<Shape>,
+    known: HashMap<ShapeKey, u32>,
+    last: Option<(ShapeKey, u32)>,
+    doorbell: Pcie,
+    cqe: Pcie,
+    /// Fetching lists of WQEs, by cache lines of a WQE and length of the list.
+    fetches: HashMap<(u64, u32), Pcie>,
+}
+
+impl Shapes {
+    pub(crate) fn new(profile: &Profile) -> Self {
+        let link = Link::of(profile);
+        let send = Operation::header_only(Transport::Ud).signaled(1.0);
+        let one = Footprint::of_postlist(profile, &send, Method::Doorbell, 1);
+        let one = one.expect("every NIC sends datagrams");
+        Self {
+            doorbell: link.time(&one.requester, |p| p == Purpose::Doorbell),
+            cqe: link.time(&one.requester, |p| p == Purpose::Cqe),
+            profile: profile.clone(),
+            shapes: Vec::new(),
+            known: HashMap::new(),
+            last: None,
+            fetches: HashMap::new(),
+        }
+    }
+
+    /// The shape of an operation; nothing if the NIC cannot do it.
+    pub(crate) fn find(&mut self, key: ShapeKey) -> Option<u32> {
+        if let Some((last, id)) = self.last
+            && last == key
+        {
+            return Some(id);
+        }
+        let id = match self.known.get(&key) {
+            Some(&id) => id,
+            None => {
+                let shape = shape(&self.profile, key)?;
+                let id = u32::try_from(self.shapes.len()).ok()?;
+                self.shapes.push(shape);
+                self.known.insert(key, id);
+                id
+            }
+        };
+        self.last = Some((key, id));
+        Some(id)
+    }
+
+    pub(crate) fn get(&self, id: u32) -> &Shape {
+        &self.shapes[id as usize]
+    }
+
+    pub(crate) fn doorbell(&self) -> Pcie {
+        self.doorbell
+    }
+
+    pub(crate) fn cqe(&self) -> Pcie {
+        self.cqe
+    }
+
+    /// Fetching the WQEs of a list of `len` operations like this one.
+    pub(crate) fn fetch(&mut self, id: u32, len: u32) -> Pcie {
+        let shape = &self.shapes[id as usize];
+        let (profile, operation) = (&self.profile, &shape.operation);
+        *self.fetches.entry((shape.lines, len)).or_insert_with(|| {
+            let list = Footprint::of_postlist(profile, operation, Method::Doorbell, len.max(1));
+            list.map_or(Pcie::default(), |list| {
+                Link::of(profile).time(&list.requester, |p| p == Purpose::WqeFetch)
+            })
+        })
+    }
+}
+
+fn shape(profile: &Profile, key: ShapeKey) -> Option<Shape> {
+    let operation = Operation {
+        inline: key.inline,
+        imm: key.imm,
+        num_sge: key.num_sge.max(1),
+        ..Operation::new(key.verb, key.transport, key.payload)
+    };
+    let one = Footprint::of_postlist(profile, &operation, Method::WqeByMmio, 1).ok()?;
+    let rung = Footprint::of_postlist(profile, &operation, Method::Doorbell, 1).ok()?;
+    let link = Link::of(profile);
+    let units = profile
+        .processing
+        .units
+        .as_ref()
+        .map_or(1.0, |units| f64::from(units.value));
+    let port = f64::from(profile.port.count.value) * profile.port.gbps.value / 8.0;
+    let wire = |packets: nicmodel::wire::Packets| ps(packets.link_bytes(profile) / port);
+    let lines = wqe::lines(wqe::bytes(profile, &operation));
+    Some(Shape {
+        operation,
+        lines: u64::from(lines),
+        by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),
+        unit: ps(units * sending(profile, &operation, lines)),
+        payload_fetch: link.time(&one.requester, |p| p == Purpose::PayloadFetch),
+        refetch: link.time(&rung.requester, |p| p == Purpose::WqeFetch),
+        answer: link.time(&one.requester, |p| p == Purpose::ResponsePlacement),
+        inbound: ps(nicmodel::bounds::inbound_ns(profile, &operation)?),
+        responder: link.time(&one.responder, |_| true),
+        out_wire: wire(one.network.to_responder),
+        back_wire: wire(one.network.to_requester),
+    })
+}
+
+/// Time of the whole NIC for sending one. READs and atomics of a NIC whose rate for them is not
+/// known cost what a SEND does.
+fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
+    let nic = &profile.processing;
+    let send = known(&nic.send_ns) + f64::from(lines.saturating_sub(1)) * known(&nic.wqe_line_ns);
+    match operation.verb {
+        Verb::Send | Verb::RdmaWrite => send,
+        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+            nic.read_ns.as_ref().map_or(send, |read| read.value)
+        }
+    }
+}
+
+/// The PCIe link: bytes into time.
+struct Link {
+    bytes_per_ns: f64,
+    per_tlp: f64,
+}
+
+impl Link {
+    fn of(profile: &Profile) -> Self {
+        Self {
+            bytes_per_ns: pcie::bandwidth_mbps(profile) * 1e-3,
+            per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,
+        }
+    }
+
+    fn time(&self, side: &Side, of: impl Fn(Purpose) -> bool) -> Pcie {
+        let (mut to_device, mut to_host) = (0.0, 0.0);
+        for part in side.transactions.iter().filter(|part| of(part.purpose)) {
+            // Link-layer packets of a transaction cost each direction.
+            let overhead = self.per_tlp * (part.tlps_to_device + part.tlps_to_host);
+            to_device += part.bytes_to_device() + overhead;
+            to_host += part.bytes_to_host() + overhead;
+        }
+        Pcie {
+            to_device: ps(to_device / self.bytes_per_ns),
+            to_host: ps(to_host / self.bytes_per_ns),
+        }
+    }
+}

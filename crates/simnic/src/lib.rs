@@ -1,0 +1,34 @@
+//! The simulated NIC: whole clusters in virtual time, on one thread.
+//!
+//! A [`Cluster`] has machines, each with a NIC, a PCIe link and cores as a profile of `nicmodel`
+//! describes them. Its machines are devices of a provider ([`symbols`]) of the same C ABI as every
+//! other, so whatever is written against the verbs runs on it: real code on simulated threads
+//! ([`Cluster::spawn`]), whose verbs cost virtual time and cause events.
+//!
+//! - `queue`: what happens next; ties have an order, so a run depends on nothing but its input.
+//! - `costs`: the profile as times, by way of `nicmodel`'s footprints.
+//! - `nic`: WQEs through processing units to the network, messages to memory and completions.
+//! - `post`: what verbs cost a core.
+//! - `threads`: coroutines with clocks; the only places where they stop.
+//! - `abi`, `memory`: C structures and raw memory, and all that is unsafe about them.
+//!
+//! What is not simulated: shared receive queues, completion events, limits on outstanding READs,
+//! loss, and retries (a RECV that is not there when a reliable SEND comes fails it at once).
+
+#![deny(unsafe_code)]
+
+mod abi;
+mod cluster;
+mod costs;
+mod memory;
+mod nic;
+mod post;
+mod queue;
+mod threads;
+mod world;
+
+pub use abi::symbols;
+pub use cluster::{Cluster, ClusterError, Machine, Unfinished};
+pub use costs::MissingCosts;
+pub use threads::{idle, is_simulated, now, spend_requests, spend_shared_add};
+pub use world::Counters;

@@ -1,0 +1,112 @@
+//! Copies into and out of the memory of simulated programs.
+//!
+//! Programs name memory by address and key; a region was registered by whoever owns the memory, and
+//! until it is deregistered the NIC may read and write it (`ibv_reg_mr(3)`). Everything happens on
+//! the thread that runs the simulation, between two calls of the program.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// A registered region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    addr: u64,
+    len: u64,
+}
+
+impl Region {
+    /// # Safety
+    /// The bytes are valid for reads and writes until the region is dropped from the simulation.
+    pub(crate) unsafe fn new(addr: u64, len: u64) -> Self {
+        Self { addr, len }
+    }
+
+    fn at(&self, addr: u64, len: usize) -> Option<*mut u8> {
+        let offset = addr.checked_sub(self.addr)?;
+        let end = offset.checked_add(len as u64)?;
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(addr).ok()?);
+        (end <= self.len).then_some(start)
+    }
+
+    pub(crate) fn contains(&self, addr: u64, len: usize) -> bool {
+        self.at(addr, len).is_some()
+    }
+
+    /// Writes bytes; false if they do not lie in the region.
+    pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> bool {
+        let Some(to) = self.at(addr, bytes.len()) else {
+            return false;
+        };
+        // An aligned word is written at once, as a NIC does.
+        if let Ok(word) = <[u8; 8]>::try_from(bytes)
+            && addr.is_multiple_of(8)
+        {
+            // SAFETY: in bounds and aligned; the region's memory is live (`new`).
+            unsafe { AtomicU64::from_ptr(to.cast()) }
+                .store(u64::from_ne_bytes(word), Ordering::Release);
+            return true;
+        }
+        for (i, &byte) in bytes.iter().enumerate() {
+            // SAFETY: in bounds; the region's memory is live (`new`).
+            unsafe { AtomicU8::from_ptr(to.add(i)) }.store(byte, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Reads bytes into `into`; false if they do not lie in the region.
+    pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> bool {
+        let Some(from) = self.at(addr, into.len()) else {
+            return false;
+        };
+        for (i, byte) in into.iter_mut().enumerate() {
+            // SAFETY: in bounds; the region's memory is live (`new`).
+            *byte = unsafe { AtomicU8::from_ptr(from.add(i)) }.load(Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The aligned word at `addr`.
+    pub(crate) fn word(&self, addr: u64) -> Option<&AtomicU64> {
+        let word = self.at(addr, 8).filter(|_| addr.is_multiple_of(8))?;
+        // SAFETY: in bounds and aligned; the region's memory is live (`new`).
+        Some(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+}
+
+/// Bytes that travel: most messages are small.
+#[derive(Clone, Debug)]
+pub(crate) enum Payload {
+    Small { len: u8, bytes: [u8; SMALL] },
+    Large(Box<[u8]>),
+}
+
+const SMALL: usize = 62;
+
+impl Payload {
+    pub(crate) const EMPTY: Self = Self::Small {
+        len: 0,
+        bytes: [0; SMALL],
+    };
+
+    /// Room for `len` bytes, which `fill` writes.
+    pub(crate) fn with(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
+        match u8::try_from(len) {
+            Ok(short) if len <= SMALL => {
+                let mut bytes = [0; SMALL];
+                fill(&mut bytes[..len]).then_some(Self::Small { len: short, bytes })
+            }
+            _ => {
+                let mut bytes = vec![0; len].into_boxed_slice();
+                fill(&mut bytes).then_some(Self::Large(bytes))
+            }
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Small { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Large(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The NIC at work: WQEs through units to the network, messages from the network to memory.
+//!
+//! A message is an event when it leaves its requester and one when the responder's NIC has handled
+//! it; READs, atomics and reliable messages are two more, when the answer leaves and when it is back.
+//! Links, processing and PCIe serve one after the other in the order of these events.
+
+use nicmodel::{Transport, Verb};
+use verbs_abi as abi;
+
+use crate::memory::Payload;
+use crate::queue::Ps;
+use crate::world::{Cqe, Event, Fifo, List, World};
+
+/// Bytes in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
+const GRH_BYTES: u32 = 40;
+
+/// The place of a READ's WQE among those that the NIC has kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheSlot(u64);
+
+/// The WQEs of READs that the NIC still has when their answers come. New ones push out the oldest.
+#[derive(Debug, Default)]
+pub(crate) struct WqeCache {
+    sent: u64,
+}
+
+impl WqeCache {
+    fn insert(&mut self) -> CacheSlot {
+        self.sent += 1;
+        CacheSlot(self.sent)
+    }
+
+    /// Whether so many newer ones have not pushed it out.
+    fn has(&self, slot: CacheSlot, capacity: usize) -> bool {
+        self.sent - slot.0 < capacity as u64
+    }
+}
+
+impl World {
+    /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
+    pub(crate) fn announced(&mut self, index: u32) {
+        let Some(qp) = self.qp(index) else { return };
+        qp.arrived += 1;
+        if !qp.in_service {
+            qp.in_service = true;
+            let machine = qp.machine;
+            self.want_unit(index, machine);
+        }
+    }
+
+    fn want_unit(&mut self, index: u32, machine: u32) {
+        let units = self.costs.units;
+        let machine = self.machine(machine);
+        if machine.busy_units < units {
+            machine.busy_units += 1;
+            self.serve(index);
+        } else {
+            machine.waiting.push_back(index);
+        }
+    }
+
+    /// A unit begins with the next list of a queue pair.
+    fn serve(&mut self, index: u32) {
+        let (now, wait) = (self.now, self.costs.fetch_wait);
+        let Some(qp) = self.qp(index) else { return };
+        let (machine, Some(&List { len, rung, shape })) = (qp.machine, qp.lists.front()) else {
+            return;
+        };
+        let ready = if rung {
+            let fetch = self.shapes.fetch(shape, len);
+            let machine = self.machine(machine);
+            machine.to_host.slip_in(now, fetch.to_host);
+            machine.to_device.take(now, fetch.to_device).max(now + wait)
+        } else {
+            now
+        };
+        self.next_emission(index, ready);
+    }
+
+    /// When the first WQE of the queue pair leaves, if its unit begins with it at `begin`.
+    fn next_emission(&mut self, index: u32, begin: Ps) {
+        let Some(qp) = self.qps.get(index as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        let Some(&message) = qp.wqes.front() else {
+            return;
+        };
+        let unit = self.shapes.get(self.messages[message].shape).unit;
+        self.events.push(begin + unit, Event::Emit { qp: index });
+    }
+
+    /// A WQE leaves for the network.
+    pub(crate) fn emit(&mut self, index: u32) {
+        let now = self.now;
+        let Some(qp) = self.qp(index) else { return };
+        let (Some(message), Some(list)) = (qp.wqes.pop_front(), qp.lists.front_mut()) else {
+            return;
+        };
+        list.len -= 1;
+        if list.len > 0 {
+            self.next_emission(index, now);
+        } else {
+            qp.lists.pop_front();
+            qp.arrived -= 1;
+            let (more, machine) = (qp.arrived > 0, qp.machine);
+            self.release_unit(index, machine, more);
+        }
+        self.transmit(index, message);
+    }
+
+    /// The unit has done a list of a queue pair, which may have more.
+    fn release_unit(&mut self, index: u32, machine: u32, more: bool) {
+        if more {
+            self.machine(machine).waiting.push_back(index);
+        } else if let Some(qp) = self.qp(index) {
+            qp.in_service = false;
+        }
+        self.free_unit(machine);
+    }
+
+    /// A unit takes the queue pair that waits longest, or rests.
+    pub(crate) fn free_unit(&mut self, machine: u32) {
+        match self.machine(machine).waiting.pop_front() {
+            Some(next) => self.serve(next),
+            None => self.machine(machine).busy_units -= 1,
+        }
+    }
+
+    /// A message passes the network and waits for the responder's NIC.
+    fn transmit(&mut self, index: u32, id: u32) {
+        let Some(qp) = self.qp(index) else { return };
+        let (source, transport, peer) = (qp.machine, qp.transport, qp.peer);
+        let reliable = transport == Transport::Rc;
+        let message = &mut self.messages[id];
+        if transport != Transport::Ud {
+            message.dest = peer;
+        }
+        let (dest, shape) = (message.dest, message.shape);
+        let (left, latency) = (self.now + message.fetch, self.costs.network);
+        let shape = self.shapes.get(shape);
+        let (wire, inbound) = (shape.out_wire, shape.inbound);
+        let sent = self.machine(source);
+        sent.counters.sent += 1;
+        let out = sent.link_out.take(left, wire);
+        if !reliable {
+            // That it has left is all that its requester waits for.
+            self.finish(id, left);
+        }
+        let target = self.qps.get(dest as usize).and_then(Option::as_ref);
+        let target = target.filter(|t| t.transport == transport && ready_to_receive(t.state));
+        match target.map(|target| target.machine) {
+            Some(machine) => {
+                let nic = &mut self.machines[machine as usize];
+                let came = nic.link_in.take(out, wire) + latency;
+                let handled = nic.inbound.take(came, inbound);
+                if nic.arriving.is_empty() {
+                    self.events.push(handled, Event::Handle { machine });
+                }
+                nic.arriving.push_back((handled, id));
+            }
+            None if reliable => {
+                self.messages[id].status = abi::IBV_WC_RETRY_EXC_ERR;
+                self.events
+                    .push(out + 2 * latency, Event::Return { message: id });
+            }
+            None => self.messages.free(id),
+        }
+    }
+
+    /// A NIC has handled the message that waits longest there: now its DMAs.
+    pub(crate) fn handle(&mut self, machine: u32) {
+        let nic = &mut self.machines[machine as usize];
+        let Some((_, id)) = nic.arriving.pop_front() else {
+            return;
+        };
+        if let Some(&(next, _)) = nic.arriving.front() {
+            self.events.push(next, Event::Handle { machine });
+        }
+        let now = self.now;
+        let message = &self.messages[id];
+        let shape = self.shapes.get(message.shape);
+        let (dma, answers) = (shape.responder, !shape.operation.verb.sends_payload());
+        let written = nic.to_host.take(now, dma.to_host);
+        if answers {
+            nic.counters.received += 1;
+            let read = nic.to_device.take(now, dma.to_device);
+            self.answer(id, machine, read.max(written));
+            return;
+        }
+        // WQEs of RECVs, which the NIC fetches ahead.
+        nic.to_device.slip_in(now, dma.to_device);
+        let reliable = shape.operation.transport == Transport::Rc;
+        self.messages[id].status = self.deliver(id, machine, written + self.costs.pcie);
+        if reliable {
+            self.events.push(now, Event::Respond { message: id });
+        } else {
+            self.messages.free(id);
+        }
+    }
+
+    /// A SEND or WRITE takes effect at the responder; a status other than success for its requester.
+    fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
+        let message = &self.messages[id];
+        let (dest, opcode, key) = (message.dest, message.opcode, message.key);
+        let length = message.payload.bytes().len();
+        let write = matches!(
+            opcode,
+            abi::IBV_WR_RDMA_WRITE | abi::IBV_WR_RDMA_WRITE_WITH_IMM
+        );
+        let with_imm = matches!(
+            opcode,
+            abi::IBV_WR_RDMA_WRITE_WITH_IMM | abi::IBV_WR_SEND_WITH_IMM
+        );
+        let Some(target) = self.qp(dest) else {
+            return abi::IBV_WC_RETRY_EXC_ERR;
+        };
+        let (transport, recv_cq, access) = (target.transport, target.recv_cq, target.access);
+        let datagram = transport == Transport::Ud;
+        if datagram && target.qkey != key {
+            self.drop_message(machine);
+            return abi::IBV_WC_SUCCESS;
+        }
+        if write && length > 0 {
+            let message = &self.messages[id];
+            let addr = message.remote_addr;
+            let region = self.mr(machine, key).filter(|mr| {
+                let wanted = access & mr.access & abi::IBV_ACCESS_REMOTE_WRITE;
+                wanted != 0 && mr.region.contains(addr, length)
+            });
+            if region.is_none() {
+                self.drop_message(machine);
+                return abi::IBV_WC_REM_ACCESS_ERR;
+            }
+            let payload = message.payload.clone();
+            self.write_later(key, visible, addr, payload);
+        }
+        if write && !with_imm {
+            self.machine(machine).counters.received += 1;
+            return abi::IBV_WC_SUCCESS;
+        }
+        let Some(recv) = self.qp(dest).and_then(|target| target.recvs.pop_front()) else {
+            self.drop_message(machine);
+            return abi::IBV_WC_RNR_RETRY_EXC_ERR;
+        };
+        self.machine(machine).counters.received += 1;
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let grh = if datagram { GRH_BYTES } else { 0 };
+        let placed = if write { 0 } else { length.saturating_add(grh) };
+        let message = &self.messages[id];
+        let mut status = abi::IBV_WC_SUCCESS;
+        if placed > recv.len {
+            status = abi::IBV_WC_LOC_LEN_ERR;
+        } else if placed > grh {
+            let region = self.mr(machine, recv.lkey);
+            let addr = recv.addr + u64::from(grh);
+            if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
+                status = abi::IBV_WC_LOC_PROT_ERR;
+            }
+        }
+        let cqe = Cqe {
+            at: visible,
+            wr_id: recv.wr_id,
+            status,
+            opcode: if write {
+                abi::IBV_WC_RECV_RDMA_WITH_IMM
+            } else {
+                abi::IBV_WC_RECV
+            },
+            byte_len: if write { length } else { placed },
+            imm: with_imm.then_some(message.imm),
+            qpn: dest,
+            src_qp: message.qp,
+            slid: self.home(message.qp).map_or(0, lid),
+        };
+        self.complete(recv_cq, cqe);
+        match status {
+            abi::IBV_WC_SUCCESS => status,
+            abi::IBV_WC_LOC_LEN_ERR => abi::IBV_WC_REM_INV_REQ_ERR,
+            _ => abi::IBV_WC_REM_OP_ERR,
+        }
+    }
+
+    fn drop_message(&mut self, machine: u32) {
+        self.machine(machine).counters.dropped += 1;
+    }
+
+    /// The machine of a queue pair.
+    fn home(&self, qp: u32) -> Option<u32> {
+        let qp = self.qps.get(qp as usize)?.as_ref()?;
+        Some(qp.machine)
+    }
+
+    /// The answer of a READ or atomic leaves when its data are there.
+    fn answer(&mut self, id: u32, machine: u32, moved: Ps) {
+        let now = self.now;
+        let (lock_bits, hold, pcie) = (self.costs.lock_bits, self.costs.lock_hold, self.costs.pcie);
+        let message = &self.messages[id];
+        let (source, dest, addr) = (message.qp, message.dest, message.remote_addr);
+        let mut leaves = if message.opcode == abi::IBV_WR_RDMA_READ {
+            let requester = self.home(source).unwrap_or(machine);
+            let slot = self.machine(requester).cached_wqes.insert();
+            self.messages[id].cache_slot = Some(slot);
+            moved.max(now + 2 * pcie)
+        } else {
+            let locks = &mut self.machine(machine).locks;
+            if locks.is_empty() {
+                locks.resize(1 << lock_bits, Fifo::default());
+            }
+            // The lock is held for the DMA read and the DMA write.
+            let slot = usize::try_from(addr & ((1 << lock_bits) - 1)).unwrap_or(0);
+            locks[slot].take(now, hold).max(moved)
+        };
+        if let Some(target) = self.qp(dest) {
+            leaves = leaves.max(target.last_answer);
+            target.last_answer = leaves;
+        }
+        self.events.push(leaves, Event::Respond { message: id });
+    }
+
+    /// An answer or acknowledgement leaves the responder.
+    pub(crate) fn respond(&mut self, id: u32) {
+        let message = &self.messages[id];
+        let homes = self.home(message.qp).zip(self.home(message.dest));
+        let Some((home, machine)) = homes else {
+            self.messages.free(id);
+            return;
+        };
+        let now = self.now;
+        let shape = self.shapes.get(message.shape);
+        let (wire, answers) = (shape.back_wire, !shape.operation.verb.sends_payload());
+        if answers {
+            match self.execute(id, machine) {
+                Ok(answer) => self.messages[id].payload = answer,
+                Err(status) => self.messages[id].status = status,
+            }
+        }
+        let out = self.machine(machine).link_out.take(now, wire);
+        let came = self.machine(home).link_in.take(out, wire) + self.costs.network;
+        self.events.push(came, Event::Return { message: id });
+    }
+
+    /// Reads or changes the responder's memory; the old contents, or the status of the failure.
+    fn execute(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
+        // What WRITEs before it have written is there.
+        self.settle(machine, self.now);
+        let message = &self.messages[id];
+        let refused = abi::IBV_WC_REM_ACCESS_ERR;
+        let target = self.qps.get(message.dest as usize).and_then(Option::as_ref);
+        let qp_access = target.map_or(0, |target| target.access);
+        let shape = self.shapes.get(message.shape);
+        let (verb, length) = (shape.operation.verb, shape.operation.payload_bytes as usize);
+        let wanted = if verb == Verb::RdmaRead {
+            abi::IBV_ACCESS_REMOTE_READ
+        } else {
+            abi::IBV_ACCESS_REMOTE_ATOMIC
+        };
+        if length == 0 {
+            return Ok(Payload::EMPTY);
+        }
+        let addr = message.remote_addr;
+        let mr = self.mr(machine, message.key).ok_or(refused)?;
+        if mr.access & qp_access & wanted == 0 || !mr.region.contains(addr, length) {
+            return Err(refused);
+        }
+        if verb == Verb::RdmaRead {
+            return Payload::with(length, |into| mr.region.read(addr, into)).ok_or(refused);
+        }
+        let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
+        let word = mr.region.word(addr).ok_or(invalid)?;
+        let order = std::sync::atomic::Ordering::AcqRel;
+        let (operand, swap) = (message.compare_add, message.swap);
+        let old = if verb == Verb::AtomicFetchAndAdd {
+            word.fetch_add(operand, order)
+        } else {
+            let swapped = word.compare_exchange(operand, swap, order, order);
+            swapped.unwrap_or_else(|old| old)
+        };
+        Payload::with(8, |into| {
+            into.copy_from_slice(&old.to_ne_bytes());
+            true
+        })
+        .ok_or(invalid)
+    }
+
+    /// An answer or acknowledgement has come back to the requester.
+    pub(crate) fn returned(&mut self, id: u32) {
+        let message = &self.messages[id];
+        let (index, lkey, addr) = (message.qp, message.local_lkey, message.local_addr);
+        let cache_slot = message.cache_slot;
+        let Some(home) = self.home(index) else {
+            self.messages.free(id);
+            return;
+        };
+        let (now, wait, pcie) = (self.now, self.costs.fetch_wait, self.costs.pcie);
+        let capacity = self.costs.wqe_cache;
+        let shape = self.shapes.get(message.shape);
+        let (answer, refetch) = (shape.answer, shape.refetch);
+        let answers = !shape.operation.verb.sends_payload();
+        let nic = &mut self.machines[home as usize];
+        let mut done = now;
+        if let (Some(slot), Some(capacity)) = (cache_slot, capacity)
+            && !nic.cached_wqes.has(slot, capacity)
+        {
+            nic.counters.wqe_cache_misses += 1;
+            nic.to_host.slip_in(now, refetch.to_host);
+            let fetched = nic.to_device.take(now, refetch.to_device);
+            done = fetched.max(now + wait);
+        }
+        if answers && message.status == abi::IBV_WC_SUCCESS && !message.payload.bytes().is_empty() {
+            done = done.max(nic.to_host.take(now, answer.to_host)) + pcie;
+            let region = self.mr(home, lkey);
+            if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
+                self.messages[id].status = abi::IBV_WC_LOC_PROT_ERR;
+            }
+        }
+        let failed = self.messages[id].status != abi::IBV_WC_SUCCESS;
+        self.finish(id, done);
+        self.messages.free(id);
+        if failed && let Some(qp) = self.qp(index) {
+            qp.state = abi::IBV_QPS_ERR;
+            self.flush(index);
+        }
+    }
+
+    /// A WR is done: makes its completion if it is signaled or failed.
+    fn finish(&mut self, id: u32, at: Ps) {
+        let (cqe_cost, pcie, now) = (self.shapes.cqe(), self.costs.pcie, self.now);
+        let message = &self.messages[id];
+        let (index, wr_id, opcode) = (message.qp, message.wr_id, message.opcode);
+        let (status, signaled, shape) = (message.status, message.signaled, message.shape);
+        let Some(qp) = self.qp(index) else { return };
+        qp.outstanding = qp.outstanding.saturating_sub(1);
+        let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
+        let at = at.max(qp.last_completion);
+        qp.last_completion = at;
+        if !signaled && !signal_all && status == abi::IBV_WC_SUCCESS {
+            return;
+        }
+        let to_host = &mut self.machine(machine).to_host;
+        let written = to_host.take(now, cqe_cost.to_host).max(at);
+        let byte_len = self.shapes.get(shape).operation.payload_bytes;
+        let cqe = Cqe {
+            at: written + pcie,
+            wr_id,
+            status,
+            opcode: completed(opcode),
+            byte_len,
+            imm: None,
+            qpn: index,
+            src_qp: 0,
+            slid: 0,
+        };
+        self.complete(cq, cqe);
+    }
+
+    /// Completes with a flush error what a queue pair in error has left.
+    pub(crate) fn flush(&mut self, index: u32) {
+        let now = self.now;
+        let Some(qp) = self.qp(index) else { return };
+        // The list that a unit works on ends as events expect it: one WQE at a time.
+        let keep = match qp.lists.front() {
+            Some(list) if qp.in_service => list.len as usize,
+            _ => 0,
+        };
+        let rest = qp.wqes.split_off(keep.min(qp.wqes.len()));
+        let (recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
+        qp.lists.truncate(usize::from(keep > 0));
+        qp.arrived = qp.arrived.min(qp.lists.len());
+        for id in rest {
+            self.messages[id].status = abi::IBV_WC_WR_FLUSH_ERR;
+            self.finish(id, now);
+            self.messages.free(id);
+        }
+        for recv in recvs {
+            let cqe = Cqe {
+                at: now,
+                wr_id: recv.wr_id,
+                status: abi::IBV_WC_WR_FLUSH_ERR,
+                opcode: abi::IBV_WC_RECV,
+                byte_len: 0,
+                imm: None,
+                qpn: index,
+                src_qp: 0,
+                slid: 0,
+            };
+            self.complete(recv_cq, cqe);
+        }
+    }
+}
+
+fn ready_to_receive(state: u32) -> bool {
+    matches!(state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS)
+}
+
+/// The LID of a machine.
+pub(crate) fn lid(machine: u32) -> u16 {
+    u16::try_from(machine + 1).unwrap_or(0)
+}
+
+/// The completion opcode of a request.
+fn completed(opcode: u32) -> u32 {
+    match opcode {
+        abi::IBV_WR_RDMA_WRITE | abi::IBV_WR_RDMA_WRITE_WITH_IMM => abi::IBV_WC_RDMA_WRITE,
+        abi::IBV_WR_RDMA_READ => abi::IBV_WC_RDMA_READ,
+        abi::IBV_WR_ATOMIC_CMP_AND_SWP => abi::IBV_WC_COMP_SWAP,
+        abi::IBV_WR_ATOMIC_FETCH_AND_ADD => abi::IBV_WC_FETCH_ADD,
+        _ => abi::IBV_WC_SEND,
+    }
+}

@@ -1,0 +1,396 @@
+//! Everything that is simulated: machines, their NICs and cores, and the objects of the verbs.
+
+use std::collections::{HashMap, VecDeque};
+
+use nicmodel::profile::Profile;
+use verbs_abi as abi;
+
+use crate::costs::{Costs, Shapes};
+use crate::memory::{Payload, Region};
+use crate::queue::{EventQueue, Ps};
+use crate::threads::Thread;
+
+/// Something that happens at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    /// A thread goes on, if it still waits for this (`token`).
+    Resume { thread: u32, token: u32 },
+    /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
+    Announce { qp: u32 },
+    /// The first WQE that a queue pair's unit works on leaves for the network.
+    Emit { qp: u32 },
+    /// A machine's NIC has handled the message that waits longest there.
+    Handle { machine: u32 },
+    /// The answer of a READ or atomic, or an acknowledgement, leaves the responder.
+    Respond { message: u32 },
+    /// It has come back to the requester.
+    Return { message: u32 },
+}
+
+/// A resource that serves one after the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fifo {
+    free_at: Ps,
+}
+
+impl Fifo {
+    /// Takes the resource for `time` as soon as it is free; returns when it is done.
+    pub(crate) fn take(&mut self, now: Ps, time: Ps) -> Ps {
+        self.free_at = self.free_at.max(now) + time;
+        self.free_at
+    }
+
+    /// Takes as much of the resource, but does not wait: for short packets between long ones.
+    pub(crate) fn slip_in(&mut self, now: Ps, time: Ps) {
+        self.free_at = self.free_at.max(now) + time;
+    }
+
+    /// When it would be free.
+    pub(crate) fn free_at(&self) -> Ps {
+        self.free_at
+    }
+}
+
+/// What a machine's NIC counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages that left.
+    pub sent: u64,
+    /// Messages that arrived and were taken.
+    pub received: u64,
+    /// Messages that arrived and were dropped: no RECV, no such queue pair, a wrong key.
+    pub dropped: u64,
+    /// Doorbells that were rung.
+    pub doorbells: u64,
+    /// MMIO writes of whole WQEs.
+    pub wqes_by_mmio: u64,
+    /// WQEs that were fetched again because the NIC's cache had lost them.
+    pub wqe_cache_misses: u64,
+}
+
+/// A machine: its NIC, its PCIe link and its memory.
+#[derive(Debug, Default)]
+pub(crate) struct Machine {
+    /// MMIO writes of the cores, and the link to the device with all that uses it.
+    pub(crate) mmio: Fifo,
+    pub(crate) to_device: Fifo,
+    pub(crate) to_host: Fifo,
+    pub(crate) inbound: Fifo,
+    pub(crate) link_out: Fifo,
+    pub(crate) link_in: Fifo,
+    /// Units that work, and queue pairs that wait for one.
+    pub(crate) busy_units: usize,
+    pub(crate) waiting: VecDeque<u32>,
+    /// Messages that the NIC is to have handled at a time, in their order.
+    pub(crate) arriving: VecDeque<(Ps, u32)>,
+    /// When each lock for atomics is free; empty until there is an atomic.
+    pub(crate) locks: Vec<Fifo>,
+    /// Regions with writes that are not visible yet.
+    pub(crate) unsettled: Vec<u32>,
+    /// READs whose WQEs may be in the cache, newest last.
+    pub(crate) cached_wqes: crate::nic::WqeCache,
+    pub(crate) counters: Counters,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) machine: u32,
+    pub(crate) transport: nicmodel::Transport,
+    pub(crate) state: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) cap: abi::ibv_qp_cap,
+    pub(crate) signal_all: bool,
+    pub(crate) qkey: u32,
+    pub(crate) access: i32,
+    pub(crate) peer: u32,
+    pub(crate) recvs: VecDeque<Recv>,
+    /// WRs that are posted and not complete.
+    pub(crate) outstanding: u32,
+    /// WQEs that have not left, and the lists that they came in.
+    pub(crate) wqes: VecDeque<u32>,
+    pub(crate) lists: VecDeque<List>,
+    /// Lists that have arrived at the NIC.
+    pub(crate) arrived: usize,
+    /// A unit works on it, or it waits for one.
+    pub(crate) in_service: bool,
+    /// No answer of this responder before this time: answers keep the order of their requests.
+    pub(crate) last_answer: Ps,
+    /// No completion of the send queue before this time.
+    pub(crate) last_completion: Ps,
+}
+
+/// A posted RECV.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recv {
+    pub(crate) wr_id: u64,
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
+}
+
+/// WQEs that were posted together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    pub(crate) len: u32,
+    /// By doorbell, else by MMIO.
+    pub(crate) rung: bool,
+    pub(crate) shape: u32,
+}
+
+/// A work request on its way, from its post to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Message {
+    /// The requester, and the responder once it has left.
+    pub(crate) qp: u32,
+    pub(crate) dest: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) shape: u32,
+    pub(crate) opcode: u32,
+    pub(crate) signaled: bool,
+    /// Big-endian, as in the WR.
+    pub(crate) imm: u32,
+    /// The Q_Key of a datagram, or the key of remote memory, and its address.
+    pub(crate) key: u32,
+    pub(crate) remote_addr: u64,
+    /// Operands of atomics.
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+    /// Where the answer of a READ or atomic goes.
+    pub(crate) local_addr: u64,
+    pub(crate) local_lkey: u32,
+    /// Extra time until the payload that is not inlined is there.
+    pub(crate) fetch: Ps,
+    /// What becomes of a reliable request.
+    pub(crate) status: u32,
+    /// Its place in the order of READs, for the WQE cache.
+    pub(crate) cache_slot: Option<crate::nic::CacheSlot>,
+    /// What it carries; of a READ or atomic, what it brings back.
+    pub(crate) payload: Payload,
+}
+
+/// Messages by number; numbers are used again.
+#[derive(Debug, Default)]
+pub(crate) struct Messages {
+    all: Vec<Message>,
+    free: Vec<u32>,
+}
+
+impl Messages {
+    pub(crate) fn put(&mut self, message: Message) -> u32 {
+        if let Some(free) = self.free.pop() {
+            self.all[free as usize] = message;
+            return free;
+        }
+        self.all.push(message);
+        u32::try_from(self.all.len() - 1).expect("fewer messages under way than 2^32")
+    }
+
+    pub(crate) fn free(&mut self, message: u32) {
+        self.free.push(message);
+    }
+}
+
+impl std::ops::Index<u32> for Messages {
+    type Output = Message;
+
+    #[inline]
+    fn index(&self, message: u32) -> &Message {
+        &self.all[message as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Messages {
+    #[inline]
+    fn index_mut(&mut self, message: u32) -> &mut Message {
+        &mut self.all[message as usize]
+    }
+}
+
+/// A completion that becomes visible at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cqe {
+    pub(crate) at: Ps,
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<u32>,
+    pub(crate) qpn: u32,
+    pub(crate) src_qp: u32,
+    pub(crate) slid: u16,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) capacity: usize,
+    pub(crate) cqes: VecDeque<Cqe>,
+    pub(crate) overrun: bool,
+    /// The thread that polled it last.
+    pub(crate) watcher: Option<u32>,
+}
+
+/// A memory region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    pub(crate) machine: u32,
+    pub(crate) region: Region,
+    pub(crate) access: i32,
+    /// WRITEs that become visible at a time, the earliest first.
+    pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
+    /// The thread that waits for WRITEs to it.
+    pub(crate) watcher: Option<u32>,
+}
+
+/// The simulation.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// Tells handles of this simulation from those of another.
+    pub(crate) id: u64,
+    pub(crate) costs: Costs,
+    pub(crate) shapes: Shapes,
+    pub(crate) now: Ps,
+    pub(crate) events: EventQueue<Event>,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) qps: Vec<Option<Box<Qp>>>,
+    pub(crate) cqs: Vec<Option<Cq>>,
+    pub(crate) mrs: Vec<Option<Mr>>,
+    pub(crate) messages: Messages,
+    pub(crate) threads: Vec<Thread>,
+    pub(crate) current: Option<u32>,
+    /// Cache lines that cores add to, by address: when it is free, and whose it is.
+    pub(crate) shared_lines: HashMap<u64, (Fifo, u32)>,
+    pub(crate) rng: u64,
+    /// Room for the WQEs of a post, used again.
+    pub(crate) building: Vec<u32>,
+}
+
+impl World {
+    pub(crate) fn new(id: u64, profile: &Profile, costs: Costs, seed: u64) -> Self {
+        Self {
+            id,
+            shapes: Shapes::new(profile),
+            costs,
+            now: 0,
+            events: EventQueue::new(),
+            machines: Vec::new(),
+            qps: vec![None],
+            cqs: Vec::new(),
+            mrs: vec![None],
+            messages: Messages::default(),
+            threads: Vec::new(),
+            current: None,
+            shared_lines: HashMap::new(),
+            rng: seed,
+            building: Vec::new(),
+        }
+    }
+
+    /// The next number of the simulation's generator (splitmix64, Steele et al., OOPSLA 2014).
+    pub(crate) fn random(&mut self) -> u64 {
+        self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.rng;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn machine(&mut self, index: u32) -> &mut Machine {
+        &mut self.machines[index as usize]
+    }
+
+    pub(crate) fn qp(&mut self, index: u32) -> Option<&mut Qp> {
+        self.qps.get_mut(index as usize)?.as_deref_mut()
+    }
+
+    /// Destroys a queue pair: what of it is under way is gone.
+    pub(crate) fn remove_qp(&mut self, index: u32) {
+        let Some(qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
+            return;
+        };
+        for &message in &qp.wqes {
+            self.messages.free(message);
+        }
+        let machine = self.machine(qp.machine);
+        let waiting = machine.waiting.len();
+        machine.waiting.retain(|&other| other != index);
+        let waited = machine.waiting.len() < waiting;
+        if qp.in_service && !waited {
+            self.free_unit(qp.machine);
+        }
+    }
+
+    /// The region of a key on a machine.
+    pub(crate) fn mr(&self, machine: u32, key: u32) -> Option<&Mr> {
+        let mr = self.mrs.get(key as usize)?.as_ref()?;
+        (mr.machine == machine).then_some(mr)
+    }
+
+    /// Runs an event that is not a thread's.
+    pub(crate) fn happen(&mut self, event: Event) {
+        match event {
+            Event::Resume { .. } => {}
+            Event::Announce { qp } => self.announced(qp),
+            Event::Emit { qp } => self.emit(qp),
+            Event::Handle { machine } => self.handle(machine),
+            Event::Respond { message } => self.respond(message),
+            Event::Return { message } => self.returned(message),
+        }
+    }
+
+    /// A completion that becomes visible at its time.
+    pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe) {
+        let Some(Some(queue)) = self.cqs.get_mut(cq as usize) else {
+            return;
+        };
+        if queue.cqes.len() >= queue.capacity {
+            queue.overrun = true;
+            return;
+        }
+        let place = queue.cqes.iter().rposition(|other| other.at <= cqe.at);
+        let place = place.map_or(0, |before| before + 1);
+        if place == queue.cqes.len() {
+            queue.cqes.push_back(cqe);
+        } else {
+            queue.cqes.insert(place, cqe);
+        }
+        if let Some(thread) = queue.watcher {
+            self.wake(thread, cqe.at);
+        }
+    }
+
+    /// A WRITE that becomes visible at its time.
+    pub(crate) fn write_later(&mut self, key: u32, at: Ps, addr: u64, payload: Payload) {
+        let Some(Some(mr)) = self.mrs.get_mut(key as usize) else {
+            return;
+        };
+        let machine = mr.machine;
+        if mr.writes.is_empty() {
+            self.machines[machine as usize].unsettled.push(key);
+        }
+        mr.writes.push_back((at, addr, payload));
+        if let Some(thread) = mr.watcher {
+            self.wake(thread, at);
+        }
+    }
+
+    /// Makes visible what was written to the machine's memory up to a time.
+    pub(crate) fn settle(&mut self, machine: u32, up_to: Ps) {
+        let Self { machines, mrs, .. } = self;
+        let unsettled = &mut machines[machine as usize].unsettled;
+        if unsettled.is_empty() {
+            return;
+        }
+        unsettled.retain(|&key| {
+            let Some(Some(mr)) = mrs.get_mut(key as usize) else {
+                return false;
+            };
+            while let Some((_, addr, payload)) = mr.writes.pop_front_if(|(at, ..)| *at <= up_to) {
+                mr.region.write(addr, payload.bytes());
+            }
+            !mr.writes.is_empty()
+        });
+    }
+}

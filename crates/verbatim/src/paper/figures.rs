@@ -1,0 +1,380 @@
+//! The figures of the paper as SVG, with the published points marked.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use nicmodel::profile::{Profile, builtin};
+use nicmodel::{
+    Bounds, Load, Mix, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
+};
+use plotters::prelude::*;
+use sequencer::Design;
+
+use super::simulated::Simulated;
+
+/// A figure.
+struct Figure {
+    file: &'static str,
+    title: &'static str,
+    /// Where its curves come from.
+    kind: &'static str,
+    x: &'static str,
+    y: &'static str,
+    /// Whether the x axis is logarithmic.
+    log: bool,
+    curves: Vec<(String, Vec<(f64, f64)>)>,
+    /// Published points: where they lie, and their names.
+    points: Vec<(f64, &'static str)>,
+}
+
+const MODEL: &str = "model: bounds of the resources";
+const SIMULATED: &str = "simulated: the sequencer's own code in virtual time";
+
+/// Draws all figures that there are into a folder; returns their files' names.
+pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static str>> {
+    let cib = builtin("cib").context("Connect-IB is built in")?;
+    let figures = [
+        pcie_bytes(cib),
+        sequencer_cores(simulated),
+        herd_cores(cib),
+        drtm(),
+        ud_send(cib),
+        inbound(),
+        atomics(),
+    ];
+    for figure in &figures {
+        let path = folder.join(figure.file);
+        let text = svg(figure)?;
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(figures.iter().map(|figure| figure.file).collect())
+}
+
+fn rate(profile: &Profile, mix: &Mix) -> Option<f64> {
+    Bounds::of(profile, mix).ok()?.predicted_mops
+}
+
+/// Powers of two.
+fn powers(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
+    range.map(|power| 1 << power)
+}
+
+fn curve(
+    name: &str,
+    points: impl Iterator<Item = (f64, Option<f64>)>,
+) -> (String, Vec<(f64, f64)>) {
+    let known = points.filter_map(|(x, y)| Some((x, y?)));
+    (name.to_owned(), known.collect())
+}
+
+fn pcie_bytes(cib: &Profile) -> Figure {
+    let sizes = || (1..=32).map(|lines| lines * 32u32);
+    let of = |bytes: fn(&Profile, u32) -> f64| {
+        sizes().map(move |size| (f64::from(size), Some(bytes(cib, size))))
+    };
+    Figure {
+        file: "figure-2b.svg",
+        title: "Figure 2b: bytes on PCIe 3.0 to hand over data",
+        kind: "arithmetic",
+        x: "data, bytes",
+        y: "bytes on the link",
+        log: false,
+        curves: vec![
+            curve("DMA read", of(pcie::dma_read_bytes)),
+            curve("MMIO write", of(pcie::mmio_write_bytes)),
+        ],
+        points: Vec::new(),
+    }
+}
+
+fn sequencer_cores(simulated: &Simulated) -> Figure {
+    let atomics = simulated
+        .rates(Design::Atomics)
+        .first()
+        .map_or(0.0, |point| point.1);
+    let mut curves = vec![("atomics".to_owned(), vec![(1.0, atomics), (14.0, atomics)])];
+    for design in Design::ALL.into_iter().skip(1) {
+        curves.push((design.to_string(), simulated.rates(design)));
+    }
+    Figure {
+        file: "figure-7.svg",
+        title: "Figure 7: sequencer on Connect-IB",
+        kind: SIMULATED,
+        x: "cores of the server",
+        y: "10^6 requests/s",
+        log: false,
+        curves,
+        points: vec![
+            (1.0, "seq_rpc_base_1c"),
+            (1.0, "seq_rpc_batch_1c"),
+            (1.0, "seq_rpc_batch_mq_1c"),
+            (6.0, "seq_rpc_batch_mq_6c"),
+            (10.0, "seq_t3_spec_s0"),
+            (14.0, "seq_t3_baseline"),
+            (14.0, "seq_t3_atomics"),
+        ],
+    }
+}
+
+fn herd_cores(cib: &Profile) -> Figure {
+    let over = |name: &str| {
+        let mix = mixes::get(cib, name).map(|named| named.mix);
+        let at = |cores| {
+            let mut mix = mix.clone()?.on_cores(cores);
+            // Two queue pairs a core, one for each port.
+            mix.loads.iter_mut().for_each(|load| {
+                load.queue_pairs = load.queue_pairs.map(|_| 2 * cores);
+            });
+            rate(cib, &mix)
+        };
+        (1..=14u32)
+            .map(|cores| (f64::from(cores), at(cores)))
+            .collect::<Vec<_>>()
+    };
+    Figure {
+        file: "figure-9.svg",
+        title: "Figure 9: HERD key-value store on Connect-IB",
+        kind: MODEL,
+        x: "cores",
+        y: "10^6 requests/s",
+        log: false,
+        curves: vec![
+            curve("HERD", over("herd").into_iter()),
+            curve("with batches", over("herd-batch").into_iter()),
+            curve(
+                "READ-based",
+                (1..=14u32).map(|cores| {
+                    let read = mixes::get(cib, "read-kv");
+                    (
+                        f64::from(cores),
+                        read.and_then(|named| rate(cib, &named.mix)),
+                    )
+                }),
+            ),
+        ],
+        points: vec![
+            (1.0, "herd_base_1c"),
+            (1.0, "herd_batch_1c"),
+            (14.0, "herd_base_peak"),
+            (12.0, "herd_batch_peak"),
+            (14.0, "derived_read_kv_line"),
+        ],
+    }
+}
+
+fn drtm() -> Figure {
+    let over = |nic: &str| {
+        let profile = builtin(nic);
+        (0..=20u32).map(move |part| {
+            let put = f64::from(part) / 20.0;
+            let read = Operation::new(Verb::RdmaRead, Transport::Rc, 32);
+            let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
+            let gets = Load::new(read, Role::Responder).times(1.0 - put);
+            let puts = Load::new(atomic, Role::Responder).times(2.0 * put);
+            let mix = Mix::new(vec![gets, puts]);
+            (100.0 * put, profile.and_then(|profile| rate(profile, &mix)))
+        })
+    };
+    Figure {
+        file: "figure-10.svg",
+        title: "Figure 10: DrTM-KV",
+        kind: MODEL,
+        x: "PUTs, %",
+        y: "10^6 requests/s",
+        log: false,
+        curves: vec![
+            curve("Connect-IB", over("cib")),
+            curve("ConnectX-3", over("cx3")),
+        ],
+        points: Vec::new(),
+    }
+}
+
+fn ud_send(cib: &Profile) -> Figure {
+    let operation = |payload| {
+        if payload == 0 {
+            Operation::header_only(Transport::Ud)
+        } else {
+            Operation::new(Verb::Send, Transport::Ud, payload).inlined()
+        }
+    };
+    let over = |postlist: f64| {
+        (0..=48u32).map(move |step| {
+            let payload = step * 4;
+            let load = Load::new(operation(payload), Role::Requester).in_postlists(postlist);
+            (
+                f64::from(payload),
+                rate(cib, &Mix::new(vec![load]).on_cores(14)),
+            )
+        })
+    };
+    let limit = |bound: fn(&Profile, u32) -> f64| {
+        (0..=48u32).map(move |step| {
+            let lines = wqe::lines(wqe::bytes(cib, &operation(step * 4)));
+            (f64::from(step * 4), Some(bound(cib, lines)))
+        })
+    };
+    Figure {
+        file: "figure-11a.svg",
+        title: "Figure 11a: UD SENDs of Connect-IB",
+        kind: MODEL,
+        x: "payload, bytes",
+        y: "10^6 SENDs/s",
+        log: false,
+        curves: vec![
+            curve("postlists of 16", over(16.0)),
+            curve("one a post", over(1.0)),
+            curve(
+                "DMA limit",
+                limit(|nic, lines| pcie::dma_read_mbps(nic) / f64::from(64 * lines)),
+            ),
+            curve(
+                "MMIO limit",
+                limit(|nic, lines| pcie::mmio_lines_mops(nic) / f64::from(lines)),
+            ),
+        ],
+        points: vec![
+            (60.0, "ud_send_nobatch_peak"),
+            (60.0, "ud_send_batched_peak"),
+            (0.0, "ud_send_batched_ho_peak"),
+        ],
+    }
+}
+
+fn inbound() -> Figure {
+    let over = |nic: &str, verb, transport| {
+        let profile = builtin(nic);
+        powers(2..=10).map(move |payload| {
+            let load = Load::new(Operation::new(verb, transport, payload), Role::Responder);
+            let mix = Mix::new(vec![load]);
+            (
+                f64::from(payload),
+                profile.and_then(|profile| rate(profile, &mix)),
+            )
+        })
+    };
+    let reads = |nic| over(nic, Verb::RdmaRead, Transport::Rc);
+    Figure {
+        file: "figure-12.svg",
+        title: "Figure 12: inbound READs and WRITEs",
+        kind: MODEL,
+        x: "payload, bytes",
+        y: "10^6 operations/s",
+        log: true,
+        curves: vec![
+            curve("READ, Connect-IB", reads("cib")),
+            curve(
+                "WRITE, Connect-IB",
+                over("cib", Verb::RdmaWrite, Transport::Uc),
+            ),
+            curve("READ, ConnectX-3", reads("cx3")),
+            curve("READ, ConnectX", reads("cx")),
+        ],
+        points: vec![
+            (64.0, "in_read_le64"),
+            (128.0, "in_read_128"),
+            (4.0, "in_write_small"),
+        ],
+    }
+}
+
+fn atomics() -> Figure {
+    let over = |nic: &str| {
+        let profile = builtin(nic);
+        powers(0..=12).map(move |counters| {
+            let at = profile.and_then(|profile| {
+                let slots = locks::used(profile, u64::from(counters), 8)?;
+                let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
+                let load = Load::new(atomic, Role::Responder).on_lock_slots(slots);
+                rate(profile, &Mix::new(vec![load]))
+            });
+            (f64::from(counters), at)
+        })
+    };
+    Figure {
+        file: "figure-14.svg",
+        title: "Figure 14: atomics over the number of counters",
+        kind: MODEL,
+        x: "counters of 8 bytes",
+        y: "10^6 atomics/s",
+        log: true,
+        curves: vec![
+            curve("Connect-IB", over("cib")),
+            curve("ConnectX-3", over("cx3")),
+        ],
+        points: vec![
+            (1.0, "atomics_cib_z1"),
+            (4096.0, "atomics_cib_zbig"),
+            (64.0, "atomics_cx3"),
+        ],
+    }
+}
+
+fn svg(figure: &Figure) -> Result<String> {
+    let mut text = String::new();
+    // Errors of the backend borrow it.
+    render(figure, &mut text).map_err(|e| anyhow!("{}: {e}", figure.file))?;
+    Ok(text)
+}
+
+fn render(figure: &Figure, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let place = |x: f64| if figure.log { x.log2() } else { x };
+    let marked = figure
+        .points
+        .iter()
+        .filter_map(|&(x, id)| Some((place(x), published::get(id)?.value)));
+    let marked: Vec<_> = marked.collect();
+    let all = figure.curves.iter().flat_map(|(_, points)| points);
+    let all = all
+        .map(|&(x, y)| (place(x), y))
+        .chain(marked.iter().copied());
+    let (mut left, mut right, mut top) = (f64::INFINITY, f64::NEG_INFINITY, 0.0f64);
+    for (x, y) in all {
+        (left, right, top) = (left.min(x), right.max(x), top.max(y));
+    }
+    let root = SVGBackend::with_string(text, (760, 480)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(
+            format!("{} ({})", figure.title, figure.kind),
+            ("sans-serif", 17),
+        )
+        .margin(12)
+        .x_label_area_size(42)
+        .y_label_area_size(58)
+        .build_cartesian_2d(left..right, 0.0..1.1 * top)?;
+    chart
+        .configure_mesh()
+        .x_desc(figure.x)
+        .y_desc(figure.y)
+        .x_label_formatter(&|x| {
+            let x = if figure.log { x.exp2() } else { *x };
+            format!("{x:.0}")
+        })
+        .light_line_style(WHITE)
+        .draw()?;
+    for (index, (name, points)) in figure.curves.iter().enumerate() {
+        let color = Palette99::pick(index).to_rgba();
+        let line = points.iter().map(|&(x, y)| (place(x), y));
+        chart
+            .draw_series(LineSeries::new(line, color.stroke_width(2)))?
+            .label(name.as_str())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+    }
+    let marks = marked
+        .iter()
+        .map(|&point| Circle::new(point, 4, BLACK.stroke_width(2)));
+    let drawn = chart.draw_series(marks)?;
+    if !marked.is_empty() {
+        drawn
+            .label("published")
+            .legend(|(x, y)| Circle::new((x + 9, y), 4, BLACK.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    root.present()?;
+    Ok(())
+}

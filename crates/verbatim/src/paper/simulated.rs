@@ -1,0 +1,111 @@
+//! Numbers that a simulation gives: the sequencer's own code on a simulated Connect-IB.
+
+use anyhow::{Context, Result};
+use bench::simulated::sequencer::{Outcome, Setup, run};
+use nicmodel::mixes;
+use nicmodel::profile::builtin;
+use sequencer::Design;
+
+use super::number::{Kind, Ours};
+
+/// What was simulated.
+#[derive(Debug, Default)]
+pub(super) struct Simulated {
+    runs: Vec<(Setup, Outcome)>,
+    /// One client with one request outstanding: a round trip.
+    round_trip_us: Option<f64>,
+}
+
+impl Simulated {
+    /// The setups that the numbers and Figure 7 need.
+    pub(super) fn setups() -> Vec<Setup> {
+        let cores = [1, 2, 4, 6, 8, 10, 12, 14];
+        let swept = Design::ALL
+            .into_iter()
+            .filter(|design| *design != Design::Atomics);
+        let mut setups = vec![Setup::paper(Design::Atomics, 1), round_trip()];
+        for design in swept {
+            setups.extend(cores.map(|cores| Setup::paper(design, cores)));
+        }
+        setups
+    }
+
+    /// Runs one of them.
+    pub(super) fn add(&mut self, setup: Setup) -> Result<()> {
+        let cib = builtin("cib").context("Connect-IB is built in")?;
+        let outcome = run(cib, &setup)?;
+        anyhow::ensure!(outcome.verified, "{}: {}", setup.design, outcome.verdict);
+        if setup == round_trip() {
+            #[allow(clippy::cast_precision_loss)] // far below 2^52
+            let ns = outcome.latency_ns_p50 as f64;
+            self.round_trip_us = Some(ns * 1e-3);
+        } else {
+            self.runs.push((setup, outcome));
+        }
+        Ok(())
+    }
+
+    /// The rates of a design over cores.
+    pub(super) fn rates(&self, design: Design) -> Vec<(f64, f64)> {
+        let of_design = self.runs.iter().filter(|(setup, _)| setup.design == design);
+        #[allow(clippy::cast_precision_loss)] // few cores
+        let point = |(setup, outcome): &(Setup, Outcome)| (setup.cores as f64, outcome.rate_mops);
+        of_design.map(point).collect()
+    }
+
+    fn at(&self, design: Design, cores: usize) -> Option<&Outcome> {
+        let found = self.runs.iter();
+        let mut found = found.filter(|(setup, _)| setup.design == design && setup.cores == cores);
+        found.next().map(|(_, outcome)| outcome)
+    }
+
+    /// The number of this id, if a simulation gives it.
+    pub(super) fn number(&self, id: &str) -> Option<Ours> {
+        let rate = |design, cores| Some(self.at(design, cores)?.rate_mops);
+        let (value, kind) = match id {
+            "seq_rpc_base_1c" => (rate(Design::Rpc, 1)?, kind(id)),
+            "seq_t3_baseline" => (rate(Design::Rpc, 14)?, kind(id)),
+            "seq_rpc_batch_1c" => (rate(Design::RpcBatch, 1)?, kind(id)),
+            "seq_rpc_batch_mq_1c" => (rate(Design::RpcBatchMq, 1)?, kind(id)),
+            "seq_rpc_batch_mq_6c" | "seq_t3_rpc_opts" => {
+                (rate(Design::RpcBatchMq, 6)?, kind("seq_rpc_batch_mq_6c"))
+            }
+            "seq_t3_spec_s0" => (rate(Design::SpecS0, 10)?, kind(id)),
+            "seq_t3_atomics" => (rate(Design::Atomics, 1)?, kind(id)),
+            "seq_rpc_resp_per_doorbell_6c" => {
+                let at = self.at(Design::RpcBatchMq, 6)?;
+                (at.answers_per_doorbell, Kind::Predicted)
+            }
+            "seq_rpc_peak_cores" => {
+                let rates = self.rates(Design::RpcBatchMq);
+                let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+                (best.0, Kind::Predicted)
+            }
+            "gen_rtt" => (self.round_trip_us?, Kind::Fitted),
+            _ => return None,
+        };
+        Some(Ours::new(value, kind, "simulation"))
+    }
+}
+
+/// One client, one header-only request at a time.
+fn round_trip() -> Setup {
+    Setup {
+        clients: 1,
+        window: 1,
+        postlist: 1,
+        ..Setup::paper(Design::SpecS0, 1)
+    }
+}
+
+/// Whether a number of the profile was fitted to it.
+fn kind(id: &str) -> Kind {
+    let basis = builtin("cib").and_then(|cib| {
+        let mixes = mixes::all(cib);
+        let named = mixes
+            .iter()
+            .find(|mix| mix.published.is_some_and(|p| p.id == id))?;
+        named.basis(cib)
+    });
+    basis.map_or(Kind::Predicted, Kind::from)
+}

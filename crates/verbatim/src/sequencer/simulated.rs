@@ -1,0 +1,245 @@
+//! `verbatim sequencer --nic`: the same server and clients on a simulated cluster, in virtual time.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bench::simulated::sequencer::{self as simulated, Setup};
+use nicmodel::profile::Profile;
+use nicmodel::published::{self, Published};
+use sequencer::Design;
+use serde::Serialize;
+
+use super::ladder;
+use crate::Outcome;
+use crate::args;
+use crate::model::NicProfileArgs;
+use crate::output::{self, figure, print, print_typed, table, time};
+
+/// What only simulations have.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Simulation")]
+pub(crate) struct SimulationArgs {
+    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile
+    /// goes. Clients, windows and batches are the paper's unless told otherwise
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "rounds", "threads", "workers", "start"])]
+    nic: Option<String>,
+    /// The same on a NIC of your own, described by a profile (verbatim model --template)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "rounds", "threads", "workers", "start"])]
+    nic_file: Option<PathBuf>,
+    /// Cores of the server, a worker each [default: several, from one to all of the profile]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize))]
+    cores: Option<usize>,
+    /// Machines that clients run on [default: as few as have a core for each client]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of machines", 1..=40_000usize))]
+    machines: Option<usize>,
+    /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
+    #[arg(long, value_name = "N", value_parser = args::word)]
+    seed: Option<u64>,
+}
+
+impl SimulationArgs {
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.nic.is_some() || self.nic_file.is_some()
+    }
+
+    /// Refuses what has no meaning without a simulation.
+    pub(super) fn check_absent(&self) -> Result<()> {
+        let given = [
+            ("--cores", self.cores.is_some()),
+            ("--machines", self.machines.is_some()),
+            ("--seed", self.seed.is_some()),
+        ];
+        match given.into_iter().find(|&(_, given)| given) {
+            Some((flag, _)) => {
+                bail!("{flag} is for simulated clusters; add --nic, such as --nic cib")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A line of the ladder.
+#[derive(Serialize)]
+struct Row {
+    nic: String,
+    kind: &'static str,
+    #[serde(flatten)]
+    setup: Setup,
+    queues_per_worker: usize,
+    #[serde(flatten)]
+    outcome: simulated::Outcome,
+    published: Option<&'static Published>,
+    /// Ours over the published rate, less one.
+    relative_error: Option<f64>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &ladder::Args) -> Result<Outcome> {
+    let simulation = &args.simulation;
+    let chosen = NicProfileArgs {
+        nic: simulation.nic.clone(),
+        nic_file: simulation.nic_file.clone(),
+    };
+    let profile = chosen.chosen()?;
+    let designs = if args.design.is_empty() {
+        &Design::ALL[..]
+    } else {
+        &args.design[..]
+    };
+    let mut setups = Vec::new();
+    for &design in designs {
+        for cores in cores(&profile, simulation.cores, design) {
+            setups.push(setup(args, design, cores));
+        }
+    }
+    if let Some(setup) = setups.iter().find(|setup| setup.postlist > setup.window) {
+        bail!(
+            "--postlist {} is more than --window {}: a client cannot post more than it may have outstanding; \
+             lower one or raise the other",
+            setup.postlist,
+            setup.window
+        );
+    }
+    let bar = output::progress(setups.len() as u64);
+    let mut rows = Vec::new();
+    for setup in setups {
+        bar.set_message(format!("{} on {} cores", setup.design, setup.cores));
+        let row = one(&profile, setup)?;
+        if args.json {
+            print_typed("simulated", &row)?;
+        }
+        rows.push(row);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if !args.json {
+        show(&profile, &rows)?;
+    }
+    for row in rows.iter().filter(|row| !row.outcome.verified) {
+        eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict);
+    }
+    let verified = rows.iter().all(|row| row.outcome.verified);
+    Ok(if verified { Outcome::Done } else { Outcome::No })
+}
+
+/// The counts of cores to run a design on. With atomics no core of the server does anything.
+fn cores(profile: &Profile, asked: Option<usize>, design: Design) -> Vec<usize> {
+    let all = profile.host.cores.value as usize;
+    match (asked, design) {
+        (Some(cores), _) => vec![cores],
+        (None, Design::Atomics) => vec![1],
+        (None, _) => (1..=all)
+            .filter(|cores| *cores == 1 || cores % 2 == 0 || *cores == all)
+            .collect(),
+    }
+}
+
+fn setup(args: &ladder::Args, design: Design, cores: usize) -> Setup {
+    let paper = Setup::paper(design, cores);
+    Setup {
+        clients: args.clients.unwrap_or(paper.clients),
+        machines: args.simulation.machines,
+        window: args.window.unwrap_or(paper.window),
+        postlist: args.postlist,
+        batch: args.batch.unwrap_or(paper.batch),
+        queues: args.queues,
+        seed: args.simulation.seed.unwrap_or(paper.seed),
+        time: args.duration.unwrap_or(Duration::from_millis(1)),
+        ..paper
+    }
+}
+
+fn one(profile: &Profile, setup: Setup) -> Result<Row> {
+    let outcome = simulated::run(profile, &setup)
+        .with_context(|| format!("{} on {} cores", setup.design, setup.cores))?;
+    let published = published_rate(profile, &setup);
+    Ok(Row {
+        nic: profile.name.clone(),
+        kind: "simulated",
+        queues_per_worker: simulated::queues(profile, &setup),
+        relative_error: published.map(|published| outcome.rate_mops / published.value - 1.0),
+        published,
+        outcome,
+        setup,
+    })
+}
+
+/// What the paper prints for this point, if it is one of the paper's.
+fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
+    let all = profile.host.cores.value as usize;
+    let paper = Setup {
+        seed: setup.seed,
+        time: setup.time,
+        ..Setup::paper(setup.design, setup.cores)
+    };
+    if profile.name != "cib" || *setup != paper {
+        return None;
+    }
+    published::get(match (setup.design, setup.cores) {
+        (Design::Atomics, _) => "seq_t3_atomics",
+        (Design::Rpc, 1) => "seq_rpc_base_1c",
+        (Design::Rpc, cores) if cores == all => "seq_t3_baseline",
+        (Design::RpcBatch, 1) => "seq_rpc_batch_1c",
+        (Design::RpcBatchMq, 1) => "seq_rpc_batch_mq_1c",
+        (Design::RpcBatchMq, 6) => "seq_rpc_batch_mq_6c",
+        (Design::SpecS0, 10) => "seq_t3_spec_s0",
+        _ => return None,
+    })
+}
+
+fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
+    print(format_args!(
+        "Simulated in virtual time, not measured: {}\n",
+        profile.title
+    ))?;
+    let header = [
+        "design",
+        "cores",
+        "M/s",
+        "published",
+        "error",
+        "answers/doorbell",
+        "p50",
+        "p99",
+        "checked",
+    ];
+    let mut shown = table(header, &[1, 2, 3, 4, 5, 6, 7]);
+    for row in rows {
+        let outcome = &row.outcome;
+        #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
+        let latency = |ns: u64| time(ns as f64);
+        let atomics = row.setup.design == Design::Atomics;
+        shown.add_row([
+            row.setup.design.to_string(),
+            if atomics {
+                "-".to_owned()
+            } else {
+                row.setup.cores.to_string()
+            },
+            figure(outcome.rate_mops),
+            row.published
+                .map_or_else(String::new, |p| p.value.to_string()),
+            row.relative_error
+                .map_or_else(String::new, |e| format!("{:+.1} %", 100.0 * e)),
+            if atomics {
+                "-".to_owned()
+            } else {
+                format!("{:.1}", outcome.answers_per_doorbell)
+            },
+            latency(outcome.latency_ns_p50),
+            latency(outcome.latency_ns_p99),
+            if outcome.verified { "yes" } else { "NO" }.to_owned(),
+        ]);
+    }
+    print(shown)?;
+    let Some(Row { setup, .. }) = rows.first() else {
+        return Ok(());
+    };
+    print(format_args!(
+        "\n{} clients with {} requests outstanding each, postlists of {}, batches of at most {}; latency from the \
+         doorbell of a postlist to its last answer. The server's and the clients' own code ran; \
+         costs are the profile's (verbatim model --profiles).",
+        setup.clients, setup.window, setup.postlist, setup.batch
+    ))
+}

@@ -1,0 +1,35 @@
+//! The clock, and what a program does beside its verbs: on a simulated NIC both are virtual.
+//!
+//! Code that reads its time here and says what its cores do runs on simulated cores too. Everywhere else
+//! [`now`] is [`Instant::now`], and saying costs nothing.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+/// The time: [`Instant::now`], or that of the simulated thread which calls.
+#[must_use]
+pub fn now() -> Instant {
+    /// Where virtual time begins.
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    match simnic::now() {
+        Some(since) => *ORIGIN.get_or_init(Instant::now) + since,
+        None => Instant::now(),
+    }
+}
+
+/// The calling core handles so many small requests, as a server does.
+#[inline]
+pub fn serve(requests: usize) {
+    if simnic::is_simulated() {
+        simnic::spend_requests(requests as u64);
+    }
+}
+
+/// The calling core adds to this word, which other cores may add to as well.
+#[inline]
+pub fn add_to_shared(word: &AtomicU64) {
+    if simnic::is_simulated() {
+        simnic::spend_shared_add(std::ptr::from_ref(word).addr() as u64);
+    }
+}
