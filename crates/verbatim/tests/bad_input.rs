@@ -113,7 +113,7 @@ fn sequencer() {
     refused(&ladder(&["--duration", "1h"]), "such as 500ms");
     refused(&ladder(&["--duration", "0"]), "such as 500ms");
     refused(&ladder(&["--rounds", "0"]), "from 1 to 1000");
-    refused(&ladder(&["--clients", "65"]), "from 1 to 64");
+    refused(&ladder(&["--clients", "65"]), "at most 64");
     refused(&ladder(&["--threads", "0"]), "from 1 to 64");
     refused(&ladder(&["--workers", "1.5"]), "from 1 to 64");
     refused(&ladder(&["--window", "4097"]), "from 1 to 4096");
