@@ -74,6 +74,7 @@ mod keys;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod mem;
+#[cfg(not(loom))]
 mod multicast;
 #[cfg(not(loom))]
 mod nic;
@@ -99,6 +100,7 @@ mod strings;
 mod sync;
 #[cfg(not(loom))]
 mod sysfs;
+#[cfg(not(loom))]
 mod xrc;
 
 #[cfg(not(loom))]
