@@ -63,6 +63,28 @@ fn impossible_values() {
 }
 
 #[test]
+fn impossible_identities() {
+    let cases = [
+        ("device", "\"\"", "1 to 63 letters"),
+        ("device", "\"a/b\"", "identity.device: a device's name"),
+        ("vendor_id", "16777216", "below 2^24"),
+        ("part_id", "-1", "part_id"),
+        ("part_id", "\"4113\"", "part_id"),
+        (
+            "# board_id",
+            "\"a b\"",
+            "identity.board_id: it has 1 to 63 letters",
+        ),
+        ("# firmware", "\"\"", "identity.firmware: it has"),
+    ];
+    for (key, value, says) in cases {
+        let name = key.trim_start_matches("# ");
+        refused(key, &assumed(name, value), &[says]);
+    }
+    refused("vendor_id", "vendor_id = 713", &["with its evidence"]);
+}
+
+#[test]
 fn every_impossible_value_is_named_at_once() {
     let (text, _) = with("lanes", &assumed("lanes", "0"));
     let text = text.replace(

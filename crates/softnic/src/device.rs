@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 use std::{fs, io, ptr};
 
+use crate::identity::Identity;
 use libc::EINVAL;
 use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
@@ -22,14 +23,6 @@ use verbs_abi::{
     ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
     ibv_port_attr, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
 };
-
-/// Name of the device: what `ibv_get_device_name` returns and programs take as `-d`.
-///
-/// The kernel numbers devices from 0 behind the name of their driver (`mlx5_0`, `rxe0`); so do we.
-pub(crate) const DEVICE_NAME: &str = "softnic0";
-
-/// Version of the firmware, which there is none of.
-pub(crate) const FIRMWARE: &str = "1.0";
 
 /// Most queue pairs of a context. 16 Ki leave room above the 10,000 that the benchmark connects.
 pub(crate) const MAX_QP: u32 = 16_384;
@@ -139,19 +132,18 @@ fn guid_from(host_id: &str) -> [u8; 8] {
 
 /// Properties and limits of the device: what `ibv_query_device` fills in.
 ///
-/// - `vendor_id` is an IEEE OUI; ff:ff:ff, which is nobody's, is what Soft-RoCE says too (`RXE_VENDOR_ID`), so
-///   that no program mistakes the device for one whose private interface it knows. `vendor_part_id` and
-///   `hw_ver` are 0.
+/// - `hw_ver` is 0.
 /// - `max_ee`, `max_rdd` and the raw queue pairs are 0: not supported.
-pub(crate) fn device_attr() -> ibv_device_attr {
+pub(crate) fn device_attr(identity: &Identity) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
-    for (to, from) in attr.fw_ver.iter_mut().zip(FIRMWARE.bytes()) {
+    for (to, from) in attr.fw_ver.iter_mut().zip(identity.firmware.bytes()) {
         *to = from.cast_signed();
     }
     attr.node_guid = u64::from_ne_bytes(node_guid());
     // One device in the "system": both GUIDs are the same.
     attr.sys_image_guid = attr.node_guid;
-    attr.vendor_id = 0xff_ffff;
+    attr.vendor_id = identity.vendor_id;
+    attr.vendor_part_id = identity.part_id;
     attr.max_mr_size = MAX_MR_SIZE;
     // One bit per supported page size: every power of two from 4 KiB, as mlx5.
     attr.page_size_cap = !0xfff;
@@ -214,9 +206,9 @@ pub(crate) const IBV_FLUSH_GLOBAL: u8 = 1;
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
 /// Properties of the extensions: what `ibv_query_device_ex` fills in. What is zero is not supported.
-pub(crate) fn device_attr_ex() -> ibv_device_attr_ex {
+pub(crate) fn device_attr_ex(identity: &Identity) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::zeroed();
-    attr.orig_attr = device_attr();
+    attr.orig_attr = device_attr(identity);
     // Memory is not pinned: every page may be on demand.
     const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
     const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;

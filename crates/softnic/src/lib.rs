@@ -70,6 +70,8 @@ mod fabric {
     pub(crate) mod ring;
 }
 #[cfg(not(loom))]
+mod identity;
+#[cfg(not(loom))]
 mod keys;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
@@ -107,6 +109,8 @@ mod xrc;
 pub use abi::{later_symbols, symbols};
 #[cfg(not(loom))]
 pub use fabric::FabricError;
+#[cfg(not(loom))]
+pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
 /// How far a QP number is shifted right to tell the process that has the queue pair.
 #[cfg(not(loom))]
 pub const PROCESS_SHIFT: u32 = fabric::layout::QP_BITS;

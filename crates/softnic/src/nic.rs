@@ -10,6 +10,7 @@ use crate::device::{Port, PortError};
 use crate::engine;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, FabricError, Peer};
+use crate::identity::{BadDevice, Identity};
 use crate::keys::{Keys, MAX_PD_NUMBER};
 use crate::mem::Mappings;
 use crate::multicast::Attachments;
@@ -32,6 +33,9 @@ pub enum NicError {
         /// The errno for C callers.
         errno: i32,
     },
+    /// The device was asked to be something that it cannot be.
+    #[error(transparent)]
+    Device(#[from] BadDevice),
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),
@@ -57,6 +61,7 @@ struct RetiredRing {
 pub(crate) struct Nic {
     pub(crate) fabric: Fabric,
     pub(crate) port: Port,
+    pub(crate) identity: Identity,
     pub(crate) keys: Keys,
     pub(crate) maps: Mappings,
     qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
@@ -144,12 +149,14 @@ const LAST_MAIL: Duration = Duration::from_millis(200);
 impl Nic {
     fn new() -> Result<&'static Self, NicError> {
         let port = Port::from_env()?;
+        let identity = Identity::from_env()?;
         let keys = Keys::new();
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
         // It lives as long as the process: handles that a program forgot to destroy stay valid.
         let nic: &'static Self = Box::leak(Box::new(Self {
             fabric,
             port,
+            identity,
             keys,
             maps: Mappings::default(),
             qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),

@@ -10,7 +10,8 @@ use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-use crate::device::{self, DEVICE_NAME, LinkLayer, PORT_NUM, Port};
+use crate::device::{self, LinkLayer, PORT_NUM, Port};
+use crate::identity::Identity;
 use crate::nic::NicError;
 
 /// Name of the device's character device below `/dev/infiniband`, and of its folder in
@@ -27,34 +28,42 @@ pub struct SysfsFile {
 }
 
 /// The files of the device below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
-/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none the environment is asked.
+/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity, the environment is asked.
 ///
 /// GIDs that the port does not have are left out (the kernel has files of zeroes for them).
 ///
 /// # Errors
-/// Where `link_layer` is no link layer, and where the host's addresses cannot be read.
-pub fn sysfs_files(link_layer: Option<&OsStr>) -> Result<Vec<SysfsFile>, NicError> {
+/// Where `link_layer` is no link layer or the environment's identity none, and where the host's addresses cannot be read.
+pub fn sysfs_files(
+    link_layer: Option<&OsStr>,
+    identity: Option<&Identity>,
+) -> Result<Vec<SysfsFile>, NicError> {
     let port = match link_layer {
         Some(value) => Port::with_link_layer(value),
         None => Port::from_env(),
     };
-    Ok(files(&port?, Path::new("/sys/class/net")))
+    let identity = identity.cloned().map_or_else(Identity::from_env, Ok)?;
+    Ok(files(&identity, &port?, Path::new("/sys/class/net")))
 }
 
-fn files(port: &Port, interfaces: &Path) -> Vec<SysfsFile> {
+fn files(identity: &Identity, port: &Port, interfaces: &Path) -> Vec<SysfsFile> {
     let mut files = Vec::new();
     let mut file = |path: String, text: &str| {
         let text = format!("{text}\n");
         files.push(SysfsFile { path, text });
     };
 
-    let device = format!("infiniband/{DEVICE_NAME}");
+    let device = format!("infiniband/{}", identity.name);
     let guid = guid(device::node_guid());
     file(format!("{device}/node_type"), "1: CA");
-    file(format!("{device}/node_desc"), DEVICE_NAME);
+    file(format!("{device}/node_desc"), &identity.name);
     file(format!("{device}/node_guid"), &guid);
     file(format!("{device}/sys_image_guid"), &guid);
-    file(format!("{device}/fw_ver"), device::FIRMWARE);
+    file(format!("{device}/fw_ver"), &identity.firmware);
+    // The kernel has this one file only where the driver knows the board.
+    if !identity.board_id.is_empty() {
+        file(format!("{device}/board_id"), &identity.board_id);
+    }
 
     let attr = port.attr();
     let at = format!("{device}/ports/{PORT_NUM}");
@@ -94,7 +103,7 @@ fn files(port: &Port, interfaces: &Path) -> Vec<SysfsFile> {
     // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
     file("infiniband_verbs/abi_version".to_owned(), "6");
     let verbs = format!("infiniband_verbs/{UVERBS_NAME}");
-    file(format!("{verbs}/ibdev"), DEVICE_NAME);
+    file(format!("{verbs}/ibdev"), &identity.name);
     file(format!("{verbs}/abi_version"), "1");
     // Of no character device: it is not opened.
     file(format!("{verbs}/dev"), "0:0");
@@ -139,7 +148,7 @@ mod tests {
 
     #[test]
     fn an_infiniband_port_has_a_lid_and_one_gid() {
-        let files = sysfs_files(Some(OsStr::new("ib"))).expect("it needs no addresses");
+        let files = sysfs_files(Some(OsStr::new("ib")), None).expect("it needs no addresses");
         let port = "infiniband/softnic0/ports/1";
         let at = |name: &str| text(&files, &format!("{port}/{name}"));
         assert_eq!(at("link_layer"), Some("InfiniBand\n"));
@@ -173,7 +182,7 @@ mod tests {
             gid_interfaces: vec![0, 8],
             lid: 0,
         };
-        let files = files(&port, folder.path());
+        let files = files(&Identity::default(), &port, folder.path());
         let attrs = "infiniband/softnic0/ports/1/gid_attrs";
         assert_eq!(text(&files, &format!("{attrs}/ndevs/1")), Some("eth8\n"));
         assert_eq!(text(&files, &format!("{attrs}/ndevs/0")), None);
@@ -185,8 +194,26 @@ mod tests {
     }
 
     #[test]
+    fn the_files_are_those_of_the_identity() {
+        let cx3 = "mlx4_0:713:4099:MT_1100120019:2.42.5000";
+        let cx3: Identity = cx3.parse().expect("an identity");
+        let files = sysfs_files(Some(OsStr::new("ib")), Some(&cx3)).expect("no addresses needed");
+        for (name, value) in [
+            ("node_desc", "mlx4_0\n"),
+            ("board_id", "MT_1100120019\n"),
+            ("fw_ver", "2.42.5000\n"),
+        ] {
+            assert_eq!(
+                text(&files, &format!("infiniband/mlx4_0/{name}")),
+                Some(value)
+            );
+        }
+        assert!(files.iter().all(|file| !file.path.contains("softnic0")));
+    }
+
+    #[test]
     fn what_is_no_link_layer_is_refused() {
-        let err = sysfs_files(Some(OsStr::new("tokenring"))).expect_err("no link layer");
+        let err = sysfs_files(Some(OsStr::new("tokenring")), None).expect_err("no link layer");
         assert!(err.to_string().contains("tokenring"), "{err}");
     }
 }

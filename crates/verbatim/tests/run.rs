@@ -38,6 +38,7 @@ fn command(before: &[&str], args: &[&str]) -> Command {
         .env("LD_LIBRARY_PATH", "/nonexistent/before")
         .env_remove("VERBATIM_LINK_LAYER")
         .env_remove("VERBATIM_FABRIC")
+        .env_remove("VERBATIM_DEVICE")
         .stdin(Stdio::null());
     command
 }
@@ -213,6 +214,54 @@ fn where_namespaces_are_forbidden_it_says_so_and_goes_on() {
         );
         assert!(said.contains("--no-view"), "{said}");
     }
+}
+
+#[test]
+fn the_device_is_what_its_profile_says() {
+    for (nic, shown) in [
+        ("cx", &["mlx4_0", "25418", "MT_04A0110002", "2.7.000"][..]),
+        ("cx3", &["mlx4_0", "4099", "MT_1100120019", "2.42.5000"]),
+        ("cib", &["mlx5_0", "4113"]),
+        ("bf2", &["mlx5_0", "41686"]),
+    ] {
+        let out = run(&["--nic", nic, "--fabric", "tests_7", "ibv_devinfo", "-v"]);
+        let text = stdout(&out);
+        assert!(out.status.success(), "{}", stderr(&out));
+        for shown in shown.iter().chain(&["0x02c9"]) {
+            // The board is in sysfs alone.
+            let seen =
+                text.contains(shown) || shown.starts_with("MT_") && !namespaces_are_allowed();
+            assert!(seen, "{nic}: no {shown} in {text}");
+        }
+        assert!(!text.contains("softnic0"), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_profile_is_refused() {
+    let cargo_toml = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    for (wrong, why) in [
+        ("cy", "choose among cx, cx3, cib, bf2"),
+        (cargo_toml, "is no profile of a NIC"),
+    ] {
+        let out = run(&["--nic", wrong, "--", "true"]);
+        assert_eq!(out.status.code(), Some(2));
+        assert!(stderr(&out).contains(why), "{}", stderr(&out));
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_is_named() {
+    let out = command(&[], &["--", "ibv_devinfo"])
+        .env("VERBATIM_DEVICE", "../etc:1:2:3:4")
+        .output()
+        .expect("it starts");
+    assert!(!out.status.success());
+    let said = stderr(&out);
+    assert!(
+        said.contains("VERBATIM_DEVICE") && said.contains("a device's name"),
+        "{said}"
+    );
 }
 
 #[test]

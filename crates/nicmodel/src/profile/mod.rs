@@ -2,6 +2,7 @@
 
 mod builtin;
 mod error;
+mod identity;
 mod section;
 mod sourced;
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub use builtin::{TEMPLATE, builtin, builtins};
 pub use error::{Problem, ProfileError};
+pub use identity::Identity;
 pub use section::Number;
 pub use sourced::{Evidence, Sourced};
 
@@ -34,6 +36,9 @@ pub struct Profile {
     pub about: String,
     /// What the port speaks.
     pub link_layer: LinkLayer,
+    /// What programs see of it, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
     /// The machine's processor.
     pub host: Host,
     /// The link between processor and NIC.
@@ -268,6 +273,14 @@ impl Profile {
                 message: "a name has 1 to 32 lower-case letters, digits, '-' or '_'".to_owned(),
             });
         }
+        problems.extend(self.identity.iter().flat_map(|identity| {
+            let wrong = identity.problems().into_iter();
+            wrong.map(|(at, key, message)| Problem {
+                line: line(at),
+                key: format!("identity.{key}"),
+                message: message.to_owned(),
+            })
+        }));
         let mut out_of_range = Vec::new();
         self.host.out_of_range(&mut out_of_range);
         self.pcie.out_of_range(&mut out_of_range);

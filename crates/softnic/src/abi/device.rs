@@ -8,6 +8,7 @@ use verbs_abi::*;
 use super::*;
 use crate::context::Context;
 use crate::device;
+use crate::identity::Identity;
 use crate::nic::{self, Nic, NicError};
 use crate::strings;
 use crate::sysfs::UVERBS_NAME;
@@ -25,13 +26,19 @@ pub(super) fn the_device() -> *mut ibv_device {
         let mut d = verbs_device::zeroed();
         d.device.node_type = IBV_NODE_CA;
         d.device.transport_type = IBV_TRANSPORT_IB;
-        set_text(&mut d.device.name, device::DEVICE_NAME);
+        // Where the environment asks for nonsense there is no list and no context either: the NIC has said so.
+        let identity = Identity::from_env().unwrap_or_default();
+        let name = identity.name();
+        set_text(&mut d.device.name, name);
         set_text(&mut d.device.dev_name, UVERBS_NAME);
         set_text(
             &mut d.device.dev_path,
             "/sys/class/infiniband_verbs/uverbs0",
         );
-        set_text(&mut d.device.ibdev_path, "/sys/class/infiniband/softnic0");
+        set_text(
+            &mut d.device.ibdev_path,
+            &format!("/sys/class/infiniband/{name}"),
+        );
         Device(d)
     });
     std::ptr::from_ref(&device.0.device).cast_mut()
@@ -54,6 +61,7 @@ fn errno_of_nic(e: &NicError) -> c_int {
             crate::fabric::FabricError::BadName(_) | crate::fabric::FabricError::BadFabric(_),
         ) => libc::EINVAL,
         NicError::Port { errno, .. } => *errno,
+        NicError::Device(_) => libc::EINVAL,
     }
 }
 
@@ -204,9 +212,9 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
-    or_errno(nic_of(context).map(|_| {
+    or_errno(nic_of(context).map(|nic| {
         // SAFETY: a place for the attributes.
-        unsafe { *attr = device::device_attr() };
+        unsafe { *attr = device::device_attr(&nic.identity) };
     }))
 }
 

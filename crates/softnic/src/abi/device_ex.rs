@@ -15,7 +15,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     attr_size: usize,
 ) -> c_int {
-    or_errno(nic_of(context).and_then(|_| {
+    or_errno(nic_of(context).and_then(|nic| {
         // SAFETY: NULL or the program's input.
         let asked = unsafe { input.as_ref() }.map_or(0, |i| i.comp_mask);
         // A program built against an older header has a shorter structure, but never one without the part that
@@ -23,7 +23,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         if asked != 0 || attr.is_null() || attr_size < size_of::<ibv_device_attr>() {
             return Err(libc::EINVAL);
         }
-        let all = device::device_attr_ex();
+        let all = device::device_attr_ex(&nic.identity);
         let n = attr_size.min(size_of::<ibv_device_attr_ex>());
         // SAFETY: the place has `attr_size` bytes; the attributes are plain data. What a newer header has
         // behind ours is zeroes.

@@ -4,9 +4,11 @@
 //! RDMA device in `/sys` and `/dev`. It replaces this process: its signals, its standard streams and its exit status
 //! are its own. With `--ledger` this process waits for it instead.
 //!
+//! - [`identity`]: what the device says that it is;
 //! - [`library`]: where the libraries are;
 //! - [`view`]: the files, in a [`namespace`] of the program's own.
 
+mod identity;
 mod library;
 mod namespace;
 mod view;
@@ -18,6 +20,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use softnic::Identity;
 
 use crate::Outcome;
 use crate::args::LinkLayerArgs;
@@ -35,6 +38,10 @@ pub(crate) struct Args {
     fabric: Option<String>,
     #[command(flatten)]
     ledger: LedgerArgs,
+    /// What the device says that it is, since programs choose features by it: a NIC of `verbatim model` (cx, cx3,
+    /// cib, bf2), or a file with a profile [default: the software NIC itself]
+    #[arg(long, value_name = "PROFILE")]
+    nic: Option<String>,
     /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
     #[arg(long)]
     no_view: bool,
@@ -54,6 +61,7 @@ Examples:
   verbatim run -- ib_write_bw                     a server, and in another terminal:
   verbatim run -- ib_write_bw 127.0.0.1           its client
   verbatim run --link-layer ib -- ibv_rc_pingpong
+  verbatim run --nic cib -- ib_write_bw           on a device that says it is a Connect-IB
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
 
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband,
@@ -82,8 +90,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
     }
+    let identity = args.nic.as_deref().map(identity::of_profile).transpose()?;
+    if let Some(identity) = &identity {
+        command.env(softnic::DEVICE_VAR, identity.to_string());
+    }
+    let link_layer = args.link_layer.variable().map(|(_, value)| value);
     if !args.no_view
-        && let Err(err) = show_files(args.link_layer.variable().map(|(_, value)| value))
+        && let Err(err) = show_files(link_layer, identity.as_ref())
     {
         eprintln!(
             "note: no private view of /sys/class and /dev ({err:#}): programs that look there for an \
@@ -105,8 +118,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// Shows the program the files of the device.
-fn show_files(link_layer: Option<&str>) -> Result<()> {
-    let files = match softnic::sysfs_files(link_layer.map(OsStr::new)) {
+fn show_files(link_layer: Option<&str>, identity: Option<&Identity>) -> Result<()> {
+    let files = match softnic::sysfs_files(link_layer.map(OsStr::new), identity) {
         Ok(files) => files,
         // The program's own attempt to use the device will say what is wrong.
         Err(_) => return Ok(()),

@@ -1,0 +1,235 @@
+//! What the device says that it is: its name, its maker, its board.
+//!
+//! Programs choose features by it: perftest how much it sends inline, UCX the transports that it tries. The
+//! software NIC says that it is itself, unless `VERBATIM_DEVICE` asks for another name.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::str::FromStr;
+
+/// The environment variable that says what the device calls itself: an [`Identity`] in its written form.
+pub const DEVICE_VAR: &str = "VERBATIM_DEVICE";
+
+/// What the device says that it is.
+///
+/// Its written form is `NAME:VENDOR:PART:BOARD:FIRMWARE`, the numbers in decimal, the board perhaps empty:
+/// `mlx4_0:713:4099:MT_1100120019:2.42.5000`.
+///
+/// ```
+/// let cib: softnic::Identity = "mlx5_0:713:4113::1.0".parse()?;
+/// assert_eq!((cib.name(), cib.vendor_id()), ("mlx5_0", 0x02c9));
+/// assert_eq!(cib.to_string(), "mlx5_0:713:4113::1.0");
+/// # Ok::<(), softnic::BadIdentity>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub(crate) name: String,
+    pub(crate) vendor_id: u32,
+    pub(crate) part_id: u32,
+    pub(crate) board_id: String,
+    pub(crate) firmware: String,
+}
+
+/// Why a text or a set of values is no [`Identity`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadIdentity(&'static str);
+
+impl Default for Identity {
+    /// The software NIC as itself.
+    ///
+    /// The kernel numbers devices from 0 behind the name of their driver (`mlx5_0`, `rxe0`); so do we. ff:ff:ff is
+    /// nobody's OUI, and what Soft-RoCE says too (`RXE_VENDOR_ID`), so that no program mistakes the device for one
+    /// whose private interface it knows. There is no firmware, but programs expect a version.
+    fn default() -> Self {
+        Self {
+            name: "softnic0".to_owned(),
+            vendor_id: 0xff_ffff,
+            part_id: 0,
+            board_id: String::new(),
+            firmware: "1.0".to_owned(),
+        }
+    }
+}
+
+impl Identity {
+    /// A device of that name (as `ibv_get_device_name(3)`: 1 to 63 letters, digits and `_`), vendor (an OUI of the
+    /// IEEE, 24 bits) and part. It has no board's name, and the software NIC's firmware.
+    ///
+    /// # Errors
+    /// What is wrong with the name or the vendor.
+    pub fn new(name: &str, vendor_id: u32, part_id: u32) -> Result<Self, BadIdentity> {
+        let own = Self::default();
+        let name = name.to_owned();
+        Self {
+            name,
+            vendor_id,
+            part_id,
+            ..own
+        }
+        .checked()
+    }
+
+    /// The same with a board's name, as in sysfs (`board_id`): up to 63 letters, digits, `_`, `-` and `.`.
+    ///
+    /// # Errors
+    /// Other characters, or too many.
+    pub fn with_board(self, board_id: &str) -> Result<Self, BadIdentity> {
+        let board_id = board_id.to_owned();
+        Self { board_id, ..self }.checked()
+    }
+
+    /// The same with a version of the firmware: 1 to 63 letters, digits, `_`, `-` and `.`.
+    ///
+    /// # Errors
+    /// Other characters, none, or too many.
+    pub fn with_firmware(self, firmware: &str) -> Result<Self, BadIdentity> {
+        let firmware = firmware.to_owned();
+        Self { firmware, ..self }.checked()
+    }
+
+    /// What the environment asks for.
+    pub(crate) fn from_env() -> Result<Self, BadDevice> {
+        Self::of_value(std::env::var_os(DEVICE_VAR).as_deref())
+    }
+
+    fn of_value(value: Option<&OsStr>) -> Result<Self, BadDevice> {
+        let Some(value) = value else {
+            return Ok(Self::default());
+        };
+        let read = value.to_str().map(str::parse);
+        read.unwrap_or(Err(BadIdentity("it is no text in UTF-8")))
+            .map_err(|why| BadDevice {
+                value: value.to_owned(),
+                why,
+            })
+    }
+
+    fn checked(self) -> Result<Self, BadIdentity> {
+        // `char fw_ver[64]` and `char name[IBV_SYSFS_NAME_MAX]` (64) of verbs.h, with a zero behind the text.
+        const MAX: usize = 63;
+        let letter = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
+        let word = |text: &str| {
+            text.len() <= MAX && text.bytes().all(|c| letter(c) || matches!(c, b'-' | b'.'))
+        };
+        if !(1..=MAX).contains(&self.name.len()) || !self.name.bytes().all(letter) {
+            Err(BadIdentity(
+                "a device's name has 1 to 63 letters, digits or '_'",
+            ))
+        } else if self.vendor_id >= 1 << 24 {
+            Err(BadIdentity(
+                "a vendor's number, an OUI of the IEEE, is below 2^24",
+            ))
+        } else if !word(&self.board_id) {
+            Err(BadIdentity(
+                "a board's name has up to 63 letters, digits, '_', '-' or '.'",
+            ))
+        } else if self.firmware.is_empty() || !word(&self.firmware) {
+            Err(BadIdentity(
+                "a firmware's version has 1 to 63 letters, digits, '_', '-' or '.'",
+            ))
+        } else {
+            Ok(self)
+        }
+    }
+
+    /// What `ibv_get_device_name(3)` returns and programs take as `-d`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `vendor_id` of `ibv_query_device(3)`: an OUI of the IEEE.
+    #[must_use]
+    pub fn vendor_id(&self) -> u32 {
+        self.vendor_id
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            vendor_id,
+            part_id,
+            board_id,
+            firmware,
+        } = self;
+        write!(f, "{name}:{vendor_id}:{part_id}:{board_id}:{firmware}")
+    }
+}
+
+impl FromStr for Identity {
+    type Err = BadIdentity;
+
+    fn from_str(text: &str) -> Result<Self, BadIdentity> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let [name, vendor_id, part_id, board_id, firmware] = parts[..] else {
+            return Err(BadIdentity("it must be NAME:VENDOR:PART:BOARD:FIRMWARE"));
+        };
+        let number = |text: &str| {
+            text.parse()
+                .map_err(|_| BadIdentity("VENDOR and PART are decimal numbers of 32 bits"))
+        };
+        Self::new(name, number(vendor_id)?, number(part_id)?)?
+            .with_board(board_id)?
+            .with_firmware(firmware)
+    }
+}
+
+/// [`DEVICE_VAR`] has a value that is no identity.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{DEVICE_VAR} is {value:?}: {why}, such as mlx5_0:713:4113::1.0; leave it unset for the software NIC itself"
+)]
+pub struct BadDevice {
+    value: OsString,
+    why: BadIdentity,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_written_form_is_read_back() {
+        let text = "mlx4_0:713:4099:MT_1100120019:2.42.5000";
+        let read: Identity = text.parse().expect("an identity");
+        assert_eq!(read.to_string(), text);
+        assert_eq!(
+            (read.name(), read.vendor_id(), read.part_id),
+            ("mlx4_0", 713, 4099)
+        );
+        let own = Identity::default();
+        assert_eq!(own.to_string().parse(), Ok(own));
+    }
+
+    #[test]
+    fn what_is_none_is_refused() {
+        let long = "x".repeat(64);
+        for wrong in [
+            "",
+            "mlx5_0",
+            "mlx5_0:713:4113:",
+            "mlx5_0:713:4113::1.0:more",
+            ":713:4113::1.0",
+            "../x:713:4113::1.0",
+            "a:0x2c9:4113::1.0",
+            "a:-1:4113::1.0",
+            "a:16777216:4113::1.0",
+            "a:713:99999999999::1.0",
+            "a:713:4113:b/c:1.0",
+            "a:713:4113::",
+            &format!("{long}:713:4113::1.0"),
+            &format!("a:713:4113:{long}:1.0"),
+            &format!("a:713:4113::{long}"),
+        ] {
+            let err = Identity::of_value(Some(OsStr::new(wrong))).expect_err(wrong);
+            assert!(err.to_string().contains(DEVICE_VAR), "{err}");
+        }
+        assert_eq!(
+            Identity::of_value(None).expect("unset"),
+            Identity::default()
+        );
+    }
+}
