@@ -3,6 +3,7 @@
 //!
 //! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
 //!   functions in `rdmacm::abi`.
+//! - `traced` has those that are traced.
 //! - `verbs` finds the verbs: those of the `libibverbs.so.1` that the program uses, because a program has one
 //!   software NIC.
 //!
@@ -12,5 +13,7 @@
 
 #[allow(unsafe_code)]
 mod entry;
+#[allow(unsafe_code)]
+mod traced;
 #[allow(unsafe_code)]
 mod verbs;

@@ -91,3 +91,18 @@ fn fabric_dir(library: &Library) -> Option<PathBuf> {
     bytes.truncate(len);
     Some(PathBuf::from(OsString::from_vec(bytes)))
 }
+
+/// Has a trace call handles as the drop-in does. Once, before the first of its lines.
+pub(crate) fn number_handles() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        // SAFETY: the type of the drop-in's function of that name, which is never unloaded.
+        unsafe {
+            let number: Option<tap::trace::NumberOf> =
+                Library::open().and_then(|library| library.find(c"verbatim_trace_number"));
+            if let Some(number) = number {
+                tap::trace::numbers_from(number);
+            }
+        }
+    });
+}

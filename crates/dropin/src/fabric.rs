@@ -16,3 +16,14 @@ pub(crate) unsafe extern "C" fn verbatim_fabric_dir(to: *mut c_char, room: usize
     }
     bytes.len()
 }
+
+/// Numbers a handle in a trace, so that both libraries call it alike.
+pub(crate) unsafe extern "C" fn verbatim_trace_number(
+    kind: *const u8,
+    len: usize,
+    address: usize,
+    is_new: bool,
+) -> u32 {
+    // SAFETY: contract of this function.
+    unsafe { tap::trace::number_of(kind, len, address, is_new) }
+}

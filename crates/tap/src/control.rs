@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
 use crate::objects::{CONTEXTS, CQS, Context, Cq, QPS, Qp, SRQS, Srq, key_of, qp_key, registry};
-use crate::{Provider, data_path, extended, memory, session};
+use crate::{Provider, data_path, extended, memory, session, trace};
 
 /// Machines behind address handles.
 static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
@@ -71,6 +71,7 @@ unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
             create_srq_ex: own.and_then(|own| own.create_srq_ex),
             session,
             process_shift: P::PROCESS_SHIFT,
+            traced: OnceLock::new(),
         }));
         let _one = registry();
         if !CONTEXTS.insert(key_of(handle), context) {
@@ -81,6 +82,10 @@ unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
             all.create_qp_ex = context.create_qp_ex.and(Some(create_qp_ex));
             all.create_cq_ex = context.create_cq_ex.and(Some(create_cq_ex));
             all.create_srq_ex = context.create_srq_ex.and(Some(create_srq_ex));
+        }
+        if trace::is_on() {
+            let ops = trace::install(&mut (*handle).ops, extended.as_mut());
+            let _ = context.traced.set(ops);
         }
     }
 }

@@ -12,6 +12,7 @@ use verbs_abi::*;
 use crate::count::{self, Completion, Request};
 use crate::objects::{CONTEXTS, CQS, Context, QPS, Qp, SRQS, key_of, qp_key};
 use crate::session::add;
+use crate::trace;
 
 /// Puts the counting operations into a context whose own are in `context`.
 pub(crate) fn install(ops: &mut ibv_context_ops) {
@@ -39,7 +40,7 @@ fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
 }
 
 /// A postlist, up to the first work request that was refused.
-struct List {
+pub(crate) struct List {
     next: *mut ibv_send_wr,
     end: *mut ibv_send_wr,
 }
@@ -94,7 +95,7 @@ impl Request for &ibv_send_wr {
 /// # Safety
 /// The list has `num_sge` elements.
 #[inline(always)]
-unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
+pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     match usize::try_from(num_sge) {
         // SAFETY: contract of this function.
         Ok(1) if !sges.is_null() => (1, unsafe { (*sges).length }),
@@ -129,7 +130,20 @@ unsafe extern "C" fn post_send(
         } else {
             bad_wr
         };
+        let traced = trace::started();
         let result = post_send(handle, wr, bad_wr);
+        if let Some(at_ns) = traced {
+            let all = List {
+                next: wr,
+                end: ptr::null_mut(),
+            };
+            let bad = if result == 0 {
+                ptr::null_mut()
+            } else {
+                *bad_wr
+            };
+            trace::posted(at_ns, handle, (*handle).qp_type, all, bad, result);
+        }
         if let Some(qp) = qp {
             let end = if result == 0 {
                 ptr::null_mut()
@@ -193,7 +207,17 @@ unsafe extern "C" fn post_recv(
         } else {
             bad_wr
         };
+        let traced = trace::started();
         let result = post_recv(handle, wr, bad_wr);
+        if let Some(at_ns) = traced {
+            let queue = ("post_recv", trace::Kind("qp"), handle.addr());
+            let bad = if result == 0 {
+                ptr::null_mut()
+            } else {
+                *bad_wr
+            };
+            trace::recvs_posted(at_ns, queue, wr, bad, result);
+        }
         if let Some(qp) = qp {
             let end = if result == 0 {
                 ptr::null_mut()
@@ -230,7 +254,17 @@ unsafe extern "C" fn post_srq_recv(
         } else {
             bad_wr
         };
+        let traced = trace::started();
         let result = post_srq_recv(handle, wr, bad_wr);
+        if let Some(at_ns) = traced {
+            let queue = ("post_srq_recv", trace::Kind("srq"), handle.addr());
+            let bad = if result == 0 {
+                ptr::null_mut()
+            } else {
+                *bad_wr
+            };
+            trace::recvs_posted(at_ns, queue, wr, bad, result);
+        }
         if let Some(srq) = srq {
             let end = if result == 0 {
                 ptr::null_mut()
@@ -263,9 +297,17 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
                 Ok(found) if found > 0 => {
                     count::polled(cq, found as u64);
                     let completions = std::slice::from_raw_parts(wc, found);
+                    if trace::is_on() {
+                        trace::found(handle, cq, completions);
+                    }
                     count::completed(cq, completions.iter().map(Completion::of));
                 }
-                _ => count::polled_empty(cq),
+                _ => {
+                    count::polled_empty(cq);
+                    if trace::is_on() {
+                        trace::empty_poll(handle.addr(), cq);
+                    }
+                }
             }
         }
         result

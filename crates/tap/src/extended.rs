@@ -7,10 +7,12 @@ use verbs_abi::*;
 
 use crate::count::{self, Completion, Request};
 use crate::objects::{CQS, Cq, QPS, Qp, key_of, qp_key};
+use crate::trace;
 
 /// A work request that a thread builds.
 #[derive(Clone, Copy)]
 pub(crate) struct Built {
+    pub(crate) wr_id: u64,
     opcode: ibv_wr_opcode,
     flags: u32,
     num_sge: u32,
@@ -105,6 +107,7 @@ macro_rules! post_operations {
                     own(handle $(, $arg)*);
                 }
                 list(qp).push(Built {
+                    wr_id: (*handle).wr_id,
                     opcode: $opcode,
                     flags: (*handle).wr_flags & !IBV_SEND_INLINE,
                     num_sge: 0,
@@ -190,7 +193,11 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         else {
             return libc::EINVAL;
         };
+        let traced = trace::started();
         let result = own(handle);
+        if let Some(at_ns) = traced {
+            trace::built(at_ns, handle, list(qp), result);
+        }
         // All of it was posted, or nothing (`ibv_wr_post(3)`).
         let built = list(qp);
         if result == 0 {
@@ -265,9 +272,12 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
     if result == 0 {
         cq.mine().batch.store(1, Relaxed);
         // SAFETY: this thread polls now.
-        unsafe { count_current(cq, own, handle) };
+        unsafe { count_current(cq, own, handle, "start_poll") };
     } else {
         count::polled_empty(cq);
+        if trace::is_on() {
+            trace::empty_poll(handle.addr(), cq);
+        }
     }
     result
 }
@@ -283,7 +293,7 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
     if result == 0 {
         crate::session::add(&cq.mine().batch, 1);
         // SAFETY: as above.
-        unsafe { count_current(cq, own, handle) };
+        unsafe { count_current(cq, own, handle, "next_poll") };
     }
     result
 }
@@ -299,11 +309,11 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     }
 }
 
-/// Counts the current completion.
+/// Counts the current completion, which `verb` found.
 ///
 /// # Safety
 /// The calling thread polls the queue, and there is a current completion.
-unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex) {
+unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &str) {
     // SAFETY: contract of this function; the fields were asked for, or are always there.
     unsafe {
         let read = |field: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>| {
@@ -318,5 +328,17 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex) {
             imm: read(own.read_wc_flags) & IBV_WC_WITH_IMM != 0,
         };
         count::completed(cq, std::iter::once(completion));
+        if trace::is_on() {
+            let ok = (*handle).status == IBV_WC_SUCCESS;
+            let completion = trace::Poll {
+                wr_id: (*handle).wr_id,
+                status: (*handle).status,
+                opcode: own.read_opcode.filter(|_| ok).map(|read| read(handle)),
+                byte_len: own.read_byte_len.filter(|_| ok).map(|read| read(handle)),
+                qp_num: own.read_qp_num.map(|read| read(handle)),
+                vendor_err: (*handle).read_vendor_err.map_or(0, |read| read(handle)),
+            };
+            trace::one_found(verb, handle, cq, &completion);
+        }
     }
 }

@@ -5,7 +5,9 @@
 //! a program that crashes has left what it did. Afterwards a [`Ledger`] holds an operation profile of each process of a
 //! command.
 //!
-//! Without the variable a provider's table is handed out as it is: the tap costs nothing.
+//! With [`trace::VARIABLE`] it also appends a line about each verb to a file.
+//!
+//! Without the variables a provider's table is handed out as it is: the tap costs nothing.
 //!
 //! # The layers, bottom up
 //!
@@ -13,6 +15,7 @@
 //! - `table`, `objects`: what a handle of the verbs stands for here, found without a lock.
 //! - `count`: what a call adds, as plain additions: a cell has one writer.
 //! - `data_path`, `extended`, `control`: the functions of the verbs, each calling the provider's own first.
+//! - [`trace`]: the lines, for these functions and for those that nothing is counted of.
 //! - `read`, `ledger`: the way back. They trust no file.
 #![deny(unsafe_code)]
 // `u64` and `usize` are the same size wherever this compiles.
@@ -38,6 +41,7 @@ mod read;
 mod session;
 #[allow(unsafe_code)]
 mod table;
+pub mod trace;
 
 pub use ledger::{LEDGER_VERSION, Ledger, LedgerError, PcieLines};
 pub use read::ReadError;
@@ -60,18 +64,32 @@ pub trait Provider: 'static {
 
 /// Whether this process is to be counted.
 #[must_use]
-pub fn is_on() -> bool {
+pub fn is_counting() -> bool {
     session::is_wanted()
+}
+
+/// Whether this process is to be counted or traced.
+#[must_use]
+pub fn is_on() -> bool {
+    is_counting() || trace::is_on()
 }
 
 /// A provider's entry points, counting. To be asked for when [`is_on`], once for each provider.
 #[must_use]
 pub fn symbols<P: Provider>() -> Symbols {
-    control::symbols::<P>()
+    if trace::is_on() {
+        trace::symbols::<P>()
+    } else {
+        control::symbols::<P>()
+    }
 }
 
 /// The same for the entry points that came after version 1.1.
 #[must_use]
 pub fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
-    control::later_symbols::<P>()
+    if trace::is_on() {
+        trace::later_symbols::<P>()
+    } else {
+        control::later_symbols::<P>()
+    }
 }

@@ -11,6 +11,7 @@ use crate::extended::{Built, PollOps, PostOps};
 use crate::layout::*;
 use crate::session::{CqCounters, QpCounters, Session, SrqCounters, Thread, thread_token};
 use crate::table::Table;
+use crate::trace;
 
 /// Queue pairs by [`qp_key`].
 pub(crate) static QPS: Table<Qp> = Table::new();
@@ -51,6 +52,8 @@ pub(crate) struct Context {
     pub(crate) session: &'static Session,
     /// Upper bits of a QP number that tell the process, if they do.
     pub(crate) process_shift: Option<u32>,
+    /// The operations outside the data path, where they are traced.
+    pub(crate) traced: OnceLock<trace::Operations>,
 }
 
 /// One per thread that uses the object, newest first; they live for ever.
@@ -304,6 +307,8 @@ pub(crate) struct CqUse {
     pub(crate) thread: &'static Thread,
     /// Completions since `ibv_start_poll`.
     pub(crate) batch: AtomicU64,
+    /// Polls that found nothing since the last line of the trace, if there is one.
+    pub(crate) empty: AtomicU64,
 }
 
 impl Use for CqUse {
@@ -353,6 +358,7 @@ impl Cq {
             }),
             thread,
             batch: AtomicU64::new(0),
+            empty: AtomicU64::new(0),
         }
     }
 }

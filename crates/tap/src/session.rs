@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -70,15 +70,15 @@ fn folder() -> Option<&'static PathBuf> {
     folder.as_ref()
 }
 
-/// Whether this process is to be counted.
+/// Whether this process's counts are wanted.
 pub(crate) fn is_wanted() -> bool {
     folder().is_some()
 }
 
-/// This process's recording, which begins with the first call; none if nothing is to be counted, or cannot be.
+/// This process's recording, which begins with the first call; none if it cannot be made.
 pub(crate) fn current(provider: &str) -> Option<&'static Session> {
     static CURRENT: Mutex<Option<&'static Session>> = Mutex::new(None);
-    let folder = folder()?;
+    let folder = folder().map(PathBuf::as_path);
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     // After a fork the child begins its own.
@@ -97,8 +97,9 @@ pub(crate) fn current(provider: &str) -> Option<&'static Session> {
             Some(session)
         }
         Err(error) => {
+            let folder = folder.unwrap_or(Path::new("memory"));
             eprintln!(
-                "verbatim: what this process does is not counted: {}: {error}",
+                "verbatim: what this process does is not recorded: {}: {error}",
                 folder.display()
             );
             None
@@ -145,15 +146,21 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Session {
-    fn begin(folder: &std::path::Path, pid: u32, provider: &str) -> io::Result<Self> {
+    fn begin(folder: Option<&Path>, pid: u32, provider: &str) -> io::Result<Self> {
         let begun = now_ns();
-        let path = folder.join(format!("{begun:020}-{pid}.{EXTENSION}"));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?;
+        let file = match folder {
+            Some(folder) => {
+                let path = folder.join(format!("{begun:020}-{pid}.{EXTENSION}"));
+                OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .open(path)?
+            }
+            // A process that is only traced counts for nobody.
+            None => memfd_create(c"verbatim counters", MemfdFlags::CLOEXEC)?.into(),
+        };
         file.set_len(FILE_BYTES as u64)?;
         reserve(&file, 0, CQ_CELLS_AT)?;
         // SAFETY: a new mapping of a file of that size, which nobody shrinks: whoever could is this user.

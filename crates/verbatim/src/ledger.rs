@@ -36,7 +36,7 @@ impl LedgerArgs {
     /// The tap looks at its environment when a provider is first used, and every process that a command starts
     /// inherits it.
     pub(crate) fn record_self(&self) -> Result<Option<Outcome>> {
-        let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_on()) else {
+        let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_counting()) else {
             return Ok(None);
         };
         let program = std::env::current_exe().context("cannot find this program's own file")?;

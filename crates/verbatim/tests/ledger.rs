@@ -1,4 +1,4 @@
-//! `--ledger`: what unmodified programs and this project's own did, as a document.
+//! `--ledger` and `--trace`: what unmodified programs and this project's own did, as a document and as lines.
 
 mod common;
 
@@ -187,4 +187,133 @@ fn without_uncore_counters_it_says_so() {
         assert_eq!(out.status.code(), Some(2), "{message}");
         assert!(message.contains("no Intel uncore counters"), "{message}");
     }
+}
+
+/// The lines of a trace of a script: process, thread and what was done. Each must be whole.
+#[track_caller]
+fn trace(fabric: &str, script: &str) -> Vec<(u32, u32, String)> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace");
+    let path = file.to_str().expect("text");
+    let run = ["run", "--trace", path, "--link-layer", "ib", "--fabric"];
+    let out = verbatim(&[&run[..], &[fabric, "--", "sh", "-c", script]].concat());
+    let messages = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{messages}");
+    let text = std::fs::read_to_string(file).expect("it was written");
+    assert!(text.starts_with("# verbatim trace of: sh -c"), "{text}");
+    assert!(text.contains("# One line a verb: "), "{text}");
+    assert!(text.ends_with('\n'), "{text}");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let mut seen = Vec::new();
+    for line in lines {
+        let whole = || -> Option<(u32, u32, String)> {
+            let (time, rest) = line.split_once(' ')?;
+            let (seconds, nanos) = time.split_once('.')?;
+            seconds.parse::<u64>().ok()?;
+            nanos.parse::<u32>().ok().filter(|_| nanos.len() == 9)?;
+            let (process, what) = rest.split_once(' ')?;
+            let (pid, tid) = process.split_once('/')?;
+            Some((pid.parse().ok()?, tid.parse().ok()?, what.to_owned()))
+        };
+        seen.push(whole().unwrap_or_else(|| panic!("{line:?}")));
+    }
+    seen
+}
+
+/// How many lines begin so.
+fn count(lines: &[(u32, u32, String)], what: &str) -> usize {
+    let of = |(_, _, line): &&(u32, u32, String)| line.starts_with(what);
+    lines.iter().filter(of).count()
+}
+
+#[test]
+fn a_trace_has_a_line_for_each_verb_of_each_process() {
+    let lines = trace(
+        "trace_1",
+        "ibv_rc_pingpong -p 18579 -n 50 -s 64 & sleep 0.3; \
+         until ibv_rc_pingpong -p 18579 -n 50 -s 64 127.0.0.1; do sleep 0.1; done; wait",
+    );
+    let mut processes: Vec<u32> = lines.iter().map(|(pid, ..)| *pid).collect();
+    processes.sort_unstable();
+    processes.dedup();
+    assert!(processes.len() >= 2, "{lines:?}");
+    for (what, at_least) in [
+        ("ibv_open_device(device=\"softnic0\") = context1", 2),
+        ("ibv_reg_mr(pd=pd1, ", 2),
+        ("ibv_modify_qp(qp=qp1, RTR, to {dlid 0x1}, path_mtu ", 2),
+        ("post_send qp1 1/1 wr_id=2 SEND 64 B SIGNALED", 100),
+        ("post_recv qp1 1/1 wr_id=1 64 B in 1 SGEs", 1000),
+        ("ibv_destroy_qp(qp=qp1) = 0", 2),
+    ] {
+        let found = count(&lines, what);
+        assert!(found >= at_least, "{found} x {what:?}: {lines:#?}");
+    }
+    let completions = lines
+        .iter()
+        .filter(|(_, _, line)| line.starts_with("poll_cq cq1 ") && line.contains(" SUCCESS "))
+        .count();
+    assert_eq!(completions, 200, "{lines:#?}");
+}
+
+#[test]
+fn a_trace_tells_connections_and_calls_handles_alike_in_both_libraries() {
+    let lines = trace(
+        "trace_2",
+        "rping -s -a 127.0.0.1 -p 18580 -C 2 & sleep 0.5; rping -c -a 127.0.0.1 -p 18580 -C 2; wait",
+    );
+    for what in [
+        "rdma_listen(id=id1, backlog=3) = 0",
+        "rdma_get_cm_event(channel=channel1, event=&) = 0, event: CONNECT_REQUEST, id2 of id1",
+        "rdma_get_cm_event(channel=channel1, event=&) = 0, event: ESTABLISHED, id1",
+        "rdma_get_cm_event(channel=channel1, event=&) = 0, event: DISCONNECTED, id",
+        "rdma_disconnect(id=id",
+        "ibv_get_cq_event(channel=comp_channel1, cq=&, cq_context=&) = 0, cq: cq1",
+        "rdma_create_qp(id=id1, pd=pd2, qp_init_attr=&ibv_qp_init_attr{RC, send_cq cq1, ",
+    ] {
+        assert!(count(&lines, what) > 0, "no {what:?}: {lines:#?}");
+    }
+}
+
+#[test]
+fn a_trace_of_a_killed_program_is_whole_up_to_its_end() {
+    let lines = trace(
+        "trace_3",
+        "ibv_rc_pingpong -p 18581 -n 100000000 & server=$!; sleep 0.3; \
+         ibv_rc_pingpong -p 18581 -n 100000000 127.0.0.1 & client=$!; \
+         sleep 1; kill -KILL $client $server; true",
+    );
+    assert!(count(&lines, "post_send qp1 1/1 ") > 10, "{lines:#?}");
+    assert_eq!(count(&lines, "ibv_destroy_qp"), 0);
+}
+
+#[test]
+fn a_trace_tells_new_posts_and_polls_and_what_was_refused() {
+    let lines = trace(
+        "trace_4",
+        "ibv_rc_pingpong -N -t -p 18582 -n 20 & sleep 0.3; \
+         until ibv_rc_pingpong -N -t -p 18582 -n 20 127.0.0.1; do sleep 0.1; done; wait; \
+         ibv_rc_pingpong -r 100000 -p 18583; true",
+    );
+    for (what, times) in [
+        ("wr_complete qp1 1/1 wr_id=2 SEND 4096 B SIGNALED", 40),
+        ("start_poll cq1 1/1 wr_id=", 20),
+    ] {
+        assert!(count(&lines, what) >= times, "{what:?}: {lines:#?}");
+    }
+    let refused = lines
+        .iter()
+        .any(|(_, _, line)| line.ends_with("= NULL (Invalid argument)"));
+    assert!(refused, "{lines:#?}");
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_stops_before_the_program_runs() {
+    let out = verbatim(&["run", "--trace", "/nonexistent/trace", "--", "echo", "ran"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(out.stdout.is_empty());
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        message.contains("cannot write the trace /nonexistent/trace"),
+        "{message}"
+    );
 }

@@ -16,7 +16,7 @@ mod view;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -38,6 +38,9 @@ pub(crate) struct Args {
     fabric: Option<String>,
     #[command(flatten)]
     ledger: LedgerArgs,
+    /// Write what the program does with the verbs to FILE, a line a verb, for all of its processes
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// What the device says that it is, since programs choose features by it: a NIC of `verbatim model` (cx, cx3,
     /// cib, bf2), or a file with a profile [default: the software NIC itself]
     #[arg(long, value_name = "PROFILE")]
@@ -62,6 +65,7 @@ Examples:
   verbatim run -- ib_write_bw 127.0.0.1           its client
   verbatim run --link-layer ib -- ibv_rc_pingpong
   verbatim run --nic cib -- ib_write_bw           on a device that says it is a Connect-IB
+  verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
 
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband,
@@ -104,6 +108,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         );
     }
     let words = ledger::words(&args.command);
+    if let Some(file) = &args.trace {
+        command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
+    }
     let mut command = match args.ledger.record_program(command, &words)? {
         Ok(outcome) => return Ok(outcome),
         Err(unrecorded) => unrecorded,
@@ -115,6 +122,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         ""
     };
     Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
+}
+
+/// Makes the file of a trace; its absolute path, since programs go elsewhere.
+fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
+    let cannot = || format!("cannot write the trace {}", file.display());
+    tap::trace::create(file, words).with_context(cannot)?;
+    file.canonicalize().with_context(cannot)
 }
 
 /// Shows the program the files of the device.

@@ -1,0 +1,267 @@
+//! Lines about work requests and completions.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
+
+use verbs_abi::*;
+
+use super::call::{append, errno, set_errno, words};
+use super::names::*;
+use crate::count::Request;
+use crate::data_path::List;
+use crate::extended::Built;
+use crate::objects::Cq;
+use crate::session::now_ns;
+
+/// A post that has begun: when. None where nothing is traced.
+pub(crate) type Posted = Option<u64>;
+
+/// The time, if posts are traced.
+#[inline]
+pub(crate) fn started() -> Posted {
+    super::is_on().then(now_ns)
+}
+
+/// Writes lines in the order in which they are given, with "1/3 " behind `head`, and keeps errno.
+fn write_list(at_ns: u64, head: &str, lines: &[String]) {
+    let errno = errno();
+    let count = lines.len();
+    let lines: Vec<String> = lines
+        .iter()
+        .enumerate()
+        .map(|(at, line)| format!("{head} {}/{count} {line}", at + 1))
+        .collect();
+    append(at_ns, lines.iter().map(String::as_str));
+    set_errno(errno);
+}
+
+/// What a work request says of itself.
+fn describe(wr_id: u64, opcode: ibv_wr_opcode, flags: u32, (num_sge, bytes): (u32, u32)) -> String {
+    let mut text = format!("wr_id={wr_id} ");
+    // Writing to a string does not fail.
+    name_number(&mut text, opcode, "IBV_WR_", WR_OPCODES);
+    let _ = write!(text, " {bytes} B");
+    if num_sge > 1 {
+        let _ = write!(text, " in {num_sge} SGEs");
+    }
+    if flags != 0 {
+        text.push(' ');
+        name_bits(&mut text, flags, "IBV_SEND_", SEND_FLAGS);
+    }
+    text
+}
+
+/// Writes what a refusal says.
+fn refused(text: &mut String, errno: c_int) {
+    let _ = write!(text, " refused: {}", words(errno));
+}
+
+/// Work requests of a list that are shown at most, so that a list that was never ended does not fill the disk.
+const MOST: usize = 1 << 16;
+
+/// Writes a postlist that was handed to a queue pair, up to the work request that was refused.
+#[cold]
+pub(crate) fn posted(
+    at_ns: u64,
+    qp: *mut ibv_qp,
+    qp_type: ibv_qp_type,
+    list: List,
+    bad: *mut ibv_send_wr,
+    result: c_int,
+) {
+    let mut lines = Vec::new();
+    for wr in list.take(MOST) {
+        let mut text = describe(wr.wr_id, wr.opcode, wr.send_flags, (&wr).payload());
+        // SAFETY: opcode and transport say which members count; all are plain numbers.
+        unsafe {
+            let _ = match wr.opcode {
+                IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
+                    let to = wr.wr.rdma;
+                    write!(text, " to {:#x} rkey {:#x}", to.remote_addr, to.rkey)
+                }
+                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    let to = wr.wr.atomic;
+                    let (compare_add, swap) = (to.compare_add, to.swap);
+                    write!(
+                        text,
+                        " to {:#x} rkey {:#x} compare_add {compare_add} swap {swap}",
+                        to.remote_addr, to.rkey
+                    )
+                }
+                _ if qp_type == IBV_QPT_UD => {
+                    let to = wr.wr.ud;
+                    text.push_str(" to ");
+                    named(&mut text, Kind("ah"), to.ah.addr(), false);
+                    write!(text, " QPN {:#x} qkey {:#x}", to.remote_qpn, to.remote_qkey)
+                }
+                _ => Ok(()),
+            };
+            if matches!(wr.opcode, IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM) {
+                let _ = write!(text, " imm {:#x}", u32::from_be(wr.imm.imm_data));
+            }
+        }
+        let is_bad = result != 0 && std::ptr::eq(wr, bad);
+        if is_bad {
+            refused(&mut text, result);
+        }
+        lines.push(text);
+        if is_bad {
+            break;
+        }
+    }
+    let mut head = "post_send ".to_owned();
+    named(&mut head, Kind("qp"), qp.addr(), false);
+    write_list(at_ns, &head, &lines);
+}
+
+/// Writes RECVs that were handed to a queue pair or a shared receive queue, up to the one that was refused.
+///
+/// # Safety
+/// The list is NULL or as `ibv_post_recv(3)` describes it.
+#[cold]
+pub(crate) unsafe fn recvs_posted(
+    at_ns: u64,
+    (verb, kind, queue): (&str, Kind, usize),
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut ibv_recv_wr,
+    result: c_int,
+) {
+    let mut lines = Vec::new();
+    // SAFETY: contract of this function.
+    while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MOST) {
+        // SAFETY: as above; the provider has looked at it.
+        let (num_sge, bytes) = unsafe { crate::data_path::room(this.sg_list, this.num_sge) };
+        let mut text = format!("wr_id={} {bytes} B in {num_sge} SGEs", this.wr_id);
+        let is_bad = result != 0 && wr == bad;
+        if is_bad {
+            refused(&mut text, result);
+        }
+        lines.push(text);
+        wr = if is_bad {
+            std::ptr::null_mut()
+        } else {
+            this.next
+        };
+    }
+    let mut head = format!("{verb} ");
+    named(&mut head, kind, queue, false);
+    write_list(at_ns, &head, &lines);
+}
+
+/// Writes what was built by `ibv_wr_*` and handed over by `ibv_wr_complete`.
+#[cold]
+pub(crate) fn built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[Built], result: c_int) {
+    let lines: Vec<String> = list
+        .iter()
+        .map(|wr| {
+            let mut text = describe(wr.wr_id, wr.opcode(), wr.flags(), wr.payload());
+            let (ah, qpn) = wr.destination();
+            if wr.remote() != 0 {
+                let _ = write!(text, " to {:#x}", wr.remote());
+            } else if !ah.is_null() {
+                text.push_str(" to ");
+                named(&mut text, Kind("ah"), ah.addr(), false);
+                let _ = write!(text, " QPN {qpn:#x}");
+            }
+            if result != 0 {
+                refused(&mut text, result);
+            }
+            text
+        })
+        .collect();
+    let mut head = "wr_complete ".to_owned();
+    named(&mut head, Kind("qp"), qp.addr(), false);
+    write_list(at_ns, &head, &lines);
+}
+
+/// A completion, as far as it was asked for.
+pub(crate) struct Poll {
+    pub(crate) wr_id: u64,
+    pub(crate) status: ibv_wc_status,
+    pub(crate) opcode: Option<ibv_wc_opcode>,
+    pub(crate) byte_len: Option<u32>,
+    pub(crate) qp_num: Option<u32>,
+    pub(crate) vendor_err: u32,
+}
+
+impl Poll {
+    /// Of a completion that `ibv_poll_cq(3)` wrote.
+    fn of(wc: &ibv_wc) -> Self {
+        // "byte_len: number of bytes transferred": of RECVs, READs and atomics.
+        let has_length = wc.opcode >= IBV_WC_RECV
+            || matches!(
+                wc.opcode,
+                IBV_WC_RDMA_READ | IBV_WC_COMP_SWAP | IBV_WC_FETCH_ADD
+            );
+        Self {
+            wr_id: wc.wr_id,
+            status: wc.status,
+            opcode: Some(wc.opcode),
+            byte_len: has_length.then_some(wc.byte_len),
+            qp_num: Some(wc.qp_num),
+            vendor_err: wc.vendor_err,
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("wr_id={} ", self.wr_id);
+        name_number(&mut text, self.status, "IBV_WC_", STATUSES);
+        if self.status == IBV_WC_SUCCESS {
+            if let Some(opcode) = self.opcode {
+                text.push(' ');
+                name_number(&mut text, opcode, "IBV_WC_", WC_OPCODES);
+            }
+            if let Some(bytes) = self.byte_len {
+                let _ = write!(text, " {bytes} B");
+            }
+        }
+        if let Some(qpn) = self.qp_num {
+            let _ = write!(text, " QPN {qpn:#x}");
+        }
+        if self.status != IBV_WC_SUCCESS {
+            let _ = write!(text, " vendor_err {:#x}", self.vendor_err);
+        }
+        text
+    }
+}
+
+/// Writes completions.
+fn write_completions(verb: &str, queue: usize, cq: &Cq, mut lines: Vec<String>) {
+    let empty = cq.mine().empty.swap(0, Relaxed);
+    if let Some(first) = lines.first_mut().filter(|_| empty > 0) {
+        let _ = write!(first, " after {empty} empty polls");
+    }
+    let mut head = format!("{verb} ");
+    named(&mut head, Kind("cq"), queue, false);
+    write_list(now_ns(), &head, &lines);
+}
+
+/// Writes what a poll found.
+#[cold]
+pub(crate) fn found(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
+    let lines = completions.iter().map(|wc| Poll::of(wc).text()).collect();
+    write_completions("poll_cq", queue.addr(), cq, lines);
+}
+
+/// Writes what `ibv_start_poll` or `ibv_next_poll` found.
+#[cold]
+pub(crate) fn one_found(verb: &str, queue: *mut ibv_cq_ex, cq: &Cq, completion: &Poll) {
+    write_completions(verb, queue.addr(), cq, vec![completion.text()]);
+}
+
+/// Notes a poll that found nothing; after 1000, 1000000, … of them in a row there is a line.
+#[cold]
+pub(crate) fn empty_poll(queue: usize, cq: &Cq) {
+    let count = cq.mine().empty.load(Relaxed) + 1;
+    cq.mine().empty.store(count, Relaxed);
+    if matches!(count, 1_000 | 1_000_000 | 1_000_000_000) {
+        let errno = errno();
+        let mut line = "poll_cq ".to_owned();
+        named(&mut line, Kind("cq"), queue, false);
+        let _ = write!(line, " has found nothing {count} times");
+        append(now_ns(), [line.as_str()]);
+        set_errno(errno);
+    }
+}

@@ -1,0 +1,73 @@
+//! The trace: what a program did with the verbs, a line a verb, in one file for all processes of a command.
+//!
+//! - `file`: whole lines at the end of the file, whatever else the process is doing;
+//! - `names`: short names for handles, and the names that the headers give to numbers;
+//! - `value`: how an argument or a result reads; `call`: a line about a call;
+//! - `control`, `operations`: the functions of the verbs outside the data path, each calling the next layer first;
+//! - `data`: lines about work requests and completions, for the functions that count them.
+#![allow(
+    clippy::macro_metavars_in_unsafe,
+    reason = "callers of a traced function promise what its man page asks for, and so may call the next layer's"
+)]
+
+mod call;
+mod control;
+mod data;
+mod file;
+mod names;
+mod operations;
+mod value;
+
+pub use call::Call;
+pub(crate) use control::{later_symbols, symbols};
+pub(crate) use data::{Poll, built, empty_poll, found, one_found, posted, recvs_posted, started};
+pub use file::{VARIABLE, create, is_on};
+pub use names::{Kind, NumberOf, number_of, numbers_from};
+pub(crate) use operations::{Operations, install};
+pub use value::{Outcome, Value};
+
+/// What the head of a trace says of its lines.
+const LEGEND: &str = "\
+# One line a verb: SECONDS PID/TID VERB(ARGUMENTS) = RESULT, WHAT IT GAVE
+#
+# SECONDS    CLOCK_MONOTONIC: when the verb returned; of posts, when they began. Lines of different threads may be
+#            out of order by as much as a verb takes.
+# qp1, cq2   handles, numbered by process and kind as they were made; QPN is a queue pair's number
+# ibv_…      between an rdma_… and its line also what librdmacm itself does with the verbs
+# = 0        what a function of the verbs returned; an errno, or that of -1 and NULL, stands behind it in words
+#
+# post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B INLINE|SIGNALED …    the second WR of a postlist of 16, and its payload
+# post_send qp1 3/16 wr_id=8 … refused: WORDS                     this WR and those behind it were not posted
+# post_recv, post_srq_recv                                        the room in a RECV
+# wr_complete                                                     WRs of ibv_wr_start … ibv_wr_complete
+# poll_cq cq1 1/4 wr_id=7 SUCCESS RDMA_WRITE QPN 0x8000           the first of 4 completions; of a failed one
+#                                                                 wr_id, status, QPN and vendor_err are valid
+# … after 12 empty polls                                          polls that found nothing since this thread's last
+#                                                                 line about the CQ; for 1000, 1000000, … of them in
+#                                                                 a row there is a line
+";
+
+/// Tracing one function: declares a C function that calls `$inner` and writes a line about it.
+///
+/// `$inner` is an expression for the function that does the work; the arguments and the result are [`Value`]s.
+#[macro_export]
+macro_rules! traced_function {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$P:ident: $bound:path>)? ($( $arg:ident: $type:ty ),* $(,)?) $(-> $ret:ty)?, $shown:expr, $inner:expr) => {
+        $(#[$meta])*
+        $vis unsafe extern "C" fn $name $(<$P: $bound>)? ($( $arg: $type ),*) $(-> $ret)? {
+            // SAFETY: the contract of the function that does the work, which is the caller's; values are looked at
+            // as far as that function may look at them.
+            unsafe {
+                #[allow(unused_mut)]
+                let mut call = $crate::trace::Call::begin($shown);
+                $( call.input(stringify!($arg), $arg); )*
+                let result = ($inner)($( $arg ),*);
+                #[allow(unused_variables)]
+                let good = call.result(result);
+                $( if good { call.output(stringify!($arg), $arg); } )*
+                call.end();
+                result
+            }
+        }
+    };
+}

@@ -1,0 +1,227 @@
+//! Names: of handles, short ones in the order in which they were made; of numbers, those of the headers.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::{Mutex, OnceLock, TryLockError};
+
+use verbs_abi::*;
+
+/// What kinds of handles there are, by what their names begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind(pub &'static str);
+
+/// The numbers of handles by kind and address, and the last number of each kind.
+#[derive(Default)]
+struct Names {
+    numbers: HashMap<(String, usize), u32>,
+    last: HashMap<String, u32>,
+}
+
+/// Calls `work` with the names of this process. In a child that was forked while another thread had them they stay
+/// locked for ever: then there are none.
+fn with<T>(work: impl FnOnce(&mut Names) -> T) -> Option<T> {
+    static NAMES: Mutex<Option<Names>> = Mutex::new(None);
+    const PATIENCE: u32 = 1000;
+    for _ in 0..PATIENCE {
+        match NAMES.try_lock() {
+            Ok(mut names) => return Some(work(names.get_or_insert_default())),
+            Err(TryLockError::Poisoned(names)) => {
+                return Some(work(names.into_inner().get_or_insert_default()));
+            }
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+    None
+}
+
+/// Writes the name of a handle. A new one gets the next number of its kind, as does one that was never seen.
+pub(crate) fn named(text: &mut String, kind: Kind, address: usize, is_new: bool) {
+    if address == 0 {
+        text.push_str("NULL");
+        return;
+    }
+    let number = match ELSEWHERE.get() {
+        // SAFETY: the function that `numbers_from` was promised; the name of the kind is as long as is said.
+        Some(number) => unsafe { number(kind.0.as_ptr(), kind.0.len(), address, is_new) },
+        None => number(kind.0, address, is_new),
+    };
+    // Writing to a string does not fail, here and below.
+    let _ = match number {
+        0 => write!(text, "{}@{address:x}", kind.0),
+        number => write!(text, "{}{number}", kind.0),
+    };
+}
+
+/// The number of a handle among those of its kind; 0 if it has none.
+fn number(kind: &str, address: usize, is_new: bool) -> u32 {
+    let number = with(|names| {
+        let known = names.numbers.get(&(kind.to_owned(), address)).copied();
+        known.filter(|_| !is_new).unwrap_or_else(|| {
+            let last = names.last.entry(kind.to_owned()).or_default();
+            *last += 1;
+            names.numbers.insert((kind.to_owned(), address), *last);
+            *last
+        })
+    });
+    number.unwrap_or(0)
+}
+
+/// A function that numbers handles: the name of their kind and its length, the address, and whether the handle is new.
+pub type NumberOf = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
+
+/// Where this library's numbers come from, if not from itself.
+static ELSEWHERE: OnceLock<NumberOf> = OnceLock::new();
+
+/// Has `number` number the handles from now on: two libraries of a process then call them alike.
+///
+/// # Safety
+/// It is [`number_of`] of a library that stays loaded.
+pub unsafe fn numbers_from(number: NumberOf) {
+    let _ = ELSEWHERE.set(number);
+}
+
+/// Numbers a handle: what another library of this process gives to [`numbers_from`].
+///
+/// # Safety
+/// `kind` has `len` bytes.
+pub unsafe extern "C" fn number_of(
+    kind: *const u8,
+    len: usize,
+    address: usize,
+    is_new: bool,
+) -> u32 {
+    // SAFETY: contract of this function.
+    let kind = unsafe { std::slice::from_raw_parts(kind, len) };
+    std::str::from_utf8(kind).map_or(0, |kind| number(kind, address, is_new))
+}
+
+/// Writes the name of a number, if it has one of `names`, without `prefix`; else the number.
+pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
+    match names.iter().find(|(_, value)| *value == number) {
+        Some((name, _)) => text.push_str(name.strip_prefix(prefix).unwrap_or(name)),
+        None => {
+            let _ = write!(text, "{number}");
+        }
+    }
+}
+
+/// Writes the names of the bits of a number, with `|` between them.
+pub(super) fn name_bits(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
+    if number == 0 {
+        text.push('0');
+    }
+    let mut rest = number;
+    let begin = text.len();
+    for (name, bit) in names.iter().filter(|(_, bit)| number & bit == *bit) {
+        if text.len() > begin {
+            text.push('|');
+        }
+        text.push_str(name.strip_prefix(prefix).unwrap_or(name));
+        rest &= !bit;
+    }
+    if rest != 0 {
+        let _ = write!(
+            text,
+            "{}{rest:#x}",
+            if text.len() > begin { "|" } else { "" }
+        );
+    }
+}
+
+macro_rules! tables {
+    ($( $(#[$meta:meta])* $table:ident: $($name:ident)*; )*) => {
+        $(
+            $(#[$meta])*
+            pub(super) const $table: &[(&str, u32)] = &[$( (stringify!($name), $name) ),*];
+        )*
+    };
+}
+
+tables! {
+    /// `enum ibv_wr_opcode`.
+    WR_OPCODES: IBV_WR_RDMA_WRITE IBV_WR_RDMA_WRITE_WITH_IMM IBV_WR_SEND IBV_WR_SEND_WITH_IMM
+        IBV_WR_RDMA_READ IBV_WR_ATOMIC_CMP_AND_SWP IBV_WR_ATOMIC_FETCH_AND_ADD IBV_WR_LOCAL_INV IBV_WR_BIND_MW
+        IBV_WR_SEND_WITH_INV IBV_WR_TSO IBV_WR_ATOMIC_WRITE;
+    /// `enum ibv_wc_opcode`.
+    WC_OPCODES: IBV_WC_SEND IBV_WC_RDMA_WRITE IBV_WC_RDMA_READ IBV_WC_COMP_SWAP IBV_WC_FETCH_ADD IBV_WC_BIND_MW
+        IBV_WC_LOCAL_INV IBV_WC_TSO IBV_WC_ATOMIC_WRITE IBV_WC_RECV IBV_WC_RECV_RDMA_WITH_IMM;
+    /// `enum ibv_wc_status`.
+    STATUSES: IBV_WC_SUCCESS IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_EEC_OP_ERR IBV_WC_LOC_PROT_ERR
+        IBV_WC_WR_FLUSH_ERR IBV_WC_MW_BIND_ERR IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR IBV_WC_REM_INV_REQ_ERR
+        IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR IBV_WC_RETRY_EXC_ERR IBV_WC_RNR_RETRY_EXC_ERR
+        IBV_WC_LOC_RDD_VIOL_ERR IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR IBV_WC_INV_EECN_ERR
+        IBV_WC_INV_EEC_STATE_ERR IBV_WC_FATAL_ERR IBV_WC_RESP_TIMEOUT_ERR IBV_WC_GENERAL_ERR;
+    /// `enum ibv_send_flags`.
+    SEND_FLAGS: IBV_SEND_FENCE IBV_SEND_SIGNALED IBV_SEND_SOLICITED IBV_SEND_INLINE IBV_SEND_IP_CSUM;
+    /// `enum ibv_qp_type`.
+    QP_TYPES: IBV_QPT_RC IBV_QPT_UC IBV_QPT_UD IBV_QPT_RAW_PACKET IBV_QPT_XRC_SEND IBV_QPT_XRC_RECV IBV_QPT_DRIVER;
+    /// `enum ibv_qp_state`.
+    QP_STATES: IBV_QPS_RESET IBV_QPS_INIT IBV_QPS_RTR IBV_QPS_RTS IBV_QPS_SQD IBV_QPS_SQE IBV_QPS_ERR;
+    /// `enum ibv_event_type`.
+    EVENTS: IBV_EVENT_CQ_ERR IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_COMM_EST
+        IBV_EVENT_SQ_DRAINED IBV_EVENT_PATH_MIG IBV_EVENT_PATH_MIG_ERR IBV_EVENT_DEVICE_FATAL
+        IBV_EVENT_PORT_ACTIVE IBV_EVENT_PORT_ERR IBV_EVENT_LID_CHANGE IBV_EVENT_PKEY_CHANGE IBV_EVENT_SM_CHANGE
+        IBV_EVENT_SRQ_ERR IBV_EVENT_SRQ_LIMIT_REACHED IBV_EVENT_QP_LAST_WQE_REACHED IBV_EVENT_CLIENT_REREGISTER
+        IBV_EVENT_GID_CHANGE IBV_EVENT_WQ_FATAL;
+    /// `enum rdma_cm_event_type`.
+    CM_EVENTS: RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED
+        RDMA_CM_EVENT_ROUTE_ERROR RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_RESPONSE
+        RDMA_CM_EVENT_CONNECT_ERROR RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED
+        RDMA_CM_EVENT_DISCONNECTED RDMA_CM_EVENT_DEVICE_REMOVAL RDMA_CM_EVENT_MULTICAST_JOIN
+        RDMA_CM_EVENT_MULTICAST_ERROR RDMA_CM_EVENT_ADDR_CHANGE RDMA_CM_EVENT_TIMEWAIT_EXIT;
+    /// `enum rdma_port_space`.
+    PORT_SPACES: RDMA_PS_IPOIB RDMA_PS_TCP RDMA_PS_UDP RDMA_PS_IB;
+}
+
+macro_rules! access_flags {
+    ($( $name:ident )*) => {
+        /// `enum ibv_access_flags`.
+        pub(super) const ACCESS: &[(&str, u32)] = &[$( (stringify!($name), $name.cast_unsigned()) ),*];
+    };
+}
+
+access_flags! {
+    IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ IBV_ACCESS_REMOTE_ATOMIC
+    IBV_ACCESS_MW_BIND IBV_ACCESS_ZERO_BASED IBV_ACCESS_ON_DEMAND IBV_ACCESS_HUGETLB IBV_ACCESS_RELAXED_ORDERING
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: Kind, address: usize, is_new: bool) -> String {
+        let mut text = String::new();
+        named(&mut text, kind, address, is_new);
+        text
+    }
+
+    #[test]
+    fn handles_are_numbered_by_kind_and_an_address_that_comes_back_is_a_new_one() {
+        let (a, b) = (Kind("test_a"), Kind("test_b"));
+        assert_eq!(of(a, 0x10, true), "test_a1");
+        assert_eq!(of(b, 0x10, true), "test_b1");
+        assert_eq!(of(a, 0x20, false), "test_a2");
+        assert_eq!(of(a, 0x10, false), "test_a1");
+        assert_eq!(of(a, 0x10, true), "test_a3");
+        assert_eq!(of(a, 0, false), "NULL");
+    }
+
+    #[test]
+    fn bits_and_numbers_without_a_name_are_kept() {
+        let mut text = String::new();
+        name_bits(
+            &mut text,
+            IBV_SEND_INLINE | 1 << 20,
+            "IBV_SEND_",
+            SEND_FLAGS,
+        );
+        text.push(' ');
+        name_bits(&mut text, 1 << 20, "IBV_SEND_", SEND_FLAGS);
+        text.push(' ');
+        name_number(&mut text, 77, "IBV_WR_", WR_OPCODES);
+        text.push(' ');
+        name_number(&mut text, IBV_WR_SEND, "IBV_WR_", WR_OPCODES);
+        assert_eq!(text, "INLINE|0x100000 0x100000 77 SEND");
+    }
+}

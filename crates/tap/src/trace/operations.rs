@@ -1,0 +1,120 @@
+//! The operations of a context outside the data path, each with a line about it.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_uint};
+
+use verbs_abi::*;
+
+use crate::objects::{CONTEXTS, key_of};
+
+/// A handle from which its device is known.
+trait OfDevice {
+    /// # Safety
+    /// The object is live.
+    unsafe fn device(this: *mut Self) -> *mut ibv_context;
+}
+
+impl OfDevice for ibv_context {
+    unsafe fn device(this: *mut Self) -> *mut ibv_context {
+        this
+    }
+}
+
+macro_rules! of_device {
+    ($( $type:ty )*) => {
+        $(
+            impl OfDevice for $type {
+                unsafe fn device(this: *mut Self) -> *mut ibv_context {
+                    // SAFETY: contract of the trait.
+                    unsafe { (*this).context }
+                }
+            }
+        )*
+    };
+}
+
+of_device! { ibv_pd ibv_cq ibv_qp ibv_srq ibv_mw ibv_xrcd ibv_td ibv_dm }
+
+macro_rules! operations {
+    (
+        ops { $( fn $name:ident($first:ident: *mut $object:ty $(, $arg:ident: $type:ty)*) -> $ret:ty, $shown:literal; )* }
+        extended { $( fn $ex_name:ident($ex_first:ident: *mut $ex_object:ty $(, $ex_arg:ident: $ex_type:ty)*) -> $ex_ret:ty, $ex_shown:literal; )* }
+    ) => {
+        /// What the operations of a context were before they were traced.
+        #[derive(Clone, Copy)]
+        pub(crate) struct Operations {
+            $( $name: Option<unsafe extern "C" fn(*mut $object $(, $type)*) -> $ret>, )*
+            $( $ex_name: Option<unsafe extern "C" fn(*mut $ex_object $(, $ex_type)*) -> $ex_ret>, )*
+        }
+
+        /// Puts tracing operations into a context, and returns those that were there. What the provider lacks stays
+        /// missing.
+        pub(crate) fn install(ops: &mut ibv_context_ops, extended: Option<&mut verbs_context>) -> Operations {
+            let mut before = Operations { $( $name: ops.$name, )* $( $ex_name: None, )* };
+            $( ops.$name = ops.$name.and(Some($name)); )*
+            if let Some(extended) = extended {
+                $(
+                    before.$ex_name = extended.$ex_name;
+                    extended.$ex_name = extended.$ex_name.and(Some($ex_name));
+                )*
+            }
+            before
+        }
+
+        $( operations!(@one $name($first: *mut $object $(, $arg: $type)*) -> $ret, $shown); )*
+        $( operations!(@one $ex_name($ex_first: *mut $ex_object $(, $ex_arg: $ex_type)*) -> $ex_ret, $ex_shown); )*
+    };
+    (@one $name:ident($first:ident: *mut $object:ty $(, $arg:ident: $type:ty)*) -> $ret:ty, $shown:literal) => {
+        crate::traced_function! {
+            fn $name($first: *mut $object $(, $arg: $type)*) -> $ret, $shown,
+            match operation($first, |own| own.$name) {
+                Some(own) => own,
+                None => unreachable!("only a context that has the operation is given this one"),
+            }
+        }
+    };
+}
+
+/// The operation of the layer below, for an object.
+///
+/// # Safety
+/// The object is live.
+unsafe fn operation<O: OfDevice, F>(
+    object: *mut O,
+    which: impl FnOnce(&Operations) -> Option<F>,
+) -> Option<F> {
+    // SAFETY: contract of this function.
+    let device = unsafe { O::device(object) };
+    CONTEXTS
+        .find(key_of(device))
+        .and_then(|context| which(context.traced.get()?))
+}
+
+operations! {
+    ops {
+        fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int, "ibv_req_notify_cq";
+        fn alloc_mw(pd: *mut ibv_pd, r#type: ibv_mw_type) -> *mut ibv_mw, "ibv_alloc_mw";
+        fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int, "ibv_bind_mw";
+        fn dealloc_mw(mw: *mut ibv_mw) -> c_int, "ibv_dealloc_mw";
+    }
+    extended {
+        fn create_qp_ex(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp, "ibv_create_qp_ex";
+        fn create_cq_ex(context: *mut ibv_context, init_attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex, "ibv_create_cq_ex";
+        fn create_srq_ex(context: *mut ibv_context, srq_init_attr_ex: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq, "ibv_create_srq_ex";
+        fn query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr, port_attr_len: usize) -> c_int, "ibv_query_port";
+        fn query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input, attr: *mut ibv_device_attr_ex, attr_size: usize) -> c_int, "ibv_query_device_ex";
+        fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int, "ibv_query_rt_values_ex";
+        fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int, "ibv_modify_cq";
+        fn open_xrcd(context: *mut ibv_context, xrcd_init_attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd, "ibv_open_xrcd";
+        fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int, "ibv_close_xrcd";
+        fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int, "ibv_get_srq_num";
+        fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp, "ibv_open_qp";
+        fn alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td, "ibv_alloc_td";
+        fn dealloc_td(td: *mut ibv_td) -> c_int, "ibv_dealloc_td";
+        fn alloc_parent_domain(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd, "ibv_alloc_parent_domain";
+        fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm, "ibv_alloc_dm";
+        fn free_dm(dm: *mut ibv_dm) -> c_int, "ibv_free_dm";
+        fn reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, dm_offset: u64, length: usize, access: c_uint) -> *mut ibv_mr, "ibv_reg_dm_mr";
+        fn advise_mr(pd: *mut ibv_pd, advice: ibv_advise_mr_advice, flags: u32, sg_list: *mut ibv_sge, num_sges: u32) -> c_int, "ibv_advise_mr";
+    }
+}

@@ -1,0 +1,512 @@
+//! How arguments and results of the verbs read.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::missing_safety_doc,
+    clippy::undocumented_unsafe_blocks,
+    reason = "each asks for what the function that the value belongs to asks for, and needs no more"
+)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::Write;
+
+use verbs_abi::*;
+
+use super::call::words;
+use super::names::*;
+
+/// An argument.
+pub trait Value: Copy {
+    /// Writes what it is before the call; `name` is the argument's.
+    unsafe fn input(self, name: &str, text: &mut String);
+
+    /// Writes what it holds after a call that succeeded, if that is worth a word.
+    unsafe fn output(self, _text: &mut String) {}
+}
+
+/// A result.
+pub trait Outcome: Copy {
+    /// Writes it; true for success.
+    unsafe fn result(self, errno: c_int, text: &mut String) -> bool;
+}
+
+/// What a pointer of the verbs leads to.
+pub trait Pointee: Sized {
+    /// What its handles are called, if it is an object.
+    const KIND: Option<Kind> = None;
+    /// A function that returns one has made it.
+    const IS_NEW: bool = true;
+    /// A function that stores one has made it.
+    const IS_NEW_IN_ARGUMENT: bool = false;
+
+    /// Writes the pointer as an argument.
+    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+        match Self::KIND {
+            Some(kind) => named(text, kind, this.addr(), false),
+            None => {
+                let name = std::any::type_name::<Self>();
+                let name = name.rsplit(':').next().unwrap_or(name);
+                let _ = write!(text, "&{name}");
+                unsafe { Self::held(this, text) };
+            }
+        }
+    }
+
+    /// Writes what the structure holds that a function is given.
+    unsafe fn held(_this: *const Self, _text: &mut String) {}
+
+    /// Writes what a function stored there.
+    unsafe fn stored(_this: *const Self, _text: &mut String) {}
+
+    /// Writes what it holds, of a pointer that a function stored.
+    unsafe fn arrived(_this: *const Self, _text: &mut String) {}
+
+    /// Writes what is to be known of a new object.
+    unsafe fn about(_this: *const Self, _text: &mut String) {}
+}
+
+impl<T: Pointee> Value for *const T {
+    unsafe fn input(self, name: &str, text: &mut String) {
+        if self.is_null() {
+            text.push_str("NULL");
+        } else {
+            unsafe { T::input(self, name, text) };
+        }
+    }
+
+    unsafe fn output(self, text: &mut String) {
+        if !self.is_null() {
+            unsafe { T::stored(self, text) };
+        }
+    }
+}
+
+impl<T: Pointee> Value for *mut T {
+    unsafe fn input(self, name: &str, text: &mut String) {
+        unsafe { self.cast_const().input(name, text) };
+    }
+
+    unsafe fn output(self, text: &mut String) {
+        unsafe { self.cast_const().output(text) };
+    }
+}
+
+/// A place for a pointer: what a function stores there is worth a word if it is an object, or holds something.
+impl<T: Pointee> Pointee for *mut T {
+    unsafe fn input(_this: *const Self, _name: &str, text: &mut String) {
+        text.push('&');
+    }
+
+    unsafe fn stored(this: *const Self, text: &mut String) {
+        unsafe {
+            match T::KIND {
+                Some(kind) => named(text, kind, (*this).addr(), T::IS_NEW_IN_ARGUMENT),
+                None if !(*this).is_null() => T::arrived(*this, text),
+                None => {}
+            }
+        }
+    }
+}
+
+impl<T: Pointee> Outcome for *mut T {
+    unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
+        text.push_str(" = ");
+        if self.is_null() {
+            let _ = write!(text, "NULL ({})", words(errno));
+            return false;
+        }
+        match T::KIND {
+            Some(kind) => {
+                named(text, kind, self.addr(), T::IS_NEW);
+                unsafe { T::about(self, text) };
+            }
+            None => text.push_str("a pointer"),
+        }
+        true
+    }
+}
+
+impl Outcome for *const c_char {
+    unsafe fn result(self, _errno: c_int, text: &mut String) -> bool {
+        text.push_str(" = ");
+        unsafe { self.input("", text) };
+        !self.is_null()
+    }
+}
+
+impl Outcome for () {
+    unsafe fn result(self, _errno: c_int, _text: &mut String) -> bool {
+        true
+    }
+}
+
+impl Outcome for c_int {
+    unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
+        let _ = write!(text, " = {self}");
+        let errno = if self == -1 { errno } else { self };
+        if errno > 0 && self != 0 {
+            let _ = write!(text, " ({})", words(errno));
+        }
+        self == 0
+    }
+}
+
+/// Results that no function fails with.
+macro_rules! numbers {
+    ($( $type:ty )*) => {
+        $(
+            impl Outcome for $type {
+                unsafe fn result(self, _errno: c_int, text: &mut String) -> bool {
+                    let _ = write!(text, " = {self}");
+                    true
+                }
+            }
+        )*
+    };
+}
+
+numbers! { u16 u32 u64 isize }
+
+impl Value for c_int {
+    unsafe fn input(self, name: &str, text: &mut String) {
+        match name {
+            "access" => name_bits(text, self.cast_unsigned(), "IBV_ACCESS_", ACCESS),
+            "attr_mask" | "flags" | "srq_attr_mask" => {
+                let _ = write!(text, "{self:#x}");
+            }
+            _ => {
+                let _ = write!(text, "{self}");
+            }
+        }
+    }
+}
+
+impl Value for u32 {
+    unsafe fn input(self, name: &str, text: &mut String) {
+        match name {
+            "access" => name_bits(text, self, "IBV_ACCESS_", ACCESS),
+            "ps" => name_number(text, self, "RDMA_PS_", PORT_SPACES),
+            "event" => name_number(text, self, "IBV_EVENT_", EVENTS),
+            _ => {
+                let _ = write!(text, "{self}");
+            }
+        }
+    }
+}
+
+macro_rules! plain {
+    ($( $type:ty )*) => {
+        $(
+            impl Value for $type {
+                unsafe fn input(self, name: &str, text: &mut String) {
+                    let _ = match name {
+                        "iova" => write!(text, "{self:#x}"),
+                        _ => write!(text, "{self}"),
+                    };
+                }
+            }
+        )*
+    };
+}
+
+plain! { u8 u16 u64 usize i16 }
+
+impl Pointee for c_void {
+    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+        let _ = write!(text, "{:#x}", this.addr());
+    }
+}
+
+impl Pointee for c_char {
+    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+        // Texts of the verbs end with a zero.
+        let _ = write!(text, "{:?}", unsafe { CStr::from_ptr(this) });
+    }
+}
+
+/// Places for numbers.
+macro_rules! places {
+    ($( $type:ty )*) => {
+        $(
+            impl Pointee for $type {
+                unsafe fn input(_this: *const Self, _name: &str, text: &mut String) {
+                    text.push('&');
+                }
+
+                unsafe fn stored(this: *const Self, text: &mut String) {
+                    let _ = write!(text, "{}", unsafe { this.read() });
+                }
+            }
+        )*
+    };
+}
+
+places! { c_int u16 u32 }
+
+/// Objects, and what their handles are called.
+macro_rules! objects {
+    ($( $type:ty = $name:literal, |$this:ident, $text:ident| $about:expr; )*) => {
+        $(
+            impl Pointee for $type {
+                const KIND: Option<Kind> = Some(Kind($name));
+
+                #[allow(unused_unsafe, reason = "most have nothing to say")]
+                unsafe fn about($this: *const Self, $text: &mut String) {
+                    let _ = unsafe { $about };
+                }
+            }
+        )*
+    };
+}
+
+objects! {
+    ibv_context = "context", |_this, _text| ();
+    ibv_pd = "pd", |_this, _text| ();
+    ibv_mr = "mr", |this, text| write!(text, ", lkey {:#x}, rkey {:#x}", (*this).lkey, (*this).rkey);
+    ibv_mw = "mw", |this, text| write!(text, ", rkey {:#x}", (*this).rkey);
+    ibv_comp_channel = "comp_channel", |this, text| write!(text, ", fd {}", (*this).fd);
+    ibv_cq = "cq", |this, text| write!(text, ", {} entries", (*this).cqe);
+    ibv_cq_ex = "cq", |this, text| write!(text, ", {} entries", (*this).cqe);
+    ibv_srq = "srq", |_this, _text| ();
+    ibv_qp = "qp", |this, text| write!(text, ", QPN {:#x}", (*this).qp_num);
+    ibv_ah = "ah", |_this, _text| ();
+    ibv_xrcd = "xrcd", |_this, _text| ();
+    ibv_td = "td", |_this, _text| ();
+    ibv_dm = "dm", |_this, _text| ();
+    rdma_event_channel = "channel", |this, text| write!(text, ", fd {}", (*this).fd);
+}
+
+/// `ibv_qp_to_qp_ex(3)`: the same queue pair.
+impl Pointee for ibv_qp_ex {
+    const KIND: Option<Kind> = Some(Kind("qp"));
+    const IS_NEW: bool = false;
+}
+
+impl Pointee for rdma_cm_id {
+    const KIND: Option<Kind> = Some(Kind("id"));
+    const IS_NEW_IN_ARGUMENT: bool = true;
+}
+
+impl Pointee for ibv_device {
+    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+        let device = unsafe { (&raw const (*this).name).cast::<c_char>() };
+        unsafe { device.input(name, text) };
+    }
+}
+
+/// Structures that are only named, or of which something is said.
+macro_rules! structures {
+    ($( $type:ident )*) => {
+        $( impl Pointee for $type {} )*
+    };
+}
+
+structures! {
+    ibv_device_attr ibv_port_attr ibv_srq_attr ibv_wc ibv_grh ibv_ece ibv_gid_entry ibv_device_attr_ex
+    ibv_query_device_ex_input ibv_values_ex ibv_xrcd_init_attr ibv_td_init_attr ibv_parent_domain_init_attr
+    ibv_sge ibv_mw_bind ibv_qp_attr rdma_addrinfo rdma_cm_join_mc_attr_ex ibv_qp_open_attr ibv_modify_cq_attr
+    ibv_srq_init_attr_ex
+}
+
+impl Pointee for ibv_gid {
+    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+        let _ = this;
+        text.push('&');
+    }
+
+    unsafe fn stored(this: *const Self, text: &mut String) {
+        let _ = write!(text, "{}", std::net::Ipv6Addr::from(unsafe { (*this).raw }));
+    }
+}
+
+impl Pointee for ibv_ah_attr {
+    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+        text.push_str("&ibv_ah_attr");
+        // The `ah_attr` of `ibv_init_ah_from_wc(3)` holds nothing yet.
+        if name == "attr" {
+            address(unsafe { &*this }, text);
+        }
+    }
+}
+
+/// Writes where an address vector leads.
+pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
+    let _ = write!(text, "{{dlid {:#x}", attr.dlid);
+    if attr.is_global != 0 {
+        // SAFETY: any bytes are a GID.
+        let gid = std::net::Ipv6Addr::from(unsafe { attr.grh.dgid.raw });
+        let _ = write!(text, ", dgid {gid}, sgid_index {}", attr.grh.sgid_index);
+    }
+    text.push('}');
+}
+
+/// Writes how a queue pair is to be.
+fn qp_init(
+    [send_cq, recv_cq]: [*mut ibv_cq; 2],
+    srq: *mut ibv_srq,
+    cap: &ibv_qp_cap,
+    qp_type: ibv_qp_type,
+    sq_sig_all: c_int,
+    text: &mut String,
+) {
+    text.push('{');
+    name_number(text, qp_type, "IBV_QPT_", QP_TYPES);
+    for (name, kind, handle) in [
+        ("send_cq", "cq", send_cq.addr()),
+        ("recv_cq", "cq", recv_cq.addr()),
+        ("srq", "srq", srq.addr()),
+    ] {
+        if handle != 0 {
+            let _ = write!(text, ", {name} ");
+            named(text, Kind(kind), handle, false);
+        }
+    }
+    let _ = write!(
+        text,
+        ", max_send_wr {}, max_recv_wr {}, max_send_sge {}, max_recv_sge {}, max_inline_data {}, sq_sig_all {sq_sig_all}}}",
+        cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data
+    );
+}
+
+impl Pointee for ibv_qp_init_attr_ex {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let this = unsafe { &*this };
+        let cqs = [this.send_cq, this.recv_cq];
+        qp_init(
+            cqs,
+            this.srq,
+            &this.cap,
+            this.qp_type,
+            this.sq_sig_all,
+            text,
+        );
+    }
+}
+
+impl Pointee for ibv_qp_init_attr {
+    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+        text.push_str("&ibv_qp_init_attr");
+        // The `init_attr` of `ibv_query_qp(3)` holds nothing yet.
+        if name == "qp_init_attr" {
+            let this = unsafe { &*this };
+            let cqs = [this.send_cq, this.recv_cq];
+            qp_init(
+                cqs,
+                this.srq,
+                &this.cap,
+                this.qp_type,
+                this.sq_sig_all,
+                text,
+            );
+        }
+    }
+}
+
+impl Pointee for ibv_srq_init_attr {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let attr = unsafe { &(*this).attr };
+        let _ = write!(text, "{{max_wr {}, max_sge {}}}", attr.max_wr, attr.max_sge);
+    }
+}
+
+impl Pointee for ibv_cq_init_attr_ex {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let this = unsafe { &*this };
+        let _ = write!(text, "{{cqe {}, channel ", this.cqe);
+        unsafe { this.channel.input("", text) };
+        let _ = write!(text, ", wc_flags {:#x}}}", this.wc_flags);
+    }
+}
+
+impl Pointee for ibv_alloc_dm_attr {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let _ = write!(text, "{{length {}}}", unsafe { (*this).length });
+    }
+}
+
+impl Pointee for ibv_async_event {
+    unsafe fn stored(this: *const Self, text: &mut String) {
+        let (event, element) = unsafe { ((*this).event_type, &(*this).element) };
+        name_number(text, event, "IBV_EVENT_", EVENTS);
+        text.push(' ');
+        // SAFETY: `ibv_get_async_event(3)` says which member counts.
+        unsafe {
+            match event {
+                IBV_EVENT_CQ_ERR => named(text, Kind("cq"), element.cq.addr(), false),
+                IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                    named(text, Kind("srq"), element.srq.addr(), false);
+                }
+                IBV_EVENT_QP_FATAL
+                | IBV_EVENT_QP_REQ_ERR
+                | IBV_EVENT_QP_ACCESS_ERR
+                | IBV_EVENT_COMM_EST
+                | IBV_EVENT_SQ_DRAINED
+                | IBV_EVENT_PATH_MIG
+                | IBV_EVENT_PATH_MIG_ERR
+                | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                    named(text, Kind("qp"), element.qp.addr(), false);
+                }
+                _ => {
+                    let _ = write!(text, "port {}", element.port_num);
+                }
+            }
+        }
+    }
+}
+
+impl Pointee for rdma_cm_event {
+    unsafe fn arrived(this: *const Self, text: &mut String) {
+        let this = unsafe { &*this };
+        name_number(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
+        text.push_str(", ");
+        // A request brings an id of its own.
+        let is_new = this.event == RDMA_CM_EVENT_CONNECT_REQUEST;
+        named(text, Kind("id"), this.id.addr(), is_new);
+        if !this.listen_id.is_null() {
+            text.push_str(" of ");
+            named(text, Kind("id"), this.listen_id.addr(), false);
+        }
+        if this.status != 0 {
+            let _ = write!(text, ", status {}", this.status);
+        }
+    }
+}
+
+impl Pointee for rdma_conn_param {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let this = unsafe { &*this };
+        let _ = write!(
+            text,
+            "{{private_data_len {}, responder_resources {}, initiator_depth {}, retry_count {}, rnr_retry_count {}, \
+             qp_num {:#x}}}",
+            this.private_data_len,
+            this.responder_resources,
+            this.initiator_depth,
+            this.retry_count,
+            this.rnr_retry_count,
+            this.qp_num
+        );
+    }
+}
+
+impl Pointee for libc::sockaddr {
+    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+        // SAFETY: an address is as long as its family says.
+        unsafe {
+            match c_int::from((*this).sa_family) {
+                libc::AF_INET => {
+                    let v4 = this.cast::<libc::sockaddr_in>().read_unaligned();
+                    let ip = std::net::Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                    let _ = write!(text, "{ip}:{}", u16::from_be(v4.sin_port));
+                }
+                libc::AF_INET6 => {
+                    let v6 = this.cast::<libc::sockaddr_in6>().read_unaligned();
+                    let ip = std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                    let _ = write!(text, "[{ip}]:{}", u16::from_be(v6.sin6_port));
+                }
+                family => {
+                    let _ = write!(text, "an address of family {family}");
+                }
+            }
+        }
+    }
+}
