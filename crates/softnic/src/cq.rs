@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
@@ -30,6 +31,9 @@ const UNSIGNALED_POLLS: u32 = 64;
 
 /// Once in so many looks it is seen whether rings with nothing in them are over.
 const ENDED_TURNS: u32 = 64;
+
+/// So long the engine waits for a program that has armed a queue to poll it, in nanoseconds.
+const POLL_AFTER_ARMING_NS: u64 = 50_000;
 
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct Channel {
@@ -102,6 +106,8 @@ pub(crate) struct CqState {
     solicited: bool,
     /// When the first completion came that moderation keeps from being reported.
     held_since: Option<u64>,
+    /// When it was armed, until it is polled.
+    armed_at: Option<u64>,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -163,6 +169,7 @@ impl Cq {
                 wake_at: STARVING_POLLS,
                 solicited: false,
                 held_since: None,
+                armed_at: None,
             }),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
@@ -183,6 +190,7 @@ impl Cq {
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
         self.nic.check_mail();
         let mut state = self.state.lock();
+        state.armed_at = None;
         let mut sink = WcSink::new(out);
         if !state.buffer.is_empty() {
             while !sink.is_full() {
@@ -212,7 +220,6 @@ impl Cq {
     /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if a
     /// queue pair waits for a deadline.
     pub(crate) fn engine_progress(&self) -> bool {
-        const AT_ONCE: usize = 64;
         let mut waiting = false;
         // A thread that holds the lock is polling: it makes the progress. But if the queue is armed
         // nobody may be left to do so, so wait for the lock then.
@@ -226,21 +233,15 @@ impl Cq {
         };
         // Whether a deadline runs is not known then: look again at the next tick.
         let Some(mut state) = state else { return true };
+        if armed && let Some(left) = state.poll_is_due() {
+            drop(state);
+            std::thread::sleep(Duration::from_nanos(left));
+            state = self.state.lock();
+        }
         let before = state.buffer.len();
         loop {
-            let depth = self.depth.load(Ordering::Relaxed);
-            let room = depth.saturating_sub(state.buffer.len()).min(AT_ONCE);
-            let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
-            let mut sink = WcSink::new(&mut out[..room]);
-            if room > 0 {
-                waiting = state.gather(&mut sink, usize::MAX);
-            }
-            let (n, solicited) = (sink.len(), sink.solicited);
-            state.solicited |= solicited;
-            // SAFETY: the sink has initialised the first `n` places.
-            state
-                .buffer
-                .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
+            let (n, deadline) = state.fill(self.depth.load(Ordering::Relaxed));
+            waiting |= deadline;
             let new = state.buffer.len() > before || state.held_since.is_some();
             if n == 0 && armed && new && self.holds_back(&mut state) {
                 return true;
@@ -316,19 +317,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let mut state = self.state.lock();
         // Completions are made when somebody asks for them: as many as decide the question.
-        while state.buffer.len() <= cqe as usize {
-            let mut out = [const { MaybeUninit::uninit() }; 64];
-            let mut sink = WcSink::new(&mut out);
-            state.gather(&mut sink, usize::MAX);
-            let n = sink.len();
-            if n == 0 {
-                break;
-            }
-            // SAFETY: the sink has initialised the first `n` places.
-            state
-                .buffer
-                .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
-        }
+        while state.fill(cqe as usize + 1).0 > 0 {}
         if state.buffer.len() > cqe as usize {
             return Err(libc::EINVAL);
         }
@@ -347,16 +336,20 @@ impl Cq {
         } else {
             ARMED_ANY
         };
+        let mut state = self.state.lock();
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
         let now = armed.load(Ordering::Relaxed) & !ARMED_CALLED;
         if now != ARMED_ANY {
             armed.store(value, Ordering::Relaxed);
         }
         // SYNC POINT A: from here on a peer that publishes sees the queue armed, or what it published is
-        // found by the poll that follows arming.
+        // found now.
         barrier::everywhere();
-        let mut state = self.state.lock();
+        // What has arrived until now is no reason for an event: the engine, kept out by the lock, must not take
+        // it for new.
+        while state.fill(self.depth.load(Ordering::Relaxed)).0 > 0 {}
         state.solicited = false;
+        state.armed_at = Some(crate::send::now_ns());
         state.wake_debtors();
     }
 
@@ -514,6 +507,35 @@ impl CqState {
                     | self.far_sends(sink, scan, all)
             }
         }
+    }
+
+    /// For how many nanoseconds the engine leaves to the program what comes now.
+    ///
+    /// A program polls once more when it has armed the queue. An event for what that poll takes would be one that
+    /// finds nothing, as on any NIC; but there the window is some nanoseconds, and here the peer that completes
+    /// something in it may wake the engine on the very core on which the program is about to poll.
+    fn poll_is_due(&self) -> Option<u64> {
+        let age = crate::send::now_ns().saturating_sub(self.armed_at?);
+        POLL_AFTER_ARMING_NS.checked_sub(age)
+    }
+
+    /// Makes completions for the buffer, some at a time and no more than it may hold. How many, and whether a queue
+    /// pair waits for a deadline.
+    fn fill(&mut self, depth: usize) -> (usize, bool) {
+        const AT_ONCE: usize = 64;
+        let room = depth.saturating_sub(self.buffer.len()).min(AT_ONCE);
+        if room == 0 {
+            return (0, false);
+        }
+        let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
+        let mut sink = WcSink::new(&mut out[..room]);
+        let waiting = self.gather(&mut sink, usize::MAX);
+        let n = sink.len();
+        self.solicited |= sink.solicited;
+        // SAFETY: the sink has initialised the first `n` places.
+        self.buffer
+            .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
+        (n, waiting)
     }
 
     #[inline]

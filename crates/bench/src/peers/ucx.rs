@@ -85,7 +85,8 @@ impl Measured {
 pub enum Over {
     /// POSIX shared memory.
     Posix,
-    /// Verbs: its transport `rc_verbs`, on the software NIC by this `verbatim run`. UCP tests only.
+    /// Verbs: its transport `rc_verbs`, on the software NIC by this `verbatim run`, and `ud_verbs`, without which UCX
+    /// finds nobody to connect with. UCP tests only.
     RcVerbs(PathBuf),
 }
 
@@ -134,7 +135,7 @@ pub fn run(test: Test, iterations: u64, cores: Cores, over: &Over) -> Result<Mea
 fn perftest(over: &Over, port: u16) -> Command {
     let (runs, transport) = match over {
         Over::Posix => (Runs::AsItIs, "posix"),
-        Over::RcVerbs(verbatim) => (Runs::OnSoftnic(verbatim.clone()), "rc_verbs"),
+        Over::RcVerbs(verbatim) => (Runs::OnSoftnic(verbatim.clone()), "rc_verbs,ud_verbs"),
     };
     let mut command = runs.command("ucx_perftest");
     command
