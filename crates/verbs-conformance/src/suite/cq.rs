@@ -18,6 +18,7 @@ tests! { "cq";
     a_vector_that_is_not_there_is_refused [],
     an_empty_queue_polls_nothing [],
     an_armed_queue_makes_one_event [],
+    what_came_before_arming_makes_no_event [],
     an_unarmed_queue_makes_no_event [],
     events_carry_queue_and_context [],
     a_send_completion_makes_an_event [],
@@ -102,6 +103,29 @@ fn an_armed_queue_makes_one_event(env: &Env) {
         // Armed once, one event.
         one_send(&pair, 0);
         channel.expect_no_event();
+        for wc in pair.b.rcq.take(2) {
+            wc.received(5, 0);
+        }
+    }
+}
+
+/// "The next completion" is the one that is asked for (`ibv_req_notify_cq(3)`), whatever else goes on in the NIC.
+fn what_came_before_arming_makes_no_event(env: &Env) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    let other = self::pair(env);
+    let others_channel = other.b.rchannel.as_ref().expect("a channel");
+    for _ in 0..5 {
+        one_send(&pair, 0);
+        std::thread::sleep(MOMENT);
+        pair.b.rcq.arm(false);
+        other.b.rcq.arm(false);
+        one_send(&other, 0);
+        others_channel.expect_event(&other.b.rcq);
+        other.b.received().received(5, 0);
+        channel.expect_no_event();
+        one_send(&pair, 0);
+        channel.expect_event(&pair.b.rcq);
         for wc in pair.b.rcq.take(2) {
             wc.received(5, 0);
         }
