@@ -38,6 +38,7 @@ pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
 }
 
 fn run(nic: &'static Nic) {
+    crate::mem::this_thread_is_the_engine();
     let mut idle_ticks = 0;
     loop {
         let peers = nic.fabric.opened_peers();

@@ -3,9 +3,15 @@
 //! Registered memory changes under our eyes: its owner, peers and this NIC write to it at any time. It is
 //! therefore only reached through raw pointers here, never through a reference.
 
+mod coverage;
+mod fork;
+mod replace;
+mod share;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
@@ -18,6 +24,9 @@ use rustix::mm::{Advice, madvise};
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::segment::Mapping;
+
+use share::PrivateRegion;
+pub(crate) use share::this_thread_is_the_engine;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
@@ -131,28 +140,40 @@ pub(crate) struct RangeBacking {
     pub(crate) handle: u32,
     pub(crate) inode: u64,
     pub(crate) offset: u64,
-    /// Keeps the descriptor open while the region is registered.
-    pub(crate) hold: Option<Arc<OwnedFd>>,
+    pub(crate) hold: Hold,
+}
+
+/// What keeps memory reachable for peers while it is registered.
+pub(crate) enum Hold {
+    Nothing,
+    Descriptor(#[allow(dead_code, reason = "keeps it open")] Arc<OwnedFd>),
+    Private(#[allow(dead_code, reason = "keeps its pages shared")] PrivateRegion),
 }
 
 impl RangeBacking {
+    /// Of memory that peers reach by system call, wherever it lies.
     pub(crate) fn private() -> Self {
         Self {
             kind: BACKING_PRIVATE,
             handle: 0,
             inode: 0,
             offset: 0,
-            hold: None,
+            hold: Hold::Nothing,
         }
     }
 }
 
 /// Looks up what lies behind `len` bytes at `addr`, and checks that they are mapped (and writable, where
-/// `write` says so).
+/// `write` says so). Gives private memory a backing that peers can map where `share` says so and it is safe.
 ///
 /// # Errors
 /// `EFAULT` as `ibv_reg_mr(3)` returns it.
-pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBacking, i32> {
+pub(crate) fn backing_of(
+    addr: usize,
+    len: usize,
+    write: bool,
+    share: bool,
+) -> Result<RangeBacking, i32> {
     let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
     {
         let shared = lock(&SHARED);
@@ -164,31 +185,55 @@ pub(crate) fn backing_of(addr: usize, len: usize, write: bool) -> Result<RangeBa
                 handle: b.fd.as_raw_fd().cast_unsigned(),
                 inode: b.inode,
                 offset: (addr - start) as u64,
-                hold: Some(Arc::clone(&b.fd)),
+                hold: Hold::Descriptor(Arc::clone(&b.fd)),
             });
         }
     }
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| libc::EFAULT)?;
-    let mut at = addr;
-    for area in maps.lines().filter_map(Area::parse) {
+    // Kept from here on: what is shared does not change.
+    let mut sharing = share::sharing();
+    let areas = areas().map_err(|_| libc::EFAULT)?;
+    let first = area_of(&areas, addr..end, write)?;
+    if let Some(id) = first.sysv.filter(|_| end <= first.end) {
+        return Ok(RangeBacking {
+            kind: BACKING_SYSV,
+            handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
+            inode: id,
+            offset: first.offset + (addr - first.start) as u64,
+            hold: Hold::Nothing,
+        });
+    }
+    let region = sharing.register(&areas, (addr, len), share);
+    let mut backing = RangeBacking::private();
+    if let Some((handle, inode)) = region.file() {
+        backing = RangeBacking {
+            kind: BACKING_PAGES,
+            handle,
+            inode,
+            offset: addr as u64,
+            ..backing
+        };
+    }
+    backing.hold = Hold::Private(region);
+    Ok(backing)
+}
+
+/// The area in which `range` starts, if all of it is mapped, and writable, where `write` says so.
+///
+/// # Errors
+/// `EFAULT`
+fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Result<&Area, i32> {
+    let mut at = range.start;
+    let mut first = None;
+    for area in areas {
         if area.end <= at {
             continue;
         }
         if area.start > at || !area.readable || (write && !area.writable) {
-            return Err(libc::EFAULT);
+            break;
         }
-        if area.end >= end {
-            return Ok(match area.sysv {
-                // All of the range in one attached segment.
-                Some(id) if area.start <= addr => RangeBacking {
-                    kind: BACKING_SYSV,
-                    handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
-                    inode: id,
-                    offset: area.offset + (addr - area.start) as u64,
-                    hold: None,
-                },
-                _ => RangeBacking::private(),
-            });
+        first = first.or(Some(area));
+        if area.end >= range.end {
+            return first.ok_or(libc::EFAULT);
         }
         at = area.end;
     }
@@ -222,9 +267,17 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> bool {
     match done {
         Ok(()) => true,
         // Linux before 5.14.
-        Err(rustix::io::Errno::INVAL) => backing_of(addr, len, write).is_ok(),
+        Err(rustix::io::Errno::INVAL) => {
+            areas().is_ok_and(|areas| area_of(&areas, addr..addr + len, write).is_ok())
+        }
         Err(_) => false,
     }
+}
+
+/// What is mapped in this process, in the order of addresses.
+fn areas() -> io::Result<Vec<Area>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    Ok(maps.lines().filter_map(Area::parse).collect())
 }
 
 /// A line of `/proc/self/maps`.
@@ -233,9 +286,14 @@ struct Area {
     end: usize,
     readable: bool,
     writable: bool,
+    /// Not shared with other mappings of what lies behind it.
+    private: bool,
     offset: u64,
+    inode: u64,
     /// The segment's id, if it is SysV shared memory.
     sysv: Option<u64>,
+    /// It has a purpose of its own: a stack that grows, the kernel's pages.
+    special: bool,
 }
 
 impl Area {
@@ -246,17 +304,19 @@ impl Area {
         let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
         let _device = fields.next()?;
         let inode: u64 = fields.next()?.parse().ok()?;
-        let sysv = fields
-            .next()
-            .is_some_and(|p| p.starts_with("/SYSV"))
-            .then_some(inode);
+        let name = fields.next().unwrap_or_default();
+        let private = perms.get(3) == Some(&b'p');
+        let named_memory = name == "[heap]" || name.starts_with("[anon:");
         Some(Self {
             start: usize::from_str_radix(start, 16).ok()?,
             end: usize::from_str_radix(end, 16).ok()?,
             readable: perms.first() == Some(&b'r'),
             writable: perms.get(1) == Some(&b'w'),
+            private,
             offset,
-            sysv: sysv.filter(|_| perms.get(3) == Some(&b's')),
+            inode,
+            sysv: (!private && name.starts_with("/SYSV")).then_some(inode),
+            special: name.starts_with('[') && !named_memory,
         })
     }
 }
@@ -264,6 +324,8 @@ impl Area {
 /// A peer's backing, mapped here.
 pub(crate) enum PeerMapping {
     Memfd(Mapping),
+    /// Some pages of a file, from this offset on.
+    Pages(Mapping, u64),
     Sysv(SysvAttachment),
 }
 
@@ -283,18 +345,36 @@ impl Drop for SysvAttachment {
 }
 
 impl PeerMapping {
-    fn range(&self) -> (*mut u8, usize) {
-        match self {
-            Self::Memfd(m) => (m.as_ptr(), m.len()),
-            Self::Sysv(s) => (s.0.as_ptr(), s.1),
+    /// Where `len` bytes at `offset` of the backing lie in this process.
+    fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
+        let (start, mapped, first) = match self {
+            Self::Memfd(m) => (m.as_ptr(), m.len(), 0),
+            Self::Pages(m, first) => (m.as_ptr(), m.len(), *first),
+            Self::Sysv(s) => (s.0.as_ptr(), s.1, 0),
+        };
+        let offset = offset.checked_sub(first)?;
+        if offset.checked_add(len)? > mapped as u64 {
+            return None;
         }
+        // SAFETY: `offset + len` lies within the mapping (just checked).
+        Some(unsafe { start.add(offset as usize) })
     }
 }
 
-/// Mappings of peers' memory, by the peer's incarnation, kind and inode.
+/// What of a peer's memory a mapping shows.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct MappingKey {
+    incarnation: u64,
+    kind: u32,
+    inode: u64,
+    /// Of a file of which some pages are mapped.
+    pages: Range<u64>,
+}
+
+/// Mappings of peers' memory.
 #[derive(Default)]
 pub(crate) struct Mappings {
-    maps: Mutex<HashMap<(u64, u32, u64), Arc<PeerMapping>>>,
+    maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
     /// `mem_epoch` of each peer when its mappings were last looked through.
     epochs: Mutex<HashMap<u64, u64>>,
 }
@@ -309,12 +389,22 @@ impl Mappings {
         if lock(&self.epochs).insert(peer.incarnation, epoch) != Some(epoch) {
             self.drop_unused(|incarnation| incarnation == peer.incarnation);
         }
-        let key = (peer.incarnation, kind, inode);
+        let pages = if kind == BACKING_PAGES {
+            pages_of(mr)?
+        } else {
+            0..0
+        };
+        let key = MappingKey {
+            incarnation: peer.incarnation,
+            kind,
+            inode,
+            pages: pages.clone(),
+        };
         if let Some(map) = lock(&self.maps).get(&key) {
             return Ok(Arc::clone(map));
         }
         let map = Arc::new(match kind {
-            BACKING_MEMFD => {
+            BACKING_MEMFD | BACKING_PAGES => {
                 let path = format!("/proc/{}/fd/{handle}", peer.pid);
                 let file = File::options().read(true).write(true).open(path)?;
                 let meta = file.metadata()?;
@@ -323,7 +413,14 @@ impl Mappings {
                 if meta.ino() != inode || len == 0 || !seals.contains(SealFlags::SHRINK) {
                     return Err(io::Error::other("the peer's memory is not what it says"));
                 }
-                PeerMapping::Memfd(Mapping::new(&file, len)?)
+                if kind == BACKING_MEMFD {
+                    PeerMapping::Memfd(Mapping::new(&file, len)?)
+                } else if pages.end <= meta.len() {
+                    let (first, len) = (pages.start, (pages.end - pages.start) as usize);
+                    PeerMapping::Pages(Mapping::at(&file, first, len)?, first)
+                } else {
+                    return Err(io::Error::other("the peer's memory ends before its region"));
+                }
             }
             BACKING_SYSV => PeerMapping::Sysv(attach(handle)?),
             _ => return Err(io::ErrorKind::Unsupported.into()),
@@ -334,8 +431,19 @@ impl Mappings {
 
     /// Drops the mappings of `incarnation`s that nobody is using now; a later use maps them again.
     pub(crate) fn drop_unused(&self, of: impl Fn(u64) -> bool) {
-        lock(&self.maps).retain(|(i, _, _), map| !of(*i) || Arc::strong_count(map) > 1);
+        lock(&self.maps).retain(|key, map| !of(key.incarnation) || Arc::strong_count(map) > 1);
     }
+}
+
+/// The pages of its file on which a region lies.
+fn pages_of(mr: &MrShared) -> io::Result<Range<u64>> {
+    let page = PAGE as u64;
+    let first = mr.offset.load(Ordering::Relaxed);
+    let end = first
+        .checked_add(mr.len.load(Ordering::Relaxed))
+        .and_then(|end| end.checked_next_multiple_of(page))
+        .ok_or(io::ErrorKind::InvalidData)?;
+    Ok(first & !(page - 1)..end)
 }
 
 fn attach(id: u32) -> io::Result<SysvAttachment> {
@@ -416,16 +524,8 @@ impl Region {
         } else {
             match maps.get(peer, mr) {
                 Ok(map) => {
-                    let (base, map_len) = map.range();
                     let offset = mr.offset.load(Ordering::Relaxed);
-                    if offset
-                        .checked_add(len)
-                        .is_none_or(|end| end > map_len as u64)
-                    {
-                        return Err(Fault);
-                    }
-                    // SAFETY: `offset + len` lies within the mapping (just checked).
-                    let first = unsafe { base.add(offset as usize) };
+                    let first = map.at(offset, len).ok_or(Fault)?;
                     Reach::Direct(first, Some(map))
                 }
                 Err(e) => {
@@ -682,22 +782,27 @@ mod tests {
     fn shared_memory_is_found_and_private_memory_is_private() {
         let m = alloc_shared(5000).unwrap();
         let at = m.as_ptr().addr();
-        let b = backing_of(at + 100, 4900, true).unwrap();
+        let b = backing_of(at + 100, 4900, true, false).unwrap();
         assert_eq!((b.kind, b.offset), (BACKING_MEMFD, 100));
         let v = Box::new([0u8; 100]);
         assert_eq!(
-            backing_of(v.as_ptr().addr(), 100, true).unwrap().kind,
+            backing_of(v.as_ptr().addr(), 100, true, false)
+                .unwrap()
+                .kind,
             BACKING_PRIVATE
         );
     }
 
     #[test]
     fn unmapped_and_read_only_memory_is_refused() {
-        assert_eq!(backing_of(8, 8, false).err(), Some(libc::EFAULT));
-        assert_eq!(backing_of(usize::MAX, 8, false).err(), Some(libc::EFAULT));
+        assert_eq!(backing_of(8, 8, false, false).err(), Some(libc::EFAULT));
+        assert_eq!(
+            backing_of(usize::MAX, 8, false, false).err(),
+            Some(libc::EFAULT)
+        );
         let text = shared_memory_is_found_and_private_memory_is_private as fn() as usize;
-        assert!(backing_of(text, 8, false).is_ok());
-        assert_eq!(backing_of(text, 8, true).err(), Some(libc::EFAULT));
+        assert!(backing_of(text, 8, false, true).is_ok());
+        assert_eq!(backing_of(text, 8, true, true).err(), Some(libc::EFAULT));
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -13,7 +12,7 @@ use super::objects::Pd;
 use super::*;
 use crate::device;
 use crate::keys::{IMPLICIT, NewRegion};
-use crate::mem::{RangeBacking, backing_of};
+use crate::mem::{Hold, RangeBacking, backing_of};
 use crate::nic::Nic;
 
 /// A memory region; the program's handle points to its first field.
@@ -25,8 +24,8 @@ struct Mr {
     key: u32,
     range: MrRange,
     access: c_int,
-    /// Keeps the backing's descriptor open for peers.
-    backing: Option<Arc<OwnedFd>>,
+    /// Keeps the backing for peers.
+    backing: Hold,
     /// The device memory that it is made of.
     dm: Option<Arc<Dm>>,
 }
@@ -129,7 +128,7 @@ fn enter<T>(
     range: &MrRange,
     access: c_int,
     register: impl FnOnce(&Nic, &NewRegion<'_>) -> Result<T, c_int>,
-) -> Result<(T, Option<Arc<OwnedFd>>), c_int> {
+) -> Result<(T, Hold), c_int> {
     /// The range of flags that a provider may ignore: `IBV_ACCESS_OPTIONAL_RANGE` of verbs.h.
     const OPTIONAL: c_int = IBV_ACCESS_OPTIONAL_RANGE;
     const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
@@ -144,6 +143,8 @@ fn enter<T>(
         | OPTIONAL;
     /// "Local write must be set for these" (`ibv_reg_mr(3)`).
     const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    /// Memory that peers reach with one-sided verbs.
+    const REMOTE: c_int = NEEDS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
     if access & !KNOWN != 0
         || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
     {
@@ -165,7 +166,8 @@ fn enter<T>(
         (IMPLICIT | pd.number, RangeBacking::private())
     } else {
         let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
-        (pd.number, backing_of(at, range.length, write)?)
+        let share = access & REMOTE != 0 && access & IBV_ACCESS_ON_DEMAND == 0;
+        (pd.number, backing_of(at, range.length, write, share)?)
     };
     let new = NewRegion {
         pd: owner,
@@ -316,7 +318,7 @@ pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
         key,
         range,
         access,
-        backing: None,
+        backing: Hold::Nothing,
         dm: None,
     });
     Ok(Box::into_raw(mr).cast())

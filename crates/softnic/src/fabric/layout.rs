@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 3;
+pub(crate) const LAYOUT_VERSION: u64 = 4;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -171,6 +171,9 @@ pub(crate) const BACKING_PRIVATE: u32 = 0;
 pub(crate) const BACKING_MEMFD: u32 = 1;
 /// A SysV shared memory segment: peers attach it.
 pub(crate) const BACKING_SYSV: u32 = 2;
+/// Pages of a sealed memfd that is as large as an address space, each at the offset that is its address in its
+/// owner: peers map those of the region through `/proc/PID/fd`.
+pub(crate) const BACKING_PAGES: u32 = 3;
 
 /// The memory regions that a thread accesses now, at most two: 0, or the process slot in the upper and the
 /// region's index in the lower 32 bits.

@@ -28,6 +28,11 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of `file`, readable and writable.
     pub(crate) fn new(file: impl AsFd, len: usize) -> std::io::Result<Self> {
+        Self::at(file, 0, len)
+    }
+
+    /// Maps `len` bytes of `file` from `offset` on, a page's start, readable and writable.
+    pub(crate) fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this process.
         let ptr = unsafe {
             mmap(
@@ -36,7 +41,7 @@ impl Mapping {
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 file,
-                0,
+                offset,
             )?
         };
         let ptr = NonNull::new(ptr.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;

@@ -1,0 +1,127 @@
+//! How many memory regions lie on each page.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Counts ranges that overlap, and tells what no range covers.
+#[derive(Debug, Default)]
+pub(super) struct Coverage {
+    /// From each address on, up to the next, so many ranges. Neighbours differ, and the first is not 0.
+    counts: BTreeMap<usize, u32>,
+}
+
+impl Coverage {
+    pub(super) const fn new() -> Self {
+        Self {
+            counts: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, range: &Range<usize>) {
+        self.change(range, |count| count + 1);
+    }
+
+    /// Takes away a range that was added.
+    pub(super) fn remove(&mut self, range: &Range<usize>) {
+        self.change(range, |count| count.saturating_sub(1));
+    }
+
+    /// Does a range cover some of `range`?
+    pub(super) fn touches(&self, range: &Range<usize>) -> bool {
+        self.count_at(range.start) > 0
+            || self
+                .counts
+                .range(range.clone())
+                .any(|(_, &count)| count > 0)
+    }
+
+    /// The parts of `range` that no range covers, in order.
+    pub(super) fn uncovered(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let mut free = Vec::new();
+        let mut from = (self.count_at(range.start) == 0).then_some(range.start);
+        for (&at, &count) in self.counts.range(range.clone()) {
+            match (from, count) {
+                (Some(start), 1..) => {
+                    if start < at {
+                        free.push(start..at);
+                    }
+                    from = None;
+                }
+                (None, 0) => from = Some(at),
+                _ => {}
+            }
+        }
+        if let Some(start) = from.filter(|&start| start < range.end) {
+            free.push(start..range.end);
+        }
+        free
+    }
+
+    fn count_at(&self, at: usize) -> u32 {
+        self.counts
+            .range(..=at)
+            .next_back()
+            .map_or(0, |(_, &count)| count)
+    }
+
+    fn change(&mut self, range: &Range<usize>, change: impl Fn(u32) -> u32) {
+        if range.is_empty() {
+            return;
+        }
+        for bound in [range.start, range.end] {
+            let count = self.count_at(bound);
+            self.counts.entry(bound).or_insert(count);
+        }
+        for (_, count) in self.counts.range_mut(range.clone()) {
+            *count = change(*count);
+        }
+        for bound in [range.start, range.end] {
+            let before = self
+                .counts
+                .range(..bound)
+                .next_back()
+                .map_or(0, |(_, &count)| count);
+            if self.counts.get(&bound) == Some(&before) {
+                self.counts.remove(&bound);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const END: usize = 40;
+
+    fn range() -> impl Strategy<Value = Range<usize>> {
+        (0..END, 1..=8usize).prop_map(|(start, len)| start..(start + len).min(END))
+    }
+
+    proptest! {
+        /// Beside a count of each address on its own.
+        #[test]
+        fn it_counts(added in prop::collection::vec((range(), any::<bool>()), 0..30), asked in range()) {
+            let mut coverage = Coverage::new();
+            let mut plain = [0u32; END];
+            for (range, _) in &added {
+                coverage.add(range);
+                plain[range.clone()].iter_mut().for_each(|n| *n += 1);
+            }
+            for (range, _) in added.iter().filter(|(_, removed)| *removed) {
+                coverage.remove(range);
+                plain[range.clone()].iter_mut().for_each(|n| *n -= 1);
+            }
+            prop_assert_eq!(coverage.touches(&asked), plain[asked.clone()].iter().any(|&n| n > 0));
+            let free: Vec<usize> = coverage.uncovered(&asked).into_iter().flatten().collect();
+            let expected: Vec<usize> = asked.filter(|&at| plain[at] == 0).collect();
+            prop_assert_eq!(free, expected);
+            for (range, _) in added.iter().filter(|(_, removed)| !*removed) {
+                coverage.remove(range);
+            }
+            prop_assert!(coverage.counts.is_empty());
+        }
+    }
+}

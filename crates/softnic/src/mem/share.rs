@@ -1,0 +1,333 @@
+//! Gives registered memory that is private to this process a backing that peers can map.
+//!
+//! Ordinary programs register what `malloc` or `mmap` gave them. Peers can reach that by system call only, 500 times
+//! slower for small messages than through a mapping. So the pages of a region become those of a memfd when the region
+//! is registered, and private ones again when it is deregistered. The file is as large as the address space and holds
+//! each page at the offset that is its address, so regions that share pages share them here as well.
+//!
+//! The program must not be able to tell. What stands in the way of that, and what is done about it:
+//!
+//! - Threads that write meanwhile wait (`replace`). A system call that writes there in another thread would fail, so
+//!   all other threads must be asleep when pages are shared.
+//! - Peers write to private regions by system call, and the engine on behalf of peers: pages on which such a region
+//!   lies stay private.
+//! - A forked child must not share pages with its parent: see `fork`.
+//! - `madvise(MADV_DONTNEED)` leaves the contents of shared pages, where allocators expect zeros: nothing is shared
+//!   unless `malloc` is that of the GNU C library, which expects none.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+
+use super::coverage::Coverage;
+use super::replace::{Pages, replace};
+use super::{Area, PAGE, areas, fork, lock};
+
+/// Larger regions stay as they are: sharing takes 0.5 ms a MiB, and large copies gain less.
+const MOST: usize = 64 << 20;
+
+/// Bytes of the file: every address of a process.
+const FILE_BYTES: u64 = 1 << 47;
+
+/// Regions of private memory, and their pages that are shared.
+pub(super) struct Sharing {
+    /// The process whose pages these are: a forked child starts anew.
+    pid: u32,
+    file: Option<SharedFile>,
+    /// Regions whose pages are all shared.
+    shared: Coverage,
+    /// Regions that peers reach by system call.
+    private: Coverage,
+}
+
+#[derive(Clone)]
+struct SharedFile {
+    fd: Arc<OwnedFd>,
+    inode: u64,
+}
+
+static SHARING: Mutex<Sharing> = Mutex::new(Sharing::new(0));
+
+/// The engine's thread, by its id; what it writes is known.
+static ENGINE: AtomicU32 = AtomicU32::new(0);
+
+/// Says that the calling thread is the engine.
+pub(crate) fn this_thread_is_the_engine() {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    ENGINE.store(tid.cast_unsigned(), Ordering::Relaxed);
+}
+
+/// What is shared, for the process that asks.
+pub(super) fn sharing() -> MutexGuard<'static, Sharing> {
+    let mut sharing = lock(&SHARING);
+    let pid = std::process::id();
+    if sharing.pid != pid {
+        // The file is the parent's. Its pages here, if there are any, are the child's own (see `fork`).
+        *sharing = Sharing::new(pid);
+    }
+    sharing
+}
+
+/// A region of private memory that is registered; dropped when that is over.
+pub(crate) struct PrivateRegion {
+    pages: Range<usize>,
+    shared: Option<SharedFile>,
+    pid: u32,
+}
+
+impl PrivateRegion {
+    /// The file that holds its pages, each at the offset that is its address: descriptor and inode.
+    pub(crate) fn file(&self) -> Option<(u32, u64)> {
+        let file = self.shared.as_ref()?;
+        Some((file.fd.as_raw_fd().cast_unsigned(), file.inode))
+    }
+}
+
+impl Drop for PrivateRegion {
+    fn drop(&mut self) {
+        let mut sharing = sharing();
+        if sharing.pid != self.pid {
+            return;
+        }
+        match &self.shared {
+            None => sharing.private.remove(&self.pages),
+            Some(file) => {
+                sharing.shared.remove(&self.pages);
+                if let Err(e) = sharing.unshare(file, &self.pages) {
+                    // They work as well as before; a later region finds them shared.
+                    tracing::debug!("the pages at {:#x?} stay shared: {e}", self.pages);
+                }
+            }
+        }
+    }
+}
+
+/// Does this process allow it? Looked up once.
+fn allowed() -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    *ALLOWED.get_or_init(|| {
+        let kept =
+            std::env::var_os("VERBATIM_KEEP_PRIVATE").is_some_and(|v| !v.is_empty() && v != "0");
+        !kept && malloc_is_glibc() && fork::handle()
+    })
+}
+
+/// Is `malloc` the C library's own, and not one that was linked or preloaded?
+fn malloc_is_glibc() -> bool {
+    // SAFETY: looks a symbol up, and the object that it lies in; the name is the loader's and stays.
+    let name = unsafe {
+        let malloc = libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr());
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if malloc.is_null() || libc::dladdr(malloc, &raw mut info) == 0 || info.dli_fname.is_null()
+        {
+            return false;
+        }
+        std::ffi::CStr::from_ptr(info.dli_fname)
+    };
+    name.to_bytes().rsplit(|&b| b == b'/').next() == Some(b"libc.so.6")
+}
+
+fn refused(why: &'static str) -> io::Error {
+    io::Error::other(why)
+}
+
+impl Sharing {
+    const fn new(pid: u32) -> Self {
+        Self {
+            pid,
+            file: None,
+            shared: Coverage::new(),
+            private: Coverage::new(),
+        }
+    }
+
+    /// The inode of the file, if there is one.
+    pub(super) fn inode(&self) -> Option<u64> {
+        self.file.as_ref().map(|file| file.inode)
+    }
+
+    fn file(&mut self) -> io::Result<SharedFile> {
+        if let Some(file) = &self.file {
+            return Ok(file.clone());
+        }
+        let fd = memfd_create(
+            "verbatim-pages",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
+        ftruncate(&fd, FILE_BYTES)?;
+        // Sealed, so that a peer that mapped it can never be sent a SIGBUS.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+        let inode = rustix::fs::fstat(&fd)?.st_ino;
+        let file = SharedFile {
+            fd: Arc::new(fd),
+            inode,
+        };
+        self.file = Some(file.clone());
+        Ok(file)
+    }
+
+    /// Registers `len` bytes of private memory at `addr`, and shares their pages where `wanted` and where that is
+    /// safe. All of them are mapped in `areas`, which were looked up since nobody else shares pages.
+    pub(super) fn register(
+        &mut self,
+        areas: &[Area],
+        (addr, len): (usize, usize),
+        wanted: bool,
+    ) -> PrivateRegion {
+        let pages = addr & !(PAGE - 1)..(addr + len).next_multiple_of(PAGE);
+        let shared = if wanted && len <= MOST && allowed() {
+            self.share(areas, &pages)
+                .inspect_err(|e| tracing::debug!("the pages at {pages:#x?} stay private: {e}"))
+                .ok()
+        } else {
+            None
+        };
+        if shared.is_some() {
+            self.shared.add(&pages);
+        } else {
+            self.private.add(&pages);
+        }
+        PrivateRegion {
+            pages,
+            shared,
+            pid: self.pid,
+        }
+    }
+
+    /// Makes `pages` those of the file, as far as they are not.
+    fn share(&mut self, areas: &[Area], pages: &Range<usize>) -> io::Result<SharedFile> {
+        let file = self.file()?;
+        let mut private: Vec<Range<usize>> = Vec::new();
+        for (part, area) in parts(areas, pages) {
+            if area.is_of(&file) {
+                continue;
+            }
+            if !area.is_private_memory() {
+                return Err(refused("they are not private memory"));
+            }
+            match private.last_mut().filter(|last| last.end == part.start) {
+                Some(last) => last.end = part.end,
+                None => private.push(part),
+            }
+        }
+        for part in &private {
+            if self.private.touches(part) {
+                return Err(refused(
+                    "a region lies there that peers reach by system call",
+                ));
+            }
+            if holds_what_sharing_writes(part) {
+                return Err(refused("it is this thread's stack"));
+            }
+        }
+        for part in &private {
+            wait_for_sleeping_threads()?;
+            // SAFETY: whole pages, mapped readable and writable a moment ago; other threads, all asleep, would
+            // have to unmap memory that is being registered; not what this thread writes to (just looked at).
+            unsafe { replace(part, Pages::Shared(file.fd.as_fd())) }?;
+        }
+        Ok(file)
+    }
+
+    /// Makes those of `pages` private on which no region lies any more.
+    fn unshare(&mut self, file: &SharedFile, pages: &Range<usize>) -> io::Result<()> {
+        let free = self.shared.uncovered(pages);
+        if free.is_empty() {
+            return Ok(());
+        }
+        let areas = areas()?;
+        for range in free {
+            for (part, area) in parts(&areas, &range) {
+                if area.is_of(file) && area.writable && !holds_what_sharing_writes(&part) {
+                    // SAFETY: as in `share`; the region that lay here has just been deregistered.
+                    unsafe { replace(&part, Pages::Private) }?;
+                }
+            }
+            let (from, len) = (range.start as u64, range.len() as u64);
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&file.fd, punch, from, len)?;
+        }
+        Ok(())
+    }
+}
+
+impl Area {
+    /// Does it map the pages of the file that belong at these addresses?
+    fn is_of(&self, file: &SharedFile) -> bool {
+        self.inode == file.inode && self.offset == self.start as u64 && self.readable
+    }
+
+    /// Anonymous memory, as `malloc` and `mmap` give it; a main thread's stack grows downwards and is none.
+    fn is_private_memory(&self) -> bool {
+        self.private && self.inode == 0 && self.readable && self.writable && !self.special
+    }
+}
+
+/// The parts of `range` in each of the areas. What is not mapped is left out.
+fn parts<'a>(
+    areas: &'a [Area],
+    range: &Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, &'a Area)> {
+    let range = range.clone();
+    areas.iter().filter_map(move |area| {
+        let part = area.start.max(range.start)..area.end.min(range.end);
+        (part.start < part.end).then_some((part, area))
+    })
+}
+
+/// Does this thread's stack lie there, as far as it is going to be used now?
+fn holds_what_sharing_writes(range: &Range<usize>) -> bool {
+    let here = 0u8;
+    let stack = std::ptr::from_ref(&here).addr();
+    // What is called from here on needs less than 64 KiB.
+    let used = stack - (64 << 10)..stack + PAGE;
+    range.start < used.end && used.start < range.end
+}
+
+/// Waits a moment for all threads of this process but this one and the engine to sleep.
+fn wait_for_sleeping_threads() -> io::Result<()> {
+    const TIMES: u32 = 20;
+    for _ in 0..TIMES {
+        if others_sleep()? {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    Err(refused("other threads are running"))
+}
+
+fn others_sleep() -> io::Result<bool> {
+    let me = rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .cast_unsigned();
+    let engine = ENGINE.load(Ordering::Relaxed);
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let name = task?.file_name();
+        let Some(tid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else {
+            continue;
+        };
+        if tid == me || tid == engine {
+            continue;
+        }
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")) else {
+            // It has ended.
+            continue;
+        };
+        // "2 (name) S …": a name may hold anything, also parentheses.
+        let state = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.trim_start().chars().next());
+        if !matches!(state, Some('S' | 'Z' | 'X')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
