@@ -346,16 +346,10 @@ impl Port {
         let mut gids = vec![link_local_gid(guid)];
         let mut gid_interfaces = vec![0];
         if link_layer == LinkLayer::Ethernet {
-            // By kernel index, so that the host's first interface stays in front of bridges made later.
-            addresses.sort();
-            let all = addresses.iter();
-            let mut usable: Vec<_> = all.clone().filter(|a| is_global(&a.ip)).collect();
-            if usable.is_empty() {
-                usable.extend(all.filter(|a| a.ip == Ipv4Addr::LOCALHOST));
-            }
+            addresses = usable(addresses);
             // A RoCE port belongs to an interface; GID 0 does to the first one.
-            gid_interfaces[0] = usable.first().map_or(0, |a| a.interface());
-            for address in usable {
+            gid_interfaces[0] = addresses.first().map_or(0, InterfaceAddress::interface);
+            for address in addresses {
                 let gid = gid_of_ip(address.ip);
                 if !gids.contains(&gid) && gids.len() < GID_TBL_LEN as usize {
                     gids.push(gid);
@@ -775,6 +769,29 @@ fn is_global(ip: &IpAddr) -> bool {
             IpAddr::V4(_) => true,
             IpAddr::V6(ip) => !ip.is_unicast_link_local() && ip.to_ipv4_mapped().is_none(),
         }
+}
+
+/// Those of `addresses` by which others know this host, by interface and IPv4 first; 127.0.0.1 if there is no other.
+fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
+    // By kernel index, so that the host's first interface stays in front of bridges made later.
+    addresses.sort();
+    let known = addresses.iter().any(|a| is_global(&a.ip));
+    addresses.retain(|a| {
+        if known {
+            is_global(&a.ip)
+        } else {
+            a.ip == Ipv4Addr::LOCALHOST
+        }
+    });
+    addresses
+}
+
+/// Name and number of the network interface that stands beside the port: the first one whose addresses the
+/// connection manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
+pub(crate) fn network_interface() -> Option<(String, u32)> {
+    let first = usable(interface_addresses().ok()?).into_iter().next()?;
+    let number = first.interface();
+    Some((first.if_name, number))
 }
 
 /// The addresses of all network interfaces that are up, in the kernel's order.

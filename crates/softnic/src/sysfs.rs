@@ -43,10 +43,22 @@ pub fn sysfs_files(
         None => Port::from_env(),
     };
     let identity = identity.cloned().map_or_else(Identity::from_env, Ok)?;
-    Ok(files(&identity, &port?, Path::new("/sys/class/net")))
+    let beside = device::network_interface();
+    Ok(files(
+        &identity,
+        &port?,
+        Path::new("/sys/class/net"),
+        beside,
+    ))
 }
 
-fn files(identity: &Identity, port: &Port, interfaces: &Path) -> Vec<SysfsFile> {
+/// `beside` is the interface beside the port, by name and number.
+fn files(
+    identity: &Identity,
+    port: &Port,
+    interfaces: &Path,
+    beside: Option<(String, u32)>,
+) -> Vec<SysfsFile> {
     let mut files = Vec::new();
     let mut file = |path: String, text: &str| {
         let text = format!("{text}\n");
@@ -63,6 +75,13 @@ fn files(identity: &Identity, port: &Port, interfaces: &Path) -> Vec<SysfsFile> 
     // The kernel has this one file only where the driver knows the board.
     if !identity.board_id.is_empty() {
         file(format!("{device}/board_id"), &identity.board_id);
+    }
+    // Programs list the folder to learn at which address the device is reached.
+    if let Some((name, number)) = beside {
+        // An alias (`eth0:1`) is no interface of its own.
+        let name = name.split(':').next().unwrap_or(&name);
+        let at = format!("{device}/device/net/{name}");
+        file(format!("{at}/ifindex"), &number.to_string());
     }
 
     let attr = port.attr();
@@ -182,11 +201,20 @@ mod tests {
             gid_interfaces: vec![0, 8],
             lid: 0,
         };
-        let files = files(&Identity::default(), &port, folder.path());
+        let files = files(
+            &Identity::default(),
+            &port,
+            folder.path(),
+            Some(("eth8:1".to_owned(), 8)),
+        );
         let attrs = "infiniband/softnic0/ports/1/gid_attrs";
         assert_eq!(text(&files, &format!("{attrs}/ndevs/1")), Some("eth8\n"));
         assert_eq!(text(&files, &format!("{attrs}/ndevs/0")), None);
         assert_eq!(text(&files, &format!("{attrs}/types/1")), Some("RoCE v2\n"));
+        assert_eq!(
+            text(&files, "infiniband/softnic0/device/net/eth8/ifindex"),
+            Some("8\n")
+        );
         assert_eq!(
             text(&files, "infiniband/softnic0/ports/1/gids/1"),
             Some("0000:0000:0000:0000:0000:ffff:c000:0201\n")
