@@ -133,10 +133,11 @@ pub(super) unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ec
     if ece.is_null() {
         return libc::EINVAL;
     }
-    // "ibv_query_ece() fills only the options that the device supports; zeroes are none" (the man page).
+    // As libibverbs does for every provider without such options: none, and EOPNOTSUPP, by which callers know not
+    // to offer them to a peer (`rdma_set_local_ece` refuses options of no vendor).
     // SAFETY: checked for NULL; a place for the options.
     unsafe { *ece = ibv_ece::zeroed() };
-    0
+    libc::EOPNOTSUPP
 }
 
 pub(super) unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
