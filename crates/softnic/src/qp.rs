@@ -494,6 +494,7 @@ impl Qp {
 
     /// `ibv_destroy_qp`: takes it out of everything that knows it.
     pub(crate) fn destroy(&self) {
+        send::send_rest(self);
         self.reset(&mut lock(&self.control));
         self.send_cq.remove_sender(self);
         match &self.xrc {

@@ -44,7 +44,7 @@ use progress::*;
 use ud::*;
 
 pub(crate) use one_sided::FlushRange;
-pub(crate) use progress::{poll_sends, wake_debtor};
+pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
 
 /// `flags` of a record: the receiver's CQ may be armed for solicited completions only.
 pub(crate) const FLAG_SOLICITED: u8 = 1;

@@ -17,6 +17,8 @@ pub(super) struct OutRing {
     pub(super) solicited: bool,
     /// The shared receive queue that the WR in hand is for (XRC); else 0.
     pub(super) srqn: u32,
+    /// A datagram for a group has waited for room here in vain.
+    pub(super) lags: bool,
 }
 
 impl OutRing {
@@ -140,5 +142,6 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         announced: false,
         solicited: false,
         srqn: 0,
+        lags: false,
     })
 }

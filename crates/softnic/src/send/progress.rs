@@ -1,6 +1,9 @@
 //! What becomes of work requests after they were posted: completions, retries, and failures of the peer.
 
+use std::time::Duration;
+
 use super::*;
+use crate::multicast;
 use crate::xrc::Xrc;
 
 /// How long an unreliable message waits for room at a live receiver until it is dropped.
@@ -169,7 +172,14 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             let now = now_ns();
             let waited = now - *d.since.get_or_insert(now);
             if waited >= UNRELIABLE_WAIT_NS {
-                outcome = Outcome::Done(0);
+                outcome = match d.ah.as_ref().and_then(|ah| ah.group) {
+                    // The other members get it.
+                    Some(_) => {
+                        ud::wait_no_more(sq);
+                        execute(qp, sq, &view)
+                    }
+                    None => Outcome::Done(0),
+                };
             } else if waited >= d.wake_after {
                 d.wake_after = 2 * waited;
                 wake_receiver(qp, sq, &d);
@@ -188,6 +198,28 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
     }
     publish(qp, sq);
     false
+}
+
+/// Sends the datagrams for groups that wait for room at a member, before their queue pair ends: on a wire they would
+/// have left long ago, and programs that want no completions for them end without waiting.
+pub(crate) fn send_rest(qp: &Qp) {
+    if qp.qp_type != QpType::Ud {
+        return;
+    }
+    let start = now_ns();
+    loop {
+        {
+            let mut sq = qp.sq.lock();
+            let for_group = |d: &Deferred| d.ah.as_ref().is_some_and(|ah| ah.group.is_some());
+            if !sq.deferred.front().is_some_and(for_group) || !retry_deferred(qp, &mut sq) {
+                return;
+            }
+        }
+        if now_ns() - start >= UNRELIABLE_WAIT_NS {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 /// Wakes the engine of the peer on which the oldest WR waits.
@@ -214,7 +246,13 @@ fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
     } else if qp.qp_type == QpType::Ud {
         // SAFETY: the union's member for UD; a plain integer.
         let qpn = unsafe { d.wr.wr.ud.remote_qpn };
-        if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_BITS) {
+        if let Some(group) = d.ah.as_ref().and_then(|ah| ah.group) {
+            for peer in qp.nic.fabric.all_peers() {
+                if multicast::members(&peer, group).next().is_some() {
+                    peer.wake();
+                }
+            }
+        } else if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_BITS) {
             peer.wake();
         }
     }

@@ -49,7 +49,8 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     put(qp, sq, view, i, total)
 }
 
-/// SEND to all members of a multicast group. A member whose ring is full loses the datagram.
+/// SEND to all members of a multicast group. It waits for a member whose ring is full, as SEND to one does, but not
+/// again for one that made no room the last time: that one loses datagrams, and nobody else waits for it.
 ///
 /// The sender is one of them, if it is attached: adapters replicate to the sending queue pair too, which is why IPoIB
 /// drops what comes from itself (`ipoib_ib_handle_rx_wc` of `linux:drivers/infiniband/ulp/ipoib/ipoib_ib.c`).
@@ -63,22 +64,50 @@ fn to_group(
     total: usize,
 ) -> Outcome {
     let block_self = qp.block_self.load(Ordering::Relaxed);
+    let mut rings = Vec::new();
     for peer in qp.nic.fabric.all_peers() {
         for index in multicast::members(&peer, group) {
             if block_self && peer.is_self && index == qp.index {
                 continue;
             }
-            let Some(i) = ring_to(qp, sq, ah, Arc::clone(&peer), index) else {
-                continue;
-            };
-            if let Outcome::Failed(status) = put(qp, sq, view, i, total) {
-                return Outcome::Failed(status);
-            }
+            rings.extend(ring_to(qp, sq, ah, Arc::clone(&peer), index));
+        }
+    }
+    let mut wait = false;
+    rings.retain(|&i| {
+        let Some(Some(ring)) = sq.ud.rings.get_mut(i) else {
+            return false;
+        };
+        let full = matches!(ring.producer.has_room(total), Ok(false));
+        if full {
+            ring.publish(qp.nic);
+            wait |= !ring.lags;
+        } else {
+            ring.lags = false;
+        }
+        !full
+    });
+    if wait {
+        return Outcome::Later;
+    }
+    for i in rings {
+        if let Outcome::Failed(status) = put(qp, sq, view, i, total) {
+            return Outcome::Failed(status);
         }
     }
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     Outcome::Done(len)
+}
+
+/// A datagram for a group has waited long enough: the members that have no room lose this one and those behind it,
+/// until they have room again.
+#[cold]
+pub(super) fn wait_no_more(sq: &mut SendQueue) {
+    for ring in sq.ud.rings.iter_mut().flatten() {
+        // Those that are not full will be found to have room, and lag no more.
+        ring.lags = true;
+    }
 }
 
 /// Puts a datagram into a ring.

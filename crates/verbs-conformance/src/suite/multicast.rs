@@ -14,6 +14,7 @@ tests! { "multicast";
     every_member_gets_a_datagram_once [Ud, Multicast],
     members_of_other_groups_get_nothing [Ud, Multicast],
     who_has_left_gets_nothing [Ud, Multicast],
+    datagrams_wait_for_room_at_a_member [Ud, Multicast],
     the_q_key_counts [Ud, Multicast],
     a_member_cannot_be_destroyed [Ud, Multicast],
     what_cannot_be_attached_is_refused [Ud, Multicast],
@@ -113,6 +114,36 @@ fn who_has_left_gets_nothing(env: &Env) {
     send_to(&sender, group(1), QKEY, 5);
     member.expect_silence();
     assert_eq!(member.qp.detach_mcast(group(1)), libc::EINVAL);
+}
+
+/// A list that is longer than what is on its way at a time, from a queue pair that ends behind it.
+fn datagrams_wait_for_room_at_a_member(env: &Env) {
+    const COUNT: u32 = 64;
+    const LEN: usize = 1000;
+    let [sender, member] = [(); 2].map(|()| {
+        let mut side = Spec::ud().depth(COUNT).side(env);
+        let address = side.address();
+        side.connect(&address);
+        side
+    });
+    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    let target = member.buf(40 + LEN);
+    for id in 0..COUNT {
+        member.recv(id.into(), [target.all()]);
+    }
+    let source = sender.buf(LEN);
+    source.memory.fill(5);
+    let ah = address(&sender, group(1));
+    for id in 0..COUNT {
+        let wr = send([source.all()]).id(id.into()).unsignaled();
+        sender.post(wr.to(&ah, MULTICAST_QPN, QKEY));
+    }
+    drop(sender);
+    for id in 0..COUNT {
+        member.received().received(id.into(), 40 + LEN);
+    }
+    target.memory.check_at(40, LEN, 5);
+    assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
 fn the_q_key_counts(env: &Env) {
