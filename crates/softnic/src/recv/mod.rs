@@ -336,7 +336,10 @@ impl RecvSide {
         let since = *ring.rnr_since.get_or_insert(now);
         let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
         let timer = rnr_timer_ns(u8::try_from(timer & 31).unwrap_or(0));
-        if now - since >= u64::from(rnr_retry) * timer {
+        // A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message
+        // takes longer than the program needs for its next RECV, and some (fio) rest on that; here the answer is
+        // seen at once.
+        if now - since >= u64::from(rnr_retry.max(1)) * timer {
             // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
             ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR);
             return false;
