@@ -371,6 +371,10 @@ struct MappingKey {
     pages: Range<u64>,
 }
 
+/// So many mappings of peers' memory are kept at most; a process may have 65,530 in all (`vm.max_map_count`), and
+/// needs them for its own.
+const MOST_MAPPINGS: usize = 8192;
+
 /// Mappings of peers' memory.
 #[derive(Default)]
 pub(crate) struct Mappings {
@@ -402,6 +406,12 @@ impl Mappings {
         };
         if let Some(map) = lock(&self.maps).get(&key) {
             return Ok(Arc::clone(map));
+        }
+        if lock(&self.maps).len() >= MOST_MAPPINGS {
+            self.drop_unused(|_| true);
+            if lock(&self.maps).len() >= MOST_MAPPINGS {
+                return Err(io::Error::other("too much of peers' memory is mapped already"));
+            }
         }
         let map = Arc::new(match kind {
             BACKING_MEMFD | BACKING_PAGES => {

@@ -33,6 +33,10 @@ use super::{Area, PAGE, areas, fork, lock};
 /// Larger regions stay as they are: sharing takes 0.5 ms a MiB, and large copies gain less.
 const MOST: usize = 64 << 20;
 
+/// So many regions at most are shared at a time: each may split a mapping of this process in three, and a process may
+/// have 65,530 (`vm.max_map_count`).
+const MOST_REGIONS: usize = 8192;
+
 /// Bytes of the file: every address of a process.
 const FILE_BYTES: u64 = 1 << 47;
 
@@ -41,6 +45,8 @@ pub(super) struct Sharing {
     /// The process whose pages these are: a forked child starts anew.
     pid: u32,
     file: Option<SharedFile>,
+    /// How many regions are shared.
+    regions: usize,
     /// Regions whose pages are all shared.
     shared: Coverage,
     /// Regions that peers reach by system call.
@@ -99,6 +105,7 @@ impl Drop for PrivateRegion {
         match &self.shared {
             None => sharing.private.remove(&self.pages),
             Some(file) => {
+                sharing.regions -= 1;
                 sharing.shared.remove(&self.pages);
                 if let Err(e) = sharing.unshare(file, &self.pages) {
                     // They work as well as before; a later region finds them shared.
@@ -143,6 +150,7 @@ impl Sharing {
         Self {
             pid,
             file: None,
+            regions: 0,
             shared: Coverage::new(),
             private: Coverage::new(),
         }
@@ -182,7 +190,7 @@ impl Sharing {
         wanted: bool,
     ) -> PrivateRegion {
         let pages = addr & !(PAGE - 1)..(addr + len).next_multiple_of(PAGE);
-        let shared = if wanted && len <= MOST && allowed() {
+        let shared = if wanted && len <= MOST && self.regions < MOST_REGIONS && allowed() {
             self.share(areas, &pages)
                 .inspect_err(|e| tracing::debug!("the pages at {pages:#x?} stay private: {e}"))
                 .ok()
@@ -190,6 +198,7 @@ impl Sharing {
             None
         };
         if shared.is_some() {
+            self.regions += 1;
             self.shared.add(&pages);
         } else {
             self.private.add(&pages);
