@@ -158,7 +158,7 @@ pub(crate) const DAPL2_UTILS: Package = Package {
 };
 
 /// What the data files of `conformance/` may ask for.
-const FOR_CONFORMANCE: &[Package] = &[
+pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     IPROUTE2,
     IBVERBS_PROVIDERS,
     IBVERBS_UTILS,

@@ -121,6 +121,15 @@ pub(crate) const STEPS: &[Step] = &[
         target: Some("loom"),
     },
     Step {
+        name: "programs",
+        what: "other people's programs on the drop-in, both link layers, as recorded",
+        kind: Kind::Tests,
+        args: &["xtask", "conformance", "--check"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "rxe-verbs",
         what: "verbs semantics on the kernel's Soft-RoCE",
         kind: Kind::Tests,

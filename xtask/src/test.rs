@@ -104,7 +104,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 fn install() -> Outcome {
     let begin = Instant::now();
-    let (ok, note) = match packages::ensure(packages::FOR_TESTS.iter().chain(rxe::PACKAGES)) {
+    let needed = packages::FOR_TESTS
+        .iter()
+        .chain(rxe::PACKAGES)
+        .chain(packages::FOR_CONFORMANCE);
+    let (ok, note) = match packages::ensure(needed) {
         Ok(installed) if installed.is_empty() => (true, None),
         Ok(installed) => (true, Some(format!("installed {}", installed.join(" ")))),
         Err(err) => {

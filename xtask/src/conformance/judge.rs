@@ -46,12 +46,13 @@ pub(crate) fn unmatched<'a>(output: &str, patterns: &'a [Regex]) -> Option<&'a R
     patterns.iter().find(|pattern| !pattern.is_match(output))
 }
 
-/// The line with which a program says that the device cannot do what the case asks for.
+/// What a program says when the device cannot do what the case asks for: the line that matches, or what the pattern's
+/// first group matches of it.
 pub(crate) fn unsupported<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a str> {
-    output
-        .lines()
-        .find(|line| patterns.iter().any(|pattern| pattern.is_match(line)))
-        .map(str::trim)
+    output.lines().find_map(|line| {
+        let found = patterns.iter().find_map(|pattern| pattern.captures(line))?;
+        Some(found.get(1).map_or(line, |group| group.as_str()).trim())
+    })
 }
 
 /// Rows of measurements in what perftest prints: those behind a heading `#bytes …` that have a

@@ -268,6 +268,15 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
 
     for suite in &conformance.suites {
         writeln!(text, "\n## {}\n\n{}\n", suite.name, suite.title)?;
+        let causes = causes(suite, &columns);
+        if !causes.is_empty() {
+            writeln!(text, "| skipped because | {} |\n{rule}|", names.join(" | "))?;
+            for (why, counts) in causes {
+                let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
+                writeln!(text, "| {} | {} |", escape(why), counts.join(" | "))?;
+            }
+            text += "\n";
+        }
         writeln!(text, "| case | {} |\n{rule}|", names.join(" | "))?;
         let mut cases: Vec<&str> = Vec::new();
         for (_, record) in &columns {
@@ -291,6 +300,32 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
         }
     }
     Ok(text)
+}
+
+/// Why cases of `suite` were skipped, and how many on each target.
+fn causes<'a>(suite: &'a Suite, columns: &[(&Target, Record)]) -> Vec<(&'a str, Vec<usize>)> {
+    const OTHER: &str = "see the reason of each";
+    let known = suite.causes.iter().map(|cause| cause.why.as_str());
+    let mut rows: Vec<(&str, Vec<usize>)> = known
+        .chain([OTHER])
+        .map(|why| (why, vec![0; columns.len()]))
+        .collect();
+    for (column, (_, record)) in columns.iter().enumerate() {
+        for result in of(&record.results, suite) {
+            if let Outcome::Skipped { reason } = &result.outcome {
+                let row = cause(suite, reason).unwrap_or(suite.causes.len());
+                rows[row].1[column] += 1;
+            }
+        }
+    }
+    rows.retain(|(_, counts)| counts.iter().any(|&n| n > 0));
+    rows
+}
+
+/// Which of the causes of `suite` is behind a skip.
+fn cause(suite: &Suite, reason: &str) -> Option<usize> {
+    let mut causes = suite.causes.iter();
+    causes.position(|cause| cause.skipped.is_match(reason))
 }
 
 const TABLE: &str = "RESULTS.md";
@@ -359,7 +394,7 @@ mod tests {
                 continue;
             };
             let recorded = of(&record.results, suite);
-            for case in cases {
+            for case in cases.iter().filter(|case| case.is_for(target)) {
                 if !recorded.iter().any(|result| result.case == case.name) {
                     stale.push(format!("{}: {} is not recorded", suite.name, case.name));
                 }
@@ -385,7 +420,8 @@ mod tests {
         let suite = "title = \"All of it\"\norder = 1\npackages = []\ntimeout_s = 1\n\
              [[case]]\nname = \"one\"\nalone = \"true\"\n\
              [[case]]\nname = \"two\"\nalone = \"true\"\n\
-             [[unsteady]]\ncase = \"two\"\non = [\"b\"]\nwhy = \"a race\"\n";
+             [[unsteady]]\ncase = \"two\"\non = [\"b\"]\nwhy = \"a race\"\n\
+             [[cause]]\nskipped = \"^not\"\nwhy = \"of the weather\"\n";
         std::fs::write(folder.join("s.toml"), suite).unwrap();
         Conformance::load(folder).unwrap()
     }
@@ -510,6 +546,7 @@ mod tests {
             "- **a**: the a (linux 6.1).",
             "| passed / failed / skipped | a | b |",
             "| [s](#s) | 1 / 0 / 1 | 0 / 0 / 0 |",
+            "| of the weather | 1 | 0 |",
             "| `one` | passed | not run |",
             "| `two` | **skipped**: not \\| here | not run |",
         ] {
@@ -523,6 +560,51 @@ mod tests {
             stale(&conformance, &conformance.targets[0], &Record::default()).len(),
             2
         );
+    }
+
+    #[test]
+    fn every_skip_is_counted_by_its_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        let conformance = conformance(folder.path());
+        let a = record(&[
+            result("one", skipped("not here")),
+            result("two", skipped("else")),
+        ]);
+        let columns = [
+            (&conformance.targets[0], a),
+            (&conformance.targets[1], Record::default()),
+        ];
+        assert_eq!(
+            causes(&conformance.suites[0], &columns),
+            [
+                ("of the weather", vec![1, 0]),
+                ("see the reason of each", vec![1, 0])
+            ]
+        );
+    }
+
+    /// What is recorded of the targets that run here is ours: nothing fails, and every skip has a cause.
+    #[test]
+    fn the_record_of_the_drop_in_has_no_failure_and_no_unexplained_skip() {
+        let folder = crate::workspace().join("conformance");
+        let conformance = Conformance::load(&folder).unwrap();
+        let mut wrong = Vec::new();
+        for target in conformance.targets(&[]).unwrap() {
+            let record = Record::load(&folder, &target.name).unwrap();
+            for suite in &conformance.suites {
+                for CaseResult { case, outcome, .. } in of(&record.results, suite) {
+                    let right = match outcome {
+                        Outcome::Passed => true,
+                        Outcome::Failed { .. } => suite.unsteady(case, &target.name).is_some(),
+                        Outcome::Skipped { reason } => cause(suite, reason).is_some(),
+                    };
+                    if !right {
+                        wrong.push(format!("{}: {}: {case}", target.name, suite.name));
+                    }
+                }
+            }
+        }
+        assert_eq!(wrong, Vec::<String>::new());
     }
 
     #[test]

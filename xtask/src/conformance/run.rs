@@ -52,7 +52,7 @@ pub(crate) fn suite(
     }
     match &suite.kind {
         Kind::Programs(cases) => {
-            for case in cases {
+            for case in cases.iter().filter(|case| case.is_for(target)) {
                 runner.port = case.port.unwrap_or_else(|| ports.next());
                 report(runner.case(case))?;
             }

@@ -83,6 +83,19 @@ pub(crate) struct Suite {
     /// Run only on targets there.
     machine: Option<Machine>,
     unsteady: Vec<Unsteady>,
+    /// Why cases are skipped, for people.
+    pub(crate) causes: Vec<Cause>,
+}
+
+/// Why some cases are skipped, for people.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cause {
+    /// Matches the reasons that the programs give.
+    #[serde(deserialize_with = "regex")]
+    pub(crate) skipped: Regex,
+    /// What is behind them.
+    pub(crate) why: String,
 }
 
 /// How a suite's results come about.
@@ -121,11 +134,20 @@ pub(crate) struct Case {
     pub(crate) rows: usize,
     /// It needs a port of this link layer.
     pub(crate) link_layer: Option<LinkLayer>,
+    /// Run only on targets there.
+    machine: Option<Machine>,
     /// The TCP or `rdma_cm` port, where the program does not let one choose it.
     pub(crate) port: Option<u16>,
     pub(crate) timeout_s: u64,
     /// A failed program that prints such a line says that the device cannot do this.
     pub(crate) skip: Vec<Regex>,
+}
+
+impl Case {
+    /// Whether it is run on `target`.
+    pub(crate) fn is_for(&self, target: &Target) -> bool {
+        self.machine.is_none_or(|machine| machine == target.machine)
+    }
 }
 
 /// The program that is started first.
@@ -181,6 +203,8 @@ struct File {
     unittest: Option<Unittest>,
     #[serde(default)]
     unsteady: Vec<Unsteady>,
+    #[serde(default)]
+    cause: Vec<Cause>,
 }
 
 /// `[[case]]`: one case, or with `vary` one for each combination.
@@ -207,6 +231,7 @@ struct Entry {
     #[serde(default)]
     rows: usize,
     link_layer: Option<LinkLayer>,
+    machine: Option<Machine>,
     port: Option<u16>,
     timeout_s: Option<u64>,
 }
@@ -309,6 +334,7 @@ impl Suite {
             kind,
             machine: file.machine,
             unsteady: file.unsteady,
+            causes: file.cause,
         };
         Ok((file.order, suite))
     }
@@ -394,6 +420,7 @@ impl Entry {
             expect: self.expect.clone(),
             rows: self.rows,
             link_layer: self.link_layer,
+            machine: self.machine,
             port: self.port,
             timeout_s: self
                 .timeout_s
