@@ -2,23 +2,42 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::Fabric;
+use common::{Fabric, Watched};
 
-#[test]
-fn a_c_program_built_against_the_headers_runs() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let program = folder.path().join("loopback");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/loopback.c");
+/// Compiles a program of `tests/programs` into a folder.
+fn compiled(name: &str, folder: &Path) -> PathBuf {
+    let program = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
     common::run(
         Command::new("cc")
             .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
             .arg(&program)
             .arg(source)
-            .arg("-libverbs"),
+            .args(["-libverbs", "-lpthread"]),
     );
+    program
+}
+
+#[test]
+fn misuse_gets_an_errno() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("misuse", folder.path());
+    for case in [
+        "closed", "nulls", "order", "garbage", "overrun", "forked", "threads", "many",
+    ] {
+        let fabric = Fabric::new();
+        let out = Watched::start(fabric.command(&program, "ib").arg(case)).finish();
+        assert_eq!(out, "ok\n", "{case}");
+    }
+}
+
+#[test]
+fn a_c_program_built_against_the_headers_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("loopback", folder.path());
     for link_layer in ["roce", "ib"] {
         let fabric = Fabric::new();
         let out = common::run(&mut fabric.command(&program, link_layer));

@@ -166,7 +166,7 @@ pub(super) fn now_ns(clock: ClockId) -> u64 {
 /// `handle` is a queue of ours that is not destroyed while the result is used.
 unsafe fn polled<'a>(handle: *mut ibv_cq_ex) -> Option<(&'a Cq, &'a Polling)> {
     // SAFETY: contract of this function.
-    let cq = unsafe { borrow::<Cq, _>(handle) }?;
+    let cq = unsafe { follow::<Cq, _>(handle) }?;
     Some((cq, cq.polling.as_ref()?))
 }
 

@@ -149,15 +149,15 @@ pub(super) fn open_context(
     let c = unsafe { &raw mut (*context.abi.get()).context };
     // SAFETY: as above; a field of it.
     unsafe { (*c).async_fd = context.async_fd() };
-    Ok(c)
+    Ok(live::hand_out_leaked(context, c))
 }
 
 /// The context behind a handle.
 ///
 /// # Safety
-/// `handle` is NULL or came from [`ibv_open_device`].
+/// None: contexts are never freed, and a handle that is none is told by [`live`].
 pub(super) unsafe fn context_of(handle: *mut ibv_context) -> Option<&'static Context> {
-    if handle.is_null() {
+    if !live::is_live::<Context, _>(handle) {
         return None;
     }
     let before = std::mem::offset_of!(verbs_context, context);
@@ -173,7 +173,11 @@ pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
 }
 
 pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    or_errno(nic_of(context).map(drop))
+    or_errno(
+        live::take_back_leaked::<Context, _>(context)
+            .then_some(())
+            .ok_or(libc::EINVAL),
+    )
 }
 
 pub(super) unsafe extern "C" fn ibv_get_async_event(
@@ -181,7 +185,7 @@ pub(super) unsafe extern "C" fn ibv_get_async_event(
     event: *mut ibv_async_event,
 ) -> c_int {
     // SAFETY: a handle of ours.
-    let Some(c) = (unsafe { context_of(context) }) else {
+    let Some(c) = (unsafe { context_of(context) }).filter(|_| !event.is_null()) else {
         set_errno(libc::EINVAL);
         return -1;
     };
@@ -212,9 +216,11 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
-    or_errno(nic_of(context).map(|nic| {
-        // SAFETY: a place for the attributes.
-        unsafe { *attr = device::device_attr(&nic.identity) };
+    or_errno(nic_of(context).and_then(|nic| {
+        // SAFETY: NULL or a place for the attributes.
+        let attr = unsafe { attr.as_mut() }.ok_or(libc::EINVAL)?;
+        *attr = device::device_attr(&nic.identity);
+        Ok(())
     }))
 }
 
@@ -236,7 +242,7 @@ unsafe extern "C" fn query_port_ex(
     len: usize,
 ) -> c_int {
     or_errno(nic_of(context).and_then(|nic| {
-        if port_num != device::PORT_NUM {
+        if port_num != device::PORT_NUM || attr.is_null() {
             return Err(libc::EINVAL);
         }
         let all = nic.port.attr();
@@ -257,7 +263,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     let found = nic_of(context).ok().and_then(|nic| {
-        if port_num != device::PORT_NUM {
+        if port_num != device::PORT_NUM || gid.is_null() {
             return None;
         }
         nic.port.gid(u32::try_from(index).ok()?)
@@ -282,7 +288,7 @@ pub(super) unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut u16,
 ) -> c_int {
     let found = nic_of(context).ok().and_then(|nic| {
-        if port_num != device::PORT_NUM {
+        if port_num != device::PORT_NUM || pkey.is_null() {
             return None;
         }
         nic.port.pkey(u32::try_from(index).ok()?)

@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn alloc_dm(
         DMS.enter(handle, &dm);
         Ok(dm)
     });
-    or_null(made.map(|dm| Arc::into_raw(dm).cast_mut().cast()))
+    or_null(made.map(live::hand_out))
 }
 
 pub(super) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
@@ -105,7 +105,7 @@ pub(super) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
             if !dm.imported {
                 DMS.remove(dm.abi.handle);
             }
-            drop(Arc::from_raw(handle.cast::<Dm>()));
+            drop(live::take_back::<Dm, _>(handle));
         }))
     }
 }

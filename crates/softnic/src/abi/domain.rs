@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn alloc_td(
                 abi: ibv_td { context },
                 uses: AtomicUsize::new(0),
             };
-            Box::into_raw(Box::new(td)).cast()
+            live::hand_out_box(Box::new(td))
         }
         (Some(_), Some(_)) => or_null(Err(libc::EOPNOTSUPP)),
         _ => or_null(Err(libc::EINVAL)),
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         let Some(t) = borrow::<Td, _>(td) else {
             return libc::EINVAL;
         };
-        or_errno(busy(&t.uses).map(|()| drop(Box::from_raw(td.cast::<Td>()))))
+        or_errno(busy(&t.uses).map(|()| drop(live::take_back_box::<Td, _>(td))))
     }
 }
 
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
                 })
             })
     };
-    or_null(made.map(|pd| Arc::into_raw(Arc::new(pd)).cast_mut().cast()))
+    or_null(made.map(|pd| live::hand_out(Arc::new(pd))))
 }
 
 /// What a parent domain was made of, or an imported one stands for.

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use verbs_abi::*;
 
-use super::borrow;
+use super::follow;
 use crate::cq::Cq;
 use crate::qp::Qp;
 use crate::qp_state::QpState;
@@ -21,7 +21,7 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: a handle of ours that is not being destroyed; the list is as `ibv_post_send(3)` says.
     unsafe {
-        match borrow::<Qp, _>(qp) {
+        match follow::<Qp, _>(qp) {
             Some(qp) => send::post_send(qp, wr, bad_wr),
             None => libc::EINVAL,
         }
@@ -34,7 +34,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     };
     // SAFETY: a handle of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
     unsafe {
-        let Some(cq) = borrow::<Cq, _>(cq) else {
+        let Some(cq) = follow::<Cq, _>(cq) else {
             return -libc::EINVAL;
         };
         if len == 0 || wc.is_null() {
@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a handle of ours.
-    match unsafe { borrow::<Cq, _>(cq) } {
+    match unsafe { follow::<Cq, _>(cq) } {
         Some(cq) => {
             cq.arm(solicited_only != 0);
             0
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn post_send_xrc(
 ) -> c_int {
     // SAFETY: as in `post_send`.
     unsafe {
-        match borrow::<Qp, _>(qp) {
+        match follow::<Qp, _>(qp) {
             Some(qp) if matches!(qp.xrc, Xrc::Send) => send::post_send_xrc(qp, wr, bad_wr),
             _ => post_send(qp, wr, bad_wr),
         }
@@ -76,7 +76,7 @@ pub(crate) unsafe extern "C" fn post_send_xrc(
 pub(crate) unsafe extern "C" fn poll_cq_xrc(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: as in `poll_cq`.
     unsafe {
-        if let Some(cq) = borrow::<Cq, _>(cq) {
+        if let Some(cq) = follow::<Cq, _>(cq) {
             cq.nic.check_mail();
             xrc::progress(cq.nic);
         }
@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq_xrc(cq: *mut ibv_cq, solicited_onl
     // SAFETY: as in `req_notify_cq`.
     unsafe {
         let errno = req_notify_cq(cq, solicited_only);
-        if let Some(cq) = borrow::<Cq, _>(cq) {
+        if let Some(cq) = follow::<Cq, _>(cq) {
             xrc::arm(cq.nic);
         }
         errno
@@ -103,7 +103,7 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: as in `post_send`.
     unsafe {
-        let Some(qp) = borrow::<Qp, _>(qp) else {
+        let Some(qp) = follow::<Qp, _>(qp) else {
             return libc::EINVAL;
         };
         let state = qp.state();
@@ -131,7 +131,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: as in `post_send`.
     unsafe {
-        match borrow::<Srq, _>(srq) {
+        match follow::<Srq, _>(srq) {
             Some(srq) => {
                 let (result, wanted) = {
                     let mut queue = srq.queue.lock();

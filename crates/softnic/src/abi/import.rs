@@ -92,16 +92,11 @@ pub(super) unsafe extern "C" fn ibv_import_pd(
             parent: Some(Parent::new(of, std::ptr::null_mut())),
         }))
     });
-    or_null(made.map(|pd| Arc::into_raw(pd).cast_mut().cast()))
+    or_null(made.map(live::hand_out))
 }
 
 pub(super) unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: NULL, or an imported handle that is given back once.
-    unsafe {
-        if !pd.is_null() {
-            drop(Arc::from_raw(pd.cast::<Pd>()));
-        }
-    }
+    drop(live::take_back::<Pd, _>(pd));
 }
 
 pub(super) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
@@ -117,14 +112,9 @@ pub(super) unsafe extern "C" fn ibv_import_dm(
     // SAFETY: a handle of ours.
     let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
     let made = c.and_then(|_| Ok(DMS.find(dm_handle)?.again(context)));
-    or_null(made.map(|dm| Arc::into_raw(Arc::new(dm)).cast_mut().cast()))
+    or_null(made.map(|dm| live::hand_out(Arc::new(dm))))
 }
 
 pub(super) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
-    // SAFETY: NULL, or an imported handle that is given back once.
-    unsafe {
-        if !dm.is_null() {
-            drop(Arc::from_raw(dm.cast::<Dm>()));
-        }
-    }
+    drop(live::take_back::<Dm, _>(dm));
 }

@@ -12,6 +12,7 @@ mod domain;
 mod fast;
 mod import;
 mod later;
+mod live;
 mod mr;
 mod mw;
 mod objects;
@@ -138,27 +139,39 @@ fn errno_of(e: &std::io::Error) -> c_int {
     e.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// The object behind a handle, with a reference of its own.
+/// The object behind a handle, with a reference of its own; none if the handle is not live.
 ///
 /// # Safety
-/// `handle` is NULL or came from `Arc::<T>::into_raw` and has not been destroyed; a `T` starts with the
-/// structure that `handle` points to.
-unsafe fn share<T, A>(handle: *mut A) -> Option<Arc<T>> {
-    if handle.is_null() {
+/// Nobody destroys the object meanwhile; a `T` is behind an `Arc`.
+unsafe fn share<T: 'static, A>(handle: *mut A) -> Option<Arc<T>> {
+    if !live::is_live::<T, A>(handle) {
         return None;
     }
-    // SAFETY: contract of this function.
+    // SAFETY: live, and so made by `live::hand_out`; contract of this function.
     unsafe {
         Arc::increment_strong_count(handle.cast::<T>());
         Some(Arc::from_raw(handle.cast::<T>()))
     }
 }
 
-/// Borrows the object behind a handle.
+/// Borrows the object behind a handle; none if the handle is not live.
 ///
 /// # Safety
-/// As for [`share`]; the object is not destroyed while the result is used.
-unsafe fn borrow<'a, T, A>(handle: *mut A) -> Option<&'a T> {
+/// The object is not destroyed while the result is used.
+unsafe fn borrow<'a, T: 'static, A>(handle: *mut A) -> Option<&'a T> {
+    if !live::is_live::<T, A>(handle) {
+        return None;
+    }
+    // SAFETY: live, and so the address of a `T`; contract of this function.
+    unsafe { handle.cast::<T>().as_ref() }
+}
+
+/// Borrows the object behind a handle on the data path, where looking it up would cost too much.
+///
+/// # Safety
+/// `handle` is NULL or live; as for [`borrow`].
+#[inline(always)]
+unsafe fn follow<'a, T: 'static, A>(handle: *mut A) -> Option<&'a T> {
     // SAFETY: contract of this function.
     unsafe { handle.cast::<T>().as_ref() }
 }

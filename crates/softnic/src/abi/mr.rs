@@ -102,7 +102,7 @@ pub(super) fn register_mr(
         backing: hold,
         dm,
     });
-    Ok(Box::into_raw(mr).cast())
+    Ok(live::hand_out_box(mr))
 }
 
 /// The memory that a region is made of, and what work requests call its first byte.
@@ -192,7 +192,8 @@ pub(super) unsafe extern "C" fn ibv_rereg_mr(
     // What is not to be changed is not looked at, and programs pass anything for it.
     let (mr, new_pd) = unsafe {
         let new_pd = (flags & IBV_REREG_MR_CHANGE_PD != 0).then(|| share::<Pd, _>(pd));
-        (mr.cast::<Mr>().as_mut(), new_pd.flatten())
+        let live = live::is_live::<Mr, _>(mr);
+        (mr.cast::<Mr>().as_mut().filter(|_| live), new_pd.flatten())
     };
     let Some(mr) = mr else {
         set_errno(libc::EINVAL);
@@ -266,20 +267,18 @@ fn rereg(
 }
 
 pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    if mr.is_null() {
-        return libc::EINVAL;
-    }
     // SAFETY: a handle of ours.
-    let (nic, key) = unsafe {
-        let mr = &*mr.cast::<Mr>();
-        (mr.pd.context.nic, mr.key)
+    let Some((nic, key)) = (unsafe { borrow::<Mr, _>(mr) }).map(|mr| (mr.pd.context.nic, mr.key))
+    else {
+        return libc::EINVAL;
     };
     // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
     if let Err(errno) = nic.keys.deregister(&nic.fabric, key) {
         return errno;
     }
-    // SAFETY: as above, given back once.
-    let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
+    let Some(mr) = live::take_back_box::<Mr, _>(mr) else {
+        return libc::EINVAL;
+    };
     mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
     if let Some(dm) = &mr.dm {
         dm.uses.fetch_sub(1, Ordering::Relaxed);
@@ -321,15 +320,14 @@ pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
         backing: Hold::Nothing,
         dm: None,
     });
-    Ok(Box::into_raw(mr).cast())
+    Ok(live::hand_out_box(mr))
 }
 
 pub(super) unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
-    if mr.is_null() {
+    // The region itself stays.
+    let Some(mr) = live::take_back_box::<Mr, _>(mr) else {
         return;
-    }
-    // SAFETY: an imported handle, given back once; the region itself stays.
-    let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
+    };
     mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
 }
 

@@ -43,16 +43,14 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) 
         abi.handle = key;
         abi.r#type = mw_type;
         let abi = UnsafeCell::new(abi);
-        Box::into_raw(Box::new(Mw { abi, pd, id })).cast()
+        live::hand_out_box(Box::new(Mw { abi, pd, id }))
     }))
 }
 
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    if mw.is_null() {
+    let Some(mw) = live::take_back_box::<Mw, _>(mw) else {
         return libc::EINVAL;
-    }
-    // SAFETY: a handle of ours, given back once.
-    let mw = unsafe { Box::from_raw(mw.cast::<Mw>()) };
+    };
     let nic = mw.pd.context.nic;
     nic.keys.free_window(&nic.fabric, mw.id);
     mw.pd.uses.fetch_sub(1, Ordering::Relaxed);

@@ -75,7 +75,7 @@ pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
         PDS.enter(number, &pd);
         pd
     });
-    or_null(made.map(|pd| Arc::into_raw(pd).cast_mut().cast()))
+    or_null(made.map(live::hand_out))
 }
 
 pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
@@ -88,7 +88,7 @@ pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
             if p.parent.is_none() {
                 PDS.remove(p.number);
             }
-            drop(Arc::from_raw(pd.cast::<Pd>()));
+            drop(live::take_back::<Pd, _>(pd));
         }))
     }
 }
@@ -108,11 +108,10 @@ pub(super) unsafe extern "C" fn ibv_create_comp_channel(
             events,
             uses: AtomicUsize::new(0),
         });
-        Box::into_raw(Box::new(ChannelHandle {
+        live::hand_out_box(Box::new(ChannelHandle {
             abi: UnsafeCell::new(abi),
             channel,
         }))
-        .cast()
     });
     or_null(made)
 }
@@ -124,7 +123,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
             return libc::EINVAL;
         };
         or_errno(
-            busy(&c.channel.uses).map(|()| drop(Box::from_raw(channel.cast::<ChannelHandle>()))),
+            busy(&c.channel.uses).map(|()| drop(live::take_back_box::<ChannelHandle, _>(channel))),
         )
     }
 }
@@ -177,7 +176,7 @@ pub(super) unsafe fn create_cq(
     if let Some(ch) = ch {
         ch.channel.uses.fetch_add(1, Ordering::Relaxed);
     }
-    Ok(Arc::into_raw(cq).cast_mut().cast())
+    Ok(live::hand_out(cq))
 }
 
 pub(super) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
@@ -215,6 +214,9 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
         if let Err(errno) = busy(&cq.uses) {
             return errno;
         }
+        if !live::is_ending::<Cq, _>(handle) {
+            return libc::EINVAL;
+        }
         cq.nic.remove_cq(cq.index);
         if let Some(channel) = &cq.channel {
             let this = cq.handle();
@@ -224,7 +226,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
         if let Some(channel) = &cq.channel {
             channel.uses.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(Arc::from_raw(handle.cast::<Cq>()));
+        drop(live::take_back::<Cq, _>(handle));
     }
     0
 }
@@ -235,7 +237,8 @@ pub(super) unsafe extern "C" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: a handle of ours.
-    let Some(c) = (unsafe { borrow::<ChannelHandle, _>(channel) }) else {
+    let channel = unsafe { borrow::<ChannelHandle, _>(channel) };
+    let Some(c) = channel.filter(|_| !cq.is_null() && !cq_context.is_null()) else {
         set_errno(libc::EINVAL);
         return -1;
     };
@@ -300,7 +303,7 @@ pub(super) fn new_srq(
         xrc.uses.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
     }
-    Ok(Arc::into_raw(srq).cast_mut().cast())
+    Ok(live::hand_out(srq))
 }
 
 pub(super) unsafe extern "C" fn create_srq_ex(
@@ -381,6 +384,9 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
         if let Err(errno) = busy(&srq.uses) {
             return errno;
         }
+        if !live::is_ending::<Srq, _>(handle) {
+            return libc::EINVAL;
+        }
         if let Some(xrc) = &srq.xrc {
             xrc.domain.remove_srq(xrc.number);
             xrc.cq.uses.fetch_sub(1, Ordering::Relaxed);
@@ -391,7 +397,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
         if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
             pd.uses.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(Arc::from_raw(handle.cast::<Srq>()));
+        drop(live::take_back::<Srq, _>(handle));
     }
     0
 }
@@ -502,7 +508,7 @@ pub(super) unsafe fn create_qp(
     if qp_type != QpType::XrcSend {
         rcq.add_receiver(&qp);
     }
-    Ok(Arc::into_raw(qp).cast_mut().cast())
+    Ok(live::hand_out(qp))
 }
 
 /// The CQ of an XRC domain: peers arm and call it, the program never sees it.
@@ -562,7 +568,7 @@ pub(super) unsafe fn create_xrc_recv(
     domain.gatherer.uses.fetch_add(2, Ordering::Relaxed);
     handle.uses.fetch_add(1, Ordering::Relaxed);
     domain.add_receiver(&qp);
-    Ok(Arc::into_raw(qp).cast_mut().cast())
+    Ok(live::hand_out(qp))
 }
 
 /// Bytes of a scatter/gather element in a WQE: `struct ibv_sge`.
@@ -614,14 +620,17 @@ pub(super) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
             return errno;
         }
         if qp.opened.fetch_sub(1, Ordering::AcqRel) > 1 {
-            drop(Arc::from_raw(handle.cast::<Qp>()));
+            drop(live::take_back::<Qp, _>(handle));
             return 0;
+        }
+        if !live::is_ending::<Qp, _>(handle) {
+            return libc::EINVAL;
         }
         qp.destroy();
         if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
             pd.uses.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(Arc::from_raw(handle.cast::<Qp>()));
+        drop(live::take_back::<Qp, _>(handle));
     }
     0
 }
@@ -644,20 +653,19 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
         pd.uses.fetch_add(1, Ordering::Relaxed);
         let ah = Arc::new(Ah::new(nic, abi, pd.number, attr));
         debug_assert_eq!(ah.handle().cast_const().cast(), Arc::as_ptr(&ah));
-        Arc::into_raw(ah).cast_mut().cast()
+        live::hand_out(ah)
     }))
 }
 
 pub(super) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
-    if handle.is_null() {
+    let Some(_ah) = live::take_back::<Ah, _>(handle) else {
         return libc::EINVAL;
-    }
-    // SAFETY: a handle of ours, given back once; its PD is still there, since it counts this use.
+    };
+    // SAFETY: the address handle lives until the end of this function; its PD is still there, since it counts this use.
     unsafe {
         if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
             pd.uses.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(Arc::from_raw(handle.cast::<Ah>()));
     }
     0
 }

@@ -204,7 +204,7 @@ pub(super) unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: a handle of ours.
-    let Some(builder) = (unsafe { borrow::<Qp, _>(qp) }).and_then(|q| q.builder.as_ref()) else {
+    let Some(builder) = (unsafe { follow::<Qp, _>(qp) }).and_then(|q| q.builder.as_ref()) else {
         return;
     };
     while builder.busy.swap(true, Ordering::Acquire) {
@@ -246,7 +246,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> Option<(&'a Qp, &'a mut List)> {
     // SAFETY: contract of this function.
     unsafe {
-        let q = borrow::<Qp, _>(qp)?;
+        let q = follow::<Qp, _>(qp)?;
         let list = &mut *q.builder.as_ref()?.list.get();
         Some((q, list))
     }

@@ -12,7 +12,6 @@ use super::device::context_of;
 use super::objects::{Pd, busy, domain_cq, new_srq};
 use super::*;
 use crate::cq::Cq;
-use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::xrc::{FileId, Xrc, XrcSrq, Xrcd};
 
@@ -57,7 +56,11 @@ pub(super) unsafe extern "C" fn open_xrcd(
         c.use_xrc();
         let abi = UnsafeCell::new(ibv_xrcd { context });
         let uses = Arc::default();
-        Ok(Box::into_raw(Box::new(XrcdHandle { abi, domain, uses })).cast())
+        Ok(live::hand_out_box(Box::new(XrcdHandle {
+            abi,
+            domain,
+            uses,
+        })))
     });
     or_null(made)
 }
@@ -82,7 +85,7 @@ pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         let Some(handle) = borrow::<XrcdHandle, _>(xrcd) else {
             return libc::EINVAL;
         };
-        or_errno(busy(&handle.uses).map(|()| drop(Box::from_raw(xrcd.cast::<XrcdHandle>()))))
+        or_errno(busy(&handle.uses).map(|()| drop(live::take_back_box::<XrcdHandle, _>(xrcd))))
     }
 }
 
@@ -149,7 +152,7 @@ pub(super) unsafe extern "C" fn open_qp(
             return Err(libc::EINVAL);
         }
         qp.opened.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::<Qp>::into_raw(qp).cast_mut().cast())
+        Ok(live::hand_out(qp))
     });
     or_null(found)
 }

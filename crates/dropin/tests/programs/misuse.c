@@ -1,0 +1,368 @@
+/*
+ * What a program must not do. Each case is named on the command line, and prints "ok" when the answer was the one of
+ * the man page: an errno, or a completion with an error.
+ */
+#define _GNU_SOURCE
+#include <infiniband/verbs.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                       \
+	do {                                                                   \
+		if (!(condition)) {                                            \
+			fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, \
+				#condition, strerror(errno));                  \
+			_exit(1);                                              \
+		}                                                              \
+	} while (0)
+
+/* A verb that returns its errno. */
+#define REFUSED(call, error) CHECK((call) == (error))
+/* One that returns NULL or -1 with errno. */
+#define FAILS(call, error) CHECK((errno = 0, (call)) && errno == (error))
+
+enum { LENGTH = 4096, DEPTH = 64 };
+static const int ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+static struct ibv_device **list;
+static struct ibv_context *context;
+static struct ibv_port_attr port;
+static struct ibv_pd *pd;
+
+/* Two queue pairs of this process, and the memory of each. */
+static struct ibv_cq *cq;
+static struct ibv_qp *qps[2];
+static char *memory[2];
+static struct ibv_mr *mrs[2];
+
+static struct ibv_qp *new_qp(struct ibv_cq *of)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = of,
+		.recv_cq = of,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+
+	return ibv_create_qp(pd, &init);
+}
+
+static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = 1,
+		.qp_access_flags = ACCESS,
+	};
+
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	attr.qp_state = IBV_QPS_RTR;
+	attr.path_mtu = IBV_MTU_1024;
+	attr.dest_qp_num = peer->qp_num;
+	attr.max_dest_rd_atomic = 1;
+	attr.min_rnr_timer = 1;
+	attr.ah_attr.port_num = 1;
+	attr.ah_attr.dlid = port.lid;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+						IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+						IBV_QP_MIN_RNR_TIMER));
+	attr.qp_state = IBV_QPS_RTS;
+	attr.timeout = 14;
+	attr.retry_cnt = 7;
+	attr.rnr_retry = 7;
+	attr.max_rd_atomic = 1;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+						IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void begin(int cqe)
+{
+	list = ibv_get_device_list(NULL);
+	CHECK(list && list[0]);
+	context = ibv_open_device(list[0]);
+	CHECK(context);
+	CHECK(!ibv_query_port(context, 1, &port));
+	CHECK((pd = ibv_alloc_pd(context)));
+	CHECK((cq = ibv_create_cq(context, cqe, NULL, NULL, 0)));
+	for (int i = 0; i < 2; i++) {
+		CHECK((qps[i] = new_qp(cq)));
+		memory[i] = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK(memory[i] != MAP_FAILED);
+		memset(memory[i], 'a' + i, LENGTH);
+		CHECK((mrs[i] = ibv_reg_mr(pd, memory[i], LENGTH, ACCESS)));
+	}
+	for (int i = 0; i < 2; i++)
+		connect_to(qps[i], qps[1 - i]);
+}
+
+static int post_send(int from, enum ibv_wr_opcode opcode, int length)
+{
+	struct ibv_sge sge = { (uintptr_t)memory[from], length, mrs[from]->lkey };
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = 1,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = IBV_SEND_SIGNALED,
+	};
+
+	wr.wr.rdma.remote_addr = (uintptr_t)memory[1 - from];
+	wr.wr.rdma.rkey = mrs[1 - from]->rkey;
+	return ibv_post_send(qps[from], &wr, &bad);
+}
+
+static int post_recv(int at)
+{
+	struct ibv_sge sge = { (uintptr_t)memory[at], LENGTH, mrs[at]->lkey };
+	struct ibv_recv_wr *bad, wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1 };
+
+	return ibv_post_recv(qps[at], &wr, &bad);
+}
+
+/* The next completion. The test's own watchdog ends a wait for one that never comes. */
+static struct ibv_wc next(void)
+{
+	struct ibv_wc wc;
+	int found;
+
+	while (!(found = ibv_poll_cq(cq, 1, &wc)))
+		;
+	CHECK(found == 1);
+	return wc;
+}
+
+/* Everything still works between the two queue pairs. */
+static void works(void)
+{
+	CHECK(!post_send(0, IBV_WR_RDMA_WRITE, 64));
+	struct ibv_wc wc = next();
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_WRITE);
+	CHECK(!memcmp(memory[0], memory[1], 64));
+}
+
+static void closed(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp_init_attr init;
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
+	struct ibv_ah_attr ah_attr = { .port_num = 1, .dlid = port.lid };
+	struct ibv_ah *ah = ibv_create_ah(pd, &ah_attr);
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_cq *event_cq;
+	void *cq_context;
+
+	CHECK(channel && srq && ah && other);
+	CHECK(!ibv_destroy_srq(srq));
+	REFUSED(ibv_destroy_srq(srq), EINVAL);
+	REFUSED(ibv_query_srq(srq, &srq_init.attr), EINVAL);
+	CHECK(!ibv_destroy_ah(ah));
+	REFUSED(ibv_destroy_ah(ah), EINVAL);
+	CHECK(!ibv_destroy_comp_channel(channel));
+	REFUSED(ibv_destroy_comp_channel(channel), EINVAL);
+	FAILS(ibv_get_cq_event(channel, &event_cq, &cq_context) == -1, EINVAL);
+	CHECK(!ibv_dealloc_pd(other));
+	REFUSED(ibv_dealloc_pd(other), EINVAL);
+	FAILS(!ibv_reg_mr(other, memory[0], LENGTH, 0), EINVAL);
+	FAILS(!ibv_create_ah(other, &ah_attr), EINVAL);
+	/* A handle of another kind. */
+	REFUSED(ibv_destroy_qp((struct ibv_qp *)pd), EINVAL);
+	REFUSED(ibv_dealloc_pd((struct ibv_pd *)cq), EINVAL);
+	works();
+	CHECK(!ibv_dereg_mr(mrs[0]));
+	REFUSED(ibv_dereg_mr(mrs[0]), EINVAL);
+	for (int i = 0; i < 2; i++) {
+		CHECK(!ibv_destroy_qp(qps[i]));
+		REFUSED(ibv_destroy_qp(qps[i]), EINVAL);
+		REFUSED(ibv_modify_qp(qps[i], &attr, IBV_QP_STATE), EINVAL);
+		REFUSED(ibv_query_qp(qps[i], &attr, IBV_QP_STATE, &init), EINVAL);
+	}
+	CHECK(!ibv_destroy_cq(cq));
+	REFUSED(ibv_destroy_cq(cq), EINVAL);
+	REFUSED(ibv_resize_cq(cq, 8), EINVAL);
+	FAILS(!new_qp(cq), EINVAL);
+	CHECK(!ibv_dereg_mr(mrs[1]));
+	CHECK(!ibv_dealloc_pd(pd));
+	CHECK(!ibv_close_device(context));
+	CHECK(ibv_close_device(context) != 0);
+	FAILS(!ibv_alloc_pd(context), EINVAL);
+}
+
+static void nulls(void)
+{
+	struct ibv_device_attr attr;
+	union ibv_gid gid;
+	struct ibv_wc wc;
+
+	REFUSED(ibv_query_device(context, NULL), EINVAL);
+	REFUSED(ibv_query_device(NULL, &attr), EINVAL);
+	FAILS(ibv_query_gid(context, 1, 0, NULL) == -1, EINVAL);
+	FAILS(ibv_query_gid(NULL, 1, 0, &gid) == -1, EINVAL);
+	FAILS(ibv_query_pkey(context, 1, 0, NULL) == -1, EINVAL);
+	FAILS(ibv_get_async_event(context, NULL) == -1, EINVAL);
+	FAILS(!ibv_alloc_pd(NULL), EINVAL);
+	FAILS(!ibv_create_cq(NULL, 1, NULL, NULL, 0), EINVAL);
+	FAILS(!ibv_create_qp(pd, NULL), EINVAL);
+	FAILS(!ibv_create_srq(pd, NULL), EINVAL);
+	FAILS(!ibv_create_ah(pd, NULL), EINVAL);
+	REFUSED(ibv_modify_qp(qps[0], NULL, IBV_QP_STATE), EINVAL);
+	REFUSED(ibv_dealloc_pd(NULL), EINVAL);
+	REFUSED(ibv_destroy_cq(NULL), EINVAL);
+	REFUSED(ibv_destroy_qp(NULL), EINVAL);
+	REFUSED(ibv_destroy_ah(NULL), EINVAL);
+	REFUSED(ibv_destroy_comp_channel(NULL), EINVAL);
+	CHECK(ibv_poll_cq(cq, 0, &wc) == 0);
+	CHECK(ibv_poll_cq(cq, -1, &wc) < 0);
+	CHECK(ibv_attach_mcast(qps[0], NULL, 0) == EINVAL);
+	works();
+}
+
+static void order(void)
+{
+	REFUSED(ibv_dealloc_pd(pd), EBUSY);
+	REFUSED(ibv_destroy_cq(cq), EBUSY);
+	works();
+}
+
+/* Work requests in memory that was freed and used again. */
+static void garbage(void)
+{
+	struct ibv_send_wr *bad, wr;
+	struct ibv_recv_wr *bad_recv, recv;
+
+	for (int byte = 0xa5; byte < 0x100; byte += 0x2d) {
+		memset(&wr, byte, sizeof(wr));
+		wr.next = NULL;
+		CHECK(ibv_post_send(qps[0], &wr, &bad) != 0 && bad == &wr);
+		memset(&recv, byte, sizeof(recv));
+		recv.next = NULL;
+		CHECK(ibv_post_recv(qps[0], &recv, &bad_recv) != 0 && bad_recv == &recv);
+	}
+	works();
+}
+
+/* Many more completions than the queue was made for, which nobody polls. */
+static void overrun(void)
+{
+	struct ibv_async_event event;
+	int done = 0;
+
+	CHECK(!fcntl(context->async_fd, F_SETFL, O_NONBLOCK));
+	for (int i = 0; i < DEPTH; i++)
+		CHECK(!post_send(0, IBV_WR_RDMA_WRITE, 8));
+	if (!ibv_get_async_event(context, &event)) {
+		CHECK(event.event_type == IBV_EVENT_CQ_ERR || event.event_type == IBV_EVENT_QP_FATAL);
+		ibv_ack_async_event(&event);
+		return;
+	}
+	/* This queue was not overrun: then nothing is lost. */
+	for (; done < DEPTH; done++)
+		CHECK(next().status == IBV_WC_SUCCESS);
+	works();
+}
+
+/* A child that inherits everything and cleans up behind itself. */
+static void forked(void)
+{
+	works();
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		for (int i = 0; i < 2; i++) {
+			REFUSED(ibv_destroy_qp(qps[i]), EINVAL);
+			REFUSED(ibv_dereg_mr(mrs[i]), EINVAL);
+		}
+		REFUSED(ibv_destroy_cq(cq), EINVAL);
+		REFUSED(ibv_dealloc_pd(pd), EINVAL);
+		ibv_close_device(context);
+		/* What it makes itself is its own. */
+		begin(DEPTH);
+		works();
+		exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
+	for (int i = 0; i < 100; i++)
+		works();
+	CHECK(!post_recv(1));
+	CHECK(!post_send(0, IBV_WR_SEND, 16));
+	CHECK(next().status == IBV_WC_SUCCESS && next().status == IBV_WC_SUCCESS);
+}
+
+static void *posts(void *accepted)
+{
+	for (int i = 0; i < 20000; i++)
+		*(int *)accepted += !post_send(0, IBV_WR_RDMA_WRITE, 8);
+	return NULL;
+}
+
+/* Two threads post to one queue pair, and none locks. */
+static void threads(void)
+{
+	pthread_t thread[2];
+	int accepted[2] = { 0, 0 }, done = 0;
+	struct ibv_wc wc;
+
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_create(&thread[i], NULL, posts, &accepted[i]));
+	for (int i = 0; i < 2; i++) {
+		while (pthread_tryjoin_np(thread[i], NULL))
+			if (ibv_poll_cq(cq, 1, &wc) == 1) {
+				CHECK(wc.status == IBV_WC_SUCCESS);
+				done++;
+			}
+	}
+	while (done < accepted[0] + accepted[1]) {
+		CHECK(next().status == IBV_WC_SUCCESS);
+		done++;
+	}
+	CHECK(!ibv_poll_cq(cq, 1, &wc));
+}
+
+static void many(void)
+{
+	enum { MANY = 10000 };
+	static struct ibv_qp *all[MANY];
+
+	for (int i = 0; i < MANY; i++)
+		CHECK((all[i] = new_qp(cq)));
+	works();
+	for (int i = 0; i < MANY; i++)
+		CHECK(!ibv_destroy_qp(all[i]));
+}
+
+int main(int argc, char **argv)
+{
+	const char *name = argc > 1 ? argv[1] : "";
+
+	begin(strcmp(name, "overrun") ? 4 * DEPTH : 1);
+	if (!strcmp(name, "closed"))
+		closed();
+	else if (!strcmp(name, "nulls"))
+		nulls();
+	else if (!strcmp(name, "order"))
+		order();
+	else if (!strcmp(name, "garbage"))
+		garbage();
+	else if (!strcmp(name, "overrun"))
+		overrun();
+	else if (!strcmp(name, "forked"))
+		forked();
+	else if (!strcmp(name, "threads"))
+		threads();
+	else if (!strcmp(name, "many"))
+		many();
+	else
+		return 2;
+	puts("ok");
+	return 0;
+}

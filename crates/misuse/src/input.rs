@@ -1,0 +1,50 @@
+//! Any bytes as a sequence of decisions.
+
+/// What is left of the bytes. When they have run out every decision is 0.
+pub(crate) struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        first
+    }
+
+    pub(crate) fn short(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    pub(crate) fn word(&mut self) -> u32 {
+        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
+    }
+
+    /// One of `count` things; `count` is not 0.
+    pub(crate) fn one_of(&mut self, count: usize) -> usize {
+        usize::from(self.byte()) % count
+    }
+
+    /// A choice that is made once in so many times.
+    pub(crate) fn rarely(&mut self, times: u8) -> bool {
+        self.byte() % times == times - 1
+    }
+
+    /// A value that is mostly sensible, and sometimes anything.
+    pub(crate) fn number(&mut self, sensible: u32) -> u32 {
+        match self.byte() {
+            0xfd => self.word(),
+            0xfe => u32::MAX,
+            0xff => 0,
+            byte => u32::from(byte) % sensible.max(1),
+        }
+    }
+}
