@@ -410,7 +410,9 @@ impl Mappings {
         if lock(&self.maps).len() >= MOST_MAPPINGS {
             self.drop_unused(|_| true);
             if lock(&self.maps).len() >= MOST_MAPPINGS {
-                return Err(io::Error::other("too much of peers' memory is mapped already"));
+                return Err(io::Error::other(
+                    "too much of peers' memory is mapped already",
+                ));
             }
         }
         let map = Arc::new(match kind {
