@@ -84,6 +84,33 @@ fn steps_of_the_ladder() {
     assert!(rate(Design::SpecS0) < rates[3]);
 }
 
+/// As many machines as clients, each with a request outstanding.
+fn many_machines(machines: usize) -> Outcome {
+    simulate(&Setup {
+        clients: machines,
+        machines: Some(machines),
+        window: 1,
+        postlist: 1,
+        time: Duration::from_micros(200),
+        ..Setup::paper(Design::SpecS0, 10)
+    })
+}
+
+#[test]
+fn every_client_has_a_machine_of_its_own() {
+    let outcome = many_machines(400);
+    assert!(outcome.requests >= 400, "{outcome:?}");
+    assert_eq!(outcome.messages.dropped, 0);
+}
+
+#[test]
+#[ignore = "takes seconds and a gigabyte of memory"]
+fn ten_thousand_machines() {
+    let outcome = many_machines(10_000);
+    assert!(outcome.requests >= 10_000, "{outcome:?}");
+    assert!((110.0..130.0).contains(&outcome.rate_mops), "{outcome:?}");
+}
+
 #[test]
 fn what_cannot_be_simulated_says_why() {
     let refused = |nic, design, cores| {

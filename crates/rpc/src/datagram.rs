@@ -23,6 +23,7 @@ pub struct Server {
     table: ClientTable,
     clients: Vec<Option<UdDestination>>,
     batch: Vec<(u32, u32)>,
+    most: usize,
     payloads: Vec<u8>,
     lens: Vec<usize>,
     payload_max: usize,
@@ -30,8 +31,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// A worker whose requests carry at most `config.recv_payload` bytes.
-    pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
+    /// A worker whose requests carry at most `config.recv_payload` bytes and which answers at most `batch` of them,
+    /// 1 to [`MAX_BATCH`], with one doorbell.
+    pub fn new(
+        pd: &ProtectionDomain,
+        batch: usize,
+        config: &UdPortConfig,
+    ) -> Result<Self, RpcError> {
+        if batch == 0 || batch > MAX_BATCH {
+            return Err(RpcError::Config(format!(
+                "a batch of 1 to {MAX_BATCH}: {batch}"
+            )));
+        }
         let port = UdPort::new(pd, config)?;
         Ok(Self {
             list: port.postlist(MAX_BATCH),
@@ -40,6 +51,7 @@ impl Server {
             table: ClientTable::new(),
             clients: Vec::new(),
             batch: Vec::with_capacity(MAX_BATCH),
+            most: batch,
             payloads: vec![0; config.recv_payload * MAX_BATCH],
             lens: vec![0; MAX_BATCH],
             payload_max: config.recv_payload,
@@ -83,7 +95,7 @@ impl Server {
         }
     }
 
-    /// Handles what has come, up to [`MAX_BATCH`] requests. Returns how many came.
+    /// Handles what has come, up to a batch. Returns how many requests came.
     #[inline]
     pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         let Self {
@@ -91,6 +103,7 @@ impl Server {
             buffer,
             table,
             batch,
+            most,
             payloads,
             lens,
             payload_max,
@@ -100,7 +113,7 @@ impl Server {
         batch.clear();
         // A run of requests comes from one client more often than not.
         let mut last = (Qpn(u32::MAX), 0);
-        let came = port.poll(buffer, |r| {
+        let came = port.poll(*most, buffer, |r| {
             if r.src_qp != last.0 {
                 match table.get(r.src_qp) {
                     #[expect(clippy::cast_possible_truncation, reason = "indices are u32")]
@@ -233,6 +246,6 @@ impl Client {
     /// Takes up to [`MAX_BATCH`] answers. Returns how many came.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
-        self.port.poll(&mut self.buffer, each)
+        self.port.poll(MAX_BATCH, &mut self.buffer, each)
     }
 }

@@ -18,7 +18,7 @@
 
 use verbs::{
     Access, Capability, Inline, MemoryRegion, PortGid, Postlist, PreparedQp, ProtectionDomain,
-    QpEndpoint, QueuePair, RemoteMemory, Uc, Ud, UdDestination, WcBuffer,
+    QpEndpoint, QueuePair, RemoteMemory, Uc, Ud, UdDestination, WcBuffer, time,
 };
 
 use crate::{
@@ -280,6 +280,7 @@ impl Server {
         let n = self.active.len();
         let stride = self.layout.payload as usize;
         let words = self.layout.slot_bytes() / 8;
+        let mut in_vain = 0;
         for _ in 0..n {
             if self.turn >= n {
                 self.turn = 0;
@@ -300,6 +301,7 @@ impl Server {
                 let value =
                     slots[slot * words + words - 1].load(std::sync::atomic::Ordering::Acquire);
                 if value >> 32 != u64::from(number) {
+                    in_vain += 1;
                     break;
                 }
                 let len = (value >> 16 & 0xffff) as usize;
@@ -327,6 +329,7 @@ impl Server {
                 break;
             }
         }
+        time::look_in_vain(in_vain);
         Ok(())
     }
 }
@@ -562,7 +565,7 @@ impl Client {
     /// Takes up to [`MAX_BATCH`] answers; their immediate is the number of the request. Returns how many came.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
-        self.port.poll(&mut self.buffer, each)
+        self.port.poll(MAX_BATCH, &mut self.buffer, each)
     }
 }
 

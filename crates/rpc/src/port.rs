@@ -233,14 +233,16 @@ impl UdPort {
         Ok(())
     }
 
-    /// Takes up to [`MAX_BATCH`] datagrams and posts their RECVs again. Returns how many came.
+    /// Takes up to `most` datagrams, and never more than [`MAX_BATCH`], and posts their RECVs again. Returns how many
+    /// came.
     #[inline]
     pub fn poll(
         &mut self,
+        most: usize,
         buffer: &mut WcBuffer<MAX_BATCH>,
         mut each: impl FnMut(Received<'_>),
     ) -> Result<usize, RpcError> {
-        let wcs = self.recv_cq.poll(buffer)?;
+        let wcs = self.recv_cq.poll_up_to(most, buffer)?;
         let n = wcs.len();
         if n == 0 {
             return Ok(0);

@@ -296,7 +296,7 @@ pub struct ServerConfig {
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to 4096.
     pub max_window: usize,
-    /// RECVs that a worker keeps posted in the design `spec-s0`: the sum of its clients' windows, at most.
+    /// RECVs that a queue pair keeps posted in the design `spec-s0`: the sum of its clients' windows, at most.
     pub recv_depth: u32,
     /// The first number, if the state file does not say a higher one.
     pub start: u64,

@@ -230,14 +230,14 @@ fn engines(
     let make = |_| -> Result<_, ServerError> {
         if config.design == Design::SpecS0 {
             let channel = context.create_comp_channel()?;
-            // Each queue pair has RECVs for all clients: nobody knows which of them will come to it.
             let recv_depth = config.recv_depth.min(max_qp_wr);
             let port = UdPortConfig {
                 recv_depth,
                 channel: Some(channel.clone()),
                 ..base.clone()
             };
-            let servers = (0..config.queues()).map(|_| datagram::Server::new(pd, &port));
+            let servers =
+                (0..config.queues()).map(|_| datagram::Server::new(pd, config.batch, &port));
             let servers: Vec<_> = servers.collect::<Result<_, _>>()?;
             let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
             let shared = WorkerShared::new(endpoints, None, max_clients, recv_depth as usize)?;
@@ -655,7 +655,7 @@ impl Shared {
     fn place(&self, window: usize) -> Result<(usize, u32), Refused> {
         let fits = |w: &Arc<WorkerShared>| {
             let p = lock(&w.places);
-            (p.window >= window && !p.free.is_empty()).then_some(p.clients)
+            p.has_room(window).then_some(p.clients)
         };
         let best = (0..self.workers.len())
             .filter_map(|i| Some((fits(&self.workers[i])?, i)))
@@ -669,14 +669,8 @@ impl Shared {
         }
         };
         let worker = best.ok_or_else(full)?.1;
-        let mut places = lock(&self.workers[worker].places);
-        if places.window < window {
-            return Err(full());
-        }
-        let index = places.free.pop().ok_or_else(full)?;
-        places.window -= window;
-        places.clients += 1;
-        Ok((worker, index))
+        let index = lock(&self.workers[worker].places).take(window);
+        Ok((worker, index.ok_or_else(full)?))
     }
 
     fn give_back(&self, (worker, index, window): Place, reason: String) -> Refused {

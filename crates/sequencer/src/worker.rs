@@ -30,10 +30,39 @@ pub(crate) struct WorkerShared {
 #[derive(Debug)]
 pub(crate) struct Places {
     /// Client indices that are free.
-    pub(crate) free: Vec<u32>,
-    /// Requests that may still be outstanding here.
-    pub(crate) window: usize,
+    free: Vec<u32>,
+    /// Requests that may still be outstanding at each queue pair that clients send to; at the worker if they WRITE.
+    rooms: Vec<usize>,
     pub(crate) clients: usize,
+}
+
+impl Places {
+    /// The place in `free` of an index whose queue pair has room for a window.
+    fn find(&self, window: usize) -> Option<usize> {
+        let room = |index: &u32| self.rooms[*index as usize % self.rooms.len()];
+        self.free.iter().rposition(|index| room(index) >= window)
+    }
+
+    /// Whether a client with this window may come.
+    pub(crate) fn has_room(&self, window: usize) -> bool {
+        self.find(window).is_some()
+    }
+
+    /// The index of a client that comes; nothing without room.
+    pub(crate) fn take(&mut self, window: usize) -> Option<u32> {
+        let index = self.free.remove(self.find(window)?);
+        let queue = index as usize % self.rooms.len();
+        self.rooms[queue] -= window;
+        self.clients += 1;
+        Some(index)
+    }
+
+    fn give_back(&mut self, index: u32, window: usize) {
+        self.free.push(index);
+        let queue = index as usize % self.rooms.len();
+        self.rooms[queue] += window;
+        self.clients -= 1;
+    }
 }
 
 pub(crate) type Done = SyncSender<Result<(), String>>;
@@ -66,12 +95,13 @@ impl WorkerShared {
         max_clients: u32,
         window: usize,
     ) -> std::io::Result<Arc<Self>> {
+        let rooms = vec![window; endpoints.len().max(1)];
         Ok(Arc::new(Self {
             endpoints,
             region,
             places: Mutex::new(Places {
                 free: (0..max_clients).rev().collect(),
-                window,
+                rooms,
                 clients: 0,
             }),
             commands: Mutex::default(),
@@ -94,10 +124,7 @@ impl WorkerShared {
     }
 
     fn remove(&self, index: u32, window: usize) {
-        let mut places = lock(&self.places);
-        places.free.push(index);
-        places.window += window;
-        places.clients -= 1;
+        lock(&self.places).give_back(index, window);
     }
 }
 

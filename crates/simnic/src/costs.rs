@@ -37,6 +37,7 @@ pub(crate) struct Costs {
     pub(crate) atomic_add: Ps,
     pub(crate) contended_add: Ps,
     pub(crate) request: Ps,
+    pub(crate) empty_look: Ps,
     /// Processor costs that the profile does not have: cores do these in no time.
     pub(crate) unknown_of_cores: Vec<&'static str>,
     pub(crate) units: usize,
@@ -87,6 +88,7 @@ impl Costs {
             atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
             contended_add: core("host.contended_add_ns", &host.contended_add_ns),
             request: core("host.request_ns", &host.request_ns),
+            empty_look: ps(known(&host.empty_look_ns)),
             unknown_of_cores,
             units: nic.units.as_ref().map_or(1, |units| units.value as usize),
             fetch_wait: ps(known(&nic.wqe_fetch_wait_ns)),
@@ -131,6 +133,8 @@ fn ps(ns: f64) -> Ps {
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) operation: Operation,
+    /// Its payload is not in the WQE: the NIC fetches it before the message leaves.
+    pub(crate) fetched: bool,
     /// Cache lines of a WQE.
     pub(crate) lines: u64,
     /// Link to the device, for a WQE by MMIO, and the same to the host (link-layer packets).
@@ -150,6 +154,8 @@ pub(crate) struct Shape {
     /// The network to the responder, and back.
     pub(crate) out_wire: Ps,
     pub(crate) back_wire: Ps,
+    /// Fetching lists of its WQEs, by the length of the list, where it is known.
+    fetches: Vec<Option<Pcie>>,
 }
 
 /// Time on both directions of a PCIe link.
@@ -175,12 +181,9 @@ pub(crate) struct ShapeKey {
 pub(crate) struct Shapes {
     profile: Profile,
     shapes: Vec<Shape>,
-    known: HashMap<ShapeKey, u32>,
-    last: Option<(ShapeKey, u32)>,
+    known: HashMap<ShapeKey, u16>,
     doorbell: Pcie,
     cqe: Pcie,
-    /// Fetching lists of WQEs, by cache lines of a WQE and length of the list.
-    fetches: HashMap<(u64, u32), Pcie>,
 }
 
 impl Shapes {
@@ -195,34 +198,24 @@ impl Shapes {
             profile: profile.clone(),
             shapes: Vec::new(),
             known: HashMap::new(),
-            last: None,
-            fetches: HashMap::new(),
         }
     }
 
     /// The shape of an operation; nothing if the NIC cannot do it.
-    pub(crate) fn find(&mut self, key: ShapeKey) -> Option<u32> {
-        if let Some((last, id)) = self.last
-            && last == key
-        {
+    pub(crate) fn find(&mut self, key: ShapeKey) -> Option<u16> {
+        if let Some(&id) = self.known.get(&key) {
             return Some(id);
         }
-        let id = match self.known.get(&key) {
-            Some(&id) => id,
-            None => {
-                let shape = shape(&self.profile, key)?;
-                let id = u32::try_from(self.shapes.len()).ok()?;
-                self.shapes.push(shape);
-                self.known.insert(key, id);
-                id
-            }
-        };
-        self.last = Some((key, id));
+        let shape = shape(&self.profile, key)?;
+        let id = u16::try_from(self.shapes.len()).ok()?;
+        self.shapes.push(shape);
+        self.known.insert(key, id);
         Some(id)
     }
 
-    pub(crate) fn get(&self, id: u32) -> &Shape {
-        &self.shapes[id as usize]
+    #[inline]
+    pub(crate) fn get(&self, id: u16) -> &Shape {
+        &self.shapes[usize::from(id)]
     }
 
     pub(crate) fn doorbell(&self) -> Pcie {
@@ -234,15 +227,26 @@ impl Shapes {
     }
 
     /// Fetching the WQEs of a list of `len` operations like this one.
-    pub(crate) fn fetch(&mut self, id: u32, len: u32) -> Pcie {
-        let shape = &self.shapes[id as usize];
-        let (profile, operation) = (&self.profile, &shape.operation);
-        *self.fetches.entry((shape.lines, len)).or_insert_with(|| {
-            let list = Footprint::of_postlist(profile, operation, Method::Doorbell, len.max(1));
-            list.map_or(Pcie::default(), |list| {
-                Link::of(profile).time(&list.requester, |p| p == Purpose::WqeFetch)
-            })
-        })
+    pub(crate) fn fetch(&mut self, id: u16, len: u32) -> Pcie {
+        let shape = &mut self.shapes[usize::from(id)];
+        let place = len as usize;
+        if let Some(&Some(known)) = shape.fetches.get(place) {
+            return known;
+        }
+        let list = Footprint::of_postlist(
+            &self.profile,
+            &shape.operation,
+            Method::Doorbell,
+            len.max(1),
+        );
+        let time = list.map_or(Pcie::default(), |list| {
+            Link::of(&self.profile).time(&list.requester, |p| p == Purpose::WqeFetch)
+        });
+        if shape.fetches.len() <= place {
+            shape.fetches.resize(place + 1, None);
+        }
+        shape.fetches[place] = Some(time);
+        time
     }
 }
 
@@ -265,6 +269,7 @@ fn shape(profile: &Profile, key: ShapeKey) -> Option<Shape> {
     let wire = |packets: nicmodel::wire::Packets| ps(packets.link_bytes(profile) / port);
     let lines = wqe::lines(wqe::bytes(profile, &operation));
     Some(Shape {
+        fetched: key.verb.sends_payload() && !key.inline && key.payload > 0,
         operation,
         lines: u64::from(lines),
         by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),
@@ -276,6 +281,7 @@ fn shape(profile: &Profile, key: ShapeKey) -> Option<Shape> {
         responder: link.time(&one.responder, |_| true),
         out_wire: wire(one.network.to_responder),
         back_wire: wire(one.network.to_requester),
+        fetches: Vec::new(),
     })
 }
 
@@ -296,6 +302,7 @@ fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
 struct Link {
     bytes_per_ns: f64,
     per_tlp: f64,
+    per_mmio: f64,
 }
 
 impl Link {
@@ -303,6 +310,7 @@ impl Link {
         Self {
             bytes_per_ns: pcie::bandwidth_mbps(profile) * 1e-3,
             per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,
+            per_mmio: known(&profile.pcie.mmio_overhead_bytes),
         }
     }
 
@@ -311,7 +319,11 @@ impl Link {
         for part in side.transactions.iter().filter(|part| of(part.purpose)) {
             // Link-layer packets of a transaction cost each direction.
             let overhead = self.per_tlp * (part.tlps_to_device + part.tlps_to_host);
-            to_device += part.bytes_to_device() + overhead;
+            let mmio = match part.purpose {
+                Purpose::WqeByMmio => self.per_mmio * part.tlps_to_device,
+                _ => 0.0,
+            };
+            to_device += part.bytes_to_device() + overhead + mmio;
             to_host += part.bytes_to_host() + overhead;
         }
         Pcie {

@@ -74,14 +74,24 @@ impl Region {
     }
 }
 
-/// Bytes that travel: most messages are small.
+/// Bytes that travel: most messages are small, and all are moved around.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
-    Small { len: u8, bytes: [u8; SMALL] },
-    Large(Box<[u8]>),
+    Small {
+        len: u8,
+        bytes: [u8; SMALL],
+    },
+    Medium {
+        len: u8,
+        bytes: Box<[u8; MEDIUM]>,
+    },
+    /// Boxed twice: a thin pointer keeps all of it, and a message, small.
+    #[expect(clippy::box_collection, reason = "a thin pointer")]
+    Large(Box<Vec<u8>>),
 }
 
-const SMALL: usize = 62;
+const SMALL: usize = 14;
+const MEDIUM: usize = 128;
 
 impl Payload {
     pub(crate) const EMPTY: Self = Self::Small {
@@ -90,22 +100,29 @@ impl Payload {
     };
 
     /// Room for `len` bytes, which `fill` writes.
+    #[inline]
     pub(crate) fn with(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
         match u8::try_from(len) {
             Ok(short) if len <= SMALL => {
                 let mut bytes = [0; SMALL];
                 fill(&mut bytes[..len]).then_some(Self::Small { len: short, bytes })
             }
+            Ok(short) if len <= MEDIUM => {
+                let mut bytes = Box::new([0; MEDIUM]);
+                fill(&mut bytes[..len]).then_some(Self::Medium { len: short, bytes })
+            }
             _ => {
-                let mut bytes = vec![0; len].into_boxed_slice();
-                fill(&mut bytes).then_some(Self::Large(bytes))
+                let mut bytes = vec![0; len];
+                fill(&mut bytes).then(|| Self::Large(Box::new(bytes)))
             }
         }
     }
 
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Small { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Medium { len, bytes } => &bytes[..usize::from(*len)],
             Self::Large(bytes) => bytes,
         }
     }

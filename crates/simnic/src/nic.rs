@@ -3,13 +3,16 @@
 //! A message is an event when it leaves its requester and one when the responder's NIC has handled
 //! it; READs, atomics and reliable messages are two more, when the answer leaves and when it is back.
 //! Links, processing and PCIe serve one after the other in the order of these events.
+//!
+//! Nothing that a NIC does is visible to a core or to another NIC before one way over PCIe. What follows an event of
+//! the same queue pair or of the same NIC within half of that therefore happens with it, at its own time.
 
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
 use crate::memory::Payload;
 use crate::queue::Ps;
-use crate::world::{Cqe, Event, Fifo, List, World};
+use crate::world::{Cqe, Event, Fifo, List, SUCCESS, World, code, insert_by};
 
 /// Bytes in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
@@ -25,7 +28,7 @@ pub(crate) struct WqeCache {
 }
 
 impl WqeCache {
-    fn insert(&mut self) -> CacheSlot {
+    pub(crate) fn insert(&mut self) -> CacheSlot {
         self.sent += 1;
         CacheSlot(self.sent)
     }
@@ -49,19 +52,19 @@ impl World {
     }
 
     fn want_unit(&mut self, index: u32, machine: u32) {
-        let units = self.costs.units;
+        let (now, units) = (self.now, self.costs.units);
         let machine = self.machine(machine);
         if machine.busy_units < units {
             machine.busy_units += 1;
-            self.serve(index);
+            self.serve(index, now);
         } else {
             machine.waiting.push_back(index);
         }
     }
 
     /// A unit begins with the next list of a queue pair.
-    fn serve(&mut self, index: u32) {
-        let (now, wait) = (self.now, self.costs.fetch_wait);
+    fn serve(&mut self, index: u32, now: Ps) {
+        let wait = self.costs.fetch_wait;
         let Some(qp) = self.qp(index) else { return };
         let (machine, Some(&List { len, rung, shape })) = (qp.machine, qp.lists.front()) else {
             return;
@@ -74,77 +77,95 @@ impl World {
         } else {
             now
         };
-        self.next_emission(index, ready);
+        if let Some(at) = self.next_emission(index, ready) {
+            self.events.push(at, Event::Emit { qp: index });
+        }
     }
 
     /// When the first WQE of the queue pair leaves, if its unit begins with it at `begin`.
-    fn next_emission(&mut self, index: u32, begin: Ps) {
-        let Some(qp) = self.qps.get(index as usize).and_then(Option::as_ref) else {
-            return;
-        };
-        let Some(&message) = qp.wqes.front() else {
-            return;
-        };
-        let unit = self.shapes.get(self.messages[message].shape).unit;
-        self.events.push(begin + unit, Event::Emit { qp: index });
+    fn next_emission(&self, index: u32, begin: Ps) -> Option<Ps> {
+        let qp = self.qps.get(index as usize)?.as_ref()?;
+        let message = &self.messages[*qp.wqes.front()?];
+        Some(begin + self.shapes.get(message.shape).unit)
     }
 
-    /// A WQE leaves for the network.
+    /// What happens until then happens with the present event.
+    fn horizon(&self) -> Ps {
+        self.now + self.costs.pcie / 2
+    }
+
+    /// A WQE leaves for the network, and those that follow soon.
     pub(crate) fn emit(&mut self, index: u32) {
-        let now = self.now;
-        let Some(qp) = self.qp(index) else { return };
-        let (Some(message), Some(list)) = (qp.wqes.pop_front(), qp.lists.front_mut()) else {
-            return;
-        };
-        list.len -= 1;
-        if list.len > 0 {
-            self.next_emission(index, now);
-        } else {
-            qp.lists.pop_front();
-            qp.arrived -= 1;
-            let (more, machine) = (qp.arrived > 0, qp.machine);
-            self.release_unit(index, machine, more);
+        let (mut at, horizon) = (self.now, self.horizon());
+        loop {
+            let Some(qp) = self.qp(index) else { return };
+            let (Some(message), Some(list)) = (qp.wqes.pop_front(), qp.lists.front_mut()) else {
+                return;
+            };
+            list.len -= 1;
+            let done = list.len == 0;
+            if done {
+                qp.lists.pop_front();
+                qp.arrived -= 1;
+                let (more, machine) = (qp.arrived > 0, qp.machine);
+                self.release_unit(index, machine, more, at);
+            }
+            self.transmit(index, message, at);
+            if done {
+                return;
+            }
+            match self.next_emission(index, at) {
+                Some(next) if next <= horizon => at = next,
+                Some(next) => return self.events.push(next, Event::Emit { qp: index }),
+                None => return,
+            }
         }
-        self.transmit(index, message);
     }
 
     /// The unit has done a list of a queue pair, which may have more.
-    fn release_unit(&mut self, index: u32, machine: u32, more: bool) {
+    fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
             self.machine(machine).waiting.push_back(index);
         } else if let Some(qp) = self.qp(index) {
             qp.in_service = false;
         }
-        self.free_unit(machine);
+        self.free_unit(machine, at);
     }
 
     /// A unit takes the queue pair that waits longest, or rests.
-    pub(crate) fn free_unit(&mut self, machine: u32) {
+    pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
         match self.machine(machine).waiting.pop_front() {
-            Some(next) => self.serve(next),
+            Some(next) => self.serve(next, at),
             None => self.machine(machine).busy_units -= 1,
         }
     }
 
     /// A message passes the network and waits for the responder's NIC.
-    fn transmit(&mut self, index: u32, id: u32) {
-        let Some(qp) = self.qp(index) else { return };
-        let (source, transport, peer) = (qp.machine, qp.transport, qp.peer);
+    fn transmit(&mut self, index: u32, id: u32, at: Ps) {
+        let Some(qp) = self.qps.get(index as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        let (source, transport, last) = (qp.machine, qp.transport, qp.last_handled);
         let reliable = transport == Transport::Rc;
         let message = &mut self.messages[id];
         if transport != Transport::Ud {
-            message.dest = peer;
+            message.dest = qp.peer;
         }
-        let (dest, shape) = (message.dest, message.shape);
-        let (left, latency) = (self.now + message.fetch, self.costs.network);
-        let shape = self.shapes.get(shape);
+        let dest = message.dest;
+        let shape = self.shapes.get(message.shape);
         let (wire, inbound) = (shape.out_wire, shape.inbound);
-        let sent = self.machine(source);
+        let fetch = if shape.fetched {
+            2 * self.costs.pcie
+        } else {
+            0
+        };
+        let (left, latency) = (at + fetch, self.costs.network);
+        let sent = &mut self.machines[source as usize];
         sent.counters.sent += 1;
         let out = sent.link_out.take(left, wire);
         if !reliable {
             // That it has left is all that its requester waits for.
-            self.finish(id, left);
+            self.finish(id, at, left);
         }
         let target = self.qps.get(dest as usize).and_then(Option::as_ref);
         let target = target.filter(|t| t.transport == transport && ready_to_receive(t.state));
@@ -152,14 +173,18 @@ impl World {
             Some(machine) => {
                 let nic = &mut self.machines[machine as usize];
                 let came = nic.link_in.take(out, wire) + latency;
-                let handled = nic.inbound.take(came, inbound);
-                if nic.arriving.is_empty() {
+                let handled = nic.inbound.take(came, inbound).max(last);
+                insert_by(&mut nic.arriving, (handled, id), |(at, _)| *at);
+                if nic.handles_at.is_none_or(|next| handled < next) {
+                    nic.handles_at = Some(handled);
                     self.events.push(handled, Event::Handle { machine });
                 }
-                nic.arriving.push_back((handled, id));
+                if let Some(qp) = self.qp(index) {
+                    qp.last_handled = handled;
+                }
             }
             None if reliable => {
-                self.messages[id].status = abi::IBV_WC_RETRY_EXC_ERR;
+                self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);
                 self.events
                     .push(out + 2 * latency, Event::Return { message: id });
             }
@@ -167,32 +192,46 @@ impl World {
         }
     }
 
-    /// A NIC has handled the message that waits longest there: now its DMAs.
+    /// A NIC has handled the message that came first, and those that follow soon.
     pub(crate) fn handle(&mut self, machine: u32) {
+        let (now, horizon) = (self.now, self.horizon());
         let nic = &mut self.machines[machine as usize];
-        let Some((_, id)) = nic.arriving.pop_front() else {
+        if nic.handles_at != Some(now) {
+            // One that came before it had an event of its own.
             return;
-        };
-        if let Some(&(next, _)) = nic.arriving.front() {
+        }
+        while let Some((at, id)) = self.machines[machine as usize]
+            .arriving
+            .pop_front_if(|(at, _)| *at <= horizon)
+        {
+            self.handled(machine, id, at);
+        }
+        let nic = &mut self.machines[machine as usize];
+        nic.handles_at = nic.arriving.front().map(|&(at, _)| at);
+        if let Some(next) = nic.handles_at {
             self.events.push(next, Event::Handle { machine });
         }
-        let now = self.now;
+    }
+
+    /// A NIC has handled a message: now its DMAs.
+    fn handled(&mut self, machine: u32, id: u32, at: Ps) {
+        let nic = &mut self.machines[machine as usize];
         let message = &self.messages[id];
         let shape = self.shapes.get(message.shape);
         let (dma, answers) = (shape.responder, !shape.operation.verb.sends_payload());
-        let written = nic.to_host.take(now, dma.to_host);
+        let written = nic.to_host.take(at, dma.to_host);
         if answers {
             nic.counters.received += 1;
-            let read = nic.to_device.take(now, dma.to_device);
-            self.answer(id, machine, read.max(written));
+            let read = nic.to_device.take(at, dma.to_device);
+            self.answer(id, machine, at, read.max(written));
             return;
         }
         // WQEs of RECVs, which the NIC fetches ahead.
-        nic.to_device.slip_in(now, dma.to_device);
+        nic.to_device.slip_in(at, dma.to_device);
         let reliable = shape.operation.transport == Transport::Rc;
-        self.messages[id].status = self.deliver(id, machine, written + self.costs.pcie);
+        self.messages[id].status = code(self.deliver(id, machine, written + self.costs.pcie));
         if reliable {
-            self.events.push(now, Event::Respond { message: id });
+            self.events.push(at, Event::Respond { message: id });
         } else {
             self.messages.free(id);
         }
@@ -201,7 +240,7 @@ impl World {
     /// A SEND or WRITE takes effect at the responder; a status other than success for its requester.
     fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
         let message = &self.messages[id];
-        let (dest, opcode, key) = (message.dest, message.opcode, message.key);
+        let (dest, opcode, key) = (message.dest, message.opcode.into(), message.key);
         let length = message.payload.bytes().len();
         let write = matches!(
             opcode,
@@ -214,6 +253,9 @@ impl World {
         let Some(target) = self.qp(dest) else {
             return abi::IBV_WC_RETRY_EXC_ERR;
         };
+        // What comes to a queue pair keeps its order.
+        let visible = visible.max(target.last_delivery);
+        target.last_delivery = visible;
         let (transport, recv_cq, access) = (target.transport, target.recv_cq, target.access);
         let datagram = transport == Transport::Ud;
         if datagram && target.qkey != key {
@@ -238,7 +280,7 @@ impl World {
             self.machine(machine).counters.received += 1;
             return abi::IBV_WC_SUCCESS;
         }
-        let Some(recv) = self.qp(dest).and_then(|target| target.recvs.pop_front()) else {
+        let Some(recv) = self.qp(dest).and_then(|target| target.recvs.pop()) else {
             self.drop_message(machine);
             return abi::IBV_WC_RNR_RETRY_EXC_ERR;
         };
@@ -260,17 +302,18 @@ impl World {
         let cqe = Cqe {
             at: visible,
             wr_id: recv.wr_id,
-            status,
-            opcode: if write {
-                abi::IBV_WC_RECV_RDMA_WITH_IMM
-            } else {
-                abi::IBV_WC_RECV
-            },
             byte_len: if write { length } else { placed },
-            imm: with_imm.then_some(message.imm),
+            imm: if with_imm { message.imm } else { 0 },
             qpn: dest,
             src_qp: message.qp,
             slid: self.home(message.qp).map_or(0, lid),
+            with_imm,
+            status: code(status),
+            opcode: code(if write {
+                abi::IBV_WC_RECV_RDMA_WITH_IMM
+            } else {
+                abi::IBV_WC_RECV
+            }),
         };
         self.complete(recv_cq, cqe);
         match status {
@@ -291,15 +334,11 @@ impl World {
     }
 
     /// The answer of a READ or atomic leaves when its data are there.
-    fn answer(&mut self, id: u32, machine: u32, moved: Ps) {
-        let now = self.now;
+    fn answer(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
         let (lock_bits, hold, pcie) = (self.costs.lock_bits, self.costs.lock_hold, self.costs.pcie);
         let message = &self.messages[id];
-        let (source, dest, addr) = (message.qp, message.dest, message.remote_addr);
-        let mut leaves = if message.opcode == abi::IBV_WR_RDMA_READ {
-            let requester = self.home(source).unwrap_or(machine);
-            let slot = self.machine(requester).cached_wqes.insert();
-            self.messages[id].cache_slot = Some(slot);
+        let (dest, addr) = (message.dest, message.remote_addr);
+        let mut leaves = if u32::from(message.opcode) == abi::IBV_WR_RDMA_READ {
             moved.max(now + 2 * pcie)
         } else {
             let locks = &mut self.machine(machine).locks;
@@ -331,7 +370,7 @@ impl World {
         if answers {
             match self.execute(id, machine) {
                 Ok(answer) => self.messages[id].payload = answer,
-                Err(status) => self.messages[id].status = status,
+                Err(status) => self.messages[id].status = code(status),
             }
         }
         let out = self.machine(machine).link_out.take(now, wire);
@@ -343,6 +382,7 @@ impl World {
     fn execute(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
         // What WRITEs before it have written is there.
         self.settle(machine, self.now);
+        let operands = self.messages.answer(id).copied().unwrap_or_default();
         let message = &self.messages[id];
         let refused = abi::IBV_WC_REM_ACCESS_ERR;
         let target = self.qps.get(message.dest as usize).and_then(Option::as_ref);
@@ -368,7 +408,7 @@ impl World {
         let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
         let word = mr.region.word(addr).ok_or(invalid)?;
         let order = std::sync::atomic::Ordering::AcqRel;
-        let (operand, swap) = (message.compare_add, message.swap);
+        let (operand, swap) = (operands.compare_add, operands.swap);
         let old = if verb == Verb::AtomicFetchAndAdd {
             word.fetch_add(operand, order)
         } else {
@@ -384,9 +424,10 @@ impl World {
 
     /// An answer or acknowledgement has come back to the requester.
     pub(crate) fn returned(&mut self, id: u32) {
+        let answer = self.messages.answer(id).copied().unwrap_or_default();
+        let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.cache_slot);
         let message = &self.messages[id];
-        let (index, lkey, addr) = (message.qp, message.local_lkey, message.local_addr);
-        let cache_slot = message.cache_slot;
+        let index = message.qp;
         let Some(home) = self.home(index) else {
             self.messages.free(id);
             return;
@@ -406,15 +447,15 @@ impl World {
             let fetched = nic.to_device.take(now, refetch.to_device);
             done = fetched.max(now + wait);
         }
-        if answers && message.status == abi::IBV_WC_SUCCESS && !message.payload.bytes().is_empty() {
+        if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
             done = done.max(nic.to_host.take(now, answer.to_host)) + pcie;
             let region = self.mr(home, lkey);
             if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
-                self.messages[id].status = abi::IBV_WC_LOC_PROT_ERR;
+                self.messages[id].status = code(abi::IBV_WC_LOC_PROT_ERR);
             }
         }
-        let failed = self.messages[id].status != abi::IBV_WC_SUCCESS;
-        self.finish(id, done);
+        let failed = self.messages[id].status != SUCCESS;
+        self.finish(id, now, done);
         self.messages.free(id);
         if failed && let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
@@ -423,8 +464,8 @@ impl World {
     }
 
     /// A WR is done: makes its completion if it is signaled or failed.
-    fn finish(&mut self, id: u32, at: Ps) {
-        let (cqe_cost, pcie, now) = (self.shapes.cqe(), self.costs.pcie, self.now);
+    fn finish(&mut self, id: u32, now: Ps, at: Ps) {
+        let (cqe_cost, pcie) = (self.shapes.cqe(), self.costs.pcie);
         let message = &self.messages[id];
         let (index, wr_id, opcode) = (message.qp, message.wr_id, message.opcode);
         let (status, signaled, shape) = (message.status, message.signaled, message.shape);
@@ -433,7 +474,7 @@ impl World {
         let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
         let at = at.max(qp.last_completion);
         qp.last_completion = at;
-        if !signaled && !signal_all && status == abi::IBV_WC_SUCCESS {
+        if !signaled && !signal_all && status == SUCCESS {
             return;
         }
         let to_host = &mut self.machine(machine).to_host;
@@ -442,13 +483,14 @@ impl World {
         let cqe = Cqe {
             at: written + pcie,
             wr_id,
-            status,
-            opcode: completed(opcode),
             byte_len,
-            imm: None,
+            imm: 0,
             qpn: index,
             src_qp: 0,
             slid: 0,
+            with_imm: false,
+            status,
+            opcode: code(completed(opcode.into())),
         };
         self.complete(cq, cqe);
     }
@@ -463,25 +505,26 @@ impl World {
             _ => 0,
         };
         let rest = qp.wqes.split_off(keep.min(qp.wqes.len()));
-        let (recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
+        let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         qp.lists.truncate(usize::from(keep > 0));
         qp.arrived = qp.arrived.min(qp.lists.len());
         for id in rest {
-            self.messages[id].status = abi::IBV_WC_WR_FLUSH_ERR;
-            self.finish(id, now);
+            self.messages[id].status = code(abi::IBV_WC_WR_FLUSH_ERR);
+            self.finish(id, now, now);
             self.messages.free(id);
         }
-        for recv in recvs {
+        while let Some(recv) = recvs.pop() {
             let cqe = Cqe {
                 at: now,
                 wr_id: recv.wr_id,
-                status: abi::IBV_WC_WR_FLUSH_ERR,
-                opcode: abi::IBV_WC_RECV,
                 byte_len: 0,
-                imm: None,
+                imm: 0,
                 qpn: index,
                 src_qp: 0,
                 slid: 0,
+                with_imm: false,
+                status: code(abi::IBV_WC_WR_FLUSH_ERR),
+                opcode: code(abi::IBV_WC_RECV),
             };
             self.complete(recv_cq, cqe);
         }

@@ -5,7 +5,7 @@ use verbs_abi as abi;
 
 use crate::costs::ShapeKey;
 use crate::memory::Payload;
-use crate::world::{Cqe, Event, List, Message, Recv, World};
+use crate::world::{Answer, Cqe, Event, List, Message, Recv, SUCCESS, World};
 
 /// A send WR in plain values, as the ABI layer read it.
 pub(crate) struct SendRequest {
@@ -37,6 +37,7 @@ pub(crate) const MAX_SGE: usize = 4;
 
 impl World {
     /// The message that a send WR becomes, or the errno of its refusal.
+    #[inline(always)]
     pub(crate) fn build(&mut self, index: u32, request: SendRequest) -> Result<u32, i32> {
         let qp = self
             .qps
@@ -76,28 +77,34 @@ impl World {
             imm,
             num_sge: request.sges.count.max(1),
         };
-        let shape = self.shapes.find(key).ok_or(libc::EINVAL)?;
-        let mut local = (0, 0);
+        let shape = match &qp.last_shape {
+            Some((last, shape)) if *last == key => *shape,
+            _ => self.shapes.find(key).ok_or(libc::EINVAL)?,
+        };
+        let mut answer = None;
         let payload = match request.inline {
             Some(payload) => payload,
             None if verb.sends_payload() => self.gather(machine, &request.sges, length)?,
             None => {
-                if let Some(&(addr, _, lkey)) = request.sges.used().next() {
-                    local = (addr, lkey);
-                }
+                let (local_addr, _, local_lkey) =
+                    request.sges.used().next().copied().unwrap_or_default();
+                answer = Some(Answer {
+                    compare_add: request.compare_add,
+                    swap: request.swap,
+                    local_addr,
+                    local_lkey,
+                    cache_slot: None,
+                });
                 Payload::EMPTY
             }
         };
-        let fetched = verb.sends_payload() && !inline;
-        let fetch = if fetched { 2 * self.costs.pcie } else { 0 };
+        if let Some(qp) = self.qp(index) {
+            qp.last_shape = Some((key, shape));
+        }
         let datagram = transport == Transport::Ud;
-        Ok(self.messages.put(Message {
+        let message = Message {
             qp: index,
             dest: request.dest_qpn,
-            wr_id: request.wr_id,
-            shape,
-            opcode: request.opcode,
-            signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
             imm: request.imm,
             key: if datagram {
                 request.dest_qkey
@@ -105,15 +112,15 @@ impl World {
                 request.rkey
             },
             remote_addr: request.remote_addr,
-            compare_add: request.compare_add,
-            swap: request.swap,
-            local_addr: local.0,
-            local_lkey: local.1,
-            fetch,
-            status: abi::IBV_WC_SUCCESS,
-            cache_slot: None,
+            wr_id: request.wr_id,
             payload,
-        }))
+            shape,
+            opcode: u8::try_from(request.opcode).map_err(|_| libc::EINVAL)?,
+            status: SUCCESS,
+            signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
+            answer: 0,
+        };
+        Ok(self.messages.put(message, answer))
     }
 
     /// The payload of a WR that is not inlined. A program leaves the buffer alone until the WR is complete,
@@ -149,7 +156,7 @@ impl World {
         }
     }
 
-    /// Hands a list of WQEs to the NIC. The calling thread is synchronized.
+    /// Hands a list of WQEs to the NIC.
     pub(crate) fn post(&mut self, index: u32, wqes: &[u32]) {
         let Ok(len) = u32::try_from(wqes.len()) else {
             return;
@@ -158,12 +165,11 @@ impl World {
             return;
         }
         let rung = len > 1;
+        let shape = self.messages[wqes[0]].shape;
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding += len;
         qp.wqes.extend(wqes);
         let machine = qp.machine;
-        let shape = self.messages[wqes[0]].shape;
-        let Some(qp) = self.qp(index) else { return };
         qp.lists.push_back(List { len, rung, shape });
         if qp.state == abi::IBV_QPS_ERR {
             self.flush(index);
@@ -179,16 +185,21 @@ impl World {
         // Payload is fetched over the link as well.
         let (mut fetch_in, mut fetch_out) = (0, 0);
         for &wqe in wqes {
-            let fetch = self.shapes.get(self.messages[wqe].shape).payload_fetch;
-            fetch_in += fetch.to_device;
-            fetch_out += fetch.to_host;
+            let shape = self.shapes.get(self.messages[wqe].shape);
+            fetch_in += shape.payload_fetch.to_device;
+            fetch_out += shape.payload_fetch.to_host;
+            if shape.operation.verb == Verb::RdmaRead
+                && let Some(answer) = self.messages.answer(wqe)
+            {
+                answer.cache_slot = Some(self.machines[machine as usize].cached_wqes.insert());
+            }
         }
         let clock = self.clock();
         let pcie = self.costs.pcie;
         let nic = self.machine(machine);
         // The write holds the core while earlier ones are on their way. Completions of DMA reads take turns with
         // it on the link: they lose its time, but a burst of them does not hold it up.
-        let wait = nic.mmio.free_at().saturating_sub(clock);
+        let wait = nic.mmio.wait(clock);
         let arrived = nic.mmio.take(clock, link.to_device) + pcie;
         nic.to_device.slip_in(clock, link.to_device);
         nic.to_host.slip_in(clock, link.to_host + fetch_out);
@@ -214,7 +225,7 @@ impl World {
         if qp.recvs.len() >= qp.cap.max_recv_wr as usize {
             return Err(libc::ENOMEM);
         }
-        qp.recvs.push_back(recv);
+        qp.recvs.push(recv);
         let in_error = qp.state == abi::IBV_QPS_ERR;
         self.spend(self.costs.post_recv);
         if in_error {

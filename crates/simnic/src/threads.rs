@@ -1,8 +1,9 @@
 //! Simulated threads: coroutines, each on a core of its own with a clock of its own.
 //!
-//! A thread runs real code on a stack of its own. Verbs advance its clock; events up to that clock
-//! have happened before it sees what they did. It stops where it waits ([`idle`]) or where it is
-//! ahead of events that others caused, and goes on when they have happened.
+//! A thread runs real code on a stack of its own. Verbs advance its clock. What an event does becomes
+//! visible one way over PCIe later, so a thread may be that far ahead of the events, and stops only where it
+//! is further ahead or waits ([`idle`]). Events then happen on the stack of who stopped, until a thread is to
+//! go on; often it is the same one.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +14,7 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use crate::queue::Ps;
-use crate::world::{Event, World};
+use crate::world::{Event, Fifo, World};
 
 /// Bytes of a thread's stack; pages that are not touched take no memory.
 const STACK_BYTES: usize = 256 << 10;
@@ -27,22 +28,24 @@ pub(crate) struct Thread {
     pub(crate) machine: u32,
     pub(crate) clock: Ps,
     state: State,
-    /// Distinguishes the resumption that is wanted from older ones.
-    token: u32,
+    /// When it goes on, unless it runs. There is an event for it then, or the timer's before.
+    resume_at: Ps,
+    /// The event that stands for the end of its waits: where a wait ends early it stays, for the next one.
+    timer: Ps,
     /// Not there while it runs.
     stack: Option<Stack>,
     yielder: *const Yielder<(), ()>,
-    /// Completion queues that it polled since it last waited, and the region that it waits for.
+    /// Completion queues that it polled since it last waited.
     cqs: Vec<u32>,
-    memory: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It runs, or goes on at its clock whatever happens.
     Running,
-    /// It waits for what it polled, until this time.
-    Waiting(Ps),
+    /// It goes on at its time whatever happens.
+    Stopped,
+    /// It goes on at its time, or when there is something that it polled.
+    Waiting,
     Done,
 }
 
@@ -104,14 +107,14 @@ impl World {
             name,
             machine,
             clock,
-            state: State::Running,
-            token: 0,
+            state: State::Stopped,
+            resume_at: clock,
+            timer: Ps::MAX,
             stack: Some(stack),
             yielder: std::ptr::null(),
             cqs: Vec::new(),
-            memory: None,
         });
-        self.events.push(clock, Event::Resume { thread, token: 0 });
+        self.events.push(clock, Event::Resume { thread });
     }
 
     /// The running thread.
@@ -155,136 +158,183 @@ impl World {
     }
 
     /// Something that a thread watches changes at a time.
+    #[inline]
     pub(crate) fn wake(&mut self, thread: u32, at: Ps) {
         let Some(sleeper) = self.threads.get_mut(thread as usize) else {
             return;
         };
-        let State::Waiting(until) = sleeper.state else {
-            return;
-        };
         let at = at.max(sleeper.clock);
-        if at < until {
-            sleeper.state = State::Waiting(at);
-            sleeper.token += 1;
-            let token = sleeper.token;
-            self.events.push(at, Event::Resume { thread, token });
+        if sleeper.state == State::Waiting && at < sleeper.resume_at {
+            sleeper.resume_at = at;
+            self.events.push(at, Event::Resume { thread });
         }
     }
 
-    /// Whether an event must happen before the running thread may act at its clock.
-    fn is_ahead(&self) -> bool {
-        self.events
-            .next_at()
-            .is_some_and(|next| next < self.clock())
-    }
-
-    /// The running thread goes on at its clock, after all events before it.
-    fn yield_at_clock(&mut self) -> Option<*const Yielder<(), ()>> {
-        let thread = self.current?;
+    /// The running thread goes on at its clock, after all events before it; false if there are none.
+    fn stop(&mut self) -> bool {
+        let clock = self.clock();
+        if self.events.next_at().is_none_or(|next| next >= clock) {
+            self.now = self.now.max(clock);
+            return false;
+        }
+        let Some(thread) = self.current else {
+            return false;
+        };
         let me = &mut self.threads[thread as usize];
-        me.token += 1;
-        let (clock, token) = (me.clock, me.token);
-        self.events.push(clock, Event::Resume { thread, token });
-        Some(self.threads[thread as usize].yielder)
+        (me.state, me.resume_at) = (State::Stopped, clock);
+        self.events.push(clock, Event::Resume { thread });
+        true
     }
 
-    /// The running thread waits for what it watches, at most until `deadline`.
-    fn wait_until(&mut self, deadline: Ps) -> Option<*const Yielder<(), ()>> {
-        let thread = self.current?;
+    /// The running thread waits for what it watches, at most until `deadline`; false if that is over already: what
+    /// comes first is known if it comes before any event to come can become visible.
+    fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
+        let known = self.now + self.costs.pcie;
+        let Some(thread) = self.current else {
+            return false;
+        };
+        let Self {
+            threads,
+            cqs,
+            mrs,
+            events,
+            ..
+        } = self;
+        let me = &mut threads[thread as usize];
         let mut next = deadline;
-        let me = &mut self.threads[thread as usize];
-        let cqs = std::mem::take(&mut me.cqs);
-        let (clock, memory) = (me.clock, me.memory);
-        for &cq in &cqs {
-            let queue = self.cqs.get(cq as usize).and_then(Option::as_ref);
+        for cq in me.cqs.drain(..) {
+            let queue = cqs.get(cq as usize).and_then(Option::as_ref);
             if let Some(first) = queue.and_then(|queue| queue.cqes.front()) {
-                next = next.min(first.at.max(clock));
+                next = next.min(first.at.max(me.clock));
             }
         }
         if let Some(key) = memory
-            && let Some(Some(mr)) = self.mrs.get_mut(key as usize)
+            && let Some(Some(mr)) = mrs.get_mut(key as usize)
         {
             mr.watcher = Some(thread);
             if let Some((at, ..)) = mr.writes.front() {
-                next = next.min((*at).max(clock));
+                next = next.min((*at).max(me.clock));
             }
         }
-        let me = &mut self.threads[thread as usize];
-        me.cqs = cqs;
-        me.cqs.clear();
-        me.state = State::Waiting(next);
-        me.token += 1;
-        let token = me.token;
-        self.events.push(next, Event::Resume { thread, token });
-        Some(self.threads[thread as usize].yielder)
+        if next <= known {
+            me.clock = next;
+            self.catch_up();
+            return false;
+        }
+        (me.state, me.resume_at) = (State::Waiting, next);
+        if next < me.timer {
+            me.timer = next;
+            events.push(next, Event::Resume { thread });
+        }
+        true
+    }
+
+    /// An event says that a thread goes on: whether it does, and did not before.
+    fn is_due(&mut self, thread: u32) -> bool {
+        let (now, woken) = (self.now, &mut self.threads[thread as usize]);
+        let timer = woken.timer == now;
+        if timer {
+            woken.timer = Ps::MAX;
+        }
+        if !matches!(woken.state, State::Stopped | State::Waiting) {
+            return false;
+        }
+        if woken.resume_at <= now {
+            return true;
+        }
+        if timer && woken.state == State::Waiting {
+            woken.timer = woken.resume_at;
+            self.events.push(woken.timer, Event::Resume { thread });
+        }
+        false
+    }
+
+    /// Lets events happen until a thread goes on; nothing if none does before the end of the run.
+    fn advance(&mut self) -> Option<u32> {
+        self.current = None;
+        loop {
+            let (at, event) = self.events.pop_until(self.until)?;
+            self.now = self.now.max(at);
+            let Event::Resume { thread } = event else {
+                self.happen(event);
+                continue;
+            };
+            if !self.is_due(thread) {
+                continue;
+            }
+            let woken = &mut self.threads[thread as usize];
+            woken.state = State::Running;
+            woken.clock = woken.clock.max(self.now);
+            self.current = Some(thread);
+            self.catch_up();
+            return Some(thread);
+        }
+    }
+
+    /// The thread `me`, which stopped, lets time pass here. Its yielder, if another thread goes on first.
+    fn leave(&mut self, me: Option<u32>) -> Option<*const Yielder<(), ()>> {
+        let me = me?;
+        let next = self.advance();
+        if next == Some(me) {
+            return None;
+        }
+        self.next = next;
+        Some(self.threads[me as usize].yielder).filter(|yielder| !yielder.is_null())
     }
 }
 
-fn suspend(yielder: Option<*const Yielder<(), ()>>) {
-    let Some(yielder) = yielder.filter(|yielder| !yielder.is_null()) else {
-        return;
-    };
-    INSIDE.with(|inside| inside.set(false));
+/// The running thread is left for another one, if there is one to be left for.
+fn switch(yielder: Option<*const Yielder<(), ()>>) {
+    let Some(yielder) = yielder else { return };
     // SAFETY: set by the running coroutine itself when it began (`spawn`); a coroutine's yielder
     // lives on its stack until it ends, and it runs now.
     unsafe { (*yielder).suspend(()) };
-    INSIDE.with(|inside| inside.set(true));
 }
 
-/// Lets everything happen that is before the running thread's clock.
+/// Lets everything happen that is before the running thread's clock, if it is further ahead than anything can
+/// become visible to it.
+#[inline]
 pub(crate) fn synchronize() {
-    let yielder = world(|world| world.is_ahead().then(|| world.yield_at_clock()));
-    suspend(yielder.flatten().flatten());
-}
-
-/// The same, if the thread is further ahead than anything can become visible to it.
-pub(crate) fn synchronize_if_far() {
-    let far = world(|world| world.clock() > world.now + world.costs.pcie);
-    if far == Some(true) {
-        synchronize();
-    }
+    let yielder = world(|world| {
+        if world.clock() <= world.now + world.costs.pcie {
+            return None;
+        }
+        let me = world.current;
+        if world.stop() { world.leave(me) } else { None }
+    });
+    switch(yielder.flatten());
 }
 
 /// Runs events until a time, or until nothing can happen any more. Panics of threads go on here.
 pub(crate) fn run(until: Ps) {
-    loop {
-        let next = world(|world| {
-            loop {
-                let at = world.events.next_at().filter(|&at| at <= until)?;
-                let (_, event) = world.events.pop()?;
-                world.now = at;
-                let Event::Resume { thread, token } = event else {
-                    world.happen(event);
-                    continue;
-                };
-                let woken = &mut world.threads[thread as usize];
-                if woken.token != token || woken.state == State::Done {
-                    continue;
-                }
-                woken.state = State::Running;
-                woken.clock = woken.clock.max(at);
-                let stack = woken.stack.take();
-                world.current = Some(thread);
-                world.catch_up();
-                return stack.map(|stack| (thread, stack));
-            }
-        });
-        let Some((thread, mut stack)) = next.flatten() else {
+    let mut next = world(|world| {
+        world.until = until;
+        world.advance()
+    });
+    while let Some(Some(thread)) = next {
+        let stack = world(|world| world.threads[thread as usize].stack.take());
+        let Some(mut stack) = stack.flatten() else {
             break;
         };
         INSIDE.with(|inside| inside.set(true));
         let result = stack.resume(());
         INSIDE.with(|inside| inside.set(false));
-        world(|world| {
-            world.current = None;
-            let resumed = &mut world.threads[thread as usize];
+        next = world(|world| {
+            let left = &mut world.threads[thread as usize];
             match result {
-                CoroutineResult::Yield(()) => resumed.stack = Some(stack),
-                CoroutineResult::Return(()) => resumed.state = State::Done,
+                CoroutineResult::Yield(()) => {
+                    left.stack = Some(stack);
+                    world.next.take()
+                }
+                CoroutineResult::Return(()) => {
+                    left.state = State::Done;
+                    world.advance()
+                }
             }
         });
     }
     world(|world| {
+        world.current = None;
         if until != Ps::MAX {
             world.now = world.now.max(until);
         }
@@ -317,20 +367,20 @@ pub fn now() -> Option<Duration> {
 /// call, or the region with this key, may have something, and at the latest after `at_most`.
 /// Returns how long that was.
 pub fn idle(at_most: Duration, memory: Option<u32>) -> Duration {
-    let before = now().unwrap_or_default();
-    // What others did before this moment comes first, and may be what it waits for.
-    let ahead = world(|world| world.is_ahead()) == Some(true);
-    if ahead {
-        synchronize();
+    if !is_simulated() {
+        return Duration::ZERO;
     }
-    let yielder = world(|world| {
+    let Some((before, yielder)) = world(|world| {
+        let (me, before) = (world.current, world.clock());
         let most = Ps::try_from(at_most.as_nanos()).unwrap_or(Ps::MAX / 2000) * 1000;
-        let deadline = world.clock().saturating_add(most.max(1000));
-        world.me()?.memory = memory;
-        world.wait_until(deadline)
-    });
-    suspend(yielder.flatten());
-    now().unwrap_or_default().saturating_sub(before)
+        let waits = world.wait_until(before.saturating_add(most.max(1000)), memory);
+        (before, if waits { world.leave(me) } else { None })
+    }) else {
+        return Duration::ZERO;
+    };
+    switch(yielder);
+    let after = world(|world| world.clock()).unwrap_or(before);
+    Duration::from_nanos(after.saturating_sub(before) / 1000)
 }
 
 /// The calling simulated thread handles so many requests of a server: what a core does for them
@@ -339,6 +389,16 @@ pub fn spend_requests(count: u64) {
     if is_simulated() {
         world(|world| {
             let time = world.costs.request * count;
+            world.spend(time);
+        });
+    }
+}
+
+/// The calling simulated thread looked at so many places that peers WRITE to and found nothing new there.
+pub fn spend_empty_looks(count: u64) {
+    if is_simulated() {
+        world(|world| {
+            let time = world.costs.empty_look * count;
             world.spend(time);
         });
     }
@@ -357,7 +417,7 @@ pub fn spend_shared_add(addr: u64) {
         let (line, owner) = world
             .shared_lines
             .entry(addr / 64)
-            .or_insert((crate::world::Fifo::default(), thread));
+            .or_insert((Fifo::default(), thread));
         let cost = if *owner == thread { own } else { contended };
         *owner = thread;
         let done = line.take(clock, cost);

@@ -13,13 +13,13 @@ use crate::threads::Thread;
 /// Something that happens at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// A thread goes on, if it still waits for this (`token`).
-    Resume { thread: u32, token: u32 },
+    /// A thread goes on, if it still waits for this.
+    Resume { thread: u32 },
     /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
     Announce { qp: u32 },
     /// The first WQE that a queue pair's unit works on leaves for the network.
     Emit { qp: u32 },
-    /// A machine's NIC has handled the message that waits longest there.
+    /// A machine's NIC has handled the next of the messages that arrive there.
     Handle { machine: u32 },
     /// The answer of a READ or atomic, or an acknowledgement, leaves the responder.
     Respond { message: u32 },
@@ -28,26 +28,32 @@ pub(crate) enum Event {
 }
 
 /// A resource that serves one after the other.
+///
+/// Who comes may be a little behind who came before, since threads and events are a little ahead of each other. It
+/// waits for what is in front of it, and not for the time by which it is behind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fifo {
     free_at: Ps,
+    latest: Ps,
 }
 
 impl Fifo {
+    /// How long one that comes at `at` waits.
+    pub(crate) fn wait(&mut self, at: Ps) -> Ps {
+        self.latest = self.latest.max(at);
+        self.free_at.saturating_sub(self.latest)
+    }
+
     /// Takes the resource for `time` as soon as it is free; returns when it is done.
-    pub(crate) fn take(&mut self, now: Ps, time: Ps) -> Ps {
-        self.free_at = self.free_at.max(now) + time;
-        self.free_at
+    pub(crate) fn take(&mut self, at: Ps, time: Ps) -> Ps {
+        let wait = self.wait(at);
+        self.free_at = self.latest + wait + time;
+        at + wait + time
     }
 
     /// Takes as much of the resource, but does not wait: for short packets between long ones.
-    pub(crate) fn slip_in(&mut self, now: Ps, time: Ps) {
-        self.free_at = self.free_at.max(now) + time;
-    }
-
-    /// When it would be free.
-    pub(crate) fn free_at(&self) -> Ps {
-        self.free_at
+    pub(crate) fn slip_in(&mut self, at: Ps, time: Ps) {
+        self.take(at, time);
     }
 }
 
@@ -81,8 +87,9 @@ pub(crate) struct Machine {
     /// Units that work, and queue pairs that wait for one.
     pub(crate) busy_units: usize,
     pub(crate) waiting: VecDeque<u32>,
-    /// Messages that the NIC is to have handled at a time, in their order.
+    /// Messages that the NIC is to have handled at a time, in the order of these times, and when it looks at them.
     pub(crate) arriving: VecDeque<(Ps, u32)>,
+    pub(crate) handles_at: Option<Ps>,
     /// When each lock for atomics is free; empty until there is an atomic.
     pub(crate) locks: Vec<Fifo>,
     /// Regions with writes that are not visible yet.
@@ -105,7 +112,7 @@ pub(crate) struct Qp {
     pub(crate) qkey: u32,
     pub(crate) access: i32,
     pub(crate) peer: u32,
-    pub(crate) recvs: VecDeque<Recv>,
+    pub(crate) recvs: Recvs,
     /// WRs that are posted and not complete.
     pub(crate) outstanding: u32,
     /// WQEs that have not left, and the lists that they came in.
@@ -117,17 +124,92 @@ pub(crate) struct Qp {
     pub(crate) in_service: bool,
     /// No answer of this responder before this time: answers keep the order of their requests.
     pub(crate) last_answer: Ps,
+    /// None of its messages is handled before this time: they keep their order.
+    pub(crate) last_handled: Ps,
+    /// Nothing that comes to it is visible before this time.
+    pub(crate) last_delivery: Ps,
+    /// The shape of what was posted last.
+    pub(crate) last_shape: Option<(crate::costs::ShapeKey, u16)>,
     /// No completion of the send queue before this time.
     pub(crate) last_completion: Ps,
 }
 
 /// A posted RECV.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Recv {
     pub(crate) wr_id: u64,
     pub(crate) addr: u64,
     pub(crate) len: u32,
     pub(crate) lkey: u32,
+}
+
+/// The RECVs of a queue pair. Programs number them in order and place their buffers side by side: such ones are one
+/// entry, so that thousands of queue pairs with hundreds of RECVs each do not need memory for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Recvs {
+    runs: VecDeque<Run>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    first: Recv,
+    /// From each address to the next; of one alone none.
+    stride: u64,
+    count: u64,
+}
+
+impl Run {
+    fn at(&self, place: u64) -> Recv {
+        Recv {
+            wr_id: self.first.wr_id.wrapping_add(place),
+            addr: self
+                .first
+                .addr
+                .wrapping_add(self.stride.wrapping_mul(place)),
+            ..self.first
+        }
+    }
+}
+
+impl Recvs {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn push(&mut self, recv: Recv) {
+        self.len += 1;
+        if let Some(last) = self.runs.back_mut() {
+            let stride = match last.count {
+                1 => recv.addr.wrapping_sub(last.first.addr),
+                _ => last.stride,
+            };
+            let longer = Run { stride, ..*last };
+            if longer.at(last.count) == recv {
+                last.stride = stride;
+                last.count += 1;
+                return;
+            }
+        }
+        self.runs.push_back(Run {
+            first: recv,
+            stride: 0,
+            count: 1,
+        });
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Recv> {
+        let run = self.runs.front_mut()?;
+        let recv = run.first;
+        self.len -= 1;
+        if run.count == 1 {
+            self.runs.pop_front();
+        } else {
+            run.first = run.at(1);
+            run.count -= 1;
+        }
+        Some(recv)
+    }
 }
 
 /// WQEs that were posted together.
@@ -136,38 +218,54 @@ pub(crate) struct List {
     pub(crate) len: u32,
     /// By doorbell, else by MMIO.
     pub(crate) rung: bool,
-    pub(crate) shape: u32,
+    pub(crate) shape: u16,
 }
 
-/// A work request on its way, from its post to its end.
+/// A work request on its way, from its post to its end: a cache line, since many are under way.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Message {
     /// The requester, and the responder once it has left.
     pub(crate) qp: u32,
     pub(crate) dest: u32,
-    pub(crate) wr_id: u64,
-    pub(crate) shape: u32,
-    pub(crate) opcode: u32,
-    pub(crate) signaled: bool,
     /// Big-endian, as in the WR.
     pub(crate) imm: u32,
     /// The Q_Key of a datagram, or the key of remote memory, and its address.
     pub(crate) key: u32,
     pub(crate) remote_addr: u64,
+    pub(crate) wr_id: u64,
+    /// What it carries; of a READ or atomic, what it brings back.
+    pub(crate) payload: Payload,
+    pub(crate) shape: u16,
+    pub(crate) opcode: u8,
+    /// What becomes of a reliable request.
+    pub(crate) status: u8,
+    pub(crate) signaled: bool,
+    /// The place of what only READs and atomics have, among [`Messages`]' own.
+    pub(crate) answer: u32,
+}
+
+/// A code of the ABI, of which all fit a byte.
+#[expect(clippy::cast_possible_truncation, reason = "asserted")]
+pub(crate) const fn code(code: u32) -> u8 {
+    assert!(code <= 0xff);
+    code as u8
+}
+
+/// The status of what has not failed.
+pub(crate) const SUCCESS: u8 = code(abi::IBV_WC_SUCCESS);
+
+/// What only READs and atomics have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Answer {
     /// Operands of atomics.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    /// Where the answer of a READ or atomic goes.
+    /// Where the answer goes.
     pub(crate) local_addr: u64,
     pub(crate) local_lkey: u32,
-    /// Extra time until the payload that is not inlined is there.
-    pub(crate) fetch: Ps,
-    /// What becomes of a reliable request.
-    pub(crate) status: u32,
     /// Its place in the order of READs, for the WQE cache.
     pub(crate) cache_slot: Option<crate::nic::CacheSlot>,
-    /// What it carries; of a READ or atomic, what it brings back.
-    pub(crate) payload: Payload,
 }
 
 /// Messages by number; numbers are used again.
@@ -175,21 +273,55 @@ pub(crate) struct Message {
 pub(crate) struct Messages {
     all: Vec<Message>,
     free: Vec<u32>,
+    answers: Vec<Answer>,
+    free_answers: Vec<u32>,
 }
 
+/// The place of [`Answer`]s that are none.
+const NO_ANSWER: u32 = u32::MAX;
+
 impl Messages {
-    pub(crate) fn put(&mut self, message: Message) -> u32 {
+    pub(crate) fn put(&mut self, mut message: Message, answer: Option<Answer>) -> u32 {
+        message.answer = match (answer, self.free_answers.pop()) {
+            (None, free) => {
+                self.free_answers.extend(free);
+                NO_ANSWER
+            }
+            (Some(answer), Some(free)) => {
+                self.answers[free as usize] = answer;
+                free
+            }
+            (Some(answer), None) => {
+                self.answers.push(answer);
+                number(self.answers.len())
+            }
+        };
         if let Some(free) = self.free.pop() {
             self.all[free as usize] = message;
             return free;
         }
         self.all.push(message);
-        u32::try_from(self.all.len() - 1).expect("fewer messages under way than 2^32")
+        number(self.all.len())
     }
 
     pub(crate) fn free(&mut self, message: u32) {
+        let answer = self.all[message as usize].answer;
+        if answer != NO_ANSWER {
+            self.free_answers.push(answer);
+        }
         self.free.push(message);
     }
+
+    /// What a READ or atomic has besides.
+    pub(crate) fn answer(&mut self, message: u32) -> Option<&mut Answer> {
+        let answer = self.all[message as usize].answer;
+        self.answers.get_mut(answer as usize)
+    }
+}
+
+/// The number of what is the last of so many.
+fn number(len: usize) -> u32 {
+    u32::try_from(len - 1).expect("fewer messages under way than 2^32")
 }
 
 impl std::ops::Index<u32> for Messages {
@@ -213,13 +345,14 @@ impl std::ops::IndexMut<u32> for Messages {
 pub(crate) struct Cqe {
     pub(crate) at: Ps,
     pub(crate) wr_id: u64,
-    pub(crate) status: u32,
-    pub(crate) opcode: u32,
     pub(crate) byte_len: u32,
-    pub(crate) imm: Option<u32>,
+    pub(crate) imm: u32,
     pub(crate) qpn: u32,
     pub(crate) src_qp: u32,
     pub(crate) slid: u16,
+    pub(crate) with_imm: bool,
+    pub(crate) status: u8,
+    pub(crate) opcode: u8,
 }
 
 /// A completion queue.
@@ -260,6 +393,10 @@ pub(crate) struct World {
     pub(crate) messages: Messages,
     pub(crate) threads: Vec<Thread>,
     pub(crate) current: Option<u32>,
+    /// The thread that goes on next, when the running one was left for it.
+    pub(crate) next: Option<u32>,
+    /// The end of the run.
+    pub(crate) until: Ps,
     /// Cache lines that cores add to, by address: when it is free, and whose it is.
     pub(crate) shared_lines: HashMap<u64, (Fifo, u32)>,
     pub(crate) rng: u64,
@@ -282,6 +419,8 @@ impl World {
             messages: Messages::default(),
             threads: Vec::new(),
             current: None,
+            next: None,
+            until: 0,
             shared_lines: HashMap::new(),
             rng: seed,
             building: Vec::new(),
@@ -318,7 +457,7 @@ impl World {
         machine.waiting.retain(|&other| other != index);
         let waited = machine.waiting.len() < waiting;
         if qp.in_service && !waited {
-            self.free_unit(qp.machine);
+            self.free_unit(qp.machine, self.now);
         }
     }
 
@@ -349,13 +488,7 @@ impl World {
             queue.overrun = true;
             return;
         }
-        let place = queue.cqes.iter().rposition(|other| other.at <= cqe.at);
-        let place = place.map_or(0, |before| before + 1);
-        if place == queue.cqes.len() {
-            queue.cqes.push_back(cqe);
-        } else {
-            queue.cqes.insert(place, cqe);
-        }
+        insert_by(&mut queue.cqes, cqe, |cqe| cqe.at);
         if let Some(thread) = queue.watcher {
             self.wake(thread, cqe.at);
         }
@@ -370,7 +503,7 @@ impl World {
         if mr.writes.is_empty() {
             self.machines[machine as usize].unsettled.push(key);
         }
-        mr.writes.push_back((at, addr, payload));
+        insert_by(&mut mr.writes, (at, addr, payload), |(at, ..)| *at);
         if let Some(thread) = mr.watcher {
             self.wake(thread, at);
         }
@@ -392,5 +525,48 @@ impl World {
             }
             !mr.writes.is_empty()
         });
+    }
+}
+
+/// Puts something among what is ordered by time, behind what is as early: seldom far from the end.
+#[inline]
+pub(crate) fn insert_by<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
+    let time = at(&new);
+    if queue.back().is_none_or(|last| at(last) <= time) {
+        queue.push_back(new);
+        return;
+    }
+    let before = queue.iter().rposition(|other| at(other) <= time);
+    queue.insert(before.map_or(0, |before| before + 1), new);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Runs or not, RECVs come out as they went in.
+        #[test]
+        fn recvs_are_a_queue(steps in prop::collection::vec(prop::option::weighted(0.6, (0u64..3, 0u64..3, 0u32..2)), 0..200)) {
+            let (mut recvs, mut model) = (Recvs::default(), VecDeque::new());
+            let (mut wr_id, mut addr) = (u64::MAX - 20, 1000);
+            for step in steps {
+                if let Some((id, distance, len)) = step {
+                    (wr_id, addr) = (wr_id.wrapping_add(id), addr + 64 * distance);
+                    let recv = Recv { wr_id, addr, len, lkey: 1 };
+                    recvs.push(recv);
+                    model.push_back(recv);
+                } else {
+                    prop_assert_eq!(recvs.pop(), model.pop_front());
+                }
+                prop_assert_eq!(recvs.len(), model.len());
+            }
+            while let Some(recv) = model.pop_front() {
+                prop_assert_eq!(recvs.pop(), Some(recv));
+            }
+            prop_assert_eq!(recvs.pop(), None);
+        }
     }
 }

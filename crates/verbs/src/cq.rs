@@ -164,14 +164,27 @@ impl CompletionQueue {
         &self,
         buffer: &'b mut WcBuffer<N>,
     ) -> Result<Completions<'b>, VerbError> {
+        self.poll_up_to(N, buffer)
+    }
+
+    /// The same for at most `most` completions.
+    ///
+    /// # Errors
+    /// The CQ is broken (it overran).
+    #[inline]
+    pub fn poll_up_to<'b, const N: usize>(
+        &self,
+        most: usize,
+        buffer: &'b mut WcBuffer<N>,
+    ) -> Result<Completions<'b>, VerbError> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_possible_wrap,
             reason = "checked by WcBuffer::new"
         )]
+        let most = most.min(N) as i32;
         // SAFETY: live CQ, room for N completions.
-        let n =
-            unsafe { abi::ibv_poll_cq(self.inner.raw, N as i32, buffer.wc.as_mut_ptr().cast()) };
+        let n = unsafe { abi::ibv_poll_cq(self.inner.raw, most, buffer.wc.as_mut_ptr().cast()) };
         let Ok(n) = usize::try_from(n) else {
             return Err(VerbError::new("ibv_poll_cq", crate::error::errno_of(n)));
         };

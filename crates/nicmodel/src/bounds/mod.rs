@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::footprint::Footprint;
 use crate::locks;
 use crate::operation::{Method, Operation, OperationError};
-use crate::pcie::{self, Kind};
+use crate::pcie::{self, Kind, Purpose};
 use crate::profile::{Profile, Sourced};
 use crate::verb::Verb;
 
@@ -331,11 +331,16 @@ impl Demand {
         };
         let link_layer = profile.pcie.link_layer_bytes_per_tlp.value;
         let overhead = link_layer * side.tlps();
+        let mmio = profile.pcie.mmio_overhead_bytes.as_ref();
+        let lines = side.transactions.iter();
+        let lines = lines.filter(|part| part.purpose == Purpose::WqeByMmio);
+        let lines: f64 = lines.map(|part| part.tlps_to_device).sum();
+        let mmio = mmio.map_or(0.0, |mmio| mmio.value) * lines;
         let to_device =
             |kind| side.bytes_to_device_by(kind) + link_layer * side.tlps_to_device_by(kind);
-        self.mmio_bytes += times * to_device(Kind::MmioWrite);
+        self.mmio_bytes += times * (to_device(Kind::MmioWrite) + mmio);
         self.dma_read_bytes += times * to_device(Kind::DmaRead);
-        self.to_device_bytes += times * (side.bytes_to_device() + overhead);
+        self.to_device_bytes += times * (side.bytes_to_device() + overhead + mmio);
         self.to_host_bytes += times * (side.bytes_to_host() + overhead);
         self.out_bytes += times * out.link_bytes(profile);
         self.in_bytes += times * arriving.link_bytes(profile);

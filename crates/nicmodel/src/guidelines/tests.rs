@@ -127,21 +127,21 @@ fn doorbell_batching() {
         postlist: 1,
         ..Program::new(ud(60))
     };
-    // 100.1 for 82.9 M/s; the paper measured +27 %.
+    // 100.1 for 79.6 M/s; the paper measured +27 %.
     let words = "QP 0x0 posts 1.0 WRs a doorbell; 16.0 were waiting on average";
     breaks(
         "doorbell-batching",
         &single.profile(),
         "cib",
         words,
-        Some(0.207),
+        Some(0.258),
     );
     breaks(
         "doorbell-batching",
         &single.profile(),
         "cib",
         "1 MMIO write instead of 32",
-        Some(0.207),
+        Some(0.258),
     );
     let alone = Program { run: 1, ..single };
     keeps("doorbell-batching", &alone.profile(), "cib");

@@ -84,6 +84,8 @@ section! {
         atomic_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Time of an atomic add by a core to a line that other cores add to as well.
         contended_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// A look at a place that peers WRITE to, and where nothing new is: nothing if absent.
+        empty_look_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Work of a core for a small request that it serves, beside verbs and shared counters.
         request_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
     }
@@ -110,6 +112,9 @@ section! {
         doorbell_bytes: Sourced<u32> = 4 to 64,
         /// Bytes of link-layer packets (acknowledgements, flow control) that a transaction of either direction costs each direction.
         link_layer_bytes_per_tlp: Sourced<f64> = 0.0 to 64.0,
+        /// What an MMIO write of a line of a WQE takes of the link beyond its bytes and link-layer packets:
+        /// write-combining buffers are not always flushed whole. Nothing if absent.
+        mmio_overhead_bytes: Option<Sourced<f64>> = 0.0 to 64.0,
         /// How long a transaction takes from one end of the link to the other.
         latency_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
         /// Most WQEs that the NIC fetches by one DMA read after a doorbell; all new ones if absent.

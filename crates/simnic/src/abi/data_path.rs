@@ -7,7 +7,7 @@ use verbs_abi::*;
 use super::{on, or_errno};
 use crate::memory::Payload;
 use crate::post::{MAX_SGE, SendRequest, Sges};
-use crate::threads::{synchronize, synchronize_if_far};
+use crate::threads::synchronize;
 use crate::world::{Cqe, Recv};
 
 pub(super) unsafe extern "C" fn post_send(
@@ -15,7 +15,6 @@ pub(super) unsafe extern "C" fn post_send(
     mut wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // The write to the NIC takes its turn on the link.
     synchronize();
     // SAFETY: a queue pair of ours; the list is as `ibv_post_send(3)` says.
     let posted = unsafe {
@@ -58,6 +57,7 @@ pub(super) unsafe extern "C" fn post_send(
 ///
 /// # Safety
 /// The WR is as `ibv_post_send(3)` says.
+#[inline(always)]
 unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest> {
     // SAFETY: contract of this function.
     let sges = unsafe { read_sges(wr.sg_list, wr.num_sge) }?;
@@ -103,6 +103,7 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest> {
 
 /// # Safety
 /// `list` holds `count` elements.
+#[inline(always)]
 unsafe fn read_sges(list: *const ibv_sge, count: c_int) -> Option<Sges> {
     let used = usize::try_from(count)
         .ok()
@@ -124,6 +125,7 @@ unsafe fn read_sges(list: *const ibv_sge, count: c_int) -> Option<Sges> {
 
 /// # Safety
 /// The elements lie in readable memory.
+#[inline(always)]
 unsafe fn copy_inline(sges: &Sges) -> Option<Payload> {
     let used = &sges.items[..sges.count as usize];
     let total: usize = used.iter().map(|&(_, len, _)| len as usize).sum();
@@ -194,7 +196,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     let Ok(most) = usize::try_from(n) else {
         return -libc::EINVAL;
     };
-    synchronize_if_far();
+    synchronize();
     // SAFETY: a CQ of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
         on(cq, |world, index| {
@@ -216,20 +218,14 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
 fn completion(cqe: &Cqe) -> ibv_wc {
     ibv_wc {
         wr_id: cqe.wr_id,
-        status: cqe.status,
-        opcode: cqe.opcode,
+        status: cqe.status.into(),
+        opcode: cqe.opcode.into(),
         vendor_err: 0,
         byte_len: cqe.byte_len,
-        imm: ibv_wc_imm {
-            imm_data: cqe.imm.unwrap_or(0),
-        },
+        imm: ibv_wc_imm { imm_data: cqe.imm },
         qp_num: cqe.qpn,
         src_qp: cqe.src_qp,
-        wc_flags: if cqe.imm.is_some() {
-            IBV_WC_WITH_IMM
-        } else {
-            0
-        },
+        wc_flags: if cqe.with_imm { IBV_WC_WITH_IMM } else { 0 },
         pkey_index: 0,
         slid: cqe.slid,
         sl: 0,

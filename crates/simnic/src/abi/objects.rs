@@ -9,7 +9,7 @@ use super::device::{MAX_CQE, MAX_QP, MAX_WR};
 use super::{Handle, on, or_errno, or_null, set_errno};
 use crate::memory::Region;
 use crate::post::{MAX_SGE, transport};
-use crate::world::{Cq, Mr, Qp, World};
+use crate::world::{Cq, Mr, Qp, Recvs, World};
 
 pub(super) unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -240,13 +240,16 @@ unsafe fn create_qp(
             qkey: 0,
             access: 0,
             peer: 0,
-            recvs: std::collections::VecDeque::new(),
+            recvs: Recvs::default(),
             outstanding: 0,
             wqes: std::collections::VecDeque::new(),
             lists: std::collections::VecDeque::new(),
             arrived: 0,
             in_service: false,
             last_answer: 0,
+            last_handled: 0,
+            last_delivery: 0,
+            last_shape: None,
             last_completion: 0,
         })
     })?;

@@ -4,6 +4,7 @@ mod guidelines;
 mod markdown;
 mod peers;
 mod providers;
+mod simulator;
 mod verb;
 
 use std::fs::File;
@@ -85,7 +86,10 @@ enum What {
     /// sooner the second one is done with the same work on the software NIC.
     #[command(after_help = guidelines::EXAMPLES)]
     Guidelines(guidelines::Args),
-    /// One of these programs (used by the command above)
+    /// How fast clusters of simulated NICs are simulated: the sequencer on Connect-IB
+    #[command(after_help = simulator::EXAMPLES)]
+    Simulator(simulator::Args),
+    /// One of these programs (used by the guidelines)
     #[command(hide = true)]
     GuidelineProgram(guidelines::ProgramArgs),
     /// The other process of a benchmark (used by the commands above)
@@ -110,6 +114,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::Atomics(args) => verb::stream(Verb::Atomics, &args),
         What::Latency(args) => verb::latency(&args),
         What::Guidelines(args) => guidelines::run(&args),
+        What::Simulator(args) => simulator::run(&args),
         What::GuidelineProgram(args) => guidelines::program(&args),
         What::Worker => {
             bench::worker::serve(&mut Link::stdio())?;

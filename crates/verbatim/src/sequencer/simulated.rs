@@ -1,7 +1,7 @@
 //! `verbatim sequencer --nic`: the same server and clients on a simulated cluster, in virtual time.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bench::simulated::sequencer::{self as simulated, Setup};
@@ -72,6 +72,9 @@ struct Row {
     published: Option<&'static Published>,
     /// Ours over the published rate, less one.
     relative_error: Option<f64>,
+    /// How long the simulation took: no result, and different in every run.
+    #[serde(skip)]
+    took: Duration,
 }
 
 /// Runs the command.
@@ -151,6 +154,7 @@ fn setup(args: &ladder::Args, design: Design, cores: usize) -> Setup {
 }
 
 fn one(profile: &Profile, setup: Setup) -> Result<Row> {
+    let begun = Instant::now();
     let outcome = simulated::run(profile, &setup)
         .with_context(|| format!("{} on {} cores", setup.design, setup.cores))?;
     let published = published_rate(profile, &setup);
@@ -162,6 +166,7 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
         published,
         outcome,
         setup,
+        took: begun.elapsed(),
     })
 }
 
@@ -241,5 +246,13 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
          doorbell of a postlist to its last answer. The server's and the clients' own code ran; \
          costs are the profile's (verbatim model --profiles).",
         setup.clients, setup.window, setup.postlist, setup.batch
+    ))?;
+    let requests: u64 = rows.iter().map(|row| row.outcome.requests).sum();
+    let took: Duration = rows.iter().map(|row| row.took).sum();
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let rate = requests as f64 / took.as_secs_f64().max(1e-9) * 1e-6;
+    print(format_args!(
+        "\n{requests} requests were simulated in {:.2} s: {rate:.2} million a second.",
+        took.as_secs_f64()
     ))
 }

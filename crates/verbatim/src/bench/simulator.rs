@@ -1,0 +1,124 @@
+//! `verbatim bench simulator`: how fast simulated clusters are simulated.
+
+use anyhow::{Context, Result};
+use bench::simulated::sequencer::{Setup, run as simulate};
+use bench::stats::Spread;
+use bench::usage::Usage;
+use nicmodel::profile::builtin;
+use sequencer::Design;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args;
+use crate::output::{activity, figure, print, print_typed, table};
+
+/// Arguments of `verbatim bench simulator`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only this design of the sequencer; may be given several times [default: all]
+    #[arg(long, value_name = "DESIGN")]
+    design: Vec<Design>,
+    /// Cores of the simulated server
+    #[arg(long, value_name = "N", default_value = "10", value_parser = args::number("a count of cores", 1..=14usize))]
+    cores: usize,
+    /// Simulated clients
+    #[arg(long, value_name = "N", default_value = "70", value_parser = args::number("clients", 1..=40_000usize))]
+    clients: usize,
+    /// Virtual time of a run
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = args::duration)]
+    duration: std::time::Duration,
+    /// Runs of each design
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("rounds", 1..=1000u32))]
+    rounds: u32,
+    /// Print one JSON object for each design: {"type": "simulator", "data": …}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench simulator
+  verbatim bench simulator --design spec-s0 --rounds 9
+  verbatim bench simulator --clients 10000 --design spec-s0 --rounds 1
+
+Rates are per second of processor time, of one core: a simulation has one thread.";
+
+/// How fast a design is simulated.
+#[derive(Serialize)]
+struct Row {
+    design: Design,
+    cores: usize,
+    clients: usize,
+    /// Requests of a run, warming up included.
+    requests: u64,
+    virtual_ms: f64,
+    /// 10^6 simulated requests per second of processor time, everything included.
+    requests_per_cpu_us: Spread,
+    /// Virtual time over processor time.
+    speed: f64,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let cib = builtin("cib").context("Connect-IB is built in")?;
+    let designs = if args.design.is_empty() {
+        &Design::ALL[..]
+    } else {
+        &args.design[..]
+    };
+    let line = activity(args.json);
+    let header = [
+        "design",
+        "cores",
+        "clients",
+        "requests",
+        "virtual ms",
+        "M requests a CPU second",
+    ];
+    let mut rows = table(header, &[1, 2, 3, 4, 5]);
+    for &design in designs {
+        line.set_message(design.to_string());
+        line.tick();
+        let setup = Setup {
+            clients: args.clients,
+            time: args.duration,
+            ..Setup::paper(design, args.cores)
+        };
+        let (mut rates, mut last) = (Vec::new(), None);
+        for _ in 0..args.rounds {
+            let before = Usage::of(std::process::id())?.cpu_ns;
+            let outcome = simulate(cib, &setup)?;
+            let cpu_ns = Usage::of(std::process::id())?.cpu_ns - before;
+            #[allow(clippy::cast_precision_loss)] // far below 2^52
+            let (requests, cpu_ns) = (outcome.requests as f64, cpu_ns.max(1) as f64);
+            rates.push(requests / cpu_ns * 1e3);
+            last = Some((outcome, cpu_ns));
+        }
+        let (outcome, cpu_ns) = last.context("there was no round")?;
+        let row = Row {
+            design,
+            cores: args.cores,
+            clients: args.clients,
+            requests: outcome.requests,
+            virtual_ms: outcome.virtual_ms,
+            requests_per_cpu_us: Spread::of(&rates).context("there was no round")?,
+            speed: outcome.virtual_ms * 1e6 / cpu_ns,
+        };
+        if args.json {
+            print_typed("simulator", &row)?;
+        }
+        rows.add_row([
+            design.to_string(),
+            row.cores.to_string(),
+            row.clients.to_string(),
+            row.requests.to_string(),
+            figure(row.virtual_ms),
+            super::with_range(Some(row.requests_per_cpu_us), ""),
+        ]);
+    }
+    line.finish_and_clear();
+    if !args.json {
+        print(rows)?;
+    }
+    Ok(Outcome::Done)
+}
