@@ -1,8 +1,10 @@
 //! How the two processes of a benchmark talk besides the verbs: JSON, one value per line.
 
-use std::io::{BufRead, BufReader, Write};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -90,6 +92,19 @@ impl Link {
         ))
     }
 
+    /// Two connected ends for two threads of a simulated cluster, which share a thread of this process: who waits for
+    /// the other one lets virtual time pass.
+    #[must_use]
+    pub fn simulated_pair() -> (Link, Link) {
+        let (there, back) = (Pipe::default(), Pipe::default());
+        let end = |reader: &Pipe, writer: &Pipe| Link {
+            reader: Box::new(BufReader::new(reader.clone())),
+            writer: Box::new(Closing(writer.clone())),
+            child: None,
+        };
+        (end(&back, &there), end(&there, &back))
+    }
+
     /// The worker's process id, at the driver's end of a spawned one.
     #[must_use]
     pub fn worker_pid(&self) -> Option<u32> {
@@ -136,6 +151,44 @@ impl Link {
         serde_json::from_str(&line)
             .map(Some)
             .with_context(|| format!("the other process said {:?}", line.trim_end()))
+    }
+}
+
+/// Bytes from one simulated thread to another, and whether that is all.
+#[derive(Clone, Default)]
+struct Pipe(Arc<Mutex<(VecDeque<u8>, bool)>>);
+
+/// The end that writes; dropping it ends what the other one reads.
+struct Closing(Pipe);
+
+impl Read for Pipe {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let mut waiter = verbs::Waiter::new();
+        loop {
+            let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if !shared.0.is_empty() || shared.1 {
+                return shared.0.read(into);
+            }
+            drop(shared);
+            waiter.idle();
+        }
+    }
+}
+
+impl Write for Closing {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut shared = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
     }
 }
 

@@ -418,12 +418,17 @@ fn drive(link: &mut Link, choice: &NicChoice, task: &Task) -> Result<Outcome> {
         nic: choice.clone(),
         task: *task,
     }))?;
+    drive_on(link, &nic, task)
+}
+
+/// The same on an open NIC, with a worker that knows its task.
+pub(crate) fn drive_on(link: &mut Link, nic: &Nic, task: &Task) -> Result<Outcome> {
     Ok(match task {
         Task::Stream(stream) if stream.verb.is_send() => {
-            Outcome::Rate(send::drive(link, &nic, stream)?)
+            Outcome::Rate(send::drive(link, nic, stream)?)
         }
-        Task::Stream(stream) => Outcome::Rate(one_sided::drive(link, &nic, stream)?),
-        Task::PingPong(ping) => Outcome::Latency(ping::drive(link, &nic, ping)?),
+        Task::Stream(stream) => Outcome::Rate(one_sided::drive(link, nic, stream)?),
+        Task::PingPong(ping) => Outcome::Latency(ping::drive(link, nic, ping)?),
     })
 }
 
@@ -432,11 +437,15 @@ fn drive(link: &mut Link, choice: &NicChoice, task: &Task) -> Result<Outcome> {
 /// # Errors
 /// When a verb fails, or the driver is gone.
 pub(crate) fn work(link: &mut Link, order: &Order) -> Result<()> {
-    let nic = Nic::open(&order.nic)?;
-    match &order.task {
-        Task::Stream(stream) if stream.verb.is_send() => send::work(link, &nic, stream),
-        Task::Stream(stream) => one_sided::work(link, &nic, stream),
-        Task::PingPong(ping) => ping::work(link, &nic, ping),
+    work_on(link, &Nic::open(&order.nic)?, &order.task)
+}
+
+/// The same on an open NIC.
+pub(crate) fn work_on(link: &mut Link, nic: &Nic, task: &Task) -> Result<()> {
+    match task {
+        Task::Stream(stream) if stream.verb.is_send() => send::work(link, nic, stream),
+        Task::Stream(stream) => one_sided::work(link, nic, stream),
+        Task::PingPong(ping) => ping::work(link, nic, ping),
     }
 }
 

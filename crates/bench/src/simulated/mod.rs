@@ -1,6 +1,8 @@
 //! Experiments on a simulated cluster (`simnic`), in virtual time: the same code as on a real NIC.
 
+pub mod micro;
 pub mod sequencer;
+pub mod windows;
 
 use std::cell::Cell;
 use std::rc::Rc;

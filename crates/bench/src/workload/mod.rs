@@ -149,12 +149,20 @@ impl Nic {
     pub(crate) fn open(choice: &NicChoice) -> Result<Nic> {
         let provider = Provider::by_name(&choice.provider)?;
         let context = provider.device(choice.device.as_deref())?.open()?;
-        let pd = context.alloc_pd()?;
         Ok(Nic {
-            context,
-            pd,
             port_num: choice.port_num,
             gid_index: choice.gid_index,
+            ..Nic::on(&context)?
+        })
+    }
+
+    /// The first port of an open device.
+    pub(crate) fn on(context: &Context) -> Result<Nic> {
+        Ok(Nic {
+            pd: context.alloc_pd()?,
+            context: context.clone(),
+            port_num: 1,
+            gid_index: None,
         })
     }
 
@@ -195,8 +203,11 @@ pub(crate) fn small(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Nanoseconds of a clock that all processes of this host share.
+/// Nanoseconds of a clock that all processes of this host share; on a simulated core virtual ones.
 pub(crate) fn now_ns() -> u64 {
+    if let Some(now) = simnic::now() {
+        return u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    }
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let whole = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000;
     whole + u64::try_from(now.tv_nsec).unwrap_or(0)
@@ -231,6 +242,9 @@ pub(crate) fn reap<const N: usize>(
 
 /// How long a benchmark waits for something that should come at once.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// What a look at memory that has not changed takes of a simulated core, as in [`verbs::Waiter`].
+const LOOK: std::time::Duration = std::time::Duration::from_nanos(20);
 
 /// Notices when nothing has come for too long, without reading the clock each time.
 pub(crate) struct Patience {
@@ -269,7 +283,9 @@ impl Patience {
     /// Nothing came; true when that has been so for the whole time.
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
-        if self.pauses {
+        if simnic::is_simulated() {
+            simnic::idle(LOOK, None);
+        } else if self.pauses {
             std::hint::spin_loop();
         }
         self.empty = self.empty.wrapping_add(1);

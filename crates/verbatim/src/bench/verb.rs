@@ -12,12 +12,14 @@ use bench::record::Record;
 use bench::stats::Spread;
 use bench::workload::NicChoice;
 use clap::ValueEnum;
+use nicmodel::Profile;
 use serde::Serialize;
 
 use super::{CoresArgs, Keep, bytes, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{self, figure, print, print_json};
+use crate::model::NicProfileArgs;
+use crate::output::{self, figure, print, print_json, print_typed};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +27,7 @@ Examples:
   verbatim bench rc-send --payload 64 --batch 1
   verbatim bench rc-read --payload 1M --window 4 --json
   verbatim bench ud-send --payload 0 --provider system --device rxe0
+  verbatim bench ud-send --payload 60 --nic cib         one core on a simulated Connect-IB, in virtual time
 
 Every SEND, READ and atomic is checked, and of WRITEs what came last to each place. The time is the
 receiver's for SENDs and the requester's for the others; the first tenth is warm-up.";
@@ -33,6 +36,7 @@ pub(super) const LATENCY_EXAMPLES: &str = "\
 Examples:
   verbatim bench latency --verb write --payload 64
   verbatim bench latency --verb read --payload 4K --provider system --json
+  verbatim bench latency --verb write --nic cib
 
 Every exchange is timed into a histogram, less what reading the clock takes.";
 
@@ -49,9 +53,9 @@ struct Common {
     /// Payload from registered memory, however short
     #[arg(long)]
     no_inline: bool,
-    /// How long a round takes
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
-    duration: Duration,
+    /// How long a round takes [default: 500ms; 1ms of virtual time on a simulated NIC]
+    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    duration: Option<Duration>,
     /// Rounds, whose median is printed
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
     rounds: u32,
@@ -67,6 +71,34 @@ struct Common {
     nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
+    #[command(flatten)]
+    simulation: SimulationArgs,
+}
+
+/// What puts a measurement on a simulated NIC.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Simulation")]
+struct SimulationArgs {
+    /// Run on two simulated machines with this NIC, in virtual time: cx, cx3 or cib. One round is measured: the others
+    /// would be the same
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "rounds", "record", "cores"])]
+    name: Option<String>,
+    /// The same with a NIC of your own, described by a profile (verbatim model --template)
+    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = ["provider", "device", "rounds", "record", "cores"])]
+    file: Option<PathBuf>,
+}
+
+impl SimulationArgs {
+    fn profile(&self) -> Result<Option<Profile>> {
+        if self.name.is_none() && self.file.is_none() {
+            return Ok(None);
+        }
+        let chosen = NicProfileArgs {
+            nic: self.name.clone(),
+            nic_file: self.file.clone(),
+        };
+        chosen.chosen().map(Some)
+    }
 }
 
 impl Common {
@@ -84,7 +116,10 @@ impl Common {
     }
 
     fn duration_ms(&self) -> u64 {
-        u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX)
+        let simulated = self.simulation.name.is_some() || self.simulation.file.is_some();
+        let usual = Duration::from_millis(if simulated { 1 } else { 500 });
+        let duration = self.duration.unwrap_or(usual);
+        u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -207,7 +242,47 @@ struct LatencyResult {
     verified_ops: u64,
 }
 
+/// What came of a simulated measurement, as `--json` prints it.
+#[derive(Serialize)]
+struct Simulated<'a> {
+    nic: &'a str,
+    task: &'a Task,
+    outcome: &'a Measured,
+}
+
+/// Measures on a simulated NIC.
+fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
+    let outcome = bench::simulated::micro::run(profile, task)?;
+    let nic = profile.name.as_str();
+    if args.json {
+        print_typed(
+            "simulated",
+            &Simulated {
+                nic,
+                task,
+                outcome: &outcome,
+            },
+        )?;
+        return Ok(Outcome::Done);
+    }
+    print(format_args!(
+        "Simulated in virtual time, not measured, one core: {}",
+        profile.title
+    ))?;
+    if profile.host.post_wqe_ns.is_none() {
+        eprintln!("note: profile {nic} has no processor costs: its cores take no time for a verb");
+    }
+    match task {
+        Task::Stream(stream) => show_rate(stream, &rate_result(&[outcome]))?,
+        Task::PingPong(ping) => show_latency(ping, &latency_result(&[outcome]))?,
+    }
+    Ok(Outcome::Done)
+}
+
 fn measure(task: &Task, args: &Common) -> Result<Outcome> {
+    if let Some(profile) = args.simulation.profile()? {
+        return simulate(&profile, task, args);
+    }
     args.nic.settle_link_layer()?;
     let cores = args.cores.settle()?;
     let mut keep = args.record.as_deref().map(Keep::create).transpose()?;

@@ -1,8 +1,10 @@
 //! The figures of the paper as SVG, with the published points marked.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use bench::simulated::windows;
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{
     Bounds, Load, Mix, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
@@ -28,7 +30,7 @@ struct Figure {
 }
 
 const MODEL: &str = "model: bounds of the resources";
-const SIMULATED: &str = "simulated: the sequencer's own code in virtual time";
+const SIMULATED: &str = "simulated: the sequencer's own code";
 
 /// Draws all figures that there are into a folder; returns their files' names.
 pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static str>> {
@@ -36,10 +38,13 @@ pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static 
     let figures = [
         pcie_bytes(cib),
         sequencer_cores(simulated),
+        latency(simulated),
         herd_cores(cib),
         drtm(),
         ud_send(cib),
+        multi_queue(cib),
         inbound(),
+        wqe_cache(cib)?,
         atomics(),
     ];
     for figure in &figures {
@@ -114,6 +119,95 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
             (14.0, "seq_t3_atomics"),
         ],
     }
+}
+
+fn latency(simulated: &Simulated) -> Figure {
+    let batched = simulated.latencies(16);
+    // The rate is published, and not at what latency.
+    let peak = batched.last().map_or(0.0, |point| point.0);
+    let mut alone = simulated.latencies(1);
+    // Behind its peak it only gets slower.
+    alone.retain(|point| point.0 <= peak);
+    Figure {
+        file: "figure-8.svg",
+        title: "Figure 8: Spec-S0 on 10 cores under rising load",
+        kind: SIMULATED,
+        x: "median latency, µs",
+        y: "10^6 requests/s",
+        log: false,
+        curves: vec![
+            ("batches of up to 16".to_owned(), batched),
+            ("no batches, an add for each number".to_owned(), alone),
+        ],
+        points: vec![(peak, "seq_t3_spec_s0")],
+    }
+}
+
+fn multi_queue(cib: &Profile) -> Figure {
+    let at = |postlist, queue_pairs| {
+        let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
+        let load = Load::new(send, Role::Requester).in_postlists(postlist);
+        let mix = Mix::new(vec![load.on_queue_pairs(queue_pairs)]).on_cores(1);
+        rate(cib, &mix)
+    };
+    let over = |postlist| {
+        let relative = move |queue_pairs| Some(at(postlist, queue_pairs)? / at(1.0, 1)?);
+        (1..=8u32).map(move |queue_pairs| (f64::from(queue_pairs), relative(queue_pairs)))
+    };
+    Figure {
+        file: "figure-11b.svg",
+        title: "Figure 11b: UD SENDs of 60 bytes from one core of Connect-IB",
+        kind: MODEL,
+        x: "queue pairs",
+        y: "rate, as a multiple of one a post on one queue pair",
+        log: false,
+        curves: vec![
+            curve("postlists of 16", over(16.0)),
+            curve("one a post", over(1.0)),
+        ],
+        points: vec![
+            (4.0, "ud_send_1c_mq4_gain_hi"),
+            (4.0, "ud_send_1c_nobatch_mq_gain"),
+        ],
+    }
+}
+
+fn wqe_cache(cib: &Profile) -> Result<Figure> {
+    let over = |verb| -> Result<Vec<(f64, windows::Outcome)>> {
+        let at = |window: u32| {
+            let setup = windows::Setup {
+                verb,
+                window: window as usize,
+                time: Duration::from_micros(400),
+            };
+            Ok((f64::from(window), windows::run(cib, &setup)?))
+        };
+        powers(0..=11).map(at).collect()
+    };
+    let (reads, writes) = (over(Verb::RdmaRead)?, over(Verb::RdmaWrite)?);
+    let of = |name: &str, runs: &[(f64, windows::Outcome)], of: fn(&windows::Outcome) -> f64| {
+        let points = runs.iter().map(|(window, outcome)| (*window, of(outcome)));
+        (name.to_owned(), points.collect())
+    };
+    Ok(Figure {
+        file: "figure-13.svg",
+        title: "Figure 13: windows of 8-byte READs and WRITEs, 14 cores of Connect-IB",
+        kind: "simulated",
+        x: "window of each core",
+        y: "10^6/s",
+        log: true,
+        curves: vec![
+            of("READs", &reads, |o| o.rate_mops),
+            of("WRITEs", &writes, |o| o.rate_mops),
+            of("WQE cache misses of READs", &reads, |o| {
+                o.wqe_cache_misses_mops
+            }),
+            of("WQE cache misses of WRITEs", &writes, |o| {
+                o.wqe_cache_misses_mops
+            }),
+        ],
+        points: vec![(512.0, "out_read"), (512.0, "out_write_wqe_miss")],
+    })
 }
 
 fn herd_cores(cib: &Profile) -> Figure {
@@ -337,7 +431,7 @@ fn render(figure: &Figure, text: &mut String) -> Result<(), Box<dyn std::error::
     let mut chart = ChartBuilder::on(&root)
         .caption(
             format!("{} ({})", figure.title, figure.kind),
-            ("sans-serif", 17),
+            ("sans-serif", 15),
         )
         .margin(12)
         .x_label_area_size(42)
@@ -370,8 +464,15 @@ fn render(figure: &Figure, text: &mut String) -> Result<(), Box<dyn std::error::
             .label("published")
             .legend(|(x, y)| Circle::new((x + 9, y), 4, BLACK.stroke_width(2)));
     }
+    let starts = |(_, points): &(String, Vec<(f64, f64)>)| points.first().map_or(0.0, |p| p.1);
+    let rising = figure.curves.iter().all(|curve| starts(curve) < 0.5 * top);
     chart
         .configure_series_labels()
+        .position(if rising {
+            SeriesLabelPosition::UpperLeft
+        } else {
+            SeriesLabelPosition::MiddleRight
+        })
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()?;

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Print one JSON object per number: id, published, ours, error, kind, and more
     #[arg(long)]
     json: bool,
-    /// Draw Figures 2b, 7, 9, 10, 11a, 12 and 14 into this folder, as SVG with the published points marked
+    /// Draw Figures 2b and 7 to 14 into this folder, as SVG with the published points marked
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
 }
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
     }
-    let simulated = simulate()?;
+    let simulated = simulate(args.figures.is_some())?;
     if let Some(folder) = &args.figures {
         let drawn = figures::draw(folder, &simulated)?;
         eprintln!("drawn in {}: {}", folder.display(), drawn.join(", "));
@@ -62,8 +62,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// Runs the simulations that numbers come from.
-fn simulate() -> Result<Simulated> {
-    let setups = Simulated::setups();
+fn simulate(draw: bool) -> Result<Simulated> {
+    let setups = Simulated::setups(draw);
     let bar = output::progress(setups.len() as u64);
     let mut simulated = Simulated::default();
     for setup in setups {

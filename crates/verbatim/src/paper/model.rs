@@ -79,7 +79,7 @@ fn ratio(id: &str) -> Option<Ours> {
         "best_vs_worst_throughput" => fitted(times("ud-send-header-only", "sequencer-atomics")),
         "ud_send_ho_gain" => fitted(gain("ud-send-header-only", "ud-send-batch")),
         "ud_recv_ho_gain" => fitted(gain("ud-recv-header-only", "ud-recv")),
-        "ud_send_batch_gain" => predicted(gain("ud-send-batch", "ud-send")),
+        "ud_send_batch_gain" => fitted(gain("ud-send-batch", "ud-send")),
         "herd_gain_percore" => fitted(gain("herd-batch-1", "herd-1")),
         "herd_gain_peak" => predicted(gain("herd-batch", "herd")),
         "herd_vs_read_kv" => predicted(gain("herd-batch", "read-kv")),

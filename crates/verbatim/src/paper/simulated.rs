@@ -1,5 +1,7 @@
 //! Numbers that a simulation gives: the sequencer's own code on a simulated Connect-IB.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use bench::simulated::sequencer::{Outcome, Setup, run};
 use nicmodel::mixes;
@@ -12,13 +14,15 @@ use super::number::{Kind, Ours};
 #[derive(Debug, Default)]
 pub(super) struct Simulated {
     runs: Vec<(Setup, Outcome)>,
+    /// Spec-S0 under rising load, for Figure 8.
+    loads: Vec<(Setup, Outcome)>,
     /// One client with one request outstanding: a round trip.
     round_trip_us: Option<f64>,
 }
 
 impl Simulated {
-    /// The setups that the numbers and Figure 7 need.
-    pub(super) fn setups() -> Vec<Setup> {
+    /// The setups that the numbers and Figure 7 need, and, to draw, Figure 8.
+    pub(super) fn setups(draw: bool) -> Vec<Setup> {
         let cores = [1, 2, 4, 6, 8, 10, 12, 14];
         let swept = Design::ALL
             .into_iter()
@@ -26,6 +30,9 @@ impl Simulated {
         let mut setups = vec![Setup::paper(Design::Atomics, 1), round_trip()];
         for design in swept {
             setups.extend(cores.map(|cores| Setup::paper(design, cores)));
+        }
+        if draw {
+            setups.extend(loads());
         }
         setups
     }
@@ -39,6 +46,8 @@ impl Simulated {
             #[allow(clippy::cast_precision_loss)] // far below 2^52
             let ns = outcome.latency_ns_p50 as f64;
             self.round_trip_us = Some(ns * 1e-3);
+        } else if setup.postlist == 1 {
+            self.loads.push((setup, outcome));
         } else {
             self.runs.push((setup, outcome));
         }
@@ -51,6 +60,14 @@ impl Simulated {
         #[allow(clippy::cast_precision_loss)] // few cores
         let point = |(setup, outcome): &(Setup, Outcome)| (setup.cores as f64, outcome.rate_mops);
         of_design.map(point).collect()
+    }
+
+    /// Median latency in µs and rate of Spec-S0 under rising load, with batches of at most so many.
+    pub(super) fn latencies(&self, batch: usize) -> Vec<(f64, f64)> {
+        let of_batch = self.loads.iter().filter(|(setup, _)| setup.batch == batch);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        let point = |(_, o): &(Setup, Outcome)| (o.latency_ns_p50 as f64 * 1e-3, o.rate_mops);
+        of_batch.map(point).collect()
     }
 
     fn at(&self, design: Design, cores: usize) -> Option<&Outcome> {
@@ -70,11 +87,11 @@ impl Simulated {
             "seq_rpc_batch_mq_6c" | "seq_t3_rpc_opts" => {
                 (rate(Design::RpcBatchMq, 6)?, kind("seq_rpc_batch_mq_6c"))
             }
-            "seq_t3_spec_s0" => (rate(Design::SpecS0, 10)?, kind(id)),
+            "seq_t3_spec_s0" => (rate(Design::SpecS0, SPEC_S0_CORES)?, kind(id)),
             "seq_t3_atomics" => (rate(Design::Atomics, 1)?, kind(id)),
             "seq_rpc_resp_per_doorbell_6c" => {
                 let at = self.at(Design::RpcBatchMq, 6)?;
-                (at.answers_per_doorbell, Kind::Predicted)
+                (at.answers_per_doorbell, Kind::Fitted)
             }
             "seq_rpc_peak_cores" => {
                 let rates = self.rates(Design::RpcBatchMq);
@@ -97,6 +114,27 @@ fn round_trip() -> Setup {
         ..Setup::paper(Design::SpecS0, 1)
     }
 }
+
+/// Figure 8: more clients, then more requests outstanding of each, on the cores that Spec-S0 needs for its peak; with
+/// batches and without.
+fn loads() -> impl Iterator<Item = Setup> {
+    let clients = [1, 4, 12, 35].map(|clients| (clients, 1));
+    let windows = [1, 2, 4, 8, 16, 32].map(|window| (70, window));
+    let loads = clients.into_iter().chain(windows);
+    [1, 16].into_iter().flat_map(move |batch| {
+        loads.clone().map(move |(clients, window)| Setup {
+            clients,
+            window,
+            postlist: 1,
+            batch,
+            time: Duration::from_micros(300),
+            ..Setup::paper(Design::SpecS0, SPEC_S0_CORES)
+        })
+    })
+}
+
+/// Cores with which Spec-S0 reaches its peak.
+const SPEC_S0_CORES: usize = 10;
 
 /// Whether a number of the profile was fitted to it.
 fn kind(id: &str) -> Kind {

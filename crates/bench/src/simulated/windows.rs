@@ -1,0 +1,163 @@
+//! Windows of READs or WRITEs from all cores of a machine, as in Figure 13 of the paper: each core posts a window to
+//! a machine of its own, waits for all of it, and begins the next one.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use nicmodel::{Profile, Verb};
+use serde::Serialize;
+use verbs::{Access, Inline, MrSlice, Postlist, QueuePair, RemoteMemory, Waiter, WcBuffer};
+
+use super::Bed;
+
+/// Bytes of each READ or WRITE.
+const BYTES: usize = 8;
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Setup {
+    /// READs or WRITEs, both on RC.
+    pub verb: Verb,
+    /// How many a core posts before it waits for them.
+    pub window: usize,
+    /// Virtual time that is measured, after as much for warming up.
+    pub time: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// READs or WRITEs of all cores, in 10^6 a second.
+    pub rate_mops: f64,
+    /// WQEs that the NIC had to fetch again, in 10^6 a second.
+    pub wqe_cache_misses_mops: f64,
+}
+
+/// A core's side.
+struct Core {
+    qp: QueuePair<verbs::Rc>,
+    list: Postlist<verbs::Rc>,
+    into: MrSlice,
+    remote: RemoteMemory,
+    setup: Setup,
+    done: Rc<Cell<u64>>,
+}
+
+impl Core {
+    fn run(mut self, over: &Cell<bool>) -> Result<()> {
+        let mut buffer = WcBuffer::<16>::new();
+        let mut waiter = Waiter::never_sleeping();
+        while !over.get() {
+            for i in 1..=self.setup.window {
+                self.list.clear();
+                let wr = if self.setup.verb == Verb::RdmaRead {
+                    self.list.rdma_read(self.into, self.remote)
+                } else {
+                    self.list.rdma_write(Inline(&[0; BYTES]), self.remote)
+                };
+                if i == self.setup.window {
+                    wr.signaled();
+                }
+                self.qp.post_send(&mut self.list)?;
+            }
+            // They complete in order: the last one speaks for all.
+            loop {
+                let mut came = self.qp.send_cq().poll(&mut buffer)?;
+                match came.next() {
+                    Some(Ok(_)) => break,
+                    Some(Err(failed)) => bail!("{failed}"),
+                    None => waiter.idle(),
+                }
+            }
+            self.done.set(self.done.get() + self.setup.window as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When the profile lacks what a simulation needs, or a verb fails.
+pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+    let cores = profile.host.cores.value as usize;
+    let bed = Bed::new(profile, 1 + cores, 1)?;
+    let (done, over) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    let failure: Rc<RefCell<Option<anyhow::Error>>> = Rc::default();
+    let pd = bed.contexts[0].alloc_pd()?;
+    let depth = u32::try_from(setup.window + 1)?;
+    let mut others = Vec::new();
+    for (i, there) in bed.contexts.iter().enumerate().skip(1) {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let there_pd = there.alloc_pd()?;
+        let memory = there_pd.alloc(BYTES, access)?;
+        let (cq, there_cq) = (bed.contexts[0].create_cq(depth)?, there.create_cq(1)?);
+        let qp = pd.qp::<verbs::Rc>(&cq, &cq);
+        let qp = qp.max_send_wr(depth).max_recv_wr(1);
+        let qp = qp.inline_up_to(u32::try_from(BYTES)?).build()?;
+        let peer = there_pd.qp::<verbs::Rc>(&there_cq, &there_cq);
+        let peer = peer.max_recv_wr(1).access(access).build()?;
+        let (to, from) = (peer.endpoint(), qp.endpoint());
+        let results = pd.alloc(BYTES, Access::LOCAL_WRITE)?;
+        let qp = qp.connect(&to)?;
+        others.push(peer.connect(&from)?);
+        let core = Core {
+            list: qp.postlist(1),
+            qp,
+            into: results.slice(0..BYTES)?,
+            remote: memory.remote(),
+            setup: *setup,
+            done: Rc::clone(&done),
+        };
+        let (over, failure) = (Rc::clone(&over), Rc::clone(&failure));
+        bed.spawn(0, format!("core {i}"), move || {
+            if let Err(error) = core.run(&over) {
+                failure.replace(Some(error));
+            }
+            drop((results, memory));
+        });
+    }
+    bed.pass(setup.time);
+    let misses = || {
+        bed.cluster
+            .counters(bed.cluster.machine(0))
+            .wqe_cache_misses
+    };
+    let before = (done.get(), misses());
+    bed.pass(setup.time);
+    let after = (done.get(), misses());
+    over.set(true);
+    bed.finish()?;
+    if let Some(error) = failure.take() {
+        return Err(error);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let rate = |count: u64| count as f64 / setup.time.as_secs_f64() * 1e-6;
+    Ok(Outcome {
+        rate_mops: rate(after.0 - before.0),
+        wqe_cache_misses_mops: rate(after.1 - before.1),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use nicmodel::profile::builtin;
+
+    use super::*;
+
+    /// The paper: WRITEs never miss; READs do when more are outstanding than at the window that is best.
+    #[test]
+    fn reads_miss_behind_the_best_window_and_writes_never() {
+        let cib = builtin("cib").expect("built in");
+        let of = |verb, window| {
+            let time = Duration::from_micros(200);
+            run(cib, &Setup { verb, window, time }).expect("it runs")
+        };
+        assert_eq!(of(Verb::RdmaRead, 64).wqe_cache_misses_mops, 0.0);
+        assert!(of(Verb::RdmaRead, 1024).wqe_cache_misses_mops > 1.0);
+        assert_eq!(of(Verb::RdmaWrite, 1024).wqe_cache_misses_mops, 0.0);
+        assert!(of(Verb::RdmaRead, 64).rate_mops > 3.0 * of(Verb::RdmaRead, 1).rate_mops);
+    }
+}
