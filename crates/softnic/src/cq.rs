@@ -452,18 +452,32 @@ impl Cq {
 
     /// Takes what has arrived for `qp` so far into the buffer: before it is flushed or reset.
     pub(crate) fn drain_receiver(&self, qp: &Qp) {
-        let mut state = self.state.lock();
         let place = qp.recv_place.load(Ordering::Relaxed);
-        loop {
-            let mut out = [const { MaybeUninit::uninit() }; 64];
-            let mut sink = WcSink::new(&mut out);
+        self.drain(|state, sink| {
             if let Some(side) = state
                 .recv
                 .get_mut(place)
                 .filter(|r| r.qp().index == qp.index)
             {
-                side.receive(&mut sink, usize::MAX, true);
+                side.receive(sink, usize::MAX, true);
             }
+        });
+    }
+
+    /// Takes the completions of what `qp` has sent so far into the buffer: before it is flushed.
+    pub(crate) fn drain_sender(&self, qp: &Qp) {
+        self.drain(|_, sink| {
+            qp.poll_sends(sink, true);
+        });
+    }
+
+    /// Takes into the buffer what `gather` makes, until that is nothing.
+    fn drain(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
+        let mut state = self.state.lock();
+        loop {
+            let mut out = [const { MaybeUninit::uninit() }; 64];
+            let mut sink = WcSink::new(&mut out);
+            gather(&mut state, &mut sink);
             let n = sink.len();
             if n == 0 {
                 return;

@@ -334,7 +334,9 @@ impl Qp {
         if to == QpState::Err {
             if from != QpState::Err {
                 drop(control);
+                // What is complete by now comes before what is flushed.
                 self.drain_receiver();
+                self.send_cq.drain_sender(self);
                 self.fail();
             }
             return Ok(());

@@ -6,6 +6,7 @@ use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
 use crate::memory::MemKind;
+use crate::objects::{MOMENT, QpInit};
 use crate::pair::{Pair, Spec};
 use crate::wr::{Remote, Verb, recv, send, write};
 
@@ -32,6 +33,7 @@ tests! { "flush";
     the_peer_of_a_failed_queue_pair_lives_on [],
     a_flushed_message_is_not_delivered_later [],
     a_received_message_is_not_flushed [],
+    what_is_complete_comes_before_what_is_flushed [],
     a_message_of_a_deregistered_region_is_the_senders_failure [],
 }
 
@@ -432,6 +434,25 @@ fn a_received_message_is_not_flushed(env: &Env) {
         pair.a.sent().sent(1, Verb::Send);
         pair.a.expect_silence();
     }
+}
+
+/// Both queues complete in one CQ, in the order in which things happened.
+fn what_is_complete_comes_before_what_is_flushed(env: &Env) {
+    let mut side = Spec::rc().side(env);
+    let mut init = QpInit::new(IBV_QPT_RC, &side.rcq, &side.rcq);
+    side.qp = side.pd.qp(&mut init);
+    let itself = side.address();
+    side.connect(&itself);
+    side.recv(1, []);
+    side.recv(2, []);
+    side.post(send([]).id(3));
+    let mut got = side.rcq.take(1);
+    got[0].received(1, 0);
+    std::thread::sleep(MOMENT);
+    side.qp.to_state(IBV_QPS_ERR);
+    got = side.rcq.take(2);
+    got[0].sent(3, Verb::Send);
+    got[1].flushed(2);
 }
 
 /// The requester's device reads the payload whenever it sends: without the region that is a local error
