@@ -1,0 +1,254 @@
+//! Posting, polling and events.
+
+use super::*;
+
+impl World<'_> {
+    /// A key and a range that are mostly a region's.
+    pub(super) fn element(&self, input: &mut Input<'_>) -> ibv_sge {
+        let place = input.one_of(PLACES);
+        let region = self.ranges[place];
+        // SAFETY: a live region.
+        let lkey = unsafe { self.mrs[place].live().as_ref() }.map_or(0, |mr| mr.lkey);
+        let offset = u64::from(input.short()) % (region.len as u64 + 1);
+        let most = (region.len as u64 - offset).min(u64::from(u16::MAX));
+        let len = u64::from(input.short()) % (most + 1);
+        let mut sge = ibv_sge {
+            addr: region.addr as u64 + offset,
+            length: u32::try_from(len).unwrap_or(0),
+            lkey,
+        };
+        match input.byte() {
+            0xf0..=0xf3 => sge.length = input.word(),
+            0xf4..=0xf7 => sge.lkey = input.word(),
+            0xf8..=0xfb => sge.addr = sge.addr.wrapping_add(u64::from(input.word())),
+            0xfc => sge.addr = u64::from(input.byte()),
+            _ => {}
+        }
+        sge
+    }
+
+    pub(super) unsafe fn post_send(&mut self, input: &mut Input<'_>) {
+        let qp = self.qps[input.one_of(QPS)].live();
+        if qp.is_null() {
+            return;
+        }
+        let count = 1 + input.one_of(LIST - 1);
+        let mut sges = [[ibv_sge::zeroed(); 4]; LIST];
+        let mut list = [ibv_send_wr::zeroed(); LIST];
+        for (wr, sges) in list.iter_mut().zip(&mut sges).take(count) {
+            wr.wr_id = u64::from(input.byte());
+            wr.opcode = match input.byte() {
+                250.. => input.word(),
+                byte => u32::from(byte) % 16,
+            };
+            wr.send_flags = u32::from(input.byte() % 32);
+            wr.num_sge = match input.byte() {
+                // Negative, or longer than any queue has.
+                255 => i32::MIN,
+                254 => 1 << 20,
+                byte => i32::from(byte % 4),
+            };
+            wr.imm.imm_data = input.word();
+            for sge in &mut *sges {
+                *sge = self.element(input);
+                // "IBV_SEND_INLINE: send data in given gather list as inline data": the library reads it itself, as the
+                // program would, so it must be there.
+                if wr.send_flags & IBV_SEND_INLINE != 0 {
+                    sge.addr = self.base() as u64;
+                    sge.length %= u32::try_from(ARENA).unwrap_or(1);
+                }
+            }
+            wr.sg_list = sges.as_mut_ptr();
+            let remote = self.element(input);
+            // SAFETY: as in `make_pd`; members of unions are plain numbers and live handles.
+            unsafe {
+                if (*qp).qp_type == IBV_QPT_UD {
+                    let to = self.qps[input.one_of(QPS)].live().as_ref();
+                    wr.wr.ud.ah = self.ahs[input.one_of(PLACES)].live();
+                    wr.wr.ud.remote_qpn = to.map_or(input.word(), |to| to.qp_num);
+                    wr.wr.ud.remote_qkey = if input.rarely(8) { input.word() } else { 17 };
+                } else if wr.opcode == IBV_WR_BIND_MW {
+                    let window = self.mws[input.one_of(PLACES)].live();
+                    wr.bind_tso.bind_mw.mw = window;
+                    wr.bind_tso.bind_mw.rkey = window.as_ref().map_or(0, |window| {
+                        window.rkey.wrapping_add(u32::from(input.byte()))
+                    });
+                    wr.bind_tso.bind_mw.bind_info = self.bind_info(input);
+                } else {
+                    wr.wr.atomic.remote_addr = remote.addr;
+                    wr.wr.atomic.compare_add = u64::from(input.byte());
+                    wr.wr.rdma.remote_addr = remote.addr;
+                    // The same place for RDMA and atomics, or not.
+                    wr.wr.rdma.rkey = remote.lkey;
+                    if matches!(
+                        wr.opcode,
+                        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+                    ) {
+                        wr.wr.atomic.rkey = remote.lkey;
+                    }
+                    if input.rarely(8) {
+                        wr.qp_type.xrc.remote_srqn = input.word();
+                    }
+                }
+            }
+        }
+        for at in 1..count {
+            list[at - 1].next = &raw mut list[at];
+        }
+        let mut bad = null_mut();
+        // SAFETY: as in `make_pd`; a list that ends.
+        unsafe { ibv_post_send(qp, list.as_mut_ptr(), &raw mut bad) };
+    }
+
+    pub(super) fn bind_info(&self, input: &mut Input<'_>) -> ibv_mw_bind_info {
+        let region = self.mrs[input.one_of(PLACES)];
+        let range = self.element(input);
+        ibv_mw_bind_info {
+            mr: region.live(),
+            addr: range.addr,
+            length: range.length.into(),
+            mw_access_flags: u32::from(input.byte() & 0x3f),
+        }
+    }
+
+    pub(super) unsafe fn post_recv(&mut self, input: &mut Input<'_>) {
+        let count = 1 + input.one_of(LIST - 1);
+        let mut sges = [[ibv_sge::zeroed(); 4]; LIST];
+        let mut list = [ibv_recv_wr::zeroed(); LIST];
+        for (wr, sges) in list.iter_mut().zip(&mut sges).take(count) {
+            wr.wr_id = u64::from(input.byte());
+            wr.num_sge = match input.byte() {
+                255 => i32::MIN,
+                254 => 1 << 20,
+                byte => i32::from(byte % 4),
+            };
+            for sge in &mut *sges {
+                *sge = self.element(input);
+            }
+            wr.sg_list = sges.as_mut_ptr();
+        }
+        for at in 1..count {
+            list[at - 1].next = &raw mut list[at];
+        }
+        let mut bad = null_mut();
+        // SAFETY: as in `post_send`.
+        unsafe {
+            if input.rarely(3) {
+                let srq = self.srqs[input.one_of(2)].live();
+                if !srq.is_null() {
+                    ibv_post_srq_recv(srq, list.as_mut_ptr(), &raw mut bad);
+                }
+            } else {
+                let qp = self.qps[input.one_of(QPS)].live();
+                if !qp.is_null() {
+                    ibv_post_recv(qp, list.as_mut_ptr(), &raw mut bad);
+                }
+            }
+        }
+    }
+
+    pub(super) unsafe fn poll(&mut self, input: &mut Input<'_>) {
+        let cq = self.cqs[input.one_of(PLACES)].live();
+        let mut wc = [ibv_wc::zeroed(); POLL];
+        let asked = input.one_of(POLL + 1);
+        if !cq.is_null() {
+            // SAFETY: as in `make_pd`; as many places as are asked for.
+            let found =
+                unsafe { ibv_poll_cq(cq, c_int::try_from(asked).unwrap_or(0), wc.as_mut_ptr()) };
+            assert!(
+                usize::try_from(found).is_ok_and(|found| found <= asked),
+                "{found} of {asked}"
+            );
+        }
+    }
+
+    pub(super) unsafe fn notify(&mut self, input: &mut Input<'_>) {
+        let cq = self.cqs[input.one_of(PLACES)].live();
+        if !cq.is_null() {
+            // SAFETY: as in `make_pd`.
+            unsafe { ibv_req_notify_cq(cq, c_int::from(input.rarely(2))) };
+        }
+    }
+
+    /// Gets and acknowledges what events there are.
+    pub(super) unsafe fn events(&mut self, input: &mut Input<'_>) {
+        let verbs = self.tables.symbols;
+        // SAFETY: as in `make_pd`; nothing blocks.
+        unsafe {
+            let channel = self.channels[input.one_of(2)];
+            let (mut cq, mut cq_context) = (null_mut(), null_mut());
+            let got =
+                (verbs.ibv_get_cq_event)(channel.handle, &raw mut cq, &raw mut cq_context) == 0;
+            if got {
+                assert!(channel.live, "a destroyed channel has an event");
+                (verbs.ibv_ack_cq_events)(cq, 1);
+            }
+            let mut event = ibv_async_event {
+                element: ibv_async_event_element { port_num: 0 },
+                event_type: 0,
+            };
+            while (verbs.ibv_get_async_event)(self.device.context, &raw mut event) == 0 {
+                (verbs.ibv_ack_async_event)(&raw mut event);
+            }
+        }
+    }
+
+    /// Work requests by the extended API.
+    pub(super) unsafe fn build(&mut self, input: &mut Input<'_>) {
+        let qp = self.qps[input.one_of(QPS)].live();
+        if qp.is_null() {
+            return;
+        }
+        // SAFETY: as in `make_pd`; operations in the order that `ibv_wr_post(3)` asks for.
+        unsafe {
+            let built = (self.tables.later.ibv_qp_to_qp_ex)(qp);
+            let Some(start) = built.as_ref().and_then(|qp| qp.wr_start) else {
+                return;
+            };
+            start(built);
+            for _ in 0..input.one_of(LIST) {
+                (*built).wr_id = u64::from(input.byte());
+                (*built).wr_flags = u32::from(input.byte() % 8);
+                let remote = self.element(input);
+                let is_datagram = (*qp).qp_type == IBV_QPT_UD;
+                match input.one_of(6) {
+                    0 => (*built).wr_send.map(|send| send(built)),
+                    1 => (*built).wr_send_imm.map(|send| send(built, input.word())),
+                    2 => (*built)
+                        .wr_rdma_write
+                        .map(|write| write(built, remote.lkey, remote.addr)),
+                    3 => (*built)
+                        .wr_rdma_read
+                        .map(|read| read(built, remote.lkey, remote.addr)),
+                    4 => (*built)
+                        .wr_atomic_fetch_add
+                        .map(|add| add(built, remote.lkey, remote.addr, 1)),
+                    _ => (*built)
+                        .wr_local_inv
+                        .map(|invalidate| invalidate(built, remote.lkey)),
+                };
+                if let Some(set) = (*built).wr_set_ud_addr.filter(|_| is_datagram) {
+                    let to = self.qps[input.one_of(QPS)].live().as_ref();
+                    let ah = self.ahs[input.one_of(PLACES)].live();
+                    set(built, ah, to.map_or(0, |to| to.qp_num), 17);
+                }
+                if input.rarely(3) {
+                    let len = input.one_of(256);
+                    if let Some(set) = (*built).wr_set_inline_data {
+                        set(built, self.at(0), len);
+                    }
+                } else if let Some(set) = (*built).wr_set_sge {
+                    let sge = self.element(input);
+                    set(built, sge.lkey, sge.addr, sge.length);
+                }
+            }
+            match ((*built).wr_abort, (*built).wr_complete) {
+                (Some(abort), _) if input.rarely(8) => abort(built),
+                (_, Some(complete)) => {
+                    complete(built);
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The device under test.
+
+use super::*;
+
+/// The device under test, opened once.
+pub(crate) struct Device {
+    pub(super) context: *mut ibv_context,
+    pub(super) lid: u16,
+}
+
+// SAFETY: a context may be used by any thread (libibverbs is thread safe).
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    pub(crate) fn open(tables: Tables) -> Self {
+        let verbs = tables.symbols;
+        // SAFETY: as the man pages say, with places for all results.
+        unsafe {
+            let mut count = 0;
+            let list = (verbs.ibv_get_device_list)(&raw mut count);
+            assert!(!list.is_null() && count > 0, "the provider has no device");
+            let context = (verbs.ibv_open_device)(*list);
+            assert!(!context.is_null(), "the device opens");
+            (verbs.ibv_free_device_list)(list);
+            unblock((*context).async_fd);
+            let mut port = ibv_port_attr::zeroed();
+            assert_eq!((verbs.ibv_query_port)(context, 1, &raw mut port), 0);
+            Self {
+                context,
+                lid: port.lid,
+            }
+        }
+    }
+}
+
+/// Has reads of a descriptor return at once.
+pub(super) fn unblock(fd: c_int) {
+    // SAFETY: only the descriptor's flags are changed.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+}

@@ -1,0 +1,203 @@
+//! Protection domains, memory regions and windows, and what else memory is made of.
+
+use super::*;
+
+impl World<'_> {
+    pub(super) unsafe fn make_pd(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(PLACES);
+        if self.pds[place].live {
+            return;
+        }
+        // SAFETY: contract of `step`, here and in all that follows.
+        unsafe {
+            let made = if input.rarely(4) {
+                let mut attr: ibv_parent_domain_init_attr = ibv_parent_domain_init_attr::zeroed();
+                attr.pd = self.pds[input.one_of(PLACES)].handle;
+                attr.td = self.tds[input.one_of(2)].handle;
+                attr.comp_mask = if input.rarely(8) { input.word() } else { 0 };
+                extended!(self.alloc_parent_domain(self.device.context, &raw mut attr))
+                    .unwrap_or(null_mut())
+            } else {
+                (self.tables.symbols.ibv_alloc_pd)(self.device.context)
+            };
+            fill(&mut self.pds, place, made);
+        }
+    }
+
+    pub(super) unsafe fn end_pd(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.pds[input.one_of(PLACES)];
+        // SAFETY: as in `make_pd`.
+        place.ended(unsafe { (self.tables.symbols.ibv_dealloc_pd)(place.handle) });
+    }
+
+    pub(super) unsafe fn register(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(PLACES);
+        if self.mrs[place].live {
+            return;
+        }
+        let pd = self.pds[input.one_of(PLACES)].handle;
+        let (offset, len, access) = self.range(input);
+        let addr = self.at(offset);
+        // SAFETY: as in `make_pd`; the range lies in the arena, or is too long to be anything.
+        unsafe {
+            let made = match input.one_of(4) {
+                0 => (self.tables.later.ibv_reg_mr_iova2)(
+                    pd,
+                    addr,
+                    len,
+                    input.word().into(),
+                    access.cast_unsigned(),
+                ),
+                1 => {
+                    let dm = self.dms[input.one_of(2)].handle;
+                    let access = (access | IBV_ACCESS_ZERO_BASED).cast_unsigned();
+                    extended!(self.reg_dm_mr(pd, dm, u64::from(input.byte()), len, access))
+                        .unwrap_or(null_mut())
+                }
+                _ => (self.tables.symbols.ibv_reg_mr)(pd, addr, len, access),
+            };
+            fill(&mut self.mrs, place, made);
+        }
+        self.ranges[place] = Range {
+            addr: addr.addr(),
+            len,
+        };
+    }
+
+    /// A range of the arena, and access rights.
+    pub(super) fn range(&self, input: &mut Input<'_>) -> (usize, usize, c_int) {
+        let offset = usize::from(input.short()) % ARENA;
+        let len = usize::from(input.short()) % (ARENA - offset + 1);
+        let access = c_int::from(input.byte() & 0x3f);
+        let access = if input.rarely(2) {
+            access
+        } else {
+            access
+                | IBV_ACCESS_LOCAL_WRITE
+                | IBV_ACCESS_REMOTE_WRITE
+                | IBV_ACCESS_REMOTE_READ
+                | IBV_ACCESS_REMOTE_ATOMIC
+        };
+        (offset, len, access)
+    }
+
+    pub(super) unsafe fn end_mr(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.mrs[input.one_of(PLACES)];
+        // SAFETY: as in `make_pd`.
+        place.ended(unsafe { (self.tables.symbols.ibv_dereg_mr)(place.handle) });
+    }
+
+    pub(super) unsafe fn change_mr(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(PLACES);
+        let pd = self.pds[input.one_of(PLACES)].handle;
+        let flags = c_int::from(input.byte() % 9);
+        let (offset, len, access) = self.range(input);
+        let addr = self.at(offset);
+        let region = self.mrs[place];
+        // SAFETY: as in `make_pd`.
+        let result = unsafe {
+            let mr = region.handle;
+            (self.tables.symbols.ibv_rereg_mr)(mr, flags, pd, addr, len, access)
+        };
+        if result == 0 {
+            assert!(region.live, "a destroyed region was changed");
+            if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
+                self.ranges[place] = Range {
+                    addr: addr.addr(),
+                    len,
+                };
+            }
+        }
+    }
+
+    pub(super) unsafe fn window(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(PLACES);
+        let pd = self.pds[input.one_of(PLACES)].handle;
+        // SAFETY: as in `make_pd`; the context has the operations.
+        unsafe {
+            let ops = &(*self.device.context).ops;
+            let (Some(alloc), Some(dealloc), Some(bind)) =
+                (ops.alloc_mw, ops.dealloc_mw, ops.bind_mw)
+            else {
+                return;
+            };
+            match input.one_of(4) {
+                0 | 1 if !self.mws[place].live => {
+                    let made = alloc(pd, u32::from(input.byte() % 4));
+                    fill(&mut self.mws, place, made);
+                }
+                2 => {
+                    let window = &mut self.mws[place];
+                    window.ended(dealloc(window.handle));
+                }
+                _ => {
+                    let qp = self.qps[input.one_of(QPS)].live();
+                    let window = self.mws[place].live();
+                    if !qp.is_null() && !window.is_null() {
+                        let mut info = ibv_mw_bind {
+                            wr_id: 1,
+                            send_flags: u32::from(input.byte() % 16),
+                            bind_info: self.bind_info(input),
+                        };
+                        bind(qp, window, &raw mut info);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) unsafe fn small_objects(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(2);
+        let context = self.device.context;
+        // SAFETY: as in `make_pd`.
+        unsafe {
+            match input.one_of(7) {
+                0 if !self.tds[place].live => {
+                    let mut init = ibv_td_init_attr { comp_mask: 0 };
+                    let made = extended!(self.alloc_td(context, &raw mut init));
+                    fill(&mut self.tds, place, made.unwrap_or(null_mut()));
+                }
+                1 => {
+                    let td = self.tds[place].handle;
+                    let ended = extended!(self.dealloc_td(td)).unwrap_or(libc::EOPNOTSUPP);
+                    self.tds[place].ended(ended);
+                }
+                2 if !self.dms[place].live => {
+                    let mut attr = ibv_alloc_dm_attr {
+                        length: usize::from(input.short()),
+                        log_align_req: u32::from(input.byte() % 16),
+                        comp_mask: 0,
+                    };
+                    let made = extended!(self.alloc_dm(context, &raw mut attr));
+                    fill(&mut self.dms, place, made.unwrap_or(null_mut()));
+                }
+                3 => {
+                    let dm = self.dms[place].handle;
+                    let ended = extended!(self.free_dm(dm)).unwrap_or(libc::EOPNOTSUPP);
+                    self.dms[place].ended(ended);
+                }
+                4 if !self.xrcds[place].live => {
+                    let mut attr = ibv_xrcd_init_attr {
+                        comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+                        fd: if input.rarely(8) { 12345 } else { -1 },
+                        oflags: libc::O_CREAT,
+                    };
+                    let made = extended!(self.open_xrcd(context, &raw mut attr));
+                    fill(&mut self.xrcds, place, made.unwrap_or(null_mut()));
+                }
+                5 => {
+                    let xrcd = self.xrcds[place].handle;
+                    let ended = extended!(self.close_xrcd(xrcd)).unwrap_or(libc::EOPNOTSUPP);
+                    self.xrcds[place].ended(ended);
+                }
+                _ => {
+                    let dm = self.dms[place].live();
+                    if let Some(copy) = dm.as_ref().and_then(|dm| dm.memcpy_to_dm) {
+                        let len = usize::from(input.short()) % ARENA;
+                        copy(dm, u64::from(input.short()), self.at(0), len);
+                    }
+                }
+            }
+        }
+    }
+}

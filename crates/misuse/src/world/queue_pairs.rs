@@ -1,0 +1,257 @@
+//! Queue pairs, what they are connected to, and what is asked of them.
+
+use super::*;
+
+impl World<'_> {
+    pub(super) unsafe fn make_qp(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(QPS);
+        if self.qps[place].live {
+            return;
+        }
+        let mut init = ibv_qp_init_attr_ex::zeroed();
+        init.send_cq = self.cqs[input.one_of(PLACES)].handle;
+        init.recv_cq = self.cqs[input.one_of(PLACES)].handle;
+        if input.rarely(4) {
+            init.srq = self.srqs[input.one_of(2)].handle;
+        }
+        init.cap = ibv_qp_cap {
+            max_send_wr: input.number(32),
+            max_recv_wr: input.number(32),
+            max_send_sge: input.number(5),
+            max_recv_sge: input.number(5),
+            max_inline_data: input.number(128),
+        };
+        init.qp_type = match input.byte() {
+            250.. => input.word(),
+            byte => [
+                IBV_QPT_RC,
+                IBV_QPT_UC,
+                IBV_QPT_UD,
+                IBV_QPT_XRC_SEND,
+                IBV_QPT_XRC_RECV,
+            ][usize::from(byte) % 5],
+        };
+        init.sq_sig_all = c_int::from(input.rarely(2));
+        init.pd = self.pds[input.one_of(PLACES)].handle;
+        let extended = input.rarely(2) || init.qp_type == IBV_QPT_XRC_RECV;
+        // SAFETY: as in `make_pd`; the plain attributes are how the extended ones begin.
+        unsafe {
+            let made = if extended {
+                init.xrcd = self.xrcds[input.one_of(2)].handle;
+                init.comp_mask = match input.byte() {
+                    240.. => input.word(),
+                    _ if init.qp_type == IBV_QPT_XRC_RECV => IBV_QP_INIT_ATTR_XRCD,
+                    byte if byte % 2 == 0 => IBV_QP_INIT_ATTR_PD,
+                    _ => IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                };
+                init.send_ops_flags = if input.rarely(4) {
+                    u64::from(input.short())
+                } else {
+                    0x3ff
+                };
+                extended!(self.create_qp_ex(self.device.context, &raw mut init))
+                    .unwrap_or(null_mut())
+            } else {
+                (self.tables.symbols.ibv_create_qp)(init.pd, (&raw mut init).cast())
+            };
+            fill(&mut self.qps, place, made);
+        }
+    }
+
+    pub(super) unsafe fn end_qp(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.qps[input.one_of(QPS)];
+        // SAFETY: as in `make_pd`; its events are acknowledged.
+        place.ended(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
+    }
+
+    /// The address of this port.
+    pub(super) fn address(&self, input: &mut Input<'_>) -> ibv_ah_attr {
+        let mut address = ibv_ah_attr::zeroed();
+        address.dlid = if input.rarely(16) {
+            input.short()
+        } else {
+            self.device.lid
+        };
+        address.port_num = if input.rarely(16) { input.byte() } else { 1 };
+        address.is_global = u8::from(input.rarely(16));
+        address
+    }
+
+    pub(super) unsafe fn change_qp(&mut self, input: &mut Input<'_>) {
+        let place = self.qps[input.one_of(QPS)];
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = u32::from(input.byte() % 9);
+        attr.cur_qp_state = u32::from(input.byte() % 9);
+        attr.port_num = input.byte() % 3;
+        attr.path_mtu = u32::from(input.byte() % 7);
+        attr.qp_access_flags = u32::from(input.byte());
+        attr.dest_qp_num = input.word();
+        attr.ah_attr = self.address(input);
+        attr.max_rd_atomic = input.byte();
+        attr.timeout = input.byte();
+        let mask = input.word().cast_signed() & 0x1f_ffff;
+        // SAFETY: as in `make_pd`.
+        let result =
+            unsafe { (self.tables.symbols.ibv_modify_qp)(place.handle, &raw mut attr, mask) };
+        assert!(place.live || result != 0, "a destroyed QP was changed");
+    }
+
+    /// Connects two queue pairs, or one with itself, as far as their states let it.
+    pub(super) unsafe fn connect(&mut self, input: &mut Input<'_>) {
+        let (a, b) = (input.one_of(QPS), input.one_of(QPS));
+        let access = 0xe;
+        for (from, to) in [(a, b), (b, a)] {
+            let (from, to) = (self.qps[from].live(), self.qps[to].live());
+            // SAFETY: as in `make_pd`; both are live.
+            unsafe {
+                let (Some(qp), Some(peer)) = (from.as_ref(), to.as_ref()) else {
+                    return;
+                };
+                let mut attr = ibv_qp_attr::zeroed();
+                attr.qp_state = IBV_QPS_INIT;
+                attr.port_num = 1;
+                attr.qp_access_flags = access;
+                attr.qkey = 17;
+                attr.path_mtu = IBV_MTU_1024;
+                attr.dest_qp_num = peer.qp_num;
+                attr.ah_attr.dlid = self.device.lid;
+                attr.ah_attr.port_num = 1;
+                attr.max_rd_atomic = 4;
+                attr.max_dest_rd_atomic = 4;
+                attr.min_rnr_timer = 1;
+                // Short, so that what fails has failed at the end of the sequence.
+                attr.timeout = 1;
+                attr.retry_cnt = input.byte() % 8;
+                attr.rnr_retry = input.byte() % 8;
+                let first = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+                let datagram = qp.qp_type == IBV_QPT_UD;
+                let reliable = !datagram && qp.qp_type != IBV_QPT_UC;
+                let masks = if datagram {
+                    [
+                        first | IBV_QP_QKEY,
+                        IBV_QP_STATE,
+                        IBV_QP_STATE | IBV_QP_SQ_PSN,
+                    ]
+                } else {
+                    let rtr = IBV_QP_STATE
+                        | IBV_QP_AV
+                        | IBV_QP_PATH_MTU
+                        | IBV_QP_DEST_QPN
+                        | IBV_QP_RQ_PSN;
+                    let rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
+                    let more = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+                    let again = IBV_QP_TIMEOUT
+                        | IBV_QP_RETRY_CNT
+                        | IBV_QP_RNR_RETRY
+                        | IBV_QP_MAX_QP_RD_ATOMIC;
+                    [
+                        first | IBV_QP_ACCESS_FLAGS,
+                        if reliable { rtr | more } else { rtr },
+                        if reliable { rts | again } else { rts },
+                    ]
+                };
+                for (state, mask) in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]
+                    .into_iter()
+                    .zip(masks)
+                {
+                    attr.qp_state = state;
+                    (self.tables.symbols.ibv_modify_qp)(from, &raw mut attr, mask);
+                }
+            }
+        }
+    }
+
+    pub(super) unsafe fn ask(&mut self, input: &mut Input<'_>) {
+        let verbs = self.tables.symbols;
+        let context = self.device.context;
+        let nowhere = input.rarely(4);
+        let index = input.number(300).cast_signed();
+        // SAFETY: as in `make_pd`, with places for the answers, or NULL, which the software NIC refuses.
+        unsafe {
+            match input.one_of(8) {
+                0 => {
+                    let mut attr = ibv_qp_attr::zeroed();
+                    let mut init = ibv_qp_init_attr::zeroed();
+                    let qp = self.qps[input.one_of(QPS)];
+                    let to = if nowhere { null_mut() } else { &raw mut attr };
+                    let mask = index;
+                    let result = (verbs.ibv_query_qp)(qp.handle, to, mask, &raw mut init);
+                    assert!(qp.live || result != 0, "a destroyed QP answered");
+                }
+                1 => {
+                    let mut attr = ibv_srq_attr::zeroed();
+                    let srq = self.srqs[input.one_of(2)];
+                    let to = if nowhere { null_mut() } else { &raw mut attr };
+                    let result = (verbs.ibv_query_srq)(srq.handle, to);
+                    assert!(srq.live || result != 0, "a destroyed SRQ answered");
+                }
+                2 => {
+                    let mut gid = ibv_gid { raw: [0; 16] };
+                    let to = if nowhere { null_mut() } else { &raw mut gid };
+                    (verbs.ibv_query_gid)(context, input.byte() % 3, index, to);
+                }
+                3 => {
+                    let mut pkey = 0;
+                    let to = if nowhere { null_mut() } else { &raw mut pkey };
+                    (verbs.ibv_query_pkey)(context, input.byte() % 3, index, to);
+                }
+                4 => {
+                    let mut attr = ibv_device_attr::zeroed();
+                    let to = if nowhere { null_mut() } else { &raw mut attr };
+                    let result = (verbs.ibv_query_device)(context, to);
+                    assert_eq!(result != 0, nowhere);
+                }
+                5 => {
+                    let mut attr = ibv_port_attr::zeroed();
+                    let to = if nowhere { null_mut() } else { &raw mut attr };
+                    (verbs.ibv_query_port)(context, input.byte() % 3, to);
+                }
+                6 => {
+                    let mut number = 0;
+                    let srq = self.srqs[input.one_of(2)];
+                    let to = if nowhere { null_mut() } else { &raw mut number };
+                    let _ = extended!(self.get_srq_num(srq.handle, to));
+                }
+                _ => {
+                    let mut attr = ibv_device_attr_ex::zeroed();
+                    let to = if nowhere { null_mut() } else { &raw mut attr };
+                    let size = size_of::<ibv_device_attr_ex>();
+                    let _ = extended!(self.query_device_ex(context, null(), to, size));
+                }
+            }
+        }
+    }
+
+    pub(super) unsafe fn make_ah(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(PLACES);
+        if self.ahs[place].live {
+            return;
+        }
+        let pd = self.pds[input.one_of(PLACES)].handle;
+        let mut attr = self.address(input);
+        // SAFETY: as in `make_pd`.
+        let made = unsafe { (self.tables.symbols.ibv_create_ah)(pd, &raw mut attr) };
+        fill(&mut self.ahs, place, made);
+    }
+
+    pub(super) unsafe fn end_ah(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.ahs[input.one_of(PLACES)];
+        // SAFETY: as in `make_pd`.
+        place.ended(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
+    }
+
+    pub(super) unsafe fn group(&mut self, input: &mut Input<'_>) {
+        let qp = self.qps[input.one_of(QPS)];
+        let mut gid = ibv_gid { raw: [0xff; 16] };
+        // SAFETY: as in `make_pd`; any bytes are a GID.
+        unsafe {
+            gid.raw[15] = input.byte() % 4;
+            let result = if input.rarely(2) {
+                (self.tables.symbols.ibv_attach_mcast)(qp.handle, &raw const gid, 0xc001)
+            } else {
+                (self.tables.symbols.ibv_detach_mcast)(qp.handle, &raw const gid, 0xc001)
+            };
+            assert!(qp.live || result != 0, "a destroyed QP joined a group");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Completion queues and channels, and shared receive queues.
+
+use super::*;
+
+impl World<'_> {
+    pub(super) unsafe fn make_cq(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(PLACES);
+        if self.cqs[place].live {
+            return;
+        }
+        let channel = self.channels[input.one_of(2)].handle;
+        let channel = if input.rarely(2) { channel } else { null_mut() };
+        let context = self.device.context;
+        // SAFETY: as in `make_pd`.
+        unsafe {
+            let made = if input.rarely(3) {
+                let mut attr = ibv_cq_init_attr_ex::zeroed();
+                attr.cqe = input.number(64);
+                attr.channel = channel;
+                attr.wc_flags = u64::from(input.short());
+                extended!(self.create_cq_ex(context, &raw mut attr))
+                    .unwrap_or(null_mut())
+                    .cast()
+            } else {
+                let cqe = input.number(64).cast_signed();
+                let vector = c_int::from(input.rarely(16));
+                (self.tables.symbols.ibv_create_cq)(context, cqe, null_mut(), channel, vector)
+            };
+            fill(&mut self.cqs, place, made);
+        }
+    }
+
+    pub(super) unsafe fn end_cq(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.cqs[input.one_of(PLACES)];
+        // SAFETY: as in `make_pd`; its events are acknowledged.
+        place.ended(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
+    }
+
+    pub(super) unsafe fn change_cq(&mut self, input: &mut Input<'_>) {
+        let place = self.cqs[input.one_of(PLACES)];
+        // SAFETY: as in `make_pd`.
+        let result = unsafe {
+            if input.rarely(2) {
+                let mut attr = ibv_modify_cq_attr::zeroed();
+                attr.attr_mask = u32::from(input.byte() % 3);
+                attr.moderate.cq_count = input.short();
+                // A long period would be waited for at the end of events that nobody needs.
+                attr.moderate.cq_period = input.byte().into();
+                extended!(self.modify_cq(place.handle, &raw mut attr)).unwrap_or(libc::EOPNOTSUPP)
+            } else {
+                let cqe = input.number(64).cast_signed();
+                (self.tables.symbols.ibv_resize_cq)(place.handle, cqe)
+            }
+        };
+        assert!(place.live || result != 0, "a destroyed CQ was changed");
+    }
+
+    pub(super) unsafe fn make_channel(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(2);
+        if !self.channels[place].live {
+            // SAFETY: as in `make_pd`.
+            unsafe {
+                let made = (self.tables.symbols.ibv_create_comp_channel)(self.device.context);
+                if let Some(channel) = made.as_ref() {
+                    unblock(channel.fd);
+                }
+                fill(&mut self.channels, place, made);
+            }
+        }
+    }
+
+    pub(super) unsafe fn end_channel(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.channels[input.one_of(2)];
+        // SAFETY: as in `make_pd`.
+        place.ended(unsafe { (self.tables.symbols.ibv_destroy_comp_channel)(place.handle) });
+    }
+
+    pub(super) unsafe fn make_srq(&mut self, input: &mut Input<'_>) {
+        let place = input.one_of(2);
+        if self.srqs[place].live {
+            return;
+        }
+        let pd = self.pds[input.one_of(PLACES)].handle;
+        let attr = ibv_srq_attr {
+            max_wr: input.number(32),
+            max_sge: input.number(4),
+            srq_limit: input.number(32),
+        };
+        // SAFETY: as in `make_pd`.
+        unsafe {
+            let made = if input.rarely(3) {
+                let mut init = ibv_srq_init_attr_ex::zeroed();
+                init.attr = attr;
+                init.comp_mask = u32::from(input.byte() & 0x1f);
+                init.srq_type = u32::from(input.byte() % 3);
+                init.pd = pd;
+                init.xrcd = self.xrcds[input.one_of(2)].handle;
+                init.cq = self.cqs[input.one_of(PLACES)].handle;
+                extended!(self.create_srq_ex(self.device.context, &raw mut init))
+                    .unwrap_or(null_mut())
+            } else {
+                let mut init = ibv_srq_init_attr::zeroed();
+                init.attr = attr;
+                (self.tables.symbols.ibv_create_srq)(pd, &raw mut init)
+            };
+            fill(&mut self.srqs, place, made);
+        }
+    }
+
+    pub(super) unsafe fn end_srq(&mut self, input: &mut Input<'_>) {
+        let place = &mut self.srqs[input.one_of(2)];
+        // SAFETY: as in `make_pd`; its events are acknowledged.
+        place.ended(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
+    }
+
+    pub(super) unsafe fn change_srq(&mut self, input: &mut Input<'_>) {
+        let place = self.srqs[input.one_of(2)];
+        let mut attr = ibv_srq_attr {
+            max_wr: input.number(32),
+            max_sge: input.number(4),
+            srq_limit: input.number(32),
+        };
+        let mask = c_int::from(input.byte() % 5);
+        // SAFETY: as in `make_pd`.
+        let result =
+            unsafe { (self.tables.symbols.ibv_modify_srq)(place.handle, &raw mut attr, mask) };
+        assert!(place.live || result != 0, "a destroyed SRQ was changed");
+    }
+}
