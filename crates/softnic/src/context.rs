@@ -39,18 +39,6 @@ impl Context {
         })
     }
 
-    /// Puts the operations in place that know XRC, whose cost nobody else has to bear.
-    pub(crate) fn use_xrc(&self) {
-        // SAFETY: aligned pointers in our own object, which other threads of the program read without
-        // synchronisation: each is an operation that works at any time.
-        unsafe {
-            let ops = &raw mut (*self.abi.get()).context.ops;
-            (&raw mut (*ops).poll_cq).write_volatile(Some(crate::abi::poll_cq_xrc));
-            (&raw mut (*ops).req_notify_cq).write_volatile(Some(crate::abi::req_notify_cq_xrc));
-            (&raw mut (*ops).post_send).write_volatile(Some(crate::abi::post_send_xrc));
-        }
-    }
-
     pub(crate) fn async_fd(&self) -> i32 {
         self.events.raw_fd()
     }

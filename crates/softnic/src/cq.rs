@@ -20,6 +20,7 @@ use crate::fabric::layout::*;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
+use crate::xrc;
 
 /// Queue pairs that are looked at in each poll, from the front and from the cursor.
 const SCAN: usize = 16;
@@ -189,6 +190,10 @@ impl Cq {
     /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
         self.nic.check_mail();
+        if xrc::in_use() {
+            // What has arrived in a domain is handed to the queues.
+            xrc::progress(self.nic);
+        }
         let mut state = self.state.lock();
         state.armed_at = None;
         let mut sink = WcSink::new(out);
@@ -351,6 +356,10 @@ impl Cq {
         state.solicited = false;
         state.armed_at = Some(crate::send::now_ns());
         state.wake_debtors();
+        drop(state);
+        if xrc::in_use() {
+            xrc::arm(self.nic);
+        }
     }
 
     /// Calls the engine if the queue is armed: something has just completed here.

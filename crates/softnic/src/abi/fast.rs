@@ -12,7 +12,7 @@ use crate::qp_state::QpState;
 use crate::recv::RecvQueue;
 use crate::send;
 use crate::srq::Srq;
-use crate::xrc::{self, Xrc};
+use crate::xrc::Xrc;
 
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -22,7 +22,8 @@ pub(super) unsafe extern "C" fn post_send(
     // SAFETY: a handle of ours that is not being destroyed; the list is as `ibv_post_send(3)` says.
     unsafe {
         match follow::<Qp, _>(qp) {
-            Some(qp) => send::post_send(qp, wr, bad_wr),
+            Some(qp) if !matches!(qp.xrc, Xrc::Send) => send::post_send(qp, wr, bad_wr),
+            Some(qp) => send::post_send_xrc(qp, wr, bad_wr),
             None => libc::EINVAL,
         }
     }
@@ -54,45 +55,6 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
             0
         }
         None => libc::EINVAL,
-    }
-}
-
-/// [`post_send`] of a context that has queue pairs for XRC.
-pub(crate) unsafe extern "C" fn post_send_xrc(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad_wr: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: as in `post_send`.
-    unsafe {
-        match follow::<Qp, _>(qp) {
-            Some(qp) if matches!(qp.xrc, Xrc::Send) => send::post_send_xrc(qp, wr, bad_wr),
-            _ => post_send(qp, wr, bad_wr),
-        }
-    }
-}
-
-/// [`poll_cq`] of a context that has an XRC domain: what has arrived there is handed out first.
-pub(crate) unsafe extern "C" fn poll_cq_xrc(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: as in `poll_cq`.
-    unsafe {
-        if let Some(cq) = follow::<Cq, _>(cq) {
-            cq.nic.check_mail();
-            xrc::progress(cq.nic);
-        }
-        poll_cq(cq, n, wc)
-    }
-}
-
-/// [`req_notify_cq`] of a context that has an XRC domain.
-pub(crate) unsafe extern "C" fn req_notify_cq_xrc(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: as in `req_notify_cq`.
-    unsafe {
-        let errno = req_notify_cq(cq, solicited_only);
-        if let Some(cq) = follow::<Cq, _>(cq) {
-            xrc::arm(cq.nic);
-        }
-        errno
     }
 }
 

@@ -20,7 +20,6 @@ mod qp_ex;
 mod xrc;
 
 pub(crate) use cq_ex::Polling;
-pub(crate) use fast::{poll_cq_xrc, post_send_xrc, req_notify_cq_xrc};
 pub(crate) use mw::bind_request;
 pub(crate) use qp_ex::{Builder, QpEx};
 

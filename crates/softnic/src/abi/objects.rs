@@ -438,7 +438,6 @@ pub(super) unsafe fn create_qp(
             QpType::XrcSend => {
                 init.cap.max_recv_wr = 0;
                 init.cap.max_recv_sge = 0;
-                pd.context.use_xrc();
                 (Arc::clone(&send_cq), send_cq, None)
             }
             _ => (

@@ -53,7 +53,6 @@ pub(super) unsafe extern "C" fn open_xrcd(
                 domain
             }
         };
-        c.use_xrc();
         let abi = UnsafeCell::new(ibv_xrcd { context });
         let uses = Arc::default();
         Ok(live::hand_out_box(Box::new(XrcdHandle {
