@@ -4,6 +4,7 @@
 
 use std::ffi::c_void;
 use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
@@ -139,10 +140,31 @@ fn userfaultfd_works() -> bool {
     }
 }
 
+/// Pages are shared once the harness's own thread has gone to sleep.
+fn wait_for_the_harness(pd: &Pd) {
+    let pages = Pages::new(1);
+    let start = Instant::now();
+    loop {
+        let mr = pd.register(pages.at, PAGE);
+        let shared = pages.shared();
+        deregister(mr);
+        if shared == 1 {
+            return;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the pages stay private"
+        );
+    }
+}
+
 fn pages_are_shared_while_a_region_lies_on_them(pd: &Pd, shared: bool) {
     let count = |pages: usize| if shared { pages } else { 0 };
     let pages = Pages::new(4);
     pages.fill();
+    if shared {
+        wait_for_the_harness(pd);
+    }
     // Part of the second page, the third, and the first bytes of the fourth.
     let first = pd.register(pages.at.wrapping_add(PAGE + 100), 2 * PAGE);
     assert_eq!(pages.shared(), count(3));
