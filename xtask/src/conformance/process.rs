@@ -102,10 +102,10 @@ impl Program {
         }
     }
 
-    /// Asks it to end, as Ctrl-C does, and then makes it end.
+    /// Asks it to end, and then makes it end. Not as Ctrl-C does: what a shell starts in the background ignores that.
     pub(crate) fn stop(self) -> Result<Ended> {
         if !self.has_ended()? {
-            self.signal(Signal::INT);
+            self.signal(Signal::TERM);
             self.wait(Instant::now() + POLITENESS)?;
         }
         self.end()
@@ -227,12 +227,12 @@ mod tests {
             std::thread::sleep(POLL);
         }
         assert!(!program.wait(Instant::now()).unwrap());
-        assert_eq!(program.stop().unwrap().how(), "killed by signal 2");
+        assert_eq!(program.stop().unwrap().how(), "killed by signal 15");
     }
 
     #[test]
     fn children_end_with_their_program_and_no_politeness_is_demanded() {
-        let program = start("trap '' INT; sleep 1000 & echo $!; wait; wait; sleep 1000");
+        let program = start("trap '' TERM; sleep 1000 & echo $!; wait; wait; sleep 1000");
         let deadline = soon();
         while !program.output().ends_with('\n') {
             assert!(Instant::now() < deadline);
