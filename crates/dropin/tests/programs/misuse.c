@@ -277,6 +277,8 @@ static void forked(void)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (!child) {
+		struct ibv_device_attr attr;
+		CHECK(!ibv_query_device(context, &attr));
 		for (int i = 0; i < 2; i++) {
 			REFUSED(ibv_destroy_qp(qps[i]), EINVAL);
 			REFUSED(ibv_dereg_mr(mrs[i]), EINVAL);

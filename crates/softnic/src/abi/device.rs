@@ -160,16 +160,27 @@ pub(super) unsafe fn context_of(handle: *mut ibv_context) -> Option<&'static Con
     if !live::is_live::<Context, _>(handle) {
         return None;
     }
-    let before = std::mem::offset_of!(verbs_context, context);
-    // SAFETY: the handle is the field `context` of the `verbs_context` at the start of a leaked `Context`.
-    Some(unsafe { &*handle.byte_sub(before).cast::<Context>() })
+    // SAFETY: contract of this function, and live.
+    Some(unsafe { context_behind(handle) })
 }
 
+/// The context behind a handle that is or was one.
+///
+/// # Safety
+/// `handle` was made from a [`Context`].
+unsafe fn context_behind(handle: *mut ibv_context) -> &'static Context {
+    let before = std::mem::offset_of!(verbs_context, context);
+    // SAFETY: the handle is the field `context` of the `verbs_context` at the start of a leaked `Context`.
+    unsafe { &*handle.byte_sub(before).cast::<Context>() }
+}
+
+/// The NIC behind a handle, to ask it about device and port, which a forked child may do with its parent's.
 pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
-    // SAFETY: a handle of ours (contract of every function that takes one).
-    unsafe { context_of(handle) }
-        .map(|c| c.nic)
-        .ok_or(libc::EINVAL)
+    if !live::is_known::<Context, _>(handle) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: known, so it was made from a context.
+    Ok(unsafe { context_behind(handle) }.nic)
 }
 
 pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {

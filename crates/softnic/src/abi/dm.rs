@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use verbs_abi::*;
 
-use super::device::context_of;
+use super::device::nic_of;
 use super::import::DMS;
 use super::mr::{MrRange, register_mr};
 use super::objects::{Pd, busy};
@@ -72,9 +72,10 @@ pub(super) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
-    // SAFETY: a handle of ours; NULL or the program's attributes.
-    let (c, attr) = unsafe { (context_of(context), attr.as_ref()) };
-    let made = c.zip(attr).ok_or(libc::EINVAL).and_then(|(_, attr)| {
+    // SAFETY: NULL or the program's attributes.
+    let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL);
+    // The memory is this process's, whoever has opened the device.
+    let made = nic_of(context).and(attr).and_then(|attr| {
         if attr.comp_mask != 0 {
             return Err(libc::EOPNOTSUPP);
         }

@@ -5,7 +5,8 @@
 //! handle up, and refuse one that is not live or is of another kind, with the errno of a bad argument.
 //!
 //! A child that was forked gets the same answer for what its parent made: the objects are the parent's, which goes on
-//! using them. (The kernel would let the child destroy them, through the descriptor that both have.)
+//! using them. (The kernel would let the child destroy them, through the descriptor that both have.) It may ask its
+//! parent's contexts about device and port, and allocate device memory of its own.
 //!
 //! The data path does not: a look-up costs more than a post. Nor is a handle told from another one of the same kind
 //! that has been given the same address since.
@@ -72,6 +73,13 @@ fn with<T: 'static, A, R>(handle: *mut A, look: impl FnOnce(&mut Handle) -> R) -
 /// Whether the handle is that of a live object of this type.
 pub(super) fn is_live<T: 'static, A>(handle: *mut A) -> bool {
     with::<T, A, _>(handle, |_| ()).is_some()
+}
+
+/// The same, whichever process has made the object: this one, or one that it was forked from.
+pub(super) fn is_known<T: 'static, A>(handle: *mut A) -> bool {
+    let part = part(handle.addr());
+    let known = part.as_ref().and_then(|live| live.get(&handle.addr()));
+    known.is_some_and(|known| known.of == TypeId::of::<T>())
 }
 
 /// Says that the object is about to be destroyed; false if it is not live or somebody else has said so.
