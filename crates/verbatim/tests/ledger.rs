@@ -106,13 +106,23 @@ fn the_projects_own_programs_are_counted_with_all_their_processes() {
     assert_eq!(ledger.provider, "softnic");
 }
 
+/// Shell commands that start `$server` and `$client`, who are at it for ever when they are through.
+fn endless(port: u16) -> String {
+    let known = "/proc/net/tcp /proc/net/tcp6";
+    format!(
+        "ibv_rc_pingpong -p {port} -n 100000000 & server=$!; \
+         until grep -q ':{port:04X} .* 0A ' {known}; do sleep 0.05; done; \
+         ibv_rc_pingpong -p {port} -n 100000000 127.0.0.1 & client=$!; \
+         until grep -qE ':{port:04X} [0-9A-F]+:[0-9A-F]+ 0[1-9] ' {known}; do sleep 0.05; done; \
+         sleep 1"
+    )
+}
+
 #[test]
 fn a_program_that_is_killed_leaves_its_ledger_and_its_status() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("l.json");
-    let script = "ibv_rc_pingpong -p 18578 -n 100000000 & server=$!; sleep 0.3; \
-                  ibv_rc_pingpong -p 18578 -n 100000000 127.0.0.1 & client=$!; \
-                  sleep 1; kill -KILL $client $server; exit 9";
+    let script = format!("{}; kill -KILL $client $server; exit 9", endless(18578));
     let out = verbatim(&[
         "run",
         "--ledger",
@@ -124,7 +134,7 @@ fn a_program_that_is_killed_leaves_its_ledger_and_its_status() {
         "--",
         "sh",
         "-c",
-        script,
+        &script,
     ]);
     assert_eq!(out.status.code(), Some(9));
     let text = std::fs::read_to_string(file).expect("it was written");
@@ -278,9 +288,7 @@ fn a_trace_tells_connections_and_calls_handles_alike_in_both_libraries() {
 fn a_trace_of_a_killed_program_is_whole_up_to_its_end() {
     let lines = trace(
         "trace_3",
-        "ibv_rc_pingpong -p 18581 -n 100000000 & server=$!; sleep 0.3; \
-         ibv_rc_pingpong -p 18581 -n 100000000 127.0.0.1 & client=$!; \
-         sleep 1; kill -KILL $client $server; true",
+        &format!("{}; kill -KILL $client $server; true", endless(18581)),
     );
     assert!(count(&lines, "post_send qp1 1/1 ") > 10, "{lines:#?}");
     assert_eq!(count(&lines, "ibv_destroy_qp"), 0);
