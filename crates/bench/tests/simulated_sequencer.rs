@@ -104,7 +104,6 @@ fn every_client_has_a_machine_of_its_own() {
 }
 
 #[test]
-#[ignore = "takes seconds and a gigabyte of memory"]
 fn ten_thousand_machines() {
     let outcome = many_machines(10_000);
     assert!(outcome.requests >= 10_000, "{outcome:?}");
