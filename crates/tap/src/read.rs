@@ -410,7 +410,9 @@ fn nothing(transport: Transport) -> Counted {
 }
 
 fn mean(bytes: u64, count: u64) -> u32 {
-    let mean = (bytes + count / 2).checked_div(count).unwrap_or(0);
+    // A damaged file may say any number of bytes.
+    let rounded = bytes.saturating_add(count / 2);
+    let mean = rounded.checked_div(count).unwrap_or(0);
     narrow(mean).min(MAX_MESSAGE_BYTES)
 }
 
@@ -513,6 +515,17 @@ mod tests {
         };
         assert_eq!((qp.operations(), qp.postlists), (6, 6));
         assert!((qp.sent[0].operation.signaled - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn more_bytes_than_there_can_be_are_a_mean_all_the_same() {
+        let mut words = words();
+        let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpCell<u64>, sent) / 8;
+        words[sent + 2] = u64::MAX;
+        let read = from(&bytes(&words)).expect("a file");
+        assert_eq!(read.profile.check(), Ok(()));
+        let operation = read.profile.queue_pairs[0].sent[0].operation;
+        assert!(operation.payload_bytes > 60, "{operation:?}");
     }
 
     proptest! {
