@@ -112,6 +112,23 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: "private-memory",
+        what: "verbs semantics between processes that cannot map each other's memory",
+        kind: Kind::Tests,
+        args: &[
+            "test",
+            "-p",
+            CONFORMANCE,
+            "--release",
+            "--test",
+            "softnic",
+            "processes",
+        ],
+        env: &[("VERBATIM_KEEP_PRIVATE", "1")],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "loom",
         what: "every interleaving of the shared-memory rings",
         kind: Kind::Tests,

@@ -15,7 +15,7 @@ use crate::rng::pattern;
 /// Where memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemKind {
-    /// The heap: no other process can map it.
+    /// The heap, of which a provider may share the pages or not (`VERBATIM_KEEP_PRIVATE`).
     Private,
     /// What the provider offers for fast access by other processes; the heap where it has nothing.
     Shared,
