@@ -1,0 +1,293 @@
+//! The index: where in the log the item of a key is.
+//!
+//! Buckets of eight slots, one cache line each. A slot is a word:
+//!
+//! | bits | meaning |
+//! |---|---|
+//! | 63..48 | tag: 16 bits of the hash that do not choose the bucket |
+//! | 47..40 | how many buckets behind its home the item is |
+//! | 39..0 | 1 + position in the log, in units of 8 bytes; the whole word is 0 in an empty slot |
+//!
+//! An item whose home bucket is full goes to the next one with room, at most 255 away. All buckets
+//! between its home and its place are full for as long as it is there (removal moves items back), so a search
+//! ends at the first bucket that has room: mostly after one cache line.
+
+use memmap2::MmapMut;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::memory::{self, NoMemory};
+use crate::prefetch::prefetch;
+
+const SLOTS: usize = 8;
+const POS_BITS: u32 = 40;
+const POS_MASK: u64 = (1 << POS_BITS) - 1;
+
+/// Positions that a slot can hold.
+pub(super) const MOST_UNITS: u64 = POS_MASK - 1;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C, align(64))]
+struct Bucket([u64; SLOTS]);
+
+/// A place in the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    bucket: usize,
+    slot: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Index {
+    memory: MmapMut,
+    buckets: usize,
+    reach: usize,
+}
+
+fn tag(hash: u64) -> u64 {
+    hash >> 32 & 0xffff
+}
+
+fn word(hash: u64, distance: usize, pos: usize) -> u64 {
+    tag(hash) << 48 | (distance as u64) << POS_BITS | (pos as u64 + 1)
+}
+
+fn pos_of(word: u64) -> usize {
+    ((word & POS_MASK) - 1) as usize
+}
+
+fn distance_of(word: u64) -> usize {
+    (word >> POS_BITS & 0xff) as usize
+}
+
+impl Index {
+    /// An index with room for `items` at seven eighths of its slots.
+    pub(super) fn new(items: usize) -> Result<Self, NoMemory> {
+        let buckets = items.div_ceil(7).max(1);
+        let memory = memory::zeroed(buckets * size_of::<Bucket>())?;
+        Ok(Self {
+            memory,
+            buckets,
+            reach: (buckets - 1).min(255),
+        })
+    }
+
+    /// How many items it should have at the most: with more, searches become long.
+    pub(super) fn most(&self) -> usize {
+        self.buckets * SLOTS / 16 * 15
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    #[inline]
+    fn all(&self) -> &[Bucket] {
+        // A mapping begins at a page and is whole buckets.
+        <[Bucket]>::ref_from_bytes(&self.memory).unwrap_or(&[])
+    }
+
+    #[inline]
+    fn all_mut(&mut self) -> &mut [Bucket] {
+        <[Bucket]>::mut_from_bytes(&mut self.memory).unwrap_or(&mut [])
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        (((hash & 0xffff_ffff) * self.buckets as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn next(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets {
+            0
+        } else {
+            bucket + 1
+        }
+    }
+
+    /// Starts to fetch the home bucket of a hash.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch(&self.all()[self.home(hash)]);
+    }
+
+    /// The position of the first item in the home bucket whose tag is that of the hash: most likely the one.
+    #[inline]
+    pub(super) fn likely(&self, hash: u64) -> Option<usize> {
+        let bucket = &self.all()[self.home(hash)].0;
+        let hit = bucket.iter().find(|w| **w >> 48 == tag(hash) && **w != 0);
+        hit.map(|w| pos_of(*w))
+    }
+
+    /// The place of the item with this hash that `is_it` recognizes by its position.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        hash: u64,
+        mut is_it: impl FnMut(usize) -> bool,
+    ) -> Option<(Place, usize)> {
+        let all = self.all();
+        let mut bucket = self.home(hash);
+        for _ in 0..=self.reach {
+            let mut room = false;
+            for (slot, &w) in all[bucket].0.iter().enumerate() {
+                room |= w == 0;
+                if w >> 48 == tag(hash) && w != 0 && is_it(pos_of(w)) {
+                    return Some((Place { bucket, slot }, pos_of(w)));
+                }
+            }
+            if room {
+                return None;
+            }
+            bucket = self.next(bucket);
+        }
+        None
+    }
+
+    /// Whether [`insert`](Self::insert) would find room.
+    pub(super) fn has_room(&self, hash: u64) -> bool {
+        self.room(hash).is_some()
+    }
+
+    fn room(&self, hash: u64) -> Option<(Place, usize)> {
+        let all = self.all();
+        let mut bucket = self.home(hash);
+        for distance in 0..=self.reach {
+            if let Some(slot) = all[bucket].0.iter().position(|w| *w == 0) {
+                return Some((Place { bucket, slot }, distance));
+            }
+            bucket = self.next(bucket);
+        }
+        None
+    }
+
+    /// Adds an item that is not there; false without room.
+    #[must_use]
+    pub(super) fn insert(&mut self, hash: u64, pos: usize) -> bool {
+        let Some((place, distance)) = self.room(hash) else {
+            return false;
+        };
+        self.all_mut()[place.bucket].0[place.slot] = word(hash, distance, pos);
+        true
+    }
+
+    /// The items of the home bucket of a hash: places and positions.
+    pub(super) fn neighbours(&self, hash: u64) -> impl Iterator<Item = (Place, usize)> {
+        let bucket = self.home(hash);
+        let words = self.all()[bucket].0;
+        words
+            .into_iter()
+            .enumerate()
+            .filter(|(_, w)| *w != 0)
+            .map(move |(slot, w)| (Place { bucket, slot }, pos_of(w)))
+    }
+
+    /// Puts an item of that home in the place of one that the home bucket has.
+    pub(super) fn replace(&mut self, place: Place, hash: u64, pos: usize) {
+        self.all_mut()[place.bucket].0[place.slot] = word(hash, 0, pos);
+    }
+
+    /// The item at a place has moved.
+    pub(super) fn moved(&mut self, place: Place, pos: usize) {
+        let w = &mut self.all_mut()[place.bucket].0[place.slot];
+        *w = *w & !POS_MASK | (pos as u64 + 1);
+    }
+
+    /// Removes the item at a place, and moves items back that had to go behind it.
+    pub(super) fn remove(&mut self, place: Place) {
+        let (buckets, reach) = (self.buckets, self.reach);
+        let all = self.all_mut();
+        let mut hole = place;
+        loop {
+            // If the bucket has room besides, nobody went past it.
+            let was_full = all[hole.bucket].0.iter().all(|w| *w != 0);
+            let mut found = None;
+            if was_full {
+                let mut bucket = hole.bucket;
+                for away in 1..=reach {
+                    bucket = if bucket + 1 == buckets { 0 } else { bucket + 1 };
+                    let words = &all[bucket].0;
+                    let went_past = |w: &u64| *w != 0 && distance_of(*w) >= away;
+                    if let Some(slot) = words.iter().position(went_past) {
+                        found = Some((Place { bucket, slot }, away));
+                        break;
+                    }
+                    if words.contains(&0) {
+                        break;
+                    }
+                }
+            }
+            let Some((from, away)) = found else {
+                all[hole.bucket].0[hole.slot] = 0;
+                return;
+            };
+            let w = all[from.bucket].0[from.slot];
+            all[hole.bucket].0[hole.slot] = w - ((away as u64) << POS_BITS);
+            hole = from;
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.memory.fill(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn what_does_not_fit_at_home_is_found_behind_it() {
+        let mut index = Index::new(28).expect("memory");
+        assert_eq!((index.bytes(), index.most()), (256, 30));
+        // All of one home, more than a bucket holds.
+        let hash = |i: u64| i << 32 | 1;
+        for (i, pos) in (0..32).zip(0usize..) {
+            assert!(index.insert(hash(i), pos));
+        }
+        for (i, pos) in (0..32).zip(0usize..) {
+            assert_eq!(index.find(hash(i), |p| p == pos).expect("there").1, pos);
+        }
+        assert!(!index.has_room(hash(32)) && !index.insert(hash(32), 32));
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_map(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..2_000)) {
+            // Few homes, few tags: everything collides.
+            let hash = |key: u64| (key % 5) << 32 | (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
+            let mut index = Index::new(200).expect("memory");
+            let mut model = BTreeMap::new();
+            for (n, (key, add)) in steps.into_iter().enumerate() {
+                // Positions are unique, and the key can be told from them.
+                let pos = n * 1000 + usize::try_from(key).expect("small");
+                let is_key = |pos: usize| pos % 1000 == usize::try_from(key).expect("small");
+                let found = index.find(hash(key), is_key);
+                prop_assert_eq!(found.map(|f| f.1), model.get(&key).copied());
+                match (add, found) {
+                    (true, Some((place, _))) => {
+                        index.moved(place, pos);
+                        model.insert(key, pos);
+                    }
+                    (true, None) => {
+                        if index.insert(hash(key), pos) {
+                            model.insert(key, pos);
+                        } else {
+                            prop_assert!(model.len() >= 200);
+                        }
+                    }
+                    (false, Some((place, _))) => {
+                        index.remove(place);
+                        model.remove(&key);
+                    }
+                    (false, None) => {}
+                }
+            }
+            for (key, pos) in model {
+                prop_assert!(index.find(hash(key), |p| p == pos).is_some());
+            }
+        }
+    }
+}

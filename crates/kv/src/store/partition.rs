@@ -1,0 +1,495 @@
+//! A partition: one index, one log, one owner at a time.
+
+use serde::{Deserialize, Serialize};
+
+use super::index::{self, Index};
+use super::log::{self, Header, LAST_VERSION, Log, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+use super::{NoMemory, hash_of};
+
+/// What a partition does when there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// The oldest items go.
+    #[default]
+    Cache,
+    /// New items are refused. A sixteenth of the log is kept free: at more than that moving items would cost too much.
+    Store,
+}
+
+/// How a [`Partition`] is made.
+#[derive(Debug, Clone, Copy)]
+pub struct PartitionConfig {
+    /// Items that its index is made for.
+    pub items: usize,
+    /// Bytes of its log; at least 512.
+    pub log_bytes: usize,
+    /// What happens when there is no room.
+    pub mode: Mode,
+    /// Tells the time in milliseconds; asked only about items that expire.
+    pub clock: fn() -> u64,
+    /// What hashes start from.
+    pub seed: u64,
+}
+
+/// When a [`Partition::set`] sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Condition {
+    /// Always.
+    #[default]
+    Always,
+    /// If the key is not there (`NX`).
+    Absent,
+    /// If the key is there (`XX`).
+    Present,
+    /// If the key is there and has this version: compare-and-set.
+    Version(u64),
+}
+
+/// How a [`Partition::set`] sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Set {
+    /// When.
+    pub condition: Condition,
+    /// When the item expires, by the partition's clock; 0 for never.
+    pub expires_ms: u64,
+}
+
+/// An item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry<'p> {
+    /// Its value.
+    pub value: &'p [u8],
+    /// Grows with every change of the key; never 0.
+    pub version: u64,
+    /// When it expires, by the partition's clock; 0 for never.
+    pub expires_ms: u64,
+}
+
+/// Why a partition did not do what was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The store is full: the value before, if there was one, is as it was.
+    #[error("the store is full; delete something, or give it more memory")]
+    Full,
+    /// The item takes more than a 32nd of the log, or key or value are longer than [`MAX_KEY_BYTES`] and
+    /// [`MAX_VALUE_BYTES`].
+    #[error(
+        "the item is too long: keys have at most {MAX_KEY_BYTES} bytes, values {MAX_VALUE_BYTES}, and an item at most a 32nd of the log"
+    )]
+    TooLong,
+    /// The condition does not hold; the version that is there, 0 for none.
+    #[error("the condition does not hold: the version there is {0}")]
+    Condition(u64),
+}
+
+/// What a partition did and holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionStats {
+    /// Items that are there.
+    pub items: u64,
+    /// Bytes of keys and values that are there.
+    pub data_bytes: u64,
+    /// Bytes of the index and of the used part of the log.
+    pub memory_bytes: u64,
+    /// Items that went because there was no room ([`Mode::Cache`]).
+    pub evictions: u64,
+    /// Items that were moved to make room ([`Mode::Store`]).
+    pub moves: u64,
+    /// Items that were removed because their time was over.
+    pub expired: u64,
+    /// Items that were refused because the store is full.
+    pub refused_full: u64,
+}
+
+impl PartitionStats {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.items += other.items;
+        self.data_bytes += other.data_bytes;
+        self.memory_bytes += other.memory_bytes;
+        self.evictions += other.evictions;
+        self.moves += other.moves;
+        self.expired += other.expired;
+        self.refused_full += other.refused_full;
+    }
+}
+
+/// A hash table of its own. The caller gives the hash of each key, [`super::hash_of`] with the partition's seed: it
+/// needs it before, to find the partition and to prefetch.
+#[derive(Debug)]
+pub struct Partition {
+    index: Index,
+    log: Log,
+    mode: Mode,
+    clock: fn() -> u64,
+    seed: u64,
+    /// The highest version of a key that was removed: what comes anew is above.
+    floor: u64,
+    /// Items that expire some time.
+    mortal: u64,
+    /// When items were last looked through for expired ones.
+    swept_ms: u64,
+    /// The most units that were ever used: so much memory the system has given.
+    touched: usize,
+    scratch: Vec<u8>,
+    stats: PartitionStats,
+}
+
+impl Partition {
+    /// An empty partition.
+    ///
+    /// # Errors
+    /// When there is not so much memory.
+    pub fn new(config: &PartitionConfig) -> Result<Self, NoMemory> {
+        let most = usize::try_from(index::MOST_UNITS).unwrap_or(usize::MAX) / 8;
+        Ok(Self {
+            index: Index::new(config.items)?,
+            log: Log::new(config.log_bytes.min(most))?,
+            mode: config.mode,
+            clock: config.clock,
+            seed: config.seed,
+            floor: 0,
+            mortal: 0,
+            swept_ms: 0,
+            touched: 0,
+            scratch: Vec::new(),
+            stats: PartitionStats::default(),
+        })
+    }
+
+    /// Starts to fetch what a search for this hash looks at first.
+    #[inline]
+    pub fn prefetch_index(&self, hash: u64) {
+        self.index.prefetch(hash);
+    }
+
+    /// Starts to fetch the item that this hash most likely means. Worth it once
+    /// [`prefetch_index`](Self::prefetch_index) has had time to work.
+    #[inline]
+    pub fn prefetch_item(&self, hash: u64) {
+        if let Some(pos) = self.index.likely(hash) {
+            self.log.prefetch(pos);
+        }
+    }
+
+    /// How many items there are; those whose time is over count until somebody comes across them.
+    pub fn len(&self) -> u64 {
+        self.stats.items
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.stats.items == 0
+    }
+
+    /// What it did and holds.
+    pub fn stats(&self) -> PartitionStats {
+        PartitionStats {
+            memory_bytes: (self.index.bytes() + self.touched * 8) as u64,
+            ..self.stats
+        }
+    }
+
+    /// The time by this partition's clock.
+    pub fn now_ms(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// The item of a key.
+    #[inline]
+    pub fn get(&mut self, hash: u64, key: &[u8]) -> Option<Entry<'_>> {
+        let (place, pos) = self.index.find(hash, |pos| self.log.has_key(pos, key))?;
+        if self.is_over(pos) {
+            self.remove(place, pos);
+            self.stats.expired += 1;
+            return None;
+        }
+        let item = self.log.item(pos);
+        Some(Entry {
+            value: item.value,
+            version: item.header.version,
+            expires_ms: item.expires_ms,
+        })
+    }
+
+    /// Sets the value of a key; returns its new version.
+    ///
+    /// # Errors
+    /// [`Refusal`], and then nothing has changed.
+    #[inline]
+    pub fn set(&mut self, hash: u64, key: &[u8], value: &[u8], how: Set) -> Result<u64, Refusal> {
+        let expires = how.expires_ms != 0;
+        let units = log::units(key.len(), value.len(), expires);
+        if key.len() > MAX_KEY_BYTES
+            || value.len() > MAX_VALUE_BYTES
+            || units > self.log.capacity() / 32
+        {
+            return Err(Refusal::TooLong);
+        }
+        let mut old = self.index.find(hash, |pos| self.log.has_key(pos, key));
+        if let Some((place, pos)) = old
+            && self.is_over(pos)
+        {
+            self.remove(place, pos);
+            self.stats.expired += 1;
+            old = None;
+        }
+        let there = old.map_or(0, |(_, pos)| self.log.item(pos).header.version);
+        let holds = match how.condition {
+            Condition::Always => true,
+            Condition::Absent => there == 0,
+            Condition::Present => there != 0,
+            Condition::Version(version) => there != 0 && there == version,
+        };
+        if !holds {
+            return Err(Refusal::Condition(there));
+        }
+        let above = if old.is_some() { there } else { self.floor };
+        let version = if above >= LAST_VERSION { 1 } else { above + 1 };
+        if let Some((_, pos)) = old {
+            let header = self.log.item(pos).header;
+            // In a cache what is set again becomes young again, once it is among the oldest quarter.
+            let stays = self.mode == Mode::Store
+                || self.log.age_rank(pos) >= self.log.used() / 4
+                || self.log.used() < self.log.capacity() / 4 * 3;
+            if header.units() == units && header.expires == expires && stays {
+                self.stats.data_bytes += value.len() as u64;
+                self.stats.data_bytes -= header.value as u64;
+                self.log.write(pos, version, key, value, how.expires_ms);
+                return Ok(version);
+            }
+        }
+        self.set_anew(hash, key, value, how.expires_ms, version)?;
+        Ok(version)
+    }
+
+    /// Sets a value in a new block.
+    fn set_anew(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: u64,
+        version: u64,
+    ) -> Result<(), Refusal> {
+        let units = log::units(key.len(), value.len(), expires_ms != 0);
+        let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
+        if self.mode == Mode::Store {
+            if !self.fits(units) {
+                self.sweep();
+            }
+            let room = self.stats.items < self.index.most() as u64 && self.index.has_room(hash);
+            let indexed = room || find(self).is_some();
+            if !self.fits(units) || !indexed {
+                self.stats.refused_full += 1;
+                return Err(Refusal::Full);
+            }
+        }
+        while self.stats.items >= self.index.most() as u64 && self.mode == Mode::Cache {
+            self.make_room();
+        }
+        let pos = self.reserve(units);
+        // Making room may have moved or evicted what was there.
+        if let Some((place, old)) = find(self) {
+            let header = self.log.item(old).header;
+            self.forget(old);
+            self.floor = self.floor.max(header.version);
+            self.index.moved(place, pos);
+        } else if !self.index.insert(hash, pos) {
+            // A cache whose index is full here: the oldest of the home bucket makes room.
+            let rank = |(_, pos): &(_, usize)| self.log.age_rank(*pos);
+            if let Some((place, oldest)) = self.index.neighbours(hash).min_by_key(rank) {
+                self.floor = self.floor.max(self.log.item(oldest).header.version);
+                self.forget(oldest);
+                self.index.replace(place, hash, pos);
+                self.stats.evictions += 1;
+            }
+        }
+        self.log.write(pos, version, key, value, expires_ms);
+        self.log.born(units);
+        self.stats.items += 1;
+        self.stats.data_bytes += (key.len() + value.len()) as u64;
+        self.mortal += u64::from(expires_ms != 0);
+        Ok(())
+    }
+
+    /// Sets when an item expires, 0 for never, without another change; false if it is not there.
+    ///
+    /// # Errors
+    /// [`Refusal::Full`]: an item that expires takes eight bytes more.
+    pub fn expire(&mut self, hash: u64, key: &[u8], expires_ms: u64) -> Result<bool, Refusal> {
+        let Some(entry) = self.get(hash, key) else {
+            return Ok(false);
+        };
+        let value = entry.value.to_vec();
+        let how = Set {
+            expires_ms,
+            ..Set::default()
+        };
+        self.set(hash, key, &value, how).map(|_| true)
+    }
+
+    /// Removes a key, if it has that version where one is given; its version, 0 if it was not there.
+    ///
+    /// # Errors
+    /// [`Refusal::Condition`] when it has another version.
+    pub fn delete(&mut self, hash: u64, key: &[u8], version: Option<u64>) -> Result<u64, Refusal> {
+        let Some((place, pos)) = self.index.find(hash, |pos| self.log.has_key(pos, key)) else {
+            return match version {
+                Some(_) => Err(Refusal::Condition(0)),
+                None => Ok(0),
+            };
+        };
+        let there = self.log.item(pos).header.version;
+        if self.is_over(pos) {
+            self.remove(place, pos);
+            self.stats.expired += 1;
+            return match version {
+                Some(_) => Err(Refusal::Condition(0)),
+                None => Ok(0),
+            };
+        }
+        if version.is_some_and(|v| v != there) {
+            return Err(Refusal::Condition(there));
+        }
+        self.remove(place, pos);
+        Ok(there)
+    }
+
+    /// Removes all items.
+    pub fn clear(&mut self) {
+        let highest = self.blocks().map(|pos| self.log.item(pos).header.version);
+        self.floor = highest.max().unwrap_or(0).max(self.floor);
+        self.index.clear();
+        self.log.clear();
+        self.mortal = 0;
+        (self.stats.items, self.stats.data_bytes) = (0, 0);
+    }
+
+    /// Calls `each` for every item, from the oldest on: key and entry. Items whose time is over are left out.
+    pub fn for_each(&self, mut each: impl FnMut(&[u8], Entry<'_>)) {
+        let now = self.now_ms();
+        for pos in self.blocks() {
+            let item = self.log.item(pos);
+            if item.expires_ms == 0 || item.expires_ms > now {
+                let entry = Entry {
+                    value: item.value,
+                    version: item.header.version,
+                    expires_ms: item.expires_ms,
+                };
+                each(item.key, entry);
+            }
+        }
+    }
+
+    /// Positions of items, from the oldest on.
+    fn blocks(&self) -> impl Iterator<Item = usize> {
+        let mut next = self.log.oldest();
+        std::iter::from_fn(move || {
+            loop {
+                let (pos, header) = next?;
+                next = self.log.after(pos);
+                if let Header::Item(_) = header {
+                    return Some(pos);
+                }
+            }
+        })
+    }
+
+    #[inline]
+    fn is_over(&self, pos: usize) -> bool {
+        let item = self.log.item(pos);
+        item.header.expires && item.expires_ms <= (self.clock)()
+    }
+
+    /// Removes an item from index and log.
+    fn remove(&mut self, place: index::Place, pos: usize) {
+        let version = self.log.item(pos).header.version;
+        self.floor = self.floor.max(version);
+        self.index.remove(place);
+        self.forget(pos);
+    }
+
+    /// Removes an item from the log.
+    fn forget(&mut self, pos: usize) {
+        let header = self.log.item(pos).header;
+        self.stats.items -= 1;
+        self.stats.data_bytes -= (header.key + header.value) as u64;
+        self.mortal -= u64::from(header.expires);
+        self.log.kill(pos);
+    }
+
+    /// Whether a store may take so many units more. The sixteenth that stays free is what two of the longest items
+    /// take, so that moving items round once always makes room in one piece.
+    fn fits(&self, units: usize) -> bool {
+        let capacity = self.log.capacity();
+        self.log.live() + units <= capacity - capacity / 16
+    }
+
+    /// A block for so many units: makes room at the old end. Its header is dead.
+    fn reserve(&mut self, units: usize) -> usize {
+        loop {
+            if let Some(pos) = self.log.append(units) {
+                self.touched = self.touched.max(pos + units);
+                return pos;
+            }
+            self.make_room();
+        }
+    }
+
+    /// Frees the oldest block: evicts its item, or moves it to the young end.
+    fn make_room(&mut self) {
+        let Some((pos, header)) = self.log.oldest() else {
+            return;
+        };
+        let Header::Item(header) = header else {
+            self.log.pop();
+            return;
+        };
+        let item = self.log.item(pos);
+        let hash = hash_of(item.key, self.seed);
+        let Some((place, _)) = self.index.find(hash, |there| there == pos) else {
+            // The index knows every item.
+            self.log.kill(pos);
+            return;
+        };
+        if self.is_over(pos) {
+            self.remove(place, pos);
+            self.stats.expired += 1;
+            return;
+        }
+        if self.mode == Mode::Cache {
+            self.remove(place, pos);
+            self.stats.evictions += 1;
+            return;
+        }
+        let units = header.units();
+        self.log.lift(pos, &mut self.scratch);
+        self.log.kill(pos);
+        self.log.pop();
+        // Only a log without room in one piece comes here, and then the block that was the oldest borders on the room.
+        if let Some(to) = self.log.append(units) {
+            self.log.lay(to, &self.scratch);
+            self.log.born(units);
+            self.index.moved(place, to);
+            self.stats.moves += 1;
+        }
+    }
+
+    /// Removes what is over, if anything expires here, and not more than once a second.
+    fn sweep(&mut self) {
+        let now = self.now_ms();
+        if self.mortal == 0 || now < self.swept_ms.saturating_add(1000) {
+            return;
+        }
+        self.swept_ms = now;
+        let over: Vec<usize> = self.blocks().filter(|&pos| self.is_over(pos)).collect();
+        for pos in over {
+            let hash = hash_of(self.log.item(pos).key, self.seed);
+            if let Some((place, _)) = self.index.find(hash, |there| there == pos) {
+                self.remove(place, pos);
+                self.stats.expired += 1;
+            }
+        }
+    }
+}
