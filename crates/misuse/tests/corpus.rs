@@ -1,6 +1,5 @@
 //! Replays what fuzzing found, and sequences that a small generator makes, on the software NIC.
 
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -42,16 +41,9 @@ fn run(sequences: impl Iterator<Item = Vec<u8>>) -> usize {
 
 #[test]
 fn the_corpus_is_replayed() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/verbs");
-    let mut files: Vec<_> = std::fs::read_dir(&corpus)
-        .expect("the repository has a corpus")
-        .map(|entry| entry.expect("it can be read").path())
-        .collect();
-    files.sort();
-    let sequences = files
-        .iter()
-        .map(|file| std::fs::read(file).expect("it can be read"));
-    assert!(run(sequences) > 0, "the corpus is empty");
+    corpus::replay("verbs", |bytes| {
+        run(std::iter::once(bytes.to_vec()));
+    });
 }
 
 #[test]

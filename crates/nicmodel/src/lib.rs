@@ -29,6 +29,8 @@
 
 pub mod bounds;
 mod footprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod guidelines;
 pub mod locks;
 pub mod mixes;

@@ -34,6 +34,8 @@ mod endpoint;
 mod errno;
 #[allow(unsafe_code)]
 mod fork;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 #[allow(unsafe_code)]
 mod id;
 mod multicast;

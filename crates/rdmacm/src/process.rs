@@ -59,7 +59,7 @@ fn start_time(pid: u32) -> Option<u64> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-fn parse_stat(stat: &str) -> Option<u64> {
+pub(crate) fn parse_stat(stat: &str) -> Option<u64> {
     // The second field is the program's name in parentheses and may contain anything, also `)`.
     let mut fields = stat.get(stat.rfind(')')? + 2..)?.split(' ');
     if matches!(fields.next()?, "Z" | "X" | "x") {

@@ -69,6 +69,8 @@ mod fabric {
     pub(crate) mod mailbox;
     pub(crate) mod ring;
 }
+#[cfg(all(any(test, fuzzing), not(loom)))]
+pub mod fuzz;
 #[cfg(not(loom))]
 mod identity;
 #[cfg(not(loom))]

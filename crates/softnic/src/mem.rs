@@ -280,6 +280,19 @@ fn areas() -> io::Result<Vec<Area>> {
     Ok(maps.lines().filter_map(Area::parse).collect())
 }
 
+/// For [`crate::fuzz`]: any text in the place of `/proc/self/maps`, and a region somewhere in it.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(maps: &str) {
+    let areas: Vec<_> = maps.lines().filter_map(Area::parse).collect();
+    for Area { start, end, .. } in &areas {
+        for write in [false, true] {
+            if let Ok(first) = area_of(&areas, *start..*end, write) {
+                assert!(first.readable && (first.writable || !write));
+            }
+        }
+    }
+}
+
 /// A line of `/proc/self/maps`.
 struct Area {
     start: usize,

@@ -31,6 +31,8 @@ mod count;
 mod data_path;
 #[allow(unsafe_code)]
 mod extended;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod layout;
 mod ledger;
 mod memory;

@@ -21,4 +21,6 @@ mod stream;
 mod wait;
 
 pub(crate) use poll::{rpoll, rselect};
+#[cfg(any(test, fuzzing))]
+pub(crate) use protocol::fuzz;
 pub(crate) use socket::{RSocket, find};

@@ -190,6 +190,22 @@ impl Immediate {
     }
 }
 
+/// For [`crate::fuzz`]: any private data, and any immediate.
+///
+/// # Panics
+/// If what is read does not come back.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(data) = ConnData::decode(bytes) {
+        assert_eq!(ConnData::decode(&data.encode()), Some(data));
+    }
+    if let Some(imm) = bytes.first_chunk().copied().map(u32::from_be_bytes)
+        && let Some(read) = Immediate::decode(imm)
+    {
+        assert_eq!(Immediate::decode(read.encode()), Some(read));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

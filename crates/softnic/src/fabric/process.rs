@@ -30,6 +30,12 @@ fn parse_stat(stat: &str) -> Option<u64> {
     fields.nth(22 - 10)?.parse().ok()
 }
 
+/// For [`crate::fuzz`]: any text in the place of `/proc/PID/stat`.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(text: &str) {
+    let _ = parse_stat(text);
+}
+
 /// Is the process that had `pid` and `start_time` still running?
 pub(crate) fn is_alive(pid: u64, start: u64) -> bool {
     start_time(pid) == Some(start)

@@ -402,7 +402,8 @@ impl Consumer {
                 return Err(Garbage);
             }
             if header.kind == KIND_WRAP {
-                if slots != to_end {
+                // At slot 0 there is nothing to wrap: all of the ring lies ahead.
+                if slots != to_end || slots == self.ring.slots {
                     return Err(Garbage);
                 }
                 self.pos += slots;
@@ -446,6 +447,54 @@ impl Consumer {
             // SYNC POINT C
             self.ring.head().store(self.pos, Ordering::Release);
         }
+    }
+}
+
+/// For [`crate::fuzz`]: both sides of a ring in which the other side writes any words, each eight of the bytes.
+///
+/// # Panics
+/// If the consumer follows a record out of the ring, or the producer believes a position that it has not come to.
+#[cfg(all(any(test, fuzzing), not(loom)))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    const SLOTS: u64 = 64;
+    let (chunks, _) = bytes.as_chunks();
+    let mut words: Vec<_> = chunks
+        .iter()
+        .map(|bytes| AtomicU64::new(u64::from_le_bytes(*bytes)))
+        .collect();
+    let head = words.pop().unwrap_or_default();
+    words.resize_with(2 * SLOTS as usize, AtomicU64::default);
+    // SAFETY: the vector has two words a slot, and outlives both sides.
+    let memory = unsafe { RingMemory::new(words.as_ptr(), &raw const head, SLOTS) };
+    let mut consumer = Consumer::new(memory);
+    // What is there is read again and again, as by a peer that always writes the same.
+    for _ in 0..4 * SLOTS {
+        let Ok(Some(record)) = consumer.peek() else {
+            break;
+        };
+        let slots = record.slots();
+        assert_eq!(record.payload.len() as u64, (slots - 1) * SLOT_BYTES as u64);
+        assert!((record.payload.pos & (SLOTS - 1)) + slots - 1 <= SLOTS);
+        consumer.advance(slots);
+    }
+    let mut producer = Producer::new(memory);
+    for _ in 0..4 * SLOTS {
+        match producer.has_room(40) {
+            Ok(true) => {
+                producer.place(40);
+                producer.commit(
+                    Header {
+                        kind: 1,
+                        ..Header::default()
+                    },
+                    40,
+                );
+                producer.publish();
+            }
+            Ok(false) => break,
+            Err(Garbage) => return,
+        }
+        assert!(producer.head_seen <= producer.pos());
     }
 }
 

@@ -1,0 +1,45 @@
+//! What the fuzz target of this crate runs, and the replay of its corpus.
+
+use crate::profile::Profile;
+use crate::{Bounds, Footprint, Load, Method, Mix, Operation, Role, Transport, Verb};
+
+/// A NIC's profile of any bytes: refused with words, or the model can work with it.
+///
+/// # Panics
+/// If the model's arithmetic does, or gives a rate that is none.
+pub fn nic_profile(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let profile = match Profile::parse(text) {
+        Ok(profile) => profile,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    assert!(!profile.numbers().is_empty());
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        for verb in Verb::ALL
+            .into_iter()
+            .filter(|verb| transport.carries(*verb))
+        {
+            let operation = Operation::new(verb, transport, 8);
+            for method in [Method::WqeByMmio, Method::Doorbell] {
+                let _ = Footprint::of_postlist(&profile, &operation, method, 16);
+            }
+            for role in [Role::Requester, Role::Responder] {
+                let mix = Mix::new(vec![Load::new(operation, role)]).on_cores(2);
+                if let Ok(bounds) = Bounds::of(&profile, &mix) {
+                    let rate = bounds.predicted_mops;
+                    assert!(rate.is_none_or(|rate| rate >= 0.0), "{verb}: {rate:?}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_of_nic_profiles_is_replayed() {
+        corpus::replay("nic_profile", super::nic_profile);
+    }
+}

@@ -1,0 +1,105 @@
+//! What the fuzz targets of this crate run, and the replay of their corpora.
+
+use std::io;
+
+use nicmodel::guidelines;
+use nicmodel::op_profile::OperationProfile;
+use nicmodel::profile::builtins;
+use zerocopy::IntoBytes;
+
+use crate::Ledger;
+use crate::layout::*;
+use crate::read::{ReadError, Recorded, read_at};
+
+/// Cells of each kind that the file has: what says that it has more is too short.
+const CELLS: usize = 3;
+
+/// A file of counters with a header and a cell of each kind, of which the bytes say what they hold: two bytes name a
+/// word, eight its value, and so on. All cells of a kind are equal.
+///
+/// # Panics
+/// If the reader does, or gives a profile that contradicts itself.
+pub fn counters(bytes: &[u8]) {
+    if let Ok(read) = of_patches(bytes) {
+        assert_eq!(read.profile.check(), Ok(()));
+        explain(&read.profile);
+    }
+}
+
+fn of_patches(bytes: &[u8]) -> Result<Recorded, ReadError> {
+    let kinds = [
+        (0, CQ_CELLS_AT, CQ_CELLS_AT),
+        (CQ_CELLS_AT, SRQ_CELLS_AT, size_of::<CqCell<u64>>()),
+        (SRQ_CELLS_AT, QP_CELLS_AT, size_of::<SrqCell<u64>>()),
+        (QP_CELLS_AT, FILE_BYTES, size_of::<QpCell<u64>>()),
+    ];
+    let mut words = vec![0u64; kinds.iter().map(|(_, _, size)| size / 8).sum()];
+    words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);
+    for patch in bytes.chunks_exact(10) {
+        let (at, value) = patch.split_at(2);
+        let at = usize::from(u16::from_le_bytes([at[0], at[1]])) % words.len();
+        words[at] = value.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+    }
+    let memory = words.as_bytes();
+    read_at(|offset, out| {
+        let mut of_kind = 0;
+        for (start, end, size) in kinds {
+            if (start..end).contains(&offset) && (offset - start) / size < CELLS {
+                let at = of_kind + (offset - start) % size;
+                if let Some(found) = memory.get(at..at + out.len()) {
+                    out.copy_from_slice(found);
+                    return Ok(());
+                }
+            }
+            of_kind += size;
+        }
+        Err(io::ErrorKind::UnexpectedEof.into())
+    })
+}
+
+/// A ledger of any bytes: refused with words, or explained without harm, and written as it was read.
+///
+/// # Panics
+/// If the reader or the model does, or a ledger does not come back.
+pub fn ledger(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    match Ledger::parse(text) {
+        Ok(ledger) => {
+            for process in &ledger.processes {
+                explain(process);
+            }
+            let again = serde_json::to_string(&ledger).expect("a ledger is JSON");
+            assert_eq!(Ledger::parse(&again).expect("the same"), ledger);
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// The model explains on each NIC, without harm, what agrees with itself.
+fn explain(observed: &OperationProfile) {
+    if observed.check().is_err() {
+        return;
+    }
+    for profile in builtins() {
+        let (fitted, _) = observed.fitted_to(profile);
+        assert_eq!(fitted.check(), Ok(()), "what fits the NIC still agrees");
+        let _ = fitted.side(profile);
+        let _ = guidelines::advise(&fitted, profile);
+        let _ = guidelines::advise(observed, profile);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_of_counters_is_replayed() {
+        corpus::replay("counters", super::counters);
+    }
+
+    #[test]
+    fn the_corpus_of_ledgers_is_replayed() {
+        corpus::replay("ledger", super::ledger);
+    }
+}

@@ -1,0 +1,4 @@
+//! Messages of connection management and of rsockets.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| rdmacm::fuzz::messages(bytes));
