@@ -1,13 +1,13 @@
 //! Counting: what a call on the data path adds to the cells.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use verbs_abi::*;
 
 use crate::control;
 use crate::layout::*;
 use crate::objects::{Context, Cq, QPS, Qp, QpUse, place_of, qp_key};
-use crate::session::{add, raise};
+use crate::session::{add, raise, set};
 
 /// A work request of a send queue, as far as it is counted.
 pub(crate) trait Request {
@@ -19,6 +19,14 @@ pub(crate) trait Request {
     fn remote(&self) -> u64;
     /// Address handle and QP number of a datagram.
     fn destination(&self) -> (*mut ibv_ah, u32);
+
+    /// Whether another one has the same opcode, flags and payload.
+    #[inline(always)]
+    fn is_like(&self, other: &Self) -> bool {
+        self.opcode() == other.opcode()
+            && self.flags() == other.flags()
+            && self.payload() == other.payload()
+    }
 }
 
 /// The time is read once in so many work requests or completions, a power of two, and for the first few of them.
@@ -27,60 +35,84 @@ const TOUCH_FIRST: u64 = 64;
 /// Look-ups of destinations after which no more are made.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
-/// Equal work requests in a row.
-#[derive(Clone, Copy)]
-struct Run {
-    key: Key,
-    count: u64,
-    signaled: u64,
+/// What posts of one work request have in common of which one repeats the other.
+#[inline(always)]
+const fn repeat_key(key: Key, signaled: bool) -> u64 {
+    key.0 | (signaled as u64) << 10
 }
+
+/// Posts after which repeated ones are counted in full, at most.
+const MAX_REPEATED: u64 = 255;
 
 /// Counts a postlist that was accepted.
 #[inline(always)]
-pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request>) {
+pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clone) {
     let mine = qp.mine();
+    let mut first = requests.clone();
+    let Some(request) = first.next() else {
+        return;
+    };
+    let alone = first.next().is_none();
+    if alone && mine.repeats(qp, &request) {
+        let repeated = &mine.cell.repeated;
+        return repeated.store(repeated.load(Relaxed) + 1, Relaxed);
+    }
+    mine.settle(qp);
+    posted_in_full(qp, mine, requests, alone);
+}
+
+#[inline(always)]
+fn posted_in_full(
+    qp: &Qp,
+    mine: &QpUse,
+    requests: impl Iterator<Item = impl Request>,
+    alone: bool,
+) {
     let before = qp.posted.load(Relaxed);
     let signaled_before = qp.signaled.load(Relaxed);
     let (mut count, mut signaled) = (0u64, 0u64);
-    let mut run = Run {
-        key: Key(0),
-        count: 0,
-        signaled: 0,
-    };
+    let (mut key, mut in_row, mut signaled_in_row) = (Key(0), 0, 0);
     let datagram = qp.qp_type == IBV_QPT_UD;
-    for request in requests {
-        count += 1;
-        let flags = request.flags() | qp.forced;
-        let (num_sge, bytes) = request.payload();
-        let opcode = request.opcode();
-        let key = Key::new(opcode, num_sge, bytes).inline(flags & IBV_SEND_INLINE != 0);
-        if key != run.key {
-            mine.add_sent(run);
-            run = Run {
-                key,
-                count: 0,
-                signaled: 0,
-            };
+    let mut requests = requests;
+    let mut next = requests.next();
+    while let Some(request) = next {
+        let looked_at = datagram || request.opcode() >= IBV_WR_RDMA_READ;
+        // Most requests of a list are equal, and comparing them costs less than counting them.
+        let mut equal = 1;
+        loop {
+            next = requests.next();
+            match &next {
+                Some(next) if !looked_at && next.is_like(&request) => equal += 1,
+                _ => break,
+            }
         }
-        run.count += 1;
-        if flags & IBV_SEND_SIGNALED != 0 {
-            let mark = (signaled_before + signaled) as usize & (qp.marks.len() - 1);
-            qp.marks[mark].store(before + count, Relaxed);
-            run.signaled += 1;
-            signaled += 1;
+        let kind = kind_of(qp, &request);
+        if kind != key {
+            mine.add_sent(key, in_row, signaled_in_row);
+            (key, in_row, signaled_in_row) = (kind, 0, 0);
+        }
+        in_row += equal;
+        if is_signaled(qp, &request) {
+            for _ in 0..equal {
+                count += 1;
+                qp.mark(signaled_before + signaled, before + count);
+                signaled += 1;
+            }
+            signaled_in_row += equal;
+        } else {
+            count += equal;
         }
         if datagram {
             mine.add_destination(qp.context, request.destination());
-        } else if opcode >= IBV_WR_RDMA_READ {
-            mine.add_fetch(opcode, request.remote(), bytes);
+        } else if looked_at {
+            mine.add_fetch(request.opcode(), request.remote(), request.payload().1);
         }
     }
-    if count == 0 {
-        return;
-    }
-    mine.add_sent(run);
+    mine.add_sent(key, in_row, signaled_in_row);
     qp.advance(&qp.posted, count);
-    qp.advance(&qp.signaled, signaled);
+    if signaled > 0 {
+        qp.advance(&qp.signaled, signaled);
+    }
     let cell = mine.cell;
     add(&cell.lists[class_of(count, LIST_CLASSES)], 1);
     let outstanding = before
@@ -96,9 +128,25 @@ pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request>) {
         mine.found.store(found, Relaxed);
         add(&cell.runs, 1);
     }
+    if alone {
+        mine.may_repeat(key, signaled > 0, outstanding + 1);
+    }
     if is_time(before, count) {
         qp.context.session.touch();
     }
+}
+
+/// The kind of a work request.
+#[inline(always)]
+fn kind_of(qp: &Qp, request: &impl Request) -> Key {
+    let (num_sge, bytes) = request.payload();
+    let inline = (request.flags() | qp.forced) & IBV_SEND_INLINE != 0;
+    Key::new(request.opcode(), num_sge, bytes).inline(inline)
+}
+
+#[inline(always)]
+fn is_signaled(qp: &Qp, request: &impl Request) -> bool {
+    (request.flags() | qp.forced) & IBV_SEND_SIGNALED != 0
 }
 
 /// Whether the time is read when so many are added to so many.
@@ -108,29 +156,105 @@ fn is_time(before: u64, more: u64) -> bool {
 }
 
 impl QpUse {
+    /// Whether a post of one work request is equal to the one before, so that it only has to be noted how often.
+    ///
+    /// A post has its stores to the ring of the receiver in flight, and each further store waits behind them: where
+    /// cores are far apart, the ten stores of a count in full cost a third of the message rate.
     #[inline(always)]
-    fn add_sent(&self, run: Run) {
-        if run.count == 0 {
+    fn repeats(&self, qp: &Qp, request: &impl Request) -> bool {
+        self.repeat_key.load(Relaxed) == repeat_key(kind_of(qp, request), is_signaled(qp, request))
+            && self.found.load(Relaxed) == self.thread.found.load(Relaxed)
+            && Repeated(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
+            && (qp.qp_type != IBV_QPT_UD || self.knows(request.destination()))
+    }
+
+    /// Notes that posts like this one of one work request may follow.
+    #[inline(always)]
+    fn may_repeat(&self, key: Key, signaled: bool, outstanding: u64) {
+        let place = self.sent_place.load(Relaxed) as usize;
+        let single = place < SINGLE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
+        let fetches = key.opcode() >= IBV_WR_RDMA_READ;
+        if !single || fetches {
+            return set(&self.repeat_key, 0);
+        }
+        set(&self.repeat_key, repeat_key(key, signaled));
+        set(&self.cell.repeated, Repeated::none(place, signaled).0);
+        set(&self.cell.repeated_outstanding, outstanding);
+    }
+
+    /// Counts the posts in full that were only noted so far.
+    #[inline(always)]
+    pub(crate) fn settle(&self, qp: &Qp) {
+        let repeated = Repeated(self.cell.repeated.load(Relaxed));
+        if repeated.count() > 0 {
+            self.settle_some(qp, repeated);
+        }
+    }
+
+    #[inline(never)]
+    fn settle_some(&self, qp: &Qp, repeated: Repeated) {
+        let cell = self.cell;
+        let count = repeated.count();
+        cell.repeated.store(repeated.0 - count, Relaxed);
+        let kind = &cell.sent[repeated.place()];
+        add(&kind.count, count);
+        add(&cell.lists[0], count);
+        let before = cell.repeated_outstanding.load(Relaxed);
+        let sum = repeated.outstanding_sum(before, qp.max_outstanding());
+        add(&cell.outstanding_sum, sum);
+        raise(
+            &cell.outstanding_max,
+            (before + count).min(qp.max_outstanding()),
+        );
+        let posted = qp.posted.load(Relaxed);
+        let signaled = repeated.signaled();
+        if signaled > 0 {
+            let signaled_before = qp.signaled.load(Relaxed);
+            for index in 0..signaled {
+                qp.mark(signaled_before + index, posted + index + 1);
+            }
+            add(&kind.signaled, signaled);
+            qp.advance(&qp.signaled, signaled);
+        }
+        qp.advance(&qp.posted, count);
+        if is_time(posted, count) {
+            qp.context.session.touch();
+        }
+    }
+
+    /// Counts work requests of a kind.
+    ///
+    /// Numbers, and not a structure: what is written in words and read as a whole has to wait until the stores before
+    /// it, into the receiver's ring, are done.
+    #[inline(never)]
+    fn add_sent(&self, key: Key, count: u64, signaled: u64) {
+        if count == 0 {
             return;
         }
-        let place = if self.sent_key.load(Relaxed) == run.key.0 {
+        let place = if self.sent_key.load(Relaxed) == key.0 {
             self.sent_place.load(Relaxed) as usize
         } else {
-            self.find_sent(run.key)
+            self.find_sent(key)
         };
         let Some(kind) = self.cell.sent.get(place) else {
-            return add(&self.cell.unitemised_sent, run.count);
+            return add(&self.cell.unitemised_sent, count);
         };
-        add(&kind.count, run.count);
-        add(&kind.bytes, run.count * u64::from(run.key.bytes()));
-        add(&kind.signaled, run.signaled);
+        add(&kind.count, count);
+        if place >= SINGLE_SENT_KINDS {
+            add(&kind.bytes, count * u64::from(key.bytes()));
+        }
+        if signaled > 0 {
+            add(&kind.signaled, signaled);
+        }
     }
 
     /// The place of a kind; behind the last one if there is none for it.
     #[inline(never)]
     fn find_sent(&self, key: Key) -> usize {
         let kinds = &self.cell.sent;
-        let place = place_of(key, kinds.len(), |place| &kinds[place].key);
+        let place = place_of(key, kinds.len(), SINGLE_SENT_KINDS, |place| {
+            &kinds[place].key
+        });
         let place = place.unwrap_or(usize::MAX);
         self.sent_key.store(key.0, Relaxed);
         self.sent_place.store(place as u64, Relaxed);
@@ -138,23 +262,27 @@ impl QpUse {
     }
 
     #[inline(always)]
-    fn add_received(&self, run: Run) {
-        let place = if self.received_key.load(Relaxed) == run.key.0 {
+    fn add_received(&self, key: Key, count: u64) {
+        let place = if self.received_key.load(Relaxed) == key.0 {
             self.received_place.load(Relaxed) as usize
         } else {
-            self.find_received(run.key)
+            self.find_received(key)
         };
         let Some(kind) = self.cell.received.get(place) else {
-            return add(&self.cell.unitemised_received, run.count);
+            return add(&self.cell.unitemised_received, count);
         };
-        add(&kind.count, run.count);
-        add(&kind.bytes, run.count * u64::from(run.key.bytes()));
+        add(&kind.count, count);
+        if place >= SINGLE_RECEIVED_KINDS {
+            add(&kind.bytes, count * u64::from(key.bytes()));
+        }
     }
 
     #[inline(never)]
     fn find_received(&self, key: Key) -> usize {
         let kinds = &self.cell.received;
-        let place = place_of(key, kinds.len(), |place| &kinds[place].key);
+        let place = place_of(key, kinds.len(), SINGLE_RECEIVED_KINDS, |place| {
+            &kinds[place].key
+        });
         let place = place.unwrap_or(usize::MAX);
         self.received_key.store(key.0, Relaxed);
         self.received_place.store(place as u64, Relaxed);
@@ -162,7 +290,7 @@ impl QpUse {
     }
 
     /// Notes whether a READ continues the one before, and where an atomic goes.
-    #[inline]
+    #[inline(never)]
     fn add_fetch(&self, opcode: ibv_wr_opcode, remote: u64, bytes: u32) {
         match opcode {
             IBV_WR_RDMA_READ => {
@@ -180,14 +308,28 @@ impl QpUse {
         }
     }
 
-    /// Notes where a datagram goes.
+    /// Where a destination is remembered, and as what.
     #[inline]
-    fn add_destination(&self, context: &Context, (ah, qpn): (*mut ibv_ah, u32)) {
+    fn destination(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
         let known = (ah.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff);
         let place = (qpn as usize ^ ah.addr() >> 6) & (self.destinations.len() - 1);
-        if self.destinations[place].load(Relaxed) != known {
-            self.destinations[place].store(known, Relaxed);
-            self.look_up(context, ah, qpn);
+        (&self.destinations[place], known)
+    }
+
+    /// Whether a destination was looked at before.
+    #[inline]
+    fn knows(&self, to: (*mut ibv_ah, u32)) -> bool {
+        let (place, known) = self.destination(to);
+        place.load(Relaxed) == known
+    }
+
+    /// Notes where a datagram goes.
+    #[inline]
+    fn add_destination(&self, context: &Context, to: (*mut ibv_ah, u32)) {
+        let (place, known) = self.destination(to);
+        if place.load(Relaxed) != known {
+            place.store(known, Relaxed);
+            self.look_up(context, to.0, to.1);
         }
     }
 
@@ -215,7 +357,7 @@ impl QpUse {
 }
 
 /// A completion, as far as it is counted.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) qpn: u32,
     pub(crate) ok: bool,
@@ -252,9 +394,7 @@ impl Completion {
 /// Counts a poll that found nothing.
 #[inline(always)]
 pub(crate) fn polled_empty(cq: &Cq) {
-    let cell = cq.mine().cell;
-    add(&cell.polls, 1);
-    add(&cell.empty_polls, 1);
+    add(&cq.mine().cell.empty_polls, 1);
 }
 
 /// Counts a poll that found something.
@@ -264,7 +404,6 @@ pub(crate) fn polled(cq: &Cq, count: u64) {
     let cell = mine.cell;
     let before = cell.completions.load(Relaxed);
     add(&mine.thread.found, 1);
-    add(&cell.polls, 1);
     add(&cell.completions, count);
     add(&cell.found[class_of(count, POLL_CLASSES)], 1);
     if is_time(before, count) {
@@ -275,39 +414,42 @@ pub(crate) fn polled(cq: &Cq, count: u64) {
 /// Counts completions.
 #[inline(always)]
 pub(crate) fn completed(cq: &Cq, completions: impl Iterator<Item = Completion>) {
-    let mut qpn = u32::MAX;
-    let mut run = Run {
-        key: Key(0),
-        count: 0,
-        signaled: 0,
+    let mut last = Completion {
+        qpn: u32::MAX,
+        ok: true,
+        opcode: 0,
+        bytes: 0,
+        imm: false,
     };
+    let mut count = 0;
     for completion in completions {
-        let key = completion.key();
-        if key != run.key || completion.qpn != qpn {
-            add_completed(cq, qpn, run);
-            qpn = completion.qpn;
-            run = Run {
-                key,
-                count: 0,
-                signaled: 0,
-            };
+        if completion != last {
+            add_completed(cq, last.qpn, last.key(), count);
+            (last, count) = (completion, 0);
         }
-        run.count += 1;
+        count += 1;
     }
-    add_completed(cq, qpn, run);
+    add_completed(cq, last.qpn, last.key(), count);
 }
 
-#[inline(always)]
-fn add_completed(cq: &Cq, qpn: u32, run: Run) {
-    if run.count == 0 {
+/// Counts completions that are equal in all that is counted.
+#[inline(never)]
+fn add_completed(cq: &Cq, qpn: u32, key: Key, count: u64) {
+    if count == 0 {
         return;
     }
     let Some(qp) = QPS.find(qp_key(cq.device, qpn)) else {
         return;
     };
-    match run.key.0 {
-        0 => qp.advance(&qp.completed, run.count),
-        u64::MAX => add(&qp.mine().cell.failed, run.count),
-        _ => qp.mine().add_received(run),
+    match key.0 {
+        0 => {
+            // What it completes was posted before.
+            if let Some(mine) = qp.known_use() {
+                mine.settle(qp);
+            }
+            qp.advance(&qp.completed, count);
+        }
+        u64::MAX => add(&qp.mine().cell.failed, count),
+        _ => qp.mine().add_received(key, count),
     }
 }

@@ -40,6 +40,7 @@ fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
 }
 
 /// A postlist, up to the first work request that was refused.
+#[derive(Clone)]
 pub(crate) struct List {
     next: *mut ibv_send_wr,
     end: *mut ibv_send_wr,
@@ -96,11 +97,23 @@ impl Request for &ibv_send_wr {
 /// The list has `num_sge` elements.
 #[inline(always)]
 pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
-    match usize::try_from(num_sge) {
+    if num_sge == 1 && !sges.is_null() {
         // SAFETY: contract of this function.
-        Ok(1) if !sges.is_null() => (1, unsafe { (*sges).length }),
-        Ok(many @ 2..) if !sges.is_null() => {
-            // SAFETY: as above.
+        return (1, unsafe { (*sges).length });
+    }
+    // SAFETY: as above.
+    unsafe { room_of_many(sges, num_sge) }
+}
+
+/// As [`room`].
+///
+/// # Safety
+/// As that.
+#[inline(never)]
+unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
+    match usize::try_from(num_sge) {
+        Ok(many @ 1..) if !sges.is_null() => {
+            // SAFETY: contract of this function.
             let sges = unsafe { std::slice::from_raw_parts(sges, many) };
             let sum = |sum: u32, sge: &ibv_sge| sum.saturating_add(sge.length);
             (many as u32, sges.iter().fold(0, sum))
@@ -316,6 +329,7 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
 
 /// Forgets what is outstanding on a queue pair.
 pub(crate) fn reset(qp: &Qp) {
+    qp.mine().settle(qp);
     qp.reset();
     qp.mine().read_end.store(u64::MAX, Relaxed);
 }

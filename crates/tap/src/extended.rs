@@ -201,11 +201,11 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         // All of it was posted, or nothing (`ibv_wr_post(3)`).
         let built = list(qp);
         if result == 0 {
-            count::posted(qp, built.drain(..));
+            count::posted(qp, built.iter().copied());
         } else {
             crate::session::add(&qp.mine().cell.refused, built.len() as u64);
-            built.clear();
         }
+        built.clear();
         result
     }
 }

@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 /// First word of a file.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of everything in this file.
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 
 /// Cells of queue pairs in a file.
 pub(crate) const MAX_QP_CELLS: usize = 1 << 14;
@@ -21,6 +21,9 @@ pub(crate) const MAX_SRQ_CELLS: usize = 1 << 12;
 pub(crate) const SENT_KINDS: usize = 64;
 /// Kinds of received messages that it can tell apart.
 pub(crate) const RECEIVED_KINDS: usize = 32;
+/// Of each, how many are of one payload each; the rest are for classes of payloads.
+pub(crate) const SINGLE_SENT_KINDS: usize = 40;
+pub(crate) const SINGLE_RECEIVED_KINDS: usize = 20;
 /// Classes of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const LIST_CLASSES: usize = 17;
 /// Peers that it can tell apart.
@@ -68,12 +71,13 @@ pub(crate) struct Header<W> {
 }
 
 /// Operations of one kind on a send queue.
-#[derive(FromBytes)]
+#[derive(Clone, Copy, FromBytes)]
 #[repr(C)]
 pub(crate) struct Sent<W> {
     /// [`Key`], 0 if unused.
     pub(crate) key: W,
     pub(crate) count: W,
+    /// Payload of all of them, if the key is that of a class; else the key says it.
     pub(crate) bytes: W,
     pub(crate) signaled: W,
 }
@@ -85,6 +89,7 @@ pub(crate) struct Received<W> {
     /// [`Key`], 0 if unused.
     pub(crate) key: W,
     pub(crate) count: W,
+    /// As in [`Sent`].
     pub(crate) bytes: W,
 }
 
@@ -121,7 +126,10 @@ pub(crate) struct QpCell<W> {
     pub(crate) unitemised_received: W,
     /// Destinations that were not looked at.
     pub(crate) unlisted_peers: W,
-    pub(crate) reserved: [W; 2],
+    /// [`Repeated`] posts, which no other word knows of yet.
+    pub(crate) repeated: W,
+    /// Operations that were outstanding when the one that they repeat had been posted.
+    pub(crate) repeated_outstanding: W,
     pub(crate) lists: [W; LIST_CLASSES],
     pub(crate) peers: [W; PEERS],
     pub(crate) sent: [Sent<W>; SENT_KINDS],
@@ -136,11 +144,11 @@ pub(crate) struct CqCell<W> {
     pub(crate) cq: W,
     pub(crate) thread: W,
     pub(crate) cqe: W,
-    pub(crate) polls: W,
     pub(crate) empty_polls: W,
     pub(crate) completions: W,
+    /// Polls that found so many.
     pub(crate) found: [W; POLL_CLASSES],
-    pub(crate) reserved: [W; 2],
+    pub(crate) reserved: [W; 3],
 }
 
 /// What one thread did with one shared receive queue.
@@ -210,6 +218,10 @@ impl Key {
         Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::CLASS)
     }
 
+    pub(crate) const fn is_class(self) -> bool {
+        self.0 & Self::CLASS != 0
+    }
+
     pub(crate) const fn opcode(self) -> u32 {
         (self.0 & 0xff) as u32
     }
@@ -232,6 +244,47 @@ impl Key {
 
     pub(crate) const fn is_used(self) -> bool {
         self.0 & Self::USED != 0
+    }
+}
+
+/// Posts of one work request each, equal to the one that was posted before them, in one word: how many in bits 0 to 31,
+/// the place of their kind in bits 32 to 39, whether they are signaled in bit 40.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repeated(pub(crate) u64);
+
+impl Repeated {
+    /// None yet, of a kind.
+    #[inline]
+    pub(crate) const fn none(place: usize, signaled: bool) -> Self {
+        Self((place as u64 & 0xff) << 32 | (signaled as u64) << 40)
+    }
+
+    pub(crate) const fn count(self) -> u64 {
+        self.0 & 0xffff_ffff
+    }
+
+    pub(crate) const fn place(self) -> usize {
+        (self.0 >> 32 & 0xff) as usize
+    }
+
+    /// How many of them are signaled.
+    pub(crate) const fn signaled(self) -> u64 {
+        if self.0 >> 40 & 1 == 1 {
+            self.count()
+        } else {
+            0
+        }
+    }
+
+    /// Over all of them: how many were outstanding when each had been posted, given what it was before the first, and
+    /// the most that can be.
+    pub(crate) const fn outstanding_sum(self, before: u64, max: u64) -> u64 {
+        let count = self.count();
+        let room = max.saturating_sub(count);
+        let before = if before < room { before } else { room };
+        count
+            .saturating_mul(before)
+            .saturating_add(count * (count + 1) / 2)
     }
 }
 
@@ -269,5 +322,16 @@ mod tests {
         assert_eq!(Key::new(2, 1, 100).class(), Key::new(2, 1, 127).class());
         assert_ne!(Key::new(2, 1, 100).class(), Key::new(2, 1, 129).class());
         assert_ne!(Key::new(2, 1, 128).class(), Key::new(2, 1, 128));
+        assert!(Key::new(2, 1, 128).class().is_class());
+    }
+
+    #[test]
+    fn repeated_posts_say_what_they_repeat() {
+        let three = Repeated(Repeated::none(41, true).0 + 3);
+        assert_eq!((three.count(), three.place(), three.signaled()), (3, 41, 3));
+        assert_eq!(Repeated(Repeated::none(0, false).0 + 3).signaled(), 0);
+        // 6, 7 and 8 outstanding; no more than 7 in a queue of 7.
+        assert_eq!(three.outstanding_sum(5, 100), 21);
+        assert_eq!(three.outstanding_sum(5, 7), 5 + 6 + 7);
     }
 }

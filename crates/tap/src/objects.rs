@@ -1,6 +1,7 @@
 //! What the tap knows of each object of the verbs, and of each thread that uses it.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -76,20 +77,29 @@ impl<U: Use> Uses<U> {
         }
     }
 
-    /// The calling thread's.
+    /// The calling thread's, if it has one.
     #[inline(always)]
-    fn mine(&self, make: impl FnOnce(usize) -> U) -> &'static U {
-        let token = thread_token();
+    fn known(&self, token: usize) -> Option<&'static U> {
         // Acquire: pairs with the Release of `enter`.
         let mut at = self.first.load(Ordering::Acquire);
         // SAFETY: uses live for ever.
         while let Some(this) = unsafe { at.as_ref() } {
             if this.owner() == token {
-                return this;
+                return Some(this);
             }
             at = this.next().load(Ordering::Acquire);
         }
-        self.enter(make(token))
+        None
+    }
+
+    /// The calling thread's.
+    #[inline(always)]
+    fn mine(&self, make: impl FnOnce(usize) -> U) -> &'static U {
+        let token = thread_token();
+        match self.known(token) {
+            Some(known) => known,
+            None => self.enter(make(token)),
+        }
     }
 
     #[cold]
@@ -136,6 +146,8 @@ pub(crate) struct QpUse {
     /// The kind that was counted last, and its place.
     pub(crate) sent_key: AtomicU64,
     pub(crate) sent_place: AtomicU64,
+    /// What a post must be equal to for a repetition of the last one; 0 for nothing.
+    pub(crate) repeat_key: AtomicU64,
     pub(crate) received_key: AtomicU64,
     pub(crate) received_place: AtomicU64,
     /// Where the READ before ended.
@@ -200,6 +212,12 @@ impl Qp {
         self.uses.mine(|token| self.first_use(token))
     }
 
+    /// The calling thread's part of it, if there is one.
+    #[inline(always)]
+    pub(crate) fn known_use(&self) -> Option<&'static QpUse> {
+        self.uses.known(thread_token())
+    }
+
     #[cold]
     fn first_use(&self, owner: usize) -> QpUse {
         if !self.uses.first.load(Relaxed).is_null() {
@@ -234,6 +252,7 @@ impl Qp {
             found: AtomicU64::new(u64::MAX),
             sent_key: AtomicU64::new(0),
             sent_place: AtomicU64::new(0),
+            repeat_key: AtomicU64::new(0),
             received_key: AtomicU64::new(0),
             received_place: AtomicU64::new(0),
             read_end: AtomicU64::new(u64::MAX),
@@ -253,6 +272,12 @@ impl Qp {
         }
     }
 
+    /// Notes how many had been posted with a signaled work request, by the number of the signaled one.
+    #[inline(always)]
+    pub(crate) fn mark(&self, signaled: u64, posted: u64) {
+        self.marks[signaled as usize & (self.marks.len() - 1)].store(posted, Relaxed);
+    }
+
     /// Operations that were posted before the signaled one that completed last, itself included.
     #[inline(always)]
     pub(crate) fn retired(&self) -> u64 {
@@ -270,8 +295,7 @@ impl Qp {
     pub(crate) fn reset(&self) {
         let signaled = self.signaled.load(Relaxed);
         if let Some(last) = signaled.checked_sub(1) {
-            let mark = &self.marks[last as usize & (self.marks.len() - 1)];
-            mark.store(self.posted.load(Relaxed), Relaxed);
+            self.mark(last, self.posted.load(Relaxed));
         }
         self.completed.store(signaled, Relaxed);
     }
@@ -416,16 +440,15 @@ impl Srq {
     }
 }
 
-/// The place of a kind among `keys`: its own while there are few, then that of its class.
+/// The place of a kind among the keys: its own among the first `single`, or that of its class.
 pub(crate) fn place_of<'a>(
     key: Key,
     len: usize,
+    single: usize,
     key_at: impl Fn(usize) -> &'a AtomicU64,
 ) -> Option<usize> {
-    /// The share of places that are for single kinds.
-    const SINGLE: (usize, usize) = (5, 8);
-    let search = |key: Key, end: usize| {
-        for place in 0..end {
+    let search = |key: Key, places: Range<usize>| {
+        for place in places {
             match key_at(place).load(Relaxed) {
                 0 => {
                     key_at(place).store(key.0, Relaxed);
@@ -437,5 +460,5 @@ pub(crate) fn place_of<'a>(
         }
         None
     };
-    search(key, len * SINGLE.0 / SINGLE.1).or_else(|| search(key.class(), len))
+    search(key, 0..single).or_else(|| search(key.class(), single..len))
 }

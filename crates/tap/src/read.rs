@@ -140,9 +140,10 @@ impl Reading {
     }
 
     fn add_cq(&mut self, cell: &CqCell<u64>) {
+        let polls = sum(&cell.found).saturating_add(cell.empty_polls);
         let thread = self.thread(cell.thread);
         for (all, more) in [
-            (&mut thread.polls, cell.polls),
+            (&mut thread.polls, polls),
             (&mut thread.empty_polls, cell.empty_polls),
             (&mut thread.completions, cell.completions),
         ] {
@@ -165,7 +166,8 @@ impl Reading {
                 return;
             }
         };
-        let posts = sum(&cell.lists);
+        let repeated = Repeated(cell.repeated);
+        let posts = sum(&cell.lists).saturating_add(repeated.count());
         let thread = self.thread(cell.thread);
         thread.posts = thread.posts.saturating_add(posts);
         thread.recv_posts = thread.recv_posts.saturating_add(cell.recv_posts);
@@ -179,8 +181,18 @@ impl Reading {
             .queue_pairs
             .entry(cell.qp)
             .or_insert_with(|| (QueuePair::new(narrow(cell.qpn), transport), 0));
-        *outstanding_sum = outstanding_sum.saturating_add(cell.outstanding_sum);
-        qp.max_outstanding = qp.max_outstanding.max(narrow(cell.outstanding_max));
+        let before = cell.repeated_outstanding;
+        for more in [
+            cell.outstanding_sum,
+            repeated.outstanding_sum(before, cell.max_send_wr),
+        ] {
+            *outstanding_sum = outstanding_sum.saturating_add(more);
+        }
+        let outstanding = before
+            .saturating_add(repeated.count())
+            .min(cell.max_send_wr)
+            .max(cell.outstanding_max);
+        qp.max_outstanding = qp.max_outstanding.max(narrow(outstanding));
         qp.max_send_wr = narrow(cell.max_send_wr);
         qp.max_inline_data = narrow(cell.max_inline_data);
         for (all, more) in [
@@ -195,14 +207,21 @@ impl Reading {
         ] {
             *all = all.saturating_add(more);
         }
-        add_lengths(&mut qp.postlist_lengths, &cell.lists);
+        let mut lists = cell.lists;
+        lists[0] = lists[0].saturating_add(repeated.count());
+        add_lengths(&mut qp.postlist_lengths, &lists);
         for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
             if *count > 0 {
                 add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
             }
         }
-        for kind in &cell.sent {
-            match sent(transport, kind) {
+        for (place, kind) in cell.sent.iter().enumerate() {
+            let mut kind = *kind;
+            if place == repeated.place() {
+                kind.count = kind.count.saturating_add(repeated.count());
+                kind.signaled = kind.signaled.saturating_add(repeated.signaled());
+            }
+            match sent(transport, &kind) {
                 Some(counted) => add_counted(&mut qp.sent, counted),
                 None => self.unmodelled = self.unmodelled.saturating_add(kind.count),
             }
@@ -350,7 +369,7 @@ fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
     let payload_bytes = if verb.is_atomic() {
         ATOMIC_BYTES
     } else {
-        mean(kind.bytes, kind.count)
+        payload(key, kind.bytes, kind.count)
     };
     let inline = key.is_inline() && verb.sends_payload();
     #[expect(clippy::cast_precision_loss, reason = "a share")]
@@ -386,7 +405,7 @@ fn received(transport: Transport, kind: &Received<u64>) -> Option<Counted> {
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let bytes = mean(kind.bytes, kind.count);
+    let bytes = payload(key, kind.bytes, kind.count);
     let header = if transport == Transport::Ud {
         GRH_BYTES
     } else {
@@ -409,7 +428,11 @@ fn nothing(transport: Transport) -> Counted {
     }
 }
 
-fn mean(bytes: u64, count: u64) -> u32 {
+/// Payload of an operation of a kind: the key says it, or it is the mean of a class.
+fn payload(key: Key, bytes: u64, count: u64) -> u32 {
+    if !key.is_class() {
+        return key.bytes().min(MAX_MESSAGE_BYTES);
+    }
     // A damaged file may say any number of bytes.
     let rounded = bytes.saturating_add(count / 2);
     let mean = rounded.checked_div(count).unwrap_or(0);
@@ -440,12 +463,15 @@ mod tests {
         let cell = &mut words[QP_CELLS_AT / 8..];
         cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
         let at = std::mem::offset_of!(QpCell<u64>, lists) / 8;
-        cell[at + 2] = 25;
+        (cell[at], cell[at + 2]) = (0, 22);
         let at = std::mem::offset_of!(QpCell<u64>, runs) / 8;
         cell[at] = 10;
         let at = std::mem::offset_of!(QpCell<u64>, sent) / 8;
         let key = Key::new(IBV_WR_SEND, 1, 60).inline(true);
-        cell[at..at + 4].copy_from_slice(&[key.0, 100, 6000, 4]);
+        cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
+        // Three more of them are noted as repeated.
+        let at = std::mem::offset_of!(QpCell<u64>, repeated) / 8;
+        cell[at] = Repeated::none(0, false).0 + 3;
         words
     }
 
@@ -481,7 +507,10 @@ mod tests {
         let message = from(&bytes(&other))
             .expect_err("another version")
             .to_string();
-        assert!(message.contains("version 2"), "{message}");
+        assert!(
+            message.contains(&format!("version {}", VERSION + 1)),
+            "{message}"
+        );
         let mut other = words();
         other[6] = u64::MAX;
         assert!(matches!(from(&bytes(&other)), Err(ReadError::Damaged(_))));
@@ -521,6 +550,7 @@ mod tests {
     fn more_bytes_than_there_can_be_are_a_mean_all_the_same() {
         let mut words = words();
         let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpCell<u64>, sent) / 8;
+        words[sent] = Key::new(IBV_WR_SEND, 1, 60).class().0;
         words[sent + 2] = u64::MAX;
         let read = from(&bytes(&words)).expect("a file");
         assert_eq!(read.profile.check(), Ok(()));

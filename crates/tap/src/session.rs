@@ -39,6 +39,14 @@ pub(crate) fn raise(word: &AtomicU64, number: u64) {
     }
 }
 
+/// Stores a number in a word that only this thread writes, if it has another one.
+#[inline(always)]
+pub(crate) fn set(word: &AtomicU64, number: u64) {
+    if word.load(Relaxed) != number {
+        word.store(number, Relaxed);
+    }
+}
+
 /// A process's file, mapped. It lives for ever: cells in it are used until the process is gone.
 pub(crate) struct Session {
     pid: u32,

@@ -18,11 +18,12 @@ const PROGRAM: &str = "TAP_TEST_PROGRAM";
 type Anything = Result<(), Box<dyn std::error::Error>>;
 type Program = (&'static str, fn() -> Anything);
 
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 6] = [
     ("rc", rc),
     ("ud", ud),
     ("full", full),
     ("threads", threads),
+    ("repeats", repeats),
     ("dies", dies),
 ];
 
@@ -171,6 +172,33 @@ fn threads() -> Anything {
     poll(&cq, 1)
 }
 
+/// Equal work requests one a post, some unsignaled and then all signaled, with polls between them.
+fn repeats() -> Anything {
+    let Pair { pd, cq, a, b: _b } = pair(8)?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let post = |signaled: bool| {
+        a.post_one(|list| {
+            let wr = list.rdma_write(Inline(&[0; 8]), region.remote());
+            if signaled {
+                wr.signaled();
+            }
+        })
+    };
+    for _ in 0..50 {
+        for index in 0..4 {
+            post(index == 3)?;
+        }
+        poll(&cq, 1)?;
+    }
+    for _ in 0..50 {
+        for _ in 0..4 {
+            post(true)?;
+        }
+        poll(&cq, 4)?;
+    }
+    Ok(())
+}
+
 /// Dies in the middle of its work.
 fn dies() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
@@ -180,6 +208,11 @@ fn dies() -> Anything {
             list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
         })?;
         poll(&cq, 1)?;
+    }
+    for _ in 0..3 {
+        a.post_one(|list| {
+            list.rdma_write(Inline(&[0; 8]), region.remote());
+        })?;
     }
     std::process::abort();
 }
@@ -330,6 +363,21 @@ fn threads_are_told_apart_and_nothing_is_lost_between_them() {
 }
 
 #[test]
+fn repeated_posts_are_counted_as_all_others() {
+    let profile = profile("repeats");
+    let qp = sender(&profile);
+    assert_eq!((qp.operations(), qp.postlists), (400, 400));
+    // The second hundred polls may find one completion at a time, but no post comes between them.
+    assert_eq!((qp.runs, qp.max_outstanding), (100, 4));
+    assert!((qp.mean_outstanding - 2.5).abs() < 1e-9, "{qp:?}");
+    let [kind] = &qp.sent[..] else {
+        panic!("one kind: {qp:?}");
+    };
+    assert_eq!((kind.count, kind.operation.payload_bytes), (400, 8));
+    assert!((kind.operation.signaled - 250.0 / 400.0).abs() < 1e-9);
+}
+
+#[test]
 fn a_program_that_dies_leaves_what_it_did() {
     let folder = tempfile::tempdir().expect("a folder");
     let (status, ledger) = run("dies", folder.path());
@@ -338,7 +386,12 @@ fn a_program_that_dies_leaves_what_it_did() {
         panic!("one process: {ledger:?}");
     };
     assert!(!profile.complete);
-    assert_eq!(sender(profile).operations(), 7);
+    let qp = sender(profile);
+    assert_eq!((qp.operations(), qp.postlists, qp.runs), (10, 10, 8));
+    assert!((qp.sent[0].operation.signaled - 0.7).abs() < 1e-9);
+    // Seven alone, then one, two and three at a time.
+    assert_eq!(qp.max_outstanding, 3);
+    assert!((qp.mean_outstanding - 1.3).abs() < 1e-9, "{qp:?}");
 }
 
 #[test]
