@@ -1,8 +1,35 @@
 //! Key-value stores over the verbs.
 //!
-//! [`store`] is the storage engine, without a network.
+//! A [`Server`] keeps keys and values in a [`store`]; [`Client`]s find it by TCP ([`rendezvous`]) and reach it by verbs,
+//! as its [`Design`] says (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section 4.3).
+//!
+//! Layers: [`store`] is pure; `wire` and `session` are what requests look like and how none is carried out twice;
+//! `worker` and [`Pipeline`] are the loops at both ends; [`Client`] is the friendly one.
+//!
+//! [`load`] asks for keys and checks every value.
+//!
+//! Another front, a connection layer of another protocol for instance, uses [`Server::store`] from threads of its own:
+//! partitions are locked for a batch of requests at a time.
 
 #![deny(unsafe_code)]
 
+mod client;
+mod config;
+pub mod load;
 mod prefetch;
+pub mod rendezvous;
+mod report;
+mod server;
+mod session;
 pub mod store;
+mod wire;
+mod worker;
+
+pub use client::{
+    Answer, Client, ClientError, Completion, Outcome, Pipeline, Ticket, Trouble, Value,
+};
+pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig, Unsupported};
+pub use report::{Latency, ServerStats};
+pub use rpc::{NicConfig, OpenError};
+pub use server::{Door, LocalServer, LocalWorker, Pass, Server, ServerError};
+pub use wire::Op;

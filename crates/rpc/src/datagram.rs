@@ -6,7 +6,7 @@ use verbs::{
 };
 
 use crate::{
-    ClientTable, Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort,
+    ClientTable, Counts, Handler, MAX_BATCH, MAX_LIST, Received, Reply, Request, RpcError, UdPort,
     UdPortConfig,
 };
 
@@ -45,7 +45,7 @@ impl Server {
         }
         let port = UdPort::new(pd, config)?;
         Ok(Self {
-            list: port.postlist(MAX_BATCH),
+            list: port.postlist(MAX_LIST),
             port,
             buffer: Box::default(),
             table: ClientTable::new(),
@@ -135,30 +135,37 @@ impl Server {
         }
         let mut state = handler.begin(self.batch.len());
         self.list.clear();
-        let (outbox, number) = self.port.outbox();
+        let request = |index: usize, client: u32, imm: u32| {
+            let start = index * self.payload_max;
+            Request {
+                client: client as usize,
+                index,
+                imm,
+                payload: &self.payloads[start..start + self.lens[index]],
+            }
+        };
+        for round in 0..if self.batch.len() > 1 { H::LOOKS } else { 0 } {
+            for (i, &(client, imm)) in self.batch.iter().enumerate() {
+                handler.look(&mut state, round, request(i, client, imm));
+            }
+        }
         for (i, &(client, imm)) in self.batch.iter().enumerate() {
             let Some(to) = &self.clients[client as usize] else {
                 continue;
             };
-            let start = i * self.payload_max;
-            let payload = &self.payloads[start..start + self.lens[i]];
-            let request = Request {
-                client: client as usize,
-                imm,
-                payload,
-            };
+            let request = request(i, client, imm);
             handler.handle(
                 &mut state,
                 request,
                 Reply {
+                    port: &mut self.port,
                     list: &mut self.list,
-                    outbox,
-                    number,
                     to,
                     imm,
                 },
             );
         }
+        drop(state);
         let answers = self.list.len();
         self.port.post(&mut self.list)?;
         if answers > 0 {

@@ -2,8 +2,8 @@
 //!
 //! # The request region
 //!
-//! Every client has `window` slots; request `k` (from 0 on) goes to slot `k mod window`. A slot is payload
-//! followed by one aligned 8-byte word:
+//! Every client has `window` slots; request `k` (from 0 on) goes to slot `k mod window`. At the end of a slot is an
+//! aligned 8-byte word, and the payload, padded to 8 bytes, lies before it, so that a short request is a short WRITE:
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -22,7 +22,8 @@ use verbs::{
 };
 
 use crate::{
-    Counts, Handler, MAX_BATCH, Outbox, Received, Reply, Request, RpcError, UdPort, UdPortConfig,
+    Counts, Handler, MAX_BATCH, MAX_LIST, Outbox, Received, Reply, Request, RpcError, UdPort,
+    UdPortConfig,
 };
 
 /// What it needs of a device.
@@ -74,17 +75,24 @@ fn word(number: u32, payload: &[u8]) -> u64 {
     u64::from(number) << 32 | (payload.len() as u64 & 0xffff) << 16 | u64::from(checksum(payload))
 }
 
-/// Fletcher's checksum folded to 16 bits; 0 for nothing.
+/// A multiplicative hash folded to 16 bits; 0 for nothing.
+#[inline]
 fn checksum(payload: &[u8]) -> u16 {
-    let (mut a, mut b) = (0u32, 0u32);
-    for &byte in payload {
-        a = (a + u32::from(byte) + 1) % 255;
-        b = (b + a) % 255;
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    if payload.is_empty() {
+        return 0;
     }
-    #[expect(clippy::cast_possible_truncation, reason = "both are below 255")]
-    {
-        (b << 8 | a) as u16
+    let (words, tail) = payload.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..tail.len()].copy_from_slice(tail);
+    let mut hash = payload.len() as u64;
+    for word in words.iter().chain([&last]) {
+        // Different words give different hashes, and the high bits move down for the next.
+        hash = (hash ^ u64::from_le_bytes(*word))
+            .wrapping_mul(FACTOR)
+            .rotate_left(29);
     }
+    (hash.wrapping_mul(FACTOR) >> 48) as u16
 }
 
 /// A server's worker with its own request region and response queues.
@@ -139,7 +147,7 @@ impl Server {
         };
         let queues = (0..doorbells.queues).map(|_| {
             let port = UdPort::new(pd, &config)?;
-            let list = port.postlist(MAX_BATCH);
+            let list = port.postlist(MAX_LIST);
             Ok::<_, RpcError>((port, list))
         });
         Ok(Self {
@@ -234,32 +242,35 @@ impl Server {
             return Ok(0);
         }
         let mut state = handler.begin(self.batch.len());
+        let stride = self.layout.payload as usize;
+        let payloads = &self.payloads;
+        let request = |index: usize, (client, number, len): (u32, u32, usize)| Request {
+            client: client as usize,
+            index,
+            imm: number,
+            payload: &payloads[index * stride..index * stride + len],
+        };
+        for round in 0..if self.batch.len() > 1 { H::LOOKS } else { 0 } {
+            for (i, &one) in self.batch.iter().enumerate() {
+                handler.look(&mut state, round, request(i, one));
+            }
+        }
         let (port, list) = &mut self.queues[self.queue];
         list.clear();
-        let (outbox, number_of_first) = port.outbox();
-        let stride = self.layout.payload as usize;
-        for (i, &(client, number, len)) in self.batch.iter().enumerate() {
-            let Some(peer) = &self.clients[client as usize] else {
+        for (i, &one) in self.batch.iter().enumerate() {
+            let Some(peer) = &self.clients[one.0 as usize] else {
                 continue;
             };
-            let payload = &self.payloads[i * stride..i * stride + len];
-            let request = Request {
-                client: client as usize,
-                imm: number,
-                payload,
+            let reply = Reply {
+                port,
+                list,
+                to: &peer.to,
+                imm: one.1,
             };
-            handler.handle(
-                &mut state,
-                request,
-                Reply {
-                    list,
-                    outbox,
-                    number: number_of_first,
-                    to: &peer.to,
-                    imm: number,
-                },
-            );
+            handler.handle(&mut state, request(i, one), reply);
         }
+        // What it holds for the batch, a lock for instance, is free before the NIC is told.
+        drop(state);
         let answers = list.len();
         port.post(list)?;
         if answers > 0 {
@@ -312,7 +323,8 @@ impl Server {
                 let i = self.batch.len();
                 if len > 0 {
                     let into = &mut self.payloads[i * stride..i * stride + len];
-                    self.region.read_at(start + slot * words * 8, into)?;
+                    let end = start + (slot + 1) * words * 8 - 8;
+                    self.region.read_at(end - len.next_multiple_of(8), into)?;
                     if u64::from(checksum(into)) != value & 0xffff {
                         break;
                     }
@@ -491,40 +503,63 @@ impl Client {
         count: usize,
         mut fill: impl FnMut(usize) -> &'p [u8],
     ) -> Result<(), RpcError> {
-        self.list.clear();
-        let bytes = self.layout.slot_bytes();
         for i in 0..count.min(MAX_BATCH) {
-            let payload = fill(i);
-            if payload.len() > self.layout.payload as usize {
-                return Err(RpcError::Config(format!(
-                    "a request of {} bytes for {:?}",
-                    payload.len(),
-                    self.layout
-                )));
-            }
-            let number = self.next.wrapping_add(1);
-            let slot = (self.next % self.layout.window) as usize;
-            let word = word(number, payload).to_le_bytes();
-            let to = self.region.addr + (slot * bytes) as u64;
-            let remote = RemoteMemory {
-                addr: to,
-                len: bytes as u64,
-                rkey: self.region.rkey,
-            };
-            let message = if self.layout.payload == 0 {
-                &word[..]
-            } else {
-                self.message[..payload.len()].copy_from_slice(payload);
-                self.message[bytes - 8..].copy_from_slice(&word);
-                &self.message
-            };
-            match self.outbox.place(self.posted + i as u64, message) {
-                None => self.list.rdma_write(Inline(message), remote),
-                Some(slot) => self.list.rdma_write(slot, remote),
-            };
-            self.next = number;
+            self.push(fill(i))?;
         }
-        self.post()
+        self.flush()
+    }
+
+    /// Prepares a request; [`flush`](Self::flush) WRITEs it, with those before it. Returns its number. The caller
+    /// flushes after [`MAX_BATCH`] at the latest, and keeps less than a window unanswered as with
+    /// [`send`](Self::send).
+    ///
+    /// # Panics
+    /// At more than [`MAX_BATCH`] requests without a flush.
+    #[inline]
+    pub fn push(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
+        if payload.len() > self.layout.payload as usize {
+            return Err(RpcError::Config(format!(
+                "a request of {} bytes for {:?}",
+                payload.len(),
+                self.layout
+            )));
+        }
+        let number = self.next.wrapping_add(1);
+        let slot = (self.next % self.layout.window) as usize;
+        let word = word(number, payload).to_le_bytes();
+        let padded = payload.len().next_multiple_of(8);
+        let message = if padded == 0 {
+            &word[..]
+        } else {
+            let message = &mut self.message[..padded + 8];
+            message[padded - 8..padded].fill(0);
+            message[..payload.len()].copy_from_slice(payload);
+            message[padded..].copy_from_slice(&word);
+            message
+        };
+        let end = (slot + 1) * self.layout.slot_bytes();
+        let remote = RemoteMemory {
+            addr: self.region.addr + (end - message.len()) as u64,
+            len: message.len() as u64,
+            rkey: self.region.rkey,
+        };
+        match self
+            .outbox
+            .place(self.posted + self.list.len() as u64, message)
+        {
+            None => self.list.rdma_write(Inline(message), remote),
+            Some(slot) => self.list.rdma_write(slot, remote),
+        };
+        self.next = number;
+        Ok(number)
+    }
+
+    /// Posts what was prepared, with one doorbell.
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), RpcError> {
+        let posted = self.post();
+        self.list.clear();
+        posted
     }
 
     #[inline]

@@ -6,7 +6,8 @@
 //!
 //! Both serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that it can
 //! do shared work once a batch, and the answers of a batch leave with one doorbell. Neither knows what is
-//! called nor which NIC runs it; how endpoints reach the other side is the caller's affair.
+//! called nor which NIC runs it; how endpoints reach the other side is the caller's affair, for which [`exchange`]
+//! and [`NicConfig`] may serve.
 //!
 //! Each says in `NEEDS` what it needs of a device. Payload that a device does not take inline leaves from
 //! registered memory.
@@ -17,13 +18,16 @@
 #![forbid(unsafe_code)]
 
 pub mod datagram;
+pub mod exchange;
 pub mod herd;
+mod nic;
 mod outbox;
 mod port;
 mod table;
 
 use verbs::{HeaderOnly, Inline, PostError, Postlist, Ud, UdDestination, VerbError};
 
+pub use nic::{NicConfig, OpenError};
 use outbox::Outbox;
 pub use port::{Received, UdPort, UdPortConfig};
 pub use table::ClientTable;
@@ -33,8 +37,18 @@ pub trait Handler {
     /// What [`begin`](Self::begin) prepares for a batch.
     type Batch;
 
+    /// How often [`look`](Self::look) is called for each request of a batch of several.
+    const LOOKS: usize = 0;
+
     /// A batch of `requests` requests is about to be handled.
     fn begin(&mut self, requests: usize) -> Self::Batch;
+
+    /// Looks ahead: in round 0, then 1, up to [`LOOKS`](Self::LOOKS), all requests of the batch come by here before
+    /// the first is handled, so that a handler can prefetch what they need. Not called for a batch of one.
+    #[inline]
+    fn look(&mut self, batch: &mut Self::Batch, round: usize, request: Request<'_>) {
+        let _ = (batch, round, request);
+    }
 
     /// Answers one request of the batch. Dropping `reply` answers nothing.
     fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>);
@@ -45,6 +59,8 @@ pub trait Handler {
 pub struct Request<'a> {
     /// The client, by the index that its registration gave it.
     pub client: usize,
+    /// Its place in the batch, from 0 on.
+    pub index: usize,
     /// The immediate (datagram), or the number of the request at this client, from 1 on (HERD).
     pub imm: u32,
     /// The payload.
@@ -54,10 +70,8 @@ pub struct Request<'a> {
 /// The way back to the client of one request.
 #[derive(Debug)]
 pub struct Reply<'a> {
+    port: &'a mut UdPort,
     list: &'a mut Postlist<Ud>,
-    outbox: &'a Outbox,
-    /// Of the list's first message.
-    number: u64,
     to: &'a UdDestination,
     imm: u32,
 }
@@ -69,11 +83,34 @@ impl Reply<'_> {
     /// When the payload is longer than [`UdPortConfig::send_payload`].
     #[inline]
     pub fn bytes(self, payload: &[u8]) {
-        let number = self.number + self.list.len() as u64;
-        match self.outbox.place(number, payload) {
+        let (outbox, first) = self.port.outbox();
+        match outbox.place(first + self.list.len() as u64, payload) {
             None => self.list.send_with_imm(Inline(payload), self.to, self.imm),
             Some(slot) => self.list.send_with_imm(slot, self.to, self.imm),
         };
+    }
+
+    /// Answers with one of several messages, each with the immediate of the request. Those of a batch that has become
+    /// too long for one doorbell leave at once.
+    ///
+    /// # Errors
+    /// As posting.
+    ///
+    /// # Panics
+    /// As [`bytes`](Self::bytes).
+    pub fn part(&mut self, payload: &[u8]) -> Result<(), RpcError> {
+        // The answers of the rest of the batch must find room.
+        if self.list.len() >= MAX_BATCH {
+            self.port.post(self.list)?;
+            self.list.clear();
+        }
+        Reply {
+            port: &mut *self.port,
+            list: &mut *self.list,
+            ..*self
+        }
+        .bytes(payload);
+        Ok(())
     }
 
     /// Answers without payload, with the immediate of the request.
@@ -156,3 +193,6 @@ impl Counts {
 
 /// The most requests of one batch.
 pub const MAX_BATCH: usize = 64;
+
+/// The most messages of one list of answers: those of a batch, after parts of long ones.
+const MAX_LIST: usize = 2 * MAX_BATCH;

@@ -3,14 +3,14 @@
 
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain};
 
-use crate::{MAX_BATCH, RpcError};
+use crate::{MAX_LIST, RpcError};
 
 /// The payload of the messages of one queue pair.
 ///
 /// Messages are numbered from 0 on, in the order in which they are posted. A message that does not fit
 /// inline gets the slot of its number in a ring, and the bytes there belong to the NIC until the message
-/// is complete. The ring has [`MAX_BATCH`] slots more than the send queue, so that a list can be built
-/// while the queue is full: a message that is being built is at most `MAX_BATCH - 1` above the number of
+/// is complete. The ring has [`MAX_LIST`] slots more than the send queue, so that a list can be built
+/// while the queue is full: a message that is being built is at most `MAX_LIST - 1` above the number of
 /// those posted, and of these all but the last `send_depth` are complete.
 #[derive(Debug)]
 pub(crate) struct Outbox {
@@ -39,7 +39,7 @@ impl Outbox {
         } else {
             // No two slots in one word: a message under way and its neighbour that is being written.
             let stride = payload.next_multiple_of(8);
-            let slots = send_depth + MAX_BATCH;
+            let slots = send_depth + MAX_LIST;
             let mr = pd.alloc(slots * stride, Access::LOCAL_READ)?;
             Some(Ring {
                 mr,
@@ -94,7 +94,7 @@ mod tests {
         // The message that had each slot last.
         let mut last = HashMap::new();
         let mut posted = 0u64;
-        for list in [64, 1, 7, 64, 64, 3, 64] {
+        for list in [64, 1, 7, 128, 64, 3, 128] {
             // The worst case: the whole send queue is under way while a list is built.
             let under_way = posted.saturating_sub(DEPTH)..posted;
             for number in posted..posted + list {
@@ -107,7 +107,7 @@ mod tests {
             }
             posted += list;
         }
-        assert_eq!(last.len(), 10 + MAX_BATCH);
+        assert_eq!(last.len(), 10 + MAX_LIST);
     }
 
     #[test]

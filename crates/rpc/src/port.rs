@@ -20,8 +20,10 @@ pub struct UdPortConfig {
     pub recv_depth: u32,
     /// The longest payload that comes. With 0 all RECVs share one buffer.
     pub recv_payload: usize,
-    /// The longest payload that is sent: inline where the device takes it, else from registered memory.
+    /// The longest payload that is sent.
     pub send_payload: u32,
+    /// The longest that is sent inline, where the device takes it; what is longer leaves from registered memory.
+    pub inline_payload: u32,
     /// Where events of the receive CQ come.
     pub channel: Option<CompletionChannel>,
 }
@@ -35,6 +37,7 @@ impl Default for UdPortConfig {
             recv_depth: 512,
             recv_payload: 0,
             send_payload: 16,
+            inline_payload: u32::MAX,
             channel: None,
         }
     }
@@ -116,7 +119,7 @@ impl UdPort {
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(config.recv_depth.max(1))
-            .inline_up_to(config.send_payload);
+            .inline_up_to(config.send_payload.min(config.inline_payload));
         if let Some(index) = config.gid_index {
             builder = builder.gid_index(index);
         }

@@ -305,10 +305,11 @@ impl Client {
         let patience = self.config.reconnect().max(Duration::from_secs(1));
         stream.set_read_timeout(Some(patience)).map_err(reach)?;
         stream.set_nodelay(true).map_err(reach)?;
-        let welcome: Welcome = rendezvous::receive(&mut stream).map_err(reach)?;
+        let welcome: Welcome =
+            rpc::exchange::receive_line(&mut stream, "sequencer").map_err(reach)?;
         let (prepared, hello) = self.introduce(&welcome)?;
-        rendezvous::send(&mut stream, &hello).map_err(reach)?;
-        let answer = rendezvous::receive(&mut stream).map_err(reach)?;
+        rpc::exchange::send_line(&mut stream, &hello).map_err(reach)?;
+        let answer = rpc::exchange::receive_line(&mut stream, "sequencer").map_err(reach)?;
         self.settle(prepared, answer, Held::Tcp(stream))
     }
 
@@ -398,7 +399,7 @@ impl Client {
             recv_depth: depth,
             recv_payload: 8,
             send_payload: 16,
-            channel: None,
+            ..UdPortConfig::default()
         };
         match design {
             Design::Atomics => {

@@ -39,7 +39,8 @@ mod worker;
 
 pub use checker::{Checker, Verdict};
 pub use client::{Client, ClientError};
-pub use config::{ClientConfig, Design, NicConfig, OpenError, ServerConfig, Unsupported};
+pub use config::{ClientConfig, Design, ServerConfig, Unsupported};
 pub use numbers::NumberSet;
 pub use report::{ClientReport, Failures, Latency, ServerStats, Until};
+pub use rpc::{NicConfig, OpenError};
 pub use server::{Door, LocalServer, LocalWorker, Pass, Server, ServerError};

@@ -16,10 +16,6 @@
 //! < {"accepted":{"design":"spec-s0","start":0,"next":1234,"end":18446744073709551615,"endpoint":{…}}}
 //! ```
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use verbs::{QpEndpoint, RemoteMemory};
 
@@ -29,7 +25,6 @@ use crate::Design;
 pub const PROTOCOL: &str = "verbatim-sequencer";
 /// The version of the exchange.
 pub const VERSION: u32 = 1;
-const LINE_MAX: u64 = 64 * 1024;
 
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,34 +99,6 @@ pub struct Accepted {
     /// The shape of the slots (`rpc` and its kin).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<rpc::herd::Layout>,
-}
-
-/// Sends one message.
-pub(crate) fn send(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    stream.write_all(&line)
-}
-
-/// Receives one message.
-pub(crate) fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
-    let mut line = Vec::new();
-    // Both sides take turns, so nothing is read past the line.
-    BufReader::new(Read::take(stream, LINE_MAX)).read_until(b'\n', &mut line)?;
-    if line.last() != Some(&b'\n') {
-        let what = if line.len() as u64 >= LINE_MAX {
-            "a message longer than 64 KiB"
-        } else {
-            "the connection closed"
-        };
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
-    }
-    serde_json::from_slice(&line).map_err(|e| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("not the exchange of a sequencer: {e}"),
-        )
-    })
 }
 
 #[cfg(test)]

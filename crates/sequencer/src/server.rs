@@ -437,7 +437,7 @@ impl Shared {
             Ok((accepted, place)) => (Answer::Accepted(accepted), Some(place)),
             Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
         };
-        let told = rendezvous::send(&mut stream, &message);
+        let told = rpc::exchange::send_line(&mut stream, &message);
         if let Some(place) = place {
             self.clients_total.fetch_add(1, Ordering::Relaxed);
             if told.is_ok() && !self.stopping() {
@@ -477,8 +477,8 @@ impl Shared {
             .set_read_timeout(Some(Duration::from_secs(5)))
             .map_err(|e| no(&e))?;
         stream.set_nodelay(true).map_err(|e| no(&e))?;
-        rendezvous::send(stream, &self.welcome()).map_err(|e| no(&e))?;
-        let hello: Hello = rendezvous::receive(stream).map_err(|e| no(&e))?;
+        rpc::exchange::send_line(stream, &self.welcome()).map_err(|e| no(&e))?;
+        let hello: Hello = rpc::exchange::receive_line(stream, "sequencer").map_err(|e| no(&e))?;
         let kept = stream.try_clone().map_err(|e| no(&e))?;
         self.connect(&hello, id, Some(kept))
     }

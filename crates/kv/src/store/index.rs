@@ -51,6 +51,10 @@ fn word(hash: u64, distance: usize, pos: usize) -> u64 {
     tag(hash) << 48 | (distance as u64) << POS_BITS | (pos as u64 + 1)
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "positions are of memory that is there"
+)]
 fn pos_of(word: u64) -> usize {
     ((word & POS_MASK) - 1) as usize
 }

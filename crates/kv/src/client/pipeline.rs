@@ -1,0 +1,614 @@
+//! Requests under way: a window of them, sent in postlists, answered in any order, sent again when answers are lost.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rpc::{RpcError, UdPortConfig, herd};
+use verbs::{Context, PortGid, ProtectionDomain, Waiter, time};
+
+use super::ClientError;
+use super::lane::{Ended, Lane};
+use crate::ClientConfig;
+use crate::rendezvous::{self, Accepted, Answer as Answered, Hello, LaneHello, Welcome};
+use crate::server::{Door, Pass, random};
+use crate::session;
+use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
+use crate::wire::{self, Op, Status};
+
+/// How a request went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// A GET found this.
+    Value {
+        /// The value.
+        value: &'a [u8],
+        /// Its version.
+        version: u64,
+    },
+    /// A PUT set the value, which has this version now; a DELETE removed the one that had it.
+    Done {
+        /// The version.
+        version: u64,
+    },
+    /// The key is not there.
+    NotFound,
+    /// The condition does not hold.
+    Condition {
+        /// The version that is there, 0 for none.
+        version: u64,
+    },
+    /// The store is full.
+    Full,
+    /// Key or value are too long for the server, or the value for this client's messages.
+    TooLong,
+    /// No answer came in time. A change may have been made, and is not made later.
+    Lost,
+}
+
+/// An answered request.
+#[derive(Debug, Clone, Copy)]
+pub struct Completion<'a> {
+    /// What was given with the request.
+    pub token: u64,
+    /// How it went.
+    pub answer: Answer<'a>,
+    /// When it was sent, about: the time that the pipeline read last before.
+    pub sent: Instant,
+    /// When its answer was seen.
+    pub seen: Instant,
+}
+
+/// What a client has had to do beside its requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Trouble {
+    /// Requests that were sent again over new queue pairs.
+    pub retries: u64,
+    /// Times that it connected again.
+    pub reconnects: u64,
+    /// Requests that got no answer before their deadline.
+    pub lost: u64,
+    /// Answers to no request.
+    pub discarded: u64,
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) token: u64,
+    /// Whether it is under way.
+    pub(super) used: bool,
+    pub(super) is_get: bool,
+    pub(super) lane: usize,
+    /// Number of the change; 0 of a GET.
+    pub(super) seq: u32,
+    /// When it was submitted, among the others.
+    pub(super) order: u64,
+    /// Its bytes, in case they have to be sent again.
+    pub(super) bytes: Vec<u8>,
+    /// A value that comes in several messages, and how much of it has come.
+    pub(super) chunks: Vec<u8>,
+    pub(super) came: usize,
+    pub(super) sent: Instant,
+}
+
+/// The low level of a client: requests with tokens of the caller's, no allocation.
+///
+/// ```no_run
+/// use kv::{Answer, ClientConfig, Op, Pipeline};
+/// let mut pipeline = Pipeline::connect(ClientConfig { server: "127.0.0.1:7472".into(), ..Default::default() })?;
+/// for (token, key) in [b"one", b"two"].iter().enumerate() {
+///     assert!(pipeline.submit(&Op::Get { key: *key }, token as u64)?, "the window has room for two");
+/// }
+/// while pipeline.outstanding() > 0 {
+///     pipeline.poll(|done| println!("{}: {:?}", done.token, done.answer))?;
+/// }
+/// # Ok::<(), kv::ClientError>(())
+/// ```
+#[derive(Debug)]
+pub struct Pipeline {
+    config: ClientConfig,
+    port: PortGid,
+    context: Context,
+    pd: ProtectionDomain,
+    /// The way to a server in this process; by TCP without it.
+    door: Option<Door>,
+    /// The name of the session.
+    session: u64,
+    seed: u64,
+    lanes: Vec<Lane>,
+    held: Option<Held>,
+    pending: Vec<Pending>,
+    free: Vec<u32>,
+    order: u64,
+    /// The time, as read last.
+    now: Instant,
+    polls: u32,
+    waiter: Waiter,
+    trouble: Trouble,
+    buffer: Vec<u8>,
+}
+
+/// What a session at a server hangs on.
+#[derive(Debug)]
+#[expect(dead_code, reason = "its end is what counts")]
+enum Held {
+    Tcp(TcpStream),
+    Local(Pass),
+}
+
+impl Pipeline {
+    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
+        config.check().map_err(ClientError::Config)?;
+        let context = config.nic.open()?;
+        Self::make(&context, config, None)
+    }
+
+    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
+        Self::make(context, config, None)
+    }
+
+    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_through(
+        door: Door,
+        context: &Context,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        Self::make(context, config, Some(door))
+    }
+
+    fn make(
+        context: &Context,
+        config: ClientConfig,
+        door: Option<Door>,
+    ) -> Result<Self, ClientError> {
+        config.check().map_err(ClientError::Config)?;
+        let port = config.nic.port(context)?;
+        let now = time::now();
+        let pending = |_| Pending {
+            token: 0,
+            used: false,
+            is_get: false,
+            lane: 0,
+            seq: 0,
+            order: 0,
+            bytes: Vec::new(),
+            chunks: Vec::new(),
+            came: 0,
+            sent: now,
+        };
+        let window = u32::try_from(config.window).unwrap_or(1);
+        let mut pipeline = Self {
+            pd: context.alloc_pd()?,
+            context: context.clone(),
+            port,
+            door,
+            session: random(),
+            seed: 0,
+            lanes: Vec::new(),
+            held: None,
+            pending: (0..window).map(pending).collect(),
+            free: (0..window).rev().collect(),
+            order: 0,
+            now,
+            polls: 0,
+            waiter: Waiter::never_sleeping().with_patience(128, u32::MAX - 128),
+            trouble: Trouble::default(),
+            buffer: Vec::new(),
+            config,
+        };
+        pipeline.reconnect(pipeline.now + pipeline.config.deadline())?;
+        Ok(pipeline)
+    }
+
+    /// Requests that are under way.
+    #[inline]
+    pub fn outstanding(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    /// What it has had to do beside its requests.
+    pub fn trouble(&self) -> &Trouble {
+        &self.trouble
+    }
+
+    /// Which server it is connected to: a number that is another one after a server was started anew.
+    pub fn server(&self) -> u64 {
+        self.seed
+    }
+
+    /// Doorbells that requests took.
+    pub fn doorbells(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.doorbells).sum()
+    }
+
+    /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
+    /// sent with those after it: by [`poll`](Self::poll) at the latest.
+    ///
+    /// # Errors
+    /// [`ClientError::TooLong`]. A connection that breaks is repaired by [`poll`](Self::poll).
+    #[inline]
+    pub fn submit(&mut self, op: &Op<'_>, token: u64) -> Result<bool, ClientError> {
+        let Some(&slot) = self.free.last() else {
+            return Ok(false);
+        };
+        let key = op.key();
+        if let Op::Put { value, .. } = op
+            && value.len() > MAX_VALUE_BYTES
+        {
+            return Err(ClientError::TooLong);
+        }
+        if key.len() > MAX_KEY_BYTES {
+            return Err(ClientError::TooLong);
+        }
+        let number = match self.lanes.len() {
+            0 => return Ok(false),
+            1 => 0,
+            lanes => partition_of(hash_of(key, self.seed), lanes),
+        };
+        let lane = &mut self.lanes[number];
+        if !lane.has_room(op.is_change()) {
+            return Ok(false);
+        }
+        self.free.pop();
+        let seq = if op.is_change() { lane.next_seq() } else { 0 };
+        let pending = &mut self.pending[slot as usize];
+        op.encode(seq, &mut pending.bytes);
+        pending.token = token;
+        pending.used = true;
+        pending.is_get = !op.is_change();
+        pending.lane = number;
+        pending.seq = seq;
+        pending.order = self.order;
+        pending.came = 0;
+        pending.sent = self.now;
+        self.order += 1;
+        if lane.is_idle() {
+            // The silence before does not count.
+            lane.alive = self.now;
+        }
+        if let Err(e) = lane.take_on(slot, &pending.bytes) {
+            lane.broken.get_or_insert(e);
+        }
+        Ok(true)
+    }
+
+    /// Sends what was submitted, and takes answers: calls `each` for every request that is done. Returns how many were.
+    /// When nothing comes for long, connects again and sends everything again; may then block for as long as
+    /// requests may take.
+    ///
+    /// # Errors
+    /// When the server cannot be reached any more. Requests under way are lost then, and `each` has heard of them.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+        let mut done = 0;
+        let mut broken = None;
+        for lane in &mut self.lanes {
+            let (pending, free, trouble) = (&mut self.pending, &mut self.free, &mut self.trouble);
+            let (now, buffer, before) = (&mut self.now, &mut self.buffer, done);
+            let polled = lane.poll(pending, trouble, buffer, |pending, slot, ended| {
+                if done == before {
+                    *now = time::now();
+                }
+                done += 1;
+                pending.used = false;
+                free.push(slot);
+                each(Completion {
+                    token: pending.token,
+                    answer: answer(pending.is_get, &ended),
+                    sent: pending.sent,
+                    seen: *now,
+                });
+            });
+            if let Err(e) = polled {
+                broken.get_or_insert(e);
+            }
+            if done > before {
+                lane.alive = self.now;
+            }
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if done > 0 {
+            self.waiter.reset();
+        } else if self.outstanding() > 0 {
+            self.waiter.idle();
+        }
+        if self.polls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
+            self.now = time::now();
+            let answer = self.config.answer();
+            let silent = |l: &Lane| !l.is_idle() && self.now.duration_since(l.alive) > answer;
+            if self.lanes.iter().any(silent) {
+                let why = RpcError::Config("no answer came in time".to_owned());
+                broken.get_or_insert(why);
+            }
+        }
+        if self.lanes.is_empty() {
+            let why = RpcError::Config("there is no connection".to_owned());
+            broken.get_or_insert(why);
+        }
+        match broken {
+            None => Ok(done),
+            Some(why) => self.repair(&why, &mut each).map(|lost| done + lost),
+        }
+    }
+
+    /// Takes a new time for requests that are submitted after a pause.
+    pub fn refresh(&mut self) {
+        self.now = time::now();
+    }
+
+    /// Starts over with new queue pairs; what is under way is sent again, but for what has taken too long already.
+    #[cold]
+    fn repair(
+        &mut self,
+        why: &RpcError,
+        each: &mut impl FnMut(Completion<'_>),
+    ) -> Result<usize, ClientError> {
+        tracing::info!("connecting again, {} under way: {why}", self.outstanding());
+        let deadline = self.config.deadline();
+        let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
+        let until = oldest.unwrap_or(self.now) + deadline;
+        let connected = self.reconnect(until.max(time::now() + self.config.answer()));
+        self.now = time::now();
+        self.trouble.reconnects += 1;
+        let mut order: Vec<u32> = (0..).take(self.pending.len()).collect();
+        order.retain(|&slot| self.pending[slot as usize].used);
+        order.sort_by_key(|&slot| self.pending[slot as usize].order);
+        let mut lost = 0;
+        for slot in order {
+            let pending = &mut self.pending[slot as usize];
+            let over = self.now.duration_since(pending.sent) >= deadline;
+            if over || connected.is_err() {
+                pending.used = false;
+                self.free.push(slot);
+                lost += 1;
+                each(Completion {
+                    token: pending.token,
+                    answer: Answer::Lost,
+                    sent: pending.sent,
+                    seen: self.now,
+                });
+                continue;
+            }
+            pending.came = 0;
+            let lane = &mut self.lanes[pending.lane];
+            lane.resume(pending.seq);
+            self.trouble.retries += 1;
+            if let Err(e) = lane.take_on(slot, &pending.bytes) {
+                lane.broken.get_or_insert(e);
+            }
+        }
+        self.trouble.lost += lost as u64;
+        if connected.is_err() {
+            // Changes begin again from number 1, so that they are others' to the server.
+            self.lanes.clear();
+            self.session = random();
+        }
+        connected.map(|()| lost)
+    }
+
+    /// Opens a session, trying again while that may help.
+    fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
+        let mut pause = Duration::from_millis(5);
+        let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
+        // Old queue pairs go first: a late answer finds nobody, and the server hears that this client is gone.
+        self.lanes.clear();
+        self.held = None;
+        loop {
+            let error = match self.open() {
+                Ok((lanes, held, seed)) => {
+                    if !before.is_empty() && before.len() != lanes.len() {
+                        return Err(ClientError::Refused {
+                            reason: "it came back with another number of partitions".to_owned(),
+                            retry: false,
+                        });
+                    }
+                    (self.lanes, self.held) = (lanes, Some(held));
+                    if seed != self.seed && !before.is_empty() {
+                        // A new server: keys have other partitions, and it knows nothing of what was asked before.
+                        self.reassign(seed);
+                    } else {
+                        for (lane, seq) in self.lanes.iter_mut().zip(before) {
+                            lane.go_on_from(seq);
+                        }
+                    }
+                    self.seed = seed;
+                    return Ok(());
+                }
+                Err(e) => e,
+            };
+            let hopeless = match &error {
+                ClientError::Reach { source, .. } => {
+                    source.kind() == std::io::ErrorKind::InvalidInput
+                }
+                ClientError::Refused { retry, .. } => !retry,
+                _ => true,
+            };
+            // A server in this process does not come back.
+            if hopeless || self.door.is_some() || time::now() + pause > until {
+                return Err(error);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+
+    /// Gives what is under way to the partitions of a server that hashes otherwise, with new numbers.
+    fn reassign(&mut self, seed: u64) {
+        let mut order: Vec<&mut Pending> = self.pending.iter_mut().filter(|p| p.used).collect();
+        order.sort_by_key(|p| p.order);
+        for pending in order {
+            let Some(key) = wire::key_of(&pending.bytes) else {
+                continue;
+            };
+            pending.lane = partition_of(hash_of(key, seed), self.lanes.len());
+            if !pending.is_get {
+                pending.seq = self.lanes[pending.lane].issue();
+                pending.bytes[4..8].copy_from_slice(&pending.seq.to_le_bytes());
+            }
+        }
+    }
+
+    fn open(&self) -> Result<(Vec<Lane>, Held, u64), ClientError> {
+        let Some(door) = &self.door else {
+            return self.dial();
+        };
+        let welcome = door.welcome();
+        let (prepared, hello) = self.introduce(&welcome)?;
+        match door.enter(&hello) {
+            (Answered::Accepted(accepted), Some(pass)) => {
+                let lanes = self.settle(prepared, &accepted)?;
+                Ok((lanes, Held::Local(pass), welcome.seed))
+            }
+            (answer, _) => Err(refusal(answer)),
+        }
+    }
+
+    /// Opens a session by TCP.
+    fn dial(&self) -> Result<(Vec<Lane>, Held, u64), ClientError> {
+        const WHOSE: &str = "key-value store";
+        let reach = |source| ClientError::Reach {
+            server: self.config.server.clone(),
+            source,
+        };
+        let mut stream = TcpStream::connect(&self.config.server).map_err(reach)?;
+        let patience = self.config.deadline().max(Duration::from_secs(1));
+        stream.set_read_timeout(Some(patience)).map_err(reach)?;
+        stream.set_nodelay(true).map_err(reach)?;
+        let welcome: Welcome = rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)?;
+        let (prepared, hello) = self.introduce(&welcome)?;
+        rpc::exchange::send_line(&mut stream, &hello).map_err(reach)?;
+        match rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)? {
+            Answered::Accepted(accepted) => {
+                let lanes = self.settle(prepared, &accepted)?;
+                Ok((lanes, Held::Tcp(stream), welcome.seed))
+            }
+            refused => Err(refusal(refused)),
+        }
+    }
+
+    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    fn introduce(
+        &self,
+        welcome: &Welcome,
+    ) -> Result<(Vec<herd::PreparedClient>, Hello), ClientError> {
+        let refused = |reason: String| ClientError::Refused {
+            reason,
+            retry: false,
+        };
+        if welcome.protocol != rendezvous::PROTOCOL || welcome.version != rendezvous::VERSION {
+            return Err(refused(format!(
+                "it speaks {} {}, this client {} {}",
+                welcome.protocol,
+                welcome.version,
+                rendezvous::PROTOCOL,
+                rendezvous::VERSION
+            )));
+        }
+        let window = self.config.window;
+        if window > welcome.max_window {
+            return Err(refused(format!(
+                "its largest window is {}, not {window}",
+                welcome.max_window
+            )));
+        }
+        if !(1..=64).contains(&welcome.partitions) {
+            return Err(refused(format!("it has {} partitions", welcome.partitions)));
+        }
+        welcome.design.check(self.context.capabilities()?)?;
+        // Room for a chunk's header and a little, whatever values there are.
+        let answer = (wire::ANSWER_HEADER + self.config.value_bytes).max(40);
+        let answer = answer.min(welcome.max_answer);
+        // A value in parts may have all of them under way beside the other answers.
+        let depth = u32::try_from(window.max(64) + rpc::MAX_BATCH).unwrap_or(u32::MAX);
+        let port = UdPortConfig {
+            port_num: self.port.port_num,
+            gid_index: Some(self.port.gid_index),
+            send_depth: (2 * depth).max(256),
+            recv_depth: depth,
+            recv_payload: answer,
+            ..UdPortConfig::default()
+        };
+        let payload = welcome.layout.payload;
+        let prepared = (0..welcome.partitions)
+            .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
+            .collect::<Result<Vec<_>, _>>()?;
+        let lanes = prepared.iter().map(|c| LaneHello {
+            uc: c.uc_endpoint(),
+            ud: c.ud_endpoint(),
+        });
+        let hello = Hello {
+            version: rendezvous::VERSION,
+            session: self.session,
+            window,
+            answer,
+            lanes: lanes.collect(),
+        };
+        Ok((prepared, hello))
+    }
+
+    /// Connects this side as the server answered.
+    fn settle(
+        &self,
+        prepared: Vec<herd::PreparedClient>,
+        accepted: &Accepted,
+    ) -> Result<Vec<Lane>, ClientError> {
+        if accepted.lanes.len() != prepared.len() {
+            return Err(ClientError::Refused {
+                reason: "its answer lacks partitions".to_owned(),
+                retry: false,
+            });
+        }
+        let span = session::span(self.config.window);
+        let lanes = prepared.into_iter().zip(&accepted.lanes);
+        lanes
+            .map(|(client, lane)| {
+                let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
+                Ok(Lane::new(client, self.config.batch, span))
+            })
+            .collect()
+    }
+}
+
+/// What an answer means.
+#[inline]
+fn answer<'a>(is_get: bool, ended: &Ended<'a>) -> Answer<'a> {
+    let version = ended.version;
+    match ended.status {
+        Status::Ok if is_get => Answer::Value {
+            value: ended.value,
+            version,
+        },
+        Status::Ok => Answer::Done { version },
+        Status::NotFound => Answer::NotFound,
+        Status::Condition => Answer::Condition { version },
+        Status::Full => Answer::Full,
+        Status::TooLong => Answer::TooLong,
+        // What this client sends is a request, unless the server is of another kind.
+        Status::Bad | Status::Part => Answer::Lost,
+    }
+}
+
+/// The error of an answer that is none of acceptance.
+fn refusal(answer: Answered) -> ClientError {
+    let (reason, retry) = match answer {
+        Answered::Refused { reason, retry } => (reason, retry),
+        Answered::Accepted(_) => ("it accepted without a place".to_owned(), false),
+    };
+    ClientError::Refused { reason, retry }
+}

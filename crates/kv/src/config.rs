@@ -1,0 +1,282 @@
+//! Designs and configurations.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rpc::NicConfig;
+use serde::{Deserialize, Serialize};
+use verbs::{Capabilities, Capability};
+
+use crate::store::{MAX_VALUE_BYTES, Mode, StoreConfig};
+
+/// The most requests that a client may have outstanding.
+pub const MAX_WINDOW: usize = 4096;
+
+/// How clients reach the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Design {
+    /// HERD: requests are UC WRITEs into a request region, workers poll it and answer a batch with one doorbell.
+    Herd,
+}
+
+impl Design {
+    /// All designs.
+    pub const ALL: [Self; 1] = [Self::Herd];
+
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Herd => "herd",
+        }
+    }
+
+    /// What it does, in a line.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Self::Herd => {
+                "an RPC for each request: UC WRITE in, UD SEND out, batches and prefetching"
+            }
+        }
+    }
+
+    /// What it needs of a device, at the server and at clients.
+    pub fn needs(self) -> Vec<Capability> {
+        match self {
+            Self::Herd => rpc::herd::NEEDS.to_vec(),
+        }
+    }
+
+    /// Whether it runs on a device.
+    ///
+    /// # Errors
+    /// Says what the device lacks and why.
+    pub fn check(self, device: &Capabilities) -> Result<(), Unsupported> {
+        let lacks = device.lacks_of(&self.needs());
+        if lacks.is_empty() {
+            return Ok(());
+        }
+        let lacks: Vec<_> = lacks
+            .iter()
+            .map(|l| format!("{} ({})", l.capability, l.why))
+            .collect();
+        Err(Unsupported {
+            design: self,
+            device: device.device.clone(),
+            lacks: lacks.join(" and "),
+        })
+    }
+}
+
+impl fmt::Display for Design {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Design {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|d| d.name() == s);
+        found.ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|d| d.name()).collect();
+            format!(
+                "no design is called {s:?}: the designs are {}",
+                names.join(", ")
+            )
+        })
+    }
+}
+
+/// A design that a device cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error("design {design} needs what {device} does not have: {lacks}")]
+pub struct Unsupported {
+    /// The design.
+    pub design: Design,
+    /// The device.
+    pub device: String,
+    /// What it lacks, and why.
+    pub lacks: String,
+}
+
+/// How a server runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerConfig {
+    /// The TCP address where clients find it; port 0 takes a free one.
+    pub listen: String,
+    /// The NIC.
+    pub nic: NicConfig,
+    /// The design.
+    pub design: Design,
+    /// Worker threads, each with a partition of its own, 1 to 64.
+    pub workers: usize,
+    /// Requests of one batch, 1 to 64. With 1 every answer has its own doorbell and nothing is prefetched.
+    pub batch: usize,
+    /// UD queue pairs of a worker that batches rotate over, 1 to 64.
+    pub queues: usize,
+    /// Clients at the same time, 1 to 1024.
+    pub max_clients: usize,
+    /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
+    pub max_window: usize,
+    /// Whether items are dropped when there is no room, or refused.
+    pub mode: Mode,
+    /// Items that there is room for.
+    pub items: usize,
+    /// Bytes of their keys, about.
+    pub key_bytes: usize,
+    /// Bytes of their values, about: longer ones work too, slower. Memory, slots and messages are made for these.
+    pub value_bytes: usize,
+    /// Bytes of all logs; enough for the items if `None`.
+    pub log_bytes: Option<usize>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:0".to_owned(),
+            nic: NicConfig::default(),
+            design: Design::Herd,
+            workers: 1,
+            batch: 64,
+            queues: 1,
+            max_clients: 64,
+            max_window: 256,
+            mode: Mode::Cache,
+            items: 1 << 20,
+            key_bytes: 16,
+            value_bytes: 32,
+            log_bytes: None,
+        }
+    }
+}
+
+/// Refuses a value out of its range.
+fn range(name: &str, value: usize, from: usize, to: usize) -> Result<(), String> {
+    if (from..=to).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!("{name} is {value}: it must be {from} to {to}"))
+    }
+}
+
+impl ServerConfig {
+    pub(crate) fn check(&self) -> Result<(), String> {
+        range("workers", self.workers, 1, 64)?;
+        range("batch", self.batch, 1, rpc::MAX_BATCH)?;
+        range("queues", self.queues, 1, 64)?;
+        range("max_clients", self.max_clients, 1, 1024)?;
+        range("max_window", self.max_window, 1, MAX_WINDOW)?;
+        range("items", self.items, 1, 1 << 32)?;
+        range("key_bytes", self.key_bytes, 0, crate::store::MAX_KEY_BYTES)?;
+        range("value_bytes", self.value_bytes, 0, MAX_VALUE_BYTES)?;
+        let least = self.workers << 16;
+        range("log_bytes", self.log_bytes.unwrap_or(least), least, 1 << 43)
+    }
+
+    /// The store that it serves.
+    pub(crate) fn store(&self, clock: fn() -> u64, seed: u64) -> StoreConfig {
+        let fits =
+            StoreConfig::for_items(self.workers, self.items, self.key_bytes, self.value_bytes);
+        StoreConfig {
+            log_bytes: self.log_bytes.unwrap_or(fits.log_bytes),
+            mode: self.mode,
+            clock,
+            seed,
+            ..fits
+        }
+    }
+}
+
+/// How a client runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClientConfig {
+    /// The server's TCP address.
+    pub server: String,
+    /// The NIC.
+    pub nic: NicConfig,
+    /// Requests outstanding, 1 to [`MAX_WINDOW`].
+    pub window: usize,
+    /// Requests of one postlist, 1 to 64.
+    pub batch: usize,
+    /// The longest value that comes in one message; longer ones come in up to 64.
+    pub value_bytes: usize,
+    /// How long nothing may come before requests are sent again over new queue pairs, in milliseconds.
+    pub answer_ms: u64,
+    /// How long a request may take in all, reconnecting included, in milliseconds.
+    pub deadline_ms: u64,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            server: String::new(),
+            nic: NicConfig::default(),
+            window: 64,
+            batch: 16,
+            value_bytes: 1064,
+            answer_ms: 1_000,
+            deadline_ms: 10_000,
+        }
+    }
+}
+
+impl ClientConfig {
+    pub(crate) fn check(&self) -> Result<(), String> {
+        range("window", self.window, 1, MAX_WINDOW)?;
+        range("batch", self.batch, 1, rpc::MAX_BATCH)?;
+        range("value_bytes", self.value_bytes, 0, MAX_VALUE_BYTES)
+    }
+
+    pub(crate) fn answer(&self) -> Duration {
+        Duration::from_millis(self.answer_ms.max(1))
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn designs_parse_by_the_name_they_print() {
+        for d in Design::ALL {
+            assert_eq!(d.to_string().parse(), Ok(d));
+            let json = serde_json::to_string(&d).expect("a string");
+            assert_eq!(json, format!("\"{d}\""));
+        }
+        assert!(
+            "hred"
+                .parse::<Design>()
+                .expect_err("unknown")
+                .contains("herd")
+        );
+    }
+
+    #[test]
+    fn limits_are_named() {
+        let bad = ServerConfig {
+            workers: 0,
+            ..ServerConfig::default()
+        };
+        assert_eq!(
+            bad.check(),
+            Err("workers is 0: it must be 1 to 64".to_owned())
+        );
+        let bad = ClientConfig {
+            window: 5000,
+            ..ClientConfig::default()
+        };
+        assert_eq!(
+            bad.check(),
+            Err("window is 5000: it must be 1 to 4096".to_owned())
+        );
+        assert!(ServerConfig::default().check().is_ok() && ClientConfig::default().check().is_ok());
+    }
+}

@@ -1,0 +1,486 @@
+//! The load generator: asks for keys, and checks that every answer is what it must be.
+//!
+//! Keys are numbers; a value begins with a stamp (who put it, and when), and all its other bytes follow from key and
+//! stamp. So a value that is mixed from two, of another key, or cut is found, whoever put it. Besides, for every 64th
+//! key a client remembers the highest version it has seen: an older one later is a store that goes back.
+
+mod keys;
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use verbs::time;
+
+use crate::client::{Answer, ClientError, Pipeline, Trouble};
+use crate::report::Latency;
+use crate::store::Condition;
+use crate::wire::Op;
+
+use keys::Chooser;
+pub use keys::{Popularity, Random, key_bytes, stamp_of, value_bytes};
+
+/// What a load does.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Keys: numbers below this; at most 2^32.
+    pub keys: u64,
+    /// Bytes of a key, 4 or more.
+    pub key_bytes: usize,
+    /// Bytes of a value, 16 or more for all checks to find something.
+    pub value_bytes: usize,
+    /// Which keys.
+    pub popularity: Popularity,
+    /// The share of PUTs, 0 to 1.
+    pub puts: f64,
+    /// The share of read-modify-writes: a GET, then a compare-and-set of what it found (YCSB F).
+    pub updates: f64,
+    /// Whether PUTs go to keys in order, each newer than all before (YCSB D), instead of to popular ones.
+    pub inserts: bool,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self {
+            keys: 1 << 20,
+            key_bytes: 16,
+            value_bytes: 32,
+            popularity: Popularity::Uniform,
+            puts: 0.05,
+            updates: 0.0,
+            inserts: false,
+        }
+    }
+}
+
+impl Workload {
+    /// A workload of YCSB (Cooper et al., SoCC 2010), by its letter; its keys and sizes are of `self`. E scans, which
+    /// no hash table does.
+    #[must_use]
+    pub fn ycsb(self, letter: Ycsb) -> Self {
+        const THETA: f64 = 0.99;
+        let (popularity, puts, updates) = match letter {
+            Ycsb::A => (Popularity::Zipf(THETA), 0.5, 0.0),
+            Ycsb::B => (Popularity::Zipf(THETA), 0.05, 0.0),
+            Ycsb::C => (Popularity::Zipf(THETA), 0.0, 0.0),
+            Ycsb::D => (Popularity::Latest(THETA), 0.05, 0.0),
+            Ycsb::F => (Popularity::Zipf(THETA), 0.0, 0.5),
+        };
+        Self {
+            popularity,
+            puts,
+            updates,
+            inserts: letter == Ycsb::D,
+            ..self
+        }
+    }
+}
+
+/// A workload of YCSB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ycsb {
+    /// Half GETs, half PUTs.
+    A,
+    /// 95 % GETs.
+    B,
+    /// GETs alone.
+    C,
+    /// 95 % GETs, mostly of what was put last.
+    D,
+    /// Half GETs, half read-modify-writes.
+    F,
+}
+
+impl std::str::FromStr for Ycsb {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.to_ascii_uppercase().as_str() {
+            "A" => Ok(Self::A),
+            "B" => Ok(Self::B),
+            "C" => Ok(Self::C),
+            "D" => Ok(Self::D),
+            "E" => Err("workload E scans ranges of keys, which a hash table cannot".to_owned()),
+            "F" => Ok(Self::F),
+            _ => Err(format!(
+                "no workload of YCSB is called {s:?}: A, B, C, D or F"
+            )),
+        }
+    }
+}
+
+/// Until when a load runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Until {
+    /// For a time in milliseconds.
+    DurationMs(u64),
+    /// Until so many operations are done.
+    Count(u64),
+}
+
+/// What a client did, and whether what it saw was right.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// Operations that were done; a read-modify-write is two.
+    pub operations: u64,
+    /// How long they took, in seconds.
+    pub seconds: f64,
+    /// Operations a second.
+    pub rate: f64,
+    /// GETs that were answered.
+    pub gets: u64,
+    /// Of these, keys that were not there.
+    pub misses: u64,
+    /// PUTs and updates that were made.
+    pub changes: u64,
+    /// Updates whose key had changed meanwhile; each is a GET and a refused change.
+    pub conflicts: u64,
+    /// Changes that were refused because the store is full.
+    pub full: u64,
+    /// Requests that were lost.
+    pub lost: u64,
+    /// Values that were checked.
+    pub verified: u64,
+    /// Values that were not what they must be. 0 or the store is broken.
+    pub wrong_values: u64,
+    /// Versions that were older than one seen before. 0 or the store is broken.
+    pub wrong_versions: u64,
+    /// Latencies, from the time of the poll before a request was sent.
+    pub latency: Latency,
+    /// Doorbells that requests took.
+    pub doorbells: u64,
+    /// What had to be done beside.
+    pub trouble: Trouble,
+}
+
+impl LoadReport {
+    /// Whether all that was seen was right.
+    pub fn is_right(&self) -> bool {
+        self.wrong_values == 0 && self.wrong_versions == 0
+    }
+}
+
+/// A request's token: what it is in bits 63..62, whether the server was another one in bit 61, the version of the key
+/// below which no answer may be (its lower bits) in bits 60..32, the key's number in the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Token(u64);
+
+const GET: u64 = 0;
+const PUT: u64 = 1;
+/// The first half of an update.
+const READ: u64 = 2;
+/// The second.
+const WRITE: u64 = 3;
+
+impl Token {
+    const FLOOR_MASK: u64 = (1 << 29) - 1;
+
+    #[inline]
+    fn new(kind: u64, other: bool, floor: u64, key: u64) -> Self {
+        let floor = floor.min(Self::FLOOR_MASK);
+        Self(kind << 62 | u64::from(other) << 61 | floor << 32 | key & 0xffff_ffff)
+    }
+
+    #[inline]
+    fn kind(self) -> u64 {
+        self.0 >> 62
+    }
+
+    #[inline]
+    fn other(self) -> bool {
+        self.0 >> 61 & 1 != 0
+    }
+
+    #[inline]
+    fn floor(self) -> u64 {
+        self.0 >> 32 & Self::FLOOR_MASK
+    }
+
+    #[inline]
+    fn key(self) -> u64 {
+        self.0 & 0xffff_ffff
+    }
+}
+
+/// The versions of one key of so many are watched.
+const WATCHED: u64 = 64;
+
+/// A run of a load over one client.
+#[derive(Debug)]
+struct Run<'w> {
+    workload: &'w Workload,
+    chooser: Chooser,
+    /// The upper half of stamps: who puts.
+    writer: u64,
+    puts: u64,
+    stamp: u64,
+    newest: u64,
+    puts_below: u64,
+    updates_below: u64,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    /// The highest versions of watched keys.
+    versions: Vec<u64>,
+    /// Which server that is, and whether it was another one before an odd number of times.
+    server: u64,
+    other: bool,
+    latency: Histogram<u64>,
+    report: LoadReport,
+    /// Updates whose GET was answered: key and version.
+    found: Vec<(u64, u64)>,
+}
+
+/// Puts every key of a workload once, numbers `from` up to its last in steps of `step`.
+///
+/// # Errors
+/// When the server cannot be reached any more.
+pub fn fill(
+    pipeline: &mut Pipeline,
+    workload: &Workload,
+    (from, step): (u64, u64),
+) -> Result<LoadReport, ClientError> {
+    let mut run = Run::new(pipeline, workload, 0);
+    let started = time::now();
+    pipeline.refresh();
+    let mut next = from;
+    while next < workload.keys || pipeline.outstanding() > 0 {
+        while next < workload.keys && run.put(pipeline, next)? {
+            next += step.max(1);
+        }
+        run.take(pipeline)?;
+    }
+    Ok(run.finish(pipeline, started))
+}
+
+/// Runs a load; `seed` must differ between clients.
+///
+/// # Errors
+/// When the server cannot be reached any more.
+pub fn run(
+    pipeline: &mut Pipeline,
+    workload: &Workload,
+    until: Until,
+    seed: u64,
+) -> Result<LoadReport, ClientError> {
+    let mut run = Run::new(pipeline, workload, seed);
+    let started = time::now();
+    pipeline.refresh();
+    let (count, end) = match until {
+        Until::Count(n) => (n, None),
+        // A time too long to represent is for ever.
+        Until::DurationMs(ms) => (u64::MAX, started.checked_add(Duration::from_millis(ms))),
+    };
+    let (mut stopping, mut rounds) = (false, 0u32);
+    let mut begun = 0;
+    loop {
+        while !stopping && begun < count && run.begin(pipeline)? {
+            begun += 1;
+        }
+        let seen = run.take(pipeline)?;
+        rounds = rounds.wrapping_add(1);
+        // While answers come the pipeline reads the clock for every few of them.
+        let now = match seen {
+            None if rounds.is_multiple_of(256) => Some(time::now()),
+            seen => seen,
+        };
+        stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
+        if (stopping || begun >= count) && pipeline.outstanding() == 0 && run.found.is_empty() {
+            return Ok(run.finish(pipeline, started));
+        }
+    }
+}
+
+impl<'w> Run<'w> {
+    fn new(pipeline: &Pipeline, workload: &'w Workload, seed: u64) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "shares of 2^32"
+        )]
+        let share = |of: f64| (of.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
+        let watched = usize::try_from(workload.keys / WATCHED + 1).unwrap_or(1);
+        Self {
+            workload,
+            chooser: Chooser::new(workload.keys.max(1), workload.popularity, seed),
+            writer: Random::new(seed ^ 0x5eed).bits() << 32,
+            puts: 0,
+            stamp: 0,
+            newest: 0,
+            puts_below: share(workload.puts),
+            updates_below: share(workload.puts + workload.updates),
+            key: vec![0; workload.key_bytes],
+            value: vec![0; workload.value_bytes],
+            versions: vec![0; watched],
+            server: pipeline.server(),
+            other: false,
+            latency: Histogram::new(3).expect("3 is a number of digits"),
+            report: LoadReport::default(),
+            found: Vec::new(),
+        }
+    }
+
+    /// Starts an operation, if there is room.
+    #[inline]
+    fn begin(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
+        if pipeline.outstanding() + self.found.len() >= pipeline.config().window {
+            return Ok(false);
+        }
+        let dice = self.chooser.dice();
+        let key = self.chooser.next(self.newest);
+        if dice < self.puts_below {
+            if self.workload.inserts {
+                let key = (self.newest + 1) % self.workload.keys;
+                let begun = self.put(pipeline, key)?;
+                self.newest = if begun { key } else { self.newest };
+                return Ok(begun);
+            }
+            return self.put(pipeline, key);
+        }
+        let kind = if dice < self.updates_below { READ } else { GET };
+        key_bytes(key, &mut self.key);
+        let token = self.token(kind, key);
+        pipeline.submit(&Op::Get { key: &self.key }, token.0)
+    }
+
+    fn put(&mut self, pipeline: &mut Pipeline, key: u64) -> Result<bool, ClientError> {
+        self.change(pipeline, key, PUT, Condition::Always)
+    }
+
+    fn change(
+        &mut self,
+        pipeline: &mut Pipeline,
+        key: u64,
+        kind: u64,
+        condition: Condition,
+    ) -> Result<bool, ClientError> {
+        key_bytes(key, &mut self.key);
+        self.puts = self.puts.wrapping_add(1);
+        self.stamp = self.writer | (self.puts & 0xffff_ffff);
+        value_bytes(key, self.stamp, &mut self.value);
+        let op = Op::Put {
+            key: &self.key,
+            value: &self.value,
+            condition,
+            ttl_ms: 0,
+        };
+        let token = self.token(kind, key);
+        pipeline.submit(&op, token.0)
+    }
+
+    #[inline]
+    fn token(&self, kind: u64, key: u64) -> Token {
+        let floor = if key.is_multiple_of(WATCHED) {
+            self.versions[(key / WATCHED) as usize]
+        } else {
+            0
+        };
+        Token::new(kind, self.other, floor, key)
+    }
+
+    /// Takes answers and checks them; when they were seen, if there were any.
+    #[inline]
+    fn take(&mut self, pipeline: &mut Pipeline) -> Result<Option<Instant>, ClientError> {
+        let (report, latency, found) = (&mut self.report, &mut self.latency, &mut self.found);
+        let (versions, length) = (&mut self.versions, self.workload.value_bytes);
+        let other = self.other;
+        let mut seen = None;
+        pipeline.poll(|done| {
+            seen = Some(done.seen);
+            report.operations += 1;
+            let token = Token(done.token);
+            let key = token.key();
+            let version = match done.answer {
+                Answer::Value { value, version } => {
+                    report.gets += 1;
+                    report.verified += 1;
+                    if value.len() != length || stamp_of(key, value).is_none() {
+                        report.wrong_values += 1;
+                    }
+                    if token.kind() == READ {
+                        found.push((key, version));
+                    }
+                    version
+                }
+                Answer::Done { version } => {
+                    report.changes += 1;
+                    version
+                }
+                Answer::NotFound => {
+                    report.gets += 1;
+                    report.misses += 1;
+                    0
+                }
+                Answer::Condition { .. } => {
+                    report.conflicts += 1;
+                    0
+                }
+                Answer::Full | Answer::TooLong => {
+                    report.full += 1;
+                    0
+                }
+                Answer::Lost => {
+                    report.lost += 1;
+                    0
+                }
+            };
+            if key.is_multiple_of(WATCHED) && version != 0 && token.other() == other {
+                if version < token.floor() {
+                    report.wrong_versions += 1;
+                }
+                let highest = &mut versions[(key / WATCHED) as usize];
+                *highest = version.max(*highest);
+            }
+            let nanos = done.seen.duration_since(done.sent).as_nanos();
+            let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+            // It grows up to a minute.
+            *latency += nanos.min(60_000_000_000);
+        })?;
+        if pipeline.server() != self.server {
+            // Another server knows nothing of earlier versions.
+            self.server = pipeline.server();
+            self.other = !self.other;
+            self.versions.fill(0);
+        }
+        while let Some((key, version)) = self.found.pop() {
+            let condition = Condition::Version(version);
+            if !self.change(pipeline, key, WRITE, condition)? {
+                self.found.push((key, version));
+                break;
+            }
+        }
+        Ok(seen)
+    }
+
+    fn finish(mut self, pipeline: &Pipeline, started: Instant) -> LoadReport {
+        let seconds = time::now().duration_since(started).as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let rate = self.report.operations as f64 / seconds.max(1e-9);
+        (self.report.seconds, self.report.rate) = (seconds, rate);
+        self.report.latency = Latency::of(&self.latency);
+        self.report.doorbells = pipeline.doorbells();
+        self.report.trouble = pipeline.trouble().clone();
+        self.report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_hold_what_is_put_in() {
+        for kind in [GET, PUT, READ, WRITE] {
+            let token = Token::new(kind, kind == PUT, 12_345, 0xffff_fffe);
+            assert_eq!((token.kind(), token.other()), (kind, kind == PUT));
+            assert_eq!((token.floor(), token.key()), (12_345, 0xffff_fffe));
+        }
+    }
+
+    #[test]
+    fn workloads_of_ycsb_are_known_by_their_letters() {
+        let d = Workload::default().ycsb("d".parse().expect("known"));
+        assert!(d.inserts && matches!(d.popularity, Popularity::Latest(_)));
+        assert!("E".parse::<Ycsb>().expect_err("scans").contains("scans"));
+        assert!("x".parse::<Ycsb>().is_err());
+    }
+}

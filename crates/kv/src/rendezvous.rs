@@ -1,0 +1,97 @@
+//! How clients find a server: the messages of [`rpc::exchange`].
+//!
+//! 1. The server speaks first: [`Welcome`], what it is and offers.
+//! 2. The client answers with [`Hello`]: its session, and the endpoints of its queue pairs, a pair for each worker.
+//! 3. The server connects its side and answers [`Answer::Accepted`] with its endpoints and keys, or
+//!    [`Answer::Refused`] with the reason.
+//!
+//! Then the connection stays open and silent. When it closes, for whatever reason, the server frees what the client
+//! had, but for what it remembers of its session's changes.
+
+use serde::{Deserialize, Serialize};
+use verbs::{QpEndpoint, RemoteMemory};
+
+use crate::Design;
+
+/// What [`Welcome::protocol`] says.
+pub const PROTOCOL: &str = "verbatim-kv";
+/// The version of the exchange.
+pub const VERSION: u32 = 1;
+
+/// The server's first message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// [`PROTOCOL`].
+    pub protocol: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// The design that it serves.
+    pub design: Design,
+    /// The largest window a client may ask for.
+    pub max_window: usize,
+    /// Partitions, each with a worker: a client connects to all of them.
+    pub partitions: usize,
+    /// What hashes of keys start from.
+    pub seed: u64,
+    /// The longest message it sends.
+    pub max_answer: usize,
+    /// The shape of request slots.
+    pub layout: rpc::herd::Layout,
+}
+
+/// The client's message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The name of its session: random, and the same when it connects again.
+    pub session: u64,
+    /// Requests outstanding at most.
+    pub window: usize,
+    /// The longest message that it takes.
+    pub answer: usize,
+    /// Its queue pairs, for each partition.
+    pub lanes: Vec<LaneHello>,
+}
+
+/// A client's queue pairs for one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneHello {
+    /// UC: it WRITEs requests from there.
+    pub uc: QpEndpoint,
+    /// UD: answers go there.
+    pub ud: QpEndpoint,
+}
+
+/// The server's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The client is connected.
+    Accepted(Accepted),
+    /// It is not.
+    Refused {
+        /// Why, for people.
+        reason: String,
+        /// Whether the same may succeed later.
+        retry: bool,
+    },
+}
+
+/// What a connected client needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// For each partition.
+    pub lanes: Vec<LaneAccepted>,
+}
+
+/// The server's side of one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneAccepted {
+    /// Its UC queue pair for this client.
+    pub endpoint: QpEndpoint,
+    /// This client's request slots.
+    pub slots: RemoteMemory,
+    /// Their shape.
+    pub layout: rpc::herd::Layout,
+}

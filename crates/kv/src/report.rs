@@ -1,0 +1,60 @@
+//! What clients and servers report: everything here travels as JSON.
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::PartitionStats;
+
+/// What a server did so far.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServerStats {
+    /// Requests that came, those answered and those dropped.
+    pub gets: u64,
+    /// GETs that found their key.
+    pub hits: u64,
+    /// Changes that were made, or refused for a reason that the answer names.
+    pub changes: u64,
+    /// Changes that came again, and were not made again.
+    pub repeated: u64,
+    /// Requests that are none.
+    pub bad_requests: u64,
+    /// Messages that answers took.
+    pub answers: u64,
+    /// Doorbells that answers took.
+    pub doorbells: u64,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Clients that have ever connected.
+    pub clients_total: u64,
+    /// What the store holds and did.
+    pub store: PartitionStats,
+}
+
+/// Latencies in nanoseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Requests that were measured.
+    pub samples: u64,
+    /// The median.
+    pub p50_ns: u64,
+    /// The 99th percentile.
+    pub p99_ns: u64,
+    /// The 99.9th percentile.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+impl Latency {
+    pub(crate) fn of(h: &hdrhistogram::Histogram<u64>) -> Self {
+        if h.is_empty() {
+            return Self::default();
+        }
+        Self {
+            samples: h.len(),
+            p50_ns: h.value_at_quantile(0.5),
+            p99_ns: h.value_at_quantile(0.99),
+            p999_ns: h.value_at_quantile(0.999),
+            max_ns: h.max(),
+        }
+    }
+}

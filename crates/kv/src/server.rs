@@ -1,0 +1,458 @@
+//! The server: rendezvous and workers.
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rpc::exchange::{Acceptor, receive_line, send_line};
+use rpc::{OpenError, UdPortConfig, herd};
+use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
+
+use crate::config::Unsupported;
+use crate::rendezvous::{self, Accepted, Answer, Hello, LaneAccepted, Welcome};
+use crate::report::ServerStats;
+use crate::store::{self, NoMemory, Store};
+use crate::wire;
+use crate::worker::{Command, Newcomer, Place, Worker, WorkerShared, lock};
+use crate::{Design, ServerConfig};
+
+mod local;
+
+pub use local::{Door, LocalServer, LocalWorker, Pass};
+
+/// A running server. Dropping it stops it.
+///
+/// ```no_run
+/// let config = kv::ServerConfig { listen: "127.0.0.1:7472".into(), ..Default::default() };
+/// let server = kv::Server::start(config)?;
+/// println!("clients find it at {}", server.address());
+/// # Ok::<(), kv::ServerError>(())
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    acceptor: Option<Acceptor>,
+    address: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// The configuration cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The device lacks what the design needs.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The NIC cannot be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// There is not so much memory.
+    #[error("{0}; lower --keys, --value-size or --memory")]
+    Memory(#[from] NoMemory),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] verbs::VerbError),
+    /// The RPC layer failed.
+    #[error(transparent)]
+    Rpc(#[from] rpc::RpcError),
+    /// The system refused a thread or a descriptor.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: ServerConfig,
+    port: PortGid,
+    pd: ProtectionDomain,
+    /// Of queue pairs on which the server never posts.
+    cq: CompletionQueue,
+    store: Arc<Store>,
+    layout: herd::Layout,
+    max_answer: usize,
+    workers: Vec<Arc<WorkerShared>>,
+    /// Indices of clients that may still come.
+    free: Arc<Mutex<Vec<u32>>>,
+    clients: AtomicU64,
+    clients_total: AtomicU64,
+    stop: AtomicBool,
+    failure: Mutex<Option<String>>,
+}
+
+/// A random number: what hashes start from, so that nobody can choose keys that collide; a session's name.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
+
+impl Server {
+    /// Starts a server: it serves when this returns.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn start(config: ServerConfig) -> Result<Self, ServerError> {
+        config.check().map_err(ServerError::Config)?;
+        let context = config.nic.open()?;
+        Self::start_on(&context, config)
+    }
+
+    /// Starts a server on a device that is open already, whatever [`ServerConfig::nic`] says of provider and device.
+    ///
+    /// # Errors
+    /// Before anything else, [`ServerError::Unsupported`] when the device lacks what the design needs.
+    pub fn start_on(context: &Context, config: ServerConfig) -> Result<Self, ServerError> {
+        config.check().map_err(ServerError::Config)?;
+        config.design.check(context.capabilities()?)?;
+        let listener = TcpListener::bind(&config.listen).map_err(|source| ServerError::Listen {
+            address: config.listen.clone(),
+            source,
+        })?;
+        let address = listener.local_addr()?;
+        let (shared, workers) = Shared::new(context, config, store::unix_ms, random())?;
+        let mut server = Self {
+            shared: Arc::clone(&shared),
+            acceptor: None,
+            address,
+            threads: Vec::new(),
+        };
+        for (i, worker) in workers.into_iter().enumerate() {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name(format!("worker {i}"));
+            server.threads.push(thread.spawn(move || {
+                if let Err(e) = worker.run() {
+                    shared.fail(format!("worker {i} failed: {e}"));
+                }
+            })?);
+        }
+        server.acceptor = Some(Acceptor::start(listener, move |s| shared.serve(s))?);
+        Ok(server)
+    }
+
+    /// The TCP address where clients find it.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The configuration that it runs with.
+    pub fn config(&self) -> &ServerConfig {
+        &self.shared.config
+    }
+
+    /// What it serves: other fronts may use it beside the workers, from any thread.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.shared.store
+    }
+
+    /// What it did so far. Counts of a busy worker are a few thousand requests old.
+    pub fn stats(&self) -> ServerStats {
+        self.shared.stats()
+    }
+
+    /// Why it no longer serves, if something broke; the program should stop then.
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.shared.failure).clone()
+    }
+
+    /// Stops it and returns what it did.
+    pub fn stop(mut self) -> ServerStats {
+        self.shut_down();
+        self.stats()
+    }
+
+    fn shut_down(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.acceptor = None;
+        self.shared.close();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has nothing left to stop.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+#[derive(Debug)]
+struct Refused {
+    reason: String,
+    retry: bool,
+}
+
+impl Refused {
+    fn never(reason: String) -> Self {
+        Self {
+            reason,
+            retry: false,
+        }
+    }
+
+    fn now(reason: impl std::fmt::Display) -> Self {
+        Self {
+            reason: reason.to_string(),
+            retry: true,
+        }
+    }
+}
+
+impl Shared {
+    /// A server's objects, and its workers, which do not run yet.
+    fn new(
+        context: &Context,
+        config: ServerConfig,
+        clock: fn() -> u64,
+        seed: u64,
+    ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
+        let port = config.nic.port(context)?;
+        let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
+        let pd = context.alloc_pd()?;
+        let store = Arc::new(Store::new(&config.store(clock, seed))?);
+        let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
+        // A change of the expected length with its word fills whole cache lines.
+        let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;
+        let payload = (request.next_multiple_of(8) + 8).next_multiple_of(64) - 8;
+        let layout = herd::Layout {
+            window,
+            payload: u32::try_from(payload.min(4088)).unwrap_or(4088),
+        };
+        // What a ConnectX takes inline at the most is 188 bytes; longer values leave from registered memory.
+        let inline = (wire::ANSWER_HEADER + config.value_bytes)
+            .next_multiple_of(8)
+            .min(188);
+        let ud = UdPortConfig {
+            port_num: port.port_num,
+            gid_index: Some(port.gid_index),
+            send_payload: u32::try_from(mtu).unwrap_or(4096),
+            inline_payload: u32::try_from(inline).unwrap_or(188),
+            ..UdPortConfig::default()
+        };
+        let doorbells = herd::Doorbells {
+            batch: config.batch,
+            queues: config.queues,
+        };
+        let mut workers = Vec::new();
+        for number in 0..config.workers {
+            let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud)?;
+            workers.push(Worker {
+                shared: WorkerShared::new(engine.region())?,
+                engine,
+                store: Arc::clone(&store),
+                number,
+            });
+        }
+        let clients = u32::try_from(config.max_clients).unwrap_or(u32::MAX);
+        let shared = Arc::new(Self {
+            cq: context.create_cq(1)?,
+            port,
+            pd,
+            store,
+            layout,
+            max_answer: mtu,
+            workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
+            free: Arc::new(Mutex::new((0..clients).rev().collect())),
+            clients: AtomicU64::new(0),
+            clients_total: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            failure: Mutex::default(),
+            config,
+        });
+        Ok((shared, workers))
+    }
+
+    fn stats(&self) -> ServerStats {
+        let mut stats = ServerStats {
+            clients: self.clients.load(Ordering::Relaxed),
+            clients_total: self.clients_total.load(Ordering::Relaxed),
+            store: self.store.stats(),
+            ..ServerStats::default()
+        };
+        for worker in &self.workers {
+            let counts = worker.counts();
+            stats.gets += counts.gets;
+            stats.hits += counts.hits;
+            stats.changes += counts.changes;
+            stats.repeated += counts.repeated;
+            stats.bad_requests += counts.bad;
+            stats.answers += counts.rpc.requests;
+            stats.doorbells += counts.rpc.doorbells;
+        }
+        stats
+    }
+
+    fn fail(&self, what: String) {
+        tracing::error!("{what}");
+        lock(&self.failure).get_or_insert(what);
+    }
+
+    /// Tells the workers to end.
+    fn close(&self) {
+        for worker in &self.workers {
+            worker.tell(Command::Stop);
+        }
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            protocol: rendezvous::PROTOCOL.to_owned(),
+            version: rendezvous::VERSION,
+            design: self.config.design,
+            max_window: self.config.max_window,
+            partitions: self.workers.len(),
+            seed: self.store.seed(),
+            max_answer: self.max_answer,
+            layout: self.layout,
+        }
+    }
+
+    /// One client, from its connection to its end.
+    fn serve(&self, mut stream: TcpStream) {
+        let (message, place) = match self.admit(&mut stream) {
+            Ok((accepted, place)) => (Answer::Accepted(accepted), Some(place)),
+            Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
+        };
+        let told = send_line(&mut stream, &message);
+        if let Some(place) = place {
+            if told.is_ok() && !self.stop.load(Ordering::Acquire) {
+                // Nothing more is said; the read ends when the client does.
+                let _ = stream.set_read_timeout(None);
+                let _ = stream.read(&mut [0; 1]);
+            }
+            self.leave(&place);
+        }
+    }
+
+    fn admit(&self, stream: &mut TcpStream) -> Result<(Accepted, Arc<Place>), Refused> {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .map_err(Refused::now)?;
+        stream.set_nodelay(true).map_err(Refused::now)?;
+        send_line(stream, &self.welcome()).map_err(Refused::now)?;
+        let hello: Hello = receive_line(stream, "key-value store").map_err(Refused::now)?;
+        self.connect(&hello)
+    }
+
+    /// Connects this side to a client that has said who it is. What it gets is freed by [`leave`](Self::leave).
+    fn connect(&self, hello: &Hello) -> Result<(Accepted, Arc<Place>), Refused> {
+        if hello.version != rendezvous::VERSION {
+            return Err(Refused::never(format!(
+                "version {} of the exchange, {} expected",
+                hello.version,
+                rendezvous::VERSION
+            )));
+        }
+        if hello.window == 0 || hello.window > self.config.max_window {
+            return Err(Refused::never(format!(
+                "a window of {}: this server takes 1 to {} (its max-window)",
+                hello.window, self.config.max_window
+            )));
+        }
+        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
+            return Err(Refused::never(format!(
+                "queue pairs for {} partitions and messages of {} bytes: this server has {} and sends at most {}",
+                hello.lanes.len(),
+                hello.answer,
+                self.workers.len(),
+                self.max_answer
+            )));
+        }
+        let index = lock(&self.free).pop().ok_or_else(|| {
+            let max = self.config.max_clients;
+            Refused::now(format!("this server has its {max} clients already"))
+        })?;
+        let free = Arc::clone(&self.free);
+        let place = Arc::new(Place { index, free });
+        self.clients.fetch_add(1, Ordering::Relaxed);
+        match self.connect_lanes(hello, &place) {
+            Ok(accepted) => {
+                self.clients_total.fetch_add(1, Ordering::Relaxed);
+                Ok((accepted, place))
+            }
+            Err(refused) => {
+                self.leave(&place);
+                Err(refused)
+            }
+        }
+    }
+
+    fn connect_lanes(&self, hello: &Hello, place: &Arc<Place>) -> Result<Accepted, Refused> {
+        let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
+        let layout = herd::Layout {
+            window,
+            ..self.layout
+        };
+        let mut lanes = Vec::new();
+        for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
+            let to = self.pd.ud_destination_from(self.port, &lane.ud);
+            let qp = herd::server_qp(&self.pd, self.port, &self.cq).map_err(Refused::now)?;
+            let endpoint = qp.endpoint();
+            let qp = qp.connect(&lane.uc).map_err(Refused::now)?;
+            let slots = herd::region_of(&worker.region, &self.layout, place.index);
+            let slots = slots.ok_or_else(|| Refused::now("the worker has no such slots"))?;
+            let (done, added) = sync_channel(1);
+            worker.tell(Command::Add(Box::new(Newcomer {
+                place: Arc::clone(place),
+                session: hello.session,
+                window,
+                answer: hello.answer,
+                qp,
+                to: to.map_err(Refused::now)?,
+                done,
+            })));
+            outcome(&added).map_err(Refused::now)?;
+            lanes.push(LaneAccepted {
+                endpoint,
+                slots,
+                layout,
+            });
+        }
+        Ok(Accepted { lanes })
+    }
+
+    /// A client is gone: frees what it had.
+    fn leave(&self, place: &Arc<Place>) {
+        self.clients.fetch_sub(1, Ordering::Relaxed);
+        for worker in &self.workers {
+            worker.tell(Command::Remove(Arc::clone(place)));
+        }
+    }
+}
+
+/// Waits for a worker to say what became of a command.
+fn outcome(done: &Receiver<Result<(), String>>) -> Result<(), String> {
+    let stops = || Err("the server stops".to_owned());
+    let said = verbs::poll_until(Duration::from_secs(5), || match done.try_recv() {
+        Ok(outcome) => Some(outcome),
+        Err(TryRecvError::Empty) => None,
+        Err(TryRecvError::Disconnected) => Some(stops()),
+    });
+    said.unwrap_or_else(stops)
+}
+
+impl Design {
+    /// What clients may rely on, in a line for the documentation and the command line.
+    pub fn promise(self) -> &'static str {
+        match self {
+            Self::Herd => {
+                "linearizable: a partition's worker makes one change after the other, and none twice"
+            }
+        }
+    }
+}

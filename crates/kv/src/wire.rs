@@ -1,0 +1,392 @@
+//! Requests and answers of the `herd` design, as bytes. Everything is little-endian.
+//!
+//! A request:
+//!
+//! | bytes | meaning |
+//! |---|---|
+//! | 0 | operation: 1 GET, 2 PUT, 3 DELETE, 4 a part of a long request; plus flags (below) |
+//! | 1 | bytes of the key |
+//! | 2..4 | bytes of the value; of a part, bytes of the request that it carries |
+//! | 4..8 | number of the change in its session, from 1 on; 0 for a GET |
+//! | | the version to compare with, 8 bytes, with flag 0x10 |
+//! | | milliseconds until the item expires, 8 bytes, with flag 0x20 |
+//! | | the key, the value |
+//!
+//! Flag 0x40 is for keys that must not be there, 0x80 for keys that must. A request that is longer than a slot comes in
+//! parts: after their eight bytes, 4 bytes offset and 4 bytes length of the whole, then its bytes.
+//!
+//! An answer begins with a word: the status in bits 7..0, flag [`CHUNK`] in bit 8, the version in bits 63..24. The value
+//! follows; where it does not fit it comes in several messages, each with flag `CHUNK` and, after the word, 4 bytes
+//! length of the whole and 4 bytes offset.
+
+use crate::store::Condition;
+
+/// Bytes in front of a request's key.
+pub(crate) const REQUEST_HEADER: usize = 8;
+/// Bytes in front of an answer's value.
+pub(crate) const ANSWER_HEADER: usize = 8;
+/// Bytes in front of a chunk of a value.
+pub(crate) const CHUNK_HEADER: usize = 16;
+/// Bytes in front of a part of a request.
+pub(crate) const PART_HEADER: usize = 16;
+
+const GET: u8 = 1;
+const PUT: u8 = 2;
+const DELETE: u8 = 3;
+const PART: u8 = 4;
+const COMPARES: u8 = 0x10;
+const EXPIRES: u8 = 0x20;
+const ABSENT: u8 = 0x40;
+const PRESENT: u8 = 0x80;
+
+/// The answer is one of several.
+pub(crate) const CHUNK: u64 = 1 << 8;
+
+/// How a request went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    /// Done; of a GET, the value follows.
+    Ok = 0,
+    /// The key is not there.
+    NotFound = 1,
+    /// The condition does not hold; the version is what is there.
+    Condition = 2,
+    /// The store is full.
+    Full = 3,
+    /// Key or value are too long.
+    TooLong = 4,
+    /// No request that this server understands.
+    Bad = 5,
+    /// A part came; the last one is answered otherwise.
+    Part = 6,
+}
+
+impl Status {
+    fn of(byte: u8) -> Option<Self> {
+        [
+            Self::Ok,
+            Self::NotFound,
+            Self::Condition,
+            Self::Full,
+            Self::TooLong,
+            Self::Bad,
+            Self::Part,
+        ]
+        .into_iter()
+        .find(|s| *s as u8 == byte)
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op<'a> {
+    /// The value of a key.
+    Get {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Sets the value of a key.
+    Put {
+        /// The key.
+        key: &'a [u8],
+        /// Its new value.
+        value: &'a [u8],
+        /// When.
+        condition: Condition,
+        /// Milliseconds until it expires, 0 for never.
+        ttl_ms: u64,
+    },
+    /// Removes a key.
+    Delete {
+        /// The key.
+        key: &'a [u8],
+        /// Only if it has this version.
+        version: Option<u64>,
+    },
+}
+
+impl<'a> Op<'a> {
+    /// Its key.
+    #[inline]
+    pub fn key(&self) -> &'a [u8] {
+        match *self {
+            Self::Get { key } | Self::Put { key, .. } | Self::Delete { key, .. } => key,
+        }
+    }
+
+    /// Whether it may change something.
+    #[inline]
+    pub fn is_change(&self) -> bool {
+        !matches!(self, Self::Get { .. })
+    }
+
+    /// Its bytes. Key and value must be within the engine's limits.
+    #[inline]
+    pub(crate) fn encode(&self, seq: u32, into: &mut Vec<u8>) {
+        into.clear();
+        let mut header = [0; REQUEST_HEADER];
+        let (mut op, mut value, mut compare, mut ttl) = (GET, &[][..], 0, 0);
+        match *self {
+            Self::Get { .. } => {}
+            Self::Put {
+                value: v,
+                condition,
+                ttl_ms,
+                ..
+            } => {
+                (op, value, ttl) = (PUT, v, ttl_ms);
+                match condition {
+                    Condition::Always => {}
+                    Condition::Absent => op |= ABSENT,
+                    Condition::Present => op |= PRESENT,
+                    Condition::Version(version) => (op, compare) = (op | COMPARES, version),
+                }
+                if ttl != 0 {
+                    op |= EXPIRES;
+                }
+            }
+            Self::Delete { version, .. } => {
+                op = DELETE;
+                if let Some(version) = version {
+                    (op, compare) = (op | COMPARES, version);
+                }
+            }
+        }
+        let key = self.key();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the caller has checked them"
+        )]
+        {
+            (header[0], header[1]) = (op, key.len() as u8);
+            header[2..4].copy_from_slice(&(value.len() as u16).to_le_bytes());
+        }
+        header[4..].copy_from_slice(&seq.to_le_bytes());
+        into.extend_from_slice(&header);
+        if op & COMPARES != 0 {
+            into.extend_from_slice(&compare.to_le_bytes());
+        }
+        if op & EXPIRES != 0 {
+            into.extend_from_slice(&ttl.to_le_bytes());
+        }
+        into.extend_from_slice(key);
+        into.extend_from_slice(value);
+    }
+}
+
+/// A request as it came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request<'a> {
+    /// A whole one.
+    Whole { op: Op<'a>, seq: u32 },
+    /// A part of one.
+    Part {
+        offset: usize,
+        total: usize,
+        bytes: &'a [u8],
+    },
+}
+
+/// The key of a request, if it is a whole one: for prefetching.
+#[inline]
+pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
+    let (&op, &key) = (bytes.first()?, bytes.get(1)?);
+    if op == PART {
+        return None;
+    }
+    let extra = 8 * usize::from(op & COMPARES != 0) + 8 * usize::from(op & EXPIRES != 0);
+    bytes.get(REQUEST_HEADER + extra..REQUEST_HEADER + extra + usize::from(key))
+}
+
+/// Takes bytes from the front.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    #[inline]
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    #[inline]
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    #[inline]
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+}
+
+/// A request of bytes that anybody may have made.
+#[inline]
+pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
+    let mut r = Reader(bytes);
+    let head = r.take(4)?;
+    let (op, key) = (head[0], usize::from(head[1]));
+    let value = usize::from(u16::from_le_bytes([head[2], head[3]]));
+    let seq = r.u32()?;
+    if op == PART {
+        let (offset, total) = (r.u32()? as usize, r.u32()? as usize);
+        let bytes = r.take(value)?;
+        return r.0.is_empty().then_some(Request::Part {
+            offset,
+            total,
+            bytes,
+        });
+    }
+    let compare = if op & COMPARES != 0 {
+        Some(r.u64()?)
+    } else {
+        None
+    };
+    let ttl_ms = if op & EXPIRES != 0 { r.u64()? } else { 0 };
+    let key = r.take(key)?;
+    let value = r.take(value)?;
+    let op = match (op & 0x0f, op & 0xf0) {
+        (GET, 0) if value.is_empty() => Op::Get { key },
+        (PUT, flags) => {
+            let condition = match (flags & !EXPIRES, compare) {
+                (0, _) => Condition::Always,
+                (ABSENT, _) => Condition::Absent,
+                (PRESENT, _) => Condition::Present,
+                (COMPARES, Some(version)) => Condition::Version(version),
+                _ => return None,
+            };
+            Op::Put {
+                key,
+                value,
+                condition,
+                ttl_ms,
+            }
+        }
+        (DELETE, 0 | COMPARES) if value.is_empty() => Op::Delete {
+            key,
+            version: compare,
+        },
+        _ => return None,
+    };
+    // Whatever pads a request to whole words is not sent along.
+    r.0.is_empty().then_some(Request::Whole { op, seq })
+}
+
+/// A part's bytes in front of those that it carries.
+pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PART_HEADER] {
+    let mut header = [0; PART_HEADER];
+    header[0] = PART;
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "requests are below 128 KiB, slots below 64"
+    )]
+    {
+        header[2..4].copy_from_slice(&(bytes as u16).to_le_bytes());
+        header[8..12].copy_from_slice(&(offset as u32).to_le_bytes());
+        header[12..].copy_from_slice(&(total as u32).to_le_bytes());
+    }
+    header
+}
+
+/// An answer's first word.
+#[inline]
+pub(crate) fn answer_word(status: Status, version: u64) -> u64 {
+    version << 24 | status as u64
+}
+
+/// An answer as it came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reply<'a> {
+    pub(crate) status: Status,
+    pub(crate) version: u64,
+    /// Length of the whole value and offset of this chunk, if it is one of several.
+    pub(crate) chunk: Option<(usize, usize)>,
+    pub(crate) value: &'a [u8],
+}
+
+/// An answer of bytes that anybody may have made.
+#[inline]
+pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
+    let mut r = Reader(bytes);
+    let word = r.u64()?;
+    let status = Status::of(word.to_le_bytes()[0])?;
+    let chunk = if word & CHUNK != 0 {
+        Some((r.u32()? as usize, r.u32()? as usize))
+    } else {
+        None
+    };
+    Some(Reply {
+        status,
+        version: word >> 24,
+        chunk,
+        value: r.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn condition() -> impl Strategy<Value = Condition> {
+        prop_oneof![
+            Just(Condition::Always),
+            Just(Condition::Absent),
+            Just(Condition::Present),
+            (0u64..1 << 38).prop_map(Condition::Version),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(
+            key in prop::collection::vec(any::<u8>(), 0..=255),
+            value in prop::collection::vec(any::<u8>(), 0..2_000),
+            condition in condition(),
+            ttl_ms in prop_oneof![Just(0), any::<u64>()],
+            version in prop::option::of(any::<u64>()),
+            seq: u32,
+        ) {
+            let mut bytes = Vec::new();
+            let put = Op::Put { key: &key, value: &value, condition, ttl_ms };
+            for op in [Op::Get { key: &key }, put, Op::Delete { key: &key, version }] {
+                op.encode(seq, &mut bytes);
+                prop_assert_eq!(decode(&bytes), Some(Request::Whole { op, seq }));
+                prop_assert_eq!(key_of(&bytes), Some(&key[..]));
+                // A byte more or less is no request.
+                prop_assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
+                bytes.push(0);
+                prop_assert_eq!(decode(&bytes), None);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_request_or_not(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = (decode(&bytes), key_of(&bytes), decode_answer(&bytes));
+        }
+    }
+
+    #[test]
+    fn parts_and_answers_come_back() {
+        let mut part = part_header(100, 70_000, 5).to_vec();
+        part.extend_from_slice(b"bytes");
+        let decoded = Request::Part {
+            offset: 100,
+            total: 70_000,
+            bytes: b"bytes",
+        };
+        assert_eq!(decode(&part), Some(decoded));
+        let mut answer = answer_word(Status::Condition, 77).to_le_bytes().to_vec();
+        answer.extend_from_slice(b"v");
+        let reply = Reply {
+            status: Status::Condition,
+            version: 77,
+            chunk: None,
+            value: b"v",
+        };
+        assert_eq!(decode_answer(&answer), Some(reply));
+        answer[0] = 99;
+        assert_eq!(decode_answer(&answer), None);
+    }
+}

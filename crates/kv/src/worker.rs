@@ -1,0 +1,409 @@
+//! Worker threads: each owns its queue pairs and serves its partition until it is told to stop.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use verbs::{QueuePair, Uc, UdDestination, Waiter};
+
+use crate::session::{Seen, Sessions};
+use crate::store::{Partition, Refusal, Set, Store, hash_of, partition_of};
+use crate::wire::{self, ANSWER_HEADER, CHUNK, CHUNK_HEADER, Op, Status};
+
+/// A client's index at all workers, until all have forgotten it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) index: u32,
+    pub(crate) free: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.free).push(self.index);
+    }
+}
+
+pub(crate) type Done = SyncSender<Result<(), String>>;
+
+/// A client that comes.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    pub(crate) place: Arc<Place>,
+    pub(crate) session: u64,
+    pub(crate) window: u32,
+    pub(crate) answer: usize,
+    pub(crate) qp: QueuePair<Uc>,
+    pub(crate) to: UdDestination,
+    pub(crate) done: Done,
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Add(Box<Newcomer>),
+    Remove(Arc<Place>),
+    Stop,
+}
+
+/// What the rest of the server knows of a worker.
+#[derive(Debug)]
+pub(crate) struct WorkerShared {
+    pub(crate) region: verbs::RemoteMemory,
+    commands: Mutex<Vec<Command>>,
+    pending: AtomicBool,
+    wake: OwnedFd,
+    counts: Mutex<WorkerCounts>,
+}
+
+/// What a worker did.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WorkerCounts {
+    pub(crate) rpc: Counts,
+    pub(crate) gets: u64,
+    pub(crate) hits: u64,
+    pub(crate) changes: u64,
+    pub(crate) repeated: u64,
+    pub(crate) bad: u64,
+}
+
+/// A poisoned lock guards plain data here: what it holds is as good as before.
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl WorkerShared {
+    pub(crate) fn new(region: verbs::RemoteMemory) -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            region,
+            commands: Mutex::default(),
+            pending: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            counts: Mutex::default(),
+        }))
+    }
+
+    /// Tells the worker something, and wakes it if it sleeps.
+    pub(crate) fn tell(&self, command: Command) {
+        lock(&self.commands).push(command);
+        self.pending.store(true, Ordering::Release);
+        // Full means that it is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn counts(&self) -> WorkerCounts {
+        lock(&self.counts).clone()
+    }
+}
+
+/// A worker that does not run yet.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) engine: herd::Server,
+    pub(crate) shared: Arc<WorkerShared>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) number: usize,
+}
+
+impl Worker {
+    /// Serves until told to stop.
+    pub(crate) fn run(self) -> Result<(), RpcError> {
+        let Self {
+            mut engine,
+            shared,
+            store,
+            number,
+        } = self;
+        let mut serve = Serve {
+            store: &store,
+            number,
+            hashes: Box::new([0; rpc::MAX_BATCH]),
+            sessions: Sessions::default(),
+            answers: Vec::new(),
+            buffer: Vec::new(),
+            counts: WorkerCounts::default(),
+        };
+        // Some 100 µs of looking before sleeping, and of yielding to whoever shares the core.
+        let mut waiter = Waiter::new().with_patience(512, 1_500);
+        let mut polls = 0u32;
+        loop {
+            if shared.pending.load(Ordering::Relaxed) && !obey(&mut engine, &mut serve, &shared) {
+                publish(&engine, &serve, &shared);
+                return Ok(());
+            }
+            let came = engine.poll(&mut serve)?;
+            polls = polls.wrapping_add(1);
+            if came > 0 {
+                waiter.reset();
+                if polls.is_multiple_of(4096) {
+                    publish(&engine, &serve, &shared);
+                }
+            } else if waiter.next_sleep().is_zero() {
+                if waiter.misses() == 256 {
+                    publish(&engine, &serve, &shared);
+                }
+                waiter.idle_on(engine.memory());
+            } else {
+                sleep(&engine, &shared, &mut waiter);
+            }
+        }
+    }
+}
+
+#[cold]
+fn publish(engine: &herd::Server, serve: &Serve<'_>, shared: &WorkerShared) {
+    *lock(&shared.counts) = WorkerCounts {
+        rpc: engine.counts().clone(),
+        ..serve.counts.clone()
+    };
+}
+
+/// Carries out what was told; false if that is to stop.
+#[cold]
+fn obey(engine: &mut herd::Server, serve: &mut Serve<'_>, shared: &WorkerShared) -> bool {
+    // Cleared before the commands are taken: one that comes later sets it again.
+    shared.pending.swap(false, Ordering::AcqRel);
+    let commands = std::mem::take(&mut *lock(&shared.commands));
+    for command in commands {
+        match command {
+            Command::Stop => return false,
+            Command::Remove(place) => {
+                engine.remove_client(place.index);
+                serve.sessions.disconnect(place.index);
+            }
+            Command::Add(new) => {
+                let Newcomer {
+                    place,
+                    session,
+                    window,
+                    answer,
+                    qp,
+                    to,
+                    done,
+                } = *new;
+                let added = engine.add_client(place.index, qp, to, window);
+                if added.is_ok() {
+                    serve
+                        .sessions
+                        .connect(place.index, session, window as usize);
+                    let i = place.index as usize;
+                    if serve.answers.len() <= i {
+                        serve.answers.resize(i + 1, 0);
+                    }
+                    serve.answers[i] = answer;
+                }
+                // The client may have gone meanwhile.
+                let _ = done.send(added.map_err(|e| e.to_string()));
+            }
+        }
+    }
+    true
+}
+
+/// Blocks for a while, or until a command comes: WRITEs make no event.
+#[cold]
+fn sleep(engine: &herd::Server, shared: &WorkerShared, waiter: &mut Waiter) {
+    let timeout = engine.has_clients().then(|| waiter.next_sleep());
+    let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+    let mut fds = [PollFd::new(&shared.wake, PollFlags::IN)];
+    // Interrupted or not, the loop looks again; and a wake-up that is not there is not read.
+    let _ = poll(&mut fds, timeout.as_ref());
+    let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
+    waiter.slept();
+}
+
+/// Answers requests from a partition.
+struct Serve<'s> {
+    store: &'s Store,
+    number: usize,
+    /// Of the keys of a batch.
+    hashes: Box<[u64; rpc::MAX_BATCH]>,
+    sessions: Sessions,
+    /// The longest message of each client.
+    answers: Vec<usize>,
+    buffer: Vec<u8>,
+    counts: WorkerCounts,
+}
+
+impl<'s> Handler for Serve<'s> {
+    type Batch = MutexGuard<'s, Partition>;
+
+    const LOOKS: usize = 2;
+
+    #[inline]
+    fn begin(&mut self, requests: usize) -> Self::Batch {
+        verbs::time::serve(requests);
+        self.store.partition(self.number)
+    }
+
+    #[inline]
+    fn look(&mut self, partition: &mut Self::Batch, round: usize, request: Request<'_>) {
+        if round == 0 {
+            let hash = wire::key_of(request.payload).map_or(0, |key| self.store.hash(key));
+            self.hashes[request.index] = hash;
+            partition.prefetch_index(hash);
+        } else {
+            partition.prefetch_item(self.hashes[request.index]);
+        }
+    }
+
+    #[inline]
+    fn handle(&mut self, partition: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>) {
+        match wire::decode(request.payload) {
+            Some(wire::Request::Whole { op, seq }) => {
+                self.whole(partition, request.client, op, seq, reply);
+            }
+            Some(wire::Request::Part {
+                offset,
+                total,
+                bytes,
+            }) => self.part(partition, request.client, (offset, total, bytes), reply),
+            None => self.bad(reply),
+        }
+    }
+}
+
+impl Serve<'_> {
+    #[inline]
+    fn whole(
+        &mut self,
+        partition: &mut Partition,
+        client: usize,
+        op: Op<'_>,
+        seq: u32,
+        reply: Reply<'_>,
+    ) {
+        let key = op.key();
+        // The same as in `look`, where there was one: it is cheaper to make again than to keep for a batch of one.
+        let hash = hash_of(key, self.store.seed());
+        if partition_of(hash, self.store.partitions()) != self.number {
+            return self.bad(reply);
+        }
+        if let Op::Get { .. } = op {
+            self.counts.gets += 1;
+            let Some(entry) = partition.get(hash, key) else {
+                let word = wire::answer_word(Status::NotFound, 0);
+                return reply.bytes(&word.to_le_bytes());
+            };
+            self.counts.hits += 1;
+            let word = wire::answer_word(Status::Ok, entry.version);
+            let most = self.answers.get(client).copied().unwrap_or(0);
+            return send_value(&mut self.buffer, word, entry.value, most, reply);
+        }
+        let Some(session) = self.sessions.of(client) else {
+            return;
+        };
+        let word = match session.seen(seq) {
+            Seen::Answered(word) => {
+                self.counts.repeated += 1;
+                word
+            }
+            // Nobody waits for this.
+            Seen::Stale => {
+                self.counts.repeated += 1;
+                return;
+            }
+            Seen::New => {
+                self.counts.changes += 1;
+                let word = change(partition, hash, op);
+                session.made(seq, word);
+                word
+            }
+        };
+        reply.bytes(&word.to_le_bytes());
+    }
+
+    #[cold]
+    fn part(
+        &mut self,
+        partition: &mut Partition,
+        client: usize,
+        (offset, total, bytes): (usize, usize, &[u8]),
+        reply: Reply<'_>,
+    ) {
+        let Some(session) = self.sessions.of(client) else {
+            return;
+        };
+        match session.part(offset, total, bytes) {
+            None => self.bad(reply),
+            Some(false) => reply.bytes(&wire::answer_word(Status::Part, 0).to_le_bytes()),
+            Some(true) => {
+                let whole = std::mem::take(&mut session.parts);
+                match wire::decode(&whole) {
+                    Some(wire::Request::Whole { op, seq }) => {
+                        self.whole(partition, client, op, seq, reply);
+                    }
+                    _ => self.bad(reply),
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn bad(&mut self, reply: Reply<'_>) {
+        self.counts.bad += 1;
+        reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
+    }
+}
+
+/// Answers with a value, in one message or several.
+#[inline]
+fn send_value(buffer: &mut Vec<u8>, word: u64, value: &[u8], most: usize, mut reply: Reply<'_>) {
+    buffer.clear();
+    if ANSWER_HEADER + value.len() <= most {
+        buffer.extend_from_slice(&word.to_le_bytes());
+        buffer.extend_from_slice(value);
+        return reply.bytes(buffer);
+    }
+    let room = most.saturating_sub(CHUNK_HEADER);
+    if room == 0 || value.len().div_ceil(room) > rpc::MAX_BATCH {
+        let word = wire::answer_word(Status::TooLong, 0);
+        return reply.bytes(&word.to_le_bytes());
+    }
+    for (i, chunk) in value.chunks(room).enumerate() {
+        buffer.clear();
+        buffer.extend_from_slice(&(word | CHUNK).to_le_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "values are below 64 KiB")]
+        for n in [value.len() as u32, (i * room) as u32] {
+            buffer.extend_from_slice(&n.to_le_bytes());
+        }
+        buffer.extend_from_slice(chunk);
+        // A send queue that is broken is found with the next answer; this client asks again.
+        if reply.part(buffer).is_err() {
+            return;
+        }
+    }
+}
+
+/// Makes a change; the answer's word.
+fn change(partition: &mut Partition, hash: u64, op: Op<'_>) -> u64 {
+    let result = match op {
+        Op::Get { .. } => return wire::answer_word(Status::Bad, 0),
+        Op::Put {
+            key,
+            value,
+            condition,
+            ttl_ms,
+        } => {
+            let expires_ms = if ttl_ms == 0 {
+                0
+            } else {
+                partition.now_ms().saturating_add(ttl_ms)
+            };
+            let how = Set {
+                condition,
+                expires_ms,
+            };
+            partition.set(hash, key, value, how)
+        }
+        Op::Delete { key, version } => partition.delete(hash, key, version),
+    };
+    match result {
+        Ok(0) => wire::answer_word(Status::NotFound, 0),
+        Ok(version) => wire::answer_word(Status::Ok, version),
+        Err(Refusal::Condition(version)) => wire::answer_word(Status::Condition, version),
+        Err(Refusal::Full) => wire::answer_word(Status::Full, 0),
+        Err(Refusal::TooLong) => wire::answer_word(Status::TooLong, 0),
+    }
+}

@@ -1,0 +1,314 @@
+//! Server and clients of the `herd` design, in one process on the software NIC.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use kv::store::{Condition, Mode};
+use kv::{Client, ClientConfig, ClientError, Outcome, Server, ServerConfig};
+
+fn server(config: ServerConfig) -> Server {
+    Server::start(config).expect("starts")
+}
+
+fn small() -> ServerConfig {
+    ServerConfig {
+        items: 20_000,
+        ..ServerConfig::default()
+    }
+}
+
+fn config(server: &Server) -> ClientConfig {
+    ClientConfig {
+        server: server.address().to_string(),
+        ..ClientConfig::default()
+    }
+}
+
+fn client(server: &Server) -> Client {
+    Client::connect(config(server)).expect("connects")
+}
+
+#[test]
+fn every_operation_does_what_it_says() {
+    let server = server(ServerConfig {
+        workers: 3,
+        ..small()
+    });
+    let mut c = client(&server);
+    assert_eq!(c.get(b"a").expect("answered"), None);
+    assert_eq!(c.put(b"a", b"1").expect("set"), 1);
+    assert_eq!(c.put(b"a", b"2").expect("set"), 2);
+    let value = c.get(b"a").expect("answered").expect("there");
+    assert_eq!((value.bytes.as_slice(), value.version), (&b"2"[..], 2));
+    let e = c.compare_and_set(b"a", 1, b"3").expect_err("old");
+    assert!(matches!(e, ClientError::Condition { version: 2 }));
+    assert_eq!(c.compare_and_set(b"a", 2, b"3").expect("set"), 3);
+    let e = c
+        .put_if(b"a", b"4", Condition::Absent, 0)
+        .expect_err("there");
+    assert!(matches!(e, ClientError::Condition { version: 3 }));
+    assert!(c.put_if(b"b", b"4", Condition::Present, 0).is_err());
+    assert!(c.delete(b"a").expect("answered"));
+    assert!(!c.delete(b"a").expect("answered"));
+    assert_eq!(c.get(b"a").expect("answered"), None);
+    // It comes back with a higher version.
+    assert!(c.put(b"a", b"5").expect("set") > 3);
+    let stats = server.stop();
+    assert_eq!((stats.store.items, stats.gets, stats.hits), (1, 3, 1));
+    assert_eq!(
+        (stats.bad_requests, stats.repeated, stats.clients_total),
+        (0, 0, 1)
+    );
+}
+
+#[test]
+fn what_expires_is_gone() {
+    let server = server(small());
+    let mut c = client(&server);
+    c.put_if(b"a", b"short", Condition::Always, 1).expect("set");
+    c.put_if(b"b", b"long", Condition::Always, 3_600_000)
+        .expect("set");
+    let gone = verbs::poll_until(Duration::from_secs(20), || {
+        c.get(b"a").expect("answered").is_none().then_some(())
+    });
+    assert!(gone.is_some());
+    assert!(c.get(b"b").expect("answered").is_some());
+}
+
+/// Values of any length, shorter and longer than slots, messages and what is sent inline.
+#[test]
+fn values_of_every_length_come_back() {
+    let server = server(ServerConfig {
+        log_bytes: Some(16 << 20),
+        ..small()
+    });
+    for window in [1, 64] {
+        let mut c = Client::connect(ClientConfig {
+            window,
+            ..config(&server)
+        })
+        .expect("connects");
+        let lengths = [
+            0, 1, 7, 8, 31, 32, 33, 40, 180, 181, 1000, 1064, 1065, 4000, 4096, 65_535,
+        ];
+        for len in lengths {
+            let value: Vec<u8> = (0..len)
+                .map(|i: u32| (i * 7 + len).to_le_bytes()[0])
+                .collect();
+            let key = [len.to_le_bytes().to_vec(), vec![9; len as usize % 250]].concat();
+            c.put(&key, &value).unwrap_or_else(|e| panic!("{len}: {e}"));
+            let there = c.get(&key).expect("answered").expect("there");
+            assert!(there.bytes == value, "{len}");
+        }
+        // Many long ones at a time, between short ones.
+        let tickets: Vec<_> = (0..200u32)
+            .map(|i| {
+                let len = if i % 3 == 0 { 20_000 } else { 10 };
+                c.start_put(&i.to_le_bytes(), &vec![i.to_le_bytes()[0]; len])
+                    .expect("started")
+            })
+            .collect();
+        for ticket in tickets {
+            assert!(matches!(c.wait(ticket), Ok(Outcome::Done(_))));
+        }
+        let keys: Vec<[u8; 4]> = (0..200u32).map(u32::to_le_bytes).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+        let values = c.multi_get(&keys).expect("answered");
+        for (i, value) in (0u32..).zip(values) {
+            let value = value.expect("there").bytes;
+            assert_eq!(value.len(), if i % 3 == 0 { 20_000 } else { 10 });
+            assert!(value.iter().all(|b| *b == i.to_le_bytes()[0]));
+        }
+        assert_eq!((c.trouble().discarded, c.trouble().reconnects), (0, 0));
+    }
+}
+
+#[test]
+fn too_long_is_said_and_nothing_breaks() {
+    let server = server(ServerConfig {
+        log_bytes: Some(128 << 10),
+        ..small()
+    });
+    let mut c = client(&server);
+    assert!(matches!(c.put(&[1; 256], b""), Err(ClientError::TooLong)));
+    assert!(matches!(
+        c.put(b"", &[1; 65_536]),
+        Err(ClientError::TooLong)
+    ));
+    // Of 128 KiB an item may have 4.
+    assert!(matches!(
+        c.put(b"k", &[1; 5_000]),
+        Err(ClientError::TooLong)
+    ));
+    c.put(b"k", &[1; 3_000]).expect("short enough");
+    // A client with small messages cannot take long values, and says so.
+    let mut small = Client::connect(ClientConfig {
+        value_bytes: 32,
+        ..config(&server)
+    })
+    .expect("connects");
+    assert!(matches!(small.get(b"k"), Err(ClientError::TooLong)));
+    c.put(b"k", &[2; 1_000]).expect("short enough");
+    assert_eq!(
+        small.get(b"k").expect("answered").expect("there").bytes,
+        [2; 1_000]
+    );
+}
+
+#[test]
+fn a_full_store_says_so_and_loses_nothing() {
+    let server = server(ServerConfig {
+        mode: Mode::Store,
+        log_bytes: Some(64 << 10),
+        ..small()
+    });
+    let mut c = client(&server);
+    let mut there = HashMap::new();
+    for i in 0u32.. {
+        match c.put(&i.to_le_bytes(), &[i.to_le_bytes()[0]; 30]) {
+            Ok(version) => there.insert(i, version),
+            Err(ClientError::Full) => break,
+            Err(e) => panic!("{e}"),
+        };
+    }
+    assert!(there.len() > 1_000);
+    for (i, version) in there {
+        let value = c.get(&i.to_le_bytes()).expect("answered").expect("there");
+        assert_eq!(
+            (value.bytes, value.version),
+            (vec![i.to_le_bytes()[0]; 30], version)
+        );
+    }
+    assert_eq!(server.stats().store.refused_full, 1);
+}
+
+#[test]
+fn clients_of_several_threads_count_to_the_same_sum() {
+    const EACH: u64 = 300;
+    let server = server(ServerConfig {
+        workers: 2,
+        ..small()
+    });
+    client(&server)
+        .put(b"sum", &0u64.to_le_bytes())
+        .expect("set");
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut c = client(&server);
+                for _ in 0..EACH {
+                    loop {
+                        let old = c.get(b"sum").expect("answered").expect("there");
+                        let sum = u64::from_le_bytes(old.bytes.try_into().expect("eight"));
+                        match c.compare_and_set(b"sum", old.version, &(sum + 1).to_le_bytes()) {
+                            Ok(_) => break,
+                            Err(ClientError::Condition { .. }) => {}
+                            Err(e) => panic!("{e}"),
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let sum = client(&server)
+        .get(b"sum")
+        .expect("answered")
+        .expect("there");
+    assert_eq!(sum.bytes, (3 * EACH).to_le_bytes());
+    assert_eq!(sum.version, 1 + 3 * EACH);
+}
+
+/// Other fronts use the store beside the workers.
+#[test]
+fn another_front_sees_the_same_data() {
+    let server = server(small());
+    let mut c = client(&server);
+    c.put(b"from a client", b"1").expect("set");
+    let (hash, mut partition) = server.store().lock(b"from a client");
+    let entry = partition.get(hash, b"from a client").expect("there");
+    assert_eq!(entry.value, b"1");
+    drop(partition);
+    let (hash, mut partition) = server.store().lock(b"from the front");
+    partition
+        .set(hash, b"from the front", b"2", Default::default())
+        .expect("room");
+    drop(partition);
+    assert_eq!(
+        c.get(b"from the front")
+            .expect("answered")
+            .expect("there")
+            .bytes,
+        b"2"
+    );
+    server.store().clear();
+    assert_eq!(c.get(b"from a client").expect("answered"), None);
+}
+
+#[test]
+fn places_are_freed_and_refusals_have_reasons() {
+    let server = server(ServerConfig {
+        max_clients: 1,
+        max_window: 16,
+        ..small()
+    });
+    let config = ClientConfig {
+        window: 16,
+        deadline_ms: 300,
+        ..config(&server)
+    };
+    let too_large = ClientConfig {
+        window: 17,
+        ..config.clone()
+    };
+    let e = Client::connect(too_large).expect_err("refused").to_string();
+    assert!(e.contains("its largest window is 16"), "{e}");
+    let first = Client::connect(config.clone()).expect("connects");
+    let e = Client::connect(config.clone())
+        .expect_err("full")
+        .to_string();
+    assert!(e.contains("this server has its 1 clients already"), "{e}");
+    drop(first);
+    let patient = ClientConfig {
+        deadline_ms: 20_000,
+        ..config
+    };
+    for _ in 0..5 {
+        let mut c = Client::connect(patient.clone()).expect("the place is free again");
+        c.put(b"k", b"v").expect("set");
+    }
+    assert_eq!(server.stats().clients_total, 6);
+    let e = Client::connect(ClientConfig::default())
+        .expect_err("no address")
+        .to_string();
+    assert!(e.contains("cannot reach a key-value store"), "{e}");
+}
+
+/// A server that stops and another that comes to its address: clients go on by themselves.
+#[test]
+fn clients_find_a_server_that_comes_back() {
+    let first = server(small());
+    let address = first.address().to_string();
+    let mut c = Client::connect(ClientConfig {
+        answer_ms: 50,
+        deadline_ms: 60_000,
+        ..config(&first)
+    })
+    .expect("connects");
+    c.put(b"k", b"v").expect("set");
+    first.stop();
+    let again = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        let config = ServerConfig {
+            listen: address,
+            ..small()
+        };
+        Server::start(config).expect("the address is free again")
+    });
+    // The new one has nothing: a cache may forget.
+    assert_eq!(c.get(b"k").expect("answered"), None);
+    c.put(b"k", b"w").expect("set");
+    assert_eq!(c.get(b"k").expect("answered").expect("there").bytes, b"w");
+    assert!(c.trouble().reconnects >= 1);
+    drop(c);
+    again.join().expect("served");
+}

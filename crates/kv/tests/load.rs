@@ -1,0 +1,101 @@
+//! The load generator against a server: all that it sees is right, and what is wrong is found.
+
+use kv::load::{self, Popularity, Until, Workload, Ycsb, key_bytes, value_bytes};
+use kv::store::{Mode, Set};
+use kv::{ClientConfig, Pipeline, Server, ServerConfig};
+
+fn start(workers: usize, batch: usize) -> (Server, Pipeline) {
+    let server = Server::start(ServerConfig {
+        workers,
+        batch,
+        queues: 2,
+        mode: Mode::Store,
+        items: 5_000,
+        ..ServerConfig::default()
+    })
+    .expect("starts");
+    let pipeline = Pipeline::connect(ClientConfig {
+        server: server.address().to_string(),
+        value_bytes: 32,
+        ..ClientConfig::default()
+    })
+    .expect("connects");
+    (server, pipeline)
+}
+
+fn workload() -> Workload {
+    Workload {
+        keys: 5_000,
+        ..Workload::default()
+    }
+}
+
+#[test]
+fn a_load_finds_every_key_and_every_value_right() {
+    for (workers, batch) in [(1, 1), (1, 64), (3, 16)] {
+        let (server, mut pipeline) = start(workers, batch);
+        let filled = load::fill(&mut pipeline, &workload(), (0, 1)).expect("filled");
+        assert_eq!((filled.changes, filled.operations), (5_000, 5_000));
+        let letters = [Ycsb::A, Ycsb::B, Ycsb::C, Ycsb::D, Ycsb::F];
+        let all = letters.map(|letter| workload().ycsb(letter));
+        for workload in all.iter().chain([&workload()]) {
+            let report = load::run(&mut pipeline, workload, Until::Count(20_000), 7).expect("ran");
+            assert!(report.is_right(), "{report:?}");
+            assert_eq!(
+                (report.misses, report.full, report.lost),
+                (0, 0, 0),
+                "{report:?}"
+            );
+            let updates = report.operations - 20_000;
+            assert_eq!(updates > 0, workload.updates > 0.0, "{report:?}");
+            assert_eq!(
+                report.operations,
+                report.gets + report.changes + report.conflicts
+            );
+            assert_eq!(report.verified, report.gets);
+            let share = (report.changes - updates.min(report.changes)) as f64 / 20_000.0;
+            let bound = 0.01 + report.conflicts as f64;
+            assert!((share - workload.puts).abs() < bound, "{report:?}");
+        }
+        let stats = server.stop();
+        assert_eq!(
+            (stats.bad_requests, stats.repeated, stats.store.items),
+            (0, 0, 5_000)
+        );
+    }
+}
+
+#[test]
+fn a_wrong_value_and_an_old_version_are_found() {
+    let (server, mut pipeline) = start(1, 64);
+    let few = Workload {
+        keys: 64,
+        puts: 0.0,
+        popularity: Popularity::Uniform,
+        ..workload()
+    };
+    load::fill(&mut pipeline, &few, (0, 1)).expect("filled");
+    let run =
+        |pipeline: &mut Pipeline| load::run(pipeline, &few, Until::Count(5_000), 1).expect("ran");
+    assert!(run(&mut pipeline).is_right());
+    // Another key's value.
+    let (mut key, mut value) = ([0; 16], [0; 32]);
+    key_bytes(5, &mut key);
+    value_bytes(6, 1, &mut value);
+    let (hash, mut partition) = server.store().lock(&key);
+    partition
+        .set(hash, &key, &value, Set::default())
+        .expect("room");
+    drop(partition);
+    let report = run(&mut pipeline);
+    assert!(
+        report.wrong_values > 10 && report.wrong_versions == 0,
+        "{report:?}"
+    );
+    // A key that is gone.
+    let (hash, mut partition) = server.store().lock(&key);
+    partition.delete(hash, &key, None).expect("there");
+    drop(partition);
+    let report = run(&mut pipeline);
+    assert!(report.misses > 10 && report.wrong_values == 0, "{report:?}");
+}
