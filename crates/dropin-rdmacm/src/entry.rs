@@ -4,12 +4,14 @@ use rdmacm::abi::*;
 
 // Instead of those of the same names in `rdmacm::abi`.
 use crate::traced::{
-    rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_connect, rdma_create_ep,
-    rdma_create_event_channel, rdma_create_id, rdma_create_qp, rdma_create_qp_ex, rdma_destroy_ep,
-    rdma_destroy_event_channel, rdma_destroy_id, rdma_destroy_qp, rdma_disconnect, rdma_establish,
-    rdma_get_cm_event, rdma_get_request, rdma_getaddrinfo, rdma_join_multicast,
+    raccept, rbind, rclose, rconnect, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_connect,
+    rdma_create_ep, rdma_create_event_channel, rdma_create_id, rdma_create_qp, rdma_create_qp_ex,
+    rdma_destroy_ep, rdma_destroy_event_channel, rdma_destroy_id, rdma_destroy_qp, rdma_disconnect,
+    rdma_establish, rdma_get_cm_event, rdma_get_request, rdma_getaddrinfo, rdma_join_multicast,
     rdma_join_multicast_ex, rdma_leave_multicast, rdma_listen, rdma_migrate_id, rdma_notify,
-    rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    rdma_reject, rdma_resolve_addr, rdma_resolve_route, rfcntl, rgetpeername, rgetsockname,
+    rgetsockopt, riomap, riounmap, riowrite, rlisten, rpoll, rread, rreadv, rrecv, rrecvfrom,
+    rrecvmsg, rselect, rsend, rsendmsg, rsendto, rsetsockopt, rshutdown, rsocket, rwrite, rwritev,
 };
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -1,8 +1,9 @@
 //! The functions of the connection manager, with a line about each call where the process is traced.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_long, c_void};
 
-use libc::sockaddr;
+use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
+use tap::trace::Returned;
 use verbs_abi::*;
 
 macro_rules! traced_if_asked_for {
@@ -60,4 +61,62 @@ traced_if_asked_for! {
     fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
     fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
+}
+
+/// The same for rsockets, which fail as system calls do.
+macro_rules! sockets_traced_if_asked_for {
+    ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
+        /// Those that write a line.
+        mod writing_sockets {
+            use super::*;
+            $( tap::traced_function! {
+                pub(super) fn $name($( $arg: $type ),*) -> Returned<$ret>, stringify!($name),
+                |$( $arg ),*| Returned(rdmacm::abi::$name($( $arg ),*))
+            } )*
+        }
+
+        $(
+            pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) -> $ret {
+                // SAFETY: the function has the contract of the man page, which is the caller's.
+                unsafe {
+                    if tap::trace::is_on() {
+                        crate::verbs::number_handles();
+                        writing_sockets::$name($( $arg ),*).0
+                    } else {
+                        rdmacm::abi::$name($( $arg ),*)
+                    }
+                }
+            }
+        )*
+    };
+}
+
+sockets_traced_if_asked_for! {
+    fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int;
+    fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;
+    fn rlisten(socket: c_int, backlog: c_int) -> c_int;
+    fn raccept(socket: c_int, from: *mut sockaddr, addrlen: *mut socklen_t) -> c_int;
+    fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;
+    fn rshutdown(socket: c_int, how: c_int) -> c_int;
+    fn rclose(socket: c_int) -> c_int;
+    fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t;
+    fn rrecvfrom(socket: c_int, buf: *mut c_void, len: usize, flags: c_int, from: *mut sockaddr, addrlen: *mut socklen_t) -> ssize_t;
+    fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+    fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t;
+    fn rsendto(socket: c_int, buf: *const c_void, len: usize, flags: c_int, dest_addr: *const sockaddr, addrlen: socklen_t) -> ssize_t;
+    fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
+    fn rread(socket: c_int, buf: *mut c_void, count: usize) -> ssize_t;
+    fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t;
+    fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> ssize_t;
+    fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t;
+    fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int;
+    fn rselect(nfds: c_int, readfds: *mut fd_set, writefds: *mut fd_set, exceptfds: *mut fd_set, timeout: *mut timeval) -> c_int;
+    fn rgetpeername(socket: c_int, from: *mut sockaddr, addrlen: *mut socklen_t) -> c_int;
+    fn rgetsockname(socket: c_int, from: *mut sockaddr, addrlen: *mut socklen_t) -> c_int;
+    fn rsetsockopt(socket: c_int, level: c_int, optname: c_int, optval: *const c_void, optlen: socklen_t) -> c_int;
+    fn rgetsockopt(socket: c_int, level: c_int, optname: c_int, optval: *mut c_void, optlen: *mut socklen_t) -> c_int;
+    fn rfcntl(socket: c_int, cmd: c_int, arg: c_long) -> c_int;
+    fn riomap(socket: c_int, buf: *mut c_void, len: usize, prot: c_int, flags: c_int, offset: off_t) -> off_t;
+    fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int;
+    fn riowrite(socket: c_int, buf: *const c_void, count: usize, offset: off_t, flags: c_int) -> usize;
 }

@@ -137,6 +137,35 @@ fn riostream() {
     }
 }
 
+/// Datagrams: their server has a port of UDP.
+#[test]
+fn udpong() {
+    let free = std::net::UdpSocket::bind(("127.0.0.1", 0)).expect("a port");
+    let port = free.local_addr().expect("its number").port();
+    drop(free);
+    let text = port.to_string();
+    for args in [
+        &["-S", "64", "-T", "e"][..],
+        &["-S", "2000", "-T", "b"],
+        &["-S", "1000", "-T", "a"],
+        &["-S", "100"],
+    ] {
+        let args = [&["-b", "127.0.0.1", "-p", &text, "-C", "300"], args].concat();
+        for link_layer in ["roce", "ib"] {
+            let fabric = Fabric::new();
+            // It serves until it is killed.
+            let mut server = Watched::start(fabric.command("udpong", link_layer).args(&args));
+            while std::net::UdpSocket::bind(("127.0.0.1", port)).is_ok() {
+                assert!(server.runs(), "{args:?}: {}", server.end().1);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let mut client = fabric.command("udpong", link_layer);
+            let client = Watched::start(client.args(&args).args(["-s", "127.0.0.1"])).finish();
+            assert!(client.contains("custom"), "{args:?}: {client}");
+        }
+    }
+}
+
 #[test]
 fn rcopy() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use verbs_abi::*;
 
@@ -47,6 +48,10 @@ fn room_of(kind: rdma_cm_event_type, is_datagram: bool) -> usize {
     }
 }
 
+/// How long `rdma_get_cm_event` waits before it refuses a channel that there is not. Programs destroy a channel that
+/// another thread waits for, and end; that thread never learns of it, and one that comes too late should not either.
+const AFTER_DESTRUCTION: Duration = Duration::from_millis(500);
+
 /// An event; the program's handle points to its first field.
 #[repr(C)]
 struct CmEvent {
@@ -79,12 +84,18 @@ pub unsafe extern "C" fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     // SAFETY: a handle of ours.
-    let got = unsafe { ChannelHandle::borrow(channel) }.and_then(|handle| {
+    let channel =
+        unsafe { ChannelHandle::borrow(channel) }.map(|handle| Arc::clone(&handle.channel));
+    if channel.is_err() {
+        // A thread that had asked a moment before it was destroyed would wait, as rping's does while its process ends.
+        std::thread::sleep(AFTER_DESTRUCTION);
+    }
+    let got = channel.and_then(|channel| {
         if event.is_null() {
             return Err(INVALID);
         }
         // SAFETY: the channel is live.
-        let next = unsafe { next_event(&handle.channel) }?;
+        let next = unsafe { next_event(&channel) }?;
         // SAFETY: a place for the result.
         unsafe { *event = next };
         Ok(())

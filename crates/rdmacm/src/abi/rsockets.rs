@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_long, c_void};
 use std::mem::size_of;
-use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
@@ -12,6 +11,9 @@ use super::{or_minus_one, set_errno};
 use crate::addr;
 use crate::errno::{Errno, INVALID, Result};
 use crate::rsocket::{RSocket, find, rpoll as poll, rselect as select};
+
+/// Bytes of the longest datagram that any call takes.
+const MAX_DATAGRAM: usize = 65_536;
 
 /// The number, or -1 with errno.
 fn or_minus_one_c(result: Result<c_int>) -> c_int {
@@ -127,7 +129,7 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
 
 /// `listen(2)`.
 pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
-    or_minus_one(find(socket).and_then(|s| s.listen(backlog)))
+    or_minus_one(find(socket).and_then(|s| s.stream()?.listen(backlog)))
 }
 
 /// `accept(2)`.
@@ -174,7 +176,7 @@ pub unsafe extern "C" fn rrecv(
     or_minus_one_s(find(socket).and_then(|s| s.recv(unsafe { slice_mut(buf, len) }?, flags)))
 }
 
-/// `recvfrom(2)`: of a stream, from its peer.
+/// `recvfrom(2)`: a stream comes from its peer.
 pub unsafe extern "C" fn rrecvfrom(
     socket: c_int,
     buf: *mut c_void,
@@ -186,10 +188,8 @@ pub unsafe extern "C" fn rrecvfrom(
     let got = find(socket).and_then(|s| {
         // SAFETY: contract of this module.
         unsafe {
-            let got = s.recv(slice_mut(buf, len)?, flags)?;
-            if !src_addr.is_null() {
-                give_address(s.name(true)?, src_addr, addrlen);
-            }
+            let (got, from) = s.recv_from(slice_mut(buf, len)?, flags)?;
+            give_address(from, src_addr, addrlen);
             Ok(got)
         }
     });
@@ -206,7 +206,13 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
                 return Err(Errno(libc::ENOTSUP));
             }
             msg.msg_flags = 0;
-            recv_all(&s, iovecs(msg.msg_iov, msg.msg_iovlen)?, flags)
+            let buffers = iovecs(msg.msg_iov, msg.msg_iovlen)?;
+            if s.is_datagram() {
+                let (got, from) = recv_datagram(&s, buffers, flags)?;
+                give_address(from, msg.msg_name.cast(), &raw mut msg.msg_namelen);
+                return Ok(got);
+            }
+            recv_all(&s, buffers, flags)
         }
     });
     or_minus_one_s(got)
@@ -216,7 +222,11 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
 ///
 /// # Safety
 /// The buffers are valid.
-unsafe fn recv_all(socket: &Arc<RSocket>, buffers: &[iovec], flags: c_int) -> Result<usize> {
+unsafe fn recv_all(socket: &RSocket, buffers: &[iovec], flags: c_int) -> Result<usize> {
+    if socket.is_datagram() {
+        // SAFETY: contract of this function.
+        return unsafe { recv_datagram(socket, buffers, flags) }.map(|(got, _)| got);
+    }
     let mut done = 0;
     for buffer in buffers.iter().filter(|b| b.iov_len > 0) {
         let flags = if done > 0 && flags & libc::MSG_WAITALL == 0 {
@@ -240,16 +250,65 @@ unsafe fn recv_all(socket: &Arc<RSocket>, buffers: &[iovec], flags: c_int) -> Re
     Ok(done)
 }
 
+/// Fills buffers from one datagram.
+///
+/// # Safety
+/// The buffers are valid.
+unsafe fn recv_datagram(
+    socket: &RSocket,
+    buffers: &[iovec],
+    flags: c_int,
+) -> Result<(usize, std::net::SocketAddr)> {
+    let room = buffers
+        .iter()
+        .fold(0, |n: usize, b| n.saturating_add(b.iov_len));
+    let mut bytes = vec![0; room.min(MAX_DATAGRAM)];
+    let (got, from) = socket.recv_from(&mut bytes, flags)?;
+    let mut rest = bytes.get(..got.min(room)).unwrap_or(&bytes);
+    for buffer in buffers {
+        let (part, behind) = rest.split_at(rest.len().min(buffer.iov_len));
+        // SAFETY: contract of this function.
+        unsafe { slice_mut(buffer.iov_base, part.len()) }?.copy_from_slice(part);
+        rest = behind;
+    }
+    Ok((got, from))
+}
+
+/// Sends buffers as one datagram.
+///
+/// # Safety
+/// The buffers are valid.
+unsafe fn send_datagram(
+    socket: &RSocket,
+    buffers: &[iovec],
+    flags: c_int,
+    to: Option<std::net::SocketAddr>,
+) -> Result<usize> {
+    let mut bytes = Vec::new();
+    for buffer in buffers {
+        if bytes.len().saturating_add(buffer.iov_len) > MAX_DATAGRAM {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        // SAFETY: contract of this function.
+        bytes.extend_from_slice(unsafe { slice(buffer.iov_base, buffer.iov_len) }?);
+    }
+    socket.send_to(&bytes, flags, to)
+}
+
 /// Sends buffers, one behind the other.
 ///
 /// # Safety
 /// The buffers are valid.
-unsafe fn send_all(socket: &Arc<RSocket>, buffers: &[iovec], flags: c_int) -> Result<usize> {
+unsafe fn send_all(socket: &RSocket, buffers: &[iovec], flags: c_int) -> Result<usize> {
+    if socket.is_datagram() {
+        // SAFETY: contract of this function.
+        return unsafe { send_datagram(socket, buffers, flags, None) };
+    }
     let mut done = 0;
     for buffer in buffers {
         // SAFETY: contract of this function.
         let bytes = unsafe { slice(buffer.iov_base, buffer.iov_len) }?;
-        match socket.send(bytes, flags) {
+        match socket.send_to(bytes, flags, None) {
             Ok(n) => {
                 done += n;
                 if n < bytes.len() {
@@ -271,10 +330,10 @@ pub unsafe extern "C" fn rsend(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: contract of this module.
-    or_minus_one_s(find(socket).and_then(|s| s.send(unsafe { slice(buf, len) }?, flags)))
+    or_minus_one_s(find(socket).and_then(|s| s.send_to(unsafe { slice(buf, len) }?, flags, None)))
 }
 
-/// `sendto(2)`: a stream has its peer, and no other address.
+/// `sendto(2)`. A stream has its peer, and no other address.
 pub unsafe extern "C" fn rsendto(
     socket: c_int,
     buf: *const c_void,
@@ -283,11 +342,17 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    if !dest_addr.is_null() || addrlen != 0 {
-        return or_minus_one_s(find(socket).and(Err(Errno(libc::EISCONN))));
-    }
-    // SAFETY: contract of this module.
-    unsafe { rsend(socket, buf, len, flags) }
+    let sent = find(socket).and_then(|s| {
+        if !s.is_datagram() && (!dest_addr.is_null() || addrlen != 0) {
+            return Err(Errno(libc::EISCONN));
+        }
+        // SAFETY: contract of this module.
+        unsafe {
+            let to = (!dest_addr.is_null()).then(|| address(dest_addr, addrlen));
+            s.send_to(slice(buf, len)?, flags, to.transpose()?)
+        }
+    });
+    or_minus_one_s(sent)
 }
 
 /// `sendmsg(2)`, without control messages.
@@ -299,7 +364,12 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
             if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
                 return Err(Errno(libc::ENOTSUP));
             }
-            send_all(&s, iovecs(msg.msg_iov, msg.msg_iovlen)?, flags)
+            let buffers = iovecs(msg.msg_iov, msg.msg_iovlen)?;
+            if s.is_datagram() && !msg.msg_name.is_null() {
+                let to = address(msg.msg_name.cast(), msg.msg_namelen)?;
+                return send_datagram(&s, buffers, flags, Some(to));
+            }
+            send_all(&s, buffers, flags)
         }
     });
     or_minus_one_s(sent)
@@ -421,7 +491,7 @@ pub unsafe extern "C" fn rsetsockopt(
                         return Err(INVALID);
                     }
                     let linger = optval.cast::<libc::linger>().read_unaligned();
-                    s.set_linger(linger.l_onoff, linger.l_linger);
+                    s.stream()?.set_linger(linger.l_onoff, linger.l_linger);
                     Ok(())
                 }
                 // There is one route.
@@ -450,7 +520,7 @@ pub unsafe extern "C" fn rgetsockopt(
                 return Err(Errno(libc::EFAULT));
             }
             if (level, optname) == (libc::SOL_SOCKET, libc::SO_LINGER) {
-                let (l_onoff, l_linger) = s.linger();
+                let (l_onoff, l_linger) = s.stream()?.linger();
                 put(libc::linger { l_onoff, l_linger }, optval, room)
             } else {
                 put(s.option(level, optname)?, optval, room)
@@ -507,7 +577,7 @@ pub unsafe extern "C" fn riomap(
             offset => Some(u64::try_from(offset).map_err(|_| INVALID)?),
         };
         // SAFETY: contract of this module: the memory stays until it is unmapped.
-        unsafe { s.map(buf.cast(), len, prot, offset) }
+        unsafe { s.stream()?.map(buf.cast(), len, prot, offset) }
     });
     match mapped {
         Ok(offset) => off_t::try_from(offset).unwrap_or(off_t::MAX),
@@ -520,7 +590,7 @@ pub unsafe extern "C" fn riomap(
 
 /// Undoes [`riomap`].
 pub unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, _len: usize) -> c_int {
-    or_minus_one(find(socket).and_then(|s| s.unmap(buf.cast())))
+    or_minus_one(find(socket).and_then(|s| s.stream()?.unmap(buf.cast())))
 }
 
 /// Writes into memory that the peer has mapped by [`riomap`]. Returns how much; -1 with errno is the largest number.
@@ -534,7 +604,8 @@ pub unsafe extern "C" fn riowrite(
     let written = find(socket).and_then(|s| {
         let offset = u64::try_from(offset).map_err(|_| INVALID)?;
         // SAFETY: contract of this module.
-        s.write_mapped(unsafe { slice(buf, count) }?, offset, flags)
+        s.stream()?
+            .write_mapped(unsafe { slice(buf, count) }?, offset, flags)
     });
     written.unwrap_or_else(|Errno(errno)| {
         set_errno(errno);

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use super::socket::{find, for_reading};
-use super::wait::{Deadline, Waiter, poll};
+use super::table::find;
+use super::wait::{Deadline, Waiter, for_reading, poll};
 use crate::errno::{Errno, INVALID, Result};
 
 /// `poll(2)`, where some of `fds` may be rsockets. Returns how many have something.

@@ -1,6 +1,10 @@
 //! The rsocket protocol, as `librdmacm/docs/rsocket` of rdma-core describes it: what the ends tell each other when
 //! they connect, and what immediates mean.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::wire::QpAddress;
+
 /// Where a peer may write: an address, how many bytes there are, and the R_Key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Target {
@@ -190,7 +194,87 @@ impl Immediate {
     }
 }
 
-/// For [`crate::fuzz`]: any private data, and any immediate.
+/// What a datagram over RDMA begins with: its sender's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Label(pub(super) SocketAddr);
+
+impl Label {
+    /// Bytes of the longest, that of an IPv6 address.
+    pub(super) const MAX_BYTES: usize = 20;
+
+    /// Version, length, port and address.
+    pub(super) fn encode(self) -> Vec<u8> {
+        let mut bytes = vec![VERSION, 0];
+        bytes.extend(self.0.port().to_be_bytes());
+        match self.0.ip() {
+            IpAddr::V4(ip) => bytes.extend(ip.octets()),
+            IpAddr::V6(ip) => bytes.extend(ip.octets()),
+        }
+        bytes[1] = bytes.len() as u8;
+        bytes
+    }
+
+    /// The label, and how many bytes it takes.
+    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
+        let (&[version, len, p0, p1], ip) = bytes.split_first_chunk()?;
+        let ip: IpAddr = match len {
+            8 => Ipv4Addr::from(*ip.first_chunk::<4>()?).into(),
+            20 => Ipv6Addr::from(*ip.first_chunk::<16>()?).into(),
+            _ => return None,
+        };
+        let port = u16::from_be_bytes([p0, p1]);
+        (version == VERSION).then(|| (Self(SocketAddr::new(ip, port)), usize::from(len)))
+    }
+}
+
+/// What a datagram over UDP says: how its sender is reached by RDMA, and its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Datagram<'a> {
+    pub(super) sender: QpAddress,
+    /// To a datagram over UDP: it is not for the program.
+    pub(super) is_answer: bool,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Datagram<'a> {
+    /// Tells them from what other programs send.
+    const TAG: [u8; 4] = *b"VbDg";
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Self::TAG.to_vec();
+        bytes.extend([VERSION, u8::from(self.is_answer)]);
+        bytes.extend(self.sender.lid.to_be_bytes());
+        bytes.extend(self.sender.qpn.to_be_bytes());
+        bytes.extend(self.sender.qkey.to_be_bytes());
+        bytes.extend(self.sender.gid);
+        bytes.extend(self.payload);
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (tag, rest) = bytes.split_first_chunk::<4>()?;
+        let (&[version, answer, l0, l1], rest) = rest.split_first_chunk()?;
+        let (qpn, rest) = rest.split_first_chunk()?;
+        let (qkey, rest) = rest.split_first_chunk()?;
+        let (gid, payload) = rest.split_first_chunk()?;
+        if *tag != Self::TAG || version != VERSION || answer > 1 {
+            return None;
+        }
+        Some(Self {
+            sender: QpAddress {
+                qpn: u32::from_be_bytes(*qpn),
+                psn: 0,
+                lid: u16::from_be_bytes([l0, l1]),
+                gid: *gid,
+                qkey: u32::from_be_bytes(*qkey),
+            },
+            is_answer: answer == 1,
+            payload,
+        })
+    }
+}
+
+/// For [`crate::fuzz`]: any private data, any immediate, and any datagram.
 ///
 /// # Panics
 /// If what is read does not come back.
@@ -198,6 +282,12 @@ impl Immediate {
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(data) = ConnData::decode(bytes) {
         assert_eq!(ConnData::decode(&data.encode()), Some(data));
+    }
+    if let Some((label, len)) = Label::decode(bytes) {
+        assert_eq!(label.encode(), bytes[..len]);
+    }
+    if let Some(datagram) = Datagram::decode(bytes) {
+        assert_eq!(datagram.encode(), bytes);
     }
     if let Some(imm) = bytes.first_chunk().copied().map(u32::from_be_bytes)
         && let Some(read) = Immediate::decode(imm)

@@ -1,17 +1,18 @@
-//! A socket: an id, and a stream once it is connected.
+//! A socket for streams: an id, and a stream once it is connected.
 
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use verbs_abi::*;
 
+use super::options::Remembered;
 use super::protocol::{ConnData, Immediate};
 use super::stream::{Sizes, Stream};
-use super::wait::{Deadline, Waiter, Waiters, poll};
+use super::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
 use crate::abi::{self, events, ids};
 use crate::channel::Channel;
 use crate::errno::{Errno, INVALID, Result};
@@ -20,12 +21,6 @@ use crate::lock;
 
 /// How long `rclose` waits for a peer to take what was sent.
 const LINGER: Duration = Duration::from_secs(10);
-/// How long a thread looks for completions before it sleeps: less than being woken takes.
-const SPIN: Duration = Duration::from_micros(20);
-/// A thread that asks again and again without waiting lets others run from time to time: the peer may need its core.
-const YIELD_EVERY: u32 = 64;
-/// Least buffer of `SO_SNDBUF` and `SO_RCVBUF`, as of TCP's sockets (`socket(7)`); the stream has one of its own.
-const MIN_BUFFER: c_int = 2048;
 
 /// Where a socket is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,61 +37,32 @@ enum Phase {
     Closed,
 }
 
-/// Options that are only remembered.
-#[derive(Clone, Copy, Default)]
-struct Remembered {
-    keep_alive: c_int,
-    keep_idle: c_int,
-    keep_interval: c_int,
-    keep_count: c_int,
-    no_delay: c_int,
-    max_segment: c_int,
-    oob_inline: c_int,
-    linger: (c_int, c_int),
-}
-
-struct Inner {
+pub(super) struct Inner {
     id: *mut rdma_cm_id,
     channel: Arc<Channel>,
     phase: Phase,
     /// While connected.
-    stream: Option<Stream>,
-    nonblocking: bool,
-    sizes: Sizes,
-    reuse_address: c_int,
-    v6only: c_int,
-    remembered: Remembered,
+    pub(super) stream: Option<Stream>,
+    pub(super) blocking: Blocking,
+    pub(super) sizes: Sizes,
+    pub(super) reuse_address: c_int,
+    pub(super) v6only: c_int,
+    pub(super) remembered: Remembered,
     /// What `SO_ERROR` tells.
-    error: c_int,
+    pub(super) error: c_int,
     waiters: Waiters,
-    /// Calls that found nothing and did not wait.
-    asked_in_vain: u32,
 }
 
 // SAFETY: ids may be used from any thread; a socket's is used by whoever holds the lock.
 unsafe impl Send for Inner {}
 
-/// A socket.
-pub(crate) struct RSocket {
+/// A socket that was just connected, its number, and the peer's address.
+type New = (Arc<StreamSocket>, RawFd, SocketAddr);
+
+/// A socket for streams.
+pub(crate) struct StreamSocket {
     domain: c_int,
     inner: Mutex<Inner>,
-}
-
-/// The sockets, by number: a table, because every call looks there.
-static SOCKETS: RwLock<Vec<Option<Arc<RSocket>>>> = RwLock::new(Vec::new());
-
-fn place(fd: RawFd) -> Result<usize> {
-    usize::try_from(fd).map_err(|_| Errno(libc::EBADF))
-}
-
-/// The socket of that number.
-///
-/// # Errors
-/// `EBADF` where there is none.
-pub(crate) fn find(fd: RawFd) -> Result<Arc<RSocket>> {
-    let sockets = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
-    let found = sockets.get(place(fd)?).and_then(Clone::clone);
-    found.ok_or(Errno(libc::EBADF))
 }
 
 /// A channel that does not block.
@@ -110,17 +76,9 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel>)> {
     }
 }
 
-impl RSocket {
-    /// `socket(2)`: the number of a new socket.
-    pub(crate) fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd> {
-        let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-        let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-        let known = matches!(domain, libc::AF_INET | libc::AF_INET6)
-            && kind == libc::SOCK_STREAM
-            && matches!(protocol, 0 | libc::IPPROTO_TCP);
-        if !known {
-            return Err(Errno(libc::ENOTSUP));
-        }
+impl StreamSocket {
+    /// A socket and its number.
+    pub(super) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
         crate::cm::Cm::get()?;
         // SAFETY: a new channel, and an id on it.
         let (id, channel) = unsafe {
@@ -136,49 +94,31 @@ impl RSocket {
             channel,
             phase: Phase::New,
             stream: None,
-            nonblocking,
+            blocking: Blocking::new(nonblocking),
             sizes: Sizes::default(),
             reuse_address: 0,
             v6only: 0,
             remembered: Remembered::default(),
             error: 0,
             waiters: Waiters::default(),
-            asked_in_vain: 0,
         };
-        Ok(Self::insert(domain, inner))
+        Ok(Self::of(domain, inner))
     }
 
-    fn insert(domain: c_int, inner: Inner) -> RawFd {
+    fn of(domain: c_int, inner: Inner) -> (Arc<Self>, RawFd) {
         let fd = inner.channel.raw_fd();
-        let socket = Arc::new(Self {
-            domain,
-            inner: Mutex::new(inner),
-        });
-        let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
-        // A descriptor is never negative.
-        let at = place(fd).unwrap_or(0);
-        if sockets.len() <= at {
-            sockets.resize(at + 1, None);
-        }
-        if let Some(place) = sockets.get_mut(at) {
-            *place = Some(socket);
-        }
-        fd
+        let inner = Mutex::new(inner);
+        (Arc::new(Self { domain, inner }), fd)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         lock(&self.inner)
     }
 
     /// `close(2)`: what was sent is delivered first.
-    pub(crate) fn close(fd: RawFd) -> Result {
-        let socket = {
-            let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
-            let found = sockets.get_mut(place(fd)?).and_then(Option::take);
-            found.ok_or(Errno(libc::EBADF))?
-        };
+    pub(super) fn close(&self) {
         {
-            let mut inner = socket.lock();
+            let mut inner = self.lock();
             inner.progress();
             if let Some(stream) = &mut inner.stream {
                 stream.say(Immediate::Disconnect);
@@ -189,86 +129,29 @@ impl RSocket {
         let deadline = Deadline::after(LINGER);
         while !deadline.has_passed() {
             let sent = |inner: &mut Inner| inner.stream.as_ref().is_none_or(Stream::all_sent);
-            match socket.wait(deadline, |inner| sent(inner).then_some(())) {
+            match self.wait(deadline, |inner| sent(inner).then_some(())) {
                 Err(Errno(libc::EINTR)) => {}
                 _ => break,
             }
         }
-        socket.lock().dispose();
-        Ok(())
+        self.lock().dispose();
     }
 
-    /// Waits until `ready` gives something.
-    ///
-    /// # Errors
-    /// `EAGAIN` at the deadline, `EINTR` when a signal came.
-    fn wait<T>(
-        &self,
-        deadline: Deadline,
-        mut ready: impl FnMut(&mut Inner) -> Option<T>,
-    ) -> Result<T> {
-        let mut spin_until = None;
-        loop {
-            let mut fds = {
-                let mut inner = self.lock();
-                inner.progress();
-                if let Some(found) = ready(&mut inner) {
-                    return Ok(found);
-                }
-                let now = Instant::now();
-                if *spin_until.get_or_insert(now + SPIN) > now {
-                    drop(inner);
-                    // The peer may need this core.
-                    std::thread::yield_now();
-                    continue;
-                }
-                let waiter = Waiter::own()?;
-                waiter.reset();
-                inner.waiters.add(&waiter);
-                // What came before the queue was armed makes no event.
-                if inner.arm()
-                    && let Some(found) = ready(&mut inner)
-                {
-                    return Ok(found);
-                }
-                let mut fds = inner.descriptors();
-                fds.push(for_reading(waiter.fd()));
-                fds
-            };
-            if poll(&mut fds, deadline)? == 0 && deadline.has_passed() {
-                return Err(Errno(libc::EAGAIN));
-            }
-        }
+    fn wait<T>(&self, deadline: Deadline, ready: impl FnMut(&mut Inner) -> Option<T>) -> Result<T> {
+        wait::until(&self.inner, deadline, ready)
     }
 
-    /// As [`RSocket::wait`], for calls that do not wait where the socket or the flags say so.
     fn wait_unless_told_not_to<T>(
         &self,
         flags: c_int,
-        mut ready: impl FnMut(&mut Inner) -> Option<T>,
+        ready: impl FnMut(&mut Inner) -> Option<T>,
     ) -> Result<T> {
-        {
-            let mut inner = self.lock();
-            inner.progress();
-            if let Some(found) = ready(&mut inner) {
-                return Ok(found);
-            }
-            if inner.nonblocking || flags & libc::MSG_DONTWAIT != 0 {
-                inner.asked_in_vain += 1;
-                let yields = inner.asked_in_vain.is_multiple_of(YIELD_EVERY);
-                drop(inner);
-                if yields {
-                    std::thread::yield_now();
-                }
-                return Err(Errno(libc::EAGAIN));
-            }
-        }
-        self.wait(Deadline::NEVER, ready)
+        wait::unless_told_not_to(&self.inner, flags, ready)
     }
 
     // Names and connections.
 
-    pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
+    pub(super) fn bind(&self, addr: SocketAddr) -> Result {
         let inner = self.lock();
         let id = inner.cm_id()?;
         {
@@ -302,7 +185,7 @@ impl RSocket {
         SocketAddr::new(ip, 0)
     }
 
-    pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
+    pub(super) fn connect(&self, addr: SocketAddr) -> Result {
         {
             let mut inner = self.lock();
             inner.progress();
@@ -314,7 +197,7 @@ impl RSocket {
                 Phase::Listening | Phase::Closed => return Err(INVALID),
             }
             inner.start_connecting(addr)?;
-            if inner.nonblocking {
+            if inner.blocking.never() {
                 return Err(Errno(libc::EINPROGRESS));
             }
         }
@@ -322,31 +205,33 @@ impl RSocket {
     }
 
     /// The next connection, its socket and the peer's address.
-    pub(crate) fn accept(&self) -> Result<(RawFd, SocketAddr)> {
+    pub(super) fn accept(&self) -> Result<New> {
         loop {
             if self.lock().phase != Phase::Listening {
                 return Err(INVALID);
             }
             let new = self.wait_unless_told_not_to(0, |inner| inner.take_request(self.domain))?;
-            let (fd, peer) = new?;
-            if self.lock().nonblocking {
-                return Ok((fd, peer));
-            }
-            let socket = find(fd)?;
-            match socket.wait(Deadline::NEVER, Inner::outcome) {
-                Ok(Ok(())) => return Ok((fd, peer)),
-                // The peer has gone in the meantime: the next one.
-                Ok(Err(_)) => Self::close(fd)?,
-                Err(e) => {
-                    Self::close(fd)?;
-                    return Err(e);
+            let (socket, fd, peer) = new?;
+            if !self.lock().blocking.never() {
+                match socket.wait(Deadline::NEVER, Inner::outcome) {
+                    Ok(Ok(())) => {}
+                    // The peer has gone in the meantime: the next one.
+                    Ok(Err(_)) => {
+                        socket.close();
+                        continue;
+                    }
+                    Err(e) => {
+                        socket.close();
+                        return Err(e);
+                    }
                 }
             }
+            return Ok((socket, fd, peer));
         }
     }
 
     /// The own address, or the peer's.
-    pub(crate) fn name(&self, peer: bool) -> Result<SocketAddr> {
+    pub(super) fn name(&self, peer: bool) -> Result<SocketAddr> {
         let inner = self.lock();
         let id = inner.cm_id()?;
         if peer {
@@ -359,7 +244,7 @@ impl RSocket {
     // Data.
 
     /// `send(2)`: as much as there is room for, all of it where the socket blocks.
-    pub(crate) fn send(&self, bytes: &[u8], flags: c_int) -> Result<usize> {
+    pub(super) fn send(&self, bytes: &[u8], flags: c_int) -> Result<usize> {
         let mut done = 0;
         loop {
             let rest = bytes.get(done..).unwrap_or_default();
@@ -376,7 +261,7 @@ impl RSocket {
     }
 
     /// `recv(2)`.
-    pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
+    pub(super) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
         let mut done = 0;
@@ -397,7 +282,7 @@ impl RSocket {
     }
 
     /// `shutdown(2)`.
-    pub(crate) fn shutdown(&self, how: c_int) -> Result {
+    pub(super) fn shutdown(&self, how: c_int) -> Result {
         {
             let mut inner = self.lock();
             inner.progress();
@@ -500,155 +385,20 @@ impl RSocket {
         Ok(done)
     }
 
-    // Options.
-
-    /// `F_SETFL` of `rfcntl`.
-    pub(crate) fn set_flags(&self, flags: c_int) {
-        self.lock().nonblocking = flags & libc::O_NONBLOCK != 0;
-    }
-
-    /// `F_GETFL` of `rfcntl`.
-    pub(crate) fn flags(&self) -> c_int {
-        let nonblocking = self.lock().nonblocking;
-        libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 }
-    }
-
-    /// `setsockopt(2)` of a number.
-    ///
-    /// # Errors
-    /// `ENOTSUP` for options that there are not, `EINVAL` for values that they cannot have.
-    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
-        let mut inner = self.lock();
-        let wrs = || u16::try_from(value.clamp(0, 8192)).map_err(|_| INVALID);
-        let before_connecting = inner.stream.is_none();
-        match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => inner.reuse_address = value,
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) if before_connecting => {
-                inner.sizes.recv_buffer = buffer_size(value);
-            }
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) if before_connecting => {
-                inner.sizes.send_buffer = buffer_size(value);
-            }
-            // Buffers of a connection stay as they are: their size is a wish.
-            (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => inner.remembered.keep_alive = value,
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => inner.remembered.oob_inline = value,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => inner.remembered.keep_idle = value,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => inner.remembered.keep_interval = value,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => inner.remembered.keep_count = value,
-            // Nothing waits for more to be sent.
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => inner.remembered.no_delay = value,
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => inner.remembered.max_segment = value,
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => inner.v6only = value,
-            (SOL_RDMA, RDMA_SQSIZE) if before_connecting => inner.sizes.sq = wrs()?,
-            (SOL_RDMA, RDMA_RQSIZE) if before_connecting => inner.sizes.rq = wrs()?,
-            (SOL_RDMA, RDMA_INLINE) if before_connecting => {
-                inner.sizes.max_inline = wrs()?.min(1024);
-            }
-            (SOL_RDMA, RDMA_IOMAPSIZE) if before_connecting => {
-                inner.sizes.iomap_entries = wrs()?;
-            }
-            (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
-                return Err(INVALID);
-            }
-            _ => return Err(Errno(libc::ENOTSUP)),
-        }
-        Ok(())
-    }
-
-    /// `SO_LINGER`, which is remembered only: `rclose` always delivers what was sent.
-    pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
-        self.lock().remembered.linger = (on, seconds);
-    }
-
-    /// `SO_LINGER`.
-    pub(crate) fn linger(&self) -> (c_int, c_int) {
-        self.lock().remembered.linger
-    }
-
-    /// `getsockopt(2)` of a number.
-    ///
-    /// # Errors
-    /// `ENOTSUP` for options that there are not.
-    pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
-        let mut inner = self.lock();
-        let sizes = inner.stream.as_ref().map_or(inner.sizes, Stream::sizes);
-        let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
-        Ok(match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => inner.reuse_address,
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(sizes.recv_buffer),
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(sizes.send_buffer),
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => inner.remembered.keep_alive,
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => inner.remembered.oob_inline,
-            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
-            (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                inner.progress();
-                std::mem::take(&mut inner.error)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => inner.remembered.keep_idle,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => inner.remembered.keep_interval,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => inner.remembered.keep_count,
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => inner.remembered.no_delay,
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match inner.remembered.max_segment {
-                // The MTU.
-                0 => 4096,
-                asked => asked,
-            },
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => inner.v6only,
-            (SOL_RDMA, RDMA_SQSIZE) => sizes.sq.into(),
-            (SOL_RDMA, RDMA_RQSIZE) => sizes.rq.into(),
-            (SOL_RDMA, RDMA_INLINE) => sizes.max_inline.into(),
-            (SOL_RDMA, RDMA_IOMAPSIZE) => sizes.iomap_entries.into(),
-            _ => return Err(Errno(libc::ENOTSUP)),
-        })
-    }
-
     // For `poll`.
 
-    /// Which of `events` there are; with `arm`, the descriptors that say when there are more go to `fds`.
+    /// Which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
     pub(super) fn poll_events(
         &self,
         events: libc::c_short,
         waiter: Option<&Arc<Waiter>>,
         fds: &mut Vec<libc::pollfd>,
     ) -> libc::c_short {
-        let mut inner = self.lock();
-        inner.progress();
-        let found = inner.events(events);
-        let Some(waiter) = waiter.filter(|_| found == 0) else {
-            return found;
-        };
-        inner.waiters.add(waiter);
-        let found = if inner.arm() { inner.events(events) } else { 0 };
-        if found == 0 {
-            fds.extend(inner.descriptors());
-        }
-        found
+        wait::poll_events(&self.inner, events, waiter, fds)
     }
 }
 
-fn buffer_size(value: c_int) -> usize {
-    usize::try_from(value.clamp(MIN_BUFFER, 1 << 28)).unwrap_or(0)
-}
-
-pub(super) fn for_reading(fd: RawFd) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    }
-}
-
-impl Inner {
-    fn cm_id(&self) -> Result<&'static CmId> {
-        if self.phase == Phase::Closed {
-            return Err(Errno(libc::EBADF));
-        }
-        // SAFETY: the id lives until the socket is closed, and the lock is held as long as the result is used.
-        unsafe { CmId::borrow(self.id) }
-    }
-
-    /// Takes events and completions, and tells those who wait.
+impl Waitable for Inner {
     fn progress(&mut self) {
         let mut any = false;
         if !self.channel.is_empty() && self.phase != Phase::Listening {
@@ -660,6 +410,67 @@ impl Inner {
         if any {
             self.waiters.wake_others();
         }
+    }
+
+    fn events(&mut self, asked: libc::c_short) -> libc::c_short {
+        let (can_read, can_write, state) = match (self.phase, &self.stream) {
+            (Phase::Listening, _) => (!self.channel.is_empty(), false, 0),
+            (Phase::Connecting | Phase::Accepting, _) => (false, false, 0),
+            (Phase::Connected, Some(stream)) => {
+                let state = match stream.over {
+                    // Programs take a hang-up for the end: what came before it comes first.
+                    _ if stream.has_data() => 0,
+                    None => 0,
+                    Some(0) => libc::POLLHUP,
+                    Some(_) => libc::POLLHUP | libc::POLLERR,
+                };
+                (stream.can_read(), stream.can_write(), state)
+            }
+            (Phase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
+            // As TCP's sockets that were never connected.
+            _ => (false, true, libc::POLLHUP),
+        };
+        let mut found = state;
+        if can_read {
+            found |= asked & (libc::POLLIN | libc::POLLRDNORM);
+        }
+        if can_write {
+            found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
+        }
+        found
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else {
+            return false;
+        };
+        stream.take_events();
+        stream.arm();
+        stream.progress()
+    }
+
+    fn descriptors(&self) -> Vec<libc::pollfd> {
+        let mut fds = vec![for_reading(self.channel.raw_fd())];
+        fds.extend(self.stream.as_ref().map(|s| for_reading(s.fd())));
+        fds
+    }
+
+    fn waiters(&mut self) -> &mut Waiters {
+        &mut self.waiters
+    }
+
+    fn blocking(&mut self) -> &mut Blocking {
+        &mut self.blocking
+    }
+}
+
+impl Inner {
+    fn cm_id(&self) -> Result<&'static CmId> {
+        if self.phase == Phase::Closed {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the id lives until the socket is closed, and the lock is held as long as the result is used.
+        unsafe { CmId::borrow(self.id) }
     }
 
     fn take_cm_events(&mut self) -> bool {
@@ -760,7 +571,7 @@ impl Inner {
     }
 
     /// For a listener: the next request, as a socket that is being connected, and the peer's address.
-    fn take_request(&mut self, domain: c_int) -> Option<Result<(RawFd, SocketAddr)>> {
+    fn take_request(&mut self, domain: c_int) -> Option<Result<New>> {
         loop {
             // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
             unsafe {
@@ -795,7 +606,7 @@ impl Inner {
         handle: *mut rdma_cm_id,
         peer: Option<ConnData>,
         domain: c_int,
-    ) -> Result<(RawFd, SocketAddr)> {
+    ) -> Result<New> {
         // SAFETY: contract of this function.
         unsafe {
             let id = CmId::borrow(handle)?;
@@ -814,14 +625,13 @@ impl Inner {
                 channel,
                 phase: Phase::Accepting,
                 stream: Some(stream),
-                nonblocking: false,
+                blocking: Blocking::new(false),
                 sizes: self.sizes,
                 reuse_address: self.reuse_address,
                 v6only: self.v6only,
                 remembered: self.remembered,
                 error: 0,
                 waiters: Waiters::default(),
-                asked_in_vain: 0,
             };
             let param = conn_param(&data);
             let accepted = id
@@ -829,7 +639,10 @@ impl Inner {
                 .ok_or(INVALID)
                 .and_then(|peer| ids::accept(id, &raw const param).map(|()| peer));
             match accepted {
-                Ok(peer) => Ok((RSocket::insert(domain, new), peer)),
+                Ok(peer) => {
+                    let (socket, fd) = StreamSocket::of(domain, new);
+                    Ok((socket, fd, peer))
+                }
                 // The peer has gone.
                 Err(e) => {
                     new.dispose();
@@ -901,52 +714,6 @@ impl Inner {
             }
             _ => Err(Errno(libc::ENOTCONN)),
         }
-    }
-
-    /// Which of `asked` there are.
-    fn events(&self, asked: libc::c_short) -> libc::c_short {
-        let (can_read, can_write, state) = match (self.phase, &self.stream) {
-            (Phase::Listening, _) => (!self.channel.is_empty(), false, 0),
-            (Phase::Connecting | Phase::Accepting, _) => (false, false, 0),
-            (Phase::Connected, Some(stream)) => {
-                let state = match stream.over {
-                    // Programs take a hang-up for the end: what came before it comes first.
-                    _ if stream.has_data() => 0,
-                    None => 0,
-                    Some(0) => libc::POLLHUP,
-                    Some(_) => libc::POLLHUP | libc::POLLERR,
-                };
-                (stream.can_read(), stream.can_write(), state)
-            }
-            (Phase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
-            // As TCP's sockets that were never connected.
-            _ => (false, true, libc::POLLHUP),
-        };
-        let mut found = state;
-        if can_read {
-            found |= asked & (libc::POLLIN | libc::POLLRDNORM);
-        }
-        if can_write {
-            found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
-        }
-        found
-    }
-
-    /// Arms the completion queue; says whether something has come in the meantime.
-    fn arm(&mut self) -> bool {
-        let Some(stream) = &mut self.stream else {
-            return false;
-        };
-        stream.take_events();
-        stream.arm();
-        stream.progress()
-    }
-
-    /// The descriptors that become readable when something happens.
-    fn descriptors(&self) -> Vec<libc::pollfd> {
-        let mut fds = vec![for_reading(self.channel.raw_fd())];
-        fds.extend(self.stream.as_ref().map(|s| for_reading(s.fd())));
-        fds
     }
 
     /// Destroys what there is of the socket.

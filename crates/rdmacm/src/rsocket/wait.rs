@@ -4,12 +4,18 @@
 //! take an event from them that the first one waits for, so it tells those who wait: each has an eventfd.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::errno::{Errno, Result};
+use crate::lock;
+
+/// How long a thread looks for completions before it sleeps: less than being woken takes.
+const SPIN: Duration = Duration::from_micros(20);
+/// A thread that asks again and again without waiting lets others run from time to time: the peer may need its core.
+const YIELD_EVERY: u32 = 64;
 
 /// A thread that waits, as the others see it.
 pub(super) struct Waiter(OwnedFd);
@@ -103,6 +109,146 @@ impl Deadline {
                 i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
             }
         }
+    }
+}
+
+/// What is behind a socket's lock, as far as threads wait for it.
+pub(super) trait Waitable {
+    /// Takes what has come, and tells those who wait.
+    fn progress(&mut self);
+
+    /// Which of the events of `poll(2)` there are.
+    fn events(&mut self, asked: libc::c_short) -> libc::c_short;
+
+    /// Makes the descriptors tell of what comes from now on; says whether something may have come in the meantime.
+    fn arm(&mut self) -> bool;
+
+    /// The descriptors that become readable when something happens.
+    fn descriptors(&self) -> Vec<libc::pollfd>;
+
+    /// Those who wait.
+    fn waiters(&mut self) -> &mut Waiters;
+
+    /// Whether calls wait.
+    fn blocking(&mut self) -> &mut Blocking;
+}
+
+/// Whether a socket's calls wait, and how often they were asked in vain where they do not.
+pub(super) struct Blocking {
+    never: bool,
+    asked_in_vain: u32,
+}
+
+impl Blocking {
+    pub(super) fn new(nonblocking: bool) -> Self {
+        Self {
+            never: nonblocking,
+            asked_in_vain: 0,
+        }
+    }
+
+    /// Calls do not wait.
+    pub(super) fn never(&self) -> bool {
+        self.never
+    }
+}
+
+/// Waits until `ready` gives something.
+///
+/// # Errors
+/// `EAGAIN` at the deadline, `EINTR` when a signal came.
+pub(super) fn until<S: Waitable, T>(
+    socket: &Mutex<S>,
+    deadline: Deadline,
+    mut ready: impl FnMut(&mut S) -> Option<T>,
+) -> Result<T> {
+    let mut spin_until = None;
+    loop {
+        let mut fds = {
+            let mut inner = lock(socket);
+            inner.progress();
+            if let Some(found) = ready(&mut inner) {
+                return Ok(found);
+            }
+            let now = Instant::now();
+            if *spin_until.get_or_insert(now + SPIN) > now {
+                drop(inner);
+                // The peer may need this core.
+                std::thread::yield_now();
+                continue;
+            }
+            let waiter = Waiter::own()?;
+            waiter.reset();
+            inner.waiters().add(&waiter);
+            // What came before the queue was armed makes no event.
+            if inner.arm()
+                && let Some(found) = ready(&mut inner)
+            {
+                return Ok(found);
+            }
+            let mut fds = inner.descriptors();
+            fds.push(for_reading(waiter.fd()));
+            fds
+        };
+        if poll(&mut fds, deadline)? == 0 && deadline.has_passed() {
+            return Err(Errno(libc::EAGAIN));
+        }
+    }
+}
+
+/// As [`until`], for calls that do not wait where the socket or the flags say so.
+pub(super) fn unless_told_not_to<S: Waitable, T>(
+    socket: &Mutex<S>,
+    flags: i32,
+    mut ready: impl FnMut(&mut S) -> Option<T>,
+) -> Result<T> {
+    {
+        let mut inner = lock(socket);
+        inner.progress();
+        if let Some(found) = ready(&mut inner) {
+            return Ok(found);
+        }
+        let blocking = inner.blocking();
+        if blocking.never || flags & libc::MSG_DONTWAIT != 0 {
+            blocking.asked_in_vain = blocking.asked_in_vain.wrapping_add(1);
+            let yields = blocking.asked_in_vain.is_multiple_of(YIELD_EVERY);
+            drop(inner);
+            if yields {
+                std::thread::yield_now();
+            }
+            return Err(Errno(libc::EAGAIN));
+        }
+    }
+    until(socket, Deadline::NEVER, ready)
+}
+
+/// For `poll`: which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
+pub(super) fn poll_events<S: Waitable>(
+    socket: &Mutex<S>,
+    events: libc::c_short,
+    waiter: Option<&Arc<Waiter>>,
+    fds: &mut Vec<libc::pollfd>,
+) -> libc::c_short {
+    let mut inner = lock(socket);
+    inner.progress();
+    let found = inner.events(events);
+    let Some(waiter) = waiter.filter(|_| found == 0) else {
+        return found;
+    };
+    inner.waiters().add(waiter);
+    let found = if inner.arm() { inner.events(events) } else { 0 };
+    if found == 0 {
+        fds.extend(inner.descriptors());
+    }
+    found
+}
+
+/// A descriptor to be polled for reading.
+pub(super) fn for_reading(fd: RawFd) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
     }
 }
 

@@ -391,13 +391,7 @@ impl Fabric {
 
     /// Makes sure that `len` bytes at `offset` of the own segment are backed by memory.
     pub(crate) fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
-        let flags = rustix::fs::FallocateFlags::empty();
-        Ok(rustix::fs::fallocate(
-            &self.segment_file,
-            flags,
-            offset as u64,
-            len as u64,
-        )?)
+        segment::reserve(&self.segment_file, offset, len)
     }
 }
 
@@ -480,7 +474,8 @@ fn hold_folder(dir: &Path) -> Result<File, FabricError> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             other => other.map_err(io("open its lock"))?,
         };
-        flock(&file, FlockOperation::LockExclusive).map_err(|e| io("lock it")(e.into()))?;
+        rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(|e| io("lock it")(e.into()))?;
         // The last process to leave removes the lock; then what we hold is a lock on nothing.
         let held = file.metadata().map_err(io("look at its lock"))?;
         match fs::symlink_metadata(&path) {
@@ -519,13 +514,8 @@ fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
         }
         let fresh = meta.len() == 0;
         if fresh {
-            rustix::fs::fallocate(
-                &file,
-                rustix::fs::FallocateFlags::empty(),
-                0,
-                DirectoryMap::BYTES as u64,
-            )
-            .map_err(|e| io("reserve memory (is /dev/shm full?)")(e.into()))?;
+            segment::reserve(&file, 0, DirectoryMap::BYTES)
+                .map_err(io("reserve memory (is /dev/shm full?)"))?;
         }
         let mut found = 0;
         if fresh || meta.len() >= DirectoryMap::BYTES as u64 {
@@ -536,7 +526,7 @@ fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
             }
             found = map.get().version.load(Ordering::Relaxed);
             if map.get().magic.load(Ordering::Acquire) == MAGIC && found == LAYOUT_VERSION {
-                flock(&file, FlockOperation::LockShared)
+                rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
                     .map_err(|e| io("share its directory's lock")(e.into()))?;
                 return Ok((file, map));
             }

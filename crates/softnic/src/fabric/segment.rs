@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
+use rustix::io::retry_on_intr;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::layout::*;
@@ -106,14 +107,27 @@ macro_rules! table {
     };
 }
 
+/// Has the file system find memory for `len` bytes at `offset` of `file` now: later its lack would be a SIGBUS.
+///
+/// A signal interrupts `fallocate(2)`, whatever SA_RESTART says, and what it had found is given back. So it is asked for
+/// little at a time, and again: a program with a fast timer gets its memory, too.
+pub(super) fn reserve(file: &File, offset: usize, len: usize) -> std::io::Result<()> {
+    const STEP: usize = 64 << 10;
+    for at in (offset..offset + len).step_by(STEP) {
+        let step = STEP.min(offset + len - at) as u64;
+        retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at as u64, step))?;
+    }
+    Ok(())
+}
+
 impl Segment {
     /// Makes the segment of this process in `file`.
     pub(crate) fn create(file: &File) -> std::io::Result<Self> {
         ftruncate(file, SEGMENT_BYTES as u64)?;
         // Reserve what is written without asking, so that a full /dev/shm is an error and not a SIGBUS.
-        fallocate(file, FallocateFlags::empty(), 0, QPS_AT as u64)?;
+        reserve(file, 0, QPS_AT)?;
         let locks = ATOMIC_LOCKS * size_of::<AtomicLock>();
-        fallocate(file, FallocateFlags::empty(), LOCKS_AT as u64, locks as u64)?;
+        reserve(file, LOCKS_AT, locks)?;
         Ok(Self(Mapping::new(file, SEGMENT_BYTES)?))
     }
 
@@ -265,12 +279,7 @@ impl Arena {
         }
         if end > self.reserved {
             let until = end.next_multiple_of(STEP).min(SEGMENT_BYTES);
-            fallocate(
-                file,
-                FallocateFlags::empty(),
-                self.reserved as u64,
-                (until - self.reserved) as u64,
-            )?;
+            reserve(file, self.reserved, until - self.reserved)?;
             self.reserved = until;
         }
         let offset = self.next;

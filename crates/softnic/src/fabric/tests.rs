@@ -93,3 +93,36 @@ fn a_peer_with_a_garbled_segment_is_not_opened() {
     a.leave();
     b.leave();
 }
+
+/// `fallocate(2)` is interrupted by every signal; a program's timer must not look like a lack of memory.
+#[test]
+fn memory_is_reserved_under_a_fast_timer() {
+    extern "C" fn tick(_: libc::c_int) {}
+    const BYTES: usize = 64 << 20;
+    let every = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 200,
+    };
+    let (_tmp, dir) = folder();
+    DirBuilder::new().mode(0o700).create(&dir).unwrap();
+    let file = File::create_new(dir.join("file")).unwrap();
+    // In a child, so that the signals hit the thread that reserves, and no other test.
+    // SAFETY: the child calls only what a fork of a threaded process may: system calls, and no allocation on success.
+    let status = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::signal(libc::SIGALRM, tick as *const () as usize);
+            let timer = libc::itimerval {
+                it_interval: every,
+                it_value: every,
+            };
+            libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
+            libc::_exit(segment::reserve(&file, 0, BYTES).is_err().into());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        status
+    };
+    assert_eq!(status, 0);
+    assert_eq!(file.metadata().unwrap().len(), BYTES as u64);
+}

@@ -51,6 +51,8 @@ pub struct Call {
     arguments: usize,
     ended_ns: u64,
     errno: i32,
+    /// It found nothing, which is not worth a line.
+    in_vain: bool,
 }
 
 impl Call {
@@ -62,6 +64,7 @@ impl Call {
             arguments: 0,
             ended_ns: 0,
             errno: 0,
+            in_vain: false,
         }
     }
 
@@ -93,12 +96,14 @@ impl Call {
     /// # Safety
     /// As [`Call::input`].
     #[allow(unsafe_code)]
-    pub unsafe fn result(&mut self, result: impl Outcome) -> bool {
+    pub unsafe fn result<O: Outcome>(&mut self, result: O) -> bool {
         self.errno = errno();
         self.ended_ns = now_ns();
         self.text.push(')');
         // SAFETY: contract of this function.
-        unsafe { result.result(self.errno, &mut self.text) }
+        let good = unsafe { result.result(self.errno, &mut self.text) };
+        self.in_vain = O::MAY_FIND_NOTHING && !good && self.errno == libc::EAGAIN;
+        good
     }
 
     /// What it left in an argument, if that is worth a word.
@@ -121,7 +126,9 @@ impl Call {
 
     /// Writes the line.
     pub fn end(self) {
-        append(self.ended_ns, [self.text.as_str()]);
+        if !self.in_vain {
+            append(self.ended_ns, [self.text.as_str()]);
+        }
         set_errno(self.errno);
     }
 }

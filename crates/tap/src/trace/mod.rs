@@ -24,7 +24,7 @@ pub(crate) use data::{Poll, built, empty_poll, found, one_found, posted, recvs_p
 pub use file::{VARIABLE, create, is_on};
 pub use names::{Kind, NumberOf, number_of, numbers_from};
 pub(crate) use operations::{Operations, install};
-pub use value::{Outcome, Value};
+pub use value::{Outcome, Returned, Value};
 
 /// What the head of a trace says of its lines.
 const LEGEND: &str = "\
@@ -35,6 +35,7 @@ const LEGEND: &str = "\
 # qp1, cq2   handles, numbered by process and kind as they were made; QPN is a queue pair's number
 # ibv_…      between an rdma_… and its line also what librdmacm itself does with the verbs
 # = 0        what a function of the verbs returned; an errno, or that of -1 and NULL, stands behind it in words
+# rsend, …   calls of rsockets; those that found nothing (EAGAIN) have no line
 #
 # post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B INLINE|SIGNALED …    the second WR of a postlist of 16, and its payload
 # post_send qp1 3/16 wr_id=8 … refused: WORDS                     this WR and those behind it were not posted

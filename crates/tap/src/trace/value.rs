@@ -25,6 +25,9 @@ pub trait Value: Copy {
 
 /// A result.
 pub trait Outcome: Copy {
+    /// A call that failed with EAGAIN has no line: programs ask again and again.
+    const MAY_FIND_NOTHING: bool = false;
+
     /// Writes it; true for success.
     unsafe fn result(self, errno: c_int, text: &mut String) -> bool;
 }
@@ -150,6 +153,33 @@ impl Outcome for c_int {
     }
 }
 
+/// The result of a function that fails as system calls do: with -1 and an errno.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Returned<T>(pub T);
+
+macro_rules! returned {
+    ($( $type:ty )*) => {
+        $(
+            impl Outcome for Returned<$type> {
+                const MAY_FIND_NOTHING: bool = true;
+
+                unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
+                    let Self(value) = self;
+                    if value == !0 {
+                        let _ = write!(text, " = -1 ({})", words(errno));
+                    } else {
+                        let _ = write!(text, " = {value}");
+                    }
+                    value != !0
+                }
+            }
+        )*
+    };
+}
+
+returned! { c_int isize usize i64 }
+
 /// Results that no function fails with.
 macro_rules! numbers {
     ($( $type:ty )*) => {
@@ -208,7 +238,7 @@ macro_rules! plain {
     };
 }
 
-plain! { u8 u16 u64 usize i16 }
+plain! { u8 u16 u64 usize i16 i64 }
 
 impl Pointee for c_void {
     unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
@@ -293,6 +323,8 @@ impl Pointee for ibv_device {
     }
 }
 
+use libc::{fd_set, iovec, msghdr, pollfd, timeval};
+
 /// Structures that are only named, or of which something is said.
 macro_rules! structures {
     ($( $type:ident )*) => {
@@ -304,7 +336,7 @@ structures! {
     ibv_device_attr ibv_port_attr ibv_srq_attr ibv_wc ibv_grh ibv_ece ibv_gid_entry ibv_device_attr_ex
     ibv_query_device_ex_input ibv_values_ex ibv_xrcd_init_attr ibv_td_init_attr ibv_parent_domain_init_attr
     ibv_sge ibv_mw_bind ibv_qp_attr rdma_addrinfo rdma_cm_join_mc_attr_ex ibv_qp_open_attr ibv_modify_cq_attr
-    ibv_srq_init_attr_ex
+    ibv_srq_init_attr_ex pollfd iovec msghdr fd_set timeval
 }
 
 impl Pointee for ibv_gid {
@@ -489,7 +521,12 @@ impl Pointee for rdma_conn_param {
 }
 
 impl Pointee for libc::sockaddr {
-    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+        // A place for the peer's, which holds nothing yet.
+        if name == "from" {
+            text.push('&');
+            return;
+        }
         // SAFETY: an address is as long as its family says.
         unsafe {
             match c_int::from((*this).sa_family) {

@@ -1,0 +1,496 @@
+//! A socket for datagrams: a UDP socket, which names it, and a queue pair of the type UD, which carries the payload.
+//!
+//! The first datagram to an address goes over UDP, with what it takes to reach the sender's queue pair; the answer says
+//! how to reach the receiver's, and from then on RDMA carries them. A route that nothing was heard of for a while is
+//! asked for again in the same way: a server may have been started anew behind it. A datagram over RDMA begins with its
+//! sender's address. (rdma-core does so too, with headers of its own.)
+//!
+//! There is no service thread: what comes over UDP waits in the kernel until a call looks.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::pair::{Pair, Received};
+use super::protocol::{Datagram as Message, Label};
+use super::stream::Sizes;
+use super::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
+use crate::cm::Cm;
+use crate::errno::{Errno, INVALID, Result};
+use crate::lock;
+use crate::wire::QpAddress;
+
+/// For how long a route is taken to lead where it led.
+const ROUTE_LASTS: Duration = Duration::from_secs(1);
+/// Routes that are known at most.
+const MOST_ROUTES: usize = 4096;
+/// Datagrams that came over UDP and are kept until they are read; more are dropped, as UDP does.
+const MOST_ASIDE: usize = 1024;
+/// The longest datagram of UDP.
+const UDP_BYTES: usize = 65_536;
+
+/// How an address is reached, and when it was last heard of.
+struct Route {
+    to: QpAddress,
+    /// The own address as it is known there.
+    own: SocketAddr,
+    heard: Instant,
+}
+
+/// What has come and is not read yet.
+enum Arrived {
+    Rdma(Received, usize),
+    Udp(Vec<u8>),
+}
+
+struct State {
+    udp: UdpSocket,
+    /// Made when it is first needed: options come before.
+    pair: Option<Pair>,
+    sizes: Sizes,
+    peer: Option<SocketAddr>,
+    routes: HashMap<SocketAddr, Route>,
+    arrived: VecDeque<(SocketAddr, Arrived)>,
+    /// Of those, how many came over UDP.
+    aside: usize,
+    error: Option<Errno>,
+    /// Room for a datagram of UDP.
+    scratch: Box<[u8]>,
+    blocking: Blocking,
+    waiters: Waiters,
+}
+
+/// A socket for datagrams.
+pub(crate) struct DatagramSocket(Mutex<State>);
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+impl DatagramSocket {
+    /// A socket and its number, that of the UDP socket.
+    pub(super) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
+        Cm::get()?;
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: a new descriptor, which is the socket's own.
+        let udp = unsafe {
+            let fd = libc::socket(domain, kind, 0);
+            if fd < 0 {
+                return Err(io::Error::last_os_error().into());
+            }
+            UdpSocket::from_raw_fd(fd)
+        };
+        let fd = udp.as_raw_fd();
+        let state = State {
+            udp,
+            pair: None,
+            sizes: Sizes::default(),
+            peer: None,
+            routes: HashMap::new(),
+            arrived: VecDeque::new(),
+            aside: 0,
+            error: None,
+            scratch: vec![0; UDP_BYTES].into(),
+            blocking: Blocking::new(nonblocking),
+            waiters: Waiters::default(),
+        };
+        Ok((Arc::new(Self(Mutex::new(state))), fd))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
+    }
+
+    pub(super) fn bind(&self, addr: SocketAddr) -> Result {
+        let mut state = self.lock();
+        // Ready before anyone can know the name.
+        state.pair()?;
+        let (c, len) = crate::addr::to_c(addr);
+        // SAFETY: an address and its length.
+        let bound = unsafe { libc::bind(state.udp.as_raw_fd(), (&raw const c).cast(), len) };
+        if bound == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error().into())
+        }
+    }
+
+    /// `connect(2)`: names the peer, which need not be there yet.
+    pub(super) fn connect(&self, addr: SocketAddr) -> Result {
+        let mut state = self.lock();
+        state.pair()?;
+        state.udp.connect(addr).map_err(|e| errno_of(&e))?;
+        state.peer = Some(addr);
+        Ok(())
+    }
+
+    pub(super) fn name(&self, peer: bool) -> Result<SocketAddr> {
+        let state = self.lock();
+        let name = if peer {
+            state.udp.peer_addr()
+        } else {
+            state.udp.local_addr()
+        };
+        name.map_err(|e| errno_of(&e))
+    }
+
+    /// `sendto(2)`, or to the peer that the socket is connected to.
+    pub(super) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
+        wait::unless_told_not_to(&self.0, flags, |state| state.send(bytes, to).transpose())?
+    }
+
+    /// `recvfrom(2)`: what does not fit is lost, and counts with `MSG_TRUNC`.
+    pub(super) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
+        wait::unless_told_not_to(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
+    }
+
+    /// `shutdown(2)` of a socket without a connection.
+    pub(super) fn shutdown(&self) -> Result {
+        match self.lock().peer {
+            Some(_) => Ok(()),
+            None => Err(Errno(libc::ENOTCONN)),
+        }
+    }
+
+    /// Sends what was posted, and closes.
+    pub(super) fn close(&self) {
+        // Datagrams that wait for a receiver for so long may be lost.
+        let sent = |state: &mut State| {
+            let all = state.pair.as_ref().is_none_or(Pair::all_sent);
+            all.then_some(())
+        };
+        let _ = wait::until(&self.0, Deadline::after(ROUTE_LASTS), sent);
+        let mut state = self.lock();
+        state.arrived.clear();
+        state.pair = None;
+        state.waiters.wake_others();
+    }
+
+    pub(super) fn set_nonblocking(&self, nonblocking: bool) {
+        self.lock().blocking = Blocking::new(nonblocking);
+    }
+
+    pub(super) fn is_nonblocking(&self) -> bool {
+        self.lock().blocking.never()
+    }
+
+    /// `setsockopt(2)` of a number: the sizes of RDMA's queues, and what UDP's sockets know.
+    pub(super) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
+        let mut state = self.lock();
+        if level == verbs_abi::SOL_RDMA {
+            let new = state.pair.is_none();
+            return state.sizes.set(name, value).filter(|()| new).ok_or(INVALID);
+        }
+        if !matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IPV6) {
+            return Err(Errno(libc::ENOTSUP));
+        }
+        let len = size_of::<c_int>() as libc::socklen_t;
+        // SAFETY: a value of the length that is said.
+        let set = unsafe {
+            libc::setsockopt(
+                state.udp.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                len,
+            )
+        };
+        if set == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error().into())
+        }
+    }
+
+    /// `getsockopt(2)` of a number.
+    pub(super) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
+        let state = self.lock();
+        if level == verbs_abi::SOL_RDMA {
+            return state.sizes.get(name).ok_or(Errno(libc::ENOTSUP));
+        }
+        if !matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IPV6) {
+            return Err(Errno(libc::ENOTSUP));
+        }
+        let mut value: c_int = 0;
+        let mut len = size_of::<c_int>() as libc::socklen_t;
+        // SAFETY: a place of the length that is said.
+        let got = unsafe {
+            libc::getsockopt(
+                state.udp.as_raw_fd(),
+                level,
+                name,
+                (&raw mut value).cast(),
+                &raw mut len,
+            )
+        };
+        if got == 0 {
+            Ok(value)
+        } else {
+            Err(io::Error::last_os_error().into())
+        }
+    }
+
+    /// As [`super::socket::StreamSocket::poll_events`].
+    pub(super) fn poll_events(
+        &self,
+        events: libc::c_short,
+        waiter: Option<&Arc<Waiter>>,
+        fds: &mut Vec<libc::pollfd>,
+    ) -> libc::c_short {
+        wait::poll_events(&self.0, events, waiter, fds)
+    }
+}
+
+impl Waitable for State {
+    fn progress(&mut self) {
+        let mut any = false;
+        if let Some(pair) = &mut self.pair {
+            let mut received = Vec::new();
+            any = pair.progress(|datagram| received.push(datagram));
+            for datagram in received {
+                self.take_rdma(datagram);
+            }
+        }
+        any |= self.take_udp();
+        if any {
+            self.waiters.wake_others();
+        }
+    }
+
+    fn events(&mut self, asked: libc::c_short) -> libc::c_short {
+        let mut found = 0;
+        if !self.arrived.is_empty() || self.error.is_some() {
+            found |= asked & (libc::POLLIN | libc::POLLRDNORM);
+        }
+        if self.pair.as_ref().is_none_or(Pair::has_room) {
+            found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
+        }
+        if self.error.is_some() {
+            found |= libc::POLLERR;
+        }
+        found
+    }
+
+    fn arm(&mut self) -> bool {
+        if let Some(pair) = &mut self.pair {
+            pair.arm();
+        }
+        self.progress();
+        true
+    }
+
+    fn descriptors(&self) -> Vec<libc::pollfd> {
+        let mut fds = vec![for_reading(self.udp.as_raw_fd())];
+        fds.extend(self.pair.as_ref().map(|pair| for_reading(pair.fd())));
+        fds
+    }
+
+    fn waiters(&mut self) -> &mut Waiters {
+        &mut self.waiters
+    }
+
+    fn blocking(&mut self) -> &mut Blocking {
+        &mut self.blocking
+    }
+}
+
+impl State {
+    fn pair(&mut self) -> Result<&mut Pair> {
+        if self.pair.is_none() {
+            self.pair = Some(Pair::new(&Cm::get()?.device, self.sizes)?);
+        }
+        self.pair.as_mut().ok_or(INVALID)
+    }
+
+    /// The own address as `to` sees it.
+    fn name_for(&self, to: SocketAddr) -> Result<SocketAddr> {
+        let own = self.udp.local_addr().map_err(|e| errno_of(&e))?;
+        if !own.ip().is_unspecified() {
+            return Ok(own);
+        }
+        let any: IpAddr = match to.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // The kernel knows which address it would send from; nothing is sent.
+        let asked = UdpSocket::bind((any, 0)).and_then(|probe| {
+            probe.connect(to)?;
+            probe.local_addr()
+        });
+        let ip = asked.map_err(|e| errno_of(&e))?.ip();
+        Ok(SocketAddr::new(ip, own.port()))
+    }
+
+    fn send(&mut self, bytes: &[u8], to: Option<SocketAddr>) -> Result<Option<usize>> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        let to = to.or(self.peer).ok_or(Errno(libc::EDESTADDRREQ))?;
+        let route = self.routes.get(&to);
+        let route = route
+            .filter(|route| route.heard.elapsed() < ROUTE_LASTS)
+            .map(|route| (route.to, route.own));
+        let mtu = self.pair()?.mtu();
+        if Label::MAX_BYTES + bytes.len() > mtu {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        let Some((route, own)) = route else {
+            return self.send_udp(to, bytes, false);
+        };
+        if !self.pair()?.has_room() {
+            return Ok(None);
+        }
+        let label = Label(own).encode();
+        self.pair()?.send(own.ip(), &route, [&label, bytes])?;
+        Ok(Some(bytes.len()))
+    }
+
+    /// Sends over UDP, with the way back; an answer has no payload.
+    fn send_udp(
+        &mut self,
+        to: SocketAddr,
+        payload: &[u8],
+        is_answer: bool,
+    ) -> Result<Option<usize>> {
+        // An unbound socket gets its port by the first datagram, and its name must be known before.
+        if self.udp.local_addr().is_ok_and(|own| own.port() == 0) {
+            let any = match to {
+                SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+                SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+            };
+            let (c, len) = crate::addr::to_c(any);
+            // SAFETY: an address and its length.
+            if unsafe { libc::bind(self.udp.as_raw_fd(), (&raw const c).cast(), len) } != 0 {
+                return Err(io::Error::last_os_error().into());
+            }
+        }
+        let from = self.name_for(to)?.ip();
+        let message = Message {
+            sender: self.pair()?.address(from),
+            is_answer,
+            payload,
+        };
+        let bytes = message.encode();
+        let sent = if self.peer == Some(to) {
+            self.udp.send(&bytes)
+        } else {
+            self.udp.send_to(&bytes, to)
+        };
+        match sent {
+            Ok(_) => Ok(Some(payload.len())),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(errno_of(&e)),
+        }
+    }
+
+    /// Takes what has come over UDP, and says whether there was something.
+    fn take_udp(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let (len, from) = match self.udp.recv_from(&mut self.scratch) {
+                Ok(received) => received,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return any,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                // Such as ECONNREFUSED: nobody has the peer's port.
+                Err(e) => {
+                    self.error = Some(errno_of(&e));
+                    self.routes.clear();
+                    return true;
+                }
+            };
+            let message = self.scratch.get(..len).and_then(Message::decode);
+            let Some(Message {
+                sender,
+                is_answer,
+                payload,
+            }) = message
+            else {
+                continue;
+            };
+            any = true;
+            if !is_answer && self.aside < MOST_ASIDE {
+                self.aside += 1;
+                let arrived = Arrived::Udp(payload.to_vec());
+                self.arrived.push_back((from, arrived));
+            }
+            if self.learn(from, sender).is_err() || is_answer {
+                continue;
+            }
+            // Where this is lost, the sender's next datagram asks again.
+            let _ = self.send_udp(from, &[], true);
+        }
+    }
+
+    fn learn(&mut self, from: SocketAddr, to: QpAddress) -> Result {
+        if self.routes.len() >= MOST_ROUTES {
+            self.routes.clear();
+        }
+        let own = self.name_for(from)?;
+        let heard = Instant::now();
+        self.routes.insert(from, Route { to, own, heard });
+        Ok(())
+    }
+
+    /// Takes a datagram that has come over RDMA.
+    fn take_rdma(&mut self, datagram: Received) {
+        let Some(pair) = &mut self.pair else { return };
+        let mut head = [0; Label::MAX_BYTES];
+        let len = datagram.len().min(head.len());
+        pair.read(&datagram, 0, &mut head[..len]);
+        match Label::decode(&head[..len]) {
+            Some((Label(from), at)) if self.peer.is_none_or(|peer| peer == from) => {
+                if let Some(route) = self.routes.get_mut(&from) {
+                    route.heard = Instant::now();
+                }
+                self.arrived.push_back((from, Arrived::Rdma(datagram, at)));
+            }
+            _ => pair.give_back(&datagram),
+        }
+    }
+
+    fn recv(&mut self, bytes: &mut [u8], flags: c_int) -> Result<Option<(usize, SocketAddr)>> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        // Peers are answered from here on.
+        self.pair()?;
+        let (Some((from, arrived)), Some(pair)) = (self.arrived.front(), &mut self.pair) else {
+            return Ok(None);
+        };
+        let from = *from;
+        let (len, copied) = match arrived {
+            Arrived::Rdma(datagram, at) => {
+                let len = datagram.len() - at;
+                let copied = len.min(bytes.len());
+                let to = bytes.get_mut(..copied).unwrap_or_default();
+                pair.read(datagram, *at, to);
+                (len, copied)
+            }
+            Arrived::Udp(payload) => {
+                let copied = payload.len().min(bytes.len());
+                if let (Some(to), Some(payload)) = (bytes.get_mut(..copied), payload.get(..copied))
+                {
+                    to.copy_from_slice(payload);
+                }
+                (payload.len(), copied)
+            }
+        };
+        if flags & libc::MSG_PEEK == 0 {
+            match self.arrived.pop_front() {
+                Some((_, Arrived::Rdma(datagram, _))) => pair.give_back(&datagram),
+                Some((_, Arrived::Udp(_))) => self.aside -= 1,
+                None => {}
+            }
+        }
+        let said = if flags & libc::MSG_TRUNC != 0 {
+            len
+        } else {
+            copied
+        };
+        Ok(Some((said, from)))
+    }
+}

@@ -1,0 +1,307 @@
+//! A queue pair for datagrams, with its buffers: what goes into one send WR and comes out of one receive.
+//!
+//! Nothing here waits and nothing here is in the background, as in [`super::stream`].
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ptr;
+
+use verbs_abi::*;
+
+use super::memory::Memory;
+use super::stream::Sizes;
+use crate::device::{Device, check, last_errno};
+use crate::endpoint::Ends;
+use crate::errno::{Errno, Result};
+use crate::wire::QpAddress;
+
+/// The global routing header in front of what a receive takes (`ibv_post_recv(3)`).
+const GRH_BYTES: usize = 40;
+/// Completions taken at once.
+const POLL: c_int = 32;
+/// Address handles that are kept at most: one for each port of the fabric that was ever sent to.
+const MOST_HANDLES: usize = 4096;
+
+/// A datagram in a receive buffer, to be given back by [`Pair::give_back`].
+#[derive(Debug)]
+pub(super) struct Received {
+    slot: usize,
+    len: usize,
+}
+
+impl Received {
+    /// Its bytes, all headers of the network left out.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// A queue pair of the type UD.
+pub(super) struct Pair {
+    device: &'static Device,
+    channel: *mut ibv_comp_channel,
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+    send_buffers: Memory,
+    recv_buffers: Memory,
+    /// Bytes of a datagram at most, and of a receive buffer.
+    mtu: usize,
+    recv_stride: usize,
+    /// Send WRs posted and completed; their buffers are used in turn, since they complete in order.
+    posted: u64,
+    completed: u64,
+    sq: u64,
+    max_inline: usize,
+    handles: HashMap<(u16, [u8; 16]), *mut ibv_ah>,
+}
+
+// SAFETY: verbs' handles may be used from any thread, and a pair's are used by whoever holds it.
+unsafe impl Send for Pair {}
+
+impl Pair {
+    pub(super) fn new(device: &'static Device, sizes: Sizes) -> Result<Self> {
+        let verbs = device.verbs;
+        // `enum ibv_mtu`: 1 is 256 bytes, each next one twice as much.
+        let mtu = 128usize << device.active_mtu;
+        let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
+        let (sq, rq) = (sizes.sq.max(1), sizes.rq.max(1));
+        // SAFETY: libibverbs' functions, as their man pages say; the device is never closed.
+        unsafe {
+            let access = IBV_ACCESS_LOCAL_WRITE;
+            let send_buffers = Memory::new(device, device.pd, usize::from(sq) * mtu, access)?;
+            let recv_buffers =
+                Memory::new(device, device.pd, usize::from(rq) * recv_stride, access)?;
+            let mut pair = Self {
+                device,
+                channel: ptr::null_mut(),
+                cq: ptr::null_mut(),
+                qp: ptr::null_mut(),
+                send_buffers,
+                recv_buffers,
+                mtu,
+                recv_stride,
+                posted: 0,
+                completed: 0,
+                sq: sq.into(),
+                max_inline: sizes.max_inline.into(),
+                handles: HashMap::new(),
+            };
+            pair.channel = (verbs.ibv_create_comp_channel)(device.context);
+            if pair.channel.is_null() {
+                return Err(last_errno());
+            }
+            let flags = libc::fcntl((*pair.channel).fd, libc::F_GETFL);
+            libc::fcntl((*pair.channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+            let cqe = c_int::from(sq) + c_int::from(rq);
+            pair.cq = (verbs.ibv_create_cq)(device.context, cqe, ptr::null_mut(), pair.channel, 0);
+            if pair.cq.is_null() {
+                return Err(last_errno());
+            }
+            let mut attr = ibv_qp_init_attr::zeroed();
+            attr.qp_type = IBV_QPT_UD;
+            attr.send_cq = pair.cq;
+            attr.recv_cq = pair.cq;
+            attr.cap.max_send_wr = sq.into();
+            attr.cap.max_recv_wr = rq.into();
+            attr.cap.max_send_sge = 1;
+            attr.cap.max_recv_sge = 1;
+            attr.cap.max_inline_data = sizes.max_inline.into();
+            attr.sq_sig_all = 1;
+            pair.qp = (verbs.ibv_create_qp)(device.pd, &raw mut attr);
+            if pair.qp.is_null() {
+                return Err(last_errno());
+            }
+            for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+                let from = Ipv4Addr::UNSPECIFIED.into();
+                let (mut attr, mask) =
+                    device.qp_attr(state, IBV_QPT_UD, from, &Ends::default(), None)?;
+                device.modify_qp(pair.qp, &mut attr, mask)?;
+            }
+            for slot in 0..usize::from(rq) {
+                pair.post_recv(slot)?;
+            }
+            Ok(pair)
+        }
+    }
+
+    /// How peers reach it, at the own address `ip`.
+    pub(super) fn address(&self, ip: IpAddr) -> QpAddress {
+        // SAFETY: a live queue pair.
+        let qpn = unsafe { (*self.qp).qp_num };
+        self.device.address_of(ip, qpn, 0)
+    }
+
+    /// Bytes of the longest datagram.
+    pub(super) fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    /// Has everything that was sent left its buffer?
+    pub(super) fn all_sent(&self) -> bool {
+        self.posted == self.completed
+    }
+
+    /// May something be sent now?
+    pub(super) fn has_room(&self) -> bool {
+        self.posted - self.completed < self.sq
+    }
+
+    /// Sends a datagram of two parts from the own address `from`. There is [room](Self::has_room), and it is no longer
+    /// than the [MTU](Self::mtu).
+    ///
+    /// # Errors
+    /// What making an address handle or posting says.
+    pub(super) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
+        let ah = self.handle(from, to)?;
+        let [head, tail] = parts;
+        let at = (self.posted % self.sq) as usize * self.mtu;
+        self.send_buffers.write(at, head);
+        self.send_buffers.write(at + head.len(), tail);
+        let len = head.len() + tail.len();
+        let mut sge = ibv_sge {
+            addr: self.send_buffers.address(at),
+            length: len as u32,
+            lkey: self.send_buffers.lkey(),
+        };
+        let mut wr = ibv_send_wr::zeroed();
+        wr.sg_list = &raw mut sge;
+        wr.num_sge = 1;
+        wr.opcode = IBV_WR_SEND;
+        if len <= self.max_inline {
+            wr.send_flags = IBV_SEND_INLINE;
+        }
+        wr.wr.ud = ibv_send_wr_wr_ud {
+            ah,
+            remote_qpn: to.qpn,
+            remote_qkey: to.qkey,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live queue pair and address handle; the WR is copied, and the buffer stays until it has completed.
+        check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    fn handle(&mut self, from: IpAddr, to: &QpAddress) -> Result<*mut ibv_ah> {
+        if self.handles.len() >= MOST_HANDLES {
+            self.drop_handles();
+        }
+        let device = self.device;
+        match self.handles.entry((to.lid, to.gid)) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(new) => {
+                let mut av = device.address_vector(from, to);
+                // SAFETY: the device's own domain; attributes of the right type.
+                let ah = unsafe { (device.verbs.ibv_create_ah)(device.pd, &raw mut av) };
+                if ah.is_null() {
+                    return Err(last_errno());
+                }
+                Ok(*new.insert(ah))
+            }
+        }
+    }
+
+    fn drop_handles(&mut self) {
+        for (_, ah) in self.handles.drain() {
+            // SAFETY: made by `handle`; WRs that were posted do not need it any more (`ibv_destroy_ah(3)` of the software
+            // NIC), and no other is.
+            unsafe { (self.device.verbs.ibv_destroy_ah)(ah) };
+        }
+    }
+
+    /// Takes what has completed; what was received goes to `received`. Says whether there was something.
+    pub(super) fn progress(&mut self, mut received: impl FnMut(Received)) -> bool {
+        let mut any = false;
+        let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
+        loop {
+            // SAFETY: a live completion queue, and as many places as are said.
+            let n = unsafe { ibv_poll_cq(self.cq, POLL, wcs.as_mut_ptr()) };
+            let Ok(n @ 1..) = usize::try_from(n) else {
+                return any;
+            };
+            any = true;
+            for wc in wcs.iter().take(n) {
+                // The opcode of a failed completion is not valid: receives alone have a `wr_id`.
+                let Some(slot) = wc.wr_id.checked_sub(1) else {
+                    self.completed += 1;
+                    continue;
+                };
+                let datagram = Received {
+                    slot: slot as usize,
+                    len: (wc.byte_len as usize).saturating_sub(GRH_BYTES),
+                };
+                if wc.status == IBV_WC_SUCCESS {
+                    received(datagram);
+                }
+            }
+        }
+    }
+
+    /// Copies bytes of a datagram, from `offset`.
+    pub(super) fn read(&self, datagram: &Received, offset: usize, bytes: &mut [u8]) {
+        let at = datagram.slot * self.recv_stride + GRH_BYTES + offset;
+        self.recv_buffers.read(at, bytes);
+    }
+
+    /// The buffer of a datagram takes the next one.
+    pub(super) fn give_back(&mut self, datagram: &Received) {
+        if let Err(Errno(errno)) = self.post_recv(datagram.slot) {
+            tracing::warn!("a receive buffer is lost: errno {errno}");
+        }
+    }
+
+    fn post_recv(&mut self, slot: usize) -> Result {
+        let mut sge = ibv_sge {
+            addr: self.recv_buffers.address(slot * self.recv_stride),
+            length: (GRH_BYTES + self.mtu) as u32,
+            lkey: self.recv_buffers.lkey(),
+        };
+        let mut wr = ibv_recv_wr::zeroed();
+        wr.wr_id = slot as u64 + 1;
+        wr.sg_list = &raw mut sge;
+        wr.num_sge = 1;
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live queue pair; the buffer stays as long as it.
+        check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
+    }
+
+    /// Arms the completion queue: its channel becomes readable at the next completion. What is in the channel is taken.
+    pub(super) fn arm(&mut self) {
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        let verbs = self.device.verbs;
+        // SAFETY: a live channel, whose descriptor does not block, a live queue, and places for the results.
+        unsafe {
+            while (verbs.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
+                (verbs.ibv_ack_cq_events)(cq, 1);
+            }
+            ibv_req_notify_cq(self.cq, 0);
+        }
+    }
+
+    /// The descriptor that says that something has completed.
+    pub(super) fn fd(&self) -> c_int {
+        // SAFETY: a live channel.
+        unsafe { (*self.channel).fd }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.drop_handles();
+        let verbs = self.device.verbs;
+        // SAFETY: what `new` has made of these, each once, those first that name others.
+        unsafe {
+            if !self.qp.is_null() {
+                (verbs.ibv_destroy_qp)(self.qp);
+            }
+            if !self.cq.is_null() {
+                (verbs.ibv_destroy_cq)(self.cq);
+            }
+            if !self.channel.is_null() {
+                (verbs.ibv_destroy_comp_channel)(self.channel);
+            }
+        }
+    }
+}

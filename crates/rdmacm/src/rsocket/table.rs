@@ -1,0 +1,217 @@
+//! The sockets of a process, by number.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::datagram::DatagramSocket;
+use super::socket::StreamSocket;
+use super::wait::Waiter;
+use crate::errno::{Errno, Result};
+
+/// A socket.
+#[derive(Clone)]
+pub(crate) enum RSocket {
+    Stream(Arc<StreamSocket>),
+    Datagram(Arc<DatagramSocket>),
+}
+
+use RSocket::{Datagram, Stream};
+
+/// A table, because every call looks there.
+static SOCKETS: RwLock<Vec<Option<RSocket>>> = RwLock::new(Vec::new());
+
+fn place(fd: RawFd) -> Result<usize> {
+    usize::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+/// The socket of that number.
+///
+/// # Errors
+/// `EBADF` where there is none.
+pub(crate) fn find(fd: RawFd) -> Result<RSocket> {
+    let sockets = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
+    let found = sockets.get(place(fd)?).and_then(Clone::clone);
+    found.ok_or(Errno(libc::EBADF))
+}
+
+fn insert(socket: RSocket, fd: RawFd) -> RawFd {
+    let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+    // A descriptor is never negative.
+    let at = place(fd).unwrap_or(0);
+    if sockets.len() <= at {
+        sockets.resize(at + 1, None);
+    }
+    if let Some(place) = sockets.get_mut(at) {
+        *place = Some(socket);
+    }
+    fd
+}
+
+impl RSocket {
+    /// `socket(2)`: the number of a new socket.
+    pub(crate) fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd> {
+        let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+        let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+            return Err(Errno(libc::ENOTSUP));
+        }
+        match (kind, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+                let (socket, fd) = StreamSocket::new(domain, nonblocking)?;
+                Ok(insert(Stream(socket), fd))
+            }
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+                let (socket, fd) = DatagramSocket::new(domain, nonblocking)?;
+                Ok(insert(Datagram(socket), fd))
+            }
+            _ => Err(Errno(libc::ENOTSUP)),
+        }
+    }
+
+    /// `close(2)`: what was sent is delivered first.
+    pub(crate) fn close(fd: RawFd) -> Result {
+        let socket = {
+            let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+            let found = sockets.get_mut(place(fd)?).and_then(Option::take);
+            found.ok_or(Errno(libc::EBADF))?
+        };
+        match socket {
+            Stream(s) => s.close(),
+            Datagram(s) => s.close(),
+        }
+        Ok(())
+    }
+
+    /// The socket for streams that this is.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`, as system calls for streams say of datagrams.
+    pub(crate) fn stream(&self) -> Result<&Arc<StreamSocket>> {
+        match self {
+            Stream(s) => Ok(s),
+            Datagram(_) => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+
+    pub(crate) fn is_datagram(&self) -> bool {
+        matches!(self, Datagram(_))
+    }
+
+    pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
+        match self {
+            Stream(s) => s.bind(addr),
+            Datagram(s) => s.bind(addr),
+        }
+    }
+
+    /// The next connection, and the peer's address.
+    pub(crate) fn accept(&self) -> Result<(RawFd, SocketAddr)> {
+        let (socket, fd, peer) = self.stream()?.accept()?;
+        Ok((insert(Stream(socket), fd), peer))
+    }
+
+    pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
+        match self {
+            Stream(s) => s.connect(addr),
+            Datagram(s) => s.connect(addr),
+        }
+    }
+
+    /// The own address, or the peer's.
+    pub(crate) fn name(&self, peer: bool) -> Result<SocketAddr> {
+        match self {
+            Stream(s) => s.name(peer),
+            Datagram(s) => s.name(peer),
+        }
+    }
+
+    /// `sendto(2)`.
+    ///
+    /// # Errors
+    /// `EISCONN` for an address beside that of a stream's peer.
+    pub(crate) fn send_to(
+        &self,
+        bytes: &[u8],
+        flags: c_int,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
+        match self {
+            Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
+            Stream(s) => s.send(bytes, flags),
+            Datagram(s) => s.send(bytes, flags, to),
+        }
+    }
+
+    /// `recvfrom(2)`.
+    pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
+        match self {
+            Stream(s) => Ok((s.recv(bytes, flags)?, s.name(true)?)),
+            Datagram(s) => s.recv(bytes, flags),
+        }
+    }
+
+    /// `recv(2)`.
+    pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
+        match self {
+            Stream(s) => s.recv(bytes, flags),
+            Datagram(s) => s.recv(bytes, flags).map(|(len, _)| len),
+        }
+    }
+
+    /// `shutdown(2)`.
+    pub(crate) fn shutdown(&self, how: c_int) -> Result {
+        match self {
+            Stream(s) => s.shutdown(how),
+            Datagram(s) => s.shutdown(),
+        }
+    }
+
+    /// `F_SETFL` of `rfcntl`.
+    pub(crate) fn set_flags(&self, flags: c_int) {
+        let nonblocking = flags & libc::O_NONBLOCK != 0;
+        match self {
+            Stream(s) => s.set_nonblocking(nonblocking),
+            Datagram(s) => s.set_nonblocking(nonblocking),
+        }
+    }
+
+    /// `F_GETFL` of `rfcntl`.
+    pub(crate) fn flags(&self) -> c_int {
+        let nonblocking = match self {
+            Stream(s) => s.is_nonblocking(),
+            Datagram(s) => s.is_nonblocking(),
+        };
+        libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 }
+    }
+
+    /// `setsockopt(2)` of a number.
+    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
+        match self {
+            Stream(s) => s.set_option(level, name, value),
+            Datagram(s) => s.set_option(level, name, value),
+        }
+    }
+
+    /// `getsockopt(2)` of a number.
+    pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
+        match self {
+            Stream(s) => s.option(level, name),
+            Datagram(s) => s.option(level, name),
+        }
+    }
+
+    /// Which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
+    pub(super) fn poll_events(
+        &self,
+        events: libc::c_short,
+        waiter: Option<&Arc<Waiter>>,
+        fds: &mut Vec<libc::pollfd>,
+    ) -> libc::c_short {
+        match self {
+            Stream(s) => s.poll_events(events, waiter, fds),
+            Datagram(s) => s.poll_events(events, waiter, fds),
+        }
+    }
+}
