@@ -27,6 +27,7 @@ tests! { "queues";
     a_queue_pair_without_receive_queue [],
     one_cq_for_both_queues [],
     one_cq_for_many_queue_pairs [],
+    completions_of_sends_are_not_put_off_for_ever [],
     one_cq_for_hundreds_of_queue_pairs [],
     busy_sends_do_not_starve_receives [],
     a_deep_queue_of_messages_that_wait [],
@@ -342,6 +343,37 @@ fn one_cq_for_both_queues(env: &Env) {
         assert_eq!(wcs[0].qpn(), a.qp.qpn());
         wcs[1].received(1000 + i, 0);
         assert_eq!(wcs[1].qpn(), b.qp.qpn());
+    }
+}
+
+/// A program takes completions one at a time, and each time an answer to what it sent has come already. It gets those of
+/// its sends as well, which are older: else its send queue fills up.
+fn completions_of_sends_are_not_put_off_for_ever(env: &Env) {
+    let spec = |wrs| Spec::rc().with(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
+    let (mut a, mut b) = (spec(16).side(env), spec(128).side(env));
+    let cq = a.ctx.cq(256);
+    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
+    init.cap = a.cap;
+    a.qp = a.pd.qp(&mut init);
+    let (to_a, to_b) = (a.address(), b.address());
+    a.connect(&to_b);
+    b.connect(&to_a);
+    let room = a.qp.query().1.cap.max_send_wr;
+    let rounds = u64::from(room.min(64)) * 3 / 2;
+    let mut taken = Vec::new();
+    for i in 0..rounds {
+        a.recv(1000 + i, []);
+        b.recv(i, []);
+        a.post(send([]).id(i));
+        b.received().received(i, 0);
+        b.post(send([]).id(i));
+        taken.extend(cq.take(1));
+    }
+    taken.extend(cq.take(rounds as usize));
+    for (first, what) in [(0, "a send"), (1000, "an answer")] {
+        let ids = taken.iter().map(|wc| wc.id());
+        let ids: Vec<_> = ids.filter(|id| (first..first + rounds).contains(id)).collect();
+        assert!(ids.iter().copied().eq(first..first + rounds), "{what}: {ids:?}");
     }
 }
 
