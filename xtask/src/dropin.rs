@@ -17,9 +17,10 @@ pub(crate) struct Args {
 }
 
 /// What cargo calls each library, and what programs ask the loader for.
-const LIBRARIES: [(&str, &str); 2] = [
+const LIBRARIES: [(&str, &str); 3] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
+    ("libverbatim_tap.so", "libverbatim_tap.so"),
 ];
 
 /// Runs the chore.
@@ -39,7 +40,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 pub(crate) fn build() -> Result<bool> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release"])
-        .args(["verbatim", "dropin", "dropin-rdmacm"].map(|package| format!("--package={package}")))
+        .args(
+            ["verbatim", "dropin", "dropin-rdmacm", "tap-preload"]
+                .map(|package| format!("--package={package}")),
+        )
         .current_dir(workspace())
         .status()
         .context("cannot start cargo")?;

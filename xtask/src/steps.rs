@@ -164,6 +164,20 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: "libraries",
+        what: "the libraries that programs load in the steps below",
+        kind: Kind::Lint,
+        args: &[
+            "build",
+            "--package=dropin",
+            "--package=dropin-rdmacm",
+            "--package=tap-preload",
+        ],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "rxe-systems",
         what: "the systems on the kernel's Soft-RoCE",
         kind: Kind::Tests,

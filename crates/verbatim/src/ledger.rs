@@ -31,6 +31,11 @@ pub(crate) struct LedgerArgs {
 }
 
 impl LedgerArgs {
+    /// Whether a ledger was asked for.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.ledger.is_some()
+    }
+
     /// Runs this program once more with the same arguments under the tap, if that was asked for.
     ///
     /// The tap looks at its environment when a provider is first used, and every process that a command starts

@@ -2,36 +2,15 @@
 
 mod common;
 
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
-use std::sync::Once;
+use std::net::TcpListener;
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use tap::Ledger;
 
 /// `verbatim` with these arguments, and the libraries for programs built beside it.
 fn verbatim(args: &[&str]) -> Output {
-    static BUILD: Once = Once::new();
-    let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
-    BUILD.call_once(|| {
-        let profile = program.parent().expect("target/PROFILE");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args([
-                "build",
-                "--quiet",
-                "-p",
-                "dropin",
-                "-p",
-                "dropin-rdmacm",
-                "--target-dir",
-            ])
-            .arg(profile.parent().expect("target"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo starts").success());
-    });
+    common::build_libraries();
     common::verbatim(args)
         .stdin(Stdio::null())
         .output()
@@ -57,8 +36,11 @@ fn ledger(args: &[&str]) -> Ledger {
 
 #[test]
 fn server_and_client_of_an_unmodified_program_are_one_ledger() {
-    let script = "ibv_rc_pingpong -p 18577 -n 500 & sleep 0.3; \
-                  until ibv_rc_pingpong -p 18577 -n 500 127.0.0.1; do sleep 0.1; done; wait";
+    let port = free_port();
+    let script = format!(
+        "ibv_rc_pingpong -p {port} -n 500 & sleep 0.3; \
+         until ibv_rc_pingpong -p {port} -n 500 127.0.0.1; do sleep 0.1; done; wait"
+    );
     let run = [
         "run",
         "--ledger",
@@ -68,7 +50,7 @@ fn server_and_client_of_an_unmodified_program_are_one_ledger() {
         "--fabric",
         "ledger_1",
     ];
-    let ledger = ledger(&[&run[..], &["--", "sh", "-c", script]].concat());
+    let ledger = ledger(&[&run[..], &["--", "sh", "-c", &script]].concat());
     let worked: Vec<_> = ledger
         .processes
         .iter()
@@ -106,15 +88,28 @@ fn the_projects_own_programs_are_counted_with_all_their_processes() {
     assert_eq!(ledger.provider, "softnic");
 }
 
-/// Shell commands that start `$server` and `$client`, who are at it for ever when they are through.
-fn endless(port: u16) -> String {
+/// A TCP port that nobody has now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// Shell commands that start `$server` and `$client`, who are at it for ever when they are through; they are killed
+/// when they are not within a minute.
+fn endless() -> String {
+    let port = free_port();
     let known = "/proc/net/tcp /proc/net/tcp6";
+    let within_a_minute = |seen: &str| {
+        format!(
+            "for _ in $(seq 600); do grep -qE '{seen}' {known} && break; sleep 0.1; done; \
+             grep -qE '{seen}' {known} || {{ kill -KILL $server $client; exit 1; }}"
+        )
+    };
+    let listens = within_a_minute(&format!(":{port:04X} .* 0A "));
+    let connected = within_a_minute(&format!(":{port:04X} [0-9A-F]+:[0-9A-F]+ 0[1-9] "));
     format!(
-        "ibv_rc_pingpong -p {port} -n 100000000 & server=$!; \
-         until grep -q ':{port:04X} .* 0A ' {known}; do sleep 0.05; done; \
-         ibv_rc_pingpong -p {port} -n 100000000 127.0.0.1 & client=$!; \
-         until grep -qE ':{port:04X} [0-9A-F]+:[0-9A-F]+ 0[1-9] ' {known}; do sleep 0.05; done; \
-         sleep 1"
+        "ibv_rc_pingpong -p {port} -n 100000000 & server=$!; {listens}; \
+         ibv_rc_pingpong -p {port} -n 100000000 127.0.0.1 & client=$!; {connected}; sleep 1"
     )
 }
 
@@ -122,7 +117,7 @@ fn endless(port: u16) -> String {
 fn a_program_that_is_killed_leaves_its_ledger_and_its_status() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("l.json");
-    let script = format!("{}; kill -KILL $client $server; exit 9", endless(18578));
+    let script = format!("{}; kill -KILL $client $server; exit 9", endless());
     let out = verbatim(&[
         "run",
         "--ledger",
@@ -238,10 +233,13 @@ fn count(lines: &[(u32, u32, String)], what: &str) -> usize {
 
 #[test]
 fn a_trace_has_a_line_for_each_verb_of_each_process() {
+    let port = free_port();
     let lines = trace(
         "trace_1",
-        "ibv_rc_pingpong -p 18579 -n 50 -s 64 & sleep 0.3; \
-         until ibv_rc_pingpong -p 18579 -n 50 -s 64 127.0.0.1; do sleep 0.1; done; wait",
+        &format!(
+            "ibv_rc_pingpong -p {port} -n 50 -s 64 & sleep 0.3; \
+             until ibv_rc_pingpong -p {port} -n 50 -s 64 127.0.0.1; do sleep 0.1; done; wait"
+        ),
     );
     let mut processes: Vec<u32> = lines.iter().map(|(pid, ..)| *pid).collect();
     processes.sort_unstable();
@@ -288,7 +286,7 @@ fn a_trace_tells_connections_and_calls_handles_alike_in_both_libraries() {
 fn a_trace_of_a_killed_program_is_whole_up_to_its_end() {
     let lines = trace(
         "trace_3",
-        &format!("{}; kill -KILL $client $server; true", endless(18581)),
+        &format!("{}; kill -KILL $client $server; true", endless()),
     );
     assert!(count(&lines, "post_send qp1 1/1 ") > 10, "{lines:#?}");
     assert_eq!(count(&lines, "ibv_destroy_qp"), 0);
@@ -296,11 +294,14 @@ fn a_trace_of_a_killed_program_is_whole_up_to_its_end() {
 
 #[test]
 fn a_trace_tells_new_posts_and_polls_and_what_was_refused() {
+    let port = free_port();
     let lines = trace(
         "trace_4",
-        "ibv_rc_pingpong -N -t -p 18582 -n 20 & sleep 0.3; \
-         until ibv_rc_pingpong -N -t -p 18582 -n 20 127.0.0.1; do sleep 0.1; done; wait; \
-         ibv_rc_pingpong -r 100000 -p 18583; true",
+        &format!(
+            "ibv_rc_pingpong -N -t -p {port} -n 20 & sleep 0.3; \
+             until ibv_rc_pingpong -N -t -p {port} -n 20 127.0.0.1; do sleep 0.1; done; wait; \
+             ibv_rc_pingpong -r 100000 -p {port}; true"
+        ),
     );
     for (what, times) in [
         ("wr_complete qp1 1/1 wr_id=2 SEND 4096 B SIGNALED", 40),

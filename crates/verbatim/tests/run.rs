@@ -1,10 +1,11 @@
 //! `verbatim run`: the program becomes this process, and finds the software NIC.
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// `verbatim run` with these arguments, with the library built beside the program.
@@ -14,22 +15,8 @@ fn run(args: &[&str]) -> Output {
 
 /// `verbatim run` with these arguments, behind these words.
 fn command(before: &[&str], args: &[&str]) -> Command {
-    static BUILD: Once = Once::new();
-    let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
-    BUILD.call_once(|| {
-        let profile = program.parent().expect("target/PROFILE");
-        let target = profile.parent().expect("target");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args(["build", "--quiet", "-p", "dropin", "-p", "dropin-rdmacm"])
-            .arg("--target-dir")
-            .arg(target);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo starts").success());
-    });
-    let program = program.to_str().expect("a path in UTF-8");
+    common::build_libraries();
+    let program = env!("CARGO_BIN_EXE_verbatim");
     let words: Vec<&str> = before.iter().chain(&[program, "run"]).copied().collect();
     let mut command = Command::new(words[0]);
     command
@@ -317,4 +304,33 @@ fn what_cannot_be_run_says_so() {
     let message = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{message}");
     assert!(message.contains("letters, digits"), "{message}");
+}
+
+#[test]
+fn on_the_machines_own_nic_a_program_finds_what_it_finds_without_us() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("l.json");
+    let file = file.to_str().expect("text");
+    let system = ["--provider", "system"];
+    let show = "echo \"$LD_LIBRARY_PATH $LD_PRELOAD\"";
+    let out = run(&[&system[..], &["--", "sh", "-c", show]].concat());
+    assert_eq!(stdout(&out), "/nonexistent/before \n");
+    // Preloaded only where something is to be counted, and then into every program, also one without verbs.
+    let out = run(&[&system[..], &["--ledger", file, "--", "sh", "-c", show]].concat());
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert!(stdout(&out).ends_with("/libverbatim_tap.so\n"), "{out:?}");
+    assert!(stderr(&out).contains("no process of it opened an RDMA device"));
+    let plain = Command::new("ibv_devices").output().expect("it starts");
+    let watched = run(&[&system[..], &["--ledger", file, "--", "ibv_devices"]].concat());
+    assert_eq!(plain.status.code(), watched.status.code());
+    assert_eq!(plain.stdout, watched.stdout);
+    for softnic_only in [
+        &["--nic", "cib"][..],
+        &["--link-layer", "ib"],
+        &["--no-view"],
+    ] {
+        let out = run(&[&system, softnic_only, &["--", "true"]].concat());
+        assert_eq!(out.status.code(), Some(2), "{softnic_only:?}");
+        assert!(stderr(&out).contains("software NIC"), "{}", stderr(&out));
+    }
 }

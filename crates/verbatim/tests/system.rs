@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 
 use common::{Server, ask_with, lines_of, verbatim};
 use serde_json::Value;
+use tap::Ledger;
 
 const DESIGNS: [&str; 5] = ["atomics", "rpc", "rpc-batch", "rpc-batch-mq", "spec-s0"];
 
@@ -484,4 +485,71 @@ fn numbers_come_from_every_gid_of_the_port_that_is_set() {
     assert_eq!(out.status.code(), Some(2), "{message}");
     assert!(message.contains("is empty"), "{message}");
     assert!(out.stdout.is_empty());
+}
+
+/// The ledger of a command that must succeed.
+fn ledger_of(before: &[&str], after: &[&str]) -> Ledger {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("l.json");
+    let file = file.to_str().expect("text");
+    let out = verbatim(&[before, &["--ledger", file], after].concat())
+        .output()
+        .expect("the program starts");
+    let messages = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{messages}");
+    let text = std::fs::read_to_string(file).expect("it was written");
+    let ledger = Ledger::parse(&text).expect("a ledger");
+    assert_eq!(ledger.provider, "system");
+    ledger
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn unmodified_programs_are_counted_and_traced_on_the_device() {
+    let index = variable("VERBATIM_TEST_GID_INDEX").unwrap_or_else(|| "0".to_owned());
+    let program = format!("ibv_rc_pingpong -d {} -g {index} -n 200", device());
+    let script =
+        format!("{program} & sleep 0.5; until {program} 127.0.0.1; do sleep 0.2; done; wait");
+    let folder = tempfile::tempdir().expect("a folder");
+    let trace = folder.path().join("t.txt");
+    let trace = trace.to_str().expect("text");
+    let ledger = ledger_of(
+        &["run", "--provider", "system", "--trace", trace],
+        &["--", "sh", "-c", &script],
+    );
+    let worked: Vec<_> = ledger
+        .processes
+        .iter()
+        .filter(|process| process.operations() > 0)
+        .collect();
+    assert_eq!(worked.len(), 2, "{ledger:?}");
+    for process in worked {
+        assert_eq!((process.operations(), process.peers), (200, 1));
+        let qp = process.active().next().expect("it sent");
+        assert_eq!(qp.sent[0].operation.payload_bytes, 4096);
+        assert_eq!(qp.received[0].count, 200);
+    }
+    let lines = std::fs::read_to_string(trace).expect("a trace");
+    for what in ["ibv_open_device(", "post_send qp1 1/1", " SUCCESS RECV"] {
+        assert!(lines.contains(what), "{what}: {lines}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn our_own_programs_are_counted_on_the_device() {
+    let nic = nic();
+    let sequencer = ["sequencer", "--rounds", "1", "--duration", "100ms"];
+    for design in runnable() {
+        let design_args = ["--design", design];
+        let ledger = ledger_of(
+            &with_nic(&[&sequencer[..], &design_args].concat(), &nic),
+            &[],
+        );
+        let worked = ledger.processes.iter().filter(|p| p.operations() > 0);
+        assert!(worked.count() >= 1, "{design}: {ledger:?}");
+        for process in &ledger.processes {
+            assert_eq!(process.check(), Ok(()), "{design}");
+        }
+    }
 }

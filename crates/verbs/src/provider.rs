@@ -7,8 +7,9 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use libibverbs::System;
 use tap::Provider as _;
-use verbs_abi::{LaterSymbols, Symbols, for_each_symbol};
+use verbs_abi::{LaterSymbols, Symbols};
 
 use crate::capabilities::Capabilities;
 use crate::device::Device;
@@ -36,22 +37,9 @@ const SIMNIC: &str = "simnic";
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
-    /// The machine's libibverbs cannot be opened.
-    #[error(
-        "cannot open libibverbs.so.1 ({0}): install it (Debian and Ubuntu: `apt install libibverbs1 \
-         ibverbs-providers`; Fedora: `dnf install libibverbs`), or use the provider `softnic`, which needs nothing"
-    )]
-    NoLibrary(String),
-    /// The machine's libibverbs lacks an entry point.
-    #[error(
-        "libibverbs.so.1 has no symbol {symbol} ({source_text}): it is older than rdma-core 17; update it"
-    )]
-    NoSymbol {
-        /// The missing symbol.
-        symbol: &'static str,
-        /// What the loader said.
-        source_text: String,
-    },
+    /// The machine's libibverbs cannot be used.
+    #[error(transparent)]
+    System(#[from] libibverbs::LoadError),
     /// There is no provider of that name.
     #[error("no provider is called {0:?}: the providers are {names}", names = Provider::NAMES.join(", "))]
     UnknownName(String),
@@ -79,7 +67,7 @@ impl Provider {
     /// The machine's own libibverbs: real NICs and the kernel's Soft-RoCE. Opened on first use, for good.
     pub fn system() -> Result<Self, ProviderError> {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
-        system_symbols()?;
+        libibverbs::symbols()?;
         Ok(Self {
             name: System::NAME,
             symbols: tapped_if_on::<System>(&TAPPED),
@@ -168,22 +156,6 @@ impl tap::Provider for SoftNic {
     }
 }
 
-/// The machine's libibverbs, for the tap. To be used once [`system_symbols`] has answered with a table.
-struct System;
-
-impl tap::Provider for System {
-    const NAME: &'static str = "system";
-    const PROCESS_SHIFT: Option<u32> = None;
-
-    fn symbols() -> &'static Symbols {
-        system_symbols().expect("it was loaded before it was tapped")
-    }
-
-    fn later_symbols() -> Option<&'static LaterSymbols> {
-        None
-    }
-}
-
 /// A provider's table, or the tap's over it.
 fn tapped_if_on<P: tap::Provider>(tapped: &'static OnceLock<Symbols>) -> &'static Symbols {
     if tap::is_on() {
@@ -191,15 +163,6 @@ fn tapped_if_on<P: tap::Provider>(tapped: &'static OnceLock<Symbols>) -> &'stati
     } else {
         P::symbols()
     }
-}
-
-/// The machine's libibverbs, loaded once.
-fn system_symbols() -> Result<&'static Symbols, ProviderError> {
-    static SYSTEM: OnceLock<Result<Symbols, ProviderError>> = OnceLock::new();
-    SYSTEM
-        .get_or_init(load_system)
-        .as_ref()
-        .map_err(Clone::clone)
 }
 
 impl fmt::Debug for Provider {
@@ -212,32 +175,6 @@ impl Default for Provider {
     fn default() -> Self {
         Self::softnic()
     }
-}
-
-macro_rules! define_loader {
-    ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Fills the table by `dlsym`, which gives the default (newest) version of each symbol.
-        fn load_symbols(library: &'static libloading::Library) -> Result<Symbols, ProviderError> {
-            Ok(Symbols {
-                // SAFETY: the type is the one that verbs-abi declares for the symbol of that name and checks
-                // against the C header; the library is never unloaded.
-                $( $name: *unsafe {
-                    library.get::<unsafe extern "C" fn($( $type ),*) $(-> $ret)?>(concat!(stringify!($name), "\0"))
-                }
-                .map_err(|e| ProviderError::NoSymbol { symbol: stringify!($name), source_text: e.to_string() })?, )*
-            })
-        }
-    };
-}
-for_each_symbol!(define_loader);
-
-fn load_system() -> Result<Symbols, ProviderError> {
-    // SAFETY: libibverbs' initialisers only set up its own state.
-    let library = unsafe { libloading::Library::new("libibverbs.so.1") }
-        .map_err(|e| ProviderError::NoLibrary(e.to_string()))?;
-    // Its providers register fork handlers and threads: it must never be unloaded.
-    let library: &'static libloading::Library = Box::leak(Box::new(library));
-    load_symbols(library)
 }
 
 /// What an object of the API hangs on: an open device of a provider.
@@ -277,11 +214,5 @@ mod tests {
             e.to_string(),
             "no provider is called \"mlx5\": the providers are softnic, system"
         );
-    }
-
-    #[test]
-    fn a_missing_library_names_the_package() {
-        let text = ProviderError::NoLibrary("not found".into()).to_string();
-        assert!(text.contains("apt install libibverbs1"), "{text}");
     }
 }

@@ -11,6 +11,8 @@ const LIBRARIES: [(&str, &str); 2] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
 ];
+/// The tap for programs on the machine's own libibverbs, in a build and in an installation.
+const TAP: &str = "libverbatim_tap.so";
 /// Where an installation has them, from the folder of this program.
 const INSTALLED: &str = "../lib/verbatim";
 /// Where a build gets links with these names, in the folder of this program.
@@ -18,11 +20,34 @@ const LINKS: &str = "dropin/lib";
 
 /// The folder that holds `libibverbs.so.1` and `librdmacm.so.1`.
 pub(super) fn find() -> Result<PathBuf> {
+    find_from(&own_folder()?)
+}
+
+/// The library that puts the tap in front of the machine's own libibverbs.
+pub(super) fn find_tap() -> Result<PathBuf> {
+    find_tap_from(&own_folder()?)
+}
+
+/// The folder of this program.
+fn own_folder() -> Result<PathBuf> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let folder = program
-        .parent()
-        .with_context(|| format!("{} lies in no folder", program.display()))?;
-    find_from(folder)
+    let folder = program.parent();
+    let folder = folder.with_context(|| format!("{} lies in no folder", program.display()))?;
+    Ok(folder.to_owned())
+}
+
+fn find_tap_from(folder: &Path) -> Result<PathBuf> {
+    let places = [folder.join(TAP), folder.join(INSTALLED).join(TAP)];
+    let found = places.iter().find(|place| place.exists());
+    found.cloned().with_context(|| {
+        let [built, installed] = &places;
+        format!(
+            "the library that counts verbs is neither {} nor {}; build it: cargo build --release, or cargo xtask \
+             dropin to build and install",
+            built.display(),
+            installed.display()
+        )
+    })
 }
 
 fn find_from(folder: &Path) -> Result<PathBuf> {
@@ -104,6 +129,23 @@ mod tests {
                 .join(LIBRARIES[0].1)
                 .exists()
         );
+    }
+
+    #[test]
+    fn the_tap_is_found_in_a_build_and_in_an_installation() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (bin, lib) = (root.path().join("bin"), root.path().join("lib/verbatim"));
+        for folder in [&bin, &lib] {
+            std::fs::create_dir_all(folder).expect("made");
+        }
+        let missing = find_tap_from(&bin).expect_err("nothing there");
+        assert!(missing.to_string().contains("cargo build"), "{missing}");
+        for folder in [&lib, &bin] {
+            std::fs::write(folder.join(TAP), "library").expect("written");
+            let found = find_tap_from(&bin).expect("found").canonicalize();
+            let there = folder.join(TAP).canonicalize();
+            assert_eq!(found.expect("there"), there.expect("there"));
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! `verbatim run`: an unmodified program on the software NIC.
+//! `verbatim run`: an unmodified program on the software NIC, or under the tap on the machine's own.
 //!
-//! The program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and the files of an
+//! On the software NIC the program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and the files of an
 //! RDMA device in `/sys` and `/dev`. It replaces this process: its signals, its standard streams and its exit status
-//! are its own. With `--ledger` this process waits for it instead.
+//! are its own. With `--ledger` this process waits for it instead. On the machine's own NIC it finds nothing else than
+//! without this command, and the tap in front of it where something is to be counted or traced.
 //!
 //! - [`identity`]: what the device says that it is;
 //! - [`library`]: where the libraries are;
@@ -23,7 +24,7 @@ use anyhow::{Context, Result, bail};
 use softnic::Identity;
 
 use crate::Outcome;
-use crate::args::LinkLayerArgs;
+use crate::args::{LinkLayerArgs, Provider};
 use crate::ledger::{self, LedgerArgs};
 use namespace::Entered;
 
@@ -31,6 +32,9 @@ use namespace::Entered;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// On which NIC: the software NIC, or the machine's own through libibverbs, which --ledger and --trace watch
+    #[arg(long, value_enum, default_value_t = Provider::Softnic)]
+    provider: Provider,
     #[command(flatten)]
     link_layer: LinkLayerArgs,
     /// Only programs that were run with this name reach each other [default: all of this user's]
@@ -67,6 +71,7 @@ Examples:
   verbatim run --nic cib -- ib_write_bw           on a device that says it is a Connect-IB
   verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
+  verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband,
 where UCX and others look for it, by mounts in a namespace of its own; a user who may not mount gets a
@@ -76,6 +81,8 @@ Exit status: the program's; 2 when it could not be run.";
 
 /// Where the loader looks before it looks at the system's libraries.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// What the loader loads before the libraries of a program.
+const PRELOAD: &str = "LD_PRELOAD";
 /// Names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
@@ -85,10 +92,33 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         [program, rest @ ..] if !program.is_empty() => (program, rest),
         _ => bail!("name the program to run, such as: verbatim run -- ibv_devinfo"),
     };
-    let folder = library::find()?;
     let mut command = Command::new(program);
+    command.args(rest);
+    match args.provider {
+        Provider::Softnic => prepare_softnic(args, &mut command)?,
+        Provider::System => prepare_system(args, &mut command)?,
+    }
+    let words = ledger::words(&args.command);
+    if let Some(file) = &args.trace {
+        command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
+    }
+    let mut command = match args.ledger.record_program(command, &words)? {
+        Ok(outcome) => return Ok(outcome),
+        Err(unrecorded) => unrecorded,
+    };
+    let err = command.exec();
+    let hint = if err.kind() == io::ErrorKind::NotFound {
+        "; there is no such program (in PATH)"
+    } else {
+        ""
+    };
+    Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
+}
+
+/// Has a program find the software NIC.
+fn prepare_softnic(args: &Args, command: &mut Command) -> Result<()> {
+    let folder = library::find()?;
     command
-        .args(rest)
         .env(LIBRARY_PATH, library_path(&folder)?)
         .envs(args.link_layer.variable());
     if let Some(name) = &args.fabric {
@@ -107,21 +137,48 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
              RDMA device, as UCX does, find none; --no-view goes without a note"
         );
     }
-    let words = ledger::words(&args.command);
-    if let Some(file) = &args.trace {
-        command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
+    Ok(())
+}
+
+/// Has a program that is to be watched find the tap in front of the machine's own libibverbs.
+fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
+    args.link_layer.settle(Some(Provider::System))?;
+    for (given, flag) in [
+        (args.fabric.is_some(), "--fabric"),
+        (args.nic.is_some(), "--nic"),
+        (args.no_view, "--no-view"),
+    ] {
+        if given {
+            bail!("{flag} is for the software NIC; leave it out, or --provider system");
+        }
     }
-    let mut command = match args.ledger.record_program(command, &words)? {
-        Ok(outcome) => return Ok(outcome),
-        Err(unrecorded) => unrecorded,
-    };
-    let err = command.exec();
-    let hint = if err.kind() == io::ErrorKind::NotFound {
-        "; there is no such program (in PATH)"
-    } else {
-        ""
-    };
-    Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
+    if args.ledger.is_wanted() || args.trace.is_some() {
+        command.env(PRELOAD, preload(&library::find_tap()?)?);
+    }
+    Ok(())
+}
+
+/// What the loader is to load before all else: `library`, and what was asked for before.
+fn preload(library: &Path) -> Result<OsString> {
+    // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
+    if library
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(|b| b": $".contains(b))
+    {
+        bail!(
+            "{} has a space, a colon or a dollar sign in it, which {PRELOAD} cannot say; move it elsewhere",
+            library.display()
+        );
+    }
+    let mut libraries = library.as_os_str().to_owned();
+    let before = std::env::var_os(PRELOAD);
+    if let Some(before) = before.as_deref().filter(|libraries| !libraries.is_empty()) {
+        libraries.push(OsStr::new(":"));
+        libraries.push(before);
+    }
+    Ok(libraries)
 }
 
 /// Makes the file of a trace; its absolute path, since programs go elsewhere.
@@ -190,6 +247,16 @@ mod tests {
         assert!(path.to_string_lossy().starts_with("/opt/verbatim"));
         for wrong in ["/a:b", "/a;b", "/$ORIGIN"] {
             assert!(library_path(Path::new(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_library_to_preload_must_be_speakable() {
+        let libraries =
+            preload(Path::new("/opt/verbatim/libverbatim_tap.so")).expect("a plain path");
+        assert!(libraries.to_string_lossy().starts_with("/opt/verbatim/"));
+        for wrong in ["/a b", "/a:b", "/$LIB/a"] {
+            assert!(preload(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
 

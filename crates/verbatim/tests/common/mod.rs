@@ -7,7 +7,9 @@
 )]
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Once;
 
 use serde_json::Value;
 
@@ -18,6 +20,26 @@ pub fn verbatim(args: &[&str]) -> Command {
         .env_remove("VERBATIM_LINK_LAYER")
         .stdin(Stdio::null());
     command
+}
+
+/// Builds the libraries that `verbatim run` gives to programs, beside the program.
+pub fn build_libraries() {
+    static BUILD: Once = Once::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
+    BUILD.call_once(|| {
+        let profile = program.parent().expect("target/PROFILE");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(["build", "--quiet", "--target-dir"])
+            .arg(profile.parent().expect("target"))
+            .args(
+                ["dropin", "dropin-rdmacm", "tap-preload"].map(|name| format!("--package={name}")),
+            );
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo starts").success());
+    });
 }
 
 /// The JSON lines of a command that must succeed.
