@@ -123,7 +123,8 @@ impl Server {
             source,
         })?;
         let address = listener.local_addr()?;
-        let (shared, workers) = Shared::new(context, config, store::unix_ms, random())?;
+        let (shared, workers) =
+            Shared::new(context, config, store::unix_ms, random(), Duration::ZERO)?;
         let mut server = Self {
             shared: Arc::clone(&shared),
             acceptor: None,
@@ -220,6 +221,7 @@ impl Shared {
         config: ServerConfig,
         clock: fn() -> u64,
         seed: u64,
+        cost: Duration,
     ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
         let port = config.nic.port(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
@@ -256,6 +258,7 @@ impl Shared {
                 engine,
                 store: Arc::clone(&store),
                 number,
+                cost,
             });
         }
         let clients = u32::try_from(config.max_clients).unwrap_or(u32::MAX);

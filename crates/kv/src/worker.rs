@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -104,6 +105,8 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) number: usize,
+    /// What a request costs a simulated core beside its verbs.
+    pub(crate) cost: Duration,
 }
 
 impl Worker {
@@ -114,10 +117,12 @@ impl Worker {
             shared,
             store,
             number,
+            cost,
         } = self;
         let mut serve = Serve {
             store: &store,
             number,
+            cost,
             hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: Sessions::default(),
             answers: Vec::new(),
@@ -217,6 +222,7 @@ fn sleep(engine: &herd::Server, shared: &WorkerShared, waiter: &mut Waiter) {
 struct Serve<'s> {
     store: &'s Store,
     number: usize,
+    cost: Duration,
     /// Of the keys of a batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: Sessions,
@@ -233,7 +239,7 @@ impl<'s> Handler for Serve<'s> {
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
-        verbs::time::serve(requests);
+        verbs::time::work(self.cost * u32::try_from(requests).unwrap_or(u32::MAX));
         self.store.partition(self.number)
     }
 

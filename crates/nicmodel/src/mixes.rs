@@ -10,11 +10,11 @@ use crate::verb::{Transport, Verb};
 
 /// Work of HERD for a request beside its verbs, in ns, fitted to one core: 6.7 M/s
 /// (`herd_base_1c`).
-const HERD_NS: f64 = 52.25;
+pub const HERD_NS: f64 = 52.25;
 
 /// The same with batches (12.3 M/s, `herd_batch_1c`). It is more, though it prefetches: without
 /// batches a core fetches its data while it is held by MMIO writes.
-const HERD_BATCH_NS: f64 = 68.2;
+pub const HERD_BATCH_NS: f64 = 68.2;
 
 /// Requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
 const REQUEST_BYTES: u32 = 16;

@@ -30,5 +30,7 @@ mod world;
 pub use abi::symbols;
 pub use cluster::{Cluster, ClusterError, Machine, Unfinished};
 pub use costs::MissingCosts;
-pub use threads::{idle, is_simulated, now, spend_empty_looks, spend_requests, spend_shared_add};
+pub use threads::{
+    idle, is_simulated, now, spend, spend_empty_looks, spend_requests, spend_shared_add,
+};
 pub use world::Counters;

@@ -394,6 +394,14 @@ pub fn spend_requests(count: u64) {
     }
 }
 
+/// The calling simulated thread works for so long.
+pub fn spend(work: Duration) {
+    if is_simulated() {
+        let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
+        world(|world| world.spend(time));
+    }
+}
+
 /// The calling simulated thread looked at so many places that peers WRITE to and found nothing new there.
 pub fn spend_empty_looks(count: u64) {
     if is_simulated() {

@@ -139,6 +139,23 @@ where
     }
 }
 
+/// A parser of numbers with a fraction within `range`; `what` is their name in the message.
+pub(crate) fn fraction(
+    what: &'static str,
+    range: RangeInclusive<f64>,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let value = text.trim().parse().ok();
+        value.filter(|value| range.contains(value)).ok_or_else(|| {
+            format!(
+                "{what} is a number from {} to {}",
+                range.start(),
+                range.end()
+            )
+        })
+    }
+}
+
 /// A parser of numbers of bytes up to `most`: `64`, `4K` (KiB), `1M` (MiB).
 pub(crate) fn bytes(
     most: usize,

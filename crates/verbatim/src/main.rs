@@ -8,8 +8,10 @@
 
 mod args;
 mod bench;
+mod children;
 mod devices;
 mod explain;
+mod kv;
 mod ledger;
 mod model;
 mod output;
@@ -17,6 +19,7 @@ mod paper;
 mod pcie_counters;
 mod run;
 mod sequencer;
+mod stop;
 
 use std::process::ExitCode;
 
@@ -37,6 +40,7 @@ const EXAMPLES: &str = "\
 Examples:
   verbatim run -- ib_write_bw     a program of this machine, on the software NIC
   verbatim sequencer              every design of the networked sequencer, side by side
+  verbatim kv                     every design of the key-value stores, side by side, and Redis
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
@@ -52,6 +56,8 @@ enum Command {
     Devices(devices::Args),
     /// A networked sequencer: every design side by side, or a server and clients by hand
     Sequencer(Box<sequencer::Args>),
+    /// Key-value stores: every design side by side, or a server and clients by hand
+    Kv(Box<kv::Args>),
     /// Verbs microbenchmarks
     Bench(bench::Args),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -83,6 +89,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Sequencer(args) => sequencer::run(*args),
+        Command::Kv(args) => kv::run(*args),
         Command::Bench(args) => bench::run(args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The time: [`Instant::now`], or that of the simulated thread which calls.
 #[must_use]
@@ -23,6 +23,14 @@ pub fn now() -> Instant {
 pub fn serve(requests: usize) {
     if simnic::is_simulated() {
         simnic::spend_requests(requests as u64);
+    }
+}
+
+/// The calling core works for so long on a simulated NIC, where its own work takes no time.
+#[inline]
+pub fn work(time: Duration) {
+    if simnic::is_simulated() {
+        simnic::spend(time);
     }
 }
 

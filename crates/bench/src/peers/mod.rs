@@ -10,7 +10,7 @@ use std::process::Child;
 
 /// A child process that does not outlive its handle.
 #[derive(Debug)]
-pub(crate) struct KillOnDrop(pub(crate) Child);
+pub struct KillOnDrop(pub Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {

@@ -121,23 +121,29 @@ impl Server {
 
 /// Reads what `redis-benchmark --csv` prints: requests per second of INCR.
 fn parse(text: &str) -> Result<f64> {
+    column(text, "rps", "INCR")
+}
+
+/// Reads what `redis-benchmark --csv` prints: a column of a test's line, a number above 0.
+///
+/// # Errors
+/// When it printed something else.
+pub fn column(text: &str, column: &str, test: &str) -> Result<f64> {
     let mut lines = text.lines().map(fields);
     let names = lines
         .by_ref()
         .find(|fields| fields.first().is_some_and(|name| name == "test"))
         .context("printed no line of column names")?;
-    let at = names
-        .iter()
-        .position(|name| name == "rps")
-        .context("printed no column rps")?;
+    let at = names.iter().position(|name| name == column);
+    let at = at.with_context(|| format!("printed no column {column}"))?;
     let values = lines
-        .find(|fields| fields.first().is_some_and(|name| name == "INCR"))
-        .context("printed no line of INCR")?;
-    let rate: f64 = values.get(at).context("printed too few columns")?.parse()?;
-    if !(rate.is_finite() && rate > 0.0) {
-        bail!("printed a rate of {rate}");
+        .find(|fields| fields.first().is_some_and(|name| name == test))
+        .with_context(|| format!("printed no line of {test}"))?;
+    let value: f64 = values.get(at).context("printed too few columns")?.parse()?;
+    if !(value.is_finite() && value > 0.0) {
+        bail!("printed {value} as {column}");
     }
-    Ok(rate)
+    Ok(value)
 }
 
 fn fields(line: &str) -> Vec<String> {

@@ -305,8 +305,15 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, ClientError> {
-        let op = Op::Delete { key, version: None };
-        self.change(&op).map(|version| version != 0)
+        self.delete_if(key, None).map(|version| version != 0)
+    }
+
+    /// Removes a key, if it has that version where one is given; the version that it had, 0 if it was not there.
+    ///
+    /// # Errors
+    /// [`ClientError::Condition`] when it has another version.
+    pub fn delete_if(&mut self, key: &[u8], version: Option<u64>) -> Result<u64, ClientError> {
+        self.change(&Op::Delete { key, version })
     }
 
     fn change(&mut self, op: &Op<'_>) -> Result<u64, ClientError> {

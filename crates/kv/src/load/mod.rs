@@ -6,7 +6,7 @@
 
 mod keys;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -109,11 +109,10 @@ impl std::str::FromStr for Ycsb {
 }
 
 /// Until when a load runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// For a time in milliseconds.
-    DurationMs(u64),
+    /// Until this time, by [`verbs::time::now`].
+    At(Instant),
     /// Until so many operations are done.
     Count(u64),
 }
@@ -262,21 +261,36 @@ pub fn run(
     until: Until,
     seed: u64,
 ) -> Result<LoadReport, ClientError> {
+    run_counting(pipeline, workload, until, seed, |_| {})
+}
+
+/// The same; calls `count` with how many operations are done, as they are.
+///
+/// # Errors
+/// When the server cannot be reached any more.
+pub fn run_counting(
+    pipeline: &mut Pipeline,
+    workload: &Workload,
+    until: Until,
+    seed: u64,
+    mut count: impl FnMut(u64),
+) -> Result<LoadReport, ClientError> {
     let mut run = Run::new(pipeline, workload, seed);
     let started = time::now();
     pipeline.refresh();
-    let (count, end) = match until {
+    let (most, end) = match until {
         Until::Count(n) => (n, None),
-        // A time too long to represent is for ever.
-        Until::DurationMs(ms) => (u64::MAX, started.checked_add(Duration::from_millis(ms))),
+        Until::At(end) => (u64::MAX, Some(end)),
     };
     let (mut stopping, mut rounds) = (false, 0u32);
     let mut begun = 0;
     loop {
-        while !stopping && begun < count && run.begin(pipeline)? {
+        while !stopping && begun < most && run.begin(pipeline)? {
             begun += 1;
         }
+        let before = run.report.operations;
         let seen = run.take(pipeline)?;
+        count(run.report.operations - before);
         rounds = rounds.wrapping_add(1);
         // While answers come the pipeline reads the clock for every few of them.
         let now = match seen {
@@ -284,7 +298,7 @@ pub fn run(
             seen => seen,
         };
         stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
-        if (stopping || begun >= count) && pipeline.outstanding() == 0 && run.found.is_empty() {
+        if (stopping || begun >= most) && pipeline.outstanding() == 0 && run.found.is_empty() {
             return Ok(run.finish(pipeline, started));
         }
     }

@@ -2,6 +2,7 @@
 //! call. The same workers and queue pairs as behind TCP: only the door is another.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use verbs::Context;
 
@@ -41,15 +42,21 @@ pub struct Pass {
 
 impl LocalServer {
     /// A server on a device, whatever the configuration says of provider, device and address. Hashes start from
-    /// `seed`, so that the same is the same in every run.
+    /// `seed`, so that the same is the same in every run; `cost` is what a request costs a simulated core beside its
+    /// verbs.
     ///
     /// # Errors
     /// As for [`Server::start_on`](crate::Server::start_on).
-    pub fn new(context: &Context, config: ServerConfig, seed: u64) -> Result<Self, ServerError> {
+    pub fn new(
+        context: &Context,
+        config: ServerConfig,
+        seed: u64,
+        cost: Duration,
+    ) -> Result<Self, ServerError> {
         config.check().map_err(ServerError::Config)?;
         config.design.check(context.capabilities()?)?;
         // Virtual time has its own clock, which nothing here expires by.
-        let (shared, workers) = Shared::new(context, config, || 0, seed)?;
+        let (shared, workers) = Shared::new(context, config, || 0, seed, cost)?;
         let of = |worker| LocalWorker {
             shared: Arc::clone(&shared),
             worker,

@@ -4,21 +4,22 @@
 //! process and fresh client processes each time, so that what disturbs the machine for a while
 //! disturbs every design alike.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bench::bounce::bounce_ns;
-use bench::pin::{Cores, allowed, spawn_on_cores};
+use bench::peers::KillOnDrop;
+use bench::pin::allowed;
 use bench::stats::Spread;
 use sequencer::{Checker, ClientReport, Design, ServerStats, Unsupported, Verdict};
 use serde::Serialize;
 use verbs::Capabilities;
 
-use super::lines::{Line, Lines};
+use super::lines::Line;
 use super::simulated::SimulationArgs;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
+use crate::children::{Lines, Placement, part_of, start};
 use crate::output::{self, figure, print, print_typed, time};
 
 /// Arguments of `verbatim sequencer`.
@@ -269,66 +270,6 @@ fn choose(asked: &[Design], device: &Capabilities) -> Result<(Vec<Design>, Vec<U
     Ok((runnable, skipped))
 }
 
-/// Which cores each process gets, so that a server and its clients never take turns on one.
-#[derive(Debug, PartialEq, Eq)]
-struct Placement {
-    server: Vec<usize>,
-    clients: Vec<Vec<usize>>,
-}
-
-impl Placement {
-    /// The server's workers from the last core down, clients' threads from the first up; all on
-    /// any core when there are more threads than cores.
-    fn new(cores: &[usize], workers: usize, clients: usize, threads: usize) -> Placement {
-        if workers + clients * threads > cores.len() {
-            return Placement {
-                server: cores.to_vec(),
-                clients: vec![cores.to_vec(); clients],
-            };
-        }
-        let (front, back) = cores.split_at(cores.len() - workers);
-        Placement {
-            server: back.to_vec(),
-            clients: front
-                .chunks(threads)
-                .take(clients)
-                .map(<[_]>::to_vec)
-                .collect(),
-        }
-    }
-
-    /// How long a cache line takes between a client and the server, one way; nothing if there is
-    /// but one core.
-    fn bounce_ns(&self) -> Result<Option<f64>> {
-        let server = *self.server.last().context("no core to run on")?;
-        let client = self.clients.first().and_then(|cores| cores.first());
-        let requester = *client.context("no core to run on")?;
-        if requester == server {
-            return Ok(None);
-        }
-        let cores = Cores {
-            requester,
-            responder: server,
-        };
-        bounce_ns(cores, 50_000).map(Some)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.clients.contains(&self.server)
-    }
-}
-
-/// A child process that does not outlive its handle.
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is waited for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs one design once: a server, its clients, the checker.
 fn one(args: &Args, placement: &Placement, round: u32, design: Design) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
@@ -398,7 +339,7 @@ fn sum_up(
     }
 }
 
-fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnDrop, Lines)> {
+fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnDrop, Lines<Line>)> {
     let mut command = part("serve", args)?;
     command
         .args([
@@ -420,7 +361,7 @@ fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnD
     start(command, cores, "server")
 }
 
-fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDrop, Lines)> {
+fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDrop, Lines<Line>)> {
     let mut command = part("client", args)?;
     command
         .arg(address)
@@ -433,30 +374,7 @@ fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDr
 }
 
 fn part(name: &str, args: &Args) -> Result<Command> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command.args([
-        "sequencer",
-        name,
-        "--json",
-        "--provider",
-        args.nic.provider.name(),
-    ]);
-    if let Some(device) = &args.nic.device {
-        command.args(["--device", device]);
-    }
-    command.args(["--port-num", &args.port.port_num.to_string()]);
-    if let Some(index) = args.port.gid_index {
-        command.args(["--gid-index", &index.to_string()]);
-    }
-    Ok(command)
-}
-
-fn start(mut command: Command, cores: &[usize], who: &'static str) -> Result<(KillOnDrop, Lines)> {
-    let child = spawn_on_cores(cores, command.stdout(Stdio::piped()));
-    let mut child = KillOnDrop(child?);
-    let out = child.0.stdout.take().context("a child without output")?;
-    Ok((child, Lines::new(out, who)))
+    part_of("sequencer", name, &args.nic, &args.port)
 }
 
 /// Cache lines that carry a request and its answer from one side to the other.
@@ -709,22 +627,6 @@ mod tests {
     fn a_header_only_exchange_takes_the_fewest_lines() {
         let lines = Design::ALL.map(cache_lines_per_request);
         assert!(lines[4] < lines[3] && lines[3] < lines[0], "{lines:?}");
-    }
-
-    #[test]
-    fn servers_and_clients_have_cores_of_their_own_where_there_are_enough() {
-        let placement = Placement::new(&[0, 1], 1, 1, 1);
-        assert_eq!(
-            (placement.server.as_slice(), placement.clients.as_slice()),
-            (&[1][..], &[vec![0]][..])
-        );
-        assert!(!placement.is_shared());
-        let placement = Placement::new(&[0, 1, 2, 4, 6, 7], 2, 2, 2);
-        assert_eq!(placement.server, [6, 7]);
-        assert_eq!(placement.clients, [[0, 1], [2, 4]]);
-        let placement = Placement::new(&[0, 1], 1, 2, 1);
-        assert_eq!(placement.clients, [[0, 1], [0, 1]]);
-        assert!(placement.is_shared());
     }
 
     /// What the software NIC can do, less `lacks`.

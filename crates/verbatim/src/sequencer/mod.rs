@@ -78,18 +78,23 @@ struct Nic {
 }
 
 impl Nic {
-    /// Opens device and port, so that a wrong name or number is refused before anything starts.
     fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
-        let provider = verbs::Provider::by_name(nic.provider.name())?;
-        let device = provider.device(nic.device.as_deref())?;
-        let config = NicConfig {
-            provider: nic.provider.name().to_owned(),
-            device: Some(device.name().to_owned()),
-            port_num: port.port_num,
-            gid_index: port.gid_index,
-        };
-        let context = device.open()?;
-        config.port(&context)?;
+        let (config, context) = open_nic(nic, port)?;
         Ok(Nic { config, context })
     }
+}
+
+/// Opens device and port, so that a wrong name or number is refused before anything starts.
+pub(crate) fn open_nic(nic: &NicArgs, port: &PortArgs) -> Result<(NicConfig, Context)> {
+    let provider = verbs::Provider::by_name(nic.provider.name())?;
+    let device = provider.device(nic.device.as_deref())?;
+    let config = NicConfig {
+        provider: nic.provider.name().to_owned(),
+        device: Some(device.name().to_owned()),
+        port_num: port.port_num,
+        gid_index: port.gid_index,
+    };
+    let context = device.open()?;
+    config.port(&context)?;
+    Ok((config, context))
 }

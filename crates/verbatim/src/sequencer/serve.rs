@@ -1,19 +1,17 @@
 //! `verbatim sequencer serve`: one server, until it is told to stop.
 
-use std::io::Read;
 use std::path::PathBuf;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use sequencer::{Design, Server, ServerConfig};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, figure, print, print_json};
+use crate::stop::stop_signals;
 
 /// Arguments of `verbatim sequencer serve`.
 #[derive(clap::Args)]
@@ -142,26 +140,4 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(failure) => bail!("a worker ended: {failure}"),
         None => Ok(Outcome::Done),
     }
-}
-
-/// Gets a message when the server is to stop.
-fn stop_signals(until_eof: bool) -> Result<mpsc::Receiver<()>> {
-    let (tell, stop) = mpsc::channel();
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
-    let by_signal: Sender<()> = tell.clone();
-    std::thread::spawn(move || {
-        // Nobody listens any more when the server is stopping anyway.
-        let _ = signals.forever().next().map(|_| by_signal.send(()));
-    });
-    if until_eof {
-        std::thread::spawn(move || {
-            let mut rest = [0; 4096];
-            while matches!(std::io::stdin().read(&mut rest), Ok(read) if read > 0) {}
-            let _ = tell.send(());
-        });
-    } else {
-        // The receiver must not see the channel close.
-        std::mem::forget(tell);
-    }
-    Ok(stop)
 }

@@ -1,0 +1,256 @@
+//! The key-value store's own server and clients on a simulated cluster: HERD, Figure 9 of the paper.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
+use kv::store::{Mode, Set};
+use kv::{ClientConfig, LocalServer, Pipeline, ServerConfig};
+use nicmodel::{Profile, mixes};
+use serde::Serialize;
+
+use super::{Bed, Gate};
+
+/// What runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Setup {
+    /// Cores of the server, a worker each.
+    pub cores: usize,
+    /// Clients; each sends to all workers.
+    pub clients: usize,
+    /// Machines that clients run on.
+    pub machines: usize,
+    /// Requests that a client has outstanding.
+    pub window: usize,
+    /// Requests that a worker answers with one doorbell, at most.
+    pub batch: usize,
+    /// UD queue pairs of a worker.
+    pub queues: usize,
+    /// The share of PUTs.
+    pub puts: f64,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// What random numbers start from.
+    pub seed: u64,
+    /// Virtual time that is measured, after a fifth of it for warming up.
+    pub time: Duration,
+}
+
+impl Setup {
+    /// The paper's setup (section 4.3): 128 clients on 8 machines, 16-byte keys, 32-byte values, 5 % PUTs, a UD queue pair
+    /// of a worker for each of two ports. The window is that of the benchmark that its authors published.
+    #[must_use]
+    pub fn paper(cores: usize, batched: bool) -> Self {
+        Self {
+            cores,
+            clients: 128,
+            machines: 8,
+            window: 32,
+            batch: if batched { 16 } else { 1 },
+            queues: 2,
+            puts: 0.05,
+            value_bytes: 32,
+            seed: 1,
+            time: Duration::from_micros(200),
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Operations in the measured time, in 10^6 a second.
+    pub rate_mops: f64,
+    /// The median of the clients' medians, in ns.
+    pub latency_ns_p50: u64,
+    /// The worst client's 99th percentile, in ns.
+    pub latency_ns_p99: u64,
+    /// Answers to a doorbell of the server.
+    pub answers_per_doorbell: f64,
+    /// Operations of the whole run.
+    pub operations: u64,
+    /// Values that were checked, and whether all was right.
+    pub values: u64,
+    /// Whether every value was its key's and none was missing.
+    pub verified: bool,
+    /// Virtual time of the whole run, in ms.
+    pub virtual_ms: f64,
+}
+
+/// Keys of the simulated store: what a look-up costs is the profile's, not the host's.
+const KEYS: u64 = 1 << 16;
+
+/// Runs it.
+///
+/// # Errors
+/// When the profile lacks what a simulation needs, or the setup cannot work.
+pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+    let cores = profile.host.cores.value as usize;
+    if setup.cores > cores {
+        bail!(
+            "{} cores are more than the {cores} of {}; lower --cores",
+            setup.cores,
+            profile.name
+        );
+    }
+    let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
+    let unknown = bed.cluster.unknown_of_cores();
+    if !unknown.is_empty() {
+        bail!(
+            "profile {} has no {}, so a server's cores would cost nothing; give them in a profile of your own \
+             (verbatim model --template prints one)",
+            profile.name,
+            unknown.join(", ")
+        );
+    }
+    // What a request costs a core beside its verbs was fitted to one core of the paper's, in both ways.
+    let cost_ns = if setup.batch > 1 {
+        mixes::HERD_BATCH_NS
+    } else {
+        mixes::HERD_NS
+    };
+    let config = ServerConfig {
+        workers: setup.cores,
+        batch: setup.batch,
+        queues: setup.queues,
+        max_clients: setup.clients,
+        max_window: setup.window,
+        mode: Mode::Store,
+        items: usize::try_from(KEYS)?,
+        value_bytes: setup.value_bytes,
+        ..ServerConfig::default()
+    };
+    let cost = Duration::from_secs_f64(cost_ns * 1e-9);
+    let mut server = LocalServer::new(&bed.contexts[0], config, setup.seed, cost)?;
+    let workload = Workload {
+        keys: KEYS,
+        value_bytes: setup.value_bytes,
+        puts: setup.puts,
+        ..Workload::default()
+    };
+    fill(&server, &workload)?;
+    for (i, worker) in server.take_workers().into_iter().enumerate() {
+        bed.spawn(0, format!("worker {i}"), move || worker.run());
+    }
+    let gate = Gate::default();
+    let done = Rc::new(Cell::new(0u64));
+    let reports: Rc<RefCell<Vec<LoadReport>>> = Rc::default();
+    let failure: Rc<RefCell<Option<String>>> = Rc::default();
+    let left = Rc::new(Cell::new(setup.clients));
+    let door = server.door();
+    for i in 0..setup.clients {
+        let machine = 1 + i % setup.machines;
+        let (context, door, gate) = (bed.contexts[machine].clone(), door.clone(), gate.clone());
+        let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
+        let (done, workload) = (Rc::clone(&done), workload.clone());
+        let config = ClientConfig {
+            window: setup.window,
+            batch: setup.window.min(16),
+            value_bytes: setup.value_bytes,
+            ..ClientConfig::default()
+        };
+        let time = setup.time + setup.time / 5;
+        let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
+        bed.spawn(machine, format!("client {i}"), move || {
+            let connected = Pipeline::connect_through(door.clone(), &context, config);
+            let ran = connected.and_then(|mut pipeline| {
+                gate.pass();
+                // Whole milliseconds are longer than needed: it ends when the measured time is over.
+                let until = Until::At(verbs::time::now() + time);
+                load::run_counting(&mut pipeline, &workload, until, seed, |n| {
+                    done.set(done.get() + n);
+                })
+            });
+            match ran {
+                Ok(report) => reports.borrow_mut().push(report),
+                Err(e) => {
+                    gate.came.set(gate.came.get() + 1);
+                    *failure.borrow_mut() = Some(e.to_string());
+                }
+            }
+            left.set(left.get() - 1);
+            if left.get() == 0 {
+                door.close();
+            }
+        });
+    }
+    bed.run_until(|| gate.came.get() == setup.clients)?;
+    gate.open.set(true);
+    if let Some(failure) = failure.take() {
+        bail!("a client cannot connect: {failure}");
+    }
+    bed.pass(setup.time / 5);
+    let (from, before) = (bed.cluster.now(), done.get());
+    bed.pass(setup.time * 3 / 4);
+    let (to, after) = (bed.cluster.now(), done.get());
+    bed.finish()?;
+    if let Some(failure) = server.failure().or_else(|| failure.take()) {
+        bail!("it failed: {failure}");
+    }
+    let stats = server.stats();
+    let reports = reports.take();
+    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts and times far below 2^52"
+    )]
+    Ok(Outcome {
+        rate_mops: (after - before) as f64 / (to - from).as_secs_f64() * 1e-6,
+        latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
+        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
+        answers_per_doorbell: stats.answers as f64 / stats.doorbells.max(1) as f64,
+        operations: sum(|r| r.operations),
+        values: sum(|r| r.verified),
+        verified: reports
+            .iter()
+            .all(|r| r.is_right() && r.misses == 0 && r.lost == 0),
+        virtual_ms: bed.cluster.now().as_secs_f64() * 1e3,
+    })
+}
+
+/// Puts every key into the store, without a network.
+fn fill(server: &LocalServer, workload: &Workload) -> Result<()> {
+    let mut key = vec![0; workload.key_bytes];
+    let mut value = vec![0; workload.value_bytes];
+    for n in 0..workload.keys {
+        key_bytes(n, &mut key);
+        value_bytes(n, 0, &mut value);
+        let (hash, mut partition) = server.store().lock(&key);
+        partition.set(hash, &key, &value, Set::default())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nicmodel::profile::builtin;
+
+    /// The store's own code runs, every value is right, and the same seed gives the same twice; batches pay.
+    #[test]
+    fn batches_pay_on_a_connect_ib_and_every_value_is_right() {
+        let cib = builtin("cib").expect("built in");
+        let short = |batched| Setup {
+            clients: 16,
+            machines: 2,
+            time: Duration::from_micros(50),
+            ..Setup::paper(1, batched)
+        };
+        let batched = run(cib, &short(true)).expect("runs");
+        let alone = run(cib, &short(false)).expect("runs");
+        for outcome in [&batched, &alone] {
+            assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
+        }
+        assert!(
+            batched.rate_mops > 1.5 * alone.rate_mops,
+            "{batched:?} {alone:?}"
+        );
+        assert!(batched.answers_per_doorbell > 4.0, "{batched:?}");
+        let again = run(cib, &short(true)).expect("runs");
+        assert_eq!(again.operations, batched.operations);
+    }
+}

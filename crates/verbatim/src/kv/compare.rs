@@ -1,0 +1,549 @@
+//! Every design side by side: the main job of `verbatim kv`.
+//!
+//! Rounds are interleaved (everything once, then everything again), with fresh processes each time, so that what
+//! disturbs the machine for a while disturbs everything alike.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bench::peers::KillOnDrop;
+use bench::pin::allowed;
+use bench::stats::Spread;
+use kv::load::LoadReport;
+use kv::{Design, ServerStats};
+use serde::Serialize;
+
+use super::lines::Line;
+use super::peers::{self, Peer};
+use super::simulated::SimulationArgs;
+use super::workload::WorkloadArgs;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs, Provider};
+use crate::children::{Lines, Placement, part_of, start};
+use crate::output::{self, figure, print, print_typed, time};
+
+/// Arguments of `verbatim kv`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub(crate) struct Args {
+    /// Run this design only (may be given several times): herd [default: all]
+    #[arg(long, value_name = "DESIGN")]
+    pub(super) design: Vec<Design>,
+    /// How long each measurement runs [default: 500ms; 200 µs of virtual time on a simulated NIC]
+    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    pub(super) duration: Option<Duration>,
+    /// How often everything runs, in turn
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 1024 [default: 128]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=1024usize))]
+    pub(super) clients: Option<usize>,
+    /// Worker threads of the server
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    workers: usize,
+    /// Requests that a worker answers with one doorbell, at most
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    batch: usize,
+    /// UD queue pairs of a worker that batches rotate over
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queues: usize,
+    /// Leave Redis and memcached out
+    #[arg(long)]
+    no_peers: bool,
+    /// Print one JSON object per line: skipped, round, row; simulated
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) workload: WorkloadArgs,
+    #[command(flatten)]
+    pub(super) simulation: SimulationArgs,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+impl Args {
+    fn clients(&self) -> usize {
+        self.clients.unwrap_or(1)
+    }
+
+    fn duration(&self) -> Duration {
+        self.duration.unwrap_or(Duration::from_millis(500))
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contender {
+    /// A design, with batches of so many.
+    Store {
+        design: Design,
+        batch: usize,
+    },
+    Peer(Peer),
+}
+
+impl Contender {
+    fn name(self) -> String {
+        match self {
+            Contender::Store { design, batch: 1 } => format!("{design}, no batches"),
+            Contender::Store { design, .. } => design.to_string(),
+            Contender::Peer(peer) => peer.name().to_owned(),
+        }
+    }
+
+    fn summary(self) -> &'static str {
+        match self {
+            Contender::Store { batch: 1, .. } => {
+                "the same with a doorbell an answer, and no prefetching"
+            }
+            Contender::Store { design, .. } => design.summary(),
+            Contender::Peer(peer) => peer.summary(),
+        }
+    }
+}
+
+/// One round of one contender.
+#[derive(Debug, Serialize)]
+struct Round {
+    round: u32,
+    name: String,
+    /// How long a cache line took between the cores of the first client and the server, one way, just before.
+    bounce_ns: Option<f64>,
+    /// With the whole window.
+    rate_per_s: f64,
+    latency_ns_p50: f64,
+    latency_ns_p99: Option<f64>,
+    /// With a window of one.
+    alone_ns_p50: f64,
+    operations: u64,
+    answers_per_doorbell: Option<f64>,
+    misses: u64,
+    lost: u64,
+    /// Values that were checked, and found wrong; versions that went back.
+    verified: Option<u64>,
+    wrong: u64,
+}
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    summary: &'static str,
+    kind: &'static str,
+    rate_per_s: Spread,
+    /// To Redis of the same round.
+    ratio_to_redis: Option<Spread>,
+    latency_ns_p50: f64,
+    latency_ns_p99: Option<f64>,
+    alone_ns_p50: f64,
+    /// To Redis of the same round.
+    alone_ratio_to_redis: Option<f64>,
+    answers_per_doorbell: Option<f64>,
+    misses: u64,
+    lost: u64,
+    /// Of peers only what their tools see.
+    verified: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    if args.clients() > 64 {
+        bail!(
+            "--clients {} are too many processes; at most 64",
+            args.clients()
+        );
+    }
+    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let designs = if args.design.is_empty() {
+        Design::ALL.to_vec()
+    } else {
+        args.design.clone()
+    };
+    let mut contenders = Vec::new();
+    let mut notes = Vec::new();
+    for design in designs {
+        if let Err(unsupported) = design.check(nic.context.capabilities()?) {
+            if !args.design.is_empty() {
+                return Err(unsupported.into());
+            }
+            notes.push(unsupported.to_string());
+            continue;
+        }
+        let batch = args.batch;
+        contenders.push(Contender::Store { design, batch });
+        if design == Design::Herd && batch > 1 {
+            contenders.push(Contender::Store { design, batch: 1 });
+        }
+    }
+    if contenders.is_empty() {
+        bail!(
+            "no design runs here: {}; `verbatim devices` lists other devices",
+            notes.join("; ")
+        );
+    }
+    for peer in Peer::ALL.into_iter().filter(|_| !args.no_peers) {
+        match peer.lacks() {
+            None => contenders.push(Contender::Peer(peer)),
+            Some(program) => notes.push(format!("{}: {program} is not installed", peer.name())),
+        }
+    }
+    for note in &notes {
+        if args.json {
+            print_typed("skipped", note)?;
+        }
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
+    }
+    let cores = allowed()?;
+    let placement = Placement::new(&cores, args.workers, args.clients(), 1);
+    if placement.is_shared() {
+        eprintln!(
+            "note: {} workers and clients share {} cores: figures depend on who runs when",
+            args.workers + args.clients(),
+            cores.len()
+        );
+    }
+    let bar = output::progress(u64::from(args.rounds) * contenders.len() as u64);
+    let mut rounds = Vec::new();
+    for round in 0..args.rounds {
+        for &contender in &contenders {
+            bar.set_message(contender.name());
+            let done = one(&args, &placement, round, contender);
+            let done = done.with_context(|| contender.name())?;
+            if args.json {
+                print_typed("round", &done)?;
+            }
+            rounds.push(done);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let kind = match args.nic.provider {
+        Provider::Softnic => "software NIC",
+        Provider::System => "measured NIC",
+    };
+    let rows: Vec<Row> = contenders
+        .iter()
+        .map(|&contender| row(contender, kind, &rounds))
+        .collect::<Result<_>>()?;
+    if args.json {
+        for row in &rows {
+            print_typed("row", row)?;
+        }
+    } else {
+        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+        show(
+            &args,
+            kind,
+            nic.context.device_name(),
+            Spread::of(&bounces),
+            &rows,
+        )?;
+        for note in &notes {
+            print(format_args!("- Left out: {note}."))?;
+        }
+    }
+    Ok(if rows.iter().all(|row| row.verified) {
+        Outcome::Done
+    } else {
+        Outcome::No
+    })
+}
+
+fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
+    let bounce_ns = placement.bounce_ns()?;
+    match contender {
+        Contender::Store { design, batch } => store(args, placement, design, batch, round),
+        Contender::Peer(peer) => beside(args, placement, peer, round),
+    }
+    .map(|done| Round {
+        bounce_ns,
+        name: contender.name(),
+        ..done
+    })
+}
+
+/// Runs a design once: a server, a client that fills it, clients with the whole window, one with a window of one.
+fn store(
+    args: &Args,
+    placement: &Placement,
+    design: Design,
+    batch: usize,
+    round: u32,
+) -> Result<Round> {
+    let (mut server, mut said) = start_server(args, &placement.server, design, batch)?;
+    let Line::Listening { address, .. } = said.expect()? else {
+        bail!("the server did not say where it listens");
+    };
+    let window = args.workload.window();
+    let begin = |cores: &[usize], window: usize, more: &[&str]| {
+        let mut command = part_of("kv", "load", &args.nic, &args.port)?;
+        command
+            .arg(&address)
+            .args(args.workload.flags(window))
+            .args(more)
+            .stdin(Stdio::null());
+        start::<Line>(command, cores, "client")
+    };
+    let (_filler, lines) = begin(&placement.clients[0], 64, &["--fill-only"])?;
+    reports(lines)?;
+    let duration = format!("--duration={}ms", args.duration().as_millis());
+    let mut running = Vec::new();
+    for (i, cores) in placement.clients.iter().enumerate() {
+        running.push(begin(
+            cores,
+            window,
+            &[&duration, &format!("--seed={}", i + 1)],
+        )?);
+    }
+    let mut all = Vec::new();
+    for (_child, lines) in running {
+        all.extend(reports(lines)?);
+    }
+    let short = format!("--duration={}ms", (args.duration().as_millis() / 4).max(20));
+    let (_alone, lines) = begin(&placement.clients[0], 1, &[&short, "--seed=77"])?;
+    let alone = reports(lines)?;
+    // The end of its input ends the server.
+    drop(server.0.stdin.take());
+    let Line::Stats(stats) = said.expect()? else {
+        bail!("the server did not say what it did");
+    };
+    let alone = alone.first().context("a client said nothing")?;
+    Ok(sum_up(round, &all, alone, &stats))
+}
+
+#[allow(clippy::cast_precision_loss)] // counts and times far below 2^52
+fn sum_up(round: u32, all: &[LoadReport], alone: &LoadReport, stats: &ServerStats) -> Round {
+    let mut medians: Vec<u64> = all.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    let sum = |of: fn(&LoadReport) -> u64| all.iter().chain([alone]).map(of).sum::<u64>();
+    Round {
+        round,
+        name: String::new(),
+        bounce_ns: None,
+        rate_per_s: all.iter().map(|r| r.rate).sum(),
+        latency_ns_p50: medians.get(medians.len() / 2).copied().unwrap_or(0) as f64,
+        latency_ns_p99: all.iter().map(|r| r.latency.p99_ns as f64).reduce(f64::max),
+        alone_ns_p50: alone.latency.p50_ns as f64,
+        operations: sum(|r| r.operations),
+        answers_per_doorbell: (stats.doorbells > 0)
+            .then(|| stats.answers as f64 / stats.doorbells as f64),
+        misses: sum(|r| r.misses),
+        lost: sum(|r| r.lost),
+        verified: Some(sum(|r| r.verified)),
+        wrong: sum(|r| r.wrong_values + r.wrong_versions),
+    }
+}
+
+fn start_server(
+    args: &Args,
+    cores: &[usize],
+    design: Design,
+    batch: usize,
+) -> Result<(KillOnDrop, Lines<Line>)> {
+    let mut command: Command = part_of("kv", "serve", &args.nic, &args.port)?;
+    command
+        .args([
+            "--design",
+            design.name(),
+            "--listen",
+            "127.0.0.1:0",
+            "--until-eof",
+            "--store",
+        ])
+        .args(["--workers", &args.workers.to_string()])
+        .args(["--batch", &batch.to_string()])
+        .args(["--queues", &args.queues.to_string()])
+        .args(["--keys", &args.workload.keys.to_string()])
+        .args(["--value-size", &args.workload.value_size.to_string()])
+        .args(["--max-window", &args.workload.window().max(64).to_string()])
+        .stdin(Stdio::piped());
+    start(command, cores, "server")
+}
+
+/// What a client reports until it ends.
+fn reports(mut lines: Lines<Line>) -> Result<Vec<LoadReport>> {
+    let mut all = Vec::new();
+    while let Some(line) = lines.next()? {
+        match line {
+            Line::Report(report) => all.push(report),
+            Line::Filled(report) => {
+                if report.full > 0 || report.lost > 0 {
+                    bail!("the store could not be filled: {report:?}");
+                }
+                all.push(report);
+            }
+            Line::Listening { .. } | Line::Stats(_) => {}
+        }
+    }
+    if all.is_empty() {
+        bail!("a client ended early; its message is above");
+    }
+    Ok(all)
+}
+
+/// Runs a peer once.
+fn beside(args: &Args, placement: &Placement, peer: Peer, round: u32) -> Result<Round> {
+    let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
+    let setup = peers::Setup {
+        server_core: core(&placement.server)?,
+        client_core: core(&placement.clients[0])?,
+        keys: args.workload.keys,
+        value_size: args.workload.value_size,
+        window: args.workload.window(),
+        duration: args.duration(),
+    };
+    let all = peers::measure(peer, &setup)?;
+    let one = peers::Setup {
+        window: 1,
+        duration: (args.duration() / 4).max(Duration::from_millis(20)),
+        ..setup
+    };
+    let alone = peers::measure(peer, &one)?;
+    Ok(Round {
+        round,
+        name: String::new(),
+        bounce_ns: None,
+        rate_per_s: all.rate_per_s,
+        latency_ns_p50: all.latency_ns_p50,
+        latency_ns_p99: None,
+        alone_ns_p50: alone.latency_ns_p50,
+        operations: all.operations + alone.operations,
+        answers_per_doorbell: None,
+        misses: 0,
+        lost: 0,
+        verified: None,
+        wrong: 0,
+    })
+}
+
+fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row> {
+    let name = contender.name();
+    let of = |name: &str| {
+        let name = name.to_owned();
+        rounds.iter().filter(move |round| round.name == name)
+    };
+    let spread = |all: Vec<f64>| Spread::of(&all).context("nothing was measured");
+    let median = |all: Vec<f64>| spread(all).map(|s| s.median);
+    let own: Vec<&Round> = of(&name).collect();
+    let to_redis = |figure: fn(&Round) -> f64| {
+        let pairs = own.iter().zip(of(Peer::Redis.name()));
+        let ratios: Vec<f64> = pairs.map(|(a, b)| figure(a) / figure(b)).collect();
+        Spread::of(&ratios)
+    };
+    let some = |figure: fn(&Round) -> Option<f64>| {
+        let all: Vec<f64> = own.iter().filter_map(|r| figure(r)).collect();
+        Spread::of(&all).map(|s| s.median)
+    };
+    Ok(Row {
+        rate_per_s: spread(own.iter().map(|r| r.rate_per_s).collect())?,
+        ratio_to_redis: to_redis(|r| r.rate_per_s),
+        latency_ns_p50: median(own.iter().map(|r| r.latency_ns_p50).collect())?,
+        latency_ns_p99: some(|r| r.latency_ns_p99),
+        alone_ns_p50: median(own.iter().map(|r| r.alone_ns_p50).collect())?,
+        alone_ratio_to_redis: to_redis(|r| r.alone_ns_p50).map(|s| s.median),
+        answers_per_doorbell: some(|r| r.answers_per_doorbell),
+        misses: own.iter().map(|r| r.misses).sum(),
+        lost: own.iter().map(|r| r.lost).sum(),
+        verified: own
+            .iter()
+            .all(|r| r.wrong == 0 && r.misses == 0 && r.verified != Some(0)),
+        summary: contender.summary(),
+        kind: match contender {
+            Contender::Store { .. } => kind,
+            Contender::Peer(_) => "peer",
+        },
+        name,
+    })
+}
+
+fn show(
+    args: &Args,
+    kind: &str,
+    device: &str,
+    bounce_ns: Option<Spread>,
+    rows: &[Row],
+) -> Result<()> {
+    let w = &args.workload;
+    let what = match (w.ycsb, w.zipf) {
+        (Some(letter), _) => format!("YCSB {letter:?}"),
+        (None, Some(theta)) => format!("{} % PUTs, Zipf {theta}", 100.0 * w.puts.unwrap_or(0.05)),
+        (None, None) => format!("{} % PUTs, uniform", 100.0 * w.puts.unwrap_or(0.05)),
+    };
+    let bounce = bounce_ns.map_or_else(
+        || "both sides share their only core".to_owned(),
+        |ns| {
+            format!(
+                "a cache line takes {} ns between the two sides' cores",
+                figure(ns.median)
+            )
+        },
+    );
+    print(format_args!(
+        "{kind} {device}: {} keys of {} bytes, values of {}; {what}; {} clients with {} outstanding each, {} workers; \
+         peers do GETs alone\nmedian of {} rounds of {} ms, interleaved; {bounce}\n",
+        w.keys,
+        w.key_size,
+        w.value_size,
+        args.clients(),
+        w.window(),
+        args.workers,
+        args.rounds,
+        args.duration().as_millis(),
+    ))?;
+    let header = [
+        "design",
+        "operations/s",
+        "to redis",
+        "median",
+        "p99",
+        "window 1",
+        "to redis",
+        "per doorbell",
+        "verified",
+    ];
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7]);
+    for row in rows {
+        let rate = row.rate_per_s;
+        let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
+        let or_nothing = |text: Option<String>| text.unwrap_or_default();
+        table.add_row([
+            row.name.clone(),
+            format!("{median} M ({min}..{max})"),
+            or_nothing(
+                row.ratio_to_redis
+                    .map(|r| format!("{} x", figure(r.median))),
+            ),
+            time(row.latency_ns_p50),
+            or_nothing(row.latency_ns_p99.map(time)),
+            time(row.alone_ns_p50),
+            or_nothing(row.alone_ratio_to_redis.map(|r| format!("{} x", figure(r)))),
+            or_nothing(row.answers_per_doorbell.map(figure)),
+            match (row.kind, row.verified) {
+                ("peer", _) => "counted",
+                (_, true) => "yes",
+                (_, false) => "NO",
+            }
+            .to_owned(),
+        ]);
+    }
+    print(table)?;
+    print(
+        "\nmedian, p99: with the whole window; window 1: median latency with one request outstanding\n\
+         verified: every value is the key's and whole, no key is missing, no version goes back\n",
+    )?;
+    for row in rows {
+        print(format_args!("{:<18} {}", row.name, row.summary))?;
+    }
+    for row in rows.iter().filter(|row| row.lost > 0 || row.misses > 0) {
+        eprintln!(
+            "note: {}: {} lost, {} missing",
+            row.name, row.lost, row.misses
+        );
+    }
+    Ok(())
+}

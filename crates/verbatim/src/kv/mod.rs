@@ -1,0 +1,93 @@
+//! `verbatim kv`: key-value stores.
+
+mod compare;
+mod hand;
+mod lines;
+mod peers;
+mod serve;
+mod simulated;
+mod workload;
+
+use anyhow::Result;
+use clap::Subcommand;
+use kv::NicConfig;
+
+use crate::Outcome;
+use crate::args::{NicArgs, PortArgs};
+use crate::ledger::LedgerArgs;
+
+/// Arguments of `verbatim kv`.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    part: Option<Part>,
+    #[command(flatten)]
+    compare: compare::Args,
+    #[command(flatten)]
+    ledger: LedgerArgs,
+}
+
+const EXAMPLES: &str = "\
+Without a subcommand: starts a server process and client processes for each design in turn, fills the store, measures,
+checks every value that comes back, and prints the designs side by side, with Redis and memcached where they are installed.
+
+Examples:
+  verbatim kv
+  verbatim kv --keys 8000000 --zipf 0.99 --puts 0.5 --value-size 1000
+  verbatim kv --ycsb A --workers 2 --clients 2
+  verbatim kv --design herd --window 1 --json
+
+On a simulated cluster of NICs that you need not have, in virtual time (Figure 9 of the paper):
+  verbatim kv --nic cib
+
+By hand, on several terminals:
+  verbatim kv serve --listen 127.0.0.1:7472
+  verbatim kv put 127.0.0.1:7472 colour green --ttl 60min
+  verbatim kv get 127.0.0.1:7472 colour
+  verbatim kv load 127.0.0.1:7472 --fill --duration 10s
+
+Exit status 1 when a value was wrong or a key was missing.";
+
+#[derive(Subcommand)]
+enum Part {
+    /// Serve a store until interrupted
+    Serve(serve::Args),
+    /// Ask a server for many keys, check what comes, and report how fast it came
+    Load(workload::Args),
+    /// Print the values of keys
+    Get(hand::GetArgs),
+    /// Set the value of a key
+    Put(hand::PutArgs),
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    if let Some(outcome) = args.ledger.record_self()? {
+        return Ok(outcome);
+    }
+    match args.part {
+        Some(Part::Serve(args)) => serve::run(args),
+        Some(Part::Load(args)) => workload::run(args),
+        Some(Part::Get(args)) => hand::get(&args),
+        Some(Part::Put(args)) => hand::put(&args),
+        None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
+        None => compare::run(args.compare),
+    }
+}
+
+/// The NIC that was chosen: in the library's words, and open.
+struct Nic {
+    config: NicConfig,
+    context: verbs::Context,
+}
+
+impl Nic {
+    /// Opens device and port, so that a wrong name or number is refused before anything starts.
+    fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
+        nic.settle_link_layer()?;
+        let (config, context) = crate::sequencer::open_nic(nic, port)?;
+        Ok(Nic { config, context })
+    }
+}

@@ -1,0 +1,255 @@
+//! Redis and memcached beside the stores: over Unix sockets, GETs of the same keys and values.
+//!
+//! `redis-benchmark` asks Redis, and only counts answers. memcached has no such client with every distribution, so the
+//! best that its protocol offers is spoken here: meta gets without answers for what is missing, 64 at a time; each
+//! value's length and the number of answers are checked.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bench::peers::KillOnDrop;
+use bench::pin::{pinned, spawn_on};
+use tempfile::TempDir;
+
+/// A peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    Redis,
+    Memcached,
+}
+
+impl Peer {
+    pub(super) const ALL: [Peer; 2] = [Peer::Redis, Peer::Memcached];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Peer::Redis => "redis",
+            Peer::Memcached => "memcached",
+        }
+    }
+
+    pub(super) fn summary(self) -> &'static str {
+        match self {
+            Peer::Redis => "GETs over a Unix socket, by redis-benchmark",
+            Peer::Memcached => "meta gets over a Unix socket, by a client of ours",
+        }
+    }
+
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Peer::Redis => &["redis-server", "redis-benchmark"],
+            Peer::Memcached => &["memcached"],
+        }
+    }
+
+    /// The program of it that is not installed, if one is not.
+    pub(super) fn lacks(self) -> Option<&'static str> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
+        self.programs().iter().copied().find(|name| !there(name))
+    }
+}
+
+/// What is measured of a peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) server_core: usize,
+    pub(super) client_core: usize,
+    pub(super) keys: u64,
+    pub(super) value_size: usize,
+    /// Requests outstanding.
+    pub(super) window: usize,
+    pub(super) duration: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) rate_per_s: f64,
+    pub(super) latency_ns_p50: f64,
+    pub(super) operations: u64,
+}
+
+/// Keys that peers are filled with, at most: what they hold hardly changes how fast they answer.
+const MOST_KEYS: u64 = 100_000;
+
+/// Starts a peer, fills it, and asks it.
+pub(super) fn measure(peer: Peer, setup: &Setup) -> Result<Measured> {
+    let server = Server::start(peer, setup)?;
+    match peer {
+        Peer::Redis => redis(&server, setup),
+        Peer::Memcached => pinned(setup.client_core, || memcached(&server, setup)),
+    }
+}
+
+struct Server {
+    // Dropped in this order: the server ends before its folder is removed.
+    _child: KillOnDrop,
+    folder: TempDir,
+}
+
+impl Server {
+    fn start(peer: Peer, setup: &Setup) -> Result<Server> {
+        let folder = tempfile::tempdir().context("cannot make a folder for a peer")?;
+        let socket = folder.path().join("socket");
+        let mut command = Command::new(peer.programs()[0]);
+        match peer {
+            Peer::Redis => command
+                .args([
+                    "--port",
+                    "0",
+                    "--save",
+                    "",
+                    "--appendonly",
+                    "no",
+                    "--unixsocket",
+                ])
+                .arg(&socket)
+                .arg("--dir")
+                .arg(folder.path()),
+            Peer::Memcached => command
+                .args(["-t", "1", "-m", "512", "-u", "root", "-s"])
+                .arg(&socket),
+        };
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut child = KillOnDrop(spawn_on(setup.server_core, &mut command)?);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while UnixStream::connect(&socket).is_err() {
+            if let Some(status) = child.0.try_wait()? {
+                bail!("{} ended early ({status})", peer.name());
+            }
+            if Instant::now() > deadline {
+                bail!("{} does not answer on its socket", peer.name());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Server {
+            _child: child,
+            folder,
+        })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+}
+
+/// Runs `redis-benchmark`: a short run shows how many requests make a long one.
+fn redis(server: &Server, setup: &Setup) -> Result<Measured> {
+    let keys = setup.keys.min(MOST_KEYS);
+    redis_benchmark(&server.socket(), setup, "set", 2 * keys)?;
+    let first = redis_benchmark(&server.socket(), setup, "get", 20_000)?;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // requests of a second or so
+    let operations = (first.rate_per_s * setup.duration.as_secs_f64()).max(1000.0) as u64;
+    redis_benchmark(&server.socket(), setup, "get", operations)
+}
+
+fn redis_benchmark(socket: &Path, setup: &Setup, test: &str, operations: u64) -> Result<Measured> {
+    // As many connections as it takes by default, each with what it may have outstanding; with a window of one,
+    // one connection.
+    let mut command = Command::new("redis-benchmark");
+    command
+        .arg("-s")
+        .arg(socket)
+        .args(["-t", test, "--csv", "-d", &setup.value_size.to_string()])
+        .args(["-r", &setup.keys.min(MOST_KEYS).to_string()])
+        .args(["-n", &operations.to_string()])
+        .args(["-P", &setup.window.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if setup.window == 1 {
+        command.args(["-c", "1"]);
+    }
+    let output = spawn_on(setup.client_core, &mut command)?.wait_with_output()?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!("redis-benchmark failed ({}): {}", output.status, why.trim());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let rate_per_s = bench::peers::redis::column(&text, "rps", &test.to_uppercase())?;
+    let latency_ms = bench::peers::redis::column(&text, "p50_latency_ms", &test.to_uppercase())?;
+    Ok(Measured {
+        rate_per_s,
+        // It rounds to a thousandth of a millisecond; at a window of one the rate says more.
+        latency_ns_p50: if setup.window == 1 {
+            1e9 / rate_per_s
+        } else {
+            latency_ms * 1e6
+        },
+        operations,
+    })
+}
+
+fn memcached(server: &Server, setup: &Setup) -> Result<Measured> {
+    let keys = setup.keys.min(MOST_KEYS);
+    let stream = UnixStream::connect(server.socket()).context("cannot reach memcached")?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut out = stream.try_clone()?;
+    let mut answers = BufReader::with_capacity(1 << 16, stream);
+    let mut line = String::new();
+    let mut request = Vec::new();
+    let value = vec![b'v'; setup.value_size];
+    // 16-byte keys.
+    let key = |n: u64| format!("key:{n:012}");
+    for from in (0..keys).step_by(64) {
+        request.clear();
+        for n in from..keys.min(from + 64) {
+            write!(request, "ms {} {} q\r\n", key(n), value.len())?;
+            request.extend_from_slice(&value);
+            request.extend_from_slice(b"\r\n");
+        }
+        request.extend_from_slice(b"mn\r\n");
+        out.write_all(&request)?;
+        line.clear();
+        answers.read_line(&mut line)?;
+        if line != "MN\r\n" {
+            bail!("memcached said {line:?} to a set");
+        }
+    }
+    let mut random = kv::load::Random::new(1);
+    let mut body = vec![0; setup.value_size + 2];
+    let mut latencies = Vec::new();
+    let (begun, mut operations) = (Instant::now(), 0u64);
+    let mut before = begun;
+    while before.duration_since(begun) < setup.duration {
+        request.clear();
+        for _ in 0..setup.window {
+            write!(request, "mg {} v\r\n", key(random.below(keys)))?;
+        }
+        out.write_all(&request)?;
+        for _ in 0..setup.window {
+            line.clear();
+            answers.read_line(&mut line)?;
+            let length = line
+                .trim_end()
+                .strip_prefix("VA ")
+                .and_then(|n| n.parse().ok());
+            if length != Some(setup.value_size) {
+                bail!("memcached said {line:?} to a get");
+            }
+            answers.read_exact(&mut body)?;
+            if body[..setup.value_size] != value {
+                bail!("memcached gave another value than was set");
+            }
+            operations += 1;
+        }
+        let now = Instant::now();
+        latencies.push(now.duration_since(before).as_secs_f64() * 1e9);
+        before = now;
+    }
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let rate_per_s = operations as f64 / begun.elapsed().as_secs_f64();
+    Ok(Measured {
+        rate_per_s,
+        latency_ns_p50: bench::stats::median(&latencies).unwrap_or(0.0),
+        operations,
+    })
+}

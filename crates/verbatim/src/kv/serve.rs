@@ -1,0 +1,149 @@
+//! `verbatim kv serve`: one server, until it is told to stop.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use kv::store::Mode;
+use kv::{Design, Server, ServerConfig};
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::output::{self, figure, print, print_json};
+use crate::stop::stop_signals;
+
+/// Arguments of `verbatim kv serve`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How clients reach the data: herd
+    #[arg(long, value_name = "DESIGN", default_value_t = Design::Herd)]
+    design: Design,
+    /// Where clients find it, over TCP; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7472", value_parser = args::host_and_port)]
+    listen: String,
+    /// Keep every item, and refuse new ones when there is no room, instead of dropping the oldest
+    #[arg(long)]
+    store: bool,
+    /// Items that there is room for
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 1..=1usize << 32))]
+    keys: usize,
+    /// Bytes of a value, about: longer ones work too, slower
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::bytes(65_535))]
+    value_size: usize,
+    /// Memory for keys and values, such as 512M [default: enough for the keys]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(1 << 42))]
+    memory: Option<usize>,
+    /// Worker threads, each with a partition of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    workers: usize,
+    /// Requests answered with one doorbell, at most; with 1 nothing is prefetched either
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    batch: usize,
+    /// UD queue pairs of a worker that batches rotate over
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queues: usize,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a count of clients", 1..=1024usize))]
+    max_clients: usize,
+    /// Requests that a client may have outstanding
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
+    max_window: usize,
+    /// End when standard input ends, besides SIGINT and SIGTERM
+    #[arg(long)]
+    until_eof: bool,
+    /// Print one JSON object per line: listening, stats
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Without --store it is a cache: when there is no room the oldest items are dropped, so a key that was put may be gone later.
+
+Examples:
+  verbatim kv serve
+  verbatim kv serve --store --memory 512M --workers 2 --listen 0.0.0.0:7472";
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let config = ServerConfig {
+        listen: args.listen,
+        nic: nic.config,
+        design: args.design,
+        workers: args.workers,
+        batch: args.batch,
+        queues: args.queues,
+        max_clients: args.max_clients,
+        max_window: args.max_window,
+        mode: if args.store { Mode::Store } else { Mode::Cache },
+        items: args.keys,
+        value_bytes: args.value_size,
+        log_bytes: args.memory,
+        ..ServerConfig::default()
+    };
+    let stop = stop_signals(args.until_eof)?;
+    let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
+    let address = server.address().to_string();
+    if args.json {
+        let design = args.design;
+        print_json(&Line::Listening { address, design })?;
+    } else {
+        print(format_args!(
+            "{} serves a {} on {address}; {}; clients: verbatim kv load {address} --fill",
+            args.design,
+            if args.store { "store" } else { "cache" },
+            args.design.promise(),
+        ))?;
+    }
+    let bar = output::activity(args.json);
+    let requests = |server: &Server| {
+        let stats = server.stats();
+        (stats.gets + stats.changes, stats)
+    };
+    let (mut before, mut since) = (0, Instant::now());
+    while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+        if let Some(failure) = server.failure() {
+            bail!("a worker ended: {failure}");
+        }
+        if bar.is_hidden() {
+            continue;
+        }
+        let (now, stats) = requests(&server);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52 in a second
+        let rate = (now - before) as f64 / since.elapsed().as_secs_f64();
+        bar.set_message(format!(
+            "{} items, {} M/s, clients: {}",
+            stats.store.items,
+            figure(rate / 1e6),
+            stats.clients
+        ));
+        (before, since) = (now, Instant::now());
+    }
+    bar.finish_and_clear();
+    let failure = server.failure();
+    let stats = server.stop();
+    if args.json {
+        print_json(&Line::Stats(stats))?;
+    } else {
+        print(format_args!(
+            "{} GETs ({} found), {} changes, {} items in {} MB, {} evicted, {} refused as full",
+            stats.gets,
+            stats.hits,
+            stats.changes,
+            stats.store.items,
+            stats.store.memory_bytes / 1_000_000,
+            stats.store.evictions,
+            stats.store.refused_full
+        ))?;
+    }
+    match failure {
+        Some(failure) => bail!("a worker ended: {failure}"),
+        None => Ok(Outcome::Done),
+    }
+}

@@ -1,0 +1,231 @@
+//! `verbatim kv load`: clients of one process that check what they get.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kv::load::{self, LoadReport, Popularity, Until, Workload, Ycsb};
+use kv::{ClientConfig, Pipeline};
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::output::{self, figure, print, print_json, time};
+
+/// What is asked for.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Workload")]
+pub(crate) struct WorkloadArgs {
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 32))]
+    pub(super) keys: u64,
+    /// Bytes of a key
+    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::number("a length of keys", 8..=255usize))]
+    pub(super) key_size: usize,
+    /// Bytes of a value
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::number("a length of values", 16..=65_535usize))]
+    pub(super) value_size: usize,
+    /// Some keys are more popular than others, by Zipf's law with this exponent: 0.99 in YCSB
+    #[arg(long, value_name = "THETA", value_parser = args::fraction("an exponent", 0.01..=0.999), conflicts_with = "ycsb")]
+    pub(super) zipf: Option<f64>,
+    /// The share of PUTs [default: 0.05]
+    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    pub(super) puts: Option<f64>,
+    /// A workload of YCSB: A, B, C, D or F
+    #[arg(long, value_name = "LETTER")]
+    pub(super) ycsb: Option<Ycsb>,
+    /// Requests that a client has outstanding [default: 64; 32 on a simulated NIC]
+    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
+    pub(super) window: Option<usize>,
+    /// Requests that a client posts with one doorbell
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    pub(super) postlist: usize,
+}
+
+impl WorkloadArgs {
+    pub(super) fn window(&self) -> usize {
+        self.window.unwrap_or(64)
+    }
+
+    pub(super) fn workload(&self) -> Workload {
+        let plain = Workload {
+            keys: self.keys,
+            key_bytes: self.key_size,
+            value_bytes: self.value_size,
+            popularity: self.zipf.map_or(Popularity::Uniform, Popularity::Zipf),
+            puts: self.puts.unwrap_or(0.05),
+            ..Workload::default()
+        };
+        match self.ycsb {
+            Some(letter) => plain.ycsb(letter),
+            None => plain,
+        }
+    }
+
+    /// The same for another process, with a window of its own.
+    pub(super) fn flags(&self, window: usize) -> Vec<String> {
+        let mut flags = vec![
+            format!("--keys={}", self.keys),
+            format!("--key-size={}", self.key_size),
+            format!("--value-size={}", self.value_size),
+            format!("--window={window}"),
+            format!("--postlist={}", self.postlist.min(window)),
+        ];
+        flags.extend(self.zipf.map(|theta| format!("--zipf={theta}")));
+        flags.extend(self.puts.map(|puts| format!("--puts={puts}")));
+        flags.extend(self.ycsb.map(|letter| format!("--ycsb={letter:?}")));
+        flags
+    }
+}
+
+/// Arguments of `verbatim kv load`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The server's TCP address, as it printed it
+    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    server: String,
+    /// Put every key once before
+    #[arg(long)]
+    fill: bool,
+    /// Put every key once, and that is all
+    #[arg(long, conflicts_with_all = ["fill", "duration"])]
+    fill_only: bool,
+    /// How long to ask
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    duration: Duration,
+    /// Threads, each a client of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    threads: usize,
+    /// Keys may be missing: the server is a cache without room for all
+    #[arg(long)]
+    allow_misses: bool,
+    /// What random choices start from; clients in several processes need different ones
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    seed: u64,
+    /// How long a server that does not answer is tried to be reached again
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
+    reconnect: Duration,
+    /// Print one JSON object per line: filled, report (of each thread)
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Every value says by its bytes which key it belongs to and who put it, and all of it is checked.
+
+Examples:
+  verbatim kv load 127.0.0.1:7472 --fill
+  verbatim kv load 127.0.0.1:7472 --ycsb A --threads 2 --duration 30s
+
+Exit status 1 when a value was wrong, a version went back, or a key was missing.";
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let workload = args.workload.workload();
+    let config = ClientConfig {
+        server: args.server,
+        nic: nic.config,
+        window: args.workload.window(),
+        batch: args.workload.postlist,
+        value_bytes: args.workload.value_size.min(1064),
+        deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
+        ..ClientConfig::default()
+    };
+    let mut pipelines: Vec<Pipeline> = (0..args.threads)
+        .map(|_| Pipeline::connect_on(&nic.context, config.clone()))
+        .collect::<Result<_, _>>()
+        .context("is the server running?")?;
+    let bar = output::activity(args.json);
+    bar.enable_steady_tick(Duration::from_secs(1));
+    let mut right = true;
+    if args.fill || args.fill_only {
+        bar.set_message("filling");
+        let all = u64::try_from(pipelines.len()).unwrap_or(1);
+        let filled = together(&mut pipelines, |i, pipeline| {
+            load::fill(pipeline, &workload, (i, all))
+        })?;
+        for report in filled {
+            right &= report.full == 0 && report.lost == 0;
+            if args.json {
+                print_json(&Line::Filled(report))?;
+            } else {
+                print(format_args!(
+                    "{} keys put in {:.2} s, {} refused",
+                    report.changes, report.seconds, report.full
+                ))?;
+            }
+        }
+    }
+    if !args.fill_only {
+        bar.set_message("asking");
+        let seed = args.seed;
+        let reports = together(&mut pipelines, |i, pipeline| {
+            let until = Until::At(verbs::time::now() + args.duration);
+            load::run(pipeline, &workload, until, seed.wrapping_mul(1000) + i)
+        })?;
+        for report in reports {
+            right &= report.is_right() && (args.allow_misses || report.misses == 0);
+            if args.json {
+                print_json(&Line::Report(report))?;
+            } else {
+                show(&report)?;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(if right { Outcome::Done } else { Outcome::No })
+}
+
+/// Runs all clients at once, each in a thread.
+fn together(
+    pipelines: &mut [Pipeline],
+    work: impl Fn(u64, &mut Pipeline) -> Result<LoadReport, kv::ClientError> + Sync,
+) -> Result<Vec<LoadReport>> {
+    let (barrier, work) = (&Barrier::new(pipelines.len()), &work);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..)
+            .zip(pipelines.iter_mut())
+            .map(|(i, pipeline)| {
+                scope.spawn(move || {
+                    barrier.wait();
+                    work(i, pipeline)
+                })
+            })
+            .collect();
+        let ended = running.into_iter().map(|thread| {
+            let result = thread.join();
+            Ok(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+        });
+        ended.collect()
+    })
+}
+
+fn show(report: &LoadReport) -> Result<()> {
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
+    print(format_args!(
+        "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} GETs, {} misses, {} changes, {} \
+         conflicts, {} refused, {} lost, {} reconnects; {} values checked, {} wrong, {} versions went back",
+        figure(report.rate / 1e6),
+        report.operations,
+        report.seconds,
+        report.gets,
+        report.misses,
+        report.changes,
+        report.conflicts,
+        report.full,
+        report.lost,
+        report.trouble.reconnects,
+        report.verified,
+        report.wrong_values,
+        report.wrong_versions
+    ))
+}

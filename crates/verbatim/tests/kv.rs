@@ -1,0 +1,214 @@
+//! `verbatim kv` as its users run it: processes, output, exit status.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn verbatim() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
+    command.stdin(Stdio::null()).arg("kv");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    verbatim().args(args).output().expect("it starts")
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+/// A server that ends with its handle.
+struct Server(Child, String);
+
+impl Server {
+    fn start(args: &[&str]) -> Server {
+        Self::at("127.0.0.1:0", args)
+    }
+
+    fn at(address: &str, args: &[&str]) -> Server {
+        let mut command = verbatim();
+        command
+            .args(["serve", "--json", "--until-eof", "--listen", address])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut out = BufReader::new(child.stdout.as_mut().expect("piped"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("it speaks");
+        let line: Value = serde_json::from_str(&line).expect("JSON");
+        let address = line["data"]["address"]
+            .as_str()
+            .expect("an address")
+            .to_owned();
+        Server(child, address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn all_designs_side_by_side_are_verified() {
+    let args = [
+        "--json",
+        "--rounds",
+        "1",
+        "--duration",
+        "50ms",
+        "--keys",
+        "5000",
+    ];
+    let output = run(&args);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let rows: Vec<Value> = lines(&output)
+        .into_iter()
+        .filter(|l| l["type"] == "row")
+        .collect();
+    let row = |name: &str| {
+        &rows
+            .iter()
+            .find(|r| r["data"]["name"] == name)
+            .expect("a row")["data"]
+    };
+    for name in ["herd", "herd, no batches"] {
+        let row = row(name);
+        assert_eq!(
+            (&row["verified"], &row["misses"]),
+            (&Value::Bool(true), &Value::from(0))
+        );
+        assert!(row["rate_per_s"]["median"].as_f64() > Some(0.0), "{row}");
+        assert!(
+            row["ratio_to_redis"]["median"].as_f64() > Some(0.0),
+            "{row}"
+        );
+    }
+    assert!(row("redis")["rate_per_s"]["median"].as_f64() > Some(0.0));
+}
+
+#[test]
+fn by_hand_and_under_load() {
+    let server = Server::start(&["--store", "--keys", "3000"]);
+    let put = run(&["put", &server.1, "colour", "green"]);
+    assert_eq!(put.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&put.stdout), "version 1\n");
+    let old = run(&["put", &server.1, "colour", "red", "--if-version", "7"]);
+    assert_eq!(old.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&old.stderr).contains("the version there is 1"));
+    let get = run(&["get", &server.1, "colour"]);
+    assert_eq!(
+        String::from_utf8_lossy(&get.stdout),
+        "colour = green (version 1)\n"
+    );
+    assert_eq!(run(&["put", &server.1, "colour"]).status.code(), Some(0));
+    let gone = run(&["get", &server.1, "colour"]);
+    assert_eq!(gone.status.code(), Some(1));
+
+    let load = [
+        "--keys",
+        "2000",
+        "--json",
+        "--duration",
+        "50ms",
+        "--ycsb",
+        "A",
+    ];
+    // Nothing is there yet: keys are missing, and that is no.
+    let empty = verbatim()
+        .args(["load", &server.1])
+        .args(load)
+        .output()
+        .expect("it starts");
+    assert_eq!(empty.status.code(), Some(1));
+    let filled = verbatim()
+        .args(["load", &server.1, "--fill"])
+        .args(load)
+        .output()
+        .expect("it starts");
+    let err = String::from_utf8_lossy(&filled.stderr);
+    assert_eq!(filled.status.code(), Some(0), "{err}");
+    let report = &lines(&filled)[1];
+    assert_eq!(
+        (&report["type"], &report["data"]["misses"]),
+        (&"report".into(), &0.into())
+    );
+    assert!(report["data"]["verified"].as_u64() > Some(0));
+}
+
+/// A server is killed under load and another comes to its address: clients go on, and see nothing wrong.
+#[test]
+fn a_server_that_is_killed_under_load_may_come_back() {
+    let server = Server::start(&["--keys", "3000"]);
+    let address = server.1.clone();
+    let load = verbatim()
+        .args([
+            "load",
+            &address,
+            "--keys",
+            "2000",
+            "--json",
+            "--duration",
+            "3s",
+            "--puts",
+            "0.5",
+        ])
+        .args(["--allow-misses", "--reconnect", "60s"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    drop(server);
+    let _again = Server::at(&address, &["--keys", "3000"]);
+    let output = load.wait_with_output().expect("it ends");
+    let report = &lines(&output)[0]["data"];
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert!(
+        report["trouble"]["reconnects"].as_u64() >= Some(1),
+        "{report}"
+    );
+    assert!(report["verified"].as_u64() > Some(0), "{report}");
+}
+
+#[test]
+fn the_simulation_gives_the_same_twice() {
+    let args = ["--nic", "cib", "--cores", "2", "--clients", "8"];
+    let first = run(&args);
+    assert_eq!(
+        first.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&first.stderr)
+    );
+    let second = run(&args);
+    assert_eq!(first.stdout, second.stdout);
+}
+
+#[test]
+fn mistakes_are_named() {
+    for (args, words) in [
+        (&["--ycsb", "E"][..], "scans"),
+        (
+            &["--zipf", "1"],
+            "an exponent is a number from 0.01 to 0.999",
+        ),
+        (&["--puts", "2"], "a share is a number from 0 to 1"),
+        (&["--design", "hred"], "the designs are herd"),
+        (&["--cores", "2"], "--nic"),
+        (&["get", "127.0.0.1:1", "key"], "is the server running?"),
+    ] {
+        let output = run(args);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
+        assert!(err.contains(words), "{args:?}: {err}");
+    }
+}
