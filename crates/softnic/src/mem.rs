@@ -151,6 +151,14 @@ pub(crate) enum Hold {
 }
 
 impl RangeBacking {
+    /// Of a region without memory.
+    pub(crate) fn null() -> Self {
+        Self {
+            kind: BACKING_NULL,
+            ..Self::private()
+        }
+    }
+
     /// Of memory that peers reach by system call, wherever it lies.
     pub(crate) fn private() -> Self {
         Self {
@@ -498,6 +506,8 @@ enum Reach {
     ),
     /// By system call, in that process.
     ProcessVm(libc::pid_t),
+    /// There are none: writes are dropped, and reads give zeros.
+    Null,
 }
 
 /// A memory region that can be read and written: of this process or of a peer.
@@ -542,7 +552,9 @@ impl Region {
             let pid = libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?;
             Ok(Reach::ProcessVm(pid))
         };
-        let reach = if peer.is_self {
+        let reach = if backing == BACKING_NULL {
+            Reach::Null
+        } else if peer.is_self {
             Reach::Direct(std::ptr::with_exposed_provenance_mut(base as usize), None)
         } else if backing == BACKING_PRIVATE {
             by_system_call()?
@@ -590,8 +602,14 @@ impl Region {
         debug_assert!(self.contains(addr, 0));
         match self.reach {
             Reach::Direct(first, _) => Some(first.wrapping_add((addr - self.addr) as usize)),
-            Reach::ProcessVm(_) => None,
+            Reach::ProcessVm(_) | Reach::Null => None,
         }
+    }
+
+    /// Is it a region without memory (`ibv_alloc_null_mr(3)`)? Asked where it is not [direct](Self::direct).
+    #[cold]
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(self.reach, Reach::Null)
     }
 
     /// Copies `len` bytes from `src` to `addr` of this region.
@@ -603,6 +621,7 @@ impl Region {
         match self.direct(addr) {
             // SAFETY: contract of this function; the pin keeps the memory registered and so mapped.
             Some(dst) => unsafe { copy(dst, src, len) },
+            None if self.is_null() => {}
             None => self.process_vm(addr, src.cast_mut(), len, libc::process_vm_writev)?,
         }
         Ok(())
@@ -617,6 +636,8 @@ impl Region {
         match self.direct(addr) {
             // SAFETY: as in `write`.
             Some(src) => unsafe { copy(dst, src, len) },
+            // SAFETY: contract of this function.
+            None if self.is_null() => unsafe { dst.write_bytes(0, len) },
             None => self.process_vm(addr, dst, len, libc::process_vm_readv)?,
         }
         Ok(())

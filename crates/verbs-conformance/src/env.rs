@@ -175,6 +175,8 @@ caps! {
     Moderation = "moderation",
     /// Memory regions of the whole address space, on demand.
     ImplicitOdp = "implicit-odp",
+    /// Memory regions without memory.
+    NullMr = "null-mr",
     /// Multicast groups.
     Multicast = "multicast",
     /// XRC domains.

@@ -572,6 +572,24 @@ impl Pd {
         Mr::wrap(self.symbols(), raw, self.clone())
     }
 
+    /// `ibv_alloc_null_mr`.
+    #[must_use]
+    #[track_caller]
+    pub fn null_mr(&self) -> Mr {
+        set_errno(0);
+        // SAFETY: a live PD of a context that has the extended operations.
+        let raw = unsafe {
+            let alloc = verbs_get_ctx((*self.raw()).context)
+                .as_ref()
+                .and_then(|extended| extended.alloc_null_mr);
+            alloc.map_or(std::ptr::null_mut(), |alloc| alloc(self.raw()))
+        };
+        must(
+            "ibv_alloc_null_mr",
+            Mr::wrap(self.symbols(), raw, self.clone()),
+        )
+    }
+
     /// Registers `memory` from its first to its last byte.
     #[must_use]
     #[track_caller]

@@ -128,6 +128,7 @@ pub(super) fn open_context(
     abi.free_dm = Some(dm::free_dm);
     abi.reg_dm_mr = Some(dm::reg_dm_mr);
     abi.advise_mr = Some(mr::advise_mr);
+    abi.alloc_null_mr = Some(mr::alloc_null_mr);
     abi.sz = size_of::<verbs_context>();
     let c = &mut abi.context;
     c.device = device;

@@ -78,6 +78,43 @@ pub(super) fn register_mr(
     let (key, hold) = enter(&pd, range, access, |nic, new| {
         nic.keys.register(&nic.fabric, new)
     })?;
+    Ok(hand_out(pd, range, access, (key, hold), dm))
+}
+
+/// The region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum length
+/// and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
+pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: a handle of ours.
+    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
+    or_null(pd.and_then(|pd| {
+        let access = IBV_ACCESS_LOCAL_WRITE;
+        let range = MrRange {
+            addr: std::ptr::null_mut(),
+            length: usize::MAX,
+            iova: 0,
+        };
+        let nic = pd.context.nic;
+        let new = NewRegion {
+            pd: pd.number,
+            addr: 0,
+            base: 0,
+            len: u64::MAX,
+            access: access.cast_unsigned(),
+            backing: &RangeBacking::null(),
+        };
+        let key = nic.keys.register(&nic.fabric, &new)?;
+        Ok(hand_out(pd, &range, access, (key, Hold::Nothing), None))
+    }))
+}
+
+/// Makes the program's handle of a region that is entered.
+fn hand_out(
+    pd: Arc<Pd>,
+    range: &MrRange,
+    access: c_int,
+    (key, hold): (u32, Hold),
+    dm: Option<Arc<Dm>>,
+) -> *mut ibv_mr {
     pd.uses.fetch_add(1, Ordering::Relaxed);
     let mut abi = ibv_mr::zeroed();
     // SAFETY: the context field of our own object.
@@ -102,7 +139,7 @@ pub(super) fn register_mr(
         backing: hold,
         dm,
     });
-    Ok(live::hand_out_box(mr))
+    live::hand_out_box(mr)
 }
 
 /// The memory that a region is made of, and what work requests call its first byte.

@@ -174,6 +174,8 @@ pub(crate) const BACKING_SYSV: u32 = 2;
 /// Pages of a sealed memfd that is as large as an address space, each at the offset that is its address in its
 /// owner: peers map those of the region through `/proc/PID/fd`.
 pub(crate) const BACKING_PAGES: u32 = 3;
+/// No memory: what is written is dropped, what is read is 0 (`ibv_alloc_null_mr(3)`).
+pub(crate) const BACKING_NULL: u32 = 4;
 
 /// The memory regions that a thread accesses now, at most two: 0, or the process slot in the upper and the
 /// region's index in the lower 32 bits.

@@ -505,7 +505,9 @@ fn not_placed(
             return Handled::Lost;
         }
         PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
-        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
+        PlaceError::Local | PlaceError::Nowhere => {
+            (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR))
+        }
         // The requester's failure: its device could not have sent the message.
         PlaceError::Sender => {
             rq.put_back();

@@ -52,7 +52,13 @@ impl Window {
     ) -> Result<*mut u8, PlaceError> {
         self.close();
         let (region, pin) = local_region(qp.nic, cache, pd, sge, true)?;
-        let first = region.direct(region.addr).ok_or(PlaceError::Local)?;
+        let Some(first) = region.direct(region.addr) else {
+            return Err(if region.is_null() {
+                PlaceError::Nowhere
+            } else {
+                PlaceError::Local
+            });
+        };
         if region.pd != pd {
             // A region of the whole address space: what is mapped there is looked up each time.
             return region.direct(sge.addr).ok_or(PlaceError::Local);
@@ -79,6 +85,8 @@ pub(super) enum PlaceError {
     TooLong,
     /// The receive WR's memory cannot be written.
     Local,
+    /// The receive WR's region has no memory: an SGE of it has no address.
+    Nowhere,
     /// The sender's memory, by its own L_Keys, cannot be read.
     Sender,
     /// The sender has ended.
@@ -107,7 +115,11 @@ pub(super) fn place_ud(
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
         // Both parts go into one buffer, which is looked up once.
-        let dst = window.buffer(qp, pd, local, sge)?;
+        let dst = match window.buffer(qp, pd, local, sge) {
+            Ok(dst) => dst,
+            Err(PlaceError::Nowhere) => return Ok(()),
+            Err(e) => return Err(e),
+        };
         // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has `len`
         // bytes behind the header.
         unsafe {
@@ -160,7 +172,11 @@ pub(super) fn place(
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
-            let dst = window.buffer(qp, pd, local, sge)?;
+            let dst = match window.buffer(qp, pd, local, sge) {
+                Ok(dst) => dst,
+                Err(PlaceError::Nowhere) => return Ok(()),
+                Err(e) => return Err(e),
+            };
             // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len` bytes
             // behind the header.
             unsafe { crate::mem::copy(dst, payload, len) };
@@ -312,9 +328,12 @@ impl Scatter<'_> {
             if n > 0 {
                 let to = sge.addr + u64::from(self.offset);
                 let (region, _pin) = local_region(self.nic, self.cache, self.pd, &sge, true)?;
-                let dst = region.direct(to).ok_or(PlaceError::Local)?;
-                // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
-                unsafe { from.read(addr, dst, n) }.map_err(|_| PlaceError::Sender)?;
+                if let Some(dst) = region.direct(to) {
+                    // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
+                    unsafe { from.read(addr, dst, n) }.map_err(|_| PlaceError::Sender)?;
+                } else if !region.is_null() {
+                    return Err(PlaceError::Local);
+                }
                 addr += n as u64;
             }
             self.step(n);

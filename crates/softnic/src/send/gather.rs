@@ -48,8 +48,26 @@ pub(super) fn for_each_part(
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let (region, _pin) =
             checked_sge(qp.nic, local, qp.pd, sge, false).ok_or(IBV_WC_LOC_PROT_ERR)?;
-        let src = region.direct(sge.addr).ok_or(IBV_WC_LOC_PROT_ERR)?;
-        f(src, sge.length as usize)?;
+        match region.direct(sge.addr) {
+            Some(src) => f(src, sge.length as usize)?,
+            None if region.is_null() => zeros(sge.length as usize, &mut f)?,
+            None => return Err(IBV_WC_LOC_PROT_ERR),
+        }
+    }
+    Ok(())
+}
+
+/// Calls `f` for `len` bytes of 0, some at a time.
+#[cold]
+fn zeros(
+    mut len: usize,
+    f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
+) -> Result<(), ibv_wc_status> {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    while len > 0 {
+        let n = len.min(ZEROS.len());
+        f(ZEROS.as_ptr(), n)?;
+        len -= n;
     }
     Ok(())
 }

@@ -193,6 +193,10 @@ pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Out
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
         let Some(dst) = local.direct(sge.addr) else {
+            if local.is_null() {
+                addr += u64::from(sge.length);
+                continue;
+            }
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
         // SAFETY: both ranges are checked and pinned.

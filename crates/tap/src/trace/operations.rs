@@ -115,6 +115,7 @@ operations! {
         fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm, "ibv_alloc_dm";
         fn free_dm(dm: *mut ibv_dm) -> c_int, "ibv_free_dm";
         fn reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, dm_offset: u64, length: usize, access: c_uint) -> *mut ibv_mr, "ibv_reg_dm_mr";
+        fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr, "ibv_alloc_null_mr";
         fn advise_mr(pd: *mut ibv_pd, advice: ibv_advise_mr_advice, flags: u32, sg_list: *mut ibv_sge, num_sges: u32) -> c_int, "ibv_advise_mr";
     }
 }

@@ -27,6 +27,7 @@ tests! { "mr";
     as_many_as_the_device_says [],
     the_whole_address_space_is_a_region_on_demand [ImplicitOdp],
     what_is_not_mapped_is_refused_on_demand [ImplicitOdp],
+    a_region_without_memory_drops_writes_and_reads_as_zeros [NullMr],
 }
 
 fn fields_say_what_was_registered(env: &Env) {
@@ -242,6 +243,59 @@ fn as_many_as_the_device_says(env: &Env) {
 fn whole(pd: &Pd) -> Mr {
     let access = ALL_ACCESS | IBV_ACCESS_ON_DEMAND;
     pd.try_reg(std::ptr::null_mut(), usize::MAX, access).expect("an implicit ODP MR")
+}
+
+/// `ibv_alloc_null_mr(3)`
+fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
+    for spec in [Spec::rc(), Spec::ud()] {
+        let is_ud = spec.qp_type == IBV_QPT_UD;
+        let pair = spec.pair(env);
+        let (a, b) = (pair.a.pd.null_mr(), pair.b.pd.null_mr());
+        // In the ring, and (of RC) by reference.
+        for len in [1u32, 64, 3000, 50_000].into_iter().filter(|len| !is_ud || *len < 4000) {
+            case(format!("UD {is_ud}, {len} bytes"));
+            let nothing = |mr: &Mr, addr, length| ibv_sge { addr, length, lkey: mr.lkey() };
+            let room = pair.b.grh_len() + len as usize + 1;
+            let target = pair.b.buf(room);
+            target.memory.fill(7);
+            // A payload of zeros between others.
+            let source = pair.a.buf(1);
+            source.memory.write(0, &[9]);
+            pair.b.recv(1, [target.all()]);
+            let sges = [nothing(&a, 0x1234_5678, len), source.all()];
+            pair.a.post(send(sges).id(2));
+            pair.a.sent().sent(2, Verb::Send);
+            pair.b.received().received(1, room);
+            target.memory.check_byte(pair.b.grh_len(), len as usize, 0);
+            target.memory.check_byte(room - 1, 1, 9);
+            // Nobody's memory takes it.
+            let all = nothing(&b, u64::MAX - 100_000, u32::try_from(room).expect("short"));
+            pair.b.recv(3, [all]);
+            let bytes = pair.a.buf(len as usize + 1);
+            pair.a.post(send([bytes.all()]).id(4));
+            pair.a.sent().sent(4, Verb::Send);
+            pair.b.received().received(3, room);
+            if is_ud {
+                continue;
+            }
+            // One-sided: the local side only.
+            let remote = pair.b.buf_with(len as usize, ALL_ACCESS);
+            remote.memory.fill(5);
+            let to = Remote { addr: remote.memory.addr(), rkey: remote.mr.rkey() };
+            pair.a.post(read([nothing(&a, 8, len)], to).id(5));
+            pair.a.sent().sent(5, Verb::RdmaRead);
+            pair.a.post(write([nothing(&a, 8, len)], to).id(6));
+            pair.a.sent().sent(6, Verb::RdmaWrite);
+            remote.memory.check_byte(0, len as usize, 0);
+        }
+        if !is_ud {
+            pair.a.post(write([], Remote { addr: 0, rkey: b.rkey() }).id(7));
+            pair.a.sent().sent(7, Verb::RdmaWrite);
+            let byte = pair.a.buf(1);
+            pair.a.post(write([byte.all()], Remote { addr: 0, rkey: b.rkey() }).id(8));
+            pair.a.sent().failed(8, &[IBV_WC_REM_ACCESS_ERR]);
+        }
+    }
 }
 
 fn the_whole_address_space_is_a_region_on_demand(env: &Env) {
