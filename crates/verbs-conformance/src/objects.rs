@@ -749,6 +749,15 @@ pub fn same_destination(a: &ibv_ah_attr, b: &ibv_ah_attr) -> bool {
 }
 
 impl Mr {
+    /// `ibv_rereg_mr` of the access rights alone: what it returns.
+    #[must_use]
+    pub fn rereg_access(&self, access: c_int) -> c_int {
+        let flags = IBV_REREG_MR_CHANGE_ACCESS;
+        let (pd, addr) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: a live region; what is not to be changed is not looked at.
+        unsafe { (self.0.symbols.ibv_rereg_mr)(self.raw(), flags, pd, addr, 0, access) }
+    }
+
     /// The region as the library filled it.
     #[must_use]
     pub fn fields(&self) -> ibv_mr {

@@ -259,7 +259,9 @@ fn rereg(
     access: c_int,
     given_up: &mut bool,
 ) -> Result<(), c_int> {
-    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+    // A region without memory stays what it is.
+    let is_null = mr.range.is_whole() && mr.access & IBV_ACCESS_ON_DEMAND == 0;
+    if is_null || flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
         return Err(libc::EINVAL);
     }
     let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 {

@@ -288,6 +288,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             pair.a.sent().sent(6, Verb::RdmaWrite);
             remote.memory.check_byte(0, len as usize, 0);
         }
+        assert_eq!(a.rereg_access(ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
         if !is_ud {
             pair.a.post(write([], Remote { addr: 0, rkey: b.rkey() }).id(7));
             pair.a.sent().sent(7, Verb::RdmaWrite);
