@@ -4,6 +4,7 @@
 //! what this crate keeps of an id beside its C fields is behind a lock.
 
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
@@ -22,8 +23,15 @@ use crate::{addr, lock};
 #[repr(C)]
 pub(crate) struct ChannelHandle {
     abi: UnsafeCell<rdma_event_channel>,
-    pub(crate) channel: Arc<Channel>,
+    /// Until it is destroyed.
+    channel: Mutex<Option<Arc<Channel>>>,
 }
+
+/// So many destroyed handles stay readable: a thread of the program may be about to ask one for an event.
+const KEPT_HANDLES: usize = 64;
+
+/// The addresses of handles that were destroyed, the oldest first.
+static DESTROYED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 
 impl ChannelHandle {
     /// A new channel, for the program.
@@ -34,24 +42,41 @@ impl ChannelHandle {
         };
         Ok(Box::into_raw(Box::new(Self {
             abi: UnsafeCell::new(abi),
-            channel,
+            channel: Mutex::new(Some(channel)),
         }))
         .cast())
     }
 
+    /// The channel of a handle.
+    ///
+    /// # Errors
+    /// `EINVAL` for NULL, `EBADF` for one that was destroyed.
+    ///
     /// # Safety
-    /// `handle` is NULL or came from [`ChannelHandle::create`] and was not destroyed.
-    pub(crate) unsafe fn borrow<'a>(handle: *mut rdma_event_channel) -> Result<&'a Self> {
+    /// `handle` is NULL or came from [`ChannelHandle::create`], and is not one that was destroyed long ago.
+    pub(crate) unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel>> {
         // SAFETY: contract of this function; the handle points to the first field.
-        unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)
+        let handle = unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)?;
+        lock(&handle.channel).clone().ok_or(Errno(libc::EBADF))
     }
 
     /// # Safety
-    /// As for [`ChannelHandle::borrow`]; the handle is not used any more.
+    /// As for [`ChannelHandle::channel`].
     pub(crate) unsafe fn destroy(handle: *mut rdma_event_channel) {
-        if !handle.is_null() {
-            // SAFETY: contract of this function.
-            drop(unsafe { Box::from_raw(handle.cast::<Self>()) });
+        // SAFETY: contract of this function.
+        let Some(this) = (unsafe { handle.cast::<Self>().as_ref() }) else {
+            return;
+        };
+        if lock(&this.channel).take().is_none() {
+            return;
+        }
+        let mut destroyed = lock(&DESTROYED);
+        destroyed.push_back(handle.expose_provenance());
+        if destroyed.len() > KEPT_HANDLES
+            && let Some(oldest) = destroyed.pop_front()
+        {
+            // SAFETY: made by `create`, destroyed once, and long ago.
+            drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<Self>(oldest)) });
         }
     }
 }

@@ -300,3 +300,19 @@ fn options_and_flags_are_remembered() {
         "its queues are there"
     );
 }
+
+/// As a program's event thread does that comes too late.
+#[test]
+fn a_channel_that_was_just_destroyed_has_no_events_and_is_not_destroyed_twice() {
+    fabric();
+    // SAFETY: a handle of the library's, destroyed a moment ago, which it still knows.
+    unsafe {
+        let channel = rdma_create_event_channel();
+        assert!(!channel.is_null());
+        rdma_destroy_event_channel(channel);
+        let mut event = std::ptr::null_mut();
+        assert_eq!(rdma_get_cm_event(channel, &raw mut event), -1);
+        assert_eq!(errno(), libc::EBADF);
+        rdma_destroy_event_channel(channel);
+    }
+}

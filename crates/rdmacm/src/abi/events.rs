@@ -84,9 +84,8 @@ pub unsafe extern "C" fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     // SAFETY: a handle of ours.
-    let channel =
-        unsafe { ChannelHandle::borrow(channel) }.map(|handle| Arc::clone(&handle.channel));
-    if channel.is_err() {
+    let channel = unsafe { ChannelHandle::channel(channel) };
+    if channel.as_ref().err() == Some(&Errno(libc::EBADF)) {
         // A thread that had asked a moment before it was destroyed would wait, as rping's does while its process ends.
         std::thread::sleep(AFTER_DESTRUCTION);
     }
@@ -252,8 +251,7 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
         let handle = ChannelHandle::create()?;
         // SAFETY: just made; a field of the live id.
         unsafe {
-            new.endpoint
-                .migrate(&ChannelHandle::borrow(handle)?.channel);
+            new.endpoint.migrate(&ChannelHandle::channel(handle)?);
             (*new.abi()).channel = handle;
         }
         new.extra().sync = true;

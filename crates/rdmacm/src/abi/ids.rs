@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
-use std::sync::Arc;
 
 use libc::sockaddr;
 use verbs_abi::*;
@@ -74,7 +73,7 @@ pub(crate) unsafe fn new_id(
     };
     // SAFETY: contract of this function.
     unsafe {
-        let channel = Arc::clone(&ChannelHandle::borrow(handle)?.channel);
+        let channel = ChannelHandle::channel(handle)?;
         let endpoint = Endpoint::new(cm, ps, qp_type == IBV_QPT_UD, channel);
         Ok(CmId::create(endpoint, handle, sync, context, qp_type))
     }
@@ -122,7 +121,7 @@ pub unsafe extern "C" fn rdma_migrate_id(
             } else {
                 channel
             };
-            let to = Arc::clone(&ChannelHandle::borrow(handle)?.channel);
+            let to = ChannelHandle::channel(handle)?;
             id.endpoint.migrate(&to);
             let old = std::mem::replace(&mut (*id.abi()).channel, handle);
             id.extra().sync = sync;

@@ -66,6 +66,5 @@ unsafe fn with_id(handle: *mut rdma_cm_id, work: impl FnOnce(&CmId) -> Result) -
 /// The channel of an id.
 fn channel_of(id: &CmId) -> Result<Arc<Channel>> {
     // SAFETY: a live id's channel is live.
-    let handle = unsafe { ChannelHandle::borrow((*id.abi()).channel) }?;
-    Ok(Arc::clone(&handle.channel))
+    unsafe { ChannelHandle::channel((*id.abi()).channel) }
 }

@@ -72,7 +72,7 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel>)> {
     unsafe {
         let flags = libc::fcntl((*handle).fd, libc::F_GETFL);
         libc::fcntl((*handle).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
-        Ok((handle, Arc::clone(&ChannelHandle::borrow(handle)?.channel)))
+        Ok((handle, ChannelHandle::channel(handle)?))
     }
 }
 
