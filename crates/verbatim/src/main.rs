@@ -8,6 +8,7 @@
 
 mod args;
 mod bench;
+mod chart;
 mod children;
 mod devices;
 mod explain;

@@ -69,14 +69,20 @@ fn every_row_runs_beside_its_peer() {
     assert_eq!(kept, text, "the record holds what was printed");
 }
 
-/// The lines of `verbatim bench ARGS --json`, which must succeed.
+/// The lines of `verbatim bench ARGS --json` in two short rounds, which must succeed.
 #[track_caller]
 fn bench(args: &[&str]) -> Vec<Value> {
+    lines(&[args, &["--rounds", "2", "--duration", "10ms"]].concat())
+}
+
+/// The lines of `verbatim bench ARGS --json`, which must succeed.
+#[track_caller]
+fn lines(args: &[&str]) -> Vec<Value> {
     let _alone = alone();
     let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
         .arg("bench")
         .args(args)
-        .args(["--rounds", "2", "--duration", "10ms", "--json"])
+        .arg("--json")
         .env_remove("VERBATIM_LINK_LAYER")
         .stdin(Stdio::null())
         .output()
@@ -186,4 +192,54 @@ fn rates_are_told_to_people_too() {
         text.contains("message rate") && text.contains("GB/s"),
         "{text}"
     );
+}
+
+#[test]
+fn a_sweep_is_a_table_a_file_and_a_picture() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let (csv, svg) = (file("s.csv"), file("s.svg"));
+    let points = |args: &[&str]| -> Vec<Value> {
+        let files = ["--csv", &csv, "--svg", &svg];
+        let lines = lines(&[&["sweep"], args, &files].concat());
+        let points = lines.into_iter().filter(|line| line["type"] == "point");
+        points.map(|line| line["data"].clone()).collect()
+    };
+    // Simulated: long payloads are bound by the NIC's link, however long the windows.
+    let simulated = points(&["uc-write", "--nic", "cib", "--values", "8,1K,64K"]);
+    let values: Vec<_> = simulated
+        .iter()
+        .map(|point| point["value"].as_u64())
+        .collect();
+    assert_eq!(values, [Some(8), Some(1024), Some(65536)]);
+    let bandwidth = |point: &Value| point["bandwidth_gbytes_per_s"]["median"].as_f64();
+    let long = bandwidth(&simulated[2]).expect("a bandwidth");
+    assert!((12.0..14.5).contains(&long), "{long} GB/s");
+    // Measured.
+    let measured = [
+        "rc-send",
+        "--over",
+        "batch",
+        "--values",
+        "4,1",
+        "--rounds",
+        "2",
+        "--duration",
+        "20ms",
+    ];
+    let measured = points(&measured);
+    assert_eq!(measured.len(), 2);
+    assert!(
+        measured
+            .iter()
+            .all(|point| point["verified_ops"].as_u64() > Some(0))
+    );
+    let text = std::fs::read_to_string(&csv).expect("written");
+    let first: Vec<_> = text
+        .lines()
+        .map(|line| line.split(',').next().unwrap_or(""))
+        .collect();
+    assert_eq!(first, ["batch", "1", "4"]);
+    let picture = std::fs::read_to_string(&svg).expect("drawn");
+    assert!(picture.starts_with("<svg") && picture.contains("work requests a doorbell"));
 }

@@ -5,6 +5,7 @@ mod markdown;
 mod peers;
 mod providers;
 mod simulator;
+mod sweep;
 mod verb;
 
 use std::fs::File;
@@ -80,6 +81,9 @@ enum What {
     /// Latency of a verb: half of a round trip for SENDs and WRITEs, all of it for the others
     #[command(after_help = verb::LATENCY_EXAMPLES)]
     Latency(verb::LatencyArgs),
+    /// A verb over a range of one of its knobs, as a table, CSV, JSON and a picture
+    #[command(after_help = sweep::EXAMPLES)]
+    Sweep(sweep::Args),
     /// For each design guideline, a program that breaks it and one that keeps it
     ///
     /// What the advice of `verbatim explain` is for each of the two, what it predicts, and how much
@@ -113,6 +117,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::RcRead(args) => verb::stream(Verb::RcRead, &args),
         What::Atomics(args) => verb::stream(Verb::Atomics, &args),
         What::Latency(args) => verb::latency(&args),
+        What::Sweep(args) => sweep::run(&args),
         What::Guidelines(args) => guidelines::run(&args),
         What::Simulator(args) => simulator::run(&args),
         What::GuidelineProgram(args) => guidelines::program(&args),

@@ -42,7 +42,7 @@ Every exchange is timed into a histogram, less what reading the clock takes.";
 
 /// What every measurement of one verb takes.
 #[derive(clap::Args)]
-struct Common {
+pub(super) struct Common {
     /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
     /// [default: 8]
     #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
@@ -53,32 +53,32 @@ struct Common {
     /// Payload from registered memory, however short
     #[arg(long)]
     no_inline: bool,
-    /// How long a round takes [default: 500ms; 1ms of virtual time on a simulated NIC]
+    /// How long a round takes [default: 500ms; on a simulated NIC 1ms of virtual time, more with long payloads]
     #[arg(long, value_name = "TIME", value_parser = args::duration)]
     duration: Option<Duration>,
     /// Rounds, whose median is printed
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
-    rounds: u32,
+    pub(super) rounds: u32,
     #[command(flatten)]
-    cores: CoresArgs,
+    pub(super) cores: CoresArgs,
     /// Print one JSON object per line: record, sample, result
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     /// Keep the run record with all raw samples in this file, as JSON lines
     #[arg(long, value_name = "FILE")]
-    record: Option<PathBuf>,
+    pub(super) record: Option<PathBuf>,
     #[command(flatten)]
-    nic: NicArgs,
+    pub(super) nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
     #[command(flatten)]
-    simulation: SimulationArgs,
+    pub(super) simulation: SimulationArgs,
 }
 
 /// What puts a measurement on a simulated NIC.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Simulation")]
-struct SimulationArgs {
+pub(super) struct SimulationArgs {
     /// Run on two simulated machines with this NIC, in virtual time: cx, cx3 or cib. One round is measured: the others
     /// would be the same
     #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "rounds", "record", "cores"])]
@@ -89,7 +89,8 @@ struct SimulationArgs {
 }
 
 impl SimulationArgs {
-    fn profile(&self) -> Result<Option<Profile>> {
+    /// The profile of the simulated NIC, if one was asked for.
+    pub(super) fn profile(&self) -> Result<Option<Profile>> {
         if self.name.is_none() && self.file.is_none() {
             return Ok(None);
         }
@@ -102,6 +103,16 @@ impl SimulationArgs {
 }
 
 impl Common {
+    /// The NIC that is measured.
+    pub(super) fn nic_choice(&self) -> NicChoice {
+        NicChoice {
+            provider: self.nic.provider.name().to_owned(),
+            device: self.nic.device.clone(),
+            port_num: self.port.port_num,
+            gid_index: self.port.gid_index,
+        }
+    }
+
     fn knobs(&self) -> Knobs {
         let inline = match (self.inline, self.no_inline) {
             (true, _) => Some(true),
@@ -115,12 +126,25 @@ impl Common {
         }
     }
 
-    fn duration_ms(&self) -> u64 {
+    /// How long a round with such a payload takes.
+    pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> u64 {
         let simulated = self.simulation.name.is_some() || self.simulation.file.is_some();
-        let usual = Duration::from_millis(if simulated { 1 } else { 500 });
-        let duration = self.duration.unwrap_or(usual);
-        u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+        let usual = if simulated {
+            simulated_ms(payload_bytes.unwrap_or(0))
+        } else {
+            500
+        };
+        self.duration.map_or(usual, |duration| {
+            u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+        })
     }
+}
+
+/// Virtual time in which 32 windows pass at 10 GB/s, in ms: with fewer, what is still on its way when the time begins and
+/// ends is a part of the rate. At least 1 ms.
+fn simulated_ms(payload_bytes: usize) -> u64 {
+    let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
+    (32 * window_bytes as u64 / 10_000_000).max(1)
 }
 
 /// Arguments of a command that measures a rate.
@@ -137,7 +161,19 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "N", value_parser = args::number("a signaled period", 1..=MAX_WINDOW))]
     signal_every: Option<usize>,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
+}
+
+impl StreamArgs {
+    /// What was asked for of the knobs.
+    pub(super) fn knobs(&self) -> Knobs {
+        Knobs {
+            batch: self.batch,
+            window: self.window,
+            signal_every: self.signal_every,
+            ..self.common.knobs()
+        }
+    }
 }
 
 /// Arguments of `verbatim bench latency`.
@@ -182,20 +218,18 @@ impl LatencyVerb {
 
 /// Measures a rate.
 pub(super) fn stream(verb: Verb, args: &StreamArgs) -> Result<Outcome> {
-    let knobs = Knobs {
-        batch: args.batch,
-        window: args.window,
-        signal_every: args.signal_every,
-        ..args.common.knobs()
-    };
-    let stream = Stream::new(verb, &knobs, args.common.duration_ms())?;
+    let stream = Stream::new(
+        verb,
+        &args.knobs(),
+        args.common.duration_ms(args.common.payload),
+    )?;
     measure(&Task::Stream(stream), &args.common)
 }
 
 /// Measures a latency.
 pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
     let common = &args.common;
-    let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms())?;
+    let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms(None))?;
     measure(&Task::PingPong(ping), common)
 }
 
@@ -222,13 +256,13 @@ enum Line<'a> {
 
 /// Medians of the rounds of a stream.
 #[derive(Serialize)]
-struct RateResult {
-    rate_mops: Option<Spread>,
-    bandwidth_gbytes_per_s: Option<Spread>,
+pub(super) struct RateResult {
+    pub(super) rate_mops: Option<Spread>,
+    pub(super) bandwidth_gbytes_per_s: Option<Spread>,
     /// Of all rounds.
-    verified_ops: u64,
+    pub(super) verified_ops: u64,
     /// Of all rounds.
-    lost_ops: u64,
+    pub(super) lost_ops: u64,
 }
 
 /// Medians of the rounds of a ping-pong.
@@ -286,12 +320,7 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
     args.nic.settle_link_layer()?;
     let cores = args.cores.settle()?;
     let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
-    let nic = NicChoice {
-        provider: args.nic.provider.name().to_owned(),
-        device: args.nic.device.clone(),
-        port_num: args.port.port_num,
-        gid_index: args.port.gid_index,
-    };
+    let nic = args.nic_choice();
     let settings = Settings {
         rounds: args.rounds,
         task: *task,
@@ -326,7 +355,7 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
             let result = rate_result(&outcomes);
             tell(&Line::Rate(&result))?;
             if !args.json {
-                print(head(&record))?;
+                print(head(&record, args.rounds))?;
                 show_rate(stream, &result)?;
             }
         }
@@ -334,7 +363,7 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
             let result = latency_result(&outcomes);
             tell(&Line::Latency(&result))?;
             if !args.json {
-                print(head(&record))?;
+                print(head(&record, args.rounds))?;
                 show_latency(ping, &result)?;
             }
         }
@@ -342,7 +371,8 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn rate_result(outcomes: &[Measured]) -> RateResult {
+/// Medians of a stream's rounds.
+pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
     let rates: Vec<&Rate> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
@@ -379,7 +409,8 @@ fn latency_result(outcomes: &[Measured]) -> LatencyResult {
     }
 }
 
-fn head(record: &Record<Settings>) -> String {
+/// Where and how a measurement was made.
+pub(super) fn head<S>(record: &Record<S>, rounds: u32) -> String {
     format!(
         "{} {} on {}, {} (commit {}), cores {} and {}; median of {} rounds (min..max)",
         if record.provider == "softnic" {
@@ -393,7 +424,7 @@ fn head(record: &Record<Settings>) -> String {
         record.commit,
         record.cores.requester,
         record.cores.responder,
-        record.settings.rounds,
+        rounds,
     )
 }
 

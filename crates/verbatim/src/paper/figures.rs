@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use bench::simulated::{kv, windows};
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{
     Bounds, Load, Mix, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
 };
-use plotters::prelude::*;
 use sequencer::Design;
 
 use super::simulated::Simulated;
+use crate::chart::Chart;
 
 /// A figure.
 struct Figure {
@@ -400,77 +400,15 @@ fn atomics() -> Figure {
 }
 
 fn svg(figure: &Figure) -> Result<String> {
-    let mut text = String::new();
-    // Errors of the backend borrow it.
-    render(figure, &mut text).map_err(|e| anyhow!("{}: {e}", figure.file))?;
-    Ok(text)
-}
-
-fn render(figure: &Figure, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
-    let place = |x: f64| if figure.log { x.log2() } else { x };
-    let marked = figure
-        .points
-        .iter()
-        .filter_map(|&(x, id)| Some((place(x), published::get(id)?.value)));
-    let marked: Vec<_> = marked.collect();
-    let all = figure.curves.iter().flat_map(|(_, points)| points);
-    let all = all
-        .map(|&(x, y)| (place(x), y))
-        .chain(marked.iter().copied());
-    let (mut left, mut right, mut top) = (f64::INFINITY, f64::NEG_INFINITY, 0.0f64);
-    for (x, y) in all {
-        (left, right, top) = (left.min(x), right.max(x), top.max(y));
-    }
-    let root = SVGBackend::with_string(text, (760, 480)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(
-            format!("{} ({})", figure.title, figure.kind),
-            ("sans-serif", 15),
-        )
-        .margin(12)
-        .x_label_area_size(42)
-        .y_label_area_size(58)
-        .build_cartesian_2d(left..right, 0.0..1.1 * top)?;
-    chart
-        .configure_mesh()
-        .x_desc(figure.x)
-        .y_desc(figure.y)
-        .x_label_formatter(&|x| {
-            let x = if figure.log { x.exp2() } else { *x };
-            format!("{x:.0}")
-        })
-        .light_line_style(WHITE)
-        .draw()?;
-    for (index, (name, points)) in figure.curves.iter().enumerate() {
-        let color = Palette99::pick(index).to_rgba();
-        let line = points.iter().map(|&(x, y)| (place(x), y));
-        chart
-            .draw_series(LineSeries::new(line, color.stroke_width(2)))?
-            .label(name.as_str())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-    }
-    let marks = marked
-        .iter()
-        .map(|&point| Circle::new(point, 4, BLACK.stroke_width(2)));
-    let drawn = chart.draw_series(marks)?;
-    if !marked.is_empty() {
-        drawn
-            .label("published")
-            .legend(|(x, y)| Circle::new((x + 9, y), 4, BLACK.stroke_width(2)));
-    }
-    let starts = |(_, points): &(String, Vec<(f64, f64)>)| points.first().map_or(0.0, |p| p.1);
-    let rising = figure.curves.iter().all(|curve| starts(curve) < 0.5 * top);
-    chart
-        .configure_series_labels()
-        .position(if rising {
-            SeriesLabelPosition::UpperLeft
-        } else {
-            SeriesLabelPosition::MiddleRight
-        })
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
-    root.present()?;
-    Ok(())
+    let published = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
+    let chart = Chart {
+        caption: format!("{} ({})", figure.title, figure.kind),
+        x: figure.x,
+        y: figure.y,
+        log: figure.log,
+        curves: &figure.curves,
+        marks: figure.points.iter().filter_map(published).collect(),
+        marks_are: "published",
+    };
+    chart.svg().with_context(|| figure.file)
 }

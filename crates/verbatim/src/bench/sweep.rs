@@ -1,0 +1,411 @@
+//! `verbatim bench sweep`: one verb over a range of one of its knobs, as a table, a CSV file and a picture.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use bench::micro::{
+    Knobs, MAX_PAYLOAD_BYTES, MAX_WINDOW, Outcome as Measured, Runner, Stream, Task, Verb,
+};
+use bench::record::Record;
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use nicmodel::Profile;
+use serde::Serialize;
+
+use super::verb::{RateResult, StreamArgs, head, rate_result};
+use super::{Keep, warn_of_circumstances, with_range, worker};
+use crate::Outcome;
+use crate::args;
+use crate::chart::Chart;
+use crate::output::{self, print, print_json, table};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench sweep                                    RC WRITEs of 8 bytes to 64 KiB
+  verbatim bench sweep ud-send --over batch
+  verbatim bench sweep rc-read --values 8,64,4K --csv reads.csv --svg reads.svg
+  verbatim bench sweep uc-write --nic cib --svg cib.svg   on a simulated Connect-IB, in virtual time
+
+The rounds of all points are interleaved, so that what disturbs the machine for a while disturbs all alike. In CSV,
+--json and --record there is every point's median with its least and most.";
+
+/// Arguments of `verbatim bench sweep`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(super) struct Args {
+    /// What is posted
+    #[arg(default_value = "rc-write", value_parser = verb())]
+    verb: Verb,
+    /// The knob that is turned
+    #[arg(long, value_enum, default_value_t = Over::Payload)]
+    over: Over,
+    /// Its values, with commas between them; bytes also with K (KiB) or M (MiB) behind [default: powers of two]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    values: Vec<usize>,
+    /// Write the points to this file as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw the curve into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    stream: StreamArgs,
+}
+
+fn verb() -> impl TypedValueParser<Value = Verb> {
+    let names = PossibleValuesParser::new(Verb::ALL.map(Verb::name));
+    names.map(|name| {
+        let named = Verb::ALL.into_iter().find(|verb| verb.name() == name);
+        named.expect("the parser takes the names of verbs alone")
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+enum Over {
+    /// Bytes of payload of each message
+    Payload,
+    /// Work requests that one doorbell announces
+    Batch,
+    /// Work requests outstanding at most
+    Window,
+    /// One work request in so many is signaled
+    SignalEvery,
+}
+
+impl Over {
+    fn name(self) -> &'static str {
+        match self {
+            Over::Payload => "payload",
+            Over::Batch => "batch",
+            Over::Window => "window",
+            Over::SignalEvery => "signal-every",
+        }
+    }
+
+    /// For an axis.
+    fn label(self) -> &'static str {
+        match self {
+            Over::Payload => "payload, bytes",
+            Over::Batch => "work requests a doorbell",
+            Over::Window => "work requests outstanding at most",
+            Over::SignalEvery => "one signaled work request in",
+        }
+    }
+
+    fn knob(self, knobs: &mut Knobs) -> &mut Option<usize> {
+        match self {
+            Over::Payload => &mut knobs.payload_bytes,
+            Over::Batch => &mut knobs.batch,
+            Over::Window => &mut knobs.window,
+            Over::SignalEvery => &mut knobs.signal_every,
+        }
+    }
+
+    /// Powers of two, as far as a verb has use for them.
+    fn usual(self, verb: Verb) -> Vec<usize> {
+        let (first, last) = match (self, verb) {
+            (Over::Payload, Verb::Atomics) => (8, 8),
+            // One packet, whatever the MTU.
+            (Over::Payload, Verb::UdSend) => (8, 1024),
+            (Over::Payload, _) => (8, 64 << 10),
+            (Over::Batch | Over::SignalEvery, _) => (1, 128),
+            (Over::Window, _) => (2, 1024),
+        };
+        let all = (0..).map(|power| 1usize << power);
+        all.skip_while(|value| *value < first)
+            .take_while(|value| *value <= last)
+            .collect()
+    }
+}
+
+/// What is measured, for the record.
+#[derive(Clone, Serialize)]
+struct Settings {
+    over: Over,
+    rounds: u32,
+    streams: Vec<Stream>,
+}
+
+/// One line of `--json` and of the run record.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// The circumstances; first, where something is measured.
+    Record(&'a Record<Settings>),
+    /// The profile of the NIC; first, where it is simulated.
+    Simulated {
+        nic: &'a str,
+        settings: &'a Settings,
+    },
+    /// One round of a point.
+    Sample {
+        value: usize,
+        round: u32,
+        outcome: &'a Measured,
+    },
+    /// A point; last.
+    Point {
+        value: usize,
+        #[serde(flatten)]
+        result: &'a RateResult,
+    },
+}
+
+/// The streams of the points.
+fn streams(args: &Args) -> Result<Vec<(usize, Stream)>> {
+    let mut knobs = args.stream.knobs();
+    if args.over.knob(&mut knobs).is_some() {
+        let name = args.over.name();
+        bail!(
+            "--{name} is what is swept; give its values by --values, or sweep another knob by --over"
+        );
+    }
+    let mut values = args.values.clone();
+    if values.is_empty() {
+        values = args.over.usual(args.verb);
+    }
+    values.sort_unstable();
+    values.dedup();
+    if args.over != Over::Payload
+        && let Some(wrong) = values
+            .iter()
+            .find(|value| !(1..=MAX_WINDOW).contains(*value))
+    {
+        bail!(
+            "{} is from 1 to {MAX_WINDOW}, not {wrong}",
+            args.over.name()
+        );
+    }
+    let stream = |value: usize| {
+        *args.over.knob(&mut knobs) = Some(value);
+        let duration_ms = args.stream.common.duration_ms(knobs.payload_bytes);
+        let stream = Stream::new(args.verb, &knobs, duration_ms);
+        Ok((
+            value,
+            stream.with_context(|| format!("{} of {value}", args.over.name()))?,
+        ))
+    };
+    values.into_iter().map(stream).collect()
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let streams = streams(args)?;
+    // Before anything is measured: minutes of work are not to end in a file that cannot be written.
+    for file in [&args.csv, &args.svg].into_iter().flatten() {
+        args::writable_file(file)?;
+    }
+    let (title, points) = match args.stream.common.simulation.profile()? {
+        Some(profile) => simulate(args, &streams, &profile)?,
+        None => measure(args, &streams)?,
+    };
+    if let Some(file) = &args.csv {
+        write(file, &csv(args.over, &points))?;
+    }
+    if let Some(file) = &args.svg {
+        write(file, &svg(args, title, &points)?)?;
+    }
+    if !args.stream.common.json {
+        show(args.over, &points)?;
+    }
+    Ok(Outcome::Done)
+}
+
+type Point = (usize, RateResult);
+
+fn settings(args: &Args, streams: &[(usize, Stream)], rounds: u32) -> Settings {
+    Settings {
+        over: args.over,
+        rounds,
+        streams: streams.iter().map(|(_, stream)| *stream).collect(),
+    }
+}
+
+/// Every point once, on a simulated NIC.
+fn simulate(
+    args: &Args,
+    streams: &[(usize, Stream)],
+    profile: &Profile,
+) -> Result<(String, Vec<Point>)> {
+    let json = args.stream.common.json;
+    let title = format!("{}, simulated: {}", args.verb.label(), profile.title);
+    if json {
+        let settings = settings(args, streams, 1);
+        print_json(&Line::Simulated {
+            nic: &profile.name,
+            settings: &settings,
+        })?;
+    } else {
+        print(&title)?;
+    }
+    let bar = output::progress(streams.len() as u64);
+    let mut points = Vec::new();
+    for &(value, stream) in streams {
+        let outcome = bench::simulated::micro::run(profile, &Task::Stream(stream))?;
+        let result = rate_result(&[outcome]);
+        if json {
+            print_json(&Line::Point {
+                value,
+                result: &result,
+            })?;
+        }
+        points.push((value, result));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok((title, points))
+}
+
+/// Every point in every round.
+fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Point>)> {
+    let common = &args.stream.common;
+    common.nic.settle_link_layer()?;
+    let cores = common.cores.settle()?;
+    let mut keep = common.record.as_deref().map(Keep::create).transpose()?;
+    let nic = common.nic_choice();
+    let settings = settings(args, streams, common.rounds);
+    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    let mut tell = |line: &Line<'_>| -> Result<()> {
+        if let Some(keep) = &mut keep {
+            keep.line(line)?;
+        }
+        if common.json {
+            print_json(line)?;
+        }
+        Ok(())
+    };
+    tell(&Line::Record(&record))?;
+    let mut runner = Runner::new(cores, worker()?);
+    let bar = output::progress(u64::from(common.rounds) * streams.len() as u64);
+    let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
+    for round in 0..common.rounds {
+        for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {
+            let outcome = runner.measure(&nic, &Task::Stream(stream))?;
+            tell(&Line::Sample {
+                value,
+                round,
+                outcome: &outcome,
+            })?;
+            outcomes.push(outcome);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    warn_of_circumstances(&record);
+    let mut points = Vec::new();
+    for (&(value, _), outcomes) in streams.iter().zip(&outcomes) {
+        let result = rate_result(outcomes);
+        tell(&Line::Point {
+            value,
+            result: &result,
+        })?;
+        points.push((value, result));
+    }
+    if !common.json {
+        print(format_args!(
+            "{}: {}",
+            args.verb.label(),
+            head(&record, common.rounds)
+        ))?;
+    }
+    Ok((
+        format!("{} on {}", args.verb.label(), record.device),
+        points,
+    ))
+}
+
+fn write(file: &std::path::Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn csv(over: Over, points: &[Point]) -> String {
+    let mut text = format!(
+        "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops\n",
+        over.name()
+    );
+    for (value, result) in points {
+        let _ = write!(text, "{value}");
+        for spread in [result.rate_mops, result.bandwidth_gbytes_per_s] {
+            match spread {
+                Some(s) => {
+                    let _ = write!(text, ",{},{},{}", s.median, s.min, s.max);
+                }
+                None => text.push_str(",,,"),
+            }
+        }
+        let _ = writeln!(text, ",{},{}", result.verified_ops, result.lost_ops);
+    }
+    text
+}
+
+fn svg(args: &Args, title: String, points: &[Point]) -> Result<String> {
+    let median = |(value, result): &Point| {
+        #[expect(clippy::cast_precision_loss, reason = "a place on an axis")]
+        Some((*value as f64, result.rate_mops?.median))
+    };
+    let curve: Vec<_> = points.iter().filter_map(median).collect();
+    let chart = Chart {
+        caption: title,
+        x: args.over.label(),
+        y: "10^6 messages/s",
+        // Header-only messages have no place on a logarithmic axis.
+        log: points.iter().all(|(value, _)| *value > 0),
+        marks: curve.clone(),
+        curves: &[(args.verb.label().to_owned(), curve)],
+        marks_are: "medians",
+    };
+    chart.svg()
+}
+
+fn show(over: Over, points: &[Point]) -> Result<()> {
+    let mut rows = table(
+        [over.name(), "message rate", "bandwidth", "checked", "lost"],
+        &[0, 1, 2, 3, 4],
+    );
+    for (value, result) in points {
+        rows.add_row([
+            value.to_string(),
+            with_range(result.rate_mops, "M/s"),
+            with_range(result.bandwidth_gbytes_per_s, "GB/s"),
+            result.verified_ops.to_string(),
+            result.lost_ops.to_string(),
+        ]);
+    }
+    print(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usual_values_fit_their_verbs() {
+        for verb in Verb::ALL {
+            for over in [Over::Payload, Over::Batch, Over::Window, Over::SignalEvery] {
+                let values = over.usual(verb);
+                assert!(!values.is_empty());
+                for value in values {
+                    let mut knobs = Knobs::default();
+                    *over.knob(&mut knobs) = Some(value);
+                    let stream = Stream::new(verb, &knobs, 1);
+                    assert!(stream.is_ok(), "{verb:?} {over:?} {value}: {stream:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_point_without_a_rate_is_an_empty_cell() {
+        let nothing = rate_result(&[]);
+        let text = csv(Over::Batch, &[(4, nothing)]);
+        let last = text.lines().last().expect("a line");
+        assert!(text.starts_with("batch,"));
+        assert_eq!(last, "4,,,,,,,0,0");
+        assert_eq!(
+            last.split(',').count(),
+            text.lines().next().expect("a head").split(',').count()
+        );
+    }
+}
