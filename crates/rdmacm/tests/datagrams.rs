@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::OnceLock;
+use std::sync::Once;
 
 use libc::{sockaddr, sockaddr_in, socklen_t};
 use rdmacm::abi::*;
@@ -11,17 +11,12 @@ use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
 /// Of a `sockaddr_in`.
 const ADDRLEN: socklen_t = 16;
 
-/// A fabric of this test program's own.
+/// A fabric of this test program's own, whose folder the next run of it uses again.
 fn fabric() {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = tempfile::Builder::new();
-        let folder = { folder }
-            .prefix("verbatim-datagrams-")
-            .tempdir_in("/dev/shm");
-        let folder = folder.expect("/dev/shm is writable");
+    static READY: Once = Once::new();
+    READY.call_once(|| {
         // SAFETY: whoever else reads the environment waits for this function first.
-        unsafe { std::env::set_var("VERBATIM_FABRIC_DIR", folder.path().join("fabric")) };
+        unsafe { std::env::set_var("VERBATIM_FABRIC", "rdmacm_datagrams") };
         rdmacm::provide(|| {
             Ok(Provider {
                 verbs: softnic::symbols(),
@@ -29,7 +24,6 @@ fn fabric() {
                 answer_timeout: DEFAULT_ANSWER_TIMEOUT,
             })
         });
-        folder
     });
 }
 

@@ -98,18 +98,21 @@ fn free_port() -> u16 {
 /// when they are not within a minute.
 fn endless() -> String {
     let port = free_port();
-    let known = "/proc/net/tcp /proc/net/tcp6";
     let within_a_minute = |seen: &str| {
         format!(
-            "for _ in $(seq 600); do grep -qE '{seen}' {known} && break; sleep 0.1; done; \
-             grep -qE '{seen}' {known} || {{ kill -KILL $server $client; exit 1; }}"
+            "for _ in $(seq 600); do {seen} && break; sleep 0.1; done; \
+             {seen} || {{ kill -KILL $server $client; exit 1; }}"
         )
     };
-    let listens = within_a_minute(&format!(":{port:04X} .* 0A "));
-    let connected = within_a_minute(&format!(":{port:04X} [0-9A-F]+:[0-9A-F]+ 0[1-9] "));
+    let listens = within_a_minute(&format!(
+        "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
+    ));
+    // What they print when they know each other, just before they begin.
+    let connected = within_a_minute("[ $(grep -l 'remote address' $out/* | wc -l) = 2 ]");
+    let program = format!("stdbuf -oL ibv_rc_pingpong -p {port} -n 100000000");
     format!(
-        "ibv_rc_pingpong -p {port} -n 100000000 & server=$!; {listens}; \
-         ibv_rc_pingpong -p {port} -n 100000000 127.0.0.1 & client=$!; {connected}; sleep 1"
+        "out=$(mktemp -d); trap 'rm -r $out' EXIT; {program} > $out/server & server=$!; {listens}; \
+         {program} 127.0.0.1 > $out/client & client=$!; {connected}; sleep 1"
     )
 }
 
@@ -280,6 +283,70 @@ fn a_trace_tells_connections_and_calls_handles_alike_in_both_libraries() {
     ] {
         assert!(count(&lines, what) > 0, "no {what:?}: {lines:#?}");
     }
+}
+
+#[test]
+fn a_trace_tells_what_sockets_over_rdma_do() {
+    let port = free_port();
+    let lines = trace(
+        "trace_5",
+        &format!(
+            "rstream -b 127.0.0.1 -p {port} -S 64 -I 10 -C 2 & sleep 0.5; \
+             until rstream -s 127.0.0.1 -p {port} -S 64 -I 10 -C 2; do sleep 0.1; done; wait"
+        ),
+    );
+    for what in [
+        "rsocket(",
+        "rlisten(",
+        "raccept(",
+        "rconnect(",
+        "rsend(",
+        "rrecv(",
+        "rclose(",
+    ] {
+        assert!(count(&lines, what) > 0, "no {what:?}: {lines:#?}");
+    }
+}
+
+#[test]
+fn programs_with_xrc_are_counted_and_traced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("l.json");
+    let port = free_port();
+    let program = format!("ibv_xsrq_pingpong -p {port} -n 20 -c 1");
+    let script =
+        format!("{program} & sleep 0.3; until {program} 127.0.0.1; do sleep 0.1; done; wait");
+    let trace = folder.path().join("trace");
+    let [file, trace] = [&file, &trace].map(|path| path.to_str().expect("text"));
+    let run = [
+        "run",
+        "--ledger",
+        file,
+        "--trace",
+        trace,
+        "--link-layer",
+        "ib",
+        "--fabric",
+        "ledger_3",
+    ];
+    let out = verbatim(&[&run[..], &["--", "sh", "-c", &script]].concat());
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let lines = std::fs::read_to_string(trace).expect("a trace");
+    for what in [" ibv_open_xrcd(", " post_send qp", " post_srq_recv srq"] {
+        assert!(lines.contains(what), "no {what:?}: {lines}");
+    }
+    let text = std::fs::read_to_string(file).expect("it was written");
+    let ledger = Ledger::parse(&text).expect("a ledger");
+    let told = |note: &String| note.contains("transport that the model does not have");
+    let worked = ledger
+        .processes
+        .iter()
+        .filter(|process| process.notes.iter().any(told));
+    assert_eq!(worked.count(), 2, "{ledger:?}");
 }
 
 #[test]
