@@ -26,6 +26,7 @@ pub mod link;
 pub mod micro;
 pub mod peers;
 pub mod pin;
+pub mod probe;
 pub mod record;
 pub mod run;
 pub mod simulated;

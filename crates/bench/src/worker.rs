@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::link::Link;
 use crate::micro;
 use crate::peers::hostcopy;
-use crate::workload;
+use crate::{probe, workload};
 
 /// One job.
 #[derive(Debug, Serialize, Deserialize)]
@@ -16,6 +16,8 @@ pub enum Job {
     Verbs(workload::Order),
     /// Be the other end of one verb's measurement.
     Micro(micro::Order),
+    /// Be the target of WRITEs that are looked at.
+    Probe(probe::Order),
     /// Be the target of copies without a NIC.
     HostCopy(hostcopy::Request),
     /// End.
@@ -31,6 +33,7 @@ pub fn serve(link: &mut Link) -> Result<()> {
         match job {
             Job::Verbs(order) => workload::work(link, &order)?,
             Job::Micro(order) => micro::work(link, &order)?,
+            Job::Probe(order) => probe::work(link, &order)?,
             Job::HostCopy(request) => hostcopy::work(link, request)?,
             Job::Stop => break,
         }

@@ -58,6 +58,32 @@ fn bench_peers() {
 }
 
 #[test]
+fn bench_sweeps_and_probes() {
+    let sweep = |args: &[&'static str]| [&["bench", "sweep"], args].concat();
+    refused(&sweep(&["--values", "8,many"]), "such as 64 or 4K");
+    refused(&sweep(&["--values", "3"]), "take 8 or more");
+    refused(
+        &sweep(&["--over", "batch", "--batch", "3"]),
+        "what is swept",
+    );
+    refused(
+        &sweep(&["--over", "window", "--values", "9000"]),
+        "from 1 to 8192",
+    );
+    refused(&sweep(&["rc-recv"]), "rc-send");
+    refused(&sweep(&["--svg", "/nonexistent/s.svg"]), "/nonexistent");
+    refused(
+        &["bench", "write-order", "--payload", "8"],
+        "multiple of 8 from 16",
+    );
+    refused(
+        &["bench", "write-visible", "--payload", "20"],
+        "multiple of 8 from 16",
+    );
+    refused(&["bench", "write-visible", "--writes", "0"], "from 1 to");
+}
+
+#[test]
 fn bench_one_verb() {
     let send = |args: &[&'static str]| [&["bench", "rc-send"], args].concat();
     refused(&send(&["--payload", "1G"]), "such as 64 or 4K");

@@ -243,3 +243,30 @@ fn a_sweep_is_a_table_a_file_and_a_picture() {
     let picture = std::fs::read_to_string(&svg).expect("drawn");
     assert!(picture.starts_with("<svg") && picture.contains("work requests a doorbell"));
 }
+
+#[test]
+fn writes_are_probed_for_what_the_target_sees() {
+    for (probe, question) in [("write-order", "order"), ("write-visible", "visible")] {
+        for verb in ["rc-write", "uc-write"] {
+            let lines = lines(&[
+                probe,
+                "--verb",
+                verb,
+                "--payload",
+                "16,4K",
+                "--writes",
+                "200",
+            ]);
+            assert_eq!(lines[0]["type"], "record");
+            let sizes: Vec<_> = lines[1..]
+                .iter()
+                .map(|line| {
+                    assert_eq!(line["data"]["question"], question);
+                    assert!(line["data"]["looks"].as_u64() > Some(0), "{line}");
+                    line["data"]["payload_bytes"].as_u64()
+                })
+                .collect();
+            assert_eq!(sizes, [Some(16), Some(4096)]);
+        }
+    }
+}

@@ -3,6 +3,7 @@
 mod guidelines;
 mod markdown;
 mod peers;
+mod probe;
 mod providers;
 mod simulator;
 mod sweep;
@@ -17,6 +18,7 @@ use bench::goal::Row;
 use bench::link::{Exe, Link};
 use bench::micro::Verb;
 use bench::pin::Cores;
+use bench::probe::Question;
 use bench::record::Record;
 use bench::stats::Spread;
 use clap::Subcommand;
@@ -81,6 +83,12 @@ enum What {
     /// Latency of a verb: half of a round trip for SENDs and WRITEs, all of it for the others
     #[command(after_help = verb::LATENCY_EXAMPLES)]
     Latency(verb::LatencyArgs),
+    /// Whether the words of an RDMA WRITE are seen from left to right
+    #[command(after_help = probe::ORDER_EXAMPLES)]
+    WriteOrder(probe::Args),
+    /// Whether a WRITE that has completed is seen by the target's processor
+    #[command(after_help = probe::VISIBLE_EXAMPLES)]
+    WriteVisible(probe::Args),
     /// A verb over a range of one of its knobs, as a table, CSV, JSON and a picture
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(sweep::Args),
@@ -117,6 +125,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::RcRead(args) => verb::stream(Verb::RcRead, &args),
         What::Atomics(args) => verb::stream(Verb::Atomics, &args),
         What::Latency(args) => verb::latency(&args),
+        What::WriteOrder(args) => probe::run(Question::Order, &args),
+        What::WriteVisible(args) => probe::run(Question::Visible, &args),
         What::Sweep(args) => sweep::run(&args),
         What::Guidelines(args) => guidelines::run(&args),
         What::Simulator(args) => simulator::run(&args),

@@ -1,0 +1,304 @@
+//! Probes of what a NIC's WRITEs look like to the target's processor.
+//!
+//! No specification says in which order the bytes of one RDMA WRITE appear in memory, and systems that poll memory for a
+//! request depend on it all the same: they take a message for whole when its last byte is there (HERD, FaRM). And a WRITE
+//! that has completed at the requester must be in the target's memory for whoever hears of it by other means.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
+
+use crate::link::{Exe, Link};
+use crate::micro::Verb;
+use crate::pin::{Cores, pinned};
+use crate::worker::Job;
+use crate::workload::{Nic, NicChoice, PATIENCE_NS, Patience, connect, meet, reap};
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Question {
+    /// Whether the words of a WRITE are seen from left to right.
+    Order,
+    /// Whether a WRITE that has completed is seen.
+    Visible,
+}
+
+/// A probe: so many WRITEs of one size, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    question: Question,
+    verb: Verb,
+    payload_bytes: usize,
+    writes: u32,
+}
+
+impl Probe {
+    /// A probe of RDMA WRITEs over RC or UC.
+    ///
+    /// # Errors
+    /// Another verb; a payload that is not of whole words, or of fewer than two.
+    pub fn new(question: Question, verb: Verb, payload_bytes: usize, writes: u32) -> Result<Self> {
+        if !matches!(verb, Verb::RcWrite | Verb::UcWrite) {
+            bail!(
+                "{} writes nothing into memory; probe rc-write or uc-write",
+                verb.name()
+            );
+        }
+        if payload_bytes < 16 || !payload_bytes.is_multiple_of(8) {
+            bail!(
+                "{payload_bytes} bytes are not two or more words of 8 bytes; take a multiple of 8 from 16 on"
+            );
+        }
+        Ok(Self {
+            question,
+            verb,
+            payload_bytes,
+            writes,
+        })
+    }
+
+    /// Bytes of each WRITE.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        self.payload_bytes
+    }
+}
+
+/// What the target saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// WRITEs that were looked at. Where the order is asked for, the target misses some: they do not wait for it.
+    pub looks: u64,
+    /// Of these, how many had a word that was not there yet: left of their last one, or after they had completed.
+    pub missing: u64,
+}
+
+/// A probe, as the driver tells it to the worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    nic: NicChoice,
+    probe: Probe,
+}
+
+/// Makes a probe, with a worker process as the target.
+///
+/// # Errors
+/// When a verb fails, or nothing comes for 10 s.
+pub fn run(cores: Cores, worker: &Exe, nic: &NicChoice, probe: Probe) -> Result<Seen> {
+    pinned(cores.requester, || {
+        let mut link = Link::spawn(worker, cores.responder)?;
+        let own = Nic::open(nic)?;
+        link.send(&Job::Probe(Order {
+            nic: nic.clone(),
+            probe,
+        }))?;
+        drive(&mut link, &own, &probe)
+    })
+}
+
+fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Seen> {
+    match probe.verb {
+        Verb::UcWrite => Writer::<Uc>::new(link, nic, probe)?.drive(link, probe),
+        _ => Writer::<Rc>::new(link, nic, probe)?.drive(link, probe),
+    }
+}
+
+/// The worker's part.
+///
+/// # Errors
+/// When a verb fails, or the driver is gone.
+pub(crate) fn work(link: &mut Link, order: &Order) -> Result<()> {
+    let nic = Nic::open(&order.nic)?;
+    target(link, &nic, &order.probe)
+}
+
+fn target(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<()> {
+    match probe.verb {
+        Verb::UcWrite => Target::<Uc>::new(link, nic, probe)?.look(link, probe),
+        _ => Target::<Rc>::new(link, nic, probe)?.look(link, probe),
+    }
+}
+
+/// The requester: memory whose words all are the number of the WRITE.
+struct Writer<T: Connected> {
+    qp: QueuePair<T>,
+    list: Postlist<T>,
+    memory: MemoryRegion,
+    wcs: WcBuffer<1>,
+}
+
+impl<T: Connected> Writer<T> {
+    fn new(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Self> {
+        let remote: RemoteMemory = link.recv()?;
+        let cq = nic.cq(1)?;
+        let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
+        let memory = nic.pd.alloc(probe.payload_bytes, Access::LOCAL_READ)?;
+        let mut list = qp.postlist(1);
+        list.rdma_write(memory.slice(..)?, remote).signaled();
+        meet(link)?;
+        Ok(Self {
+            qp,
+            list,
+            memory,
+            wcs: WcBuffer::new(),
+        })
+    }
+
+    /// Writes a number and waits for the completion.
+    fn write(&mut self, number: u32) -> Result<()> {
+        for at in (0..self.memory.len()).step_by(8) {
+            self.memory.write_u64(at, u64::from(number).to_le())?;
+        }
+        self.qp.post_send(&mut self.list)?;
+        let mut patience = Patience::eager(PATIENCE_NS);
+        while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
+            patience.check("the completion of a WRITE")?;
+        }
+        Ok(())
+    }
+
+    fn drive(mut self, link: &mut Link, probe: &Probe) -> Result<Seen> {
+        for number in 1..=probe.writes {
+            self.write(number)?;
+            if probe.question == Question::Visible {
+                // Not by the NIC, which might keep the two in order.
+                link.send(&number)?;
+                let _: u32 = link.recv()?;
+            }
+        }
+        link.recv()
+    }
+}
+
+/// The target: memory that its processor looks at.
+struct Target<T: Connected> {
+    _qp: QueuePair<T>,
+    memory: MemoryRegion,
+}
+
+impl<T: Connected> Target<T> {
+    fn new(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Self> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let memory = nic.pd.alloc(probe.payload_bytes, access)?;
+        link.send(&memory.remote())?;
+        let cq = nic.cq(1)?;
+        let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
+        meet(link)?;
+        Ok(Self { _qp: qp, memory })
+    }
+
+    /// Whether some word is of an older WRITE than `number`. Looked at from right to left: a WRITE that goes on from left
+    /// to right meanwhile can only have made words newer.
+    fn lacks(&self, number: u32) -> Result<bool> {
+        for at in (0..self.memory.len()).step_by(8).rev() {
+            if u64::from_le(self.memory.read_u64(at)?) < u64::from(number) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn look(self, link: &mut Link, probe: &Probe) -> Result<()> {
+        let mut seen = Seen::default();
+        match probe.question {
+            Question::Visible => {
+                for _ in 0..probe.writes {
+                    let number: u32 = link.recv()?;
+                    seen.looks += 1;
+                    seen.missing += u64::from(self.lacks(number)?);
+                    link.send(&number)?;
+                }
+            }
+            Question::Order => {
+                let last = self.memory.len() - 8;
+                let mut before = 0;
+                while before < probe.writes {
+                    let mut patience = Patience::eager(PATIENCE_NS);
+                    let number = loop {
+                        let word = u64::from_le(self.memory.read_u64(last)?);
+                        if word > u64::from(before) {
+                            break u32::try_from(word)?;
+                        }
+                        patience.check("the last word of a WRITE")?;
+                    };
+                    seen.looks += 1;
+                    seen.missing += u64::from(self.lacks(number)?);
+                    before = number;
+                }
+            }
+        }
+        link.send(&seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(question: Question, verb: Verb, payload_bytes: usize) -> Seen {
+        let nic = NicChoice::first_of("softnic");
+        let probe = Probe::new(question, verb, payload_bytes, 300).expect("it fits");
+        let (mut left, mut right) = Link::pair().expect("pipes");
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| target(&mut right, &Nic::open(&nic)?, &probe));
+            let seen = drive(&mut left, &Nic::open(&nic).expect("a NIC"), &probe);
+            worker.join().expect("no panic").expect("the target works");
+            seen.expect("the requester works")
+        })
+    }
+
+    #[test]
+    fn what_has_completed_is_seen() {
+        for verb in [Verb::RcWrite, Verb::UcWrite] {
+            for bytes in [16, 4096] {
+                let seen = probe(Question::Visible, verb, bytes);
+                assert_eq!((seen.looks, seen.missing), (300, 0), "{verb:?} {bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_is_looked_at_until_the_last_write() {
+        let seen = probe(Question::Order, Verb::RcWrite, 64);
+        assert!((1..=300).contains(&seen.looks), "{seen:?}");
+        assert!(seen.missing <= seen.looks);
+    }
+
+    #[test]
+    fn words_that_are_missing_are_found() {
+        let nic = Nic::open(&NicChoice::first_of("softnic")).expect("a NIC");
+        let memory = nic.pd.alloc(32, Access::LOCAL_WRITE).expect("memory");
+        let cq = nic.cq(1).expect("a CQ");
+        let make = || {
+            nic.qp::<Rc>(&cq, &cq)
+                .max_recv_wr(1u32)
+                .build()
+                .expect("a QP")
+        };
+        let (a, b) = (make(), make());
+        let (to_a, to_b) = (a.endpoint(), b.endpoint());
+        let (a, _b) = (
+            a.connect(&to_b).expect("connected"),
+            b.connect(&to_a).expect("connected"),
+        );
+        let target = Target { _qp: a, memory };
+        for at in [0, 8, 16, 24] {
+            assert!(
+                target.lacks(1).expect("in range"),
+                "the word at {at} is missing"
+            );
+            target.memory.write_u64(at, 1u64.to_le()).expect("in range");
+        }
+        assert!(!target.lacks(1).expect("in range"));
+        assert!(target.lacks(2).expect("in range"));
+    }
+
+    #[test]
+    fn what_cannot_be_probed_is_refused() {
+        let refused = |verb, bytes| Probe::new(Question::Order, verb, bytes, 1).is_err();
+        assert!(refused(Verb::RcRead, 64) && refused(Verb::UdSend, 64));
+        assert!(refused(Verb::RcWrite, 8) && refused(Verb::RcWrite, 20));
+        assert!(!refused(Verb::UcWrite, 16));
+    }
+}

@@ -1,0 +1,150 @@
+//! `verbatim bench write-order` and `write-visible`: how a NIC's WRITEs look to the target's processor.
+
+use anyhow::Result;
+use bench::micro::{MAX_PAYLOAD_BYTES, Verb};
+use bench::probe::{self, Probe, Question, Seen};
+use bench::record::Record;
+use bench::workload::NicChoice;
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{CoresArgs, bytes, worker};
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::output::{self, print, print_typed, table};
+
+pub(super) const ORDER_EXAMPLES: &str = "\
+Examples:
+  verbatim bench write-order
+  verbatim bench write-order --payload 64,4K --verb uc-write
+  verbatim bench write-order --provider system --device mlx5_0 --json
+
+All words of a WRITE are its number. The target polls the last word; when it sees a new number there, it looks at all
+words left of it: one that is older was overtaken. No specification promises an order, but systems that poll for the
+last byte of a message need it.";
+
+pub(super) const VISIBLE_EXAMPLES: &str = "\
+Examples:
+  verbatim bench write-visible
+  verbatim bench write-visible --payload 4K --writes 100000 --provider system
+
+When a WRITE has completed, the target is told by other means than the NIC, and looks for it in its memory. Exit status
+1 when one was not there.";
+
+/// Arguments of both commands.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Bytes of the WRITEs, with commas between them; also with K (KiB) or M (MiB) behind
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16,64,256,1K,4K,64K", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    payload: Vec<usize>,
+    /// Over which transport
+    #[arg(long, value_enum, default_value_t = WriteVerb::RcWrite)]
+    verb: WriteVerb,
+    /// WRITEs of each size
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::number("a count of WRITEs", 1..=1_000_000_000u32))]
+    writes: u32,
+    #[command(flatten)]
+    cores: CoresArgs,
+    /// Print one JSON object per line: record, probe
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WriteVerb {
+    /// RDMA WRITE over RC
+    RcWrite,
+    /// RDMA WRITE over UC
+    UcWrite,
+}
+
+/// What is probed, for the record.
+#[derive(Serialize)]
+struct Settings {
+    probes: Vec<Probe>,
+}
+
+/// What came of one size, as `--json` prints it.
+#[derive(Serialize)]
+struct Probed {
+    question: Question,
+    payload_bytes: usize,
+    #[serde(flatten)]
+    seen: Seen,
+}
+
+/// Runs one of the commands.
+pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
+    let verb = match args.verb {
+        WriteVerb::RcWrite => Verb::RcWrite,
+        WriteVerb::UcWrite => Verb::UcWrite,
+    };
+    let probes = args.payload.iter();
+    let probes = probes.map(|payload| Probe::new(question, verb, *payload, args.writes));
+    let probes = probes.collect::<Result<Vec<_>>>()?;
+    args.nic.settle_link_layer()?;
+    let cores = args.cores.settle()?;
+    let nic = NicChoice {
+        provider: args.nic.provider.name().to_owned(),
+        device: args.nic.device.clone(),
+        port_num: args.port.port_num,
+        gid_index: args.port.gid_index,
+    };
+    let settings = Settings {
+        probes: probes.clone(),
+    };
+    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    if args.json {
+        print_typed("record", &record)?;
+    }
+    let mut rows = table(["payload", "looks", "incomplete", "verdict"], &[0, 1, 2]);
+    let bar = output::progress(probes.len() as u64);
+    let mut all_there = true;
+    for probe in probes {
+        let seen = probe::run(cores, &worker()?, &nic, probe)?;
+        bar.inc(1);
+        let payload_bytes = probe.payload_bytes();
+        all_there &= seen.missing == 0;
+        if args.json {
+            print_typed(
+                "probe",
+                &Probed {
+                    question,
+                    payload_bytes,
+                    seen,
+                },
+            )?;
+        }
+        let verdict = match (question, seen.missing) {
+            (Question::Order, 0) => "left to right in every look",
+            (Question::Order, _) => "the last word may be seen first",
+            (Question::Visible, 0) => "seen whenever completed",
+            (Question::Visible, _) => "completed and not seen",
+        };
+        rows.add_row([
+            bytes(payload_bytes),
+            seen.looks.to_string(),
+            seen.missing.to_string(),
+            verdict.to_owned(),
+        ]);
+    }
+    bar.finish_and_clear();
+    if !args.json {
+        print(format_args!(
+            "{} on {}, cores {} and {}",
+            verb.label(),
+            record.device,
+            cores.requester,
+            cores.responder
+        ))?;
+        print(rows)?;
+    }
+    Ok(match question {
+        Question::Visible if !all_there => Outcome::No,
+        _ => Outcome::Done,
+    })
+}
