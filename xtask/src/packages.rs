@@ -61,7 +61,7 @@ pub(crate) const REDIS_SERVER: Package = Package {
 };
 pub(crate) const REDIS_TOOLS: Package = Package {
     name: "redis-tools",
-    why: "redis-benchmark drives that peer",
+    why: "redis-benchmark drives that peer, and with redis-cli looks at the key-value store",
     present: Present::Program("redis-benchmark"),
 };
 

@@ -8,17 +8,20 @@
 //!
 //! [`load`] asks for keys and checks every value.
 //!
-//! Another front, a connection layer of another protocol for instance, uses [`Server::store`] from threads of its own:
+//! Another front uses [`Server::store`] from threads of its own, as [`resp`] does, which speaks the Redis protocol:
 //! partitions are locked for a batch of requests at a time.
 
 #![deny(unsafe_code)]
 
 mod client;
 mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod load;
 mod prefetch;
 pub mod rendezvous;
 mod report;
+pub mod resp;
 mod server;
 mod session;
 pub mod store;

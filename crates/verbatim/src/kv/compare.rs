@@ -377,7 +377,7 @@ fn reports(mut lines: Lines<Line>) -> Result<Vec<LoadReport>> {
                 }
                 all.push(report);
             }
-            Line::Listening { .. } | Line::Stats(_) => {}
+            Line::Listening { .. } | Line::Resp(_) | Line::Stats(_) => {}
         }
     }
     if all.is_empty() {

@@ -2,6 +2,7 @@
 
 use kv::ServerStats;
 use kv::load::LoadReport;
+use kv::resp::FrontStats;
 use serde::{Deserialize, Serialize};
 
 /// One line.
@@ -14,7 +15,12 @@ pub(super) enum Line {
         address: String,
         /// What is served.
         design: kv::Design,
+        /// Where in the Redis protocol.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resp: Option<String>,
     },
+    /// `serve`: what its Redis-protocol front did, when it ends.
+    Resp(FrontStats),
     /// `serve`: what it did, when it ends.
     Stats(ServerStats),
     /// `load`: how filling went.

@@ -1,9 +1,11 @@
 //! `verbatim kv serve`: one server, until it is told to stop.
 
+use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use kv::resp::{Address, Front};
 use kv::store::Mode;
 use kv::{Design, Server, ServerConfig};
 
@@ -23,6 +25,9 @@ pub(crate) struct Args {
     /// Where clients find it, over TCP; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7472", value_parser = args::host_and_port)]
     listen: String,
+    /// Speak the Redis protocol there as well, for redis-cli: HOST:PORT, or the path of a Unix socket
+    #[arg(long, value_name = "ADDR")]
+    resp: Option<Address>,
     /// Keep every item, and refuse new ones when there is no room, instead of dropping the oldest
     #[arg(long)]
     store: bool,
@@ -67,6 +72,7 @@ Without --store it is a cache: when there is no room the oldest items are droppe
 
 Examples:
   verbatim kv serve
+  verbatim kv serve --resp 127.0.0.1:6379     and then redis-cli; whoever can connect can change everything
   verbatim kv serve --store --memory 512M --workers 2 --listen 0.0.0.0:7472";
 
 /// Runs the command.
@@ -89,10 +95,21 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     };
     let stop = stop_signals(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
+    let front = args.resp.as_ref().map(|address| {
+        let listener = address.listen();
+        let front = listener.and_then(|l| Front::start(Arc::clone(server.store()), l));
+        front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
+    });
+    let front = front.transpose()?;
+    let resp = front.as_ref().map(|f| f.address().to_string());
     let address = server.address().to_string();
     if args.json {
         let design = args.design;
-        print_json(&Line::Listening { address, design })?;
+        print_json(&Line::Listening {
+            address,
+            design,
+            resp,
+        })?;
     } else {
         print(format_args!(
             "{} serves a {} on {address}; {}; clients: verbatim kv load {address} --fill",
@@ -100,6 +117,9 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             if args.store { "store" } else { "cache" },
             args.design.promise(),
         ))?;
+        if let Some(resp) = resp {
+            print(format_args!("the Redis protocol on {resp}"))?;
+        }
     }
     let bar = output::activity(args.json);
     let requests = |server: &Server| {
@@ -110,6 +130,9 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
         if let Some(failure) = server.failure() {
             bail!("a worker ended: {failure}");
+        }
+        if front.as_ref().is_some_and(|f| !f.serves()) {
+            bail!("the Redis-protocol front ended");
         }
         if bar.is_hidden() {
             continue;
@@ -127,8 +150,12 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     }
     bar.finish_and_clear();
     let failure = server.failure();
+    let spoken = front.map(|f| f.stats());
     let stats = server.stop();
     if args.json {
+        if let Some(spoken) = spoken {
+            print_json(&Line::Resp(spoken))?;
+        }
         print_json(&Line::Stats(stats))?;
     } else {
         print(format_args!(
@@ -141,6 +168,12 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             stats.store.evictions,
             stats.store.refused_full
         ))?;
+        if let Some(spoken) = spoken {
+            print(format_args!(
+                "{} commands of the Redis protocol over {} connections, {} answered with an error, {} malformed",
+                spoken.commands, spoken.connections_total, spoken.errors, spoken.protocol_errors
+            ))?;
+        }
     }
     match failure {
         Some(failure) => bail!("a worker ended: {failure}"),

@@ -1,0 +1,79 @@
+//! What the fuzz target of this crate runs, and the replay of its corpus.
+
+use std::sync::Arc;
+
+use crate::resp::{Decoder, ProtocolError, Session, Shared};
+use crate::store::{Store, StoreConfig};
+
+/// The commands of a stream that comes in pieces.
+fn commands<'b>(
+    pieces: impl Iterator<Item = &'b [u8]>,
+) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
+    let mut decoder = Decoder::default();
+    let mut found = Vec::new();
+    for piece in pieces {
+        decoder.feed(piece);
+        loop {
+            match decoder.next_command() {
+                Ok(Some(args)) => found.push(args.from(0).map(<[u8]>::to_vec).collect()),
+                Ok(None) => break,
+                Err(error) => return (found, Some(error)),
+            }
+        }
+    }
+    (found, None)
+}
+
+/// A stream in the Redis protocol of any bytes, the first of which is the length of its pieces: the pieces do not
+/// matter, and each command has a reply.
+///
+/// # Panics
+/// If that is not so, or a command does.
+pub fn resp(bytes: &[u8]) {
+    let [length, bytes @ ..] = bytes else {
+        return;
+    };
+    let length = usize::from(*length).max(1);
+    let (found, error) = commands(bytes.chunks(length));
+    let whole = commands(std::iter::once(bytes));
+    assert_eq!((&found, &error), (&whole.0, &whole.1));
+    let config = StoreConfig::for_items(1, 100, 16, 32);
+    let shared = Shared::new(Arc::new(Store::new(&config).expect("memory")));
+    let mut session = Session::new(1);
+    let mut out = Vec::new();
+    for piece in bytes.chunks(length) {
+        session.feed(piece);
+        let before = out.len();
+        assert!(session.run(&shared, &mut out, usize::MAX));
+        assert!(out[before..].is_empty() || out.ends_with(b"\r\n"));
+    }
+    assert!(out.is_empty() == (found.is_empty() && error.is_none()) || session.ends());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_corpus_of_resp_is_replayed() {
+        corpus::replay("resp", super::resp);
+    }
+
+    proptest! {
+        #[test]
+        fn any_arguments_have_a_reply(
+            command in 0..crate::resp::names().count(),
+            arguments in prop::collection::vec(
+                prop_oneof!["[a-z0-9]{0,5}", "-?[0-9]{1,20}", "nx|xx|gt|lt|get|ex|px|exat|pxat|keepttl|docs|info|auth"],
+                0..6,
+            ),
+        ) {
+            let name = crate::resp::names().nth(command).expect("a command");
+            let mut line = format!("\u{7}SET a 1\r\n{name}");
+            for argument in arguments {
+                line += &format!(" \"{argument}\"");
+            }
+            super::resp(format!("{line}\r\n").as_bytes());
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Commands about the connection and the server.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::command::{COMMANDS, Call, Command, CommandError, Done, check_length, find, shown};
+use super::frame::MAX_BULK_BYTES;
+use super::integer;
+use super::reply::{Protocol, Replies};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The version of Redis whose behaviour these commands have; clients look for it.
+const REDIS_VERSION: &str = "7.0.0";
+
+fn get(n: &AtomicU64) -> u64 {
+    n.load(Ordering::Relaxed)
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+pub(super) fn ping(call: &mut Call<'_>) -> Done {
+    match (call.args.get(1), call.args.count()) {
+        (None, _) => call.replies.simple("PONG"),
+        (Some(message), 2) => call.replies.bulk(message),
+        _ => return Err(CommandError::Count("ping".to_owned())),
+    }
+    Ok(())
+}
+
+pub(super) fn echo(call: &mut Call<'_>) -> Done {
+    call.replies.bulk(call.args.at(1));
+    Ok(())
+}
+
+pub(super) fn quit(call: &mut Call<'_>) -> Done {
+    call.replies.simple("OK");
+    call.session.ends = true;
+    Ok(())
+}
+
+pub(super) fn select(call: &mut Call<'_>) -> Done {
+    match integer(call.args.at(1)) {
+        Some(0) => call.replies.simple("OK"),
+        Some(_) => return Err(CommandError::Database),
+        None => return Err(CommandError::NotInteger),
+    }
+    Ok(())
+}
+
+pub(super) fn hello(call: &mut Call<'_>) -> Done {
+    let protocol = match call.args.get(1).map(integer) {
+        None => call.session.protocol,
+        Some(Some(2)) => Protocol::Resp2,
+        Some(Some(3)) => Protocol::Resp3,
+        Some(Some(_)) => return Err(CommandError::NoProtocol),
+        Some(None) => return Err(CommandError::BadProtocol),
+    };
+    match call.args.get(2) {
+        None => {}
+        Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoAuth),
+        Some(_) => return Err(CommandError::Syntax),
+    }
+    call.session.protocol = protocol;
+    let replies = &mut call.replies;
+    replies.switch(protocol);
+    replies.map(7);
+    for (key, value) in [
+        ("server", "verbatim"),
+        ("version", REDIS_VERSION),
+        ("mode", "standalone"),
+        ("role", "master"),
+    ] {
+        replies.bulk(key.as_bytes());
+        replies.bulk(value.as_bytes());
+    }
+    replies.bulk(b"proto");
+    replies.integer(match protocol {
+        Protocol::Resp2 => 2,
+        Protocol::Resp3 => 3,
+    });
+    replies.bulk(b"id");
+    replies.integer(signed(call.session.id));
+    replies.bulk(b"modules");
+    replies.array(0);
+    Ok(())
+}
+
+pub(super) fn dbsize(call: &mut Call<'_>) -> Done {
+    call.replies
+        .integer(signed(call.shared.store.stats().items));
+    Ok(())
+}
+
+pub(super) fn flush(call: &mut Call<'_>) -> Done {
+    match (call.args.get(1), call.args.count()) {
+        (None, _) => {}
+        // It is done when this returns, whatever is asked for.
+        (Some(how), 2)
+            if how.eq_ignore_ascii_case(b"sync") || how.eq_ignore_ascii_case(b"async") => {}
+        _ => return Err(CommandError::Syntax),
+    }
+    call.shared.store.clear();
+    call.replies.simple("OK");
+    Ok(())
+}
+
+pub(super) fn info(call: &mut Call<'_>) -> Done {
+    let wanted = |section: &str| {
+        call.args.count() == 1
+            || call.args.from(1).any(|name| {
+                let all = ["all", "everything", "default"];
+                let mut names = all.into_iter().chain([section]);
+                names.any(|n| name.eq_ignore_ascii_case(n.as_bytes()))
+            })
+    };
+    let shared = call.shared;
+    let stats = shared.store.stats();
+    let sections = [
+        (
+            "Server",
+            format!(
+                "redis_version:{REDIS_VERSION}\r\nserver_name:verbatim\r\nverbatim_version:{VERSION}\r\n\
+                 redis_mode:standalone\r\nprocess_id:{}\r\nuptime_in_seconds:{}\r\n",
+                std::process::id(),
+                shared.started.elapsed().as_secs()
+            ),
+        ),
+        (
+            "Clients",
+            format!("connected_clients:{}\r\n", get(&shared.connections)),
+        ),
+        (
+            "Memory",
+            format!(
+                "used_memory:{}\r\nused_memory_dataset:{}\r\n",
+                stats.memory_bytes, stats.data_bytes
+            ),
+        ),
+        (
+            "Stats",
+            format!(
+                "total_connections_received:{}\r\nrejected_connections:{}\r\n\
+                 total_commands_processed:{}\r\ntotal_error_replies:{}\r\nprotocol_errors:{}\r\n\
+                 expired_keys:{}\r\nevicted_keys:{}\r\nrefused_full:{}\r\n",
+                get(&shared.connections_total),
+                get(&shared.connections_refused),
+                get(&shared.commands),
+                get(&shared.errors),
+                get(&shared.protocol_errors),
+                stats.expired,
+                stats.evictions,
+                stats.refused_full
+            ),
+        ),
+        (
+            "Keyspace",
+            match stats.items {
+                0 => String::new(),
+                keys => format!("db0:keys={keys}\r\n"),
+            },
+        ),
+    ];
+    let mut text = String::new();
+    for (name, lines) in sections.iter().filter(|(name, _)| wanted(name)) {
+        let gap = if text.is_empty() { "" } else { "\r\n" };
+        // Writing to a string does not fail.
+        let _ = write!(text, "{gap}# {name}\r\n{lines}");
+    }
+    call.replies.text(&text);
+    Ok(())
+}
+
+/// Settings that clients look at.
+fn settings() -> [(&'static str, String); 4] {
+    [
+        // Nothing is written to a disk.
+        ("save", String::new()),
+        ("appendonly", "no".to_owned()),
+        ("databases", "1".to_owned()),
+        ("proto-max-bulk-len", MAX_BULK_BYTES.to_string()),
+    ]
+}
+
+pub(super) fn config(call: &mut Call<'_>) -> Done {
+    let part = call.args.at(1);
+    if !part.eq_ignore_ascii_case(b"get") {
+        return Err(CommandError::Subcommand(shown(part)));
+    }
+    if call.args.count() < 3 {
+        return Err(CommandError::Count("config|get".to_owned()));
+    }
+    let mut found = settings().to_vec();
+    found.retain(|(name, _)| {
+        let mut names = call.args.from(2);
+        names.any(|n| n == b"*" || n.eq_ignore_ascii_case(name.as_bytes()))
+    });
+    call.replies.map(found.len());
+    for (name, value) in found {
+        call.replies.bulk(name.as_bytes());
+        call.replies.bulk(value.as_bytes());
+    }
+    Ok(())
+}
+
+pub(super) fn command(call: &mut Call<'_>) -> Done {
+    let part = call.args.get(1).map(<[u8]>::to_ascii_lowercase);
+    let names: Vec<&[u8]> = call.args.from(2).collect();
+    let replies = &mut call.replies;
+    match part.as_deref() {
+        None => {
+            replies.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|c| describe(replies, c));
+        }
+        Some(b"count") => replies.integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX)),
+        Some(b"info") if names.is_empty() => {
+            replies.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|c| describe(replies, c));
+        }
+        Some(b"info") => {
+            let begun = replies.bytes();
+            replies.array(names.len());
+            for name in names {
+                match find(name) {
+                    Some(command) => describe(replies, command),
+                    None => replies.null(),
+                }
+                check_length(begun, replies)?;
+            }
+        }
+        Some(b"docs") => {
+            let all = COMMANDS
+                .iter()
+                .filter(|c| names.is_empty() || asked(&names, c));
+            let all: Vec<_> = all.collect();
+            replies.map(all.len());
+            for command in all {
+                replies.bulk(command.name.as_bytes());
+                replies.map(2);
+                for (key, value) in [("summary", command.summary), ("group", command.group)] {
+                    replies.bulk(key.as_bytes());
+                    replies.bulk(value.as_bytes());
+                }
+            }
+        }
+        Some(other) => return Err(CommandError::Subcommand(shown(other))),
+    }
+    Ok(())
+}
+
+fn asked(names: &[&[u8]], command: &Command) -> bool {
+    let mut names = names.iter();
+    names.any(|n| n.eq_ignore_ascii_case(command.name.as_bytes()))
+}
+
+/// A command as `COMMAND` tells it: name, arity, flags, first key, last key, step.
+fn describe(replies: &mut Replies<'_>, command: &Command) {
+    replies.array(6);
+    replies.bulk(command.name.as_bytes());
+    replies.integer(command.arity);
+    replies.set(command.flags.len());
+    command.flags.iter().for_each(|flag| replies.simple(flag));
+    let (first, last, step) = command.keys;
+    [first, last, step].iter().for_each(|n| replies.integer(*n));
+}

@@ -1,0 +1,479 @@
+//! What clients say: commands out of the bytes of a stream, which come in any pieces.
+//!
+//! A command is an array of bulk strings, `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`, or an inline command, `GET k\r\n`, with
+//! Redis's quoting. Source: the Redis serialization protocol specification, and `networking.c` of Redis 7.0, whose
+//! words for what is wrong are used here.
+
+use std::ops::Range;
+
+/// The longest string of a command. Redis's `proto-max-bulk-len` is 512 MiB, and at least this; values of the store are
+/// shorter by far.
+pub const MAX_BULK_BYTES: usize = 1 << 20;
+/// The most strings of a command: Redis's limit until version 6.
+pub const MAX_ARGUMENTS: usize = 1 << 20;
+/// The longest command.
+pub const MAX_COMMAND_BYTES: usize = 64 << 20;
+/// The longest inline command: Redis's `PROTO_INLINE_MAX_SIZE`.
+pub const MAX_INLINE_BYTES: usize = 64 << 10;
+/// The longest line that holds a count: a sign and the digits of 64 bits fit.
+const MAX_COUNT_BYTES: usize = 32;
+/// A buffer that has become larger is given back once it is empty.
+pub(super) const KEPT_BYTES: usize = 1 << 20;
+
+/// What is wrong with a frame: where the next one begins cannot be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// A count of strings that is none, or above [`MAX_ARGUMENTS`].
+    #[error("invalid multibulk length")]
+    Arguments,
+    /// A length that is none, or above [`MAX_BULK_BYTES`].
+    #[error("invalid bulk length")]
+    Bulk,
+    /// Something else than a bulk string.
+    #[error("expected '$', got '{}'", .0.escape_ascii())]
+    Dollar(u8),
+    /// A count that does not end.
+    #[error("too big count string")]
+    Count,
+    /// A bulk string that is longer than it said.
+    #[error("expected CRLF after a bulk string")]
+    Crlf,
+    /// An inline command longer than [`MAX_INLINE_BYTES`].
+    #[error("too big inline request")]
+    Inline,
+    /// A quote that is not closed, or is followed by something else than a space.
+    #[error("unbalanced quotes in request")]
+    Quotes,
+    /// A command longer than [`MAX_COMMAND_BYTES`].
+    #[error("too big request")]
+    Command,
+}
+
+/// A command: its name and its arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Args<'d> {
+    bytes: &'d [u8],
+    places: &'d [Range<usize>],
+}
+
+impl<'d> Args<'d> {
+    /// How many strings it has, its name among them; at least 1.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// One of them; the name is 0.
+    pub fn get(&self, i: usize) -> Option<&'d [u8]> {
+        self.places.get(i).map(|p| &self.bytes[p.clone()])
+    }
+
+    /// One of them that is there if the count is right; an empty string otherwise.
+    pub fn at(&self, i: usize) -> &'d [u8] {
+        self.get(i).unwrap_or_default()
+    }
+
+    /// From this one on.
+    pub fn from(&self, i: usize) -> impl Iterator<Item = &'d [u8]> + use<'d> {
+        let Self { bytes, places } = *self;
+        let places = places.get(i..).unwrap_or_default();
+        places.iter().map(|p| &bytes[p.clone()])
+    }
+}
+
+/// Finds commands in a stream.
+///
+/// ```
+/// let mut decoder = kv::resp::Decoder::default();
+/// decoder.feed(b"PING\r\n*2\r\n$3\r\nGET\r\n$1");
+/// assert_eq!(decoder.next_command()?.map(|c| c.at(0)), Some(&b"PING"[..]));
+/// assert!(decoder.next_command()?.is_none());
+/// decoder.feed(b"\r\nk\r\n");
+/// assert_eq!(decoder.next_command()?.map(|c| c.at(1)), Some(&b"k"[..]));
+/// # Ok::<(), kv::resp::ProtocolError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+    /// Where the command begins that is being read, or was given last.
+    start: usize,
+    /// What is before this has been understood.
+    at: usize,
+    /// Of an inline command: no line ends before this.
+    searched: usize,
+    /// Strings that the command still lacks; 0 between commands.
+    lacks: usize,
+    /// Places in `bytes` from `start` on, or in `inline`.
+    places: Vec<Range<usize>>,
+    /// The strings of an inline command, without quotes.
+    inline: Vec<u8>,
+}
+
+impl Decoder {
+    /// Takes what came.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        if self.lacks == 0 {
+            self.start = self.at;
+        }
+        if self.start == self.bytes.len() {
+            self.bytes.clear();
+            if self.bytes.capacity() > KEPT_BYTES {
+                self.bytes = Vec::new();
+            }
+        } else {
+            self.bytes.drain(..self.start);
+        }
+        self.at -= self.start;
+        self.searched = self.searched.saturating_sub(self.start);
+        self.start = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next command, if all of it has come.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]: nothing that follows has a meaning, and asking again gives no meaning either.
+    pub fn next_command(&mut self) -> Result<Option<Args<'_>>, ProtocolError> {
+        while self.lacks == 0 {
+            self.start = self.at;
+            match self.bytes.get(self.at) {
+                None => return Ok(None),
+                Some(b'*') => {
+                    let Some((count, at)) = self.count(ProtocolError::Arguments)? else {
+                        return Ok(None);
+                    };
+                    let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
+                    if count > MAX_ARGUMENTS {
+                        return Err(ProtocolError::Arguments);
+                    }
+                    self.places.clear();
+                    (self.lacks, self.at) = (count, at);
+                }
+                Some(_) => {
+                    if !self.line()? {
+                        return Ok(None);
+                    }
+                    if !self.places.is_empty() {
+                        return Ok(Some(Args {
+                            bytes: &self.inline,
+                            places: &self.places,
+                        }));
+                    }
+                }
+            }
+        }
+        while self.lacks > 0 {
+            if !self.bulk()? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Args {
+            bytes: &self.bytes[self.start..self.at],
+            places: &self.places,
+        }))
+    }
+
+    /// A count at `at`, behind its sign, and where it ends.
+    fn count(&self, wrong: ProtocolError) -> Result<Option<(i64, usize)>, ProtocolError> {
+        let line = self.bytes.get(self.at + 1..).unwrap_or_default();
+        let line = &line[..line.len().min(MAX_COUNT_BYTES)];
+        let Some(end) = line.iter().position(|b| *b == b'\r') else {
+            return if line.len() == MAX_COUNT_BYTES {
+                Err(ProtocolError::Count)
+            } else {
+                Ok(None)
+            };
+        };
+        match self.bytes.get(self.at + 1 + end + 1) {
+            None => Ok(None),
+            Some(b'\n') => {
+                let count = super::integer(&line[..end]).ok_or(wrong)?;
+                Ok(Some((count, self.at + end + 3)))
+            }
+            Some(_) => Err(wrong),
+        }
+    }
+
+    /// Reads a bulk string; false if it has not come.
+    fn bulk(&mut self) -> Result<bool, ProtocolError> {
+        match self.bytes.get(self.at) {
+            None => return Ok(false),
+            Some(b'$') => {}
+            Some(other) => return Err(ProtocolError::Dollar(*other)),
+        }
+        let Some((length, from)) = self.count(ProtocolError::Bulk)? else {
+            return Ok(false);
+        };
+        let length = usize::try_from(length).map_err(|_| ProtocolError::Bulk)?;
+        if length > MAX_BULK_BYTES {
+            return Err(ProtocolError::Bulk);
+        }
+        let end = from + length;
+        if end - self.start > MAX_COMMAND_BYTES {
+            return Err(ProtocolError::Command);
+        }
+        let Some(behind) = self.bytes.get(end..end + 2) else {
+            // What has come of the two decides already: the pieces must not matter.
+            return match self.bytes.get(end) {
+                None | Some(b'\r') => Ok(false),
+                Some(_) => Err(ProtocolError::Crlf),
+            };
+        };
+        if behind != b"\r\n" {
+            return Err(ProtocolError::Crlf);
+        }
+        self.places.push(from - self.start..end - self.start);
+        self.at = end + 2;
+        self.lacks -= 1;
+        Ok(true)
+    }
+
+    /// Reads an inline command; false if it has not come. An empty line is one without strings.
+    fn line(&mut self) -> Result<bool, ProtocolError> {
+        let most = self.bytes.len().min(self.at + MAX_INLINE_BYTES);
+        let from = self.searched.clamp(self.at, most);
+        let end = self.bytes[from..most].iter().position(|b| *b == b'\n');
+        let Some(end) = end.map(|end| from + end) else {
+            self.searched = most;
+            return if most - self.at == MAX_INLINE_BYTES {
+                Err(ProtocolError::Inline)
+            } else {
+                Ok(false)
+            };
+        };
+        let line = &self.bytes[self.at..end];
+        self.inline.clear();
+        self.places.clear();
+        split(
+            line.strip_suffix(b"\r").unwrap_or(line),
+            &mut self.inline,
+            &mut self.places,
+        )
+        .ok_or(ProtocolError::Quotes)?;
+        self.at = end + 1;
+        Ok(true)
+    }
+}
+
+/// Splits a line at spaces, as Redis's `sdssplitargs` does: in double quotes `\n`, `\r`, `\t`, `\b`, `\a`, `\xHH` and
+/// `\` before anything else mean what they do in C, in single quotes only `\'` does. `None`: unbalanced quotes.
+fn split(line: &[u8], strings: &mut Vec<u8>, places: &mut Vec<Range<usize>>) -> Option<()> {
+    let space = |b: &u8| b.is_ascii_whitespace() || *b == 0x0b;
+    let mut rest = line;
+    loop {
+        while let [b, behind @ ..] = rest
+            && space(b)
+        {
+            rest = behind;
+        }
+        if rest.is_empty() {
+            return Some(());
+        }
+        let start = strings.len();
+        loop {
+            match rest {
+                [] => break,
+                [b, ..] if space(b) => break,
+                [quote @ (b'"' | b'\''), behind @ ..] => {
+                    rest = quoted(*quote, behind, strings)?;
+                    if rest.first().is_some_and(|b| !space(b)) {
+                        return None;
+                    }
+                }
+                [b, behind @ ..] => {
+                    strings.push(*b);
+                    rest = behind;
+                }
+            }
+        }
+        places.push(start..strings.len());
+    }
+}
+
+/// What is between quotes; gives what is behind them.
+fn quoted<'l>(quote: u8, mut rest: &'l [u8], strings: &mut Vec<u8>) -> Option<&'l [u8]> {
+    let digit = |b: u8| {
+        char::from(b)
+            .to_digit(16)
+            .and_then(|d| u8::try_from(d).ok())
+    };
+    loop {
+        let (byte, behind) = match rest {
+            [] => return None,
+            [b, behind @ ..] if *b == quote => return Some(behind),
+            [b'\\', b'\'', behind @ ..] if quote == b'\'' => (b'\'', behind),
+            [b'\\', b'x', high, low, behind @ ..]
+                if quote == b'"' && high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
+            {
+                (digit(*high)? << 4 | digit(*low)?, behind)
+            }
+            [b'\\', b, behind @ ..] if quote == b'"' => {
+                let byte = match b {
+                    b'n' => b'\n',
+                    b'r' => b'\r',
+                    b't' => b'\t',
+                    b'b' => 8,
+                    b'a' => 7,
+                    other => *other,
+                };
+                (byte, behind)
+            }
+            [b, behind @ ..] => (*b, behind),
+        };
+        strings.push(byte);
+        rest = behind;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    type Commands = (Vec<Vec<Vec<u8>>>, Option<ProtocolError>);
+
+    /// All commands of a stream that comes in pieces of these lengths, the last one again and again.
+    fn commands(bytes: &[u8], pieces: &[usize]) -> Commands {
+        let mut decoder = Decoder::default();
+        let mut found = Vec::new();
+        let mut rest = bytes;
+        let mut lengths = pieces.iter().copied();
+        while !rest.is_empty() {
+            let length = lengths.next().unwrap_or(rest.len()).clamp(1, rest.len());
+            decoder.feed(&rest[..length]);
+            rest = &rest[length..];
+            loop {
+                match decoder.next_command() {
+                    Ok(Some(args)) => found.push(args.from(0).map(<[u8]>::to_vec).collect()),
+                    Ok(None) => break,
+                    Err(e) => return (found, Some(e)),
+                }
+            }
+        }
+        (found, None)
+    }
+
+    fn one(bytes: &[u8]) -> Result<Vec<String>, ProtocolError> {
+        match commands(bytes, &[]) {
+            (_, Some(e)) => Err(e),
+            (found, None) => Ok(found
+                .concat()
+                .iter()
+                .map(|s| s.escape_ascii().to_string())
+                .collect()),
+        }
+    }
+
+    fn encode(command: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = format!("*{}\r\n", command.len()).into_bytes();
+        for string in command {
+            bytes.extend_from_slice(format!("${}\r\n", string.len()).as_bytes());
+            bytes.extend_from_slice(string);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        bytes
+    }
+
+    #[test]
+    fn inline_commands_are_split_as_redis_splits_them() {
+        for (line, strings) in [
+            ("PING\r\n", &["PING"][..]),
+            ("\r\n\n  \r\nPING\n", &["PING"]),
+            (" SET  a\tb \r\n", &["SET", "a", "b"]),
+            (
+                "SET a \"b c\\n\\x41\\q\\\"\"\r\n",
+                &["SET", "a", "b c\\nAq\\\""],
+            ),
+            ("SET 'a\\'s' '\\n' \"\"\r\n", &["SET", "a\\'s", "\\\\n", ""]),
+        ] {
+            assert_eq!(one(line.as_bytes()).expect(line), strings, "{line:?}");
+        }
+        for line in ["a \"b\r\n", "a \"b\"c\r\n", "a 'b\r\n", "'a''b'\r\n"] {
+            assert_eq!(one(line.as_bytes()), Err(ProtocolError::Quotes), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let long = vec![b'a'; MAX_INLINE_BYTES];
+        let many = format!("*{}\r\n", MAX_ARGUMENTS + 1);
+        let big = format!("*1\r\n${}\r\n", MAX_BULK_BYTES + 1);
+        for (bytes, words) in [
+            (&b"*x\r\n"[..], "invalid multibulk length"),
+            (b"*1\rx", "invalid multibulk length"),
+            (b"*+1\r\n", "invalid multibulk length"),
+            (many.as_bytes(), "invalid multibulk length"),
+            (b"*9223372036854775808\r\n", "invalid multibulk length"),
+            (
+                b"*11111111111111111111111111111111111111\r\n",
+                "too big count string",
+            ),
+            (b"*1\r\nx", "expected '$', got 'x'"),
+            (b"*1\r\n\n", "expected '$', got '\\n'"),
+            (b"*1\r\n$-1\r\n", "invalid bulk length"),
+            (b"*1\r\n$a\r\n", "invalid bulk length"),
+            (big.as_bytes(), "invalid bulk length"),
+            (b"*1\r\n$1\r\naxx", "expected CRLF after a bulk string"),
+            (b"*1\r\n$1\r\na\rx", "expected CRLF after a bulk string"),
+            (&long, "too big inline request"),
+        ] {
+            let error = one(bytes).expect_err("it is wrong");
+            assert_eq!(error.to_string(), words, "{}", bytes.escape_ascii());
+        }
+        // Nothing to do, and no mistake.
+        assert_eq!(one(b"*0\r\n*-1\r\n"), Ok(vec![]));
+        assert_eq!(one(&long[1..]), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_command_has_a_longest_length() {
+        let string = encode(&[vec![b'v'; MAX_BULK_BYTES]]);
+        let string = &string[4..];
+        let mut decoder = Decoder::default();
+        decoder.feed(format!("*{MAX_ARGUMENTS}\r\n").as_bytes());
+        let mut error = None;
+        for _ in 0..MAX_COMMAND_BYTES / MAX_BULK_BYTES {
+            decoder.feed(string);
+            error = decoder.next_command().err();
+        }
+        assert_eq!(error, Some(ProtocolError::Command));
+    }
+
+    /// Bytes that often are nearly commands.
+    fn nearly() -> impl Strategy<Value = Vec<u8>> {
+        let token = prop_oneof![
+            any::<u8>().prop_map(|b| vec![b]),
+            prop::sample::select(vec![
+                &b"*1\r\n"[..],
+                b"*2\r\n",
+                b"$1\r\n",
+                b"$0\r\n\r\n",
+                b"$3\r\nGET\r\n",
+                b"$1\r\nk\r\n",
+                b"\r\n",
+                b"\"a b\"",
+                b"PING\r\n",
+                b"*",
+                b"$",
+                b"\\x",
+            ])
+            .prop_map(<[u8]>::to_vec),
+        ];
+        prop::collection::vec(token, 0..40).prop_map(|t| t.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn commands_come_back_as_they_went(
+            sent in prop::collection::vec(prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..6), 0..8),
+            pieces in prop::collection::vec(1usize..30, 0..60),
+        ) {
+            let bytes: Vec<u8> = sent.iter().flat_map(|c| encode(c)).collect();
+            prop_assert_eq!(commands(&bytes, &pieces), (sent, None));
+        }
+
+        #[test]
+        fn pieces_do_not_matter(bytes in nearly(), pieces in prop::collection::vec(1usize..5, 0..100)) {
+            prop_assert_eq!(commands(&bytes, &pieces), commands(&bytes, &[]));
+        }
+    }
+}

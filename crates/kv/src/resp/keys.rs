@@ -1,0 +1,133 @@
+//! Commands on keys: whether they are there, and how long.
+
+use std::time::Duration;
+
+use super::command::{Call, CommandError, Done};
+use super::integer;
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// The time so many units after another, in milliseconds; at least 1, since 0 means never. `None`: out of range.
+pub(super) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
+    let unit = i64::try_from(unit.as_millis()).ok()?;
+    let at = i64::try_from(from_ms)
+        .ok()?
+        .checked_add(time.checked_mul(unit)?)?;
+    u64::try_from(at.max(1)).ok()
+}
+
+/// Counts the keys for which something holds.
+fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -> Done {
+    let n = call
+        .args
+        .from(1)
+        .map(|key| i64::from(holds(call, key)))
+        .sum();
+    call.replies.integer(n);
+    Ok(())
+}
+
+pub(super) fn del(call: &mut Call<'_>) -> Done {
+    count(call, |call, key| {
+        let (hash, mut partition) = call.shared.store.lock(key);
+        matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
+    })
+}
+
+pub(super) fn exists(call: &mut Call<'_>) -> Done {
+    count(call, |call, key| {
+        let (hash, mut partition) = call.shared.store.lock(key);
+        partition.get(hash, key).is_some()
+    })
+}
+
+/// Milliseconds that a key has left; -1 if it does not expire, -2 if it is not there.
+fn left_ms(call: &Call<'_>) -> i64 {
+    let key = call.args.at(1);
+    let (hash, mut partition) = call.shared.store.lock(key);
+    let now = partition.now_ms();
+    match partition.get(hash, key) {
+        None => -2,
+        Some(entry) if entry.expires_ms == 0 => -1,
+        Some(entry) => i64::try_from(entry.expires_ms.saturating_sub(now)).unwrap_or(i64::MAX),
+    }
+}
+
+pub(super) fn ttl(call: &mut Call<'_>) -> Done {
+    let left = left_ms(call);
+    // To the nearest second, as Redis does.
+    let seconds = if left < 0 {
+        left
+    } else {
+        left.saturating_add(500) / 1000
+    };
+    call.replies.integer(seconds);
+    Ok(())
+}
+
+pub(super) fn pttl(call: &mut Call<'_>) -> Done {
+    let left = left_ms(call);
+    call.replies.integer(left);
+    Ok(())
+}
+
+pub(super) fn expire(call: &mut Call<'_>) -> Done {
+    expire_in(call, "expire", SECOND)
+}
+
+pub(super) fn pexpire(call: &mut Call<'_>) -> Done {
+    expire_in(call, "pexpire", MILLISECOND)
+}
+
+fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
+    let key = call.args.at(1);
+    let (mut absent, mut present, mut later, mut sooner) = (false, false, false, false);
+    for word in call.args.from(3) {
+        match word.to_ascii_lowercase().as_slice() {
+            b"nx" => absent = true,
+            b"xx" => present = true,
+            b"gt" => later = true,
+            b"lt" => sooner = true,
+            _ => return Err(CommandError::Syntax),
+        }
+    }
+    if absent && (present || later || sooner) || later && sooner {
+        return Err(CommandError::Syntax);
+    }
+    let time = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let (hash, mut partition) = call.shared.store.lock(key);
+    let now = partition.now_ms();
+    let at = deadline(now, time, unit).ok_or(CommandError::Expire(name))?;
+    let Some(before) = partition.get(hash, key).map(|e| e.expires_ms) else {
+        call.replies.integer(0);
+        return Ok(());
+    };
+    // What never expires does so later than anything else.
+    let end = if before == 0 { u64::MAX } else { before };
+    let refused = absent && before != 0
+        || present && before == 0
+        || later && at <= end
+        || sooner && at >= end;
+    if !refused {
+        if at <= now {
+            // Its version is not asked about.
+            let _ = partition.delete(hash, key, None);
+        } else {
+            partition.expire(hash, key, at)?;
+        }
+    }
+    call.replies.integer(i64::from(!refused));
+    Ok(())
+}
+
+pub(super) fn persist(call: &mut Call<'_>) -> Done {
+    let key = call.args.at(1);
+    let (hash, mut partition) = call.shared.store.lock(key);
+    let expires = partition.get(hash, key).is_some_and(|e| e.expires_ms != 0);
+    if expires {
+        partition.expire(hash, key, 0)?;
+    }
+    call.replies.integer(i64::from(expires));
+    Ok(())
+}

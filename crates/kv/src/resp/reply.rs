@@ -1,0 +1,271 @@
+//! What clients are told: replies in RESP2 or RESP3.
+
+/// The version of the protocol that a connection speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Protocol {
+    /// Before `HELLO 3`.
+    #[default]
+    Resp2,
+    /// After it: has maps, a null of its own, and texts.
+    Resp3,
+}
+
+/// Writes replies behind each other.
+///
+/// ```
+/// use kv::resp::{Protocol, Replies};
+/// let mut out = Vec::new();
+/// let mut replies = Replies::new(&mut out, Protocol::Resp2);
+/// replies.array(2);
+/// replies.bulk(b"a");
+/// replies.null();
+/// assert_eq!(out, b"*2\r\n$1\r\na\r\n$-1\r\n");
+/// ```
+#[derive(Debug)]
+pub struct Replies<'o> {
+    out: &'o mut Vec<u8>,
+    protocol: Protocol,
+}
+
+impl<'o> Replies<'o> {
+    /// Writes behind what `out` holds.
+    pub fn new(out: &'o mut Vec<u8>, protocol: Protocol) -> Self {
+        Self { out, protocol }
+    }
+
+    /// Goes on in another version.
+    pub fn switch(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+    }
+
+    /// Bytes written, with those before.
+    pub fn bytes(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Takes back what was written behind so many bytes.
+    pub fn take_back(&mut self, bytes: usize) {
+        self.out.truncate(bytes);
+    }
+
+    fn number(&mut self, sign: u8, n: i64) {
+        self.out.push(sign);
+        self.out
+            .extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    fn length(&mut self, sign: u8, n: usize) {
+        self.number(sign, i64::try_from(n).unwrap_or(i64::MAX));
+    }
+
+    fn line(&mut self, sign: u8, text: &str) {
+        self.out.push(sign);
+        // A line ends with the first of these.
+        let bytes = text.bytes();
+        self.out
+            .extend(bytes.map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { b }));
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// A word such as `OK`.
+    pub fn simple(&mut self, text: &str) {
+        self.line(b'+', text);
+    }
+
+    /// An error: a word in capitals, then what is wrong.
+    pub fn error(&mut self, text: &str) {
+        self.line(b'-', text);
+    }
+
+    /// A number.
+    pub fn integer(&mut self, n: i64) {
+        self.number(b':', n);
+    }
+
+    /// A string of any bytes.
+    pub fn bulk(&mut self, bytes: &[u8]) {
+        self.length(b'$', bytes.len());
+        self.out.extend_from_slice(bytes);
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// A text for people.
+    pub fn text(&mut self, text: &str) {
+        if self.protocol == Protocol::Resp2 {
+            return self.bulk(text.as_bytes());
+        }
+        self.length(b'=', text.len() + 4);
+        self.out.extend_from_slice(b"txt:");
+        self.out.extend_from_slice(text.as_bytes());
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// Nothing.
+    pub fn null(&mut self) {
+        self.out.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"$-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// An array: so many replies follow.
+    pub fn array(&mut self, count: usize) {
+        self.length(b'*', count);
+    }
+
+    /// A map: so many pairs of replies follow.
+    pub fn map(&mut self, pairs: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.length(b'*', 2 * pairs),
+            Protocol::Resp3 => self.length(b'%', pairs),
+        }
+    }
+
+    /// A set: so many replies follow.
+    pub fn set(&mut self, count: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.length(b'*', count),
+            Protocol::Resp3 => self.length(b'~', count),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A reply as a client reads it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub(in crate::resp) enum Reply {
+        Simple(String),
+        Error(String),
+        Integer(i64),
+        Bulk(Vec<u8>),
+        Text(String),
+        Null,
+        Array(Vec<Reply>),
+        Map(Vec<Reply>),
+        Set(Vec<Reply>),
+    }
+
+    fn line<'b>(bytes: &mut &'b [u8]) -> &'b str {
+        let end = bytes.windows(2).position(|w| w == b"\r\n").expect("a line");
+        let (line, rest) = (&bytes[..end], &bytes[end + 2..]);
+        *bytes = rest;
+        std::str::from_utf8(line).expect("text")
+    }
+
+    /// Reads one reply.
+    pub(in crate::resp) fn read(bytes: &mut &[u8]) -> Reply {
+        let head = line(bytes);
+        let (sign, rest) = head.split_at(1);
+        let n = || rest.parse::<i64>().expect("a number");
+        let length = || usize::try_from(n()).expect("a length");
+        let mut string = |length: usize| {
+            let string = bytes[..length].to_vec();
+            assert_eq!(&bytes[length..length + 2], b"\r\n");
+            *bytes = &bytes[length + 2..];
+            string
+        };
+        match sign {
+            "+" => Reply::Simple(rest.to_owned()),
+            "-" => Reply::Error(rest.to_owned()),
+            ":" => Reply::Integer(n()),
+            "$" if rest == "-1" => Reply::Null,
+            "_" if rest.is_empty() => Reply::Null,
+            "$" => Reply::Bulk(string(length())),
+            "=" => {
+                let text = String::from_utf8(string(length())).expect("text");
+                Reply::Text(text.strip_prefix("txt:").expect("a kind").to_owned())
+            }
+            "*" => Reply::Array((0..n()).map(|_| read(bytes)).collect()),
+            "~" => Reply::Set((0..n()).map(|_| read(bytes)).collect()),
+            "%" => Reply::Map((0..2 * n()).map(|_| read(bytes)).collect()),
+            other => panic!("no reply begins with {other:?}"),
+        }
+    }
+
+    fn write(replies: &mut Replies<'_>, reply: &Reply) {
+        match reply {
+            Reply::Simple(text) => replies.simple(text),
+            Reply::Error(text) => replies.error(text),
+            Reply::Integer(n) => replies.integer(*n),
+            Reply::Bulk(bytes) => replies.bulk(bytes),
+            Reply::Text(text) => replies.text(text),
+            Reply::Null => replies.null(),
+            Reply::Array(parts) => {
+                replies.array(parts.len());
+                parts.iter().for_each(|part| write(replies, part));
+            }
+            Reply::Set(parts) => {
+                replies.set(parts.len());
+                parts.iter().for_each(|part| write(replies, part));
+            }
+            Reply::Map(parts) => {
+                replies.map(parts.len() / 2);
+                parts.iter().for_each(|part| write(replies, part));
+            }
+        }
+    }
+
+    /// What a client of RESP2 reads.
+    fn in_resp2(reply: &Reply) -> Reply {
+        match reply {
+            Reply::Text(text) => Reply::Bulk(text.as_bytes().to_vec()),
+            Reply::Array(parts) | Reply::Map(parts) | Reply::Set(parts) => {
+                Reply::Array(parts.iter().map(in_resp2).collect())
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn any_reply() -> impl Strategy<Value = Reply> {
+        let text = "[ -~]{0,20}";
+        let leaf = prop_oneof![
+            text.prop_map(Reply::Simple),
+            text.prop_map(Reply::Error),
+            any::<i64>().prop_map(Reply::Integer),
+            prop::collection::vec(any::<u8>(), 0..20).prop_map(Reply::Bulk),
+            ".{0,20}".prop_map(Reply::Text),
+            Just(Reply::Null),
+        ];
+        leaf.prop_recursive(3, 20, 4, |inner| {
+            let parts = || prop::collection::vec(inner.clone(), 0..4);
+            let pairs = prop::collection::vec((inner.clone(), inner.clone()), 0..3);
+            prop_oneof![
+                parts().prop_map(Reply::Array),
+                parts().prop_map(Reply::Set),
+                pairs.prop_map(|p| Reply::Map(p.into_iter().flat_map(|(k, v)| [k, v]).collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn replies_come_back_as_they_went(sent in prop::collection::vec(any_reply(), 1..5)) {
+            for protocol in [Protocol::Resp2, Protocol::Resp3] {
+                let mut out = Vec::new();
+                let mut replies = Replies::new(&mut out, protocol);
+                sent.iter().for_each(|reply| write(&mut replies, reply));
+                let mut bytes = &out[..];
+                for reply in &sent {
+                    let expected = match protocol {
+                        Protocol::Resp2 => in_resp2(reply),
+                        Protocol::Resp3 => reply.clone(),
+                    };
+                    prop_assert_eq!(read(&mut bytes), expected);
+                }
+                prop_assert!(bytes.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn no_text_ends_its_line() {
+        let mut out = Vec::new();
+        Replies::new(&mut out, Protocol::Resp2).error("ERR a\r\n+OK");
+        assert_eq!(out, b"-ERR a  +OK\r\n");
+    }
+}

@@ -1,0 +1,262 @@
+//! `verbatim kv serve --resp` as Redis's own programs see it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn run(program: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).args(args);
+    command
+        .output()
+        .unwrap_or_else(|e| panic!("{program}: {e} (packages redis-tools and redis-server)"))
+}
+
+/// What a program that succeeds prints.
+fn text(program: &str, args: &[&str]) -> String {
+    let output = run(program, args);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?}: {err}");
+    assert_eq!(err, "", "{program} {args:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn verbatim(args: &[&str]) -> Output {
+    let args: Vec<&str> = ["kv"].iter().chain(args).copied().collect();
+    run(env!("CARGO_BIN_EXE_verbatim"), &args)
+}
+
+/// A server that ends with its handle.
+struct Server {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+    /// Where RDMA clients find it.
+    address: String,
+    /// Where Redis clients find it.
+    resp: String,
+}
+
+impl Server {
+    fn start(resp: &str) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_verbatim"))
+            .args(["kv", "serve", "--json", "--until-eof", "--workers", "2"])
+            .args(["--listen", "127.0.0.1:0", "--resp", resp])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
+        let said = line(&mut out);
+        let word = |name: &str| said["data"][name].as_str().expect("an address").to_owned();
+        let (address, resp) = (word("address"), word("resp"));
+        Server {
+            child,
+            out,
+            address,
+            resp,
+        }
+    }
+
+    /// Where it is, in the words of Redis's programs.
+    fn flags(&self) -> Vec<&str> {
+        match self.resp.rsplit_once(':') {
+            Some((host, port)) => vec!["-h", host, "-p", port],
+            None => vec!["-s", &self.resp],
+        }
+    }
+
+    fn cli(&self, args: &[&str]) -> String {
+        let flags = self.flags();
+        let args: Vec<&str> = flags.iter().chain(args).copied().collect();
+        text("redis-cli", &args)
+    }
+
+    /// Ends it; what its front did.
+    fn stop(mut self) -> Value {
+        drop(self.child.stdin.take());
+        let said = line(&mut self.out);
+        assert_eq!(said["type"], "resp");
+        assert!(self.child.wait().expect("it ends").success());
+        said["data"].clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn line(out: &mut impl BufRead) -> Value {
+    let mut line = String::new();
+    out.read_line(&mut line).expect("it speaks");
+    serde_json::from_str(&line).expect("JSON")
+}
+
+/// redis-cli and redis-benchmark on a server.
+fn look_at(server: &Server) {
+    for (args, printed) in [
+        (&["ping"][..], "PONG\n"),
+        (&["set", "colour", "green"], "OK\n"),
+        (&["get", "colour"], "green\n"),
+        (&["-3", "get", "none"], "\n"),
+        (&["set", "colour", "red", "nx"], "\n"),
+        (&["set", "colour", "red", "xx", "ex", "1000"], "OK\n"),
+        (&["mset", "a", "1", "b", "2"], "OK\n"),
+        (&["-3", "mget", "a", "none", "b"], "1\n\n2\n"),
+        (&["incr", "a"], "2\n"),
+        (&["exists", "a", "b", "none"], "2\n"),
+        (&["expire", "a", "1000"], "1\n"),
+        (&["persist", "a"], "1\n"),
+        (&["del", "b"], "1\n"),
+        (&["dbsize"], "2\n"),
+        (
+            &["nosuch"],
+            "ERR unknown command 'nosuch', with args beginning with: \n\n",
+        ),
+    ] {
+        assert_eq!(server.cli(args), printed, "{args:?}");
+    }
+    let left: u64 = server
+        .cli(&["ttl", "colour"])
+        .trim()
+        .parse()
+        .expect("a number");
+    assert!((1..=1000).contains(&left));
+
+    // What one front sets, the other reads.
+    let get = verbatim(&["get", &server.address, "colour"]);
+    let printed = String::from_utf8_lossy(&get.stdout);
+    assert_eq!(printed, "colour = red (version 2)\n");
+    let put = verbatim(&["put", &server.address, "sky", "blue"]);
+    assert!(put.status.success());
+    assert_eq!(server.cli(&["get", "sky"]), "blue\n");
+
+    for tests in [
+        &["-P", "16", "-t", "ping,set,get,incr,mset"][..],
+        &["-3", "-t", "set,get"],
+    ] {
+        let size = ["-q", "-n", "3200", "-c", "20", "-r", "100", "-d", "30"];
+        let args: Vec<&str> = server
+            .flags()
+            .into_iter()
+            .chain(size)
+            .chain(tests.iter().copied())
+            .collect();
+        let printed = text("redis-benchmark", &args);
+        for name in ["SET", "GET"] {
+            let done = format!("{name}: ");
+            assert!(
+                printed
+                    .lines()
+                    .any(|l| l.rsplit('\r').next().is_some_and(|l| l.starts_with(&done))),
+                "{printed}"
+            );
+        }
+    }
+    // A whole number of pipelines of 16: each of 3200 INCRs was carried out once.
+    let keys: Vec<String> = (0..100).map(|i| format!("counter:{i:012}")).collect();
+    let mget: Vec<&str> = ["mget"]
+        .into_iter()
+        .chain(keys.iter().map(String::as_str))
+        .collect();
+    let counted: u64 = server
+        .cli(&mget)
+        .lines()
+        .filter_map(|n| n.parse::<u64>().ok())
+        .sum();
+    assert_eq!(counted, 3200);
+    assert_eq!(
+        server.cli(&["get", "key:000000000001"]).trim_end().len(),
+        30
+    );
+
+    let info = server.cli(&["info"]);
+    assert!(
+        info.contains("server_name:verbatim\r\n") && info.contains("db0:keys="),
+        "{info}"
+    );
+    assert_eq!(server.cli(&["flushall"]), "OK\n");
+    assert_eq!(server.cli(&["dbsize"]), "0\n");
+}
+
+#[test]
+fn redis_programs_on_tcp() {
+    let server = Server::start("127.0.0.1:0");
+    look_at(&server);
+    let did = server.stop();
+    assert!(did["commands"].as_u64() > Some(20_000), "{did}");
+    assert_eq!(
+        (&did["connections"], &did["protocol_errors"]),
+        (&0.into(), &0.into())
+    );
+}
+
+#[test]
+fn redis_programs_on_a_unix_socket() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let path = path.to_str().expect("text");
+    // One that a killed server left behind is replaced; one that is in use is not.
+    drop(Server::start(path));
+    assert!(Path::new(path).exists());
+    let server = Server::start(path);
+    let second = verbatim(&["serve", "--listen", "127.0.0.1:0", "--resp", path]);
+    let err = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{err}");
+    assert!(err.contains("cannot speak the Redis protocol on"), "{err}");
+    look_at(&server);
+    server.stop();
+    assert!(!Path::new(path).exists());
+}
+
+#[test]
+fn clients_that_misbehave_disturb_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let server = Server::start(path.to_str().expect("text"));
+    let connect = || UnixStream::connect(&path).expect("it listens");
+
+    let mut bad = connect();
+    bad.write_all(b"PING\r\n*1\r\n!\r\n").expect("it reads");
+    let mut said = String::new();
+    bad.read_to_string(&mut said).expect("it ends");
+    assert_eq!(
+        said,
+        "+PONG\r\n-ERR Protocol error: expected '$', got '!'\r\n"
+    );
+
+    // Half a command, and gone.
+    connect().write_all(b"*2\r\n$3\r\nGE").expect("it reads");
+
+    // Asks for 40 MB in one write, and ends its side before it reads them.
+    let value = "v".repeat(40_000);
+    assert_eq!(server.cli(&["set", "long", &value]), "OK\n");
+    let mut greedy = connect();
+    greedy
+        .write_all("GET long\r\n".repeat(1000).as_bytes())
+        .expect("it reads");
+    greedy
+        .shutdown(std::net::Shutdown::Write)
+        .expect("it is there");
+    assert_eq!(server.cli(&["ping"]), "PONG\n");
+    let mut all = String::new();
+    greedy.read_to_string(&mut all).expect("it ends");
+    assert_eq!(all, format!("$40000\r\n{value}\r\n").repeat(1000));
+
+    let did = server.stop();
+    assert_eq!(did["protocol_errors"], 1);
+    assert_eq!(did["connections_total"], 5);
+}
+
+#[test]
+fn an_address_that_is_none_is_refused() {
+    let output = verbatim(&["serve", "--resp", "6379"]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("is neither HOST:PORT"), "{err}");
+}
