@@ -29,9 +29,18 @@ fn verbatim(args: &[&str]) -> Output {
     run(env!("CARGO_BIN_EXE_verbatim"), &args)
 }
 
-/// A server that ends with its handle.
+/// A process that ends with its handle.
+struct KillOnDrop(Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 struct Server {
-    child: Child,
+    child: KillOnDrop,
     out: BufReader<std::process::ChildStdout>,
     /// Where RDMA clients find it.
     address: String,
@@ -53,7 +62,7 @@ impl Server {
         let word = |name: &str| said["data"][name].as_str().expect("an address").to_owned();
         let (address, resp) = (word("address"), word("resp"));
         Server {
-            child,
+            child: KillOnDrop(child),
             out,
             address,
             resp,
@@ -76,18 +85,11 @@ impl Server {
 
     /// Ends it; what its front did.
     fn stop(mut self) -> Value {
-        drop(self.child.stdin.take());
+        drop(self.child.0.stdin.take());
         let said = line(&mut self.out);
         assert_eq!(said["type"], "resp");
-        assert!(self.child.wait().expect("it ends").success());
+        assert!(self.child.0.wait().expect("it ends").success());
         said["data"].clone()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -212,6 +214,129 @@ fn redis_programs_on_a_unix_socket() {
     look_at(&server);
     server.stop();
     assert!(!Path::new(path).exists());
+}
+
+/// Commands whose replies must be Redis's, byte for byte.
+const AS_REDIS: &str = r#"
+PING
+PING "a \x00b"
+PING a b
+ECHO
+SELECT 0
+SELECT 1a
+SET k v
+SET k w NX
+SET k w NX GET
+SET k w XX GET
+SET new w XX GET
+SET k w EX 10 PX 10
+SET k w EX
+SET k w EX 0
+SET k w PX -1
+SET k w EX 9223372036854775807
+SET k w EX a
+SET k w foo
+SET k w KEEPTTL EX 1
+SET k w NX XX
+SET k w NX GET EX 10
+SET k 'a b' GET
+GET k
+GET
+GET a b
+MSET a
+MSET a 1 b
+MSET a 1 b 2 a 3
+MGET a b none k
+STRLEN k
+STRLEN none
+INCR k
+INCR n
+INCRBY n 41
+DECR n
+SET n 9223372036854775807
+INCR n
+DECRBY n -9223372036854775808
+DECRBY n -1
+INCRBY n 1.5
+SET n " 1"
+INCR n
+DEL a b none n
+UNLINK none
+EXISTS k k none
+EXPIRE k 1000 XX
+EXPIRE k 1000 NX
+EXPIRE k 1000 NX
+EXPIRE k 500 GT
+EXPIRE k 2000 GT
+EXPIRE k 2000000 LT
+EXPIRE k 1 NX XX
+EXPIRE k 1 GT LT
+EXPIRE k 1 foo
+EXPIRE k a
+EXPIRE k 9223372036854775807
+EXPIRE none 1
+PERSIST k
+PERSIST k
+TTL k
+EXPIRE k 10 GT
+EXPIRE k 1000 LT
+SET k v
+TTL k
+SET k v EXAT 99999999999
+SET k w KEEPTTL
+PERSIST k
+PEXPIRE k -1
+TTL k
+PTTL none
+HELLO 4
+HELLO a
+HELLO 2 foo
+CONFIG GET save
+CONFIG GET appendonly nosuch
+CONFIG GET
+COMMAND INFO nosuch
+FLUSHALL foo
+FLUSHALL SYNC
+FLUSHDB ASYNC
+DBSIZE
+nosuch a 'b c'
+QUIT
+"#;
+
+#[test]
+fn replies_are_those_of_redis() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(folder.path().join("ours").to_str().expect("text"));
+    let path = folder.path().join("redis");
+    let path = path.to_str().expect("text");
+    let redis = Command::new("redis-server")
+        .args(["--port", "0", "--save", "", "--unixsocket", path, "--dir"])
+        .arg(folder.path())
+        .stdout(Stdio::null())
+        .spawn();
+    let redis = redis.unwrap_or_else(|e| panic!("redis-server: {e} (package redis-server)"));
+    let mut redis = KillOnDrop(redis);
+    while UnixStream::connect(path).is_err() {
+        let ended = redis.0.try_wait().expect("a child");
+        assert!(ended.is_none(), "redis-server: {ended:?}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let said = |path: &str| {
+        let mut stream = UnixStream::connect(path).expect("it listens");
+        let mut replies = BufReader::new(stream.try_clone().expect("a descriptor"));
+        let lines = AS_REDIS.trim().lines();
+        let asked: String = lines.flat_map(|line| [line, "\r\n"]).collect();
+        stream.write_all(asked.as_bytes()).expect("it reads");
+        let mut said = String::new();
+        replies.read_to_string(&mut said).expect("it ends");
+        said
+    };
+    let (ours, theirs) = (said(&server.resp), said(path));
+    assert!(theirs.ends_with("+OK\r\n"), "{theirs}");
+    assert_eq!(
+        ours.lines().collect::<Vec<_>>(),
+        theirs.lines().collect::<Vec<_>>()
+    );
 }
 
 #[test]

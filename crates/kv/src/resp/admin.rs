@@ -60,7 +60,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Done {
     match call.args.get(2) {
         None => {}
         Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoAuth),
-        Some(_) => return Err(CommandError::Syntax),
+        Some(word) => return Err(CommandError::Hello(shown(word))),
     }
     call.session.protocol = protocol;
     let replies = &mut call.replies;
@@ -129,7 +129,11 @@ pub(super) fn info(call: &mut Call<'_>) -> Done {
         ),
         (
             "Clients",
-            format!("connected_clients:{}\r\n", get(&shared.connections)),
+            // No command blocks; clients ask all the same.
+            format!(
+                "connected_clients:{}\r\nblocked_clients:0\r\n",
+                get(&shared.connections)
+            ),
         ),
         (
             "Memory",

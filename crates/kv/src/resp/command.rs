@@ -58,6 +58,12 @@ pub(super) enum CommandError {
     NotInteger,
     #[error("ERR increment or decrement would overflow")]
     Overflow,
+    #[error("ERR decrement would overflow")]
+    Negation,
+    #[error("ERR {0} options at the same time are not compatible")]
+    Together(&'static str),
+    #[error("ERR Unsupported option {0}")]
+    Option(String),
     #[error("ERR invalid expire time in '{0}' command")]
     Expire(&'static str),
     #[error("OOM {0}")]
@@ -72,6 +78,8 @@ pub(super) enum CommandError {
     Unknown { name: String, args: String },
     #[error("ERR unknown subcommand '{0}'")]
     Subcommand(String),
+    #[error("ERR Syntax error in HELLO option '{0}'")]
+    Hello(String),
     #[error("NOPROTO unsupported protocol version")]
     NoProtocol,
     #[error("ERR Protocol version is not an integer or out of range")]

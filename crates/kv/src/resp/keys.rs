@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::command::{Call, CommandError, Done};
+use super::command::{Call, CommandError, Done, shown};
 use super::integer;
 
-pub(super) const SECOND: Duration = Duration::from_secs(1);
+const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// The time so many units after another, in milliseconds; at least 1, since 0 means never. `None`: out of range.
@@ -89,11 +89,14 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
             b"xx" => present = true,
             b"gt" => later = true,
             b"lt" => sooner = true,
-            _ => return Err(CommandError::Syntax),
+            _ => return Err(CommandError::Option(shown(word))),
         }
     }
-    if absent && (present || later || sooner) || later && sooner {
-        return Err(CommandError::Syntax);
+    if absent && (present || later || sooner) {
+        return Err(CommandError::Together("NX and XX, GT or LT"));
+    }
+    if later && sooner {
+        return Err(CommandError::Together("GT and LT"));
     }
     let time = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let (hash, mut partition) = call.shared.store.lock(key);

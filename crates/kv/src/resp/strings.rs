@@ -152,7 +152,7 @@ pub(super) fn incrby(call: &mut Call<'_>) -> Done {
 
 pub(super) fn decrby(call: &mut Call<'_>) -> Done {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
-    let by = by.checked_neg().ok_or(CommandError::Overflow)?;
+    let by = by.checked_neg().ok_or(CommandError::Negation)?;
     add(call, by)
 }
 

@@ -113,7 +113,7 @@ fn numbers_are_counted() {
         ("INCR n", "-ERR increment or decrement would overflow"),
         (
             "DECRBY n -9223372036854775808",
-            "-ERR increment or decrement would overflow",
+            "-ERR decrement would overflow",
         ),
         ("GET n", "\"9223372036854775807\""),
         ("INCRBY n x", "-ERR value is not an integer or out of range"),
@@ -170,7 +170,10 @@ fn keys_expire() {
         ("SET k v NX XX", "-ERR syntax error"),
         ("SET k v EX 1 PX 1", "-ERR syntax error"),
         ("SET k v", "OK"),
-        ("EXPIRE k 1 GT LT", "-ERR syntax error"),
+        (
+            "EXPIRE k 1 GT LT",
+            "-ERR GT and LT options at the same time are not compatible",
+        ),
         (
             "EXPIRE k 9223372036854775807",
             "-ERR invalid expire time in 'expire' command",
