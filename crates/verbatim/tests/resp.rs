@@ -39,6 +39,7 @@ impl Drop for KillOnDrop {
     }
 }
 
+/// A store with both fronts, which is stopped when the test ends.
 struct Server {
     child: KillOnDrop,
     out: BufReader<std::process::ChildStdout>,

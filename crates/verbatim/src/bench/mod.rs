@@ -21,13 +21,14 @@ use bench::pin::Cores;
 use bench::probe::Question;
 use bench::record::Record;
 use bench::stats::Spread;
+use bench::workload::NicChoice;
 use clap::Subcommand;
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::args;
+use crate::args::{self, NicArgs, PortArgs};
 use crate::ledger::LedgerArgs;
-use crate::output::figure;
+use crate::output::{figure, print_json};
 
 /// Arguments of `verbatim bench`.
 #[derive(clap::Args)]
@@ -181,6 +182,39 @@ fn warn_of_circumstances<S>(record: &Record<S>) {
             "note: other programs keep this machine busy (load {}); all figures suffer",
             record.load_before
         );
+    }
+}
+
+/// The NIC that is measured.
+fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
+    NicChoice {
+        provider: nic.provider.name().to_owned(),
+        device: nic.device.clone(),
+        port_num: port.port_num,
+        gid_index: port.gid_index,
+    }
+}
+
+/// Where the JSON lines of a benchmark go: to standard output, into the run record, to both or to neither.
+struct Lines {
+    json: bool,
+    keep: Option<Keep>,
+}
+
+impl Lines {
+    fn new(record: Option<&Path>, json: bool) -> Result<Self> {
+        let keep = record.map(Keep::create).transpose()?;
+        Ok(Self { json, keep })
+    }
+
+    fn tell(&mut self, line: &impl Serialize) -> Result<()> {
+        if let Some(keep) = &mut self.keep {
+            keep.line(line)?;
+        }
+        if self.json {
+            print_json(line)?;
+        }
+        Ok(())
     }
 }
 

@@ -7,13 +7,12 @@ use bench::goal::{Distance, Row};
 use bench::record::Record;
 use bench::run::{Bench, Event, RowResult, Sample, Settings, Side, Summary};
 use bench::stats::Spread;
-use bench::workload::NicChoice;
 use serde::Serialize;
 
-use super::{CoresArgs, Keep, warn_of_circumstances, with_range, worker};
+use super::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{self, figure, print, print_json};
+use crate::output::{self, figure, print};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -69,13 +68,8 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     if rows.is_empty() {
         rows.extend(all);
     }
-    let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
-    let nic = NicChoice {
-        provider: args.nic.provider.name().to_owned(),
-        device: args.nic.device.clone(),
-        port_num: args.port.port_num,
-        gid_index: args.port.gid_index,
-    };
+    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
+    let nic = nic_choice(&args.nic, &args.port);
     let device = nic.device_name()?;
     let bench = Bench {
         settings: Settings {
@@ -94,16 +88,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
         bench.settings.clone(),
     );
     warn_of_circumstances(&record);
-    let mut tell = |line: &Line<'_>| -> Result<()> {
-        if let Some(keep) = &mut keep {
-            keep.line(line)?;
-        }
-        if args.json {
-            print_json(line)?;
-        }
-        Ok(())
-    };
-    tell(&Line::Record(&record))?;
+    lines.tell(&Line::Record(&record))?;
 
     let peers = bench
         .settings
@@ -130,20 +115,20 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
                 });
             }
             Event::Bounce { round, bounce_ns } => {
-                told = tell(&Line::Bounce {
+                told = lines.tell(&Line::Bounce {
                     round: *round,
                     bounce_ns: *bounce_ns,
                 });
             }
-            Event::Sample(sample) => told = tell(&Line::Sample(sample)),
+            Event::Sample(sample) => told = lines.tell(&Line::Sample(sample)),
         }
     })?;
     bar.finish_and_clear();
     told?;
     for row in &summary.rows {
-        tell(&Line::Row(row))?;
+        lines.tell(&Line::Row(row))?;
     }
-    tell(&Line::Summary {
+    lines.tell(&Line::Summary {
         bounce_ns: &summary.bounce_ns,
         distance: summary.distance,
         at_least_reached: summary.reached(),

@@ -4,11 +4,10 @@ use anyhow::Result;
 use bench::micro::{MAX_PAYLOAD_BYTES, Verb};
 use bench::probe::{self, Probe, Question, Seen};
 use bench::record::Record;
-use bench::workload::NicChoice;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{CoresArgs, bytes, worker};
+use super::{CoresArgs, bytes, nic_choice, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, print, print_typed, table};
@@ -88,12 +87,7 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
     let probes = probes.collect::<Result<Vec<_>>>()?;
     args.nic.settle_link_layer()?;
     let cores = args.cores.settle()?;
-    let nic = NicChoice {
-        provider: args.nic.provider.name().to_owned(),
-        device: args.nic.device.clone(),
-        port_num: args.port.port_num,
-        gid_index: args.port.gid_index,
-    };
+    let nic = nic_choice(&args.nic, &args.port);
     let settings = Settings {
         probes: probes.clone(),
     };

@@ -14,10 +14,10 @@ use bench::workload::NicChoice;
 use serde::Serialize;
 
 use super::markdown::markdown;
-use super::{CoresArgs, Keep, bytes, warn_of_circumstances, with_range, worker};
+use super::{CoresArgs, Lines, bytes, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, PortArgs};
-use crate::output::{self, figure, print, print_json};
+use crate::output::{self, figure, print};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         None => Page::None,
     };
     let cores = args.cores.settle()?;
-    let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
+    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
     let system = NicChoice {
         device: args.device.clone(),
         port_num: args.port.port_num,
@@ -117,16 +117,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let tasks = comparison.tasks()?;
     let record = Record::new(cores, "softnic, system".to_owned(), device, settings);
     warn_of_circumstances(&record);
-    let mut tell = |line: &Line<'_>| -> Result<()> {
-        if let Some(keep) = &mut keep {
-            keep.line(line)?;
-        }
-        if args.json {
-            print_json(line)?;
-        }
-        Ok(())
-    };
-    tell(&Line::Record(&record))?;
+    lines.tell(&Line::Record(&record))?;
 
     let sides = if record.settings.perftest { 3 } else { 2 };
     let bar = output::progress(u64::from(args.rounds) * tasks.len() as u64 * sides);
@@ -141,17 +132,17 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             }
             Event::Sample(sample) => {
                 bar.inc(1);
-                told = tell(&Line::Sample(sample));
+                told = lines.tell(&Line::Sample(sample));
             }
         }
     })?;
     bar.finish_and_clear();
     told?;
     for row in &summary.rows {
-        tell(&Line::Row(row))?;
+        lines.tell(&Line::Row(row))?;
     }
     let met = summary.met();
-    tell(&Line::Summary { goals_met: met })?;
+    lines.tell(&Line::Summary { goals_met: met })?;
     let page_text = || markdown(&record, &summary);
     match &page {
         Page::Stdout => print(page_text().trim_end())?,

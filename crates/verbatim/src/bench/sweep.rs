@@ -14,7 +14,7 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::verb::{RateResult, StreamArgs, head, rate_result};
-use super::{Keep, warn_of_circumstances, with_range, worker};
+use super::{Lines, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args;
 use crate::chart::Chart;
@@ -263,27 +263,18 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
     let common = &args.stream.common;
     common.nic.settle_link_layer()?;
     let cores = common.cores.settle()?;
-    let mut keep = common.record.as_deref().map(Keep::create).transpose()?;
+    let mut lines = Lines::new(common.record.as_deref(), common.json)?;
     let nic = common.nic_choice();
     let settings = settings(args, streams, common.rounds);
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    let mut tell = |line: &Line<'_>| -> Result<()> {
-        if let Some(keep) = &mut keep {
-            keep.line(line)?;
-        }
-        if common.json {
-            print_json(line)?;
-        }
-        Ok(())
-    };
-    tell(&Line::Record(&record))?;
+    lines.tell(&Line::Record(&record))?;
     let mut runner = Runner::new(cores, worker()?);
     let bar = output::progress(u64::from(common.rounds) * streams.len() as u64);
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
     for round in 0..common.rounds {
         for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {
             let outcome = runner.measure(&nic, &Task::Stream(stream))?;
-            tell(&Line::Sample {
+            lines.tell(&Line::Sample {
                 value,
                 round,
                 outcome: &outcome,
@@ -297,7 +288,7 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
     let mut points = Vec::new();
     for (&(value, _), outcomes) in streams.iter().zip(&outcomes) {
         let result = rate_result(outcomes);
-        tell(&Line::Point {
+        lines.tell(&Line::Point {
             value,
             result: &result,
         })?;

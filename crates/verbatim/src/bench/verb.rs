@@ -15,11 +15,11 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::{CoresArgs, Keep, bytes, warn_of_circumstances, with_range, worker};
+use super::{CoresArgs, Lines, bytes, nic_choice, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_json, print_typed};
+use crate::output::{self, figure, print, print_typed};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -105,12 +105,7 @@ impl SimulationArgs {
 impl Common {
     /// The NIC that is measured.
     pub(super) fn nic_choice(&self) -> NicChoice {
-        NicChoice {
-            provider: self.nic.provider.name().to_owned(),
-            device: self.nic.device.clone(),
-            port_num: self.port.port_num,
-            gid_index: self.port.gid_index,
-        }
+        nic_choice(&self.nic, &self.port)
     }
 
     fn knobs(&self) -> Knobs {
@@ -319,29 +314,20 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
     }
     args.nic.settle_link_layer()?;
     let cores = args.cores.settle()?;
-    let mut keep = args.record.as_deref().map(Keep::create).transpose()?;
+    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
     let nic = args.nic_choice();
     let settings = Settings {
         rounds: args.rounds,
         task: *task,
     };
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    let mut tell = |line: &Line<'_>| -> Result<()> {
-        if let Some(keep) = &mut keep {
-            keep.line(line)?;
-        }
-        if args.json {
-            print_json(line)?;
-        }
-        Ok(())
-    };
-    tell(&Line::Record(&record))?;
+    lines.tell(&Line::Record(&record))?;
     let mut runner = Runner::new(cores, worker()?);
     let bar = output::progress(args.rounds.into());
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
         let outcome = runner.measure(&nic, task)?;
-        tell(&Line::Sample {
+        lines.tell(&Line::Sample {
             round,
             outcome: &outcome,
         })?;
@@ -353,7 +339,7 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
     match task {
         Task::Stream(stream) => {
             let result = rate_result(&outcomes);
-            tell(&Line::Rate(&result))?;
+            lines.tell(&Line::Rate(&result))?;
             if !args.json {
                 print(head(&record, args.rounds))?;
                 show_rate(stream, &result)?;
@@ -361,7 +347,7 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
         }
         Task::PingPong(ping) => {
             let result = latency_result(&outcomes);
-            tell(&Line::Latency(&result))?;
+            lines.tell(&Line::Latency(&result))?;
             if !args.json {
                 print(head(&record, args.rounds))?;
                 show_latency(ping, &result)?;
