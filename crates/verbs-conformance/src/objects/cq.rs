@@ -1,0 +1,181 @@
+//! Completion channels and completion queues.
+
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+use verbs_abi::*;
+
+use super::{Channel, Cq, MOMENT, last_errno, must, readable, set_errno, set_nonblocking};
+use crate::harness::{note, patience};
+use crate::wr::Wc;
+
+impl Channel {
+    fn fd(&self) -> c_int {
+        // SAFETY: live.
+        unsafe { (*self.raw()).fd }
+    }
+
+    /// Whether an event is waiting, or comes within `wait`.
+    #[must_use]
+    pub fn readable(&self, wait: Duration) -> bool {
+        readable(self.fd(), wait)
+    }
+
+    /// Sets or clears `O_NONBLOCK`.
+    pub fn set_nonblocking(&self, on: bool) {
+        set_nonblocking(self.fd(), on);
+    }
+
+    /// `ibv_get_cq_event`: the raw CQ and its `cq_context`; not acknowledged yet.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn event(&self) -> Result<(*mut ibv_cq, usize), i32> {
+        let mut cq = std::ptr::null_mut();
+        let mut cq_context = std::ptr::null_mut();
+        set_errno(0);
+        // SAFETY: a live channel, writable results.
+        let result = unsafe {
+            (self.0.symbols.ibv_get_cq_event)(self.raw(), &raw mut cq, &raw mut cq_context)
+        };
+        if result == 0 {
+            Ok((cq, cq_context.addr()))
+        } else {
+            Err(last_errno())
+        }
+    }
+
+    /// Waits for an event of `cq` and acknowledges it.
+    #[track_caller]
+    pub fn expect_event(&self, cq: &Cq) {
+        self.set_nonblocking(true);
+        note("waiting for a CQ event");
+        assert!(self.readable(patience()), "no CQ event came");
+        note("");
+        let (raw, _) = must("ibv_get_cq_event", self.event());
+        assert_eq!(raw, cq.raw(), "the event is another CQ's");
+        cq.ack(1);
+    }
+
+    /// Panics if an event is waiting or comes within a moment.
+    #[track_caller]
+    pub fn expect_no_event(&self) {
+        assert!(!self.readable(MOMENT), "a CQ event came");
+        self.set_nonblocking(true);
+        assert_eq!(self.event(), Err(libc::EAGAIN));
+    }
+}
+impl Cq {
+    /// Its capacity.
+    #[must_use]
+    pub fn cqe(&self) -> usize {
+        // SAFETY: live.
+        usize::try_from(unsafe { (*self.raw()).cqe }).expect("a capacity is not negative")
+    }
+
+    /// `ibv_poll_cq` for up to `max` completions.
+    #[must_use]
+    #[track_caller]
+    pub fn poll(&self, max: usize) -> Vec<Wc> {
+        let mut wcs = vec![ibv_wc::zeroed(); max];
+        for wc in &mut wcs {
+            // SAFETY: completions are plain numbers. A field that is left unwritten shows by this value.
+            unsafe { std::ptr::from_mut(wc).write_bytes(0xa5, 1) };
+        }
+        let count = c_int::try_from(max).expect("few");
+        // SAFETY: a live CQ, room for `max` completions.
+        let got = unsafe { ibv_poll_cq(self.raw(), count, wcs.as_mut_ptr()) };
+        assert!(
+            (0..=count).contains(&got),
+            "ibv_poll_cq({count}) returned {got}"
+        );
+        wcs.truncate(usize::try_from(got).expect("not negative"));
+        wcs.into_iter().map(Wc).collect()
+    }
+
+    /// What `ibv_poll_cq` returns for any count, with room for one completion.
+    #[must_use]
+    pub fn poll_count(&self, count: c_int) -> c_int {
+        assert!(count <= 1);
+        let mut wc = ibv_wc::zeroed();
+        // SAFETY: a live CQ, room for one completion.
+        unsafe { ibv_poll_cq(self.raw(), count, &raw mut wc) }
+    }
+
+    /// Waits for `n` completions.
+    #[must_use]
+    #[track_caller]
+    pub fn take(&self, n: usize) -> Vec<Wc> {
+        let deadline = Instant::now() + patience();
+        let mut wcs: Vec<Wc> = Vec::with_capacity(n);
+        note(&format!("waiting for {n} completions"));
+        let mut idle = 0u32;
+        while wcs.len() < n {
+            let more = self.poll((n - wcs.len()).min(64));
+            if more.is_empty() {
+                idle += 1;
+                // A NIC may need this core to bring the completion about.
+                if idle.is_multiple_of(64) {
+                    std::thread::sleep(Duration::from_micros(50));
+                } else {
+                    std::thread::yield_now();
+                }
+                if idle.is_multiple_of(1024) {
+                    assert!(
+                        Instant::now() < deadline,
+                        "{} of {n} completions came: {wcs:?}",
+                        wcs.len()
+                    );
+                }
+            } else {
+                idle = 0;
+                wcs.extend(more);
+            }
+        }
+        note("");
+        wcs
+    }
+
+    /// Waits for one completion.
+    #[must_use]
+    #[track_caller]
+    pub fn next(&self) -> Wc {
+        self.take(1)[0]
+    }
+
+    /// Polls for a moment; whatever comes.
+    #[must_use]
+    #[track_caller]
+    pub fn drain(&self) -> Vec<Wc> {
+        let end = Instant::now() + MOMENT;
+        let mut wcs = Vec::new();
+        loop {
+            wcs.extend(self.poll(64));
+            if Instant::now() > end {
+                return wcs;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Panics if a completion is there or comes within a moment.
+    #[track_caller]
+    pub fn expect_empty(&self) {
+        let wcs = self.drain();
+        assert!(wcs.is_empty(), "completions that should not be: {wcs:?}");
+    }
+
+    /// `ibv_req_notify_cq`.
+    #[track_caller]
+    pub fn arm(&self, solicited_only: bool) {
+        // SAFETY: a live CQ.
+        let errno = unsafe { ibv_req_notify_cq(self.raw(), solicited_only.into()) };
+        assert_eq!(errno, 0, "ibv_req_notify_cq");
+    }
+
+    /// `ibv_ack_cq_events`.
+    pub fn ack(&self, events: u32) {
+        // SAFETY: a live CQ.
+        unsafe { (self.0.symbols.ibv_ack_cq_events)(self.raw(), events) };
+    }
+}

@@ -1,0 +1,397 @@
+//! Devices, contexts and their async events.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use verbs_abi::*;
+
+use super::{
+    Channel, Context, Cq, Pd, Qp, Srq, last_errno, must, readable, set_errno, set_nonblocking,
+};
+use crate::env::Env;
+use crate::harness::{note, patience};
+
+/// Names of the devices of a provider.
+///
+/// # Errors
+/// The errno of `ibv_get_device_list`.
+pub fn device_names(symbols: &'static Symbols) -> Result<Vec<String>, i32> {
+    let list = DeviceList::new(symbols)?;
+    Ok(list.devices().map(|device| list.name(device)).collect())
+}
+
+/// What `ibv_get_device_list` returned.
+pub struct DeviceList {
+    symbols: &'static Symbols,
+    list: NonNull<*mut ibv_device>,
+    /// The count that it wrote.
+    pub count: c_int,
+}
+
+impl DeviceList {
+    /// Gets the list.
+    ///
+    /// # Errors
+    /// The errno of `ibv_get_device_list`.
+    pub fn new(symbols: &'static Symbols) -> Result<Self, i32> {
+        let mut count = -1;
+        set_errno(0);
+        // SAFETY: `count` is writable.
+        let list = unsafe { (symbols.ibv_get_device_list)(&raw mut count) };
+        let list = NonNull::new(list).ok_or_else(last_errno)?;
+        Ok(Self {
+            symbols,
+            list,
+            count,
+        })
+    }
+
+    /// Whether a call without a place for the count works too.
+    #[must_use]
+    pub fn works_without_count(&self) -> bool {
+        // SAFETY: the man page allows NULL; the list is freed at once.
+        unsafe {
+            let list = (self.symbols.ibv_get_device_list)(std::ptr::null_mut());
+            if !list.is_null() {
+                (self.symbols.ibv_free_device_list)(list);
+            }
+            !list.is_null()
+        }
+    }
+
+    /// Each device up to the NULL at the end.
+    pub fn devices(&self) -> impl Iterator<Item = *mut ibv_device> + '_ {
+        // SAFETY: the list ends with NULL (`ibv_get_device_list(3)`), and is freed only by `drop`.
+        (0..)
+            .map(|i| unsafe { *self.list.as_ptr().add(i) })
+            .take_while(|d| !d.is_null())
+    }
+
+    /// Name of a device of the list.
+    #[must_use]
+    pub fn name(&self, device: *mut ibv_device) -> String {
+        assert!(self.devices().any(|d| d == device));
+        // SAFETY: the device is of this list, just asserted; the name is a C string inside it.
+        let name = unsafe { CStr::from_ptr((self.symbols.ibv_get_device_name)(device)) };
+        name.to_string_lossy().into_owned()
+    }
+
+    /// GUID of a device of the list, as it lies in memory.
+    #[must_use]
+    pub fn guid(&self, device: *mut ibv_device) -> u64 {
+        assert!(self.devices().any(|d| d == device));
+        // SAFETY: the device is of this list, just asserted.
+        unsafe { (self.symbols.ibv_get_device_guid)(device) }
+    }
+
+    /// Opens a device of the list.
+    ///
+    /// # Errors
+    /// The errno of `ibv_open_device`.
+    pub fn open(&self, env: &Env, device: *mut ibv_device) -> Result<Context, i32> {
+        assert!(self.devices().any(|d| d == device));
+        set_errno(0);
+        // SAFETY: the device is of this list, just asserted.
+        let raw = unsafe { (self.symbols.ibv_open_device)(device) };
+        Context::wrap(self.symbols, raw, env.clone())
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from ibv_get_device_list and is freed once.
+        unsafe { (self.symbols.ibv_free_device_list)(self.list.as_ptr()) };
+    }
+}
+
+/// The texts of codes, which need no device.
+#[must_use]
+pub fn code_texts(symbols: &Symbols, codes: std::ops::RangeInclusive<u32>) -> Vec<String> {
+    // SAFETY: a C string that lives for ever.
+    let text = |ptr: *const std::ffi::c_char| unsafe {
+        CStr::from_ptr(ptr).to_string_lossy().into_owned()
+    };
+    let mut texts = Vec::new();
+    for code in codes {
+        // SAFETY: the functions take any number.
+        unsafe {
+            texts.push(text((symbols.ibv_wc_status_str)(code)));
+            texts.push(text((symbols.ibv_event_type_str)(code)));
+            texts.push(text((symbols.ibv_node_type_str)(code.cast_signed())));
+            texts.push(text((symbols.ibv_port_state_str)(code)));
+        }
+    }
+    texts
+}
+
+impl Context {
+    /// Opens the device of `env`.
+    #[must_use]
+    #[track_caller]
+    pub fn open(env: &Env) -> Self {
+        let list = must("ibv_get_device_list", DeviceList::new(env.symbols));
+        let wanted = env.settings.device.as_deref();
+        let device = list
+            .devices()
+            .find(|d| wanted.is_none_or(|name| list.name(*d) == name));
+        let names: Vec<String> = list.devices().map(|d| list.name(d)).collect();
+        let Some(device) = device else {
+            panic!(
+                "there is no device {}: there are {names:?}",
+                wanted.unwrap_or("at all")
+            );
+        };
+        must("ibv_open_device", list.open(env, device))
+    }
+
+    /// Where the suite runs.
+    #[must_use]
+    pub fn env(&self) -> &Env {
+        &self.0.env
+    }
+
+    fn symbols(&self) -> &'static Symbols {
+        self.0.symbols
+    }
+
+    /// `ibv_query_device`.
+    #[must_use]
+    #[track_caller]
+    pub fn device_attr(&self) -> ibv_device_attr {
+        let mut attr = ibv_device_attr::zeroed();
+        // SAFETY: a live context, a writable result.
+        let errno = unsafe { (self.symbols().ibv_query_device)(self.raw(), &raw mut attr) };
+        assert_eq!(errno, 0, "ibv_query_device");
+        attr
+    }
+
+    /// `ibv_query_port`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_port_attr(&self, port: u8) -> Result<ibv_port_attr, i32> {
+        let mut attr = ibv_port_attr::zeroed();
+        // SAFETY: a live context, a writable result, zeroed as the symbol asks for.
+        match unsafe { (self.symbols().ibv_query_port)(self.raw(), port, &raw mut attr) } {
+            0 => Ok(attr),
+            errno => Err(errno),
+        }
+    }
+
+    /// `ibv_query_port` of the port that is tested.
+    #[must_use]
+    #[track_caller]
+    pub fn port_attr(&self) -> ibv_port_attr {
+        must(
+            "ibv_query_port",
+            self.try_port_attr(self.env().settings.port),
+        )
+    }
+
+    /// `ibv_query_gid`.
+    ///
+    /// # Errors
+    /// What it returned.
+    pub fn try_gid(&self, port: u8, index: i32) -> Result<[u8; 16], i32> {
+        let mut gid = ibv_gid { raw: [0xa5; 16] };
+        // SAFETY: a live context, a writable result.
+        match unsafe { (self.symbols().ibv_query_gid)(self.raw(), port, index, &raw mut gid) } {
+            // SAFETY: 16 initialised bytes either way.
+            0 => Ok(unsafe { gid.raw }),
+            other => Err(other),
+        }
+    }
+
+    /// `ibv_query_pkey`, in host order.
+    ///
+    /// # Errors
+    /// What it returned.
+    pub fn try_pkey(&self, port: u8, index: i32) -> Result<u16, i32> {
+        let mut pkey = 0;
+        // SAFETY: a live context, a writable result.
+        match unsafe { (self.symbols().ibv_query_pkey)(self.raw(), port, index, &raw mut pkey) } {
+            0 => Ok(u16::from_be(pkey)),
+            other => Err(other),
+        }
+    }
+
+    /// `num_comp_vectors`.
+    #[must_use]
+    pub fn comp_vectors(&self) -> c_int {
+        // SAFETY: a live context.
+        unsafe { (*self.raw()).num_comp_vectors }
+    }
+
+    /// Allocates a protection domain.
+    #[must_use]
+    #[track_caller]
+    pub fn pd(&self) -> Pd {
+        set_errno(0);
+        // SAFETY: a live context.
+        let raw = unsafe { (self.symbols().ibv_alloc_pd)(self.raw()) };
+        must("ibv_alloc_pd", Pd::wrap(self.symbols(), raw, self.clone()))
+    }
+
+    /// Creates a completion channel.
+    #[must_use]
+    #[track_caller]
+    pub fn channel(&self) -> Channel {
+        set_errno(0);
+        // SAFETY: a live context.
+        let raw = unsafe { (self.symbols().ibv_create_comp_channel)(self.raw()) };
+        must(
+            "ibv_create_comp_channel",
+            Channel::wrap(self.symbols(), raw, self.clone()),
+        )
+    }
+
+    /// `ibv_create_cq`, with `cq_context` as a number.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_cq(
+        &self,
+        cqe: c_int,
+        channel: Option<&Channel>,
+        vector: c_int,
+        cq_context: usize,
+    ) -> Result<Cq, i32> {
+        set_errno(0);
+        let channel_raw = channel.map_or(std::ptr::null_mut(), Channel::raw);
+        let cq_context = std::ptr::without_provenance_mut::<c_void>(cq_context);
+        // SAFETY: a live context; the channel, if any, is live and of this context.
+        let raw = unsafe {
+            (self.symbols().ibv_create_cq)(self.raw(), cqe, cq_context, channel_raw, vector)
+        };
+        Cq::wrap(self.symbols(), raw, self.clone(), channel.cloned())
+    }
+
+    /// A CQ without a channel.
+    #[must_use]
+    #[track_caller]
+    pub fn cq(&self, cqe: c_int) -> Cq {
+        must("ibv_create_cq", self.try_cq(cqe, None, 0, 0))
+    }
+
+    /// A CQ on a channel.
+    #[must_use]
+    #[track_caller]
+    pub fn cq_on(&self, cqe: c_int, channel: &Channel) -> Cq {
+        must("ibv_create_cq", self.try_cq(cqe, Some(channel), 0, 0))
+    }
+
+    /// The next async event, or `None` if there is none within `wait`.
+    #[must_use]
+    #[track_caller]
+    pub fn async_event(&self, wait: Duration) -> Option<AsyncEvent> {
+        // SAFETY: a live context.
+        let fd = unsafe { (*self.raw()).async_fd };
+        set_nonblocking(fd, true);
+        if !readable(fd, wait) {
+            return None;
+        }
+        let mut event = ibv_async_event {
+            element: ibv_async_event_element { port_num: 0 },
+            event_type: u32::MAX,
+        };
+        set_errno(0);
+        // SAFETY: a live context, a writable result.
+        let result = unsafe { (self.symbols().ibv_get_async_event)(self.raw(), &raw mut event) };
+        if result != 0 {
+            let errno = last_errno();
+            assert_eq!(errno, libc::EAGAIN, "ibv_get_async_event");
+            return None;
+        }
+        Some(AsyncEvent {
+            raw: event,
+            acked: false,
+            ctx: self.clone(),
+        })
+    }
+
+    /// Waits for the next async event, ignoring those that a NIC may raise on its own (`COMM_EST`).
+    #[must_use]
+    #[track_caller]
+    pub fn next_async_event(&self) -> AsyncEvent {
+        note("waiting for an async event");
+        let deadline = Instant::now() + patience();
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            if let Some(event) = self.async_event(left)
+                && event.kind() != IBV_EVENT_COMM_EST
+            {
+                note("");
+                return event;
+            }
+        }
+        panic!("no async event came");
+    }
+
+    /// What a read of the async event queue returns when it is empty and not blocking: the errno.
+    #[must_use]
+    pub fn async_event_errno(&self) -> i32 {
+        // SAFETY: a live context.
+        set_nonblocking(unsafe { (*self.raw()).async_fd }, true);
+        let mut event = ibv_async_event {
+            element: ibv_async_event_element { port_num: 0 },
+            event_type: 0,
+        };
+        set_errno(0);
+        // SAFETY: a live context, a writable result.
+        match unsafe { (self.symbols().ibv_get_async_event)(self.raw(), &raw mut event) } {
+            0 => 0,
+            _ => last_errno(),
+        }
+    }
+}
+
+/// An async event; acknowledged when dropped.
+pub struct AsyncEvent {
+    raw: ibv_async_event,
+    acked: bool,
+    ctx: Context,
+}
+
+// SAFETY: a copy of what the library handed out; any thread may acknowledge it.
+unsafe impl Send for AsyncEvent {}
+
+impl AsyncEvent {
+    /// One of `IBV_EVENT_*`.
+    #[must_use]
+    pub fn kind(&self) -> ibv_event_type {
+        self.raw.event_type
+    }
+
+    /// Whether it is about that QP.
+    #[must_use]
+    pub fn is_of_qp(&self, qp: &Qp) -> bool {
+        // SAFETY: all members are pointers or an int, and the union was filled by the library.
+        unsafe { self.raw.element.qp == qp.raw() }
+    }
+
+    /// Whether it is about that SRQ.
+    #[must_use]
+    pub fn is_of_srq(&self, srq: &Srq) -> bool {
+        // SAFETY: as in `is_of_qp`.
+        unsafe { self.raw.element.srq == srq.raw() }
+    }
+
+    /// Acknowledges it.
+    pub fn ack(mut self) {
+        self.do_ack();
+    }
+
+    fn do_ack(&mut self) {
+        if !self.acked {
+            self.acked = true;
+            // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
+            unsafe { (self.ctx.symbols().ibv_ack_async_event)(&raw mut self.raw) };
+        }
+    }
+}
+
+impl Drop for AsyncEvent {
+    fn drop(&mut self) {
+        self.do_ack();
+    }
+}

@@ -1,0 +1,208 @@
+//! Protection domains, what is made of them, and address vectors.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use verbs_abi::*;
+
+use super::{ALL_ACCESS, Ah, Buf, Context, Mr, Pd, Qp, QpInit, Srq, must, set_errno};
+use crate::memory::{MemKind, Memory};
+use crate::wr::Wc;
+
+impl Pd {
+    pub(super) fn symbols(&self) -> &'static Symbols {
+        self.0.symbols
+    }
+
+    /// The device that it is of.
+    #[must_use]
+    pub fn ctx(&self) -> &Context {
+        &self.0.ctx
+    }
+
+    /// `ibv_reg_mr` of any range.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_reg(&self, addr: *mut c_void, len: usize, access: c_int) -> Result<Mr, i32> {
+        set_errno(0);
+        // SAFETY: a live PD; the NIC checks the range, and the test keeps its memory while it is used.
+        let raw = unsafe { (self.symbols().ibv_reg_mr)(self.raw(), addr, len, access) };
+        Mr::wrap(self.symbols(), raw, self.clone())
+    }
+
+    /// `ibv_alloc_null_mr`.
+    #[must_use]
+    #[track_caller]
+    pub fn null_mr(&self) -> Mr {
+        set_errno(0);
+        // SAFETY: a live PD of a context that has the extended operations.
+        let raw = unsafe {
+            let alloc = verbs_get_ctx((*self.raw()).context)
+                .as_ref()
+                .and_then(|extended| extended.alloc_null_mr);
+            alloc.map_or(std::ptr::null_mut(), |alloc| alloc(self.raw()))
+        };
+        must(
+            "ibv_alloc_null_mr",
+            Mr::wrap(self.symbols(), raw, self.clone()),
+        )
+    }
+
+    /// Registers `memory` from its first to its last byte.
+    #[must_use]
+    #[track_caller]
+    pub fn reg(&self, memory: &Memory, access: c_int) -> Mr {
+        must(
+            "ibv_reg_mr",
+            self.try_reg(memory.as_ptr(), memory.len(), access),
+        )
+    }
+
+    /// Fresh memory, registered.
+    #[must_use]
+    #[track_caller]
+    pub fn buf_with(&self, kind: MemKind, len: usize, access: c_int) -> Buf {
+        let memory = Arc::new(Memory::new(self.ctx().env(), kind, len));
+        let mr = self.reg(&memory, access);
+        Buf { mr, memory }
+    }
+
+    /// Fresh private memory, registered with every right.
+    #[must_use]
+    #[track_caller]
+    pub fn buf(&self, len: usize) -> Buf {
+        self.buf_with(MemKind::Private, len, ALL_ACCESS)
+    }
+
+    /// `ibv_create_qp`; `init` comes back as the call left it.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_qp(&self, init: &mut QpInit) -> Result<Qp, i32> {
+        let mut attr = init.attr();
+        set_errno(0);
+        // SAFETY: a live PD; the CQs and the SRQ in `attr` are live (`init` holds them) or NULL.
+        let raw = unsafe { (self.symbols().ibv_create_qp)(self.raw(), &raw mut attr) };
+        if !raw.is_null() {
+            init.cap = attr.cap;
+        }
+        let cqs = [init.send_cq.clone(), init.recv_cq.clone()];
+        Qp::wrap(self.symbols(), raw, self.clone(), cqs, init.srq.clone())
+    }
+
+    /// `ibv_create_qp` with a NULL send CQ, or a NULL receive CQ: always wrong.
+    #[must_use]
+    pub fn qp_without_cq(&self, init: &QpInit, send: bool) -> Option<Qp> {
+        let mut attr = init.attr();
+        if send {
+            attr.send_cq = std::ptr::null_mut();
+        } else {
+            attr.recv_cq = std::ptr::null_mut();
+        }
+        // SAFETY: as in `try_qp`; that NULL is refused is what is tested.
+        let raw = unsafe { (self.symbols().ibv_create_qp)(self.raw(), &raw mut attr) };
+        let cqs = [init.send_cq.clone(), init.recv_cq.clone()];
+        Qp::wrap(self.symbols(), raw, self.clone(), cqs, None).ok()
+    }
+
+    /// Creates a QP.
+    #[must_use]
+    #[track_caller]
+    pub fn qp(&self, init: &mut QpInit) -> Qp {
+        must("ibv_create_qp", self.try_qp(init))
+    }
+
+    /// `ibv_create_srq`; the sizes that it really has.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, ibv_srq_attr), i32> {
+        let mut init = ibv_srq_init_attr::zeroed();
+        init.srq_context = std::ptr::without_provenance_mut(0x5e9);
+        init.attr.max_wr = max_wr;
+        init.attr.max_sge = max_sge;
+        set_errno(0);
+        // SAFETY: a live PD, readable and writable attributes.
+        let raw = unsafe { (self.symbols().ibv_create_srq)(self.raw(), &raw mut init) };
+        Ok((Srq::wrap(self.symbols(), raw, self.clone())?, init.attr))
+    }
+
+    /// An SRQ of 64 WRs with 4 SGEs.
+    #[must_use]
+    #[track_caller]
+    pub fn srq(&self) -> Srq {
+        must("ibv_create_srq", self.try_srq(64, 4)).0
+    }
+
+    /// `ibv_create_ah`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_ah(&self, attr: &ibv_ah_attr) -> Result<Ah, i32> {
+        let mut attr = *attr;
+        set_errno(0);
+        // SAFETY: a live PD, readable attributes.
+        let raw = unsafe { (self.symbols().ibv_create_ah)(self.raw(), &raw mut attr) };
+        Ah::wrap(self.symbols(), raw, self.clone())
+    }
+
+    /// `ibv_create_ah`.
+    #[must_use]
+    #[track_caller]
+    pub fn ah(&self, attr: &ibv_ah_attr) -> Ah {
+        must("ibv_create_ah", self.try_ah(attr))
+    }
+
+    /// `ibv_create_ah_from_wc`: the way back to the sender of a UD message, whose GRH is in `grh`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn try_ah_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<Ah, i32> {
+        let mut wc = wc.0;
+        let mut grh = grh_of(grh);
+        let port = self.ctx().env().settings.port;
+        set_errno(0);
+        // SAFETY: a live PD; completion and GRH are copies of what the NIC delivered.
+        let raw = unsafe {
+            (self.symbols().ibv_create_ah_from_wc)(self.raw(), &raw mut wc, &raw mut grh, port)
+        };
+        Ah::wrap(self.symbols(), raw, self.clone())
+    }
+
+    /// `ibv_init_ah_from_wc`.
+    ///
+    /// # Errors
+    /// What it returned.
+    pub fn ah_attr_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<ibv_ah_attr, i32> {
+        let mut wc = wc.0;
+        let mut grh = grh_of(grh);
+        let mut attr = ibv_ah_attr::zeroed();
+        let ctx = self.ctx();
+        let port = ctx.env().settings.port;
+        // SAFETY: a live context; copies of what the NIC delivered; a writable result.
+        let result = unsafe {
+            (self.symbols().ibv_init_ah_from_wc)(
+                ctx.raw(),
+                port,
+                &raw mut wc,
+                &raw mut grh,
+                &raw mut attr,
+            )
+        };
+        if result == 0 { Ok(attr) } else { Err(result) }
+    }
+}
+
+fn grh_of(bytes: &[u8; 40]) -> ibv_grh {
+    // SAFETY: `ibv_grh` is 40 bytes of plain numbers.
+    unsafe { std::mem::transmute_copy(bytes) }
+}
+
+/// Whether the two address vectors name the same GID (and, without GRH, the same LID).
+#[must_use]
+pub fn same_destination(a: &ibv_ah_attr, b: &ibv_ah_attr) -> bool {
+    // SAFETY: GIDs are 16 bytes of plain numbers.
+    let gids = unsafe { a.grh.dgid.raw == b.grh.dgid.raw };
+    a.is_global == b.is_global && a.dlid == b.dlid && (a.is_global == 0 || gids)
+}

@@ -1,0 +1,336 @@
+//! Queue pairs and shared receive queues.
+
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+use verbs_abi::*;
+
+use super::{Cq, Pd, Qp, Srq, must};
+use crate::harness::{note, patience};
+use crate::wr::{RecvWr, Refused, SendWr, link_recv, link_send};
+
+impl Srq {
+    /// `ibv_post_srq_recv` of a postlist.
+    ///
+    /// # Errors
+    /// What it returned and where it stopped.
+    pub fn try_post(&self, mut wrs: Vec<RecvWr>) -> Result<(), Refused> {
+        let head = link_recv(&mut wrs);
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: a live SRQ; the list lives until the call returns and is well-formed.
+        let errno = unsafe { ibv_post_srq_recv(self.raw(), head, &raw mut bad) };
+        refused(
+            errno,
+            wrs.iter()
+                .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
+        )
+    }
+
+    /// Posts one WR.
+    #[track_caller]
+    pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
+        self.try_post(vec![crate::wr::recv(wr_id, sges)])
+            .expect("ibv_post_srq_recv");
+    }
+
+    /// `ibv_modify_srq`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), i32> {
+        let mut attr = ibv_srq_attr::zeroed();
+        let mut mask = 0;
+        if let Some(max_wr) = max_wr {
+            attr.max_wr = max_wr;
+            mask |= IBV_SRQ_MAX_WR;
+        }
+        if let Some(limit) = limit {
+            attr.srq_limit = limit;
+            mask |= IBV_SRQ_LIMIT;
+        }
+        // SAFETY: a live SRQ, readable attributes.
+        match unsafe { (self.0.symbols.ibv_modify_srq)(self.raw(), &raw mut attr, mask) } {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+
+    /// `ibv_query_srq`.
+    #[must_use]
+    #[track_caller]
+    pub fn query(&self) -> ibv_srq_attr {
+        let mut attr = ibv_srq_attr::zeroed();
+        // SAFETY: a live SRQ, a writable result.
+        let errno = unsafe { (self.0.symbols.ibv_query_srq)(self.raw(), &raw mut attr) };
+        assert_eq!(errno, 0, "ibv_query_srq");
+        attr
+    }
+}
+
+/// How a QP is created.
+#[derive(Clone)]
+pub struct QpInit {
+    /// Transport.
+    pub qp_type: ibv_qp_type,
+    /// Send CQ.
+    pub send_cq: Cq,
+    /// Receive CQ.
+    pub recv_cq: Cq,
+    /// SRQ, if it uses one.
+    pub srq: Option<Srq>,
+    /// Sizes: asked for, and once created what it has.
+    pub cap: ibv_qp_cap,
+    /// `sq_sig_all`.
+    pub sig_all: bool,
+}
+
+impl QpInit {
+    /// A QP of 16 WRs with 4 SGEs in each queue, nothing inline.
+    #[must_use]
+    pub fn new(qp_type: ibv_qp_type, send_cq: &Cq, recv_cq: &Cq) -> Self {
+        Self {
+            qp_type,
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: None,
+            cap: ibv_qp_cap {
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline_data: 0,
+            },
+            sig_all: false,
+        }
+    }
+
+    pub(super) fn attr(&self) -> ibv_qp_init_attr {
+        ibv_qp_init_attr {
+            qp_context: std::ptr::without_provenance_mut(0x9_9),
+            send_cq: self.send_cq.raw(),
+            recv_cq: self.recv_cq.raw(),
+            srq: self.srq.as_ref().map_or(std::ptr::null_mut(), Srq::raw),
+            cap: self.cap,
+            qp_type: self.qp_type,
+            sq_sig_all: self.sig_all.into(),
+        }
+    }
+}
+
+fn refused(errno: i32, bad: Option<usize>) -> Result<(), Refused> {
+    if errno == 0 {
+        Ok(())
+    } else {
+        Err(Refused { errno, bad })
+    }
+}
+
+impl Srq {
+    /// Takes over what another call of the provider than `ibv_create_srq` has made.
+    pub(crate) fn adopt(raw: *mut ibv_srq, pd: &Pd) -> Result<Self, i32> {
+        Self::wrap(pd.symbols(), raw, pd.clone())
+    }
+}
+
+impl Qp {
+    /// Takes over what another call of the provider than `ibv_create_qp` has made.
+    pub(crate) fn adopt(raw: *mut ibv_qp, pd: &Pd, cq: &Cq) -> Result<Self, i32> {
+        Self::wrap(
+            pd.symbols(),
+            raw,
+            pd.clone(),
+            [cq.clone(), cq.clone()],
+            None,
+        )
+    }
+
+    /// `ibv_attach_mcast`; what it returned.
+    #[must_use]
+    pub fn attach_mcast(&self, gid: [u8; 16]) -> i32 {
+        let gid = ibv_gid { raw: gid };
+        // SAFETY: a live QP, a readable GID.
+        unsafe { (self.0.symbols.ibv_attach_mcast)(self.raw(), &raw const gid, 0xc000) }
+    }
+
+    /// `ibv_detach_mcast`; what it returned.
+    #[must_use]
+    pub fn detach_mcast(&self, gid: [u8; 16]) -> i32 {
+        let gid = ibv_gid { raw: gid };
+        // SAFETY: a live QP, a readable GID.
+        unsafe { (self.0.symbols.ibv_detach_mcast)(self.raw(), &raw const gid, 0xc000) }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.raw()).qp_num }
+    }
+
+    /// Its transport.
+    #[must_use]
+    pub fn qp_type(&self) -> ibv_qp_type {
+        // SAFETY: live.
+        unsafe { (*self.raw()).qp_type }
+    }
+
+    /// `qp->state`: what the library believes.
+    #[must_use]
+    pub fn believed_state(&self) -> ibv_qp_state {
+        // SAFETY: live; a plain number that a racing write cannot make invalid.
+        unsafe { (&raw const (*self.raw()).state).read_volatile() }
+    }
+
+    /// Panics unless the fields of `struct ibv_qp` are those that it was created with.
+    #[track_caller]
+    pub fn check_fields(&self, pd: &Pd, init: &QpInit) {
+        // SAFETY: live; these fields never change.
+        unsafe {
+            let qp = self.raw();
+            assert_eq!((*qp).context, pd.ctx().raw());
+            assert_eq!((*qp).pd, pd.raw());
+            assert_eq!((*qp).send_cq, init.send_cq.raw());
+            assert_eq!((*qp).recv_cq, init.recv_cq.raw());
+            assert_eq!(
+                (*qp).srq,
+                init.srq.as_ref().map_or(std::ptr::null_mut(), Srq::raw)
+            );
+            assert_eq!((*qp).qp_type, init.qp_type);
+            assert_eq!((*qp).qp_context.addr(), 0x99);
+        }
+        assert_eq!(self.believed_state(), IBV_QPS_RESET);
+    }
+
+    /// `ibv_modify_qp`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), i32> {
+        let mut attr = *attr;
+        // SAFETY: a live QP, readable attributes.
+        match unsafe { (self.0.symbols.ibv_modify_qp)(self.raw(), &raw mut attr, mask) } {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+
+    /// Goes to a state that takes no attributes.
+    #[track_caller]
+    pub fn to_state(&self, state: ibv_qp_state) {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = state;
+        must("ibv_modify_qp", self.modify(&attr, IBV_QP_STATE));
+    }
+
+    /// `ibv_query_qp` of everything.
+    #[must_use]
+    #[track_caller]
+    pub fn query(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
+        let mut attr = ibv_qp_attr::zeroed();
+        let mut init = ibv_qp_init_attr::zeroed();
+        let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_CAP;
+        // SAFETY: a live QP, writable results.
+        let errno = unsafe {
+            (self.0.symbols.ibv_query_qp)(self.raw(), &raw mut attr, mask, &raw mut init)
+        };
+        assert_eq!(errno, 0, "ibv_query_qp");
+        (attr, init)
+    }
+
+    /// The state that `ibv_query_qp` gives.
+    #[must_use]
+    #[track_caller]
+    pub fn state(&self) -> ibv_qp_state {
+        self.query().0.qp_state
+    }
+
+    /// Waits until the QP is in `state` by itself.
+    #[track_caller]
+    pub fn await_state(&self, state: ibv_qp_state) {
+        let deadline = Instant::now() + patience();
+        note(&format!("waiting for QP state {state}"));
+        loop {
+            let now = self.state();
+            if now == state {
+                note("");
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the QP stays in {now} and never gets to {state}"
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// `ibv_post_send` of a postlist.
+    ///
+    /// # Errors
+    /// What it returned and where it stopped.
+    pub fn try_post(&self, mut wrs: Vec<SendWr>) -> Result<(), Refused> {
+        let head = link_send(&mut wrs);
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: a live QP; the list lives until the call returns and is well-formed. Buffers that are
+        // registered stay so until the test has seen the completion or destroyed the QP.
+        let errno = unsafe { ibv_post_send(self.raw(), head, &raw mut bad) };
+        refused(
+            errno,
+            wrs.iter()
+                .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
+        )
+    }
+
+    /// Posts one send WR whose `num_sge` says something else than its list.
+    ///
+    /// # Errors
+    /// What the call returned.
+    pub fn try_post_with_num_sge(&self, mut wr: SendWr, num_sge: c_int) -> Result<(), i32> {
+        link_send(std::slice::from_mut(&mut wr));
+        assert!(num_sge < 0, "more than there are would be read");
+        wr.raw.num_sge = num_sge;
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as in `try_post`; a negative count is refused or reads nothing.
+        match unsafe { ibv_post_send(self.raw(), &raw mut wr.raw, &raw mut bad) } {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+
+    /// Posts one send WR.
+    #[track_caller]
+    pub fn post(&self, wr: SendWr) {
+        self.post_list(vec![wr]);
+    }
+
+    /// Posts a postlist.
+    #[track_caller]
+    pub fn post_list(&self, wrs: Vec<SendWr>) {
+        if let Err(refused) = self.try_post(wrs) {
+            panic!("ibv_post_send: {refused:?}");
+        }
+    }
+
+    /// `ibv_post_recv` of a postlist.
+    ///
+    /// # Errors
+    /// What it returned and where it stopped.
+    pub fn try_recv(&self, mut wrs: Vec<RecvWr>) -> Result<(), Refused> {
+        let head = link_recv(&mut wrs);
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as in `try_post`.
+        let errno = unsafe { ibv_post_recv(self.raw(), head, &raw mut bad) };
+        refused(
+            errno,
+            wrs.iter()
+                .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
+        )
+    }
+
+    /// Posts one receive WR.
+    #[track_caller]
+    pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
+        if let Err(refused) = self.try_recv(vec![crate::wr::recv(wr_id, sges)]) {
+            panic!("ibv_post_recv: {refused:?}");
+        }
+    }
+}
