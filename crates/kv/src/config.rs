@@ -19,16 +19,19 @@ pub const MAX_WINDOW: usize = 4096;
 pub enum Design {
     /// HERD: requests are UC WRITEs into a request region, workers poll it and answer a batch with one doorbell.
     Herd,
+    /// As Pilaf and FaRM-KV: a GET is READs of the server's memory, with items that verify themselves; changes are RPCs.
+    Reads,
 }
 
 impl Design {
     /// All designs.
-    pub const ALL: [Self; 1] = [Self::Herd];
+    pub const ALL: [Self; 2] = [Self::Herd, Self::Reads];
 
     /// Its name, as on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Herd => "herd",
+            Self::Reads => "reads",
         }
     }
 
@@ -38,6 +41,9 @@ impl Design {
             Self::Herd => {
                 "an RPC for each request: UC WRITE in, UD SEND out, batches and prefetching"
             }
+            Self::Reads => {
+                "a GET READs index bucket and item, which verifies itself; changes are RPCs"
+            }
         }
     }
 
@@ -45,6 +51,7 @@ impl Design {
     pub fn needs(self) -> Vec<Capability> {
         match self {
             Self::Herd => rpc::herd::NEEDS.to_vec(),
+            Self::Reads => [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]].concat(),
         }
     }
 
@@ -178,8 +185,9 @@ impl ServerConfig {
 
     /// The store that it serves.
     pub(crate) fn store(&self, clock: fn() -> u64, seed: u64) -> StoreConfig {
-        let fits =
-            StoreConfig::for_items(self.workers, self.items, self.key_bytes, self.value_bytes);
+        // An item that is READ ends in a checksum.
+        let value = self.value_bytes + if self.design == Design::Reads { 8 } else { 0 };
+        let fits = StoreConfig::for_items(self.workers, self.items, self.key_bytes, value);
         StoreConfig {
             log_bytes: self.log_bytes.unwrap_or(fits.log_bytes),
             mode: self.mode,
@@ -251,12 +259,8 @@ mod tests {
             let json = serde_json::to_string(&d).expect("a string");
             assert_eq!(json, format!("\"{d}\""));
         }
-        assert!(
-            "hred"
-                .parse::<Design>()
-                .expect_err("unknown")
-                .contains("herd")
-        );
+        let unknown = "hred".parse::<Design>().expect_err("unknown");
+        assert!(unknown.contains("herd, reads"));
     }
 
     #[test]

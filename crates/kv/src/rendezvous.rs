@@ -16,7 +16,7 @@ use crate::Design;
 /// What [`Welcome::protocol`] says.
 pub const PROTOCOL: &str = "verbatim-kv";
 /// The version of the exchange.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,8 @@ pub struct Hello {
     pub answer: usize,
     /// Its queue pairs, for each partition.
     pub lanes: Vec<LaneHello>,
+    /// RC: it READs from there, where the design does.
+    pub rc: Option<QpEndpoint>,
 }
 
 /// A client's queue pairs for one partition.
@@ -83,6 +85,28 @@ pub enum Answer {
 pub struct Accepted {
     /// For each partition.
     pub lanes: Vec<LaneAccepted>,
+    /// What it may reach by itself, where the design says so.
+    pub reach: Option<Reach>,
+}
+
+/// Memory that clients reach without the server's processor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reach {
+    /// The server's RC queue pair for this client.
+    pub endpoint: QpEndpoint,
+    /// The memory of each partition.
+    pub partitions: Vec<ReachedLog>,
+    /// Bytes of an item of the expected length.
+    pub item_bytes: usize,
+}
+
+/// A partition's index and log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReachedLog {
+    /// Buckets of 64 bytes.
+    pub index: RemoteMemory,
+    /// Items, each with a checksum.
+    pub log: RemoteMemory,
 }
 
 /// The server's side of one partition.

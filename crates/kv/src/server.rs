@@ -1,5 +1,6 @@
 //! The server: rendezvous and workers.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +11,10 @@ use std::time::Duration;
 
 use rpc::exchange::{Acceptor, receive_line, send_line};
 use rpc::{OpenError, UdPortConfig, herd};
-use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
+use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
 use crate::config::Unsupported;
-use crate::rendezvous::{self, Accepted, Answer, Hello, LaneAccepted, Welcome};
+use crate::rendezvous::{self, Accepted, Answer, Hello, LaneAccepted, Reach, ReachedLog, Welcome};
 use crate::report::ServerStats;
 use crate::store::{self, NoMemory, Store};
 use crate::wire;
@@ -86,6 +87,8 @@ struct Shared {
     layout: herd::Layout,
     max_answer: usize,
     workers: Vec<Arc<WorkerShared>>,
+    /// By a client's index, the queue pair by which it reaches the store's memory.
+    guests: Mutex<HashMap<u32, QueuePair<Rc>>>,
     /// Indices of clients that may still come.
     free: Arc<Mutex<Vec<u32>>>,
     clients: AtomicU64,
@@ -226,7 +229,11 @@ impl Shared {
         let port = config.nic.port(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
-        let store = Arc::new(Store::new(&config.store(clock, seed))?);
+        let of = config.store(clock, seed);
+        let store = Arc::new(match config.design {
+            Design::Herd => Store::new(&of)?,
+            Design::Reads => Store::exposed(&of, &pd)?,
+        });
         let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
         // A change of the expected length with its word fills whole cache lines.
         let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;
@@ -270,6 +277,7 @@ impl Shared {
             layout,
             max_answer: mtu,
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
+            guests: Mutex::default(),
             free: Arc::new(Mutex::new((0..clients).rev().collect())),
             clients: AtomicU64::new(0),
             clients_total: AtomicU64::new(0),
@@ -383,7 +391,11 @@ impl Shared {
         let free = Arc::clone(&self.free);
         let place = Arc::new(Place { index, free });
         self.clients.fetch_add(1, Ordering::Relaxed);
-        match self.connect_lanes(hello, &place) {
+        let connected = self.connect_lanes(hello, &place).and_then(|lanes| {
+            let reach = self.connect_reach(hello, place.index)?;
+            Ok(Accepted { lanes, reach })
+        });
+        match connected {
             Ok(accepted) => {
                 self.clients_total.fetch_add(1, Ordering::Relaxed);
                 Ok((accepted, place))
@@ -395,7 +407,11 @@ impl Shared {
         }
     }
 
-    fn connect_lanes(&self, hello: &Hello, place: &Arc<Place>) -> Result<Accepted, Refused> {
+    fn connect_lanes(
+        &self,
+        hello: &Hello,
+        place: &Arc<Place>,
+    ) -> Result<Vec<LaneAccepted>, Refused> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = herd::Layout {
             window,
@@ -426,12 +442,49 @@ impl Shared {
                 layout,
             });
         }
-        Ok(Accepted { lanes })
+        Ok(lanes)
+    }
+
+    /// Opens the store's memory to a client, if the design does.
+    fn connect_reach(&self, hello: &Hello, index: u32) -> Result<Option<Reach>, Refused> {
+        if self.config.design == Design::Herd {
+            return Ok(None);
+        }
+        let peer = hello.rc.ok_or_else(|| {
+            let design = self.config.design;
+            Refused::never(format!("no RC queue pair, which design {design} needs"))
+        })?;
+        let qp = self
+            .pd
+            .qp::<Rc>(&self.cq, &self.cq)
+            .port_num(self.port.port_num)
+            .gid_index(self.port.gid_index)
+            .max_send_wr(1)
+            .max_recv_wr(1)
+            .inline_up_to(0)
+            .access(Access::REMOTE_READ)
+            .build()
+            .map_err(Refused::now)?;
+        let endpoint = qp.endpoint();
+        let qp = qp.connect(&peer).map_err(Refused::now)?;
+        lock(&self.guests).insert(index, qp);
+        let partitions = (0..self.store.partitions()).map(|n| {
+            let (index, log) = self.store.partition(n).remote()?;
+            Some(ReachedLog { index, log })
+        });
+        let partitions = partitions.collect::<Option<_>>();
+        Ok(Some(Reach {
+            endpoint,
+            partitions: partitions.ok_or_else(|| Refused::now("its memory is not registered"))?,
+            item_bytes: store::item_bytes(self.config.key_bytes, self.config.value_bytes, false)
+                + 8,
+        }))
     }
 
     /// A client is gone: frees what it had.
     fn leave(&self, place: &Arc<Place>) {
         self.clients.fetch_sub(1, Ordering::Relaxed);
+        lock(&self.guests).remove(&place.index);
         for worker in &self.workers {
             worker.tell(Command::Remove(Arc::clone(place)));
         }
@@ -455,6 +508,9 @@ impl Design {
         match self {
             Self::Herd => {
                 "linearizable: a partition's worker makes one change after the other, and none twice"
+            }
+            Self::Reads => {
+                "linearizable: changes as with herd, and a value that is READ was the key's at that time"
             }
         }
     }

@@ -2,10 +2,11 @@
 
 use kv::load::{self, Popularity, Until, Workload, Ycsb, key_bytes, value_bytes};
 use kv::store::{Mode, Set};
-use kv::{ClientConfig, Pipeline, Server, ServerConfig};
+use kv::{ClientConfig, Design, Pipeline, Server, ServerConfig};
 
-fn start(workers: usize, batch: usize) -> (Server, Pipeline) {
+fn start(design: Design, workers: usize, batch: usize) -> (Server, Pipeline) {
     let server = Server::start(ServerConfig {
+        design,
         workers,
         batch,
         queues: 2,
@@ -14,13 +15,17 @@ fn start(workers: usize, batch: usize) -> (Server, Pipeline) {
         ..ServerConfig::default()
     })
     .expect("starts");
-    let pipeline = Pipeline::connect(ClientConfig {
+    let pipeline = connect(&server);
+    (server, pipeline)
+}
+
+fn connect(server: &Server) -> Pipeline {
+    Pipeline::connect(ClientConfig {
         server: server.address().to_string(),
         value_bytes: 32,
         ..ClientConfig::default()
     })
-    .expect("connects");
-    (server, pipeline)
+    .expect("connects")
 }
 
 fn workload() -> Workload {
@@ -32,8 +37,9 @@ fn workload() -> Workload {
 
 #[test]
 fn a_load_finds_every_key_and_every_value_right() {
-    for (workers, batch) in [(1, 1), (1, 64), (3, 16)] {
-        let (server, mut pipeline) = start(workers, batch);
+    let runs = Design::ALL.map(|design| [(1, 1), (1, 64), (3, 16)].map(|(w, b)| (design, w, b)));
+    for (design, workers, batch) in runs.into_iter().flatten() {
+        let (server, mut pipeline) = start(design, workers, batch);
         let filled = load::fill(&mut pipeline, &workload(), (0, 1)).expect("filled");
         assert_eq!((filled.changes, filled.operations), (5_000, 5_000));
         let letters = [Ycsb::A, Ycsb::B, Ycsb::C, Ycsb::D, Ycsb::F];
@@ -67,7 +73,11 @@ fn a_load_finds_every_key_and_every_value_right() {
 
 #[test]
 fn a_wrong_value_and_an_old_version_are_found() {
-    let (server, mut pipeline) = start(1, 64);
+    Design::ALL.into_iter().for_each(what_is_wrong_is_found);
+}
+
+fn what_is_wrong_is_found(design: Design) {
+    let (server, mut pipeline) = start(design, 1, 64);
     let few = Workload {
         keys: 64,
         puts: 0.0,
@@ -98,4 +108,35 @@ fn a_wrong_value_and_an_old_version_are_found() {
     drop(partition);
     let report = run(&mut pipeline);
     assert!(report.misses > 10 && report.wrong_values == 0, "{report:?}");
+}
+
+/// Some put to few keys, others get them all the time: values that are half of one and half of another PUT are never
+/// returned, and no version goes back.
+#[test]
+fn what_is_changed_while_it_is_read_is_whole() {
+    for design in Design::ALL {
+        let (server, mut pipeline) = start(design, 1, 64);
+        let few = |puts| Workload {
+            keys: 64,
+            value_bytes: 1000,
+            puts,
+            ..workload()
+        };
+        load::fill(&mut pipeline, &few(0.0), (0, 1)).expect("filled");
+        let reports = std::thread::scope(|scope| {
+            let runs = [0.0, 0.5, 1.0].map(|puts| {
+                let (few, mut pipeline) = (few(puts), connect(&server));
+                scope.spawn(move || {
+                    let seed = 7 + u64::from(puts > 0.0) + u64::from(puts > 0.6);
+                    load::run(&mut pipeline, &few, Until::Count(10_000), seed).expect("ran")
+                })
+            });
+            runs.map(|run| run.join().expect("ran"))
+        });
+        for report in reports {
+            assert!(report.is_right(), "{design}: {report:?}");
+            let counts = (report.misses, report.lost, report.operations);
+            assert_eq!(counts, (0, 0, 10_000), "{design}: {report:?}");
+        }
+    }
 }

@@ -81,7 +81,7 @@ fn all_designs_side_by_side_are_verified() {
             .find(|r| r["data"]["name"] == name)
             .expect("a row")["data"]
     };
-    for name in ["herd", "herd, no batches"] {
+    for name in ["herd", "herd, no batches", "reads"] {
         let row = row(name);
         assert_eq!(
             (&row["verified"], &row["misses"]),
@@ -96,9 +96,15 @@ fn all_designs_side_by_side_are_verified() {
     assert!(row("redis")["rate_per_s"]["median"].as_f64() > Some(0.0));
 }
 
+const DESIGNS: [&str; 2] = ["herd", "reads"];
+
 #[test]
 fn by_hand_and_under_load() {
-    let server = Server::start(&["--store", "--keys", "3000"]);
+    DESIGNS.into_iter().for_each(by_hand_on);
+}
+
+fn by_hand_on(design: &str) {
+    let server = Server::start(&["--store", "--keys", "3000", "--design", design]);
     let put = run(&["put", &server.1, "colour", "green"]);
     assert_eq!(put.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&put.stdout), "version 1\n");
@@ -148,7 +154,11 @@ fn by_hand_and_under_load() {
 /// A server is killed under load and another comes to its address: clients go on, and see nothing wrong.
 #[test]
 fn a_server_that_is_killed_under_load_may_come_back() {
-    let server = Server::start(&["--keys", "3000"]);
+    DESIGNS.into_iter().for_each(killed_under_load);
+}
+
+fn killed_under_load(design: &str) {
+    let server = Server::start(&["--keys", "3000", "--design", design]);
     let address = server.1.clone();
     let load = verbatim()
         .args([
@@ -158,7 +168,7 @@ fn a_server_that_is_killed_under_load_may_come_back() {
             "2000",
             "--json",
             "--duration",
-            "3s",
+            "2s",
             "--puts",
             "0.5",
         ])
@@ -168,7 +178,7 @@ fn a_server_that_is_killed_under_load_may_come_back() {
         .expect("it starts");
     std::thread::sleep(std::time::Duration::from_millis(500));
     drop(server);
-    let _again = Server::at(&address, &["--keys", "3000"]);
+    let _again = Server::at(&address, &["--keys", "3000", "--design", design]);
     let output = load.wait_with_output().expect("it ends");
     let report = &lines(&output)[0]["data"];
     assert_eq!(output.status.code(), Some(0), "{report}");
@@ -177,6 +187,42 @@ fn a_server_that_is_killed_under_load_may_come_back() {
         "{report}"
     );
     assert!(report["verified"].as_u64() > Some(0), "{report}");
+}
+
+/// Processes that get and put the same few keys at the same time see whole values of those keys alone.
+#[test]
+fn processes_change_what_others_read() {
+    for design in DESIGNS {
+        let server = Server::start(&["--store", "--keys", "3000", "--design", design]);
+        let load = |seed: &str, puts: &str| {
+            let mut command = verbatim();
+            command.args([
+                "load",
+                &server.1,
+                "--keys",
+                "64",
+                "--json",
+                "--value-size",
+                "500",
+            ]);
+            command.args(["--seed", seed, "--puts", puts, "--duration", "300ms"]);
+            command
+        };
+        let filled = load("1", "0").arg("--fill").output().expect("it starts");
+        assert_eq!(filled.status.code(), Some(0));
+        let running = [("2", "0"), ("3", "0.5"), ("4", "1")].map(|(seed, puts)| {
+            load(seed, puts)
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("it starts")
+        });
+        for child in running {
+            let output = child.wait_with_output().expect("it ends");
+            let report = &lines(&output)[0]["data"];
+            assert_eq!(output.status.code(), Some(0), "{design}: {report}");
+            assert!(report["operations"].as_u64() > Some(0), "{report}");
+        }
+    }
 }
 
 #[test]
@@ -202,7 +248,7 @@ fn mistakes_are_named() {
             "an exponent is a number from 0.01 to 0.999",
         ),
         (&["--puts", "2"], "a share is a number from 0 to 1"),
-        (&["--design", "hred"], "the designs are herd"),
+        (&["--design", "hred"], "the designs are herd, reads"),
         (&["--cores", "2"], "--nic"),
         (&["get", "127.0.0.1:1", "key"], "is the server running?"),
     ] {

@@ -275,6 +275,12 @@ impl MemoryRegion {
         self.addr.addr() as u64
     }
 
+    /// The first byte. Whoever reads or writes through it must keep to atomics as this type does, unless neither NIC nor
+    /// peers may write here (a region with [`Access::REMOTE_READ`] alone).
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.addr
+    }
+
     /// The L_Key, for this process's own WRs.
     pub fn lkey(&self) -> LKey {
         LKey(self.lkey)

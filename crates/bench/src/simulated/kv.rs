@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
 use kv::store::{Mode, Set};
-use kv::{ClientConfig, LocalServer, Pipeline, ServerConfig};
+use kv::{ClientConfig, Design, LocalServer, Pipeline, ServerConfig};
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
 
@@ -16,6 +16,8 @@ use super::{Bed, Gate};
 /// What runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setup {
+    /// How clients reach the data.
+    pub design: Design,
     /// Cores of the server, a worker each.
     pub cores: usize,
     /// Clients; each sends to all workers.
@@ -44,6 +46,7 @@ impl Setup {
     #[must_use]
     pub fn paper(cores: usize, batched: bool) -> Self {
         Self {
+            design: Design::Herd,
             cores,
             clients: 128,
             machines: 8,
@@ -112,6 +115,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         mixes::HERD_NS
     };
     let config = ServerConfig {
+        design: setup.design,
         workers: setup.cores,
         batch: setup.batch,
         queues: setup.queues,
@@ -252,5 +256,29 @@ mod tests {
         assert!(batched.answers_per_doorbell > 4.0, "{batched:?}");
         let again = run(cib, &short(true)).expect("runs");
         assert_eq!(again.operations, batched.operations);
+    }
+
+    /// GETs by two READs: at most half of what the NIC answers, whatever the server's core does.
+    #[test]
+    fn the_store_that_is_read_runs_on_simulated_cores() {
+        let cib = builtin("cib").expect("built in");
+        let setup = Setup {
+            design: Design::Reads,
+            clients: 64,
+            window: 32,
+            machines: 8,
+            time: Duration::from_micros(50),
+            ..Setup::paper(1, true)
+        };
+        let outcome = run(cib, &setup).expect("runs");
+        assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
+        let reads = nicmodel::published::get("in_read_le64")
+            .expect("published")
+            .value;
+        let bound = reads / 2.0 / 0.95;
+        assert!(
+            outcome.rate_mops > 0.6 * bound && outcome.rate_mops < 1.02 * bound,
+            "{outcome:?}"
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 mod lane;
 mod pipeline;
+mod reach;
 
 use std::collections::HashMap;
 

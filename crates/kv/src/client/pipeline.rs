@@ -1,5 +1,6 @@
 //! Requests under way: a window of them, sent in postlists, answered in any order, sent again when answers are lost.
 
+use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -8,12 +9,13 @@ use verbs::{Context, PortGid, ProtectionDomain, Waiter, time};
 
 use super::ClientError;
 use super::lane::{Ended, Lane};
-use crate::ClientConfig;
+use super::reach::{self, Found, Reach};
 use crate::rendezvous::{self, Accepted, Answer as Answered, Hello, LaneHello, Welcome};
 use crate::server::{Door, Pass, random};
 use crate::session;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
 use crate::wire::{self, Op, Status};
+use crate::{ClientConfig, Design};
 
 /// How a request went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,12 @@ pub struct Trouble {
     pub lost: u64,
     /// Answers to no request.
     pub discarded: u64,
+    /// Items that were being changed while they were READ, and were READ again.
+    #[serde(default)]
+    pub torn: u64,
+    /// GETs that READs could not answer, so that the server was asked.
+    #[serde(default)]
+    pub asked: u64,
 }
 
 /// A request under way.
@@ -116,6 +124,10 @@ pub struct Pipeline {
     session: u64,
     seed: u64,
     lanes: Vec<Lane>,
+    /// The way into the server's memory, where its design has one.
+    reach: Option<Reach>,
+    /// Requests that READs could not answer, and that are not sent yet.
+    asking: VecDeque<u32>,
     held: Option<Held>,
     pending: Vec<Pending>,
     free: Vec<u32>,
@@ -126,6 +138,21 @@ pub struct Pipeline {
     waiter: Waiter,
     trouble: Trouble,
     buffer: Vec<u8>,
+}
+
+/// A session that has been opened.
+struct Opened {
+    lanes: Vec<Lane>,
+    reach: Option<Reach>,
+    held: Held,
+    seed: u64,
+}
+
+/// This side's queue pairs before the server has answered.
+struct Introduced {
+    lanes: Vec<herd::PreparedClient>,
+    reach: Option<reach::Prepared>,
+    seed: u64,
 }
 
 /// What a session at a server hangs on.
@@ -196,6 +223,8 @@ impl Pipeline {
             session: random(),
             seed: 0,
             lanes: Vec::new(),
+            reach: None,
+            asking: VecDeque::new(),
             held: None,
             pending: (0..window).map(pending).collect(),
             free: (0..window).rev().collect(),
@@ -234,7 +263,8 @@ impl Pipeline {
 
     /// Doorbells that requests took.
     pub fn doorbells(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.doorbells).sum()
+        let lanes = self.lanes.iter().map(|lane| lane.doorbells).sum::<u64>();
+        lanes + self.reach.as_ref().map_or(0, |reach| reach.doorbells)
     }
 
     /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
@@ -256,13 +286,19 @@ impl Pipeline {
         if key.len() > MAX_KEY_BYTES {
             return Err(ClientError::TooLong);
         }
+        // A GET that needs no room in a lane, and its hash.
+        let reads = self.reach.is_some() && !op.is_change();
+        let hash = if reads || self.lanes.len() > 1 {
+            hash_of(key, self.seed)
+        } else {
+            0
+        };
         let number = match self.lanes.len() {
             0 => return Ok(false),
-            1 => 0,
-            lanes => partition_of(hash_of(key, self.seed), lanes),
+            lanes => partition_of(hash, lanes),
         };
         let lane = &mut self.lanes[number];
-        if !lane.has_room(op.is_change()) {
+        if !reads && !lane.has_room(op.is_change()) {
             return Ok(false);
         }
         self.free.pop();
@@ -278,6 +314,10 @@ impl Pipeline {
         pending.came = 0;
         pending.sent = self.now;
         self.order += 1;
+        if let Some(reach) = self.reach.as_mut().filter(|_| reads) {
+            reach.begin(slot, number, hash);
+            return Ok(true);
+        }
         if lane.is_idle() {
             // The silence before does not count.
             lane.alive = self.now;
@@ -322,8 +362,17 @@ impl Pipeline {
                 lane.alive = self.now;
             }
         }
+        let mut moved = done;
+        if self.reach.is_some() {
+            match self.poll_reach(&mut each, &mut done) {
+                Ok(reads) => moved += reads,
+                Err(e) => {
+                    broken.get_or_insert(e);
+                }
+            }
+        }
         self.polls = self.polls.wrapping_add(1);
-        if done > 0 {
+        if moved > 0 {
             self.waiter.reset();
         } else if self.outstanding() > 0 {
             self.waiter.idle();
@@ -345,6 +394,58 @@ impl Pipeline {
             None => Ok(done),
             Some(why) => self.repair(&why, &mut each).map(|lost| done + lost),
         }
+    }
+
+    /// Takes what has been READ, and asks the server for what READs could not answer. Returns how many READs came.
+    #[inline]
+    fn poll_reach(
+        &mut self,
+        each: &mut impl FnMut(Completion<'_>),
+        done: &mut usize,
+    ) -> Result<usize, RpcError> {
+        let Some(reach) = &mut self.reach else {
+            return Ok(0);
+        };
+        let (free, asking, now) = (&mut self.free, &mut self.asking, &mut self.now);
+        let mut first = true;
+        let came = reach.poll(
+            &mut self.pending,
+            &mut self.trouble,
+            |pending, slot, found| {
+                let Found::Value { version, value } = found else {
+                    asking.push_back(slot);
+                    return;
+                };
+                if std::mem::take(&mut first) {
+                    *now = time::now();
+                }
+                *done += 1;
+                pending.used = false;
+                free.push(slot);
+                each(Completion {
+                    token: pending.token,
+                    answer: Answer::Value { value, version },
+                    sent: pending.sent,
+                    seen: *now,
+                });
+            },
+        )?;
+        while let Some(&slot) = self.asking.front() {
+            let pending = &self.pending[slot as usize];
+            let lane = &mut self.lanes[pending.lane];
+            if !lane.has_room(false) {
+                break;
+            }
+            self.asking.pop_front();
+            self.trouble.asked += 1;
+            if lane.is_idle() {
+                lane.alive = self.now;
+            }
+            if let Err(e) = lane.take_on(slot, &pending.bytes) {
+                lane.broken.get_or_insert(e);
+            }
+        }
+        Ok(came)
     }
 
     /// Takes a new time for requests that are submitted after a pause.
@@ -386,9 +487,16 @@ impl Pipeline {
                 continue;
             }
             pending.came = 0;
+            self.trouble.retries += 1;
+            if pending.is_get
+                && let Some(reach) = &mut self.reach
+                && let Some(key) = wire::key_of(&pending.bytes)
+            {
+                reach.begin(slot, pending.lane, hash_of(key, self.seed));
+                continue;
+            }
             let lane = &mut self.lanes[pending.lane];
             lane.resume(pending.seq);
-            self.trouble.retries += 1;
             if let Err(e) = lane.take_on(slot, &pending.bytes) {
                 lane.broken.get_or_insert(e);
             }
@@ -397,6 +505,7 @@ impl Pipeline {
         if connected.is_err() {
             // Changes begin again from number 1, so that they are others' to the server.
             self.lanes.clear();
+            self.reach = None;
             self.session = random();
         }
         connected.map(|()| lost)
@@ -408,17 +517,24 @@ impl Pipeline {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
         // Old queue pairs go first: a late answer finds nobody, and the server hears that this client is gone.
         self.lanes.clear();
-        self.held = None;
+        (self.reach, self.held) = (None, None);
+        self.asking.clear();
         loop {
             let error = match self.open() {
-                Ok((lanes, held, seed)) => {
+                Ok(opened) => {
+                    let Opened {
+                        lanes,
+                        reach,
+                        held,
+                        seed,
+                    } = opened;
                     if !before.is_empty() && before.len() != lanes.len() {
                         return Err(ClientError::Refused {
                             reason: "it came back with another number of partitions".to_owned(),
                             retry: false,
                         });
                     }
-                    (self.lanes, self.held) = (lanes, Some(held));
+                    (self.lanes, self.reach, self.held) = (lanes, reach, Some(held));
                     if seed != self.seed && !before.is_empty() {
                         // A new server: keys have other partitions, and it knows nothing of what was asked before.
                         self.reassign(seed);
@@ -464,7 +580,7 @@ impl Pipeline {
         }
     }
 
-    fn open(&self) -> Result<(Vec<Lane>, Held, u64), ClientError> {
+    fn open(&self) -> Result<Opened, ClientError> {
         let Some(door) = &self.door else {
             return self.dial();
         };
@@ -472,15 +588,14 @@ impl Pipeline {
         let (prepared, hello) = self.introduce(&welcome)?;
         match door.enter(&hello) {
             (Answered::Accepted(accepted), Some(pass)) => {
-                let lanes = self.settle(prepared, &accepted)?;
-                Ok((lanes, Held::Local(pass), welcome.seed))
+                self.settle(prepared, &accepted, Held::Local(pass))
             }
             (answer, _) => Err(refusal(answer)),
         }
     }
 
     /// Opens a session by TCP.
-    fn dial(&self) -> Result<(Vec<Lane>, Held, u64), ClientError> {
+    fn dial(&self) -> Result<Opened, ClientError> {
         const WHOSE: &str = "key-value store";
         let reach = |source| ClientError::Reach {
             server: self.config.server.clone(),
@@ -494,19 +609,13 @@ impl Pipeline {
         let (prepared, hello) = self.introduce(&welcome)?;
         rpc::exchange::send_line(&mut stream, &hello).map_err(reach)?;
         match rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)? {
-            Answered::Accepted(accepted) => {
-                let lanes = self.settle(prepared, &accepted)?;
-                Ok((lanes, Held::Tcp(stream), welcome.seed))
-            }
+            Answered::Accepted(accepted) => self.settle(prepared, &accepted, Held::Tcp(stream)),
             refused => Err(refusal(refused)),
         }
     }
 
     /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
-    fn introduce(
-        &self,
-        welcome: &Welcome,
-    ) -> Result<(Vec<herd::PreparedClient>, Hello), ClientError> {
+    fn introduce(&self, welcome: &Welcome) -> Result<(Introduced, Hello), ClientError> {
         let refused = |reason: String| ClientError::Refused {
             reason,
             retry: false,
@@ -548,6 +657,13 @@ impl Pipeline {
         let prepared = (0..welcome.partitions)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
+        let reach = match welcome.design {
+            Design::Herd => None,
+            Design::Reads => {
+                let batch = self.config.batch;
+                Some(reach::Prepared::new(&self.pd, self.port, window, batch)?)
+            }
+        };
         let lanes = prepared.iter().map(|c| LaneHello {
             uc: c.uc_endpoint(),
             ud: c.ud_endpoint(),
@@ -558,30 +674,59 @@ impl Pipeline {
             window,
             answer,
             lanes: lanes.collect(),
+            rc: reach.as_ref().map(reach::Prepared::endpoint),
         };
-        Ok((prepared, hello))
+        let introduced = Introduced {
+            lanes: prepared,
+            reach,
+            seed: welcome.seed,
+        };
+        Ok((introduced, hello))
     }
 
     /// Connects this side as the server answered.
     fn settle(
         &self,
-        prepared: Vec<herd::PreparedClient>,
+        introduced: Introduced,
         accepted: &Accepted,
-    ) -> Result<Vec<Lane>, ClientError> {
-        if accepted.lanes.len() != prepared.len() {
-            return Err(ClientError::Refused {
-                reason: "its answer lacks partitions".to_owned(),
-                retry: false,
-            });
+        held: Held,
+    ) -> Result<Opened, ClientError> {
+        let lacks = |what: &str| ClientError::Refused {
+            reason: format!("its answer lacks {what}"),
+            retry: false,
+        };
+        let Introduced { lanes, reach, seed } = introduced;
+        if accepted.lanes.len() != lanes.len() {
+            return Err(lacks("partitions"));
         }
         let span = session::span(self.config.window);
-        let lanes = prepared.into_iter().zip(&accepted.lanes);
-        lanes
+        let lanes = lanes
+            .into_iter()
+            .zip(&accepted.lanes)
             .map(|(client, lane)| {
                 let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
-                Ok(Lane::new(client, self.config.batch, span))
-            })
-            .collect()
+                Ok::<_, ClientError>(Lane::new(client, self.config.batch, span))
+            });
+        let lanes: Vec<Lane> = lanes.collect::<Result<_, _>>()?;
+        let reach = match reach {
+            None => None,
+            Some(prepared) => {
+                let memory = accepted.reach.as_ref().ok_or_else(|| lacks("its memory"))?;
+                Some(prepared.connect(memory, self.config.value_bytes, seed)?)
+            }
+        };
+        if reach
+            .as_ref()
+            .is_some_and(|r| r.partitions() != lanes.len())
+        {
+            return Err(lacks("memory of partitions"));
+        }
+        Ok(Opened {
+            lanes,
+            reach,
+            held,
+            seed,
+        })
     }
 }
 

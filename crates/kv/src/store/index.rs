@@ -12,13 +12,14 @@
 //! between its home and its place are full for as long as it is there (removal moves items back), so a search
 //! ends at the first bucket that has room: mostly after one cache line.
 
-use memmap2::MmapMut;
+use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::memory::{self, NoMemory};
+use super::memory::{Memory, NoMemory};
 use crate::prefetch::prefetch;
 
-const SLOTS: usize = 8;
+/// Slots of a bucket.
+pub(super) const SLOTS: usize = 8;
 const POS_BITS: u32 = 40;
 const POS_MASK: u64 = (1 << POS_BITS) - 1;
 
@@ -38,13 +39,20 @@ pub(super) struct Place {
 
 #[derive(Debug)]
 pub(super) struct Index {
-    memory: MmapMut,
+    memory: Memory,
     buckets: usize,
     reach: usize,
 }
 
-fn tag(hash: u64) -> u64 {
+/// The tag of a hash.
+pub(super) fn tag(hash: u64) -> u64 {
     hash >> 32 & 0xffff
+}
+
+/// The home bucket of a hash, of so many.
+#[inline]
+pub(super) fn home(hash: u64, buckets: u64) -> u64 {
+    ((hash & 0xffff_ffff) * buckets) >> 32
 }
 
 fn word(hash: u64, distance: usize, pos: usize) -> u64 {
@@ -55,7 +63,7 @@ fn word(hash: u64, distance: usize, pos: usize) -> u64 {
     clippy::cast_possible_truncation,
     reason = "positions are of memory that is there"
 )]
-fn pos_of(word: u64) -> usize {
+pub(super) fn pos_of(word: u64) -> usize {
     ((word & POS_MASK) - 1) as usize
 }
 
@@ -65,9 +73,9 @@ fn distance_of(word: u64) -> usize {
 
 impl Index {
     /// An index with room for `items` at seven eighths of its slots.
-    pub(super) fn new(items: usize) -> Result<Self, NoMemory> {
+    pub(super) fn new(items: usize, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let buckets = items.div_ceil(7).max(1);
-        let memory = memory::zeroed(buckets * size_of::<Bucket>())?;
+        let memory = Memory::zeroed(buckets * size_of::<Bucket>(), pd)?;
         Ok(Self {
             memory,
             buckets,
@@ -78,6 +86,16 @@ impl Index {
     /// How many items it should have at the most: with more, searches become long.
     pub(super) fn most(&self) -> usize {
         self.buckets * SLOTS / 16 * 15
+    }
+
+    /// What a peer needs to READ it, if it is registered.
+    pub(super) fn remote(&self) -> Option<RemoteMemory> {
+        self.memory.remote()
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw(&self) -> &[u8] {
+        &self.memory
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -96,8 +114,12 @@ impl Index {
     }
 
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "below the number of buckets"
+    )]
     fn home(&self, hash: u64) -> usize {
-        (((hash & 0xffff_ffff) * self.buckets as u64) >> 32) as usize
+        home(hash, self.buckets as u64) as usize
     }
 
     #[inline]
@@ -244,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_at_home_is_found_behind_it() {
-        let mut index = Index::new(28).expect("memory");
+        let mut index = Index::new(28, None).expect("memory");
         assert_eq!((index.bytes(), index.most()), (256, 30));
         // All of one home, more than a bucket holds.
         let hash = |i: u64| i << 32 | 1;
@@ -262,7 +284,7 @@ mod tests {
         fn agrees_with_a_map(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..2_000)) {
             // Few homes, few tags: everything collides.
             let hash = |key: u64| (key % 5) << 32 | (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
-            let mut index = Index::new(200).expect("memory");
+            let mut index = Index::new(200, None).expect("memory");
             let mut model = BTreeMap::new();
             for (n, (key, add)) in steps.into_iter().enumerate() {
                 // Positions are unique, and the key can be told from them.

@@ -11,12 +11,15 @@
 //! | 23..8 | bytes of the value | units, in bits 31..0 |
 //! | 7..0 | bytes of the key | |
 //!
+//! Where clients READ the log themselves, each item ends in one more unit: a checksum of all bytes before it
+//! ([`check_of`]), so that a reader knows an item that is whole from one that is being changed.
+//!
 //! Room is made at the oldest end; what becomes of items there is the partition's affair.
 
-use memmap2::MmapMut;
+use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::memory::{self, NoMemory};
+use super::memory::{Memory, NoMemory};
 use crate::prefetch::prefetch;
 
 const LIVE: u64 = 1 << 63;
@@ -30,9 +33,14 @@ pub const MAX_KEY_BYTES: usize = 255;
 /// The longest value.
 pub const MAX_VALUE_BYTES: usize = 65_535;
 
-/// Units of a block in the log.
+/// Units of a block in a log without checksums.
 pub(super) fn units(key: usize, value: usize, expires: bool) -> usize {
     1 + usize::from(expires) + key.div_ceil(8) + value.div_ceil(8)
+}
+
+/// The checksum of an item's bytes, from its header to the end of its value.
+pub(super) fn check_of(block: &[u8], seed: u64) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(block, seed)
 }
 
 /// What a block's header says.
@@ -51,6 +59,11 @@ pub(super) struct ItemHeader {
 }
 
 impl ItemHeader {
+    /// Of an item's first word; `None` of a dead block's.
+    pub(super) fn of(word: u64) -> Option<Self> {
+        (word & LIVE != 0).then(|| Self::decode(word))
+    }
+
     #[inline]
     fn decode(word: u64) -> Self {
         Self {
@@ -68,12 +81,13 @@ impl ItemHeader {
             | self.key as u64
     }
 
+    /// Units without a checksum.
     pub(super) fn units(&self) -> usize {
         units(self.key, self.value, self.expires)
     }
 
     /// Bytes from the block's start to key and value.
-    fn offsets(&self) -> (usize, usize) {
+    pub(super) fn offsets(&self) -> (usize, usize) {
         let key = 8 + 8 * usize::from(self.expires);
         (key, key + self.key.next_multiple_of(8))
     }
@@ -91,8 +105,10 @@ pub(super) struct Item<'l> {
 
 #[derive(Debug)]
 pub(super) struct Log {
-    memory: MmapMut,
+    memory: Memory,
     units: usize,
+    /// What checksums of items start from, where items have any.
+    checks: Option<u64>,
     /// The oldest block.
     head: usize,
     /// Where the next one goes.
@@ -103,16 +119,43 @@ pub(super) struct Log {
 }
 
 impl Log {
-    pub(super) fn new(bytes: usize) -> Result<Self, NoMemory> {
+    /// A log in memory of this process; or, with a protection domain and what checksums start from, for clients to READ.
+    pub(super) fn new(
+        bytes: usize,
+        readers: Option<(&ProtectionDomain, u64)>,
+    ) -> Result<Self, NoMemory> {
         let units = (bytes / 8).max(64);
         Ok(Self {
-            memory: memory::zeroed(units * 8)?,
+            memory: Memory::zeroed(units * 8, readers.map(|r| r.0))?,
             units,
+            checks: readers.map(|r| r.1),
             head: 0,
             tail: 0,
             used: 0,
             dead: 0,
         })
+    }
+
+    /// What a peer needs to READ it, if it is registered.
+    pub(super) fn remote(&self) -> Option<RemoteMemory> {
+        self.memory.remote()
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw(&self) -> &[u8] {
+        &self.memory
+    }
+
+    /// Units of an item.
+    #[inline]
+    pub(super) fn units_of(&self, key: usize, value: usize, expires: bool) -> usize {
+        units(key, value, expires) + usize::from(self.checks.is_some())
+    }
+
+    /// Units of the item with this header.
+    #[inline]
+    pub(super) fn units_with(&self, header: &ItemHeader) -> usize {
+        header.units() + usize::from(self.checks.is_some())
     }
 
     /// Units in all.
@@ -220,11 +263,16 @@ impl Log {
         let start = pos * 8;
         self.memory[start + key_at..start + key_at + key.len()].copy_from_slice(key);
         self.memory[start + value_at..start + value_at + value.len()].copy_from_slice(value);
+        if let Some(seed) = self.checks {
+            let end = pos + header.units();
+            let check = check_of(&self.memory[start..end * 8], seed);
+            self.set_word(end, check);
+        }
     }
 
     /// Copies a block out as it is.
     pub(super) fn lift(&self, pos: usize, into: &mut Vec<u8>) {
-        let units = self.item(pos).header.units();
+        let units = self.units_with(&self.item(pos).header);
         into.clear();
         into.extend_from_slice(&self.memory[pos * 8..(pos + units) * 8]);
     }
@@ -237,7 +285,7 @@ impl Log {
     /// The block of this item holds none any more.
     pub(super) fn kill(&mut self, pos: usize) {
         if let Header::Item(header) = self.header(pos) {
-            let units = header.units();
+            let units = self.units_with(&header);
             self.set_word(pos, units as u64);
             self.dead += units;
         }
@@ -304,7 +352,7 @@ impl Log {
     /// The block behind one in the order of age, if there is one.
     pub(super) fn after(&self, pos: usize) -> Option<(usize, Header)> {
         let units = match self.header(pos) {
-            Header::Item(item) => item.units(),
+            Header::Item(item) => self.units_with(&item),
             Header::Dead { units } => units.max(1),
         };
         let next = if pos + units >= self.units {

@@ -17,8 +17,11 @@ mod index;
 mod log;
 mod memory;
 mod partition;
+pub(crate) mod remote;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use verbs::ProtectionDomain;
 
 pub use log::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 pub use memory::NoMemory;
@@ -114,6 +117,18 @@ impl Store {
     /// # Errors
     /// When there is not so much memory.
     pub fn new(config: &StoreConfig) -> Result<Self, NoMemory> {
+        Self::with(config, None)
+    }
+
+    /// An empty store that clients READ by the keys of this protection domain. Each item takes eight bytes more.
+    ///
+    /// # Errors
+    /// When there is not so much memory.
+    pub fn exposed(config: &StoreConfig, pd: &ProtectionDomain) -> Result<Self, NoMemory> {
+        Self::with(config, Some(pd))
+    }
+
+    fn with(config: &StoreConfig, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let n = config.partitions.max(1);
         let of_one = PartitionConfig {
             items: config.items.div_ceil(n),
@@ -122,7 +137,7 @@ impl Store {
             clock: config.clock,
             seed: config.seed,
         };
-        let partitions = (0..n).map(|_| Ok(Padded(Mutex::new(Partition::new(&of_one)?))));
+        let partitions = (0..n).map(|_| Ok(Padded(Mutex::new(Partition::with(&of_one, pd)?))));
         Ok(Self {
             partitions: partitions.collect::<Result<_, _>>()?,
             seed: config.seed,

@@ -1,9 +1,10 @@
 //! A partition: one index, one log, one owner at a time.
 
 use serde::{Deserialize, Serialize};
+use verbs::{ProtectionDomain, RemoteMemory};
 
 use super::index::{self, Index};
-use super::log::{self, Header, LAST_VERSION, Log, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+use super::log::{Header, LAST_VERSION, Log, MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use super::{NoMemory, hash_of};
 
 /// What a partition does when there is no room.
@@ -141,10 +142,18 @@ impl Partition {
     /// # Errors
     /// When there is not so much memory.
     pub fn new(config: &PartitionConfig) -> Result<Self, NoMemory> {
+        Self::with(config, None)
+    }
+
+    /// An empty partition that clients READ by the keys of this protection domain.
+    pub(super) fn with(
+        config: &PartitionConfig,
+        pd: Option<&ProtectionDomain>,
+    ) -> Result<Self, NoMemory> {
         let most = usize::try_from(index::MOST_UNITS).unwrap_or(usize::MAX) / 8;
         Ok(Self {
-            index: Index::new(config.items)?,
-            log: Log::new(config.log_bytes.min(most))?,
+            index: Index::new(config.items, pd)?,
+            log: Log::new(config.log_bytes.min(most), pd.map(|pd| (pd, config.seed)))?,
             mode: config.mode,
             clock: config.clock,
             seed: config.seed,
@@ -190,6 +199,17 @@ impl Partition {
         }
     }
 
+    /// Its index and its log, where clients READ them.
+    pub(crate) fn remote(&self) -> Option<(RemoteMemory, RemoteMemory)> {
+        self.index.remote().zip(self.log.remote())
+    }
+
+    /// Index and log as a client READs them.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> (&[u8], &[u8]) {
+        (self.index.raw(), self.log.raw())
+    }
+
     /// The time by this partition's clock.
     pub fn now_ms(&self) -> u64 {
         (self.clock)()
@@ -219,7 +239,7 @@ impl Partition {
     #[inline]
     pub fn set(&mut self, hash: u64, key: &[u8], value: &[u8], how: Set) -> Result<u64, Refusal> {
         let expires = how.expires_ms != 0;
-        let units = log::units(key.len(), value.len(), expires);
+        let units = self.log.units_of(key.len(), value.len(), expires);
         if key.len() > MAX_KEY_BYTES
             || value.len() > MAX_VALUE_BYTES
             || units > self.log.capacity() / 32
@@ -252,7 +272,7 @@ impl Partition {
             let stays = self.mode == Mode::Store
                 || self.log.age_rank(pos) >= self.log.used() / 4
                 || self.log.used() < self.log.capacity() / 4 * 3;
-            if header.units() == units && header.expires == expires && stays {
+            if self.log.units_with(&header) == units && header.expires == expires && stays {
                 self.stats.data_bytes += value.len() as u64;
                 self.stats.data_bytes -= header.value as u64;
                 self.log.write(pos, version, key, value, how.expires_ms);
@@ -272,7 +292,7 @@ impl Partition {
         expires_ms: u64,
         version: u64,
     ) -> Result<(), Refusal> {
-        let units = log::units(key.len(), value.len(), expires_ms != 0);
+        let units = self.log.units_of(key.len(), value.len(), expires_ms != 0);
         let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
         if self.mode == Mode::Store {
             if !self.fits(units) {
@@ -463,7 +483,7 @@ impl Partition {
             self.stats.evictions += 1;
             return;
         }
-        let units = header.units();
+        let units = self.log.units_with(&header);
         self.log.lift(pos, &mut self.scratch);
         self.log.kill(pos);
         self.log.pop();

@@ -27,7 +27,7 @@ use crate::output::{self, figure, print, print_typed, time};
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
-    /// Run this design only (may be given several times): herd [default: all]
+    /// Run this design only (may be given several times): herd, reads [default: all]
     #[arg(long, value_name = "DESIGN")]
     pub(super) design: Vec<Design>,
     /// How long each measurement runs [default: 500ms; 200 µs of virtual time on a simulated NIC]

@@ -19,7 +19,7 @@ use crate::stop::stop_signals;
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How clients reach the data: herd
+    /// How clients reach the data: herd, reads
     #[arg(long, value_name = "DESIGN", default_value_t = Design::Herd)]
     design: Design,
     /// Where clients find it, over TCP; port 0 takes a free one

@@ -1,0 +1,198 @@
+//! A store as a client sees it that READs its memory: pure checks of bytes that may change while they are copied.
+//!
+//! A bucket of the index only says where to look. What counts is the item: its checksum covers header, key and value, so
+//! bytes of two versions, of two items, or of a block that is dead are not taken for one. An item that passes was the
+//! key's at some time during the READ: before another takes its place, its header is overwritten. That a key is
+//! *not* there cannot be seen this way (items move between buckets), so a client asks the server before it says so.
+
+use super::index::{SLOTS, home, pos_of, tag};
+use super::log::{ItemHeader, check_of};
+
+/// Bytes of a bucket of the index.
+pub(crate) const BUCKET_BYTES: usize = 8 * SLOTS;
+
+/// The bucket to look at first, of so many.
+pub(crate) fn home_of(hash: u64, buckets: u64) -> u64 {
+    home(hash, buckets)
+}
+
+/// What a bucket says of a hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Candidates {
+    /// Where in the log, in bytes, items with the hash's tag are.
+    at: [u64; SLOTS],
+    count: usize,
+    /// The bucket has no room, so the item may be in the next one.
+    pub(crate) goes_on: bool,
+}
+
+impl Candidates {
+    /// Of a bucket's bytes, whatever they are.
+    pub(crate) fn of(bucket: &[u8], hash: u64) -> Self {
+        let mut found = Self {
+            goes_on: true,
+            ..Self::default()
+        };
+        for word in bucket.as_chunks::<8>().0.iter().take(SLOTS) {
+            let word = u64::from_le_bytes(*word);
+            found.goes_on &= word != 0;
+            if word >> 48 == tag(hash) && word & 0xff_ffff_ffff != 0 {
+                found.at[found.count] = pos_of(word) as u64 * 8;
+                found.count += 1;
+            }
+        }
+        found
+    }
+
+    /// The next place to look at.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        self.count = self.count.checked_sub(1)?;
+        Some(self.at[self.count])
+    }
+}
+
+/// What bytes of the log are to a reader who looks for a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen<'b> {
+    /// The key's item, whole.
+    Item {
+        version: u64,
+        value: &'b [u8],
+        /// It is over some time, by the server's clock.
+        expires: bool,
+    },
+    /// Another key's item.
+    Other,
+    /// An item of so many bytes, if it is one.
+    Longer(usize),
+    /// None, or one that is being changed.
+    Torn,
+}
+
+/// What bytes of the log are, whatever they are, to a reader who looks for `key`.
+pub(crate) fn item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Seen<'b> {
+    let Some(header) = word_at(bytes, 0).and_then(ItemHeader::of) else {
+        return Seen::Torn;
+    };
+    let checked = header.units() * 8;
+    let Some(check) = word_at(bytes, checked) else {
+        return Seen::Longer(checked + 8);
+    };
+    if check != check_of(&bytes[..checked], seed) {
+        return Seen::Torn;
+    }
+    let (key_at, value_at) = header.offsets();
+    if bytes[key_at..key_at + header.key] != *key {
+        return Seen::Other;
+    }
+    Seen::Item {
+        version: header.version,
+        value: &bytes[value_at..value_at + header.value],
+        expires: header.expires,
+    }
+}
+
+fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at + 8)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Mode, Partition, PartitionConfig, Set, hash_of, unix_ms};
+    use super::*;
+    use proptest::prelude::*;
+    use verbs::Provider;
+
+    /// A partition that is READ, and copies of its index and log.
+    fn exposed() -> Partition {
+        let device = Provider::softnic().device(None).expect("a device");
+        let pd = device.open().expect("opens").alloc_pd().expect("a domain");
+        let config = PartitionConfig {
+            items: 100,
+            log_bytes: 4096,
+            mode: Mode::Cache,
+            clock: unix_ms,
+            seed: 7,
+        };
+        Partition::with(&config, Some(&pd)).expect("memory")
+    }
+
+    /// What a client that READs everything at once finds.
+    fn find(p: &Partition, key: &[u8]) -> Option<(u64, Vec<u8>)> {
+        let (index, log) = p.bytes();
+        let hash = hash_of(key, 7);
+        let buckets = (index.len() / BUCKET_BYTES) as u64;
+        let mut bucket = home_of(hash, buckets);
+        for _ in 0..buckets {
+            let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
+            let mut candidates = Candidates::of(&index[at..at + BUCKET_BYTES], hash);
+            while let Some(at) = candidates.take() {
+                let at = usize::try_from(at).expect("small");
+                if let Seen::Item { version, value, .. } = item(&log[at..], key, 7) {
+                    return Some((version, value.to_vec()));
+                }
+            }
+            if !candidates.goes_on {
+                return None;
+            }
+            bucket = (bucket + 1) % buckets;
+        }
+        None
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// Items of all lengths, changed in place and anew, moved, evicted and removed: who READs finds what is there.
+        #[test]
+        fn readers_find_what_is_there(
+            steps in prop::collection::vec((0u8..40, 0usize..60, any::<bool>()), 1..300),
+        ) {
+            let mut p = exposed();
+            for (key, length, put) in steps {
+                let key = [key];
+                let hash = hash_of(&key, 7);
+                if put {
+                    p.set(hash, &key, &vec![key[0]; length], Set::default()).expect("a cache");
+                } else {
+                    p.delete(hash, &key, None).expect("no condition");
+                }
+                for key in 0..40u8 {
+                    let there = p.get(hash_of(&[key], 7), &[key]).map(|e| (e.version, e.value.to_vec()));
+                    prop_assert_eq!(find(&p, &[key]), there);
+                }
+            }
+        }
+
+        /// Bytes of two versions, of which each 8-byte word is one's or the other's, are one of both or torn.
+        #[test]
+        fn mixtures_are_torn(first in any::<[u8; 24]>(), second in any::<[u8; 24]>(), choice: u8) {
+            let mut p = exposed();
+            let hash = hash_of(b"key", 7);
+            let block = |p: &mut Partition, value| {
+                p.set(hash, b"key", value, Set::default()).expect("room");
+                p.bytes().1[..48].to_vec()
+            };
+            let (old, new) = (block(&mut p, &first), block(&mut p, &second));
+            let whole = Seen::Item { version: 1, value: &first, expires: false };
+            prop_assert_eq!(item(&old, b"key", 7), whole);
+            let mixed: Vec<u8> = (0..6)
+                .flat_map(|word| if choice >> word & 1 != 0 { &new } else { &old }[word * 8..word * 8 + 8].to_vec())
+                .collect();
+            let seen = item(&mixed, b"key", 7);
+            prop_assert_eq!(seen == Seen::Torn, mixed != old && mixed != new);
+            prop_assert_eq!(item(&old[..40], b"key", 7), Seen::Longer(48));
+            let other = item(&old, b"kez", 7);
+            prop_assert_eq!(other, Seen::Other);
+        }
+
+        #[test]
+        fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..200), hash: u64) {
+            let seen = item(&bytes, b"key", 7);
+            prop_assert!(!matches!(seen, Seen::Item { .. } | Seen::Other), "{seen:?}");
+            let mut candidates = Candidates::of(&bytes, hash);
+            while candidates.take().is_some() {}
+        }
+    }
+}
