@@ -386,3 +386,32 @@ fn an_address_that_is_none_is_refused() {
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(err.contains("is neither HOST:PORT"), "{err}");
 }
+
+#[test]
+fn the_front_is_measured_beside_redis() {
+    let size = [
+        "--rounds",
+        "1",
+        "--duration",
+        "20ms",
+        "--keys",
+        "1000",
+        "--json",
+    ];
+    let output = verbatim(&[&["resp"][..], &size].concat());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().map(|l| serde_json::from_str(l).expect("JSON"));
+    let rows: Vec<Value> = lines.filter(|l: &Value| l["type"] == "row").collect();
+    let names: Vec<(&str, u64)> = rows
+        .iter()
+        .map(|r| (r["data"]["test"].as_str(), r["data"]["pipeline"].as_u64()))
+        .map(|(test, pipeline)| (test.expect("a name"), pipeline.expect("a number")))
+        .collect();
+    assert_eq!(names, [("set", 64), ("get", 64), ("set", 1), ("get", 1)]);
+    assert!(
+        rows.iter()
+            .all(|r| r["data"]["ratio"]["median"].as_f64() > Some(0.0))
+    );
+}

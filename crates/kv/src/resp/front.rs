@@ -5,9 +5,9 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Session, Shared};
@@ -17,10 +17,17 @@ use crate::store::Store;
 
 /// Connections at the same time: Redis's default of `maxclients`.
 const MAX_CONNECTIONS: usize = 10_000;
-/// What is read at once, and answered with one write.
+/// What is read of a connection at once, and answered with one write.
 const READ_BYTES: usize = 64 << 10;
 /// A client that does not read its replies is not served further when it has left so many.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
+/// Replies to different connections leave one after the other once there are so many bytes of them, or nothing more to
+/// read. A client that is answered first asks first, and alone; answered together, clients ask together, and waiting for
+/// them is one system call for all.
+const TOGETHER_BYTES: usize = 64 << 10;
+/// How long more is looked for before sleeping: waking a thread costs its client some microseconds, and the thread as
+/// many.
+const PATIENCE: Duration = Duration::from_micros(50);
 /// How long accepting waits after the system refused, for lack of descriptors for instance.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -82,7 +89,9 @@ impl Front {
             clients: HashMap::new(),
             next: FIRST_CLIENT,
             ready: Vec::new(),
-            accept_again: false,
+            unsent: Vec::new(),
+            unsent_bytes: 0,
+            accept_at: None,
             buffer: vec![0; READ_BYTES],
             shared: Arc::clone(&shared),
             stop: Arc::clone(&stop),
@@ -146,7 +155,11 @@ struct Serve {
     next: usize,
     /// Connections that have more to do than their turn allowed.
     ready: Vec<usize>,
-    accept_again: bool,
+    /// Connections that had their turn, and whose replies have not left.
+    unsent: Vec<usize>,
+    unsent_bytes: usize,
+    /// Accepting failed, and is tried again then.
+    accept_at: Option<Instant>,
     buffer: Vec<u8>,
     shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
@@ -156,20 +169,21 @@ impl Serve {
     fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         let mut turns = Vec::new();
+        let mut busy = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
-            let wait = if !self.ready.is_empty() {
+            let now = Instant::now();
+            let looks = !self.ready.is_empty() || now.duration_since(busy) < PATIENCE;
+            let wait = if looks {
                 Some(Duration::ZERO)
-            } else if self.accept_again {
-                Some(ACCEPT_AGAIN)
             } else {
-                None
+                self.accept_at.map(|at| at.saturating_duration_since(now))
             };
             match self.poll.poll(&mut events, wait) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 other => other?,
             }
             std::mem::swap(&mut turns, &mut self.ready);
-            let mut accept = self.accept_again;
+            let mut accept = self.accept_at.is_some_and(|at| at <= now);
             for event in &events {
                 match event.token() {
                     LISTENER => accept = true,
@@ -187,18 +201,27 @@ impl Serve {
             if accept {
                 self.accept();
             }
+            if turns.is_empty() {
+                if looks {
+                    // Whoever shares the core may be the client.
+                    std::thread::yield_now();
+                }
+                continue;
+            }
             // One turn each, though it may be ready for several reasons.
             turns.sort_unstable();
             turns.dedup();
             for number in turns.drain(..) {
                 self.turn(number);
             }
+            self.send();
+            busy = Instant::now();
         }
         Ok(())
     }
 
     fn accept(&mut self) {
-        self.accept_again = false;
+        self.accept_at = None;
         loop {
             match self.listener.accept() {
                 Ok(connection) => self.welcome(connection),
@@ -210,7 +233,7 @@ impl Serve {
                     ) => {}
                 Err(e) => {
                     tracing::warn!("cannot accept a connection: {e}");
-                    self.accept_again = true;
+                    self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
                     return;
                 }
             }
@@ -227,21 +250,24 @@ impl Serve {
             return;
         }
         let number = self.next;
-        let both = Interest::READABLE | Interest::WRITABLE;
         let registry = self.poll.registry();
-        if let Err(e) = registry.register(&mut *connection, Token(number), both) {
+        let token = Token(number);
+        if let Err(e) = registry.register(&mut *connection, token, Interest::READABLE) {
             tracing::warn!("cannot wait for a connection: {e}");
             return;
         }
         self.next += 1;
         let client = Client {
             connection,
+            token,
             session: Session::new((number - FIRST_CLIENT) as u64 + 1),
             out: Vec::new(),
             sent: 0,
             readable: false,
             hung_up: false,
             held: false,
+            ended: false,
+            blocked: false,
         };
         self.clients.insert(number, client);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
@@ -250,19 +276,44 @@ impl Serve {
             .fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A turn of a connection; its replies leave with others.
     fn turn(&mut self, number: usize) {
         let Some(client) = self.clients.get_mut(&number) else {
             return;
         };
-        match client.turn(&mut self.buffer, &self.shared) {
-            Ok(Turn::Wait) => {}
-            Ok(Turn::Again) => self.ready.push(number),
-            // Whatever failed, this connection is over.
-            Ok(Turn::Over) | Err(_) => {
-                self.clients.remove(&number);
-                self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        let registry = self.poll.registry();
+        match client.take(&mut self.buffer, &self.shared, registry) {
+            Ok(()) => {
+                self.unsent.push(number);
+                self.unsent_bytes += client.out.len();
+                if self.unsent_bytes >= TOGETHER_BYTES {
+                    self.send();
+                }
+            }
+            Err(_) => self.end(number),
+        }
+    }
+
+    /// Sends replies, and ends the turns that they are of.
+    fn send(&mut self) {
+        let mut unsent = std::mem::take(&mut self.unsent);
+        for number in unsent.drain(..) {
+            let Some(client) = self.clients.get_mut(&number) else {
+                continue;
+            };
+            match client.give(self.poll.registry()) {
+                Ok(Turn::Wait) => {}
+                Ok(Turn::Again) => self.ready.push(number),
+                Ok(Turn::Over) | Err(_) => self.end(number),
             }
         }
+        (self.unsent, self.unsent_bytes) = (unsent, 0);
+    }
+
+    /// A connection is over, for whatever reason.
+    fn end(&mut self, number: usize) {
+        self.clients.remove(&number);
+        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -275,6 +326,7 @@ enum Turn {
 
 struct Client {
     connection: Box<dyn Connection>,
+    token: Token,
     session: Session,
     out: Vec<u8>,
     /// How much of `out` has left.
@@ -285,40 +337,43 @@ struct Client {
     hung_up: bool,
     /// Commands have come that wait until replies have left.
     held: bool,
+    /// Nothing more comes.
+    ended: bool,
+    /// Replies wait until the client reads. Only then does it matter when it can be written to: a socket becomes
+    /// writable whenever its client reads.
+    blocked: bool,
 }
 
 impl Client {
-    /// Reads once, answers, writes once.
-    fn turn(&mut self, buffer: &mut [u8], shared: &Shared) -> io::Result<Turn> {
-        if !self.flush()? {
-            return Ok(Turn::Wait);
-        }
-        if self.session.ends() {
-            return Ok(Turn::Over);
+    /// Reads once, and answers to memory.
+    fn take(&mut self, buffer: &mut [u8], shared: &Shared, registry: &Registry) -> io::Result<()> {
+        if !self.flush(registry)? || self.session.ends() {
+            return Ok(());
         }
         if !self.held {
             if !self.readable {
-                return Ok(Turn::Wait);
+                return Ok(());
             }
             match self.connection.read(buffer) {
-                Ok(0) => return Ok(Turn::Over),
+                Ok(0) => self.ended = true,
                 Ok(n) => {
                     self.readable = n == buffer.len() || self.hung_up;
                     self.session.feed(&buffer[..n]);
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    self.readable = false;
-                    return Ok(Turn::Wait);
-                }
-                Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(Turn::Again),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
         self.held = !self.session.run(shared, &mut self.out, MAX_UNSENT_BYTES);
-        if !self.flush()? {
-            return Ok(Turn::Wait);
-        }
-        Ok(if self.session.ends() {
+        Ok(())
+    }
+
+    /// Sends what was answered.
+    fn give(&mut self, registry: &Registry) -> io::Result<Turn> {
+        Ok(if !self.flush(registry)? {
+            Turn::Wait
+        } else if self.session.ends() || self.ended {
             Turn::Over
         } else if self.held || self.readable {
             Turn::Again
@@ -328,21 +383,38 @@ impl Client {
     }
 
     /// Sends what is to be sent; false if not all of it could leave.
-    fn flush(&mut self) -> io::Result<bool> {
+    fn flush(&mut self, registry: &Registry) -> io::Result<bool> {
         while self.sent < self.out.len() {
             match self.connection.write(&self.out[self.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(n) => self.sent += n,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    self.block(registry, true)?;
+                    return Ok(false);
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
+        self.block(registry, false)?;
         self.sent = 0;
         self.out.clear();
         if self.out.capacity() > KEPT_BYTES {
             self.out = Vec::new();
         }
         Ok(true)
+    }
+
+    fn block(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
+        if blocked == self.blocked {
+            return Ok(());
+        }
+        self.blocked = blocked;
+        let interests = if blocked {
+            Interest::READABLE | Interest::WRITABLE
+        } else {
+            Interest::READABLE
+        };
+        registry.reregister(&mut *self.connection, self.token, interests)
     }
 }

@@ -4,6 +4,7 @@ mod compare;
 mod hand;
 mod lines;
 mod peers;
+mod resp;
 mod serve;
 mod simulated;
 mod workload;
@@ -60,6 +61,8 @@ enum Part {
     Get(hand::GetArgs),
     /// Set the value of a key
     Put(hand::PutArgs),
+    /// Measure the Redis-protocol front beside Redis, by redis-benchmark
+    Resp(resp::Args),
 }
 
 /// Runs the command.
@@ -72,6 +75,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Load(args)) => workload::run(args),
         Some(Part::Get(args)) => hand::get(&args),
         Some(Part::Put(args)) => hand::put(&args),
+        Some(Part::Resp(args)) => resp::run(&args),
         None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
         None => compare::run(args.compare),
     }

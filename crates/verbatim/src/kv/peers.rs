@@ -1,4 +1,5 @@
-//! Redis and memcached beside the stores: over Unix sockets, GETs of the same keys and values.
+//! Redis and memcached beside the stores: over Unix sockets, GETs of the same keys and values. And our own front that
+//! speaks Redis's protocol, which is asked as Redis is.
 //!
 //! `redis-benchmark` asks Redis, and only counts answers. memcached has no such client with every distribution, so the
 //! best that its protocol offers is spoken here: meta gets without answers for what is missing, 64 at a time; each
@@ -20,6 +21,8 @@ use tempfile::TempDir;
 pub(super) enum Peer {
     Redis,
     Memcached,
+    /// Our own: `verbatim kv serve --resp`.
+    Front,
 }
 
 impl Peer {
@@ -29,6 +32,7 @@ impl Peer {
         match self {
             Peer::Redis => "redis",
             Peer::Memcached => "memcached",
+            Peer::Front => "front",
         }
     }
 
@@ -36,6 +40,7 @@ impl Peer {
         match self {
             Peer::Redis => "GETs over a Unix socket, by redis-benchmark",
             Peer::Memcached => "meta gets over a Unix socket, by a client of ours",
+            Peer::Front => "the store's own Redis-protocol front, by redis-benchmark",
         }
     }
 
@@ -43,6 +48,7 @@ impl Peer {
         match self {
             Peer::Redis => &["redis-server", "redis-benchmark"],
             Peer::Memcached => &["memcached"],
+            Peer::Front => &["redis-benchmark"],
         }
     }
 
@@ -79,25 +85,36 @@ const MOST_KEYS: u64 = 100_000;
 
 /// Starts a peer, fills it, and asks it.
 pub(super) fn measure(peer: Peer, setup: &Setup) -> Result<Measured> {
-    let server = Server::start(peer, setup)?;
+    let server = Server::start(peer, setup.server_core)?;
     match peer {
-        Peer::Redis => redis(&server, setup),
+        Peer::Redis | Peer::Front => redis(&server, setup),
         Peer::Memcached => pinned(setup.client_core, || memcached(&server, setup)),
     }
 }
 
-struct Server {
+/// A running peer.
+pub(super) struct Server {
     // Dropped in this order: the server ends before its folder is removed.
     _child: KillOnDrop,
     folder: TempDir,
 }
 
 impl Server {
-    fn start(peer: Peer, setup: &Setup) -> Result<Server> {
+    /// Starts a peer on a core, and waits until it answers.
+    pub(super) fn start(peer: Peer, core: usize) -> Result<Server> {
         let folder = tempfile::tempdir().context("cannot make a folder for a peer")?;
         let socket = folder.path().join("socket");
-        let mut command = Command::new(peer.programs()[0]);
+        let program = match peer {
+            Peer::Front => {
+                std::env::current_exe().context("cannot find this program's own file")?
+            }
+            other => other.programs()[0].into(),
+        };
+        let mut command = Command::new(program);
         match peer {
+            Peer::Front => command
+                .args(["kv", "serve", "--listen", "127.0.0.1:0", "--resp"])
+                .arg(&socket),
             Peer::Redis => command
                 .args([
                     "--port",
@@ -119,7 +136,7 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let mut child = KillOnDrop(spawn_on(setup.server_core, &mut command)?);
+        let mut child = KillOnDrop(spawn_on(core, &mut command)?);
         let deadline = Instant::now() + Duration::from_secs(10);
         while UnixStream::connect(&socket).is_err() {
             if let Some(status) = child.0.try_wait()? {
@@ -136,56 +153,85 @@ impl Server {
         })
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Where it listens.
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 }
 
-/// Runs `redis-benchmark`: a short run shows how many requests make a long one.
+/// Runs `redis-benchmark` on what has been filled. With a window of one there is one connection.
 fn redis(server: &Server, setup: &Setup) -> Result<Measured> {
-    let keys = setup.keys.min(MOST_KEYS);
-    redis_benchmark(&server.socket(), setup, "set", 2 * keys)?;
-    let first = redis_benchmark(&server.socket(), setup, "get", 20_000)?;
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // requests of a second or so
-    let operations = (first.rate_per_s * setup.duration.as_secs_f64()).max(1000.0) as u64;
-    redis_benchmark(&server.socket(), setup, "get", operations)
+    let benchmark = Benchmark {
+        socket: &server.socket(),
+        core: setup.client_core,
+        keys: setup.keys.min(MOST_KEYS),
+        value_size: setup.value_size,
+        pipeline: setup.window,
+        connections: if setup.window == 1 { 1 } else { CONNECTIONS },
+    };
+    benchmark.run("set", 2 * benchmark.keys)?;
+    benchmark.run_for("get", setup.duration)
 }
 
-fn redis_benchmark(socket: &Path, setup: &Setup, test: &str, operations: u64) -> Result<Measured> {
-    // As many connections as it takes by default, each with what it may have outstanding; with a window of one,
-    // one connection.
-    let mut command = Command::new("redis-benchmark");
-    command
-        .arg("-s")
-        .arg(socket)
-        .args(["-t", test, "--csv", "-d", &setup.value_size.to_string()])
-        .args(["-r", &setup.keys.min(MOST_KEYS).to_string()])
-        .args(["-n", &operations.to_string()])
-        .args(["-P", &setup.window.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    if setup.window == 1 {
-        command.args(["-c", "1"]);
+/// What `redis-benchmark` opens by default.
+pub(super) const CONNECTIONS: usize = 50;
+
+/// How `redis-benchmark` asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Benchmark<'s> {
+    pub(super) socket: &'s Path,
+    pub(super) core: usize,
+    pub(super) keys: u64,
+    pub(super) value_size: usize,
+    /// Commands that a connection has outstanding.
+    pub(super) pipeline: usize,
+    pub(super) connections: usize,
+}
+
+impl Benchmark<'_> {
+    /// For about so long: a short run shows how many commands make that.
+    pub(super) fn run_for(&self, test: &str, duration: Duration) -> Result<Measured> {
+        let first = self.run(test, 20_000)?;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        // commands of a second or so
+        let operations = (first.rate_per_s * duration.as_secs_f64()).max(1000.0) as u64;
+        self.run(test, operations)
     }
-    let output = spawn_on(setup.client_core, &mut command)?.wait_with_output()?;
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr);
-        bail!("redis-benchmark failed ({}): {}", output.status, why.trim());
+
+    /// So many commands.
+    pub(super) fn run(&self, test: &str, operations: u64) -> Result<Measured> {
+        let mut command = Command::new("redis-benchmark");
+        command
+            .arg("-s")
+            .arg(self.socket)
+            .args(["-t", test, "--csv", "-d", &self.value_size.to_string()])
+            .args(["-r", &self.keys.to_string()])
+            .args(["-n", &operations.to_string()])
+            .args(["-P", &self.pipeline.to_string()])
+            .args(["-c", &self.connections.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = spawn_on(self.core, &mut command)?.wait_with_output()?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            bail!("redis-benchmark failed ({}): {}", output.status, why.trim());
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let column = |name| bench::peers::redis::column(&text, name, &test.to_uppercase());
+        let rate_per_s = column("rps")?;
+        let latency_ms = column("p50_latency_ms")?;
+        Ok(Measured {
+            rate_per_s,
+            // It rounds to a thousandth of a millisecond; with one command outstanding the rate says more.
+            latency_ns_p50: if self.pipeline * self.connections == 1 {
+                1e9 / rate_per_s
+            } else {
+                latency_ms * 1e6
+            },
+            operations,
+        })
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let rate_per_s = bench::peers::redis::column(&text, "rps", &test.to_uppercase())?;
-    let latency_ms = bench::peers::redis::column(&text, "p50_latency_ms", &test.to_uppercase())?;
-    Ok(Measured {
-        rate_per_s,
-        // It rounds to a thousandth of a millisecond; at a window of one the rate says more.
-        latency_ns_p50: if setup.window == 1 {
-            1e9 / rate_per_s
-        } else {
-            latency_ms * 1e6
-        },
-        operations,
-    })
 }
 
 fn memcached(server: &Server, setup: &Setup) -> Result<Measured> {

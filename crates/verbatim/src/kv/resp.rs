@@ -1,0 +1,250 @@
+//! `verbatim kv resp`: the Redis-protocol front beside Redis, over Unix sockets.
+//!
+//! Both servers run on one core, `redis-benchmark` on another; it asks one, then the other, so that what disturbs the
+//! machine for a while disturbs both.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bench::pin::allowed;
+use bench::stats::Spread;
+use serde::Serialize;
+
+use super::peers::{Benchmark, CONNECTIONS, Measured, Peer, Server};
+use crate::Outcome;
+use crate::args;
+use crate::children::Placement;
+use crate::output::{self, figure, print, print_typed, time};
+
+/// Arguments of `verbatim kv resp`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Commands that a connection has outstanding (may be given several times)
+    #[arg(long, value_name = "N", default_values_t = [64, 1], value_parser = args::number("a pipeline", 1..=1024usize))]
+    pipeline: Vec<usize>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, value_parser = args::number("a count of connections", 1..=1000usize))]
+    connections: usize,
+    /// How often everything runs, in turn
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// How long each measurement runs, about
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    duration: Duration,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = args::number("a count of keys", 1..=1_000_000u64))]
+    keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::number("a length of values", 1..=65_535usize))]
+    value_size: usize,
+    /// Print one JSON object per line: round, row
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Starts `verbatim kv serve --resp` and redis-server, and has redis-benchmark ask both for SETs and GETs in turn. It counts
+answers and looks at no value; when all is over, each key that is there must have a value of the length that was set.
+
+Examples:
+  verbatim kv resp
+  verbatim kv resp --pipeline 16 --connections 4 --rounds 9 --json
+
+Exit status 2 when redis-server or redis-benchmark are not installed.";
+
+const TESTS: [&str; 2] = ["set", "get"];
+const SIDES: [Peer; 2] = [Peer::Front, Peer::Redis];
+
+/// One round of one row.
+#[derive(Debug, Serialize)]
+struct Round {
+    round: u32,
+    test: &'static str,
+    pipeline: usize,
+    /// Commands a second, and median latency.
+    front_per_s: f64,
+    front_ns_p50: f64,
+    redis_per_s: f64,
+    redis_ns_p50: f64,
+}
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    test: &'static str,
+    pipeline: usize,
+    front_per_s: Spread,
+    redis_per_s: Spread,
+    /// Of the rates of each round.
+    ratio: Spread,
+    front_ns_p50: f64,
+    redis_ns_p50: f64,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    for peer in SIDES {
+        if let Some(program) = peer.lacks() {
+            bail!("{program} is not installed (Debian: apt-get install redis-server redis-tools)");
+        }
+    }
+    let placement = Placement::new(&allowed()?, 1, 1, 1);
+    let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
+    let (server_core, client_core) = (core(&placement.server)?, core(&placement.clients[0])?);
+    let servers = [
+        Server::start(SIDES[0], server_core)?,
+        Server::start(SIDES[1], server_core)?,
+    ];
+    let bar = output::progress(u64::from(args.rounds) * (args.pipeline.len() * 2) as u64);
+    let mut rounds = Vec::new();
+    for round in 0..args.rounds {
+        for &pipeline in &args.pipeline {
+            for test in TESTS {
+                bar.set_message(format!("{test}, pipelined by {pipeline}"));
+                let ask = |server: &Server| -> Result<Measured> {
+                    let benchmark = Benchmark {
+                        socket: &server.socket(),
+                        core: client_core,
+                        keys: args.keys,
+                        value_size: args.value_size,
+                        pipeline,
+                        connections: args.connections,
+                    };
+                    benchmark.run_for(test, args.duration)
+                };
+                let [front, redis] = [ask(&servers[0])?, ask(&servers[1])?];
+                let done = Round {
+                    round,
+                    test,
+                    pipeline,
+                    front_per_s: front.rate_per_s,
+                    front_ns_p50: front.latency_ns_p50,
+                    redis_per_s: redis.rate_per_s,
+                    redis_ns_p50: redis.latency_ns_p50,
+                };
+                if args.json {
+                    print_typed("round", &done)?;
+                }
+                rounds.push(done);
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    for (server, peer) in servers.iter().zip(SIDES) {
+        check(&server.socket(), args.keys, args.value_size).with_context(|| peer.name())?;
+    }
+    let mut rows = Vec::new();
+    for &pipeline in &args.pipeline {
+        for test in TESTS {
+            rows.push(row(test, pipeline, &rounds)?);
+        }
+    }
+    if args.json {
+        for row in &rows {
+            print_typed("row", row)?;
+        }
+    } else {
+        show(args, placement.bounce_ns()?, &rows)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn row(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
+    let own = |figure: fn(&Round) -> f64| -> Result<Spread> {
+        let rounds = rounds
+            .iter()
+            .filter(|r| r.test == test && r.pipeline == pipeline);
+        Spread::of(&rounds.map(figure).collect::<Vec<_>>()).context("nothing was measured")
+    };
+    Ok(Row {
+        test,
+        pipeline,
+        front_per_s: own(|r| r.front_per_s)?,
+        redis_per_s: own(|r| r.redis_per_s)?,
+        ratio: own(|r| r.front_per_s / r.redis_per_s)?,
+        front_ns_p50: own(|r| r.front_ns_p50)?.median,
+        redis_ns_p50: own(|r| r.redis_ns_p50)?.median,
+    })
+}
+
+/// Every key that is there has a value of the right length, and there are as many as the server says.
+fn check(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
+    let mut stream = UnixStream::connect(socket).context("cannot reach it")?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut answers = BufReader::new(stream.try_clone()?);
+    let mut number = || -> Result<u64> {
+        let mut line = String::new();
+        answers.read_line(&mut line)?;
+        let n = line.trim_end().strip_prefix(':').map(str::parse);
+        match n {
+            Some(Ok(n)) => Ok(n),
+            _ => bail!("it said {line:?}"),
+        }
+    };
+    stream.write_all(b"DBSIZE\r\n")?;
+    let said = number()?;
+    let mut found = 0;
+    for from in (0..keys).step_by(1000) {
+        let group = from..keys.min(from + 1000);
+        let asked: String = group
+            .clone()
+            .map(|n| format!("STRLEN key:{n:012}\r\n"))
+            .collect();
+        stream.write_all(asked.as_bytes())?;
+        for n in group {
+            let length = number()?;
+            ensure!(
+                length == 0 || length == value_size as u64,
+                "key {n} has a value of {length} bytes, {value_size} were set"
+            );
+            found += u64::from(length != 0);
+        }
+    }
+    ensure!(
+        found == said && found > 0,
+        "it says {said} keys, and has {found}"
+    );
+    Ok(())
+}
+
+fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
+    let bounce = bounce_ns.map_or_else(
+        || "both sides share their only core".to_owned(),
+        |ns| format!("a cache line takes {} ns between their cores", figure(ns)),
+    );
+    print(format_args!(
+        "redis-benchmark over Unix sockets: {} connections, {} keys, values of {} bytes\nmedian of {} rounds of about {} \
+         ms, interleaved; {bounce}\n",
+        args.connections,
+        args.keys,
+        args.value_size,
+        args.rounds,
+        args.duration.as_millis(),
+    ))?;
+    let header = [
+        "test", "pipeline", "front", "redis", "to redis", "median", "of redis",
+    ];
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6]);
+    for row in rows {
+        let rate = |s: &Spread| {
+            let [median, min, max] = [s.median, s.min, s.max].map(|r| figure(r / 1e6));
+            format!("{median} M/s ({min}..{max})")
+        };
+        let [ratio, min, max] = [row.ratio.median, row.ratio.min, row.ratio.max].map(figure);
+        table.add_row([
+            row.test.to_uppercase(),
+            row.pipeline.to_string(),
+            rate(&row.front_per_s),
+            rate(&row.redis_per_s),
+            format!("{ratio} x ({min}..{max})"),
+            time(row.front_ns_p50),
+            time(row.redis_ns_p50),
+        ]);
+    }
+    print(table)
+}
