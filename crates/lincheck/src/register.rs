@@ -1,0 +1,190 @@
+//! The register: what it may hold, and what an operation makes of that.
+
+use crate::{Action, Condition, Outcome};
+
+/// What the register holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Content {
+    Nothing,
+    /// This value; its version is known.
+    Value(u64),
+    /// A value that no read ever found.
+    Unseen,
+    /// Whatever it may be: what was before a window.
+    Anything,
+}
+
+/// A state of the register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    pub(crate) content: Content,
+    /// The version of what is there, or was there last; if it is not exact, at least this.
+    pub(crate) version: u64,
+    /// Of `Anything`, that there is something.
+    pub(crate) exact: bool,
+}
+
+impl State {
+    pub(crate) const EMPTY: Self = Self {
+        content: Content::Nothing,
+        version: 0,
+        exact: false,
+    };
+
+    pub(crate) const ANYTHING: Self = Self {
+        content: Content::Anything,
+        version: 0,
+        exact: false,
+    };
+
+    /// Whether all that may follow this one's double may follow this one.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        self.content == other.content
+            && if self.exact {
+                other.exact && self.version == other.version
+            } else {
+                self.version <= other.version
+            }
+    }
+
+    /// The state, if there is nothing.
+    fn absent(self) -> Option<Self> {
+        match self.content {
+            Content::Nothing => Some(self),
+            Content::Anything if !self.exact => Some(Self {
+                content: Content::Nothing,
+                ..self
+            }),
+            _ => None,
+        }
+    }
+
+    /// The state, if there is something.
+    fn present(self) -> Option<Self> {
+        (self.content != Content::Nothing).then_some(self)
+    }
+
+    /// The state, if there is something that has this version.
+    fn with_version(self, version: u64) -> Option<Self> {
+        let fits = if self.exact {
+            version == self.version
+        } else {
+            version >= self.version.max(1)
+        };
+        self.present().filter(|_| fits).map(|state| Self {
+            version,
+            exact: true,
+            ..state
+        })
+    }
+
+    /// The state, if there is this value, with this version.
+    fn with_value(self, value: u64, version: u64) -> Option<Self> {
+        let fits = match self.content {
+            Content::Value(there) => there == value,
+            Content::Anything => true,
+            Content::Nothing | Content::Unseen => false,
+        };
+        let state = self.with_version(version).filter(|_| fits)?;
+        Some(Self {
+            content: Content::Value(value),
+            ..state
+        })
+    }
+
+    /// The state, if a condition holds.
+    fn if_holds(self, condition: Condition) -> Option<Self> {
+        match condition {
+            Condition::Always => Some(self),
+            Condition::Absent => self.absent(),
+            Condition::Present => self.present(),
+            Condition::Version(version) => self.with_version(version),
+        }
+    }
+
+    /// The state when what was there is removed.
+    fn removed(self) -> Self {
+        Self {
+            content: Content::Nothing,
+            exact: false,
+            ..self
+        }
+    }
+
+    /// What an operation of this outcome makes of the state, if it can have that outcome.
+    pub(crate) fn after(self, action: Action, outcome: Outcome) -> Option<Self> {
+        match (action, outcome) {
+            (Action::Read, Outcome::Value { value, version }) => self.with_value(value, version),
+            (Action::Read | Action::Remove { .. }, Outcome::Absent) => self.absent(),
+            (Action::Write { value, condition }, Outcome::Done { version }) => {
+                let before = self.if_holds(condition)?;
+                (version > before.version).then_some(Self {
+                    content: Content::Value(value),
+                    version,
+                    exact: true,
+                })
+            }
+            (Action::Remove { version: wanted }, Outcome::Done { version }) => {
+                let as_wanted = wanted.is_none_or(|wanted| wanted == version);
+                let before = self.with_version(version).filter(|_| as_wanted)?;
+                Some(before.removed())
+            }
+            (Action::Write { condition, .. }, Outcome::Refused { version }) => {
+                let (can_be, wanted) = match condition {
+                    Condition::Always => (false, None),
+                    Condition::Absent => (version != 0, None),
+                    Condition::Present => (version == 0, None),
+                    Condition::Version(wanted) => (true, Some(wanted)),
+                };
+                self.refused(version, wanted).filter(|_| can_be)
+            }
+            (Action::Remove { version: wanted }, Outcome::Refused { version }) => {
+                self.refused(version, wanted).filter(|_| wanted.is_some())
+            }
+            _ => None,
+        }
+    }
+
+    /// The state, if what is there is of this version (0: nothing), and not of the wanted one.
+    fn refused(self, version: u64, wanted: Option<u64>) -> Option<Self> {
+        match version {
+            0 => self.absent(),
+            _ if wanted == Some(version) => None,
+            _ => self.with_version(version),
+        }
+    }
+
+    /// What a change of unknown outcome makes of the state, if it happens; `seen` is the version with which its value
+    /// was found later.
+    pub(crate) fn after_unknown(self, action: Action, seen: Option<u64>) -> Option<Self> {
+        match (action, seen) {
+            (Action::Read, _) => None,
+            (Action::Write { .. }, Some(version)) => self.after(action, Outcome::Done { version }),
+            (Action::Write { condition, .. }, None) => {
+                let before = self.if_holds(condition)?;
+                Some(Self {
+                    content: Content::Unseen,
+                    version: before.version + 1,
+                    exact: false,
+                })
+            }
+            (Action::Remove { version: None }, _) => self.present().map(Self::removed),
+            (Action::Remove { version: Some(v) }, _) => self.with_version(v).map(Self::removed),
+        }
+    }
+
+    /// Whether an operation that still has to happen cannot any more, since versions only grow.
+    pub(crate) fn is_past(&self, action: Action, outcome: Outcome) -> bool {
+        let (Outcome::Value { version, .. }
+        | Outcome::Done { version }
+        | Outcome::Refused { version }) = outcome
+        else {
+            return false;
+        };
+        let gone = match action {
+            Action::Write { .. } if matches!(outcome, Outcome::Done { .. }) => true,
+            _ => self.content == Content::Nothing,
+        };
+        version != 0 && (version < self.version || version == self.version && gone)
+    }
+}

@@ -1,0 +1,364 @@
+//! The search: all states that the register can be in, from event to event.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::register::State;
+use crate::violation::{self, Reason, Violation};
+use crate::{Action, Condition, Judged, Operation, Outcome};
+
+/// Judges the history of one register, which holds nothing at first.
+///
+/// - Order: any.
+/// - Cost: about proportional to the length, times the number of operations under way at a time.
+///
+/// # Errors
+/// The [`Violation`], if it is not linearizable.
+pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
+    let seen = match seen_versions(operations) {
+        Ok(seen) => seen,
+        Err((reason, at)) => return Err(Box::new(Violation::of(reason, operations, &at))),
+    };
+    let history = History {
+        operations,
+        seen: &seen,
+    };
+    let all: Vec<usize> = (0..operations.len()).collect();
+    let start = Configuration::new(State::EMPTY);
+    let unknown = operations.iter().filter(|o| o.end.is_none()).count();
+    match history.walk(&all, vec![start], u64::MAX) {
+        Ok(states_max) => Ok(Judged {
+            operations: operations.len() as u64,
+            unknown: unknown as u64,
+            states_max,
+        }),
+        Err(failed) => Err(Box::new(violation::explain(&history, &failed))),
+    }
+}
+
+/// The versions with which values were found; or what contradicts itself, and the operations that do.
+fn seen_versions(operations: &[Operation]) -> Result<HashMap<u64, u64>, (Reason, Vec<usize>)> {
+    let mut writes = HashMap::new();
+    for (i, operation) in operations.iter().enumerate() {
+        if let Action::Write { value, .. } = operation.action
+            && let Some(other) = writes.insert(value, i)
+        {
+            return Err((Reason::SetTwice, vec![other, i]));
+        }
+    }
+    let mut seen: HashMap<u64, (u64, usize)> = HashMap::new();
+    for (i, operation) in operations.iter().enumerate() {
+        let Some(end) = operation.end else {
+            continue;
+        };
+        let Outcome::Value { value, version } = end.outcome else {
+            continue;
+        };
+        let Some(&write) = writes.get(&value) else {
+            return Err((Reason::FromNowhere, vec![i]));
+        };
+        let set = &operations[write];
+        if set.call_ns > end.at_ns {
+            return Err((Reason::FromTheFuture, vec![i, write]));
+        }
+        if set.end.is_some() && !set.changes() {
+            return Err((Reason::WasRefused, vec![write, i]));
+        }
+        let (first, other) = *seen.entry(value).or_insert((version, i));
+        if first != version {
+            return Err((Reason::TwoVersions, vec![write, other, i]));
+        }
+    }
+    Ok(seen.into_iter().map(|(k, (v, _))| (k, v)).collect())
+}
+
+/// Changes of unknown outcome that nobody saw and that depend on no version: how many of each kind.
+type Kinds = [u32; 4];
+
+fn kind(action: Action) -> Option<usize> {
+    match action {
+        Action::Write { condition, .. } => match condition {
+            Condition::Always => Some(0),
+            Condition::Absent => Some(1),
+            Condition::Present => Some(2),
+            Condition::Version(_) => None,
+        },
+        Action::Remove { version: None } => Some(3),
+        Action::Remove { .. } | Action::Read => None,
+    }
+}
+
+const OF_KIND: [Action; 4] = [
+    Action::Write {
+        value: 0,
+        condition: Condition::Always,
+    },
+    Action::Write {
+        value: 0,
+        condition: Condition::Absent,
+    },
+    Action::Write {
+        value: 0,
+        condition: Condition::Present,
+    },
+    Action::Remove { version: None },
+];
+
+/// A way in which everything so far can have happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Configuration {
+    pub(crate) state: State,
+    /// Operations that have happened and not returned, in order of their numbers.
+    pub(crate) done: Vec<usize>,
+    /// Changes of unknown outcome that have happened.
+    taken: Kinds,
+}
+
+impl Configuration {
+    pub(crate) fn new(state: State) -> Self {
+        Self {
+            state,
+            done: Vec::new(),
+            taken: [0; 4],
+        }
+    }
+
+    fn is_done(&self, operation: usize) -> bool {
+        self.done.binary_search(&operation).is_ok()
+    }
+
+    fn mark(&mut self, operation: usize) {
+        if let Err(at) = self.done.binary_search(&operation) {
+            self.done.insert(at, operation);
+        }
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        self.state.covers(&other.state) && self.taken.iter().zip(other.taken).all(|(a, b)| *a <= b)
+    }
+}
+
+/// Configurations none of which covers another.
+#[derive(Debug, Default)]
+struct Set(HashMap<Vec<usize>, Vec<Configuration>>);
+
+impl Set {
+    /// Adds one; false if another covers it.
+    fn add(&mut self, new: &Configuration) -> bool {
+        let alike = self.0.entry(new.done.clone()).or_default();
+        if alike.iter().any(|old| old.covers(new)) {
+            return false;
+        }
+        alike.retain(|old| !new.covers(old));
+        alike.push(new.clone());
+        true
+    }
+
+    fn into_vec(self) -> Vec<Configuration> {
+        self.0.into_values().flatten().collect()
+    }
+}
+
+/// Where nothing fits any more.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// The operation that cannot have come to what it came to.
+    pub(crate) operation: usize,
+    /// How everything before can have happened.
+    pub(crate) before: Vec<Configuration>,
+}
+
+/// A history, and with which version each value was found.
+pub(crate) struct History<'h> {
+    pub(crate) operations: &'h [Operation],
+    pub(crate) seen: &'h HashMap<u64, u64>,
+}
+
+/// What is under way.
+#[derive(Debug, Default)]
+struct Pending {
+    /// Called and not returned, of known outcome.
+    known: Vec<usize>,
+    /// Of unknown outcome, by the version that their value was found with.
+    seen: BTreeMap<u64, Vec<usize>>,
+    /// Of unknown outcome and with a condition, by its version.
+    conditional: BTreeMap<u64, Vec<usize>>,
+    /// Of unknown outcome, all alike.
+    kinds: Kinds,
+}
+
+impl History<'_> {
+    /// The version with which the value of a change was found.
+    fn seen(&self, action: Action) -> Option<u64> {
+        match action {
+            Action::Write { value, .. } => self.seen.get(&value).copied(),
+            _ => None,
+        }
+    }
+
+    /// Walks through the events of these operations up to some time; the most configurations that there were.
+    pub(crate) fn walk(
+        &self,
+        operations: &[usize],
+        start: Vec<Configuration>,
+        until_ns: u64,
+    ) -> Result<u64, Failed> {
+        let mut events = Vec::with_capacity(2 * operations.len());
+        for &i in operations {
+            let operation = &self.operations[i];
+            // At the same time calls come first: that excludes less.
+            events.push((operation.call_ns, false, i));
+            let end = operation.end.filter(|end| end.at_ns <= until_ns);
+            events.extend(end.map(|end| (end.at_ns, true, i)));
+        }
+        events.sort_unstable();
+        let mut pending = Pending::default();
+        let mut configurations = start;
+        let mut most = 1;
+        for (_, is_return, i) in events {
+            if !is_return {
+                self.call(&mut pending, i);
+                continue;
+            }
+            let next = self.advance(&pending, &configurations, i);
+            pending.known.retain(|&other| other != i);
+            if next.is_empty() {
+                return Err(Failed {
+                    operation: i,
+                    before: configurations,
+                });
+            }
+            configurations = next;
+            most = most.max(configurations.len() as u64);
+            forget(&mut pending, &configurations);
+        }
+        Ok(most)
+    }
+
+    fn call(&self, pending: &mut Pending, i: usize) {
+        let Operation { action, end, .. } = self.operations[i];
+        if end.is_some() {
+            pending.known.push(i);
+            return;
+        }
+        if let Some(version) = self.seen(action) {
+            pending.seen.entry(version).or_default().push(i);
+        } else if let Some(kind) = kind(action) {
+            pending.kinds[kind] += 1;
+        } else if let Action::Write {
+            condition: Condition::Version(version),
+            ..
+        }
+        | Action::Remove {
+            version: Some(version),
+        } = action
+        {
+            pending.conditional.entry(version).or_default().push(i);
+        }
+    }
+
+    /// All ways to go on in which this operation has happened.
+    fn advance(
+        &self,
+        pending: &Pending,
+        configurations: &[Configuration],
+        returns: usize,
+    ) -> Vec<Configuration> {
+        let (mut visited, mut after) = (Set::default(), Set::default());
+        let mut open = Vec::new();
+        let visit = |mut new: Configuration, open: &mut Vec<_>, visited: &mut Set| {
+            if self.settle(pending, &mut new) && visited.add(&new) {
+                open.push(new);
+            }
+        };
+        for configuration in configurations {
+            visit(configuration.clone(), &mut open, &mut visited);
+        }
+        while let Some(mut configuration) = open.pop() {
+            if configuration.is_done(returns) {
+                configuration.done.retain(|&i| i != returns);
+                after.add(&configuration);
+                continue;
+            }
+            for new in self.steps(pending, &configuration) {
+                visit(new, &mut open, &mut visited);
+            }
+        }
+        after.into_vec()
+    }
+
+    /// Carries out what fits and changes nothing; false if something can never happen any more.
+    fn settle(&self, pending: &Pending, configuration: &mut Configuration) -> bool {
+        for &i in &pending.known {
+            let operation = &self.operations[i];
+            let Some(end) = operation.end else {
+                continue;
+            };
+            if configuration.is_done(i) {
+                continue;
+            }
+            let state = configuration.state;
+            if state.after(operation.action, end.outcome) == Some(state) {
+                configuration.mark(i);
+            } else if state.is_past(operation.action, end.outcome) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// What may happen next.
+    fn steps(&self, pending: &Pending, from: &Configuration) -> Vec<Configuration> {
+        let mut steps = Vec::new();
+        let mut step = |state: Option<State>, change: &dyn Fn(&mut Configuration)| {
+            if let Some(state) = state {
+                let mut next = Configuration {
+                    state,
+                    ..from.clone()
+                };
+                change(&mut next);
+                steps.push(next);
+            }
+        };
+        let state = from.state;
+        for &i in pending.known.iter().filter(|i| !from.is_done(**i)) {
+            let operation = &self.operations[i];
+            if let Some(end) = operation.end {
+                step(state.after(operation.action, end.outcome), &|c| c.mark(i));
+            }
+        }
+        // Neither of these can happen twice: the version is behind it then.
+        for (&version, all) in pending.seen.range(state.version..) {
+            for &i in all {
+                let action = self.operations[i].action;
+                step(state.after_unknown(action, Some(version)), &|_| {});
+            }
+        }
+        for (_, all) in pending.conditional.range(state.version..) {
+            for &i in all {
+                step(
+                    state.after_unknown(self.operations[i].action, None),
+                    &|_| {},
+                );
+            }
+        }
+        for (kind, action) in OF_KIND.into_iter().enumerate() {
+            if from.taken[kind] < pending.kinds[kind] {
+                step(state.after_unknown(action, None), &|c| c.taken[kind] += 1);
+            }
+        }
+        steps
+    }
+}
+
+/// Forgets changes of unknown outcome that cannot happen any more.
+fn forget(pending: &mut Pending, configurations: &[Configuration]) {
+    let lowest = configurations.iter().map(|c| c.state.version).min();
+    let lowest = lowest.unwrap_or(0);
+    for of in [&mut pending.seen, &mut pending.conditional] {
+        while let Some(first) = of.first_entry()
+            && *first.key() < lowest
+        {
+            first.remove();
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The checker against a search that tries every order, on histories of a few operations.
+
+use lincheck::{Action, Condition, End, Operation, Outcome, check};
+use proptest::prelude::*;
+
+/// What the register holds, and the highest version so far.
+type Register = (Option<(u64, u64)>, u64);
+
+/// What an operation comes to when it happens now, and what is there then; `version` is that of a change.
+fn happens((there, highest): Register, action: Action, version: u64) -> (Register, Outcome) {
+    let now = there.map_or(0, |(_, version)| version);
+    let refused = ((there, highest), Outcome::Refused { version: now });
+    match action {
+        Action::Read => {
+            let outcome = match there {
+                Some((value, version)) => Outcome::Value { value, version },
+                None => Outcome::Absent,
+            };
+            ((there, highest), outcome)
+        }
+        Action::Write { value, condition } => {
+            let holds = match condition {
+                Condition::Always => true,
+                Condition::Absent => now == 0,
+                Condition::Present => now != 0,
+                Condition::Version(wanted) => now != 0 && now == wanted,
+            };
+            if holds {
+                ((Some((value, version)), version), Outcome::Done { version })
+            } else {
+                refused
+            }
+        }
+        Action::Remove { version: None } if now == 0 => ((there, highest), Outcome::Absent),
+        Action::Remove { version: Some(v) } if v != now || now == 0 => refused,
+        Action::Remove { .. } => ((None, highest), Outcome::Done { version: now }),
+    }
+}
+
+/// Versions that a history speaks of.
+fn versions(history: &[Operation]) -> Vec<u64> {
+    let of_outcome = |o: &Operation| match o.end?.outcome {
+        Outcome::Value { version, .. }
+        | Outcome::Done { version }
+        | Outcome::Refused { version } => Some(version),
+        Outcome::Absent => None,
+    };
+    let of_action = |o: &Operation| match o.action {
+        Action::Write {
+            condition: Condition::Version(v),
+            ..
+        }
+        | Action::Remove { version: Some(v) } => Some(v),
+        _ => None,
+    };
+    let all = history.iter().flat_map(|o| [of_outcome(o), of_action(o)]);
+    all.flatten().collect()
+}
+
+/// Whether the operations that have not happened can, in some order.
+fn fits(history: &[Operation], left: &[usize], now: Register) -> bool {
+    if left.iter().all(|&i| history[i].end.is_none()) {
+        return true;
+    }
+    let first_return = left
+        .iter()
+        .filter_map(|&i| history[i].end.map(|e| e.at_ns))
+        .min();
+    left.iter().any(|&i| {
+        let Operation {
+            call_ns,
+            action,
+            end,
+            ..
+        } = history[i];
+        if first_return.is_some_and(|first| call_ns > first) {
+            return false;
+        }
+        let rest: Vec<usize> = left.iter().copied().filter(|&j| j != i).collect();
+        let mut new = vec![now.1 + 1];
+        new.extend(versions(history).into_iter().filter(|v| *v > now.1));
+        new.into_iter().any(|version| {
+            let (then, outcome) = happens(now, action, version);
+            end.is_none_or(|end| end.outcome == outcome) && fits(history, &rest, then)
+        })
+    })
+}
+
+/// How an operation is made: what, from when to when, when it happens, and whether its outcome is known.
+type Recipe = (u8, u64, u64, u64, u8);
+
+/// A history that is linearizable: operations that happen one after the other.
+fn history(recipes: &[Recipe]) -> Vec<Operation> {
+    let mut order: Vec<usize> = (0..recipes.len()).collect();
+    order.sort_by_key(|&i| (recipes[i].2, i));
+    let mut now: Register = (None, 0);
+    let mut all = Vec::new();
+    for i in order {
+        let (what, before, at, after, unknown) = recipes[i];
+        let value = 100 + i as u64;
+        let version = Some(now.1.max(1) - u64::from(what % 2 == 0 && now.1 > 1));
+        let action = match what % 8 {
+            0..=2 => Action::Read,
+            3 => Action::Write {
+                value,
+                condition: Condition::Always,
+            },
+            4 => Action::Write {
+                value,
+                condition: Condition::Absent,
+            },
+            5 => Action::Write {
+                value,
+                condition: Condition::Version(now.1.max(1)),
+            },
+            6 => Action::Remove {
+                version: if what > 128 { version } else { None },
+            },
+            _ => Action::Write {
+                value,
+                condition: Condition::Present,
+            },
+        };
+        let (then, outcome) = happens(now, action, now.1 + 1);
+        let (unknown, never) = (unknown < 60, unknown < 30);
+        if !never {
+            now = then;
+        }
+        all.push(Operation {
+            process: i as u64,
+            call_ns: (at * 10).saturating_sub(before),
+            action,
+            end: (!unknown).then_some(End {
+                at_ns: at * 10 + after,
+                outcome,
+            }),
+        });
+    }
+    all
+}
+
+fn recipes() -> impl Strategy<Value = Vec<Recipe>> {
+    prop::collection::vec(
+        (any::<u8>(), 0u64..40, 0u64..12, 0u64..40, any::<u8>()),
+        0..7,
+    )
+}
+
+/// Another outcome, which mostly is wrong.
+fn spoil(operation: &mut Operation, how: u64) {
+    let Some(end) = &mut operation.end else {
+        return;
+    };
+    let version = how % 4;
+    end.outcome = match (end.outcome, how % 5) {
+        (Outcome::Value { value, version }, 0) => Outcome::Value {
+            value,
+            version: version + 1,
+        },
+        (Outcome::Value { .. }, 1) => Outcome::Absent,
+        (Outcome::Value { version, .. }, _) => Outcome::Value {
+            value: 100 + how % 8,
+            version,
+        },
+        (Outcome::Absent, 0) if operation.action == Action::Read => Outcome::Value {
+            value: 100 + how % 8,
+            version: version + 1,
+        },
+        (Outcome::Done { version }, 0) => Outcome::Done {
+            version: version + 1,
+        },
+        (Outcome::Done { version }, 1) => Outcome::Refused { version },
+        (Outcome::Done { .. }, _) => Outcome::Done {
+            version: version + 1,
+        },
+        (Outcome::Refused { .. }, _) => Outcome::Refused { version },
+        (Outcome::Absent, _) => Outcome::Done {
+            version: version + 1,
+        },
+    };
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn what_happened_is_accepted(recipes in recipes()) {
+        let history = history(&recipes);
+        if let Err(violation) = check(&history) {
+            panic!("{violation}\n{history:#?}");
+        }
+    }
+
+    #[test]
+    fn agrees_with_every_order(recipes in recipes(), at in any::<prop::sample::Index>(), how: u64, second: Option<u64>) {
+        let mut history = history(&recipes);
+        if !history.is_empty() {
+            let i = at.index(history.len());
+            spoil(&mut history[i], how);
+            if let Some(how) = second {
+                let i = usize::try_from(how >> 32).expect("64 bits") % history.len();
+                spoil(&mut history[i], how);
+            }
+        }
+        let all: Vec<usize> = (0..history.len()).collect();
+        let expected = fits(&history, &all, (None, 0));
+        match check(&history) {
+            Ok(_) => prop_assert!(expected, "accepted: {history:#?}"),
+            Err(violation) => prop_assert!(!expected, "refused: {violation}\n{history:#?}"),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What a store may not do, how it is told, and that long histories are judged.
+
+use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
+
+fn operation(
+    process: u64,
+    call_ns: u64,
+    at_ns: u64,
+    action: Action,
+    outcome: Outcome,
+) -> Operation {
+    Operation {
+        process,
+        call_ns,
+        action,
+        end: Some(End { at_ns, outcome }),
+    }
+}
+
+fn put(process: u64, from: u64, to: u64, value: u64, version: u64) -> Operation {
+    let action = Action::Write {
+        value,
+        condition: Condition::Always,
+    };
+    operation(process, from, to, action, Outcome::Done { version })
+}
+
+fn get(process: u64, from: u64, to: u64, value: u64, version: u64) -> Operation {
+    operation(
+        process,
+        from,
+        to,
+        Action::Read,
+        Outcome::Value { value, version },
+    )
+}
+
+fn gone(process: u64, from: u64, to: u64) -> Operation {
+    operation(process, from, to, Action::Read, Outcome::Absent)
+}
+
+fn cas(process: u64, (from, to): (u64, u64), value: u64, expected: u64, version: u64) -> Operation {
+    let action = Action::Write {
+        value,
+        condition: Condition::Version(expected),
+    };
+    operation(process, from, to, action, Outcome::Done { version })
+}
+
+/// The same, with an outcome that nobody knows.
+fn unknown(operation: Operation) -> Operation {
+    Operation {
+        end: None,
+        ..operation
+    }
+}
+
+fn violation(history: &[Operation]) -> Violation {
+    *check(history).expect_err("it is wrong")
+}
+
+#[test]
+fn a_stale_read_is_refused_and_shown_in_two_lines() {
+    let mut history: Vec<Operation> = (1..=1000)
+        .flat_map(|i| {
+            [
+                put(1, 100 * i, 100 * i + 10, i, i),
+                get(2, 100 * i + 5, 100 * i + 30, i, i),
+            ]
+        })
+        .collect();
+    assert!(check(&history).is_ok());
+    history.push(get(3, 50_050, 50_060, 499, 499));
+    let violation = violation(&history);
+    assert_eq!(violation.reason, Reason::Order);
+    assert_eq!(
+        violation.window,
+        [
+            put(1, 50_000, 50_010, 500, 500),
+            get(3, 50_050, 50_060, 499, 499)
+        ]
+    );
+    let text = violation.to_string();
+    assert!(text.contains("GET -> 0x1f3, version 499"), "{text}");
+    assert!(
+        text.contains("there can have been: 0x1f4, version 500"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_lost_update_is_refused() {
+    let history = [
+        put(1, 0, 10, 1, 1),
+        cas(1, (20, 40), 2, 1, 2),
+        cas(2, (21, 41), 3, 1, 3),
+    ];
+    let violation = violation(&history);
+    assert_eq!(violation.reason, Reason::Order);
+    assert_eq!(violation.window.len(), 3, "{violation}");
+    // One of them after the other's is well.
+    assert!(check(&[history[0], history[1], cas(2, (21, 41), 3, 2, 3)]).is_ok());
+}
+
+#[test]
+fn values_from_nowhere_are_refused() {
+    let of = |history: &[Operation]| violation(history).reason;
+    assert_eq!(of(&[get(1, 0, 10, 5, 1)]), Reason::FromNowhere);
+    assert_eq!(
+        of(&[get(1, 0, 10, 5, 1), put(2, 20, 30, 5, 1)]),
+        Reason::FromTheFuture
+    );
+    let refused = operation(
+        2,
+        0,
+        5,
+        Action::Write {
+            value: 5,
+            condition: Condition::Version(3),
+        },
+        Outcome::Refused { version: 0 },
+    );
+    assert_eq!(of(&[refused, get(1, 6, 10, 5, 1)]), Reason::WasRefused);
+    let put = put(2, 0, 5, 5, 1);
+    assert_eq!(
+        of(&[put, get(1, 6, 9, 5, 1), get(1, 10, 12, 5, 2)]),
+        Reason::TwoVersions
+    );
+    assert_eq!(of(&[put, get(1, 6, 9, 5, 2)]), Reason::Order);
+    assert_eq!(of(&[put, put]), Reason::SetTwice);
+}
+
+#[test]
+fn a_version_never_comes_back() {
+    let remove = operation(
+        1,
+        20,
+        30,
+        Action::Remove { version: None },
+        Outcome::Done { version: 1 },
+    );
+    let after = |version| [put(1, 0, 10, 1, 1), remove, put(1, 40, 50, 2, version)];
+    assert!(check(&after(2)).is_ok());
+    assert_eq!(violation(&after(1)).reason, Reason::Order);
+}
+
+#[test]
+fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
+    let put_2 = unknown(put(2, 20, 0, 2, 2));
+    let history = |rest: &[Operation]| [&[put(1, 0, 10, 1, 1), put_2][..], rest].concat();
+    assert!(check(&history(&[get(1, 900, 910, 1, 1)])).is_ok());
+    assert!(check(&history(&[get(1, 30, 40, 1, 1), get(1, 900, 910, 2, 2)])).is_ok());
+    assert!(check(&history(&[get(1, 30, 40, 2, 2), get(1, 900, 910, 1, 1)])).is_err());
+    assert!(check(&history(&[get(1, 5, 15, 2, 2)])).is_err());
+    let remove = unknown(operation(
+        3,
+        50,
+        0,
+        Action::Remove { version: None },
+        Outcome::Absent,
+    ));
+    assert!(check(&history(&[remove, gone(1, 60, 70), put(1, 80, 90, 3, 3)])).is_ok());
+    // Once only.
+    let twice = [gone(1, 60, 70), put(1, 80, 90, 3, 3), gone(1, 100, 110)];
+    assert!(check(&history(&[&[remove][..], &twice].concat())).is_err());
+    assert!(check(&history(&[&[remove, remove][..], &twice].concat())).is_ok());
+}
+
+/// A million operations of which a thousand are of unknown outcome, and sixteen under way at a time.
+#[test]
+fn long_histories_are_judged() {
+    let mut history = Vec::new();
+    let mut version = 0;
+    for i in 0..1_000_000u64 {
+        let from = 10 * i;
+        let to = from + 160;
+        history.push(match i % 4 {
+            0 => {
+                version += 1;
+                put(i % 16, from, to, i, version)
+            }
+            // Nobody sees these.
+            1 if i % 1_000 == 1 => unknown(put(i % 16, from, to, i, 0)),
+            _ => get(i % 16, from, to, i / 4 * 4, version),
+        });
+    }
+    let judged = check(&history).unwrap_or_else(|v| panic!("{v}"));
+    assert_eq!((judged.operations, judged.unknown), (1_000_000, 1_000));
+    assert!(judged.states_max < 100, "{judged:?}");
+}
