@@ -103,12 +103,15 @@ impl Waiter {
         }
     }
 
-    /// Lets virtual time pass, until multiples of 256 misses at most: loops look at their clocks then.
+    /// Lets virtual time pass, until a multiple of 256 misses at most: loops look at their clocks then. Those that
+    /// have waited long do so less often, since many that wait are much work for a simulation.
     #[cold]
     fn idle_simulated(&mut self, memory: Option<u32>) {
         /// A look at memory that has not changed, and the loop around it.
         const SPIN: Duration = Duration::from_nanos(20);
-        let left = 256 - self.misses % 256;
+        /// Misses after which it waits no longer: 655 µs.
+        const LONGEST: u32 = 1 << 15;
+        let left = self.misses.clamp(256, LONGEST).next_multiple_of(256) - self.misses % 256;
         let passed = simnic::idle(SPIN * left, memory);
         let spins = passed.as_nanos() / SPIN.as_nanos();
         let spins = u32::try_from(spins).unwrap_or(left).min(left);
