@@ -6,7 +6,7 @@
 //! Layers: [`store`] is pure; `wire` and `session` are what requests look like and how none is carried out twice;
 //! `worker` and [`Pipeline`] are the loops at both ends; [`Client`] is the friendly one.
 //!
-//! [`load`] asks for keys and checks every value.
+//! [`load`] asks for keys and checks every value; [`history`] records what concurrent clients saw, to be judged.
 //!
 //! Another front uses [`Server::store`] from threads of its own, as [`resp`] does, which speaks the Redis protocol:
 //! partitions are locked for a batch of requests at a time.
@@ -17,6 +17,7 @@ mod client;
 mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod history;
 pub mod load;
 mod prefetch;
 pub mod rendezvous;

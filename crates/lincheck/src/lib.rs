@@ -16,7 +16,7 @@
 //! - Operations that change nothing are carried out as soon as they fit: that forecloses nothing.
 //! - Versions only grow, so a state beyond a version that somebody has yet to see is given up.
 //! - Changes of unknown outcome whose value nobody saw are all alike, and only counted; and a state that was reached
-//!   with fewer of them stands for one that was reached with more.
+//!   with fewer of them, or with less useful ones, stands for one that was reached with more.
 //!
 //! Published checkers keep a bit for each operation of the history with each state that they remember, so their memory
 //! grows with its square, and have no operations without an outcome; hence this one.

@@ -132,8 +132,15 @@ impl Configuration {
         }
     }
 
+    /// Whether all that may follow this one's double may follow this one.
     fn covers(&self, other: &Self) -> bool {
-        self.state.covers(&other.state) && self.taken.iter().zip(other.taken).all(|(a, b)| *a <= b)
+        let [always, absent, present, removals] = self.taken;
+        let [other_always, other_absent, other_present, other_removals] = other.taken;
+        // A write without a condition that is left does for one with a condition that is not.
+        let lacks = absent.saturating_sub(other_absent) + present.saturating_sub(other_present);
+        self.state.covers(&other.state)
+            && always + lacks <= other_always
+            && removals <= other_removals
     }
 }
 

@@ -122,7 +122,7 @@ fn history(recipes: &[Recipe]) -> Vec<Operation> {
             },
         };
         let (then, outcome) = happens(now, action, now.1 + 1);
-        let (unknown, never) = (unknown < 60, unknown < 30);
+        let (unknown, never) = (unknown < 110, unknown < 55);
         if !never {
             now = then;
         }

@@ -1,5 +1,6 @@
 //! `verbatim kv`: key-value stores.
 
+mod check;
 mod compare;
 mod hand;
 mod lines;
@@ -63,6 +64,10 @@ enum Part {
     Put(hand::PutArgs),
     /// Measure the Redis-protocol front beside Redis, by redis-benchmark
     Resp(resp::Args),
+    /// Check that clients which work at the same time, and are killed, see one store: linearizability
+    Check(check::Args),
+    #[command(hide = true)]
+    CheckClient(check::ClientArgs),
 }
 
 /// Runs the command.
@@ -76,6 +81,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Get(args)) => hand::get(&args),
         Some(Part::Put(args)) => hand::put(&args),
         Some(Part::Resp(args)) => resp::run(&args),
+        Some(Part::Check(args)) => check::run(&args),
+        Some(Part::CheckClient(args)) => check::client(&args),
         None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
         None => compare::run(args.compare),
     }

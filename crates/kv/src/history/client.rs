@@ -1,0 +1,204 @@
+//! A client that is made to be judged: few keys, all operations, as many at a time as its window has.
+
+use std::io;
+
+use lincheck::{Action, Condition, Outcome};
+
+use super::Recorder;
+use crate::client::{Answer, ClientError, Completion, Pipeline};
+use crate::load::{Random, key_bytes, stamp_of, value_bytes};
+use crate::store;
+use crate::wire::Op;
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Keys: few, so that clients meet.
+    pub keys: u64,
+    /// Bytes of a value, 16 or more.
+    pub value_bytes: usize,
+    /// What random choices start from.
+    pub seed: u64,
+}
+
+/// Asks until it is told to stop and everything is answered, and records it all.
+///
+/// Half of the requests are GETs; a sixth each PUTs and compare-and-sets of the version that this client saw last, the
+/// others PUTs of keys that must or must not be there, and DELETEs with and without a version.
+///
+/// # Errors
+/// When the server cannot be reached any more, or was replaced by another one; or the file cannot be written.
+pub fn ask(
+    pipeline: &mut Pipeline,
+    plan: &Plan,
+    recorder: &mut Recorder,
+    mut stop: impl FnMut() -> bool,
+) -> Result<(), ClientError> {
+    let mut asker = Asker {
+        plan,
+        random: Random::new(plan.seed),
+        seen: vec![0; usize::try_from(plan.keys).unwrap_or(1).max(1)],
+        puts: 0,
+        key: [0; 16],
+        value: vec![0; plan.value_bytes.max(16)],
+        under_way: Vec::new(),
+    };
+    let (server, window) = (pipeline.server(), pipeline.config().window);
+    let mut chosen = None;
+    let mut stopping = false;
+    loop {
+        stopping |= stop();
+        while pipeline.outstanding() < window && (chosen.is_some() || !stopping) {
+            let (key, action, number) = match chosen.take() {
+                Some(chosen) => chosen,
+                None => asker.choose(recorder).map_err(failed)?,
+            };
+            let token = asker.token(key, action, number);
+            if !asker.submit(pipeline, key, action, token)? {
+                chosen = Some((key, action, number));
+                break;
+            }
+        }
+        let mut written = Ok(());
+        pipeline.refresh();
+        pipeline.poll(|done| {
+            let told = asker.take(&done, recorder);
+            if written.is_ok() {
+                written = told;
+            }
+        })?;
+        written.map_err(failed)?;
+        if pipeline.server() != server {
+            return Err(ClientError::Refused {
+                reason: "another server has come to its address, and knows nothing of this history"
+                    .to_owned(),
+                retry: false,
+            });
+        }
+        if stopping && chosen.is_none() && pipeline.outstanding() == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn failed(e: io::Error) -> ClientError {
+    ClientError::Config(format!("the history cannot be written: {e}"))
+}
+
+struct Asker<'p> {
+    plan: &'p Plan,
+    random: Random,
+    /// The version of each key that was seen last.
+    seen: Vec<u64>,
+    puts: u64,
+    key: [u8; 16],
+    value: Vec<u8>,
+    /// Requests under way by their tokens: number and key.
+    under_way: Vec<Option<(u64, u64, Action)>>,
+}
+
+impl Asker<'_> {
+    /// Chooses a request and records that it is sent: its key, what it is, its number.
+    fn choose(&mut self, recorder: &mut Recorder) -> io::Result<(u64, Action, u64)> {
+        let key = self.random.below(self.plan.keys.max(1));
+        let version = self.seen[usize::try_from(key).unwrap_or(0)].max(1);
+        self.puts += 1;
+        // No two values of a history are the same: so each says who put it.
+        let value = (recorder.client() + 1) << 32 | self.puts & 0xffff_ffff;
+        let write = |condition| Action::Write { value, condition };
+        let action = match self.random.below(24) {
+            0..12 => Action::Read,
+            12..16 => write(Condition::Always),
+            16..20 => write(Condition::Version(version)),
+            20 => write(Condition::Absent),
+            21 => write(Condition::Present),
+            22 => Action::Remove { version: None },
+            _ => Action::Remove {
+                version: Some(version),
+            },
+        };
+        let number = recorder.call(key, action)?;
+        Ok((key, action, number))
+    }
+
+    /// A token for a request that is under way.
+    fn token(&mut self, key: u64, action: Action, number: u64) -> usize {
+        let free = self.under_way.iter().position(Option::is_none);
+        let token = free.unwrap_or_else(|| {
+            self.under_way.push(None);
+            self.under_way.len() - 1
+        });
+        self.under_way[token] = Some((number, key, action));
+        token
+    }
+
+    fn submit(
+        &mut self,
+        pipeline: &mut Pipeline,
+        number: u64,
+        action: Action,
+        token: usize,
+    ) -> Result<bool, ClientError> {
+        key_bytes(number, &mut self.key);
+        let key = &self.key;
+        let op = match action {
+            Action::Read => Op::Get { key },
+            Action::Write { value, condition } => {
+                value_bytes(number, value, &mut self.value);
+                Op::Put {
+                    key,
+                    value: &self.value,
+                    condition: match condition {
+                        Condition::Always => store::Condition::Always,
+                        Condition::Absent => store::Condition::Absent,
+                        Condition::Present => store::Condition::Present,
+                        Condition::Version(version) => store::Condition::Version(version),
+                    },
+                    ttl_ms: 0,
+                }
+            }
+            Action::Remove { version } => Op::Delete { key, version },
+        };
+        let taken = pipeline.submit(&op, token as u64)?;
+        if !taken {
+            self.under_way[token] = None;
+        }
+        Ok(taken)
+    }
+
+    /// Records an answer.
+    fn take(&mut self, done: &Completion<'_>, recorder: &mut Recorder) -> io::Result<()> {
+        let place = usize::try_from(done.token).ok();
+        let place = place.and_then(|token| self.under_way.get_mut(token));
+        let Some((number, key, action)) = place.and_then(Option::take) else {
+            return Err(io::Error::other("an answer came to no request"));
+        };
+        let outcome = match done.answer {
+            Answer::Value { value, version } => {
+                let stamp = stamp_of(key, value).filter(|_| value.len() == self.value.len());
+                match stamp {
+                    Some(value) => Outcome::Value { value, version },
+                    None => return recorder.wrong(number, version),
+                }
+            }
+            Answer::Done { version } => Outcome::Done { version },
+            Answer::NotFound => Outcome::Absent,
+            Answer::Condition { version } => Outcome::Refused { version },
+            Answer::Full | Answer::TooLong => return recorder.full(number),
+            // Nobody knows: there is no more to record.
+            Answer::Lost => return Ok(()),
+        };
+        let seen = &mut self.seen[usize::try_from(key).unwrap_or(0)];
+        match (outcome, action) {
+            (Outcome::Done { .. }, Action::Remove { .. }) => {}
+            (
+                Outcome::Value { version, .. }
+                | Outcome::Done { version }
+                | Outcome::Refused { version },
+                _,
+            ) => *seen = version.max(*seen),
+            (Outcome::Absent, _) => {}
+        }
+        recorder.answered(number, outcome)
+    }
+}

@@ -1,0 +1,102 @@
+//! `verbatim kv check`: every design under kills and stops, and a history that was spoiled.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn check(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
+    command.stdin(Stdio::null()).args(["kv", "check", "--json"]);
+    command.args(args).output().expect("it starts")
+}
+
+fn checked(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().map(|l| serde_json::from_str(l).expect("JSON"));
+    lines.map(|l: Value| l["data"].clone()).collect()
+}
+
+/// Few keys, many clients, kills and stops: two seeds for each design.
+#[test]
+fn all_designs_are_linearizable() {
+    for seed in ["1", "2"] {
+        let times = [
+            "--duration",
+            "3s",
+            "--kill-every",
+            "150ms",
+            "--stop-every",
+            "300ms",
+        ];
+        let output = check(&[&["--seed", seed, "--keys", "3"][..], &times].concat());
+        let err = String::from_utf8_lossy(&output.stderr);
+        let all = checked(&output);
+        assert_eq!(output.status.code(), Some(0), "{all:#?}\n{err}");
+        assert_eq!(all.len(), kv::Design::ALL.len());
+        for checked in all {
+            let count = |name: &str| checked[name].as_u64().expect("a count");
+            assert!(count("kills") > 0 && count("stops") > 0, "{checked}");
+            assert!(
+                count("operations") > 1_000 && count("keys") == 3,
+                "{checked}"
+            );
+            assert_eq!(checked["violations"], Value::Array(Vec::new()));
+        }
+    }
+}
+
+/// Sets a word of a record, found by a word of it.
+fn spoil(folder: &Path, kind: u64, word: usize, change: impl Fn(u64) -> u64) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("a file").path();
+        let mut bytes = fs::read(&path).expect("a file");
+        let mut records = bytes.chunks_exact_mut(48).skip(100);
+        let record = records.find(|r| r[..8] == kind.to_le_bytes());
+        let Some(record) = record else { continue };
+        let place = 8 * word..8 * word + 8;
+        let old = u64::from_le_bytes(record[place.clone()].try_into().expect("eight"));
+        record[place].copy_from_slice(&change(old).to_le_bytes());
+        fs::write(&path, bytes).expect("written");
+        return;
+    }
+    panic!("no record of kind {kind}");
+}
+
+#[test]
+fn a_spoiled_history_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keep = folder.path().join("kept");
+    let keep = keep.to_str().expect("text");
+    let output = check(&["--design", "herd", "--duration", "500ms", "--keep", keep]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let history = Path::new(keep).join("herd");
+    let judge = || check(&["--judge", history.to_str().expect("text")]);
+    let again = judge();
+    assert_eq!(again.status.code(), Some(0));
+    assert_eq!(
+        checked(&again)[0]["operations"],
+        checked(&output)[0]["operations"]
+    );
+    // A version that a GET found becomes the one before: a stale read.
+    spoil(&history, 16, 5, |version| version - 1);
+    let output = judge();
+    assert_eq!(output.status.code(), Some(1));
+    let violations = checked(&output)[0]["violations"].to_string();
+    assert!(
+        violations.contains("a value was read") || violations.contains("no order"),
+        "{violations}"
+    );
+    // What is no history, or none any more.
+    spoil(&history, 1, 0, |_| 99);
+    let output = judge();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("is no history of this version"), "{err}");
+    let output = check(&["--judge", folder.path().to_str().expect("text")]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("holds no history"), "{err}");
+}
