@@ -1,0 +1,192 @@
+//! A load in the Redis protocol as memtier_benchmark makes it, with every value checked: many connections over TCP and a
+//! Unix socket, ten GETs to a SET, pipelines of all depths, values of all lengths, beside an RDMA client.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use kv::load::{Random, stamp_of, value_bytes};
+use kv::resp::{Address, Front};
+use kv::store::Mode;
+use kv::{Client, ClientConfig, Server, ServerConfig};
+
+const CONNECTIONS: u64 = 24;
+const PIPELINES: u64 = 250;
+/// Keys that all connections set and get; they are there from the start.
+const SHARED: u64 = 100;
+/// Keys of each connection alone.
+const OWN: u64 = 40;
+
+fn key(number: u64) -> String {
+    format!("memtier-{number}")
+}
+
+/// A value of a key: its length follows from its stamp. Mostly short, some of tens of thousands of bytes.
+fn value(key: u64, stamp: u64) -> Vec<u8> {
+    let length = match stamp % 32 {
+        0 => 8 + stamp / 32 % 40_000,
+        1..8 => 8 + stamp / 32 % 4_000,
+        _ => 8 + stamp / 32 % 200,
+    };
+    let mut value = vec![0; usize::try_from(length).expect("short")];
+    value_bytes(key, stamp, &mut value);
+    value
+}
+
+fn set(key_number: u64, value: &[u8], into: &mut Vec<u8>) {
+    let key = key(key_number);
+    write!(
+        into,
+        "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n",
+        key.len(),
+        value.len()
+    )
+    .expect("memory");
+    into.extend_from_slice(value);
+    into.extend_from_slice(b"\r\n");
+}
+
+fn get(key_number: u64, into: &mut Vec<u8>) {
+    let key = key(key_number);
+    write!(into, "*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()).expect("memory");
+}
+
+fn line(replies: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    replies.read_line(&mut line).expect("it answers");
+    line.strip_suffix("\r\n").expect("a whole line").to_owned()
+}
+
+/// A bulk string, or nothing.
+fn bulk(replies: &mut impl BufRead) -> Option<Vec<u8>> {
+    let head = line(replies);
+    let length = head.strip_prefix('$').unwrap_or_else(|| panic!("{head}"));
+    let length = usize::try_from(length.parse::<i64>().expect("a length")).ok()?;
+    let mut value = vec![0; length + 2];
+    replies.read_exact(&mut value).expect("the whole of it");
+    assert_eq!(value.split_off(length), b"\r\n");
+    Some(value)
+}
+
+enum Asked {
+    Set,
+    Shared(u64),
+    /// A key of this connection alone, and the value that it must have.
+    Own(Option<Vec<u8>>),
+}
+
+/// What a connection did: SETs and GETs.
+fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
+    let mut replies = BufReader::new(replies);
+    let mut random = Random::new(number);
+    let mut own: HashMap<u64, Vec<u8>> = HashMap::new();
+    let (mut sets, mut gets, mut stamps) = (0, 0, 0u64);
+    for _ in 0..PIPELINES {
+        let (mut request, mut asked) = (Vec::new(), Vec::new());
+        let most = 1 << random.below(7);
+        let depth = 1 + random.below(most);
+        // More would wait for replies to be read that nobody reads yet.
+        while (asked.len() as u64) < depth && request.len() < 48 << 10 {
+            let is_own = random.below(2) == 0;
+            let key = if is_own {
+                SHARED + number * OWN + random.below(OWN)
+            } else {
+                random.below(SHARED)
+            };
+            if random.below(11) == 0 {
+                stamps += 1;
+                let value = value(key, random.bits() << 16 | number << 12 | stamps & 0xfff);
+                set(key, &value, &mut request);
+                if is_own {
+                    own.insert(key, value);
+                }
+                asked.push(Asked::Set);
+                sets += 1;
+            } else {
+                get(key, &mut request);
+                asked.push(if is_own {
+                    Asked::Own(own.get(&key).cloned())
+                } else {
+                    Asked::Shared(key)
+                });
+                gets += 1;
+            }
+        }
+        out.write_all(&request).expect("it reads");
+        for asked in asked {
+            match asked {
+                Asked::Set => assert_eq!(line(&mut replies), "+OK"),
+                Asked::Own(expected) => assert!(bulk(&mut replies) == expected),
+                Asked::Shared(key) => {
+                    let found = bulk(&mut replies).expect("it was there from the start");
+                    let stamp = stamp_of(key, &found).expect("a value of this key, and whole");
+                    assert!(found == value(key, stamp));
+                }
+            }
+        }
+    }
+    (sets, gets)
+}
+
+#[test]
+fn many_connections_with_pipelines_get_what_was_set() {
+    let server = Server::start(ServerConfig {
+        mode: Mode::Store,
+        items: 10_000,
+        workers: 2,
+        log_bytes: Some(256 << 20),
+        ..ServerConfig::default()
+    })
+    .expect("starts");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let listen = |address: &Address| {
+        let listener = address.listen().expect("free");
+        Front::start(server.store().clone(), listener).expect("starts")
+    };
+    let unix = listen(&Address::Unix(path.clone()));
+    let tcp = listen(&Address::Tcp("127.0.0.1:0".to_owned()));
+    let mut client = Client::connect(ClientConfig {
+        server: server.address().to_string(),
+        ..ClientConfig::default()
+    })
+    .expect("connects");
+    for number in 0..SHARED {
+        let value = value(number, number << 16);
+        client.put(key(number).as_bytes(), &value).expect("room");
+    }
+    let (sets, gets) = std::thread::scope(|scope| {
+        let talks: Vec<_> = (0..CONNECTIONS)
+            .map(|number| {
+                let (path, tcp) = (&path, tcp.address());
+                scope.spawn(move || {
+                    if number % 2 == 0 {
+                        let stream = UnixStream::connect(path).expect("it listens");
+                        return talk(number, &stream, &stream);
+                    }
+                    let stream = TcpStream::connect(tcp.to_string()).expect("it listens");
+                    talk(number, &stream, &stream)
+                })
+            })
+            .collect();
+        // An RDMA client sees the same keys meanwhile.
+        let mut random = Random::new(99);
+        while talks.iter().any(|talk| !talk.is_finished()) {
+            let number = random.below(SHARED);
+            let found = client.get(key(number).as_bytes()).expect("answered");
+            let found = found.expect("it was there from the start").bytes;
+            let stamp = stamp_of(number, &found).expect("a value of this key, and whole");
+            assert!(found == value(number, stamp));
+        }
+        let all = talks
+            .into_iter()
+            .map(|talk| talk.join().expect("all was right"));
+        all.fold((0, 0), |sum, did| (sum.0 + did.0, sum.1 + did.1))
+    });
+    assert!(gets > 5 * sets && sets > 1_000, "{sets} SETs, {gets} GETs");
+    let (unix, tcp) = (unix.stats(), tcp.stats());
+    assert_eq!(unix.commands + tcp.commands, sets + gets);
+    assert_eq!((unix.errors, tcp.errors), (0, 0));
+    assert_eq!(unix.connections_total + tcp.connections_total, CONNECTIONS);
+}
