@@ -13,7 +13,7 @@
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
 //! - [`usage`]: CPU time and memory of a process;
-//! - [`worker`], [`link`]: the other process.
+//! - [`worker`], [`link`]: the other process; [`remote`]: on another host.
 //!
 //! Results are medians of interleaved rounds with their spread ([`stats`]).
 
@@ -28,6 +28,7 @@ pub mod peers;
 pub mod pin;
 pub mod probe;
 pub mod record;
+pub mod remote;
 pub mod run;
 pub mod simulated;
 pub mod stats;

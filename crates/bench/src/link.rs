@@ -1,18 +1,49 @@
 //! How the two processes of a benchmark talk besides the verbs: JSON, one value per line.
+//!
+//! A line that begins with `!` says why its sender has failed.
+
+mod fan;
+mod gate;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::peers::KillOnDrop;
 use crate::pin::spawn_on;
+
+pub(crate) use gate::Gate;
+
+/// Begins a line that says why its sender has failed.
+const FAILED: char = '!';
+
+/// The other end is gone, or has said that it failed: a consequence of an error, and not the error itself.
+#[derive(Debug)]
+pub(crate) struct Gone(String);
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Gone {}
+
+/// The first of some errors that is no consequence of another one, if there is such a one.
+pub(crate) fn cause(errors: Vec<anyhow::Error>) -> Option<anyhow::Error> {
+    let is_own = |error: &anyhow::Error| !error.is::<Gone>();
+    let place = errors.iter().position(is_own).unwrap_or(0);
+    errors.into_iter().nth(place)
+}
 
 /// How to start the other process: this program again, in its worker's role.
 #[derive(Clone, Debug)]
@@ -29,6 +60,8 @@ pub struct Link {
     writer: Box<dyn Write + Send>,
     /// The worker, at the driver's end.
     child: Option<KillOnDrop>,
+    /// Where this end waits for others of its own side, when it meets the other end.
+    gate: Option<Arc<Gate>>,
 }
 
 impl std::fmt::Debug for Link {
@@ -50,7 +83,23 @@ impl Link {
             reader: Box::new(BufReader::new(std::io::stdin())),
             writer: Box::new(std::io::stdout()),
             child: None,
+            gate: None,
         }
+    }
+
+    /// An end of a connection to another host.
+    ///
+    /// # Errors
+    /// When the system has no descriptor to give.
+    pub fn tcp(stream: TcpStream) -> Result<Link> {
+        // Lines are short, and each is waited for.
+        stream.set_nodelay(true)?;
+        Ok(Link {
+            reader: Box::new(BufReader::new(stream.try_clone()?)),
+            writer: Box::new(stream),
+            child: None,
+            gate: None,
+        })
     }
 
     /// Starts a worker on `core`; it is killed when the link is dropped.
@@ -71,6 +120,7 @@ impl Link {
             reader: Box::new(BufReader::new(reader)),
             writer: Box::new(writer),
             child: Some(child),
+            gate: None,
         })
     }
 
@@ -85,6 +135,7 @@ impl Link {
             reader: Box::new(BufReader::new(reader)),
             writer: Box::new(writer),
             child: None,
+            gate: None,
         };
         Ok((
             end(left_reader, left_writer),
@@ -101,6 +152,7 @@ impl Link {
             reader: Box::new(BufReader::new(reader.clone())),
             writer: Box::new(Closing(writer.clone())),
             child: None,
+            gate: None,
         };
         (end(&back, &there), end(&there, &back))
     }
@@ -121,7 +173,37 @@ impl Link {
         self.writer
             .write_all(&line)
             .and_then(|()| self.writer.flush())
-            .context("the other process of the benchmark is gone")
+            .map_err(|_| Gone("the other process of the benchmark is gone".to_owned()).into())
+    }
+
+    /// Says why this end goes no further; to one that is gone already nothing.
+    pub fn fail(&mut self, error: &anyhow::Error) {
+        if let Ok(reason) = serde_json::to_string(&format!("{error:#}")) {
+            // At once, since a lane of a fan takes each write for a line.
+            let line = format!("{FAILED}{reason}\n");
+            let _ = self.writer.write_all(line.as_bytes());
+            let _ = self.writer.flush();
+        }
+    }
+
+    /// Both ends come here before either goes on; an end with a gate waits there in between.
+    ///
+    /// # Errors
+    /// When the other end is gone, or one behind the gate has given up.
+    pub(crate) fn meet(&mut self) -> Result<()> {
+        let Some(gate) = self.gate.clone() else {
+            self.send(&"ready")?;
+            let _: String = self.recv()?;
+            return Ok(());
+        };
+        let _: String = self.recv()?;
+        gate.pass()?;
+        self.send(&"ready")
+    }
+
+    /// Puts a gate where this end meets the other one.
+    pub(crate) fn through(&mut self, gate: &Arc<Gate>) {
+        self.gate = Some(Arc::clone(gate));
     }
 
     /// Receives one value.
@@ -131,22 +213,30 @@ impl Link {
     pub fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
         match self.recv_or_end()? {
             Some(value) => Ok(value),
-            None => bail!("the other process of the benchmark ended early; its messages are above"),
+            None => Err(Gone(
+                "the other process of the benchmark ended early; its messages are above".to_owned(),
+            )
+            .into()),
         }
     }
 
     /// Receives one value; `None` when the other end is gone.
     ///
     /// # Errors
-    /// When the other end said something else.
+    /// When the other end said something else, or that it has failed.
     pub fn recv_or_end<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
-        let read = self
-            .reader
-            .read_line(&mut line)
-            .context("cannot hear the other process of the benchmark")?;
+        let read = self.reader.read_line(&mut line).map_err(|error| {
+            Gone(format!(
+                "cannot hear the other process of the benchmark: {error}"
+            ))
+        })?;
         if read == 0 {
             return Ok(None);
+        }
+        if let Some(reason) = line.strip_prefix(FAILED) {
+            let reason = serde_json::from_str(reason).unwrap_or_else(|_| reason.to_owned());
+            return Err(Gone(format!("the other end of the benchmark failed: {reason}")).into());
         }
         serde_json::from_str(&line)
             .map(Some)

@@ -35,6 +35,41 @@ impl Cores {
         }
     }
 
+    /// Cores for so many threads of each side: these two, and for further threads the other cores that this process may
+    /// use, in turn.
+    ///
+    /// # Errors
+    /// When the system does not tell which those are.
+    pub fn shared_out(&self, threads: usize) -> Result<(Vec<usize>, Vec<usize>)> {
+        let (mut one, mut other) = (vec![self.requester], vec![self.responder]);
+        if threads > 1 {
+            let chosen = [self.requester, self.responder];
+            let rest = allowed()?.into_iter().filter(|core| !chosen.contains(core));
+            for (turn, core) in rest.enumerate() {
+                if turn.is_multiple_of(2) {
+                    &mut one
+                } else {
+                    &mut other
+                }
+                .push(core);
+            }
+        }
+        Ok((one, other))
+    }
+
+    /// Cores for so many threads when the other side is elsewhere: the first of these, and for further threads all
+    /// others.
+    ///
+    /// # Errors
+    /// As [`Cores::shared_out`].
+    pub fn all(&self, threads: usize) -> Result<Vec<usize>> {
+        let (mut one, other) = self.shared_out(threads)?;
+        if threads > 1 {
+            one.extend(other);
+        }
+        Ok(one)
+    }
+
     /// These two cores, if they differ and this process may use both.
     ///
     /// # Errors

@@ -8,9 +8,9 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
 
-use crate::link::{Exe, Link};
+use crate::link::Link;
 use crate::micro::Verb;
-use crate::pin::{Cores, pinned};
+use crate::pin::pinned;
 use crate::worker::Job;
 use crate::workload::{Nic, NicChoice, PATIENCE_NS, Patience, connect, meet, reap};
 
@@ -77,23 +77,23 @@ pub struct Seen {
 /// A probe, as the driver tells it to the worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
-    nic: NicChoice,
+    /// The target's NIC.
+    pub(crate) nic: NicChoice,
     probe: Probe,
 }
 
-/// Makes a probe, with a worker process as the target.
+/// Makes a probe, with a worker at the other end of `link` as the target.
 ///
 /// # Errors
 /// When a verb fails, or nothing comes for 10 s.
-pub fn run(cores: Cores, worker: &Exe, nic: &NicChoice, probe: Probe) -> Result<Seen> {
-    pinned(cores.requester, || {
-        let mut link = Link::spawn(worker, cores.responder)?;
+pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Result<Seen> {
+    pinned(core, || {
         let own = Nic::open(nic)?;
         link.send(&Job::Probe(Order {
             nic: nic.clone(),
             probe,
         }))?;
-        drive(&mut link, &own, &probe)
+        drive(link, &own, &probe)
     })
 }
 

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::link::Link;
 use crate::micro;
 use crate::peers::hostcopy;
+use crate::pin::allowed;
+use crate::workload::NicChoice;
 use crate::{probe, workload};
 
 /// One job.
@@ -24,18 +26,34 @@ pub enum Job {
     Stop,
 }
 
-/// Does jobs until told to stop or the driver is gone.
+/// Does jobs until told to stop or the driver is gone. Where this host is not the driver's it has a NIC of its own,
+/// `nic`, and cores of its own.
 ///
 /// # Errors
-/// When a job fails.
-pub fn serve(link: &mut Link) -> Result<()> {
+/// When a job fails; the driver is told why.
+pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
     while let Some(job) = link.recv_or_end()? {
-        match job {
-            Job::Verbs(order) => workload::work(link, &order)?,
-            Job::Micro(order) => micro::work(link, &order)?,
-            Job::Probe(order) => probe::work(link, &order)?,
-            Job::HostCopy(request) => hostcopy::work(link, request)?,
+        let done = match job {
+            Job::Verbs(order) => workload::work(link, &order),
+            Job::Micro(mut order) => {
+                if let Some(nic) = nic {
+                    order.nic = nic.clone();
+                    order.cores = allowed()?;
+                }
+                micro::work(link, &order)
+            }
+            Job::Probe(mut order) => {
+                if let Some(nic) = nic {
+                    order.nic = nic.clone();
+                }
+                probe::work(link, &order)
+            }
+            Job::HostCopy(request) => hostcopy::work(link, request),
             Job::Stop => break,
+        };
+        if let Err(error) = done {
+            link.fail(&error);
+            return Err(error);
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use nicmodel::pcie::{self, Purpose};
+use nicmodel::pcie::{self, Kind, Purpose};
 use nicmodel::profile::{Profile, Sourced};
 use nicmodel::{Footprint, Method, Operation, Side, Transport, Verb, wqe};
 
@@ -120,13 +120,17 @@ fn known(number: &Option<Sourced<f64>>) -> f64 {
 }
 
 /// A time in ns as picoseconds.
+fn ps(ns: f64) -> Ps {
+    whole(ns * 1e3)
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "times of a checked profile are positive and far below 2^63 ps"
+    reason = "times and sizes of a checked profile are positive and far below 2^63"
 )]
-fn ps(ns: f64) -> Ps {
-    (ns * 1e3).round() as Ps
+fn whole(number: f64) -> u64 {
+    number.round() as u64
 }
 
 /// What one kind of operation takes, apart from how its WQEs were handed over.
@@ -158,11 +162,13 @@ pub(crate) struct Shape {
     fetches: Vec<Option<Pcie>>,
 }
 
-/// Time on both directions of a PCIe link.
+/// Time on both directions of a PCIe link, and what the NIC reads from memory in it: the bytes of whole cache lines (of
+/// one that holds several WQEs of RECVs, each one's part).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pcie {
     pub(crate) to_device: Ps,
     pub(crate) to_host: Ps,
+    pub(crate) read_bytes: u64,
 }
 
 /// What identifies a [`Shape`].
@@ -315,7 +321,7 @@ impl Link {
     }
 
     fn time(&self, side: &Side, of: impl Fn(Purpose) -> bool) -> Pcie {
-        let (mut to_device, mut to_host) = (0.0, 0.0);
+        let (mut to_device, mut to_host, mut lines) = (0.0, 0.0, 0.0);
         for part in side.transactions.iter().filter(|part| of(part.purpose)) {
             // Link-layer packets of a transaction cost each direction.
             let overhead = self.per_tlp * (part.tlps_to_device + part.tlps_to_host);
@@ -325,10 +331,15 @@ impl Link {
             };
             to_device += part.bytes_to_device() + overhead + mmio;
             to_host += part.bytes_to_host() + overhead;
+            if part.purpose.kind() == Kind::DmaRead {
+                lines += part.lines;
+            }
         }
         Pcie {
             to_device: ps(to_device / self.bytes_per_ns),
             to_host: ps(to_host / self.bytes_per_ns),
+            // A number of bytes, and whole but for rounding.
+            read_bytes: whole(lines * f64::from(wqe::CACHE_LINE_BYTES)),
         }
     }
 }

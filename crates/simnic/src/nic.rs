@@ -72,6 +72,7 @@ impl World {
         let ready = if rung {
             let fetch = self.shapes.fetch(shape, len);
             let machine = self.machine(machine);
+            machine.counters.read_bytes += fetch.read_bytes;
             machine.to_host.slip_in(now, fetch.to_host);
             machine.to_device.take(now, fetch.to_device).max(now + wait)
         } else {
@@ -219,6 +220,7 @@ impl World {
         let message = &self.messages[id];
         let shape = self.shapes.get(message.shape);
         let (dma, answers) = (shape.responder, !shape.operation.verb.sends_payload());
+        nic.counters.read_bytes += dma.read_bytes;
         let written = nic.to_host.take(at, dma.to_host);
         if answers {
             nic.counters.received += 1;
@@ -443,6 +445,7 @@ impl World {
             && !nic.cached_wqes.has(slot, capacity)
         {
             nic.counters.wqe_cache_misses += 1;
+            nic.counters.read_bytes += refetch.read_bytes;
             nic.to_host.slip_in(now, refetch.to_host);
             let fetched = nic.to_device.take(now, refetch.to_device);
             done = fetched.max(now + wait);

@@ -183,11 +183,12 @@ impl World {
             (shape.lines, shape.by_mmio)
         };
         // Payload is fetched over the link as well.
-        let (mut fetch_in, mut fetch_out) = (0, 0);
+        let (mut fetch_in, mut fetch_out, mut read_bytes) = (0, 0, 0);
         for &wqe in wqes {
             let shape = self.shapes.get(self.messages[wqe].shape);
             fetch_in += shape.payload_fetch.to_device;
             fetch_out += shape.payload_fetch.to_host;
+            read_bytes += shape.payload_fetch.read_bytes;
             if shape.operation.verb == Verb::RdmaRead
                 && let Some(answer) = self.messages.answer(wqe)
             {
@@ -204,6 +205,7 @@ impl World {
         nic.to_device.slip_in(clock, link.to_device);
         nic.to_host.slip_in(clock, link.to_host + fetch_out);
         nic.to_device.slip_in(clock, fetch_in);
+        nic.counters.read_bytes += read_bytes;
         if rung {
             nic.counters.doorbells += 1;
         } else {

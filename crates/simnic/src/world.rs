@@ -72,6 +72,9 @@ pub struct Counters {
     pub wqes_by_mmio: u64,
     /// WQEs that were fetched again because the NIC's cache had lost them.
     pub wqe_cache_misses: u64,
+    /// Bytes of the cache lines that it read from memory: a processor counts each line as PCIeRdCur. Of a line of WQEs
+    /// of RECVs each message that takes one counts its part.
+    pub read_bytes: u64,
 }
 
 /// A machine: its NIC, its PCIe link and its memory.

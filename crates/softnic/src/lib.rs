@@ -117,7 +117,7 @@ pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
 #[cfg(not(loom))]
 pub const PROCESS_SHIFT: u32 = fabric::layout::QP_BITS;
 #[cfg(not(loom))]
-pub use mem::{SharedMemory, alloc_shared};
+pub use mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 #[cfg(not(loom))]
 pub use nic::{NicError, fabric_dir, last_error};
 #[cfg(not(loom))]

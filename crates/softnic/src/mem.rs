@@ -92,27 +92,60 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Allocates [`SharedMemory`].
+/// The pages that memory is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageSize {
+    /// The system's usual ones.
+    Small,
+    /// Huge ones of 2 MiB, which an administrator has reserved (`vm.nr_hugepages`).
+    Huge,
+}
+
+/// Allocates [`SharedMemory`], in huge pages where it is long and the system gives some unasked.
 ///
 /// # Errors
 /// `InvalidInput` for a length of 0 or beyond the address space; what the system says where it has no more
 /// memory or file descriptors.
 pub fn alloc_shared(len: usize) -> io::Result<SharedMemory> {
+    alloc(len, None)
+}
+
+/// Allocates [`SharedMemory`] in pages of one kind.
+///
+/// # Errors
+/// As [`alloc_shared`]; also when there are not so many huge pages.
+pub fn alloc_shared_in(len: usize, pages: PageSize) -> io::Result<SharedMemory> {
+    alloc(len, Some(pages))
+}
+
+fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
     if len == 0 || len > 1 << 46 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let huge = len >= HUGE_PAGE / 2;
+    let huge = match pages {
+        None => len >= HUGE_PAGE / 2,
+        Some(pages) => pages == PageSize::Huge,
+    };
     let mapped = len.next_multiple_of(if huge { HUGE_PAGE } else { PAGE });
-    let fd = memfd_create("verbatim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if pages == Some(PageSize::Huge) {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
+    let fd = memfd_create("verbatim", flags)?;
     ftruncate(&fd, mapped as u64)?;
     // Sealed, so that a peer that mapped it can never be sent a SIGBUS.
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
     let inode = File::from(fd.try_clone()?).metadata()?.ino();
     let mapping = Mapping::new(&fd, mapped)?;
     let ptr = mapping.as_ptr();
-    if huge {
+    let advice = match pages {
+        None if huge => Some(Advice::LinuxHugepage),
+        Some(PageSize::Small) => Some(Advice::LinuxNoHugepage),
+        _ => None,
+    };
+    if let Some(advice) = advice {
         // SAFETY: the range was just mapped. Where there are no huge pages, small ones do.
-        let _ = unsafe { madvise(ptr.cast(), mapped, Advice::LinuxHugepage) };
+        let _ = unsafe { madvise(ptr.cast(), mapped, advice) };
     }
     // Populate now: a shortage is an error here instead of a SIGBUS later.
     // SAFETY: the range was just mapped.

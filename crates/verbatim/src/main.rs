@@ -60,7 +60,7 @@ enum Command {
     /// Key-value stores: every design side by side, or a server and clients by hand
     Kv(Box<kv::Args>),
     /// Verbs microbenchmarks
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
     Model(model::Args),
     /// What a program's verbs cost on a NIC, which guidelines it breaks, and what to change
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Sequencer(args) => sequencer::run(*args),
         Command::Kv(args) => kv::run(*args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Paper(args) => paper::run(&args),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -110,6 +110,11 @@ pub(crate) fn time(ns: f64) -> String {
     } else {
         format!("{} ms", figure(ns / 1e6))
     }
+}
+
+/// Writes a file of results.
+pub(crate) fn write_file(file: &std::path::Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 #[cfg(test)]

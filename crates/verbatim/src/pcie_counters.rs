@@ -5,7 +5,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tap::PcieLines;
@@ -73,6 +74,20 @@ impl PcieCounters {
             };
         }
         perf
+    }
+
+    /// What is counted while this process works.
+    pub(crate) fn during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, PcieLines)> {
+        // It ends when its input does.
+        let mut counts = self.wrapped(&Command::new("cat"));
+        let counts = counts.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut counts = counts.context("cannot start perf, which reads the counters")?;
+        // perf needs a moment before it counts.
+        std::thread::sleep(Duration::from_millis(100));
+        let done = work();
+        drop(counts.stdin.take());
+        counts.wait().context("cannot wait for perf")?;
+        Ok((done?, self.read()?))
     }
 
     /// What was counted.

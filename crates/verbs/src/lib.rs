@@ -76,6 +76,7 @@ pub use provider::{Provider, ProviderError};
 pub use qp::{
     Connected, PreparedQp, QpAttr, QpBuilder, QpEndpoint, QueuePair, Rc, Transport, Uc, Ud,
 };
+pub use softnic::PageSize;
 pub use srq::SharedReceiveQueue;
 pub use types::{
     Access, AtomicCap, Gid, GidType, LKey, Lid, LinkLayer, Mtu, PKey, PortState, Psn, QKey,

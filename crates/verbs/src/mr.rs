@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use softnic::PageSize;
 use verbs_abi as abi;
 
 use crate::device::{PdInner, ProtectionDomain};
@@ -152,7 +153,33 @@ impl ProtectionDomain {
         if self.inner.context.provider.is_simulated() {
             return self.alloc_pages(len, access);
         }
-        let memory = softnic::alloc_shared(len).map_err(|source| VerbError {
+        self.register_shared(softnic::alloc_shared(len), len, access)
+    }
+
+    /// The same in pages of one kind. On a simulated NIC, which translates no addresses, they make no difference.
+    ///
+    /// # Errors
+    /// Also when there are not so many huge pages.
+    pub fn alloc_in(
+        &self,
+        len: usize,
+        access: Access,
+        pages: PageSize,
+    ) -> Result<MemoryRegion, VerbError> {
+        if self.inner.context.provider.is_simulated() {
+            return self.alloc_pages(len, access);
+        }
+        self.register_shared(softnic::alloc_shared_in(len, pages), len, access)
+    }
+
+    /// Registers memory that was just allocated.
+    fn register_shared(
+        &self,
+        memory: std::io::Result<softnic::SharedMemory>,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbError> {
+        let memory = memory.map_err(|source| VerbError {
             verb: "alloc_shared",
             source,
         })?;

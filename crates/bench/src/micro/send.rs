@@ -4,19 +4,21 @@
 //! header-only message of its own, how far it has come: so there is always a RECV, and neither
 //! drops (UD) nor RNR retries (RC) are what is measured. Every message carries its number, as its
 //! immediate when it has no payload and else in its first and last word, and the receiver checks
-//! each. The time is the receiver's: from its first message after the warm-up to its last.
+//! each. The time is the receiver's: from its first message after the warm-up to its last. All that holds for
+//! each of the queue pairs, between which both sides take turns.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use verbs::{
-    Access, CompletionQueue, HeaderOnly, Inline, MemoryRegion, MrSlice, Payload, PostError,
-    Postlist, QueuePair, Rc, RecvList, Transport, Ud, UdDestination, WcBuffer, WorkCompletion, Wr,
+    Access, HeaderOnly, Inline, MemoryRegion, MrSlice, Payload, PostError, Postlist, QpEndpoint,
+    QueuePair, Rc, RecvList, Transport, Ud, UdDestination, WcBuffer, WorkCompletion, Wr,
 };
 
+use super::knobs::gcd;
 use super::pace::{Meter, Pace, Turn};
-use super::{Rate, Stream, Verb, gcd, tail};
+use super::{Rate, Stream, Verb, tail};
 use crate::link::Link;
-use crate::workload::{Nic, PATIENCE_NS, Patience, connect, meet, reap, small};
+use crate::workload::{Nic, PATIENCE_NS, Patience, connect_all, exchange, meet, reap, small};
 
 /// Marks the last number of a word.
 const LAST: u64 = 1 << 63;
@@ -136,66 +138,120 @@ fn receiver_sizes(stream: &Stream) -> Sizes {
     }
 }
 
-fn cqs(nic: &Nic, sizes: &Sizes) -> Result<(CompletionQueue, CompletionQueue)> {
-    Ok((nic.cq(sizes.send_wrs + 1)?, nic.cq(sizes.recv_wrs + 1)?))
-}
-
 macro_rules! qp {
-    ($nic:expr, $cqs:expr, $sizes:expr, $transport:ty) => {
-        $nic.qp::<$transport>(&$cqs.0, &$cqs.1)
+    ($nic:expr, $sizes:expr, $transport:ty) => {{
+        let (send_cq, recv_cq) = ($nic.cq($sizes.send_wrs + 1)?, $nic.cq($sizes.recv_wrs + 1)?);
+        $nic.qp::<$transport>(&send_cq, &recv_cq)
             .max_send_wr(small($sizes.send_wrs))
             .max_recv_wr(small($sizes.recv_wrs))
             .max_inline_data(small($sizes.inline))
             .build()
-            .context("cannot make a queue pair for this window and inline payload; lower them")
-    };
+            .context("cannot make a queue pair for this window and inline payload; lower them")?
+    }};
 }
 
-/// Makes a UD queue pair of each side known to the other.
+/// Makes the UD queue pairs of each side known to the other.
 fn meet_ud(
     link: &mut Link,
     nic: &Nic,
-    qp: &QueuePair<Ud>,
+    qps: &[QueuePair<Ud>],
     stream: &Stream,
-) -> Result<UdDestination> {
-    let own = qp.endpoint();
-    link.send(&own)?;
-    let peer: verbs::QpEndpoint = link.recv()?;
-    let mtu = own.mtu.min(peer.mtu).bytes();
-    if stream.payload_bytes > mtu as usize {
-        bail!(
-            "a datagram of {} bytes is longer than the path MTU of {mtu}; lower the payload",
-            stream.payload_bytes
-        );
-    }
-    Ok(nic.pd.ud_destination(qp.port().port_num, &peer)?)
+) -> Result<Vec<UdDestination>> {
+    let own: Vec<_> = qps.iter().map(QueuePair::endpoint).collect();
+    let peers = exchange(link, &own)?;
+    let destination = |(qp, peer): (&QueuePair<Ud>, &QpEndpoint)| {
+        let mtu = qp.endpoint().mtu.min(peer.mtu).bytes();
+        if stream.payload_bytes > mtu as usize {
+            bail!(
+                "a datagram of {} bytes is longer than the path MTU of {mtu}; lower the payload",
+                stream.payload_bytes
+            );
+        }
+        Ok(nic.pd.ud_destination(qp.port().port_num, peer)?)
+    };
+    qps.iter().zip(&peers).map(destination).collect()
 }
 
 pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate> {
     let sizes = sender_sizes(stream);
-    let cqs = cqs(nic, &sizes)?;
     let place = nic.pd.alloc(verbs::GRH_BYTES, Access::LOCAL_WRITE)?;
-    let fill = |recvs: &mut RecvList| -> Result<()> {
+    let filled = |mut recvs: RecvList| -> Result<RecvList> {
         for _ in 0..recvs.capacity() {
             recvs.recv(place.slice(..)?, 0);
         }
-        Ok(())
+        Ok(recvs)
     };
     if stream.verb == Verb::UdSend {
-        let qp = qp!(nic, cqs, sizes, Ud)?;
-        let mut recvs = qp.recv_list(sizes.recv_wrs);
-        fill(&mut recvs)?;
-        qp.post_recv(&mut recvs)?;
-        let to = meet_ud(link, nic, &qp, stream)?;
-        Sender::new(nic, &qp, &to, stream, recvs)?.run(link)
+        let (mut qps, mut reports) = (Vec::new(), Vec::new());
+        for _ in 0..stream.queue_pairs {
+            let qp = qp!(nic, sizes, Ud);
+            let mut recvs = filled(qp.recv_list(sizes.recv_wrs))?;
+            qp.post_recv(&mut recvs)?;
+            qps.push(qp);
+            reports.push(recvs);
+        }
+        let to = meet_ud(link, nic, &qps, stream)?;
+        send(link, nic, stream, &qps, &to, reports)
     } else {
-        let qp = qp!(nic, cqs, sizes, Rc)?;
-        let mut recvs = qp.recv_list(sizes.recv_wrs);
-        fill(&mut recvs)?;
-        qp.post_recv(&mut recvs)?;
-        let qp = connect(link, qp)?;
-        Sender::new(nic, &qp, &(), stream, recvs)?.run(link)
+        let (mut qps, mut reports) = (Vec::new(), Vec::new());
+        for _ in 0..stream.queue_pairs {
+            let qp = qp!(nic, sizes, Rc);
+            let mut recvs = filled(qp.recv_list(sizes.recv_wrs))?;
+            qp.post_recv(&mut recvs)?;
+            qps.push(qp);
+            reports.push(recvs);
+        }
+        let qps = connect_all(link, qps)?;
+        send(link, nic, stream, &qps, &vec![(); qps.len()], reports)
     }
+}
+
+/// Sends on all queue pairs for the time of the stream.
+fn send<T: Sends>(
+    link: &mut Link,
+    nic: &Nic,
+    stream: &Stream,
+    qps: &[QueuePair<T>],
+    to: &[T::To],
+    reports: Vec<RecvList>,
+) -> Result<Rate> {
+    let senders = qps.iter().zip(to).zip(reports);
+    let senders = senders.map(|((qp, to), recvs)| Sender::new(nic, qp, to, stream, recvs));
+    let mut senders: Vec<_> = senders.collect::<Result<_>>()?;
+    meet(link)?;
+    let mut pace = Pace::new(stream.duration_ms);
+    let mut sent = 0;
+    let mut last = false;
+    while !last {
+        last = pace.is_over() && stream.can_end_after(sent);
+        for sender in &mut senders {
+            sender.make_room(sent)?;
+            sender.post(sent, last)?;
+        }
+        sent += stream.batch as u64;
+    }
+    for sender in &mut senders {
+        let mut patience = Patience::new(PATIENCE_NS);
+        while sender.completed < sent {
+            if sender.reap_sends()? == 0 {
+                patience.check("completions of the last SENDs")?;
+            }
+        }
+    }
+    let sent = sent * senders.len() as u64;
+    let found: Found = link.recv()?;
+    if let Some(wrong) = found.wrong {
+        bail!("the receiver found {wrong}");
+    }
+    if !T::LOSES && found.received != sent {
+        bail!("the receiver got {} of {sent} messages", found.received);
+    }
+    let timed = super::pace::Timed {
+        ops: found.ops,
+        elapsed_ns: found.elapsed_ns,
+    };
+    let lost = sent.saturating_sub(found.received);
+    Ok(Rate::new(stream, timed, found.received, lost))
 }
 
 /// What a message's payload is.
@@ -239,7 +295,8 @@ impl<'q, T: Sends> Sender<'q, T> {
             Form::Inline(vec![0x5a; stream.payload_bytes])
         } else {
             let stride = stream.stride();
-            let source = nic.pd.alloc(stride * stream.window, Access::LOCAL_READ)?;
+            let bytes = stride * stream.window;
+            let source = nic.alloc(bytes, Access::LOCAL_READ, stream.pages)?;
             let slices = (0..stream.window)
                 .map(|slot| source.slice(slot * stride..slot * stride + stream.payload_bytes))
                 .collect::<Result<_, _>>()?;
@@ -258,44 +315,6 @@ impl<'q, T: Sends> Sender<'q, T> {
             completed: 0,
             credit: 0,
         })
-    }
-
-    fn run(mut self, link: &mut Link) -> Result<Rate> {
-        let (batch, signal_every) = (self.stream.batch as u64, self.stream.signal_every as u64);
-        meet(link)?;
-        let mut pace = Pace::new(self.stream.duration_ms);
-        let mut sent = 0;
-        loop {
-            self.make_room(sent + batch)?;
-            // The last WR is signaled, so that every WR completes.
-            let last = sent + batch >= self.stream.least_messages()
-                && pace.is_over()
-                && (sent + batch).is_multiple_of(signal_every);
-            self.post(sent, last)?;
-            sent += batch;
-            if last {
-                break;
-            }
-        }
-        let mut patience = Patience::new(PATIENCE_NS);
-        while self.completed < sent {
-            if self.reap_sends()? == 0 {
-                patience.check("completions of the last SENDs")?;
-            }
-        }
-        let found: Found = link.recv()?;
-        if let Some(wrong) = found.wrong {
-            bail!("the receiver found {wrong}");
-        }
-        if !T::LOSES && found.received != sent {
-            bail!("the receiver got {} of {sent} messages", found.received);
-        }
-        let timed = super::pace::Timed {
-            ops: found.ops,
-            elapsed_ns: found.elapsed_ns,
-        };
-        let lost = sent.saturating_sub(found.received);
-        Ok(Rate::new(self.stream, timed, found.received, lost))
     }
 
     /// Posts the list that starts with number `first`.
@@ -335,13 +354,14 @@ impl<'q, T: Sends> Sender<'q, T> {
         self.qp.post_send(&mut self.list)
     }
 
-    /// Waits until messages up to `end` may be sent.
+    /// Waits until a postlist may be sent after the first `sent` messages.
     #[inline]
-    fn make_room(&mut self, end: u64) -> Result<()> {
-        if end <= self.completed.min(self.credit) + self.stream.window as u64 {
+    fn make_room(&mut self, sent: u64) -> Result<()> {
+        let least = self.stream.done_before_next(sent);
+        if self.completed.min(self.credit) >= least {
             return Ok(());
         }
-        self.wait(end.saturating_sub(self.stream.window as u64), end)
+        self.wait(least, sent + self.stream.batch as u64)
     }
 
     fn wait(&mut self, least: u64, end: u64) -> Result<()> {
@@ -393,23 +413,72 @@ impl<'q, T: Sends> Sender<'q, T> {
 
 pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<()> {
     let sizes = receiver_sizes(stream);
-    let cqs = cqs(nic, &sizes)?;
     let found = if stream.verb == Verb::UdSend {
-        let qp = qp!(nic, cqs, sizes, Ud)?;
-        let places = Places::new::<Ud>(nic, stream, |n| qp.recv_list(n))?;
-        let places = places.posted(|list| qp.post_recv(list))?;
-        let to = meet_ud(link, nic, &qp, stream)?;
+        let (mut qps, mut all) = (Vec::new(), Vec::new());
+        for _ in 0..stream.queue_pairs {
+            let qp = qp!(nic, sizes, Ud);
+            let places = Places::new::<Ud>(nic, stream, |n| qp.recv_list(n))?;
+            all.push(places.posted(|list| qp.post_recv(list))?);
+            qps.push(qp);
+        }
+        let to = meet_ud(link, nic, &qps, stream)?;
         meet(link)?;
-        Receiver::new(&qp, &to, stream, places).run()?
+        receive(stream, &qps, &to, all)?
     } else {
-        let qp = qp!(nic, cqs, sizes, Rc)?;
-        let places = Places::new::<Rc>(nic, stream, |n| qp.recv_list(n))?;
-        let places = places.posted(|list| qp.post_recv(list))?;
-        let qp = connect(link, qp)?;
+        let (mut qps, mut all) = (Vec::new(), Vec::new());
+        for _ in 0..stream.queue_pairs {
+            let qp = qp!(nic, sizes, Rc);
+            let places = Places::new::<Rc>(nic, stream, |n| qp.recv_list(n))?;
+            all.push(places.posted(|list| qp.post_recv(list))?);
+            qps.push(qp);
+        }
+        let qps = connect_all(link, qps)?;
         meet(link)?;
-        Receiver::new(&qp, &(), stream, places).run()?
+        receive(stream, &qps, &vec![(); qps.len()], all)?
     };
     link.send(&found)
+}
+
+/// Receives on all queue pairs until each has its last message, or nothing comes any more.
+fn receive<T: Sends>(
+    stream: &Stream,
+    qps: &[QueuePair<T>],
+    to: &[T::To],
+    places: Vec<Places>,
+) -> Result<Found> {
+    let receivers = qps.iter().zip(to).zip(places);
+    let receivers = receivers.map(|((qp, to), places)| Receiver::new(qp, to, stream, places));
+    let mut receivers: Vec<_> = receivers.collect();
+    let mut wcs = WcBuffer::<32>::new();
+    let mut meter = Meter::new(stream.duration_ms);
+    let mut patience = Patience::new(if T::LOSES { 4 * LOST_NS } else { PATIENCE_NS });
+    let mut received = 0u64;
+    let mut quiet = false;
+    while !quiet && receivers.iter().any(|receiver| !receiver.ended) {
+        let mut taken = 0;
+        for receiver in receivers.iter_mut().filter(|receiver| !receiver.ended) {
+            let came = reap(receiver.qp.recv_cq(), &mut wcs, |wc| receiver.take(&wc))?;
+            if came > 0 {
+                taken += came;
+                received += came as u64;
+                if receiver.give_back(came, &mut wcs)? {
+                    meter.tick(received);
+                }
+            }
+        }
+        if taken > 0 {
+            patience.reset();
+        } else {
+            quiet = patience.is_over();
+        }
+    }
+    let timed = meter.finish(received, patience.quiet_since_ns());
+    Ok(Found {
+        received,
+        ops: timed.ops,
+        elapsed_ns: timed.elapsed_ns,
+        wrong: receivers.into_iter().find_map(|receiver| receiver.wrong),
+    })
 }
 
 /// Where messages arrive: a RECV for each of a window, in lists of a chunk.
@@ -432,7 +501,7 @@ impl Places {
             room.next_multiple_of(8)
         };
         let bytes = (stride * stream.window).max(room);
-        let memory = nic.pd.alloc(bytes, Access::LOCAL_WRITE)?;
+        let memory = nic.alloc(bytes, Access::LOCAL_WRITE, stream.pages)?;
         let chunk = chunk(stream);
         let mut lists = Vec::new();
         for first in (0..stream.window).step_by(chunk) {
@@ -462,6 +531,9 @@ struct Receiver<'q, T: Sends> {
     to: &'q T::To,
     stream: &'q Stream,
     places: Places,
+    /// Messages whose RECVs are not posted again yet, and the next list of those that are.
+    used: usize,
+    next: usize,
     report: Postlist<T>,
     reported: usize,
     signals: usize,
@@ -483,6 +555,8 @@ impl<'q, T: Sends> Receiver<'q, T> {
             to,
             stream,
             places,
+            used: 0,
+            next: 0,
             report: qp.postlist(1),
             reported: 0,
             signals: 0,
@@ -492,41 +566,19 @@ impl<'q, T: Sends> Receiver<'q, T> {
         }
     }
 
-    /// Receives until the last message came, or nothing comes any more.
-    fn run(mut self) -> Result<Found> {
+    /// After so many messages posts RECVs again, in whole chunks, and reports; whether there was a chunk.
+    fn give_back(&mut self, came: usize, wcs: &mut WcBuffer<32>) -> Result<bool> {
         let chunk = chunk(self.stream);
-        let mut wcs = WcBuffer::<32>::new();
-        let mut meter = Meter::new(self.stream.duration_ms);
-        let mut patience = Patience::new(if T::LOSES { 4 * LOST_NS } else { PATIENCE_NS });
-        let (mut received, mut used, mut next) = (0u64, 0usize, 0usize);
-        let qp = self.qp;
-        while !self.ended {
-            let taken = reap(qp.recv_cq(), &mut wcs, |wc| self.take(&wc))?;
-            if taken == 0 {
-                if patience.is_over() {
-                    break;
-                }
-                continue;
-            }
-            patience.reset();
-            received += taken as u64;
-            used += taken;
-            while used >= chunk {
-                used -= chunk;
-                qp.post_recv(&mut self.places.lists[next])?;
-                next = (next + 1) % self.places.lists.len();
-                // Not those that came in the meantime: their RECVs are not posted again yet.
-                self.report(self.due - used as u64, &mut wcs)?;
-                meter.tick(received);
-            }
+        self.used += came;
+        let whole = self.used >= chunk;
+        while self.used >= chunk {
+            self.used -= chunk;
+            self.qp.post_recv(&mut self.places.lists[self.next])?;
+            self.next = (self.next + 1) % self.places.lists.len();
+            // Not those that came in the meantime: their RECVs are not posted again yet.
+            self.report(self.due - self.used as u64, wcs)?;
         }
-        let timed = meter.finish(received, patience.quiet_since_ns());
-        Ok(Found {
-            received,
-            ops: timed.ops,
-            elapsed_ns: timed.elapsed_ns,
-            wrong: self.wrong,
-        })
+        Ok(whole)
     }
 
     #[inline]
@@ -600,6 +652,7 @@ fn nearest(imm: u32, near: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::micro::Knobs;
 
     #[test]
     fn numbers_survive_their_lower_half() {
@@ -622,15 +675,13 @@ mod tests {
     #[test]
     fn reports_come_in_whole_chunks() {
         for window in 1..=300 {
-            let stream = Stream {
-                verb: Verb::RcSend,
-                payload_bytes: 8,
-                batch: 1,
-                window,
-                signal_every: 1,
-                inline: true,
-                duration_ms: 1,
+            let knobs = Knobs {
+                batch: Some(1),
+                signal_every: Some(1),
+                window: Some(window),
+                ..Knobs::default()
             };
+            let stream = Stream::new(Verb::RcSend, &knobs, 1).unwrap();
             let chunk = chunk(&stream);
             assert!(window.is_multiple_of(chunk) && chunk <= (window / 4).max(1));
             assert!(reports(&stream) >= 2);

@@ -274,7 +274,7 @@ mod tests {
         for method in [Method::Memcpy, Method::ProcessVmWritev] {
             for size in [8, 4096, 100_000] {
                 let (mut left, mut right) = Link::pair().unwrap();
-                let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
+                let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
                 assert!(drive(&mut left, method, size, 10).unwrap() > 0.0);
                 drop(left);
                 worker.join().unwrap().unwrap();
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn wrong_bytes_are_noticed() {
         let (mut left, mut right) = Link::pair().unwrap();
-        let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
+        let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
         left.send(&Job::HostCopy(Request {
             method: Method::Memcpy,
             payload_bytes: 64,

@@ -1,45 +1,101 @@
-//! The microbenchmarks' own code on a simulated cluster of two machines.
+//! The microbenchmarks' own code on a simulated cluster: the measured machine, and one for each process of the other
+//! side. Every thread has a core of its own.
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use nicmodel::Profile;
+use simnic::Counters;
 
 use super::Bed;
-use crate::link::Link;
-use crate::micro::{self, Outcome, Task};
+use crate::link::{Gate, Link, cause};
+use crate::micro::{self, Outcome, Target, Task};
 use crate::workload::Nic;
 
-/// Measures once, in virtual time, with one core on each machine.
+/// Measures once, in virtual time.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
 pub fn run(profile: &Profile, task: &Task) -> Result<Outcome> {
-    let bed = Bed::new(profile, 2, 1)?;
-    let (mut left, mut right) = Link::simulated_pair();
-    let outcome = Rc::new(RefCell::new(None));
-    let failure = Rc::new(RefCell::new(None));
-    let (nic, task) = (Nic::on(&bed.contexts[0])?, *task);
-    let told = Rc::clone(&outcome);
-    bed.spawn(0, "requester".to_owned(), move || {
-        let measured = micro::drive_on(&mut left, &nic, &task);
-        told.replace(Some(measured));
-    });
-    let (nic, told) = (Nic::on(&bed.contexts[1])?, Rc::clone(&failure));
-    bed.spawn(1, "responder".to_owned(), move || {
-        told.replace(micro::work_on(&mut right, &nic, &task).err());
-    });
-    let finished = bed.finish();
-    // Where one side has failed, the other one's error is only what follows.
-    match (outcome.take(), failure.take()) {
-        (Some(Ok(outcome)), None) => finished.map(|()| outcome),
-        (Some(Err(error)), _) | (_, Some(error)) => Err(error),
-        (None, None) => {
-            finished?;
-            None.context("the requester ended without a result")
-        }
+    Ok(run_counted(profile, task)?.0)
+}
+
+/// The same, with what the measured NIC counted from its first to its last work request.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)> {
+    let (threads, processes) = match task {
+        Task::Stream(stream) => (stream.threads, stream.processes),
+        Task::PingPong(_) => (1, 1),
+    };
+    if let Task::Stream(stream) = task
+        && let Some(pages) = stream.pages
+    {
+        bail!(
+            "a simulated NIC translates no addresses, so that {} pages make no difference; leave out --pages",
+            pages.name()
+        );
     }
+    let bed = Bed::new(profile, 1 + processes, 1)?;
+    let machine = |context| {
+        let nic = Nic::on(context)?;
+        let target = Target::new(&nic, task)?;
+        Ok(Rc::new((nic, target)))
+    };
+    let machines: Vec<_> = bed.contexts.iter().map(machine).collect::<Result<_>>()?;
+    let gate = Arc::new(Gate::new(threads));
+    let outcomes = Rc::new(RefCell::new(Vec::new()));
+    let failures = Rc::new(RefCell::new(Vec::new()));
+    for lane in 0..threads {
+        let (mut left, mut right) = Link::simulated_pair();
+        left.through(&gate);
+        let (there, task) = (1 + lane % processes, *task);
+        let (own, told, gate) = (
+            Rc::clone(&machines[0]),
+            Rc::clone(&outcomes),
+            Arc::clone(&gate),
+        );
+        bed.spawn(0, format!("measured thread {lane}"), move || {
+            let measured = micro::near(&mut left, &own.0, &task, &own.1);
+            if let Err(error) = &measured {
+                left.fail(error);
+                gate.give_up();
+            }
+            told.borrow_mut().push(measured);
+        });
+        let (own, told) = (Rc::clone(&machines[there]), Rc::clone(&failures));
+        bed.spawn(
+            there,
+            format!("thread {lane} of the other side"),
+            move || {
+                if let Err(error) = micro::far(&mut right, &own.0, &task, &own.1) {
+                    right.fail(&error);
+                    told.borrow_mut().push(error);
+                }
+            },
+        );
+    }
+    let finished = bed.finish();
+    let mut errors = failures.take();
+    let outcome = match micro::together(outcomes.take()) {
+        Ok(outcome) => Some(outcome),
+        Err(error) => {
+            errors.insert(0, error);
+            None
+        }
+    };
+    if let Some(error) = cause(errors) {
+        return Err(error);
+    }
+    finished?;
+    for machine in &machines {
+        micro::check(machine.1.wrong()?)?;
+    }
+    let counters = bed.cluster.counters(bed.cluster.machine(0));
+    Ok((outcome.context("nothing was measured")?, counters))
 }
 
 #[cfg(test)]

@@ -11,15 +11,16 @@ mod programs;
 mod send;
 pub(crate) mod sequencer;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use verbs::{
-    CompletionQueue, Connected, Context, PreparedQp, ProtectionDomain, Provider, QpBuilder,
-    QueuePair, Transport,
+    Access, CompletionQueue, Connected, Context, MemoryRegion, PageSize, PreparedQp,
+    ProtectionDomain, Provider, QpBuilder, QpEndpoint, QueuePair, Transport,
 };
 
 use crate::goal::Row;
 use crate::link::Link;
+use crate::micro::Pages;
 use crate::pin::pinned;
 use crate::run::{BULK_MESSAGES, BULK_PAYLOAD_BYTES, Bench, Measured};
 
@@ -179,23 +180,78 @@ impl Nic {
         }
     }
 
+    /// Registered memory, in pages of one kind if that was asked for.
+    pub(crate) fn alloc(
+        &self,
+        bytes: usize,
+        access: Access,
+        pages: Option<Pages>,
+    ) -> Result<MemoryRegion> {
+        Ok(match pages {
+            None => self.pd.alloc(bytes, access)?,
+            Some(Pages::Small) => self.pd.alloc_in(bytes, access, PageSize::Small)?,
+            Some(Pages::Huge) => {
+                let memory = self.pd.alloc_in(bytes, access, PageSize::Huge);
+                memory.with_context(|| no_huge_pages(bytes))?
+            }
+        })
+    }
+
     pub(crate) fn cq(&self, cqe: usize) -> Result<CompletionQueue> {
         Ok(self.context.create_cq(u32::try_from(cqe)?)?)
     }
 }
 
+/// Why there is no memory in huge pages, and what to do.
+fn no_huge_pages(bytes: usize) -> String {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = info
+        .lines()
+        .find_map(|line| line.strip_prefix("HugePages_Free:"));
+    format!(
+        "cannot have {bytes} bytes in huge pages of 2 MiB, of which the system has {} free; reserve some (as root: \
+         sysctl vm.nr_hugepages=64) or take --pages small",
+        free.map_or("none", str::trim)
+    )
+}
+
 /// Connects `qp` to the other side's: both send what they have, then both receive.
 pub(crate) fn connect<T: Connected>(link: &mut Link, qp: PreparedQp<T>) -> Result<QueuePair<T>> {
-    link.send(&qp.endpoint())?;
-    let peer = link.recv()?;
-    Ok(qp.connect(&peer)?)
+    let connected = connect_all(link, vec![qp])?.pop();
+    connected.context("one queue pair was connected")
+}
+
+/// Connects each of `qps` to the other side's in its place.
+pub(crate) fn connect_all<T: Connected>(
+    link: &mut Link,
+    qps: Vec<PreparedQp<T>>,
+) -> Result<Vec<QueuePair<T>>> {
+    let own: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
+    let peers = exchange(link, &own)?;
+    let connected = qps
+        .into_iter()
+        .zip(&peers)
+        .map(|(qp, peer)| qp.connect(peer));
+    Ok(connected.collect::<Result<_, _>>()?)
+}
+
+/// Tells the other side this one's queue pairs; as many of its own.
+pub(crate) fn exchange(link: &mut Link, own: &[QpEndpoint]) -> Result<Vec<QpEndpoint>> {
+    link.send(&own)?;
+    let peers: Vec<QpEndpoint> = link.recv()?;
+    if peers.len() != own.len() {
+        bail!(
+            "the other side has {} queue pairs, and this one {}",
+            peers.len(),
+            own.len()
+        );
+    }
+    Ok(peers)
 }
 
 /// Both sides come here before either goes on.
 pub(crate) fn meet(link: &mut Link) -> Result<()> {
-    link.send(&"ready")?;
-    let _: String = link.recv()?;
-    Ok(())
+    link.meet()
 }
 
 /// The number of bytes or WRs of something small.
@@ -337,7 +393,7 @@ mod tests {
             nic: NicChoice::first_of("softnic"),
         };
         let (mut left, mut right) = Link::pair().unwrap();
-        let worker = std::thread::spawn(move || crate::worker::serve(&mut right));
+        let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
         let measured = drive(&bench, row, &mut left);
         drop(left);
         let worked = worker.join().unwrap();

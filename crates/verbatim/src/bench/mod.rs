@@ -1,6 +1,8 @@
 //! `verbatim bench`: the verbs microbenchmarks.
 
+mod ends;
 mod guidelines;
+mod knobs;
 mod markdown;
 mod peers;
 mod probe;
@@ -8,6 +10,7 @@ mod providers;
 mod simulator;
 mod sweep;
 mod verb;
+mod wqe_cache;
 
 use std::fs::File;
 use std::io::Write;
@@ -15,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bench::goal::Row;
-use bench::link::{Exe, Link};
-use bench::micro::Verb;
+use bench::link::Exe;
+use bench::micro::{Direction, Verb};
 use bench::pin::Cores;
 use bench::probe::Question;
 use bench::record::Record;
@@ -65,25 +68,31 @@ enum What {
     Providers(providers::Args),
     /// Message rate and bandwidth of SENDs over UD
     #[command(after_help = verb::EXAMPLES)]
-    UdSend(verb::StreamArgs),
+    UdSend(knobs::StreamArgs),
+    /// Message rate and bandwidth of RECVs over UD: one NIC gets what others SEND
+    #[command(after_help = verb::EXAMPLES)]
+    UdRecv(knobs::StreamArgs),
     /// Message rate and bandwidth of SENDs over RC
     #[command(after_help = verb::EXAMPLES)]
-    RcSend(verb::StreamArgs),
+    RcSend(knobs::StreamArgs),
     /// Message rate and bandwidth of RDMA WRITEs over RC
     #[command(after_help = verb::EXAMPLES)]
-    RcWrite(verb::StreamArgs),
+    RcWrite(knobs::StreamArgs),
     /// Message rate and bandwidth of RDMA WRITEs over UC
     #[command(after_help = verb::EXAMPLES)]
-    UcWrite(verb::StreamArgs),
+    UcWrite(knobs::StreamArgs),
     /// Message rate and bandwidth of RDMA READs
     #[command(after_help = verb::EXAMPLES)]
-    RcRead(verb::StreamArgs),
-    /// Rate of fetch-and-adds on one counter
+    RcRead(knobs::StreamArgs),
+    /// Rate of fetch-and-adds, on one counter or many
     #[command(after_help = verb::EXAMPLES)]
-    Atomics(verb::StreamArgs),
+    Atomics(knobs::StreamArgs),
     /// Latency of a verb: half of a round trip for SENDs and WRITEs, all of it for the others
     #[command(after_help = verb::LATENCY_EXAMPLES)]
     Latency(verb::LatencyArgs),
+    /// Windows of READs and WRITEs, and the PCIe reads of WQEs that the NIC's cache has lost
+    #[command(after_help = wqe_cache::EXAMPLES)]
+    WqeCache(wqe_cache::Args),
     /// Whether the words of an RDMA WRITE are seen from left to right
     #[command(after_help = probe::ORDER_EXAMPLES)]
     WriteOrder(probe::Args),
@@ -107,7 +116,7 @@ enum What {
     GuidelineProgram(guidelines::ProgramArgs),
     /// The other process of a benchmark (used by the commands above)
     #[command(hide = true)]
-    Worker,
+    Worker(ends::WorkerArgs),
 }
 
 /// Runs the command.
@@ -119,30 +128,30 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::Peers(args) => peers::run(args, &Row::EMBEDDED),
         What::DropIn(args) => peers::run(args, &Row::DROP_IN),
         What::Providers(args) => providers::run(&args),
-        What::UdSend(args) => verb::stream(Verb::UdSend, &args),
-        What::RcSend(args) => verb::stream(Verb::RcSend, &args),
-        What::RcWrite(args) => verb::stream(Verb::RcWrite, &args),
-        What::UcWrite(args) => verb::stream(Verb::UcWrite, &args),
-        What::RcRead(args) => verb::stream(Verb::RcRead, &args),
-        What::Atomics(args) => verb::stream(Verb::Atomics, &args),
+        What::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
+        What::UdRecv(args) => verb::stream(Verb::UdSend, Some(Direction::Inbound), &args),
+        What::RcSend(args) => verb::stream(Verb::RcSend, None, &args),
+        What::RcWrite(args) => verb::stream(Verb::RcWrite, None, &args),
+        What::UcWrite(args) => verb::stream(Verb::UcWrite, None, &args),
+        What::RcRead(args) => verb::stream(Verb::RcRead, None, &args),
+        What::Atomics(args) => verb::stream(Verb::Atomics, None, &args),
         What::Latency(args) => verb::latency(&args),
+        What::WqeCache(args) => wqe_cache::run(&args),
         What::WriteOrder(args) => probe::run(Question::Order, &args),
         What::WriteVisible(args) => probe::run(Question::Visible, &args),
         What::Sweep(args) => sweep::run(&args),
         What::Guidelines(args) => guidelines::run(&args),
         What::Simulator(args) => simulator::run(&args),
         What::GuidelineProgram(args) => guidelines::program(&args),
-        What::Worker => {
-            bench::worker::serve(&mut Link::stdio())?;
-            Ok(Outcome::Done)
-        }
+        What::Worker(args) => args.serve(),
     }
 }
 
 /// Where a benchmark runs.
 #[derive(clap::Args)]
 struct CoresArgs {
-    /// The two cores, requester's first [default: the first two that this process may use]
+    /// The two cores, this process's first, the other one's second; further threads take the other cores [default: the
+    /// first two that this process may use]
     #[arg(long, value_name = "CORE,CORE", value_parser = two_cores)]
     cores: Option<(usize, usize)>,
 }

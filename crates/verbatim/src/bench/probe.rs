@@ -7,7 +7,8 @@ use bench::record::Record;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{CoresArgs, bytes, nic_choice, worker};
+use super::ends::EndsArgs;
+use super::{CoresArgs, bytes, nic_choice};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, print, print_typed, table};
@@ -51,6 +52,8 @@ pub(super) struct Args {
     nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
+    #[command(flatten)]
+    ends: EndsArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -86,8 +89,12 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
     let probes = probes.map(|payload| Probe::new(question, verb, *payload, args.writes));
     let probes = probes.collect::<Result<Vec<_>>>()?;
     args.nic.settle_link_layer()?;
-    let cores = args.cores.settle()?;
     let nic = nic_choice(&args.nic, &args.port);
+    if args.ends.listens() {
+        return args.ends.listen(&probes, &nic);
+    }
+    let cores = args.cores.settle()?;
+    let mut link = args.ends.link(cores.responder, &probes)?;
     let settings = Settings {
         probes: probes.clone(),
     };
@@ -99,7 +106,7 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
     let bar = output::progress(probes.len() as u64);
     let mut all_there = true;
     for probe in probes {
-        let seen = probe::run(cores, &worker()?, &nic, probe)?;
+        let seen = probe::run(cores.requester, &mut link, &nic, probe)?;
         bar.inc(1);
         let payload_bytes = probe.payload_bytes();
         all_there &= seen.missing == 0;

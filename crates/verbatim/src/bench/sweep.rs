@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{
-    Knobs, MAX_PAYLOAD_BYTES, MAX_WINDOW, Outcome as Measured, Runner, Stream, Task, Verb,
+    Direction, Knobs, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES,
+    MAX_THREADS, MAX_WINDOW, Outcome as Measured, Stream, Task, Verb,
 };
 use bench::record::Record;
 use clap::ValueEnum;
@@ -13,12 +14,13 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::verb::{RateResult, StreamArgs, head, rate_result};
-use super::{Lines, warn_of_circumstances, with_range, worker};
+use super::knobs::StreamArgs;
+use super::verb::{RateResult, head, rate_result};
+use super::{Lines, warn_of_circumstances, with_range};
 use crate::Outcome;
 use crate::args;
 use crate::chart::Chart;
-use crate::output::{self, print, print_json, table};
+use crate::output::{self, print, table};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -26,6 +28,9 @@ Examples:
   verbatim bench sweep ud-send --over batch
   verbatim bench sweep rc-read --values 8,64,4K --csv reads.csv --svg reads.svg
   verbatim bench sweep uc-write --nic cib --svg cib.svg   on a simulated Connect-IB, in virtual time
+  verbatim bench sweep ud-recv --over threads --nic cib
+  verbatim bench sweep atomics --over addresses --direction inbound --nic cib
+  verbatim bench sweep atomics --over spacing --addresses 512 --direction inbound --nic cib
 
 The rounds of all points are interleaved, so that what disturbs the machine for a while disturbs all alike. In CSV,
 --json and --record there is every point's median with its least and most.";
@@ -36,7 +41,7 @@ The rounds of all points are interleaved, so that what disturbs the machine for 
 pub(super) struct Args {
     /// What is posted
     #[arg(default_value = "rc-write", value_parser = verb())]
-    verb: Verb,
+    verb: Swept,
     /// The knob that is turned
     #[arg(long, value_enum, default_value_t = Over::Payload)]
     over: Over,
@@ -53,11 +58,26 @@ pub(super) struct Args {
     stream: StreamArgs,
 }
 
-fn verb() -> impl TypedValueParser<Value = Verb> {
-    let names = PossibleValuesParser::new(Verb::ALL.map(Verb::name));
-    names.map(|name| {
+/// A verb, and the direction that its name says.
+#[derive(Clone, Copy)]
+struct Swept {
+    verb: Verb,
+    direction: Option<Direction>,
+}
+
+/// The name for the responder's end of SENDs over UD.
+const UD_RECV: &str = "ud-recv";
+
+fn verb() -> impl TypedValueParser<Value = Swept> {
+    let names = Verb::ALL.map(Verb::name).into_iter().chain([UD_RECV]);
+    PossibleValuesParser::new(names).map(|name| {
         let named = Verb::ALL.into_iter().find(|verb| verb.name() == name);
-        named.expect("the parser takes the names of verbs alone")
+        let inbound = (name == UD_RECV).then_some(Direction::Inbound);
+        Swept {
+            // The parser takes no other names.
+            verb: named.unwrap_or(Verb::UdSend),
+            direction: inbound,
+        }
     })
 }
 
@@ -72,15 +92,39 @@ enum Over {
     Window,
     /// One work request in so many is signaled
     SignalEvery,
+    /// Queue pairs of each thread
+    QueuePairs,
+    /// Threads of the measured side
+    Threads,
+    /// Counters of atomics
+    Addresses,
+    /// Bytes from one counter to the next
+    Spacing,
 }
 
 impl Over {
+    #[cfg(test)]
+    const ALL: [Over; 8] = [
+        Over::Payload,
+        Over::Batch,
+        Over::Window,
+        Over::SignalEvery,
+        Over::QueuePairs,
+        Over::Threads,
+        Over::Addresses,
+        Over::Spacing,
+    ];
+
     fn name(self) -> &'static str {
         match self {
             Over::Payload => "payload",
             Over::Batch => "batch",
             Over::Window => "window",
             Over::SignalEvery => "signal-every",
+            Over::QueuePairs => "queue-pairs",
+            Over::Threads => "threads",
+            Over::Addresses => "addresses",
+            Over::Spacing => "spacing",
         }
     }
 
@@ -91,6 +135,10 @@ impl Over {
             Over::Batch => "work requests a doorbell",
             Over::Window => "work requests outstanding at most",
             Over::SignalEvery => "one signaled work request in",
+            Over::QueuePairs => "queue pairs of each thread",
+            Over::Threads => "threads",
+            Over::Addresses => "counters",
+            Over::Spacing => "bytes from one counter to the next",
         }
     }
 
@@ -100,6 +148,22 @@ impl Over {
             Over::Batch => &mut knobs.batch,
             Over::Window => &mut knobs.window,
             Over::SignalEvery => &mut knobs.signal_every,
+            Over::QueuePairs => &mut knobs.queue_pairs,
+            Over::Threads => &mut knobs.threads,
+            Over::Addresses => &mut knobs.addresses,
+            Over::Spacing => &mut knobs.spacing_bytes,
+        }
+    }
+
+    /// The values that it can have, but for payloads.
+    fn most(self) -> usize {
+        match self {
+            Over::Payload => MAX_PAYLOAD_BYTES,
+            Over::Batch | Over::Window | Over::SignalEvery => MAX_WINDOW,
+            Over::QueuePairs => MAX_QUEUE_PAIRS,
+            Over::Threads => MAX_THREADS,
+            Over::Addresses => MAX_ADDRESSES,
+            Over::Spacing => MAX_SPACING_BYTES,
         }
     }
 
@@ -112,6 +176,10 @@ impl Over {
             (Over::Payload, _) => (8, 64 << 10),
             (Over::Batch | Over::SignalEvery, _) => (1, 128),
             (Over::Window, _) => (2, 1024),
+            (Over::QueuePairs, _) => (1, 16),
+            (Over::Threads, _) => (1, 8),
+            (Over::Addresses, _) => (1, 4096),
+            (Over::Spacing, _) => (8, 8192),
         };
         let all = (0..).map(|power| 1usize << power);
         all.skip_while(|value| *value < first)
@@ -154,8 +222,15 @@ enum Line<'a> {
 }
 
 /// The streams of the points.
-fn streams(args: &Args) -> Result<Vec<(usize, Stream)>> {
-    let mut knobs = args.stream.knobs();
+fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Stream)>> {
+    let Swept { verb, direction } = args.verb;
+    let mut knobs = args.stream.knobs(verb, direction, simulated)?;
+    if args.over == Over::Threads && !args.stream.asks_for_threads() {
+        knobs.threads = None;
+    }
+    if args.over == Over::Spacing && knobs.addresses.is_none() {
+        bail!("one counter has no spacing; ask for several by --addresses");
+    }
     if args.over.knob(&mut knobs).is_some() {
         let name = args.over.name();
         bail!(
@@ -164,24 +239,20 @@ fn streams(args: &Args) -> Result<Vec<(usize, Stream)>> {
     }
     let mut values = args.values.clone();
     if values.is_empty() {
-        values = args.over.usual(args.verb);
+        values = args.over.usual(verb);
     }
     values.sort_unstable();
     values.dedup();
+    let most = args.over.most();
     if args.over != Over::Payload
-        && let Some(wrong) = values
-            .iter()
-            .find(|value| !(1..=MAX_WINDOW).contains(*value))
+        && let Some(wrong) = values.iter().find(|value| !(1..=most).contains(*value))
     {
-        bail!(
-            "{} is from 1 to {MAX_WINDOW}, not {wrong}",
-            args.over.name()
-        );
+        bail!("{} is from 1 to {most}, not {wrong}", args.over.name());
     }
     let stream = |value: usize| {
         *args.over.knob(&mut knobs) = Some(value);
         let duration_ms = args.stream.common.duration_ms(knobs.payload_bytes);
-        let stream = Stream::new(args.verb, &knobs, duration_ms);
+        let stream = Stream::new(verb, &knobs, duration_ms);
         Ok((
             value,
             stream.with_context(|| format!("{} of {value}", args.over.name()))?,
@@ -192,20 +263,26 @@ fn streams(args: &Args) -> Result<Vec<(usize, Stream)>> {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    let streams = streams(args)?;
+    let profile = args.stream.common.simulation.profile()?;
+    let streams = streams(args, profile.as_ref())?;
+    if args.stream.common.ends.listens() {
+        let common = &args.stream.common;
+        common.nic.settle_link_layer()?;
+        return common.ends.listen(&tasks(&streams), &common.nic_choice());
+    }
     // Before anything is measured: minutes of work are not to end in a file that cannot be written.
     for file in [&args.csv, &args.svg].into_iter().flatten() {
         args::writable_file(file)?;
     }
-    let (title, points) = match args.stream.common.simulation.profile()? {
+    let (title, points) = match profile {
         Some(profile) => simulate(args, &streams, &profile)?,
         None => measure(args, &streams)?,
     };
     if let Some(file) = &args.csv {
-        write(file, &csv(args.over, &points))?;
+        output::write_file(file, &csv(args.over, &points))?;
     }
     if let Some(file) = &args.svg {
-        write(file, &svg(args, title, &points)?)?;
+        output::write_file(file, &svg(args, title, &points)?)?;
     }
     if !args.stream.common.json {
         show(args.over, &points)?;
@@ -214,6 +291,21 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 }
 
 type Point = (usize, RateResult);
+
+fn tasks(streams: &[(usize, Stream)]) -> Vec<Task> {
+    streams
+        .iter()
+        .map(|(_, stream)| Task::Stream(*stream))
+        .collect()
+}
+
+/// What is swept, in words.
+fn swept(args: &Args) -> String {
+    match args.verb.direction {
+        Some(_) => format!("{}, inbound", args.verb.verb.label()),
+        None => args.verb.verb.label().to_owned(),
+    }
+}
 
 fn settings(args: &Args, streams: &[(usize, Stream)], rounds: u32) -> Settings {
     Settings {
@@ -229,15 +321,14 @@ fn simulate(
     streams: &[(usize, Stream)],
     profile: &Profile,
 ) -> Result<(String, Vec<Point>)> {
-    let json = args.stream.common.json;
-    let title = format!("{}, simulated: {}", args.verb.label(), profile.title);
-    if json {
-        let settings = settings(args, streams, 1);
-        print_json(&Line::Simulated {
-            nic: &profile.name,
-            settings: &settings,
-        })?;
-    } else {
+    let common = &args.stream.common;
+    let mut lines = Lines::new(common.record.as_deref(), common.json)?;
+    let title = format!("{}, simulated: {}", swept(args), profile.title);
+    lines.tell(&Line::Simulated {
+        nic: &profile.name,
+        settings: &settings(args, streams, 1),
+    })?;
+    if !common.json {
         print(&title)?;
     }
     let bar = output::progress(streams.len() as u64);
@@ -245,12 +336,10 @@ fn simulate(
     for &(value, stream) in streams {
         let outcome = bench::simulated::micro::run(profile, &Task::Stream(stream))?;
         let result = rate_result(&[outcome]);
-        if json {
-            print_json(&Line::Point {
-                value,
-                result: &result,
-            })?;
-        }
+        lines.tell(&Line::Point {
+            value,
+            result: &result,
+        })?;
         points.push((value, result));
         bar.inc(1);
     }
@@ -268,7 +357,7 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
     let settings = settings(args, streams, common.rounds);
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.tell(&Line::Record(&record))?;
-    let mut runner = Runner::new(cores, worker()?);
+    let mut runner = common.ends.runner(cores, &tasks(streams))?;
     let bar = output::progress(u64::from(common.rounds) * streams.len() as u64);
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
     for round in 0..common.rounds {
@@ -297,18 +386,11 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
     if !common.json {
         print(format_args!(
             "{}: {}",
-            args.verb.label(),
+            swept(args),
             head(&record, common.rounds)
         ))?;
     }
-    Ok((
-        format!("{} on {}", args.verb.label(), record.device),
-        points,
-    ))
-}
-
-fn write(file: &std::path::Path, text: &str) -> Result<()> {
-    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    Ok((format!("{} on {}", swept(args), record.device), points))
 }
 
 fn csv(over: Over, points: &[Point]) -> String {
@@ -344,7 +426,7 @@ fn svg(args: &Args, title: String, points: &[Point]) -> Result<String> {
         // Header-only messages have no place on a logarithmic axis.
         log: points.iter().all(|(value, _)| *value > 0),
         marks: curve.clone(),
-        curves: &[(args.verb.label().to_owned(), curve)],
+        curves: &[(swept(args), curve)],
         marks_are: "medians",
     };
     chart.svg()
@@ -374,7 +456,10 @@ mod tests {
     #[test]
     fn usual_values_fit_their_verbs() {
         for verb in Verb::ALL {
-            for over in [Over::Payload, Over::Batch, Over::Window, Over::SignalEvery] {
+            for over in Over::ALL {
+                if verb != Verb::Atomics && matches!(over, Over::Addresses | Over::Spacing) {
+                    continue;
+                }
                 let values = over.usual(verb);
                 assert!(!values.is_empty());
                 for value in values {

@@ -1,25 +1,17 @@
 //! `verbatim bench rc-write` and its like: one verb with every knob.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use anyhow::Result;
-use bench::micro::{
-    self, Knobs, Latency, MAX_PAYLOAD_BYTES, MAX_WINDOW, Outcome as Measured, PingPong, Rate,
-    Runner, Stream, Task, Verb,
-};
+use bench::micro::{Direction, Latency, Outcome as Measured, PingPong, Rate, Stream, Task, Verb};
 use bench::record::Record;
 use bench::stats::Spread;
-use bench::workload::NicChoice;
 use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::{CoresArgs, Lines, bytes, nic_choice, warn_of_circumstances, with_range, worker};
+use super::knobs::{Common, StreamArgs};
+use super::{Lines, bytes, warn_of_circumstances, with_range};
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs};
-use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_typed};
+use crate::output::{self, figure, print};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -28,6 +20,11 @@ Examples:
   verbatim bench rc-read --payload 1M --window 4 --json
   verbatim bench ud-send --payload 0 --provider system --device rxe0
   verbatim bench ud-send --payload 60 --nic cib         one core on a simulated Connect-IB, in virtual time
+  verbatim bench ud-recv --header-only --nic cib        all its cores, as the responder of as many machines
+  verbatim bench atomics --direction inbound --addresses 4096 --spacing 64 --nic cib
+  verbatim bench rc-write --threads 2 --queue-pairs 4 --pages huge
+  verbatim bench rc-read --listen                       the other side; on another host, with the same settings:
+  verbatim bench rc-read --connect HOST --provider system
 
 Every SEND, READ and atomic is checked, and of WRITEs what came last to each place. The time is the
 receiver's for SENDs and the requester's for the others; the first tenth is warm-up.";
@@ -39,137 +36,6 @@ Examples:
   verbatim bench latency --verb write --nic cib
 
 Every exchange is timed into a histogram, less what reading the clock takes.";
-
-/// What every measurement of one verb takes.
-#[derive(clap::Args)]
-pub(super) struct Common {
-    /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
-    /// [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
-    payload: Option<usize>,
-    /// Payload inside the work request [default: up to 64 bytes]
-    #[arg(long, overrides_with = "no_inline")]
-    inline: bool,
-    /// Payload from registered memory, however short
-    #[arg(long)]
-    no_inline: bool,
-    /// How long a round takes [default: 500ms; on a simulated NIC 1ms of virtual time, more with long payloads]
-    #[arg(long, value_name = "TIME", value_parser = args::duration)]
-    duration: Option<Duration>,
-    /// Rounds, whose median is printed
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
-    pub(super) rounds: u32,
-    #[command(flatten)]
-    pub(super) cores: CoresArgs,
-    /// Print one JSON object per line: record, sample, result
-    #[arg(long)]
-    pub(super) json: bool,
-    /// Keep the run record with all raw samples in this file, as JSON lines
-    #[arg(long, value_name = "FILE")]
-    pub(super) record: Option<PathBuf>,
-    #[command(flatten)]
-    pub(super) nic: NicArgs,
-    #[command(flatten)]
-    port: PortArgs,
-    #[command(flatten)]
-    pub(super) simulation: SimulationArgs,
-}
-
-/// What puts a measurement on a simulated NIC.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Simulation")]
-pub(super) struct SimulationArgs {
-    /// Run on two simulated machines with this NIC, in virtual time: cx, cx3 or cib. One round is measured: the others
-    /// would be the same
-    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "rounds", "record", "cores"])]
-    name: Option<String>,
-    /// The same with a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = ["provider", "device", "rounds", "record", "cores"])]
-    file: Option<PathBuf>,
-}
-
-impl SimulationArgs {
-    /// The profile of the simulated NIC, if one was asked for.
-    pub(super) fn profile(&self) -> Result<Option<Profile>> {
-        if self.name.is_none() && self.file.is_none() {
-            return Ok(None);
-        }
-        let chosen = NicProfileArgs {
-            nic: self.name.clone(),
-            nic_file: self.file.clone(),
-        };
-        chosen.chosen().map(Some)
-    }
-}
-
-impl Common {
-    /// The NIC that is measured.
-    pub(super) fn nic_choice(&self) -> NicChoice {
-        nic_choice(&self.nic, &self.port)
-    }
-
-    fn knobs(&self) -> Knobs {
-        let inline = match (self.inline, self.no_inline) {
-            (true, _) => Some(true),
-            (_, true) => Some(false),
-            _ => None,
-        };
-        Knobs {
-            payload_bytes: self.payload,
-            inline,
-            ..Knobs::default()
-        }
-    }
-
-    /// How long a round with such a payload takes.
-    pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> u64 {
-        let simulated = self.simulation.name.is_some() || self.simulation.file.is_some();
-        let usual = if simulated {
-            simulated_ms(payload_bytes.unwrap_or(0))
-        } else {
-            500
-        };
-        self.duration.map_or(usual, |duration| {
-            u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-        })
-    }
-}
-
-/// Virtual time in which 32 windows pass at 10 GB/s, in ms: with fewer, what is still on its way when the time begins and
-/// ends is a part of the rate. At least 1 ms.
-fn simulated_ms(payload_bytes: usize) -> u64 {
-    let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
-    (32 * window_bytes as u64 / 10_000_000).max(1)
-}
-
-/// Arguments of a command that measures a rate.
-#[derive(clap::Args)]
-#[command(allow_negative_numbers = true)]
-pub(super) struct StreamArgs {
-    /// Work requests that one doorbell announces [default: 16, or less in a small window]
-    #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=MAX_WINDOW))]
-    batch: Option<usize>,
-    /// Work requests outstanding at most [default: 256, or less with long payloads]
-    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=MAX_WINDOW))]
-    window: Option<usize>,
-    /// One work request in so many is signaled [default: 16, or less in a small window]
-    #[arg(long, value_name = "N", value_parser = args::number("a signaled period", 1..=MAX_WINDOW))]
-    signal_every: Option<usize>,
-    #[command(flatten)]
-    pub(super) common: Common,
-}
-
-impl StreamArgs {
-    /// What was asked for of the knobs.
-    pub(super) fn knobs(&self) -> Knobs {
-        Knobs {
-            batch: self.batch,
-            window: self.window,
-            signal_every: self.signal_every,
-            ..self.common.knobs()
-        }
-    }
-}
 
 /// Arguments of `verbatim bench latency`.
 #[derive(clap::Args)]
@@ -212,20 +78,27 @@ impl LatencyVerb {
 }
 
 /// Measures a rate.
-pub(super) fn stream(verb: Verb, args: &StreamArgs) -> Result<Outcome> {
-    let stream = Stream::new(
-        verb,
-        &args.knobs(),
-        args.common.duration_ms(args.common.payload),
-    )?;
-    measure(&Task::Stream(stream), &args.common)
+pub(super) fn stream(
+    verb: Verb,
+    direction: Option<Direction>,
+    args: &StreamArgs,
+) -> Result<Outcome> {
+    let profile = args.common.simulation.profile()?;
+    let knobs = args.knobs(verb, direction, profile.as_ref())?;
+    let duration_ms = args.common.duration_ms(knobs.payload_bytes);
+    let stream = Stream::new(verb, &knobs, duration_ms)?;
+    measure(&Task::Stream(stream), &args.common, profile.as_ref())
 }
 
 /// Measures a latency.
 pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
     let common = &args.common;
     let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms(None))?;
-    measure(&Task::PingPong(ping), common)
+    measure(
+        &Task::PingPong(ping),
+        common,
+        common.simulation.profile()?.as_ref(),
+    )
 }
 
 /// How much is measured, for the record.
@@ -241,6 +114,8 @@ struct Settings {
 enum Line<'a> {
     /// The circumstances; first.
     Record(&'a Record<Settings>),
+    /// All of a simulated measurement.
+    Simulated(Simulated<'a>),
     /// One round.
     Sample { round: u32, outcome: &'a Measured },
     /// The summary of a rate; last.
@@ -281,21 +156,19 @@ struct Simulated<'a> {
 
 /// Measures on a simulated NIC.
 fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
+    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
     let outcome = bench::simulated::micro::run(profile, task)?;
     let nic = profile.name.as_str();
+    lines.tell(&Line::Simulated(Simulated {
+        nic,
+        task,
+        outcome: &outcome,
+    }))?;
     if args.json {
-        print_typed(
-            "simulated",
-            &Simulated {
-                nic,
-                task,
-                outcome: &outcome,
-            },
-        )?;
         return Ok(Outcome::Done);
     }
     print(format_args!(
-        "Simulated in virtual time, not measured, one core: {}",
+        "Simulated in virtual time, not measured: {}",
         profile.title
     ))?;
     if profile.host.post_wqe_ns.is_none() {
@@ -308,11 +181,15 @@ fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn measure(task: &Task, args: &Common) -> Result<Outcome> {
-    if let Some(profile) = args.simulation.profile()? {
-        return simulate(&profile, task, args);
+fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outcome> {
+    if let Some(profile) = profile {
+        return simulate(profile, task, args);
     }
     args.nic.settle_link_layer()?;
+    let tasks = std::slice::from_ref(task);
+    if args.ends.listens() {
+        return args.ends.listen(&tasks, &args.nic_choice());
+    }
     let cores = args.cores.settle()?;
     let mut lines = Lines::new(args.record.as_deref(), args.json)?;
     let nic = args.nic_choice();
@@ -322,7 +199,7 @@ fn measure(task: &Task, args: &Common) -> Result<Outcome> {
     };
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.tell(&Line::Record(&record))?;
-    let mut runner = Runner::new(cores, worker()?);
+    let mut runner = args.ends.runner(cores, tasks)?;
     let bar = output::progress(args.rounds.into());
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
@@ -422,17 +299,46 @@ fn payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
     }
 }
 
+/// What a stream does beside its payload, as far as it is not what everybody expects.
+fn layout(stream: &Stream) -> String {
+    let mut text = String::new();
+    if stream.direction == Direction::Inbound {
+        text += ", inbound";
+    }
+    let many = [
+        (stream.threads, "threads"),
+        (stream.queue_pairs, "queue pairs each"),
+        (stream.addresses, "counters"),
+    ];
+    for (count, name) in many {
+        if count > 1 {
+            text += &format!(", {count} {name}");
+        }
+    }
+    if stream.addresses > 1 {
+        text += &format!(" {} apart", bytes(stream.spacing_bytes));
+    }
+    if stream.burst {
+        text += ", window after window";
+    }
+    if let Some(pages) = stream.pages {
+        text += &format!(", {} pages", pages.name());
+    }
+    text
+}
+
 fn show_rate(stream: &Stream, result: &RateResult) -> Result<()> {
-    let micro::Stream {
+    let Stream {
         batch,
         window,
         signal_every,
         ..
     } = *stream;
     print(format_args!(
-        "{}, {batch} a doorbell, {window} outstanding, 1 in {signal_every} signaled\n\
+        "{}, {batch} a doorbell, {window} outstanding, 1 in {signal_every} signaled{}\n\
          message rate  {}\nbandwidth     {}\nchecked       {} messages",
         payload(stream.verb, stream.payload_bytes, stream.inline),
+        layout(stream),
         with_range(result.rate_mops, "M/s"),
         with_range(result.bandwidth_gbytes_per_s, "GB/s"),
         result.verified_ops,

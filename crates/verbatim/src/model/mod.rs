@@ -19,7 +19,7 @@ use crate::output::{figure, print, print_typed, table};
 /// Which NIC is modelled.
 #[derive(clap::Args)]
 pub(crate) struct NicProfileArgs {
-    /// The NIC: cx, cx3, cib or bf2 [default: cib]
+    /// The NIC: cx, cx3, cib, bf2, or the file of a profile of your own [default: cib]
     #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
     pub(crate) nic: Option<String>,
     /// A profile of a NIC of your own (TOML; see `verbatim model --template`)
@@ -108,6 +108,10 @@ impl NicProfileArgs {
                 .with_context(|| format!("{} is no profile of a NIC", path.display()));
         }
         let name = self.nic.as_deref().unwrap_or(DEFAULT_NIC);
+        if profile::builtin(name).is_none() && Path::new(name).is_file() {
+            let (nic, nic_file) = (None, Some(PathBuf::from(name)));
+            return NicProfileArgs { nic, nic_file }.chosen();
+        }
         let Some(profile) = profile::builtin(name) else {
             let names: Vec<_> = profile::builtins()
                 .iter()

@@ -1,0 +1,209 @@
+//! Several conversations over one link: each thread of this side has one of the other side to talk to.
+//!
+//! A line is then the number of its lane, a space and what was said there; the number and a full stop end the lane.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Result, anyhow};
+
+use super::Link;
+
+type SharedWriter = Arc<Mutex<Box<dyn Write + Send>>>;
+
+impl Link {
+    /// Runs `each` in so many threads, each with a link of its own to the thread of the same number at the other end,
+    /// which has to fan out into as many. What came of them, in order.
+    pub(crate) fn fan<R: Send>(
+        &mut self,
+        lanes: usize,
+        each: impl Fn(usize, &mut Link) -> Result<R> + Sync,
+    ) -> Vec<Result<R>> {
+        let own = std::mem::replace(&mut self.writer, Box::new(io::sink()));
+        let writer: SharedWriter = Arc::new(Mutex::new(own));
+        let (said, heard): (Vec<_>, Vec<_>) = (0..lanes).map(|_| channel()).unzip();
+        let (reader, each) = (&mut self.reader, &each);
+        let results = thread::scope(|scope| {
+            let thread = |(number, said)| {
+                let mut link = Link {
+                    reader: Box::new(BufReader::new(LaneReader {
+                        said,
+                        rest: Vec::new(),
+                    })),
+                    writer: Box::new(LaneWriter {
+                        number,
+                        writer: Arc::clone(&writer),
+                    }),
+                    child: None,
+                    gate: None,
+                };
+                scope.spawn(move || {
+                    let result = each(number, &mut link);
+                    if let Err(error) = &result {
+                        link.fail(error);
+                    }
+                    result
+                })
+            };
+            let threads: Vec<_> = heard.into_iter().enumerate().map(thread).collect();
+            scope.spawn(move || hear(reader, said.into_iter().map(Some).collect()));
+            let end = |thread: thread::ScopedJoinHandle<'_, Result<R>>| {
+                let panicked = |_| Err(anyhow!("a thread of the benchmark panicked"));
+                thread.join().unwrap_or_else(panicked)
+            };
+            threads.into_iter().map(end).collect()
+        });
+        // All lanes have ended, and their writers with them.
+        if let Some(writer) = Arc::into_inner(writer) {
+            self.writer = writer.into_inner().unwrap_or_else(PoisonError::into_inner);
+        }
+        results
+    }
+}
+
+/// Hands lines to their lanes until all have ended.
+fn hear(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Sender<Vec<u8>>>>) {
+    let mut line = Vec::new();
+    while lanes.iter().any(Option::is_some) {
+        line.clear();
+        if !matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
+            return;
+        }
+        let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let number = std::str::from_utf8(&line[..digits]).ok();
+        let lane = number.and_then(|number| lanes.get_mut(number.parse::<usize>().ok()?));
+        match (lane, line.get(digits)) {
+            // A lane that has failed here hears nothing any more.
+            (Some(Some(lane)), Some(b' ')) => drop(lane.send(line[digits + 1..].to_vec())),
+            (Some(lane), Some(b'.')) => *lane = None,
+            // Not of one lane: why the other end has failed as a whole.
+            _ => {
+                for lane in lanes.iter().flatten() {
+                    let _ = lane.send(line.clone());
+                }
+                return;
+            }
+        }
+    }
+}
+
+struct LaneReader {
+    said: Receiver<Vec<u8>>,
+    rest: Vec<u8>,
+}
+
+impl Read for LaneReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.rest.is_empty() {
+            // A sender that is gone is the end.
+            self.rest = self.said.recv().unwrap_or_default();
+        }
+        let count = self.rest.len().min(into.len());
+        into[..count].copy_from_slice(&self.rest[..count]);
+        self.rest.drain(..count);
+        Ok(count)
+    }
+}
+
+/// Whatever is written at once is a line; dropping it ends the lane.
+struct LaneWriter {
+    number: usize,
+    writer: SharedWriter,
+}
+
+impl LaneWriter {
+    fn write(&self, separator: u8, line: &[u8]) -> io::Result<()> {
+        let mut text = self.number.to_string().into_bytes();
+        text.push(separator);
+        text.extend(line);
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.write_all(&text)?;
+        writer.flush()
+    }
+}
+
+impl Write for LaneWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        LaneWriter::write(self, b' ', line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for LaneWriter {
+    fn drop(&mut self) {
+        // An other end that is gone needs no end of a lane.
+        let _ = LaneWriter::write(self, b'.', b"\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    /// Runs both ends with three lanes each.
+    fn both<L: Send, R: Send>(
+        left: impl Fn(usize, &mut Link) -> Result<L> + Sync,
+        right: impl Fn(usize, &mut Link) -> Result<R> + Sync + Send,
+    ) -> (Vec<Result<L>>, Vec<Result<R>>) {
+        let (mut one, mut other) = Link::pair().unwrap();
+        let done = thread::scope(|scope| {
+            let there = scope.spawn(|| other.fan(3, right));
+            (one.fan(3, left), there.join().unwrap())
+        });
+        // The link is whole again.
+        one.send(&7).unwrap();
+        assert_eq!(other.recv::<u32>().unwrap(), 7);
+        done
+    }
+
+    #[test]
+    fn lanes_talk_to_their_own_numbers() {
+        let talk = |number: usize, link: &mut Link| {
+            for round in 0..50 {
+                link.send(&(number, round))?;
+                let heard: (usize, usize) = link.recv()?;
+                assert_eq!(heard, (number, round));
+            }
+            Ok(number)
+        };
+        let (left, right) = both(talk, talk);
+        for results in [left, right] {
+            let numbers: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+            assert_eq!(numbers, [0, 1, 2]);
+        }
+    }
+
+    #[test]
+    fn a_lane_that_fails_tells_its_other_end_why() {
+        let fails = |number: usize, link: &mut Link| -> Result<()> {
+            if number == 1 {
+                bail!("no such\nqueue pair");
+            }
+            link.send(&"here")
+        };
+        let (left, right) = both(fails, |_, link| link.recv::<String>());
+        assert!(left[1].is_err() && left[0].is_ok());
+        let told = right[1].as_ref().unwrap_err().to_string();
+        assert!(told.contains("no such\nqueue pair"), "{told}");
+        assert_eq!(right[2].as_ref().unwrap(), "here");
+    }
+
+    #[test]
+    fn an_end_that_fails_as_a_whole_fails_all_lanes() {
+        let (mut one, mut other) = Link::pair().unwrap();
+        other.fail(&anyhow!("no device"));
+        drop(other);
+        for result in one.fan(2, |_, link| link.recv::<u32>()) {
+            let told = result.unwrap_err().to_string();
+            assert!(told.contains("no device"), "{told}");
+        }
+    }
+}

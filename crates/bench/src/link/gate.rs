@@ -1,0 +1,95 @@
+//! Threads of one process that begin together.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+use verbs::Waiter;
+
+use super::Gone;
+
+/// A place where so many threads wait for each other, once.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    threads: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    came: usize,
+    given_up: bool,
+}
+
+impl Gate {
+    pub(crate) fn new(threads: usize) -> Gate {
+        Gate {
+            threads,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits until all are here; on a simulated core virtual time passes meanwhile.
+    ///
+    /// # Errors
+    /// When one of them has given up.
+    pub(crate) fn pass(&self) -> Result<()> {
+        let mut state = self.state();
+        state.came += 1;
+        self.changed.notify_all();
+        let mut waiter = Waiter::new();
+        loop {
+            if state.given_up {
+                return Err(Gone("another thread of the benchmark failed".to_owned()).into());
+            }
+            if state.came >= self.threads {
+                return Ok(());
+            }
+            state = if simnic::is_simulated() {
+                drop(state);
+                waiter.idle();
+                self.state()
+            } else {
+                let waited = self.changed.wait(state);
+                waited.unwrap_or_else(PoisonError::into_inner)
+            };
+        }
+    }
+
+    /// Nobody need wait for this thread.
+    pub(crate) fn give_up(&self) {
+        self.state().given_up = true;
+        self.changed.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_pass_together_or_none() {
+        let gate = Gate::new(3);
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(|| gate.pass().is_ok()));
+            assert!(gate.pass().is_ok());
+            assert!(
+                threads
+                    .map(|t| t.join().unwrap())
+                    .iter()
+                    .all(|passed| *passed)
+            );
+        });
+        let gate = Gate::new(2);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| gate.pass());
+            gate.give_up();
+            assert!(waits.join().unwrap().unwrap_err().is::<Gone>());
+        });
+    }
+}

@@ -1,0 +1,195 @@
+//! How far the responder of UC WRITEs is: it looks for the last WRITE of each part of a window in its memory and WRITEs
+//! its number to the requester.
+
+use anyhow::{Context, Result};
+use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffer};
+
+use super::{Direction, Stream, Verb, tail};
+use crate::link::Link;
+use crate::workload::{Nic, PATIENCE_NS, Patience, reap};
+
+/// Send WRs of the responder on each queue pair.
+pub(super) const SEND_WRS: usize = 16;
+
+/// Bytes of a number; they are in registered memory, since not every NIC takes them inline.
+const NUMBER_BYTES: usize = 8;
+
+/// Behind the places in the responder's memory: whether the requester has ended.
+pub(super) const END_BYTES: usize = NUMBER_BYTES;
+
+/// Whether the requester of a stream needs to know.
+pub(super) fn wanted(stream: &Stream) -> bool {
+    stream.verb == Verb::UcWrite && stream.direction == Direction::Inbound
+}
+
+/// WRITEs of a part: as near to a quarter of a window as whole postlists of it come.
+fn part(stream: &Stream) -> usize {
+    let lists = stream.window / stream.batch;
+    let a_part = (1..=lists.div_ceil(4))
+        .rev()
+        .find(|part| lists.is_multiple_of(*part));
+    stream.batch * a_part.unwrap_or(1)
+}
+
+/// The requester's side: the numbers that the responder has written, one for each queue pair.
+pub(super) struct Credits {
+    memory: MemoryRegion,
+    part: u64,
+}
+
+impl Credits {
+    pub(super) fn offer(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Credits> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let memory = nic.alloc(NUMBER_BYTES * stream.queue_pairs, access, stream.pages)?;
+        link.send(&memory.remote())?;
+        let part = part(stream) as u64;
+        Ok(Credits { memory, part })
+    }
+
+    /// Whether all WRITEs are known to have arrived when so many have been posted.
+    pub(super) fn can_end_at(&self, posted: u64) -> bool {
+        posted.is_multiple_of(self.part)
+    }
+
+    /// Waits until so many have arrived on a queue pair.
+    pub(super) fn wait(&self, queue_pair: usize, until: u64) -> Result<()> {
+        let mut patience = Patience::new(PATIENCE_NS);
+        while u64::from_le(self.memory.read_u64(NUMBER_BYTES * queue_pair)?) < until {
+            patience.check("word of the responder that WRITEs have arrived (UC may lose some)")?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells the responder that the requester has ended.
+pub(super) fn end(
+    nic: &Nic,
+    qp: &QueuePair<Uc>,
+    stream: &Stream,
+    remote: RemoteMemory,
+) -> Result<()> {
+    let word = nic.pd.alloc(NUMBER_BYTES, Access::LOCAL_READ)?;
+    word.write_u64(0, 1u64.to_le())?;
+    let to = remote.at(stream.window_bytes() as u64);
+    let mut list = qp.postlist(1);
+    list.rdma_write(
+        word.slice(..)?,
+        to.context("the worker offers too little memory")?,
+    )
+    .signaled();
+    qp.post_send(&mut list)?;
+    let (mut wcs, mut patience) = (WcBuffer::<1>::new(), Patience::new(PATIENCE_NS));
+    while reap(qp.send_cq(), &mut wcs, |_| Ok(()))? == 0 {
+        patience.check("completion of the last WRITE")?;
+    }
+    Ok(())
+}
+
+/// The responder's side of a queue pair.
+struct Giver<'q> {
+    qp: &'q QueuePair<Uc>,
+    list: Postlist<Uc>,
+    /// The number of the last WRITE of the next part, and one more.
+    due: u64,
+    outstanding: usize,
+}
+
+/// Tells of what arrives until the requester has ended.
+pub(super) fn give(
+    nic: &Nic,
+    qps: &[QueuePair<Uc>],
+    stream: &Stream,
+    memory: &MemoryRegion,
+    to: RemoteMemory,
+) -> Result<()> {
+    let part = part(stream);
+    let parts = stream.window / part;
+    // A number for each part of a window: those of the last window may still be on their way.
+    let numbers = nic
+        .pd
+        .alloc(NUMBER_BYTES * parts * qps.len(), Access::LOCAL_READ)?;
+    let giver = |(place, qp): (usize, _)| {
+        let mut list = QueuePair::postlist(qp, parts);
+        let to = to.at((NUMBER_BYTES * place) as u64);
+        let to = to.context("the requester offers too little memory")?;
+        for turn in 0..parts {
+            let at = NUMBER_BYTES * (place * parts + turn);
+            list.rdma_write(numbers.slice(at..at + NUMBER_BYTES)?, to)
+                .signaled();
+        }
+        Ok(Giver {
+            qp,
+            list,
+            due: part as u64,
+            outstanding: 0,
+        })
+    };
+    let mut givers: Vec<_> = qps.iter().enumerate().map(giver).collect::<Result<_>>()?;
+    let mut wcs = WcBuffer::<SEND_WRS>::new();
+    let mut patience = Patience::new(PATIENCE_NS);
+    let word = |place: usize| Ok::<_, anyhow::Error>(u64::from_le(memory.read_u64(place)?));
+    while word(stream.window_bytes())? == 0 {
+        let mut came = false;
+        for (place, giver) in givers.iter_mut().enumerate() {
+            let slot = usize::try_from((giver.due - 1) % stream.window as u64)?;
+            let at = (place * stream.window + slot) * stream.stride() + tail(stream.payload_bytes);
+            if word(at)? < giver.due {
+                continue;
+            }
+            came = true;
+            while giver.outstanding >= parts.min(SEND_WRS) {
+                giver.outstanding -= reap(giver.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+                patience.check("completion of a WRITE to the requester")?;
+            }
+            let turn = slot / part;
+            numbers.write_u64(NUMBER_BYTES * (place * parts + turn), giver.due.to_le())?;
+            giver.qp.post_send_range(&mut giver.list, turn..turn + 1)?;
+            giver.outstanding += 1;
+            giver.due += part as u64;
+        }
+        if came {
+            patience.reset();
+        } else {
+            patience.check("WRITEs, or word of the requester that it has ended")?;
+        }
+    }
+    for giver in &mut givers {
+        while giver.outstanding > 0 {
+            giver.outstanding -= reap(giver.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+            patience.check("completion of a WRITE to the requester")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::micro::Knobs;
+
+    #[test]
+    fn parts_are_whole_postlists_and_divide_the_window() {
+        for (window, batch) in [
+            (256, 16),
+            (256, 1),
+            (7, 7),
+            (12, 3),
+            (9, 1),
+            (1, 1),
+            (10, 5),
+        ] {
+            let knobs = Knobs {
+                window: Some(window),
+                batch: Some(batch),
+                signal_every: Some(1),
+                ..Knobs::default()
+            };
+            let stream = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
+            let part = part(&stream);
+            assert!(
+                window.is_multiple_of(part) && part.is_multiple_of(batch),
+                "{window} {batch}"
+            );
+        }
+    }
+}

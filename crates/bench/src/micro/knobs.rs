@@ -1,0 +1,459 @@
+//! What a measurement can be asked for, and what follows for the rest.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::Verb;
+
+/// The largest payload, in bytes.
+pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
+
+/// The most WRs in a window.
+pub const MAX_WINDOW: usize = 8192;
+
+/// The most queue pairs of a thread.
+pub const MAX_QUEUE_PAIRS: usize = 1024;
+
+/// The most threads that post.
+pub const MAX_THREADS: usize = 256;
+
+/// The most counters of atomics.
+pub const MAX_ADDRESSES: usize = 1 << 24;
+
+/// The most bytes from one counter to the next.
+pub const MAX_SPACING_BYTES: usize = 1 << 21;
+
+/// Payloads up to this many bytes are inline unless somebody says otherwise: one cache line.
+pub const AUTO_INLINE_BYTES: usize = 64;
+
+/// Windows are at most so many bytes of payload unless somebody says otherwise.
+const AUTO_WINDOW_BYTES: usize = 8 << 20;
+
+/// The most memory that the windows of a thread may need, in bytes.
+const MAX_WINDOW_BYTES: usize = 1 << 30;
+
+/// On which end of a verb the measured NIC is. It is that of the process that was started; the other ends are in
+/// processes of their own, each with a NIC of its own where the NIC is software or simulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// It is the requester.
+    #[default]
+    Outbound,
+    /// It is the responder of requesters elsewhere.
+    Inbound,
+}
+
+impl Direction {
+    /// As on the command line and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Direction::Outbound => "outbound",
+            Direction::Inbound => "inbound",
+        }
+    }
+}
+
+/// Pages of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pages {
+    /// Of 4 KiB.
+    Small,
+    /// Of 2 MiB, which an administrator has to reserve.
+    Huge,
+}
+
+impl Pages {
+    /// As on the command line and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Pages::Small => "small",
+            Pages::Huge => "huge",
+        }
+    }
+}
+
+/// Knobs of a measurement; `None` is a default that fits the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Knobs {
+    /// Bytes of payload of each message; 8 unless set.
+    pub payload_bytes: Option<usize>,
+    /// WRs that one doorbell announces; 16 unless set or the window is too small.
+    pub batch: Option<usize>,
+    /// WRs outstanding at most on each queue pair; 256 unless set or the payloads are long.
+    pub window: Option<usize>,
+    /// One WR in so many is signaled; 16 unless set or the window is too small.
+    pub signal_every: Option<usize>,
+    /// Whether the payload is inline; up to [`AUTO_INLINE_BYTES`] unless set.
+    pub inline: Option<bool>,
+    /// Whether a window is posted when the one before is done, and not its WRs as room comes.
+    pub burst: bool,
+    /// Queue pairs of each thread, which takes turns with them; 1 unless set.
+    pub queue_pairs: Option<usize>,
+    /// Threads that post, each to one of the other side; 1 unless set, or as many as processes.
+    pub threads: Option<usize>,
+    /// Processes of the other side, among which its threads are; one for each thread unless set.
+    pub processes: Option<usize>,
+    /// On which end the measured NIC is.
+    pub direction: Direction,
+    /// Counters among which atomics choose at random; 1 unless set.
+    pub addresses: Option<usize>,
+    /// Bytes from one counter to the next; 8 unless set.
+    pub spacing_bytes: Option<usize>,
+    /// Pages of all memory that is registered; huge ones where they come unasked, unless set.
+    pub pages: Option<Pages>,
+}
+
+impl Knobs {
+    pub(super) fn inline(&self, verb: Verb, payload_bytes: usize) -> Result<bool> {
+        let possible = verb.carries_payload() && payload_bytes > 0;
+        match self.inline {
+            Some(true) if !possible => bail!(
+                "{} has no payload of its own that could be inline",
+                verb.label()
+            ),
+            Some(inline) => Ok(inline),
+            None => Ok(possible && payload_bytes <= AUTO_INLINE_BYTES),
+        }
+    }
+}
+
+/// Windows of one verb's WRs, refilled for a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stream {
+    /// What is posted.
+    pub verb: Verb,
+    /// On which end the measured NIC is.
+    pub direction: Direction,
+    /// Bytes of payload of each message.
+    pub payload_bytes: usize,
+    /// WRs that one doorbell announces.
+    pub batch: usize,
+    /// WRs outstanding at most on each queue pair; a multiple of `batch` and of `signal_every`.
+    pub window: usize,
+    /// One WR in so many is signaled.
+    pub signal_every: usize,
+    /// Whether the payload is inline.
+    pub inline: bool,
+    /// Whether a window is posted when the one before is done.
+    pub burst: bool,
+    /// Queue pairs of each thread; postlists go to them in turn.
+    pub queue_pairs: usize,
+    /// Threads of each side.
+    pub threads: usize,
+    /// Processes of the other side.
+    pub processes: usize,
+    /// Counters of atomics, chosen at random for each.
+    pub addresses: usize,
+    /// Bytes from one counter to the next.
+    pub spacing_bytes: usize,
+    /// Pages of registered memory.
+    pub pages: Option<Pages>,
+    /// How long it runs; the first tenth is not measured.
+    pub duration_ms: u64,
+}
+
+impl Stream {
+    /// Fills in what `knobs` leaves open.
+    ///
+    /// # Errors
+    /// When knobs contradict each other; the message says which to change.
+    pub fn new(verb: Verb, knobs: &Knobs, duration_ms: u64) -> Result<Stream> {
+        let payload_bytes = knobs.payload_bytes.unwrap_or(8);
+        verb.check_payload(payload_bytes)?;
+        if verb != Verb::Atomics && (knobs.addresses.is_some() || knobs.spacing_bytes.is_some()) {
+            bail!(
+                "{} uses no counters, so that their number and spacing mean nothing; leave them out",
+                verb.label()
+            );
+        }
+        let given = lcm(knobs.batch.unwrap_or(1), knobs.signal_every.unwrap_or(1));
+        let window = knobs.window.unwrap_or_else(|| {
+            let fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
+            // A power of two, so that the other defaults divide it.
+            let fit = 1 << fit.ilog2();
+            fit.max(2 * given).next_multiple_of(given)
+        });
+        let auto = || largest_divisor(window, 16.min(window / 2));
+        let threads = knobs.threads.or(knobs.processes).unwrap_or(1);
+        let stream = Stream {
+            verb,
+            direction: knobs.direction,
+            payload_bytes,
+            batch: knobs.batch.unwrap_or_else(auto),
+            window,
+            signal_every: knobs.signal_every.unwrap_or_else(auto),
+            inline: knobs.inline(verb, payload_bytes)?,
+            burst: knobs.burst,
+            queue_pairs: knobs.queue_pairs.unwrap_or(1),
+            threads,
+            processes: knobs.processes.unwrap_or(threads),
+            addresses: knobs.addresses.unwrap_or(1),
+            spacing_bytes: knobs.spacing_bytes.unwrap_or(8),
+            pages: knobs.pages,
+            duration_ms,
+        };
+        stream.check()?;
+        Ok(stream)
+    }
+
+    fn check(&self) -> Result<()> {
+        let Stream {
+            batch,
+            window,
+            signal_every,
+            ..
+        } = *self;
+        if batch == 0 || signal_every == 0 || !(1..=MAX_WINDOW).contains(&window) {
+            bail!(
+                "batch, window and signaled period are 1 or more, the window at most {MAX_WINDOW}"
+            );
+        }
+        if !window.is_multiple_of(batch) || !window.is_multiple_of(signal_every) {
+            bail!(
+                "a window of {window} WRs is no multiple of the batch ({batch}) and of the \
+                 signaled period ({signal_every}); take one of {}",
+                lcm(batch, signal_every).saturating_mul(2)
+            );
+        }
+        // Otherwise the room for the next postlist would wait for a completion that the WRs before
+        // it do not ask for.
+        if !self.burst && batch + signal_every - 1 > window {
+            bail!(
+                "a window of {window} WRs never has room for a batch of {batch} when one WR in \
+                 {signal_every} is signaled; widen it or lower the others"
+            );
+        }
+        for (name, count, most) in [
+            ("queue pairs", self.queue_pairs, MAX_QUEUE_PAIRS),
+            ("threads", self.threads, MAX_THREADS),
+            ("processes", self.processes, MAX_THREADS),
+            ("addresses", self.addresses, MAX_ADDRESSES),
+        ] {
+            if !(1..=most).contains(&count) {
+                bail!("there can be 1 to {most} {name}, not {count}");
+            }
+        }
+        if self.processes > self.threads {
+            bail!(
+                "{} threads cannot be in {} processes; raise the threads or lower the processes",
+                self.threads,
+                self.processes
+            );
+        }
+        if !self.spacing_bytes.is_multiple_of(8)
+            || !(8..=MAX_SPACING_BYTES).contains(&self.spacing_bytes)
+        {
+            bail!(
+                "counters are 8 bytes and aligned: the spacing is a multiple of 8 up to \
+                 {MAX_SPACING_BYTES}, not {}",
+                self.spacing_bytes
+            );
+        }
+        let counters = self.spacing_bytes.saturating_mul(self.addresses);
+        if self.window_bytes().max(counters) > MAX_WINDOW_BYTES {
+            bail!(
+                "{} need more than {} MiB; lower one",
+                if counters > MAX_WINDOW_BYTES {
+                    format!(
+                        "{} counters {} bytes apart",
+                        self.addresses, self.spacing_bytes
+                    )
+                } else {
+                    format!(
+                        "{} queue pairs with a window of {window} payloads of {} bytes",
+                        self.queue_pairs, self.payload_bytes
+                    )
+                },
+                MAX_WINDOW_BYTES >> 20
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes from one payload's place to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.payload_bytes.next_multiple_of(8)
+    }
+
+    /// Places of payload that a thread needs: a window for each queue pair.
+    pub(super) fn places(&self) -> usize {
+        self.window * self.queue_pairs
+    }
+
+    /// Bytes of these places.
+    pub(super) fn window_bytes(&self) -> usize {
+        self.stride().saturating_mul(self.places())
+    }
+
+    /// Fewer messages than this of each queue pair are never measured.
+    pub(super) fn least_messages(&self) -> u64 {
+        2 * self.window as u64
+    }
+
+    /// WRs of a queue pair that must be done before its next postlist, when so many are posted.
+    #[inline]
+    pub(super) fn done_before_next(&self, posted: u64) -> u64 {
+        if self.burst && posted.is_multiple_of(self.window as u64) {
+            posted
+        } else {
+            (posted + self.batch as u64).saturating_sub(self.window as u64)
+        }
+    }
+
+    /// Whether the next postlist of each queue pair can be the last, after so many WRs of it.
+    #[inline]
+    pub(super) fn can_end_after(&self, posted: u64) -> bool {
+        let posted = posted + self.batch as u64;
+        // The last WR is signaled, so that every WR completes; and the last burst is whole.
+        let whole = if self.burst {
+            self.window
+        } else {
+            self.signal_every
+        };
+        posted >= self.least_messages() && posted.is_multiple_of(whole as u64)
+    }
+}
+
+fn largest_divisor(of: usize, at_most: usize) -> usize {
+    (1..=at_most)
+        .rev()
+        .find(|d| of.is_multiple_of(*d))
+        .unwrap_or(1)
+}
+
+pub(super) fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn lcm(a: usize, b: usize) -> usize {
+    (a / gcd(a, b).max(1)).saturating_mul(b).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(payload_bytes: usize) -> Knobs {
+        Knobs {
+            payload_bytes: Some(payload_bytes),
+            ..Knobs::default()
+        }
+    }
+
+    #[test]
+    fn defaults_fit_the_payload() {
+        let of = |payload| {
+            let s = Stream::new(Verb::RcSend, &of(payload), 1).unwrap();
+            (s.window, s.batch, s.signal_every, s.inline)
+        };
+        assert_eq!(of(8), (256, 16, 16, true));
+        assert_eq!(of(64), (256, 16, 16, true));
+        assert_eq!(of(4096), (256, 16, 16, false));
+        assert_eq!(of(1 << 16), (128, 16, 16, false));
+        assert_eq!(of(1 << 20), (8, 4, 4, false));
+        assert_eq!(of(1 << 24), (2, 1, 1, false));
+    }
+
+    #[test]
+    fn a_window_grows_around_what_was_asked_for() {
+        let knobs = Knobs {
+            batch: Some(300),
+            signal_every: Some(200),
+            ..Knobs::default()
+        };
+        let s = Stream::new(Verb::RcWrite, &knobs, 1).unwrap();
+        assert_eq!((s.window, s.batch, s.signal_every), (1200, 300, 200));
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_what_to_change() {
+        let refused = |verb, knobs: Knobs| Stream::new(verb, &knobs, 1).unwrap_err().to_string();
+        assert!(refused(Verb::RcWrite, of(0)).contains("8 or more"));
+        assert!(refused(Verb::RcSend, of(7)).contains("header-only"));
+        assert!(refused(Verb::Atomics, of(16)).contains("8 bytes"));
+        let window = |batch, window, signal_every| Knobs {
+            batch: Some(batch),
+            window: Some(window),
+            signal_every: Some(signal_every),
+            ..Knobs::default()
+        };
+        assert!(refused(Verb::RcSend, window(16, 40, 8)).contains("no multiple"));
+        assert!(refused(Verb::RcSend, window(16, 16, 16)).contains("never has room"));
+        assert!(refused(Verb::RcSend, window(1, 10_000, 1)).contains("at most 8192"));
+        let inline = Knobs {
+            inline: Some(true),
+            ..Knobs::default()
+        };
+        assert!(refused(Verb::RcRead, inline).contains("inline"));
+        let long = Knobs {
+            payload_bytes: Some(MAX_PAYLOAD_BYTES),
+            window: Some(64),
+            ..Knobs::default()
+        };
+        assert!(refused(Verb::RcRead, long).contains("lower one"));
+    }
+
+    #[test]
+    fn threads_processes_and_counters_fit_each_other() {
+        let of = |verb, knobs: &Knobs| Stream::new(verb, knobs, 1);
+        let plain = of(Verb::Atomics, &Knobs::default()).unwrap();
+        assert_eq!(
+            (plain.threads, plain.processes, plain.queue_pairs),
+            (1, 1, 1)
+        );
+        assert_eq!((plain.addresses, plain.spacing_bytes), (1, 8));
+        let processes = |threads, processes| Knobs {
+            threads,
+            processes,
+            ..Knobs::default()
+        };
+        for (threads, processes_given, want) in [
+            (Some(4), None, (4, 4)),
+            (None, Some(3), (3, 3)),
+            (Some(4), Some(2), (4, 2)),
+        ] {
+            let stream = of(Verb::RcRead, &processes(threads, processes_given)).unwrap();
+            assert_eq!((stream.threads, stream.processes), want);
+        }
+        let refused = |verb, knobs: Knobs| of(verb, &knobs).unwrap_err().to_string();
+        assert!(refused(Verb::RcRead, processes(Some(1), Some(2))).contains("raise the threads"));
+        assert!(refused(Verb::RcRead, processes(Some(0), None)).contains("1 to 256 threads"));
+        let counters = |addresses, spacing| Knobs {
+            addresses: Some(addresses),
+            spacing_bytes: Some(spacing),
+            ..Knobs::default()
+        };
+        assert!(refused(Verb::RcRead, counters(2, 8)).contains("no counters"));
+        assert!(refused(Verb::Atomics, counters(2, 12)).contains("multiple of 8"));
+        assert!(refused(Verb::Atomics, counters(0, 8)).contains("addresses"));
+        assert!(refused(Verb::Atomics, counters(1 << 20, 1 << 20)).contains("MiB"));
+    }
+
+    #[test]
+    fn a_burst_waits_for_its_whole_window() {
+        let knobs = Knobs {
+            window: Some(8),
+            batch: Some(2),
+            signal_every: Some(8),
+            burst: true,
+            ..Knobs::default()
+        };
+        let burst = Stream::new(Verb::RcRead, &knobs, 1).unwrap();
+        let waits: Vec<_> = (0..10)
+            .map(|list| burst.done_before_next(2 * list))
+            .collect();
+        assert_eq!(waits, [0, 0, 0, 0, 8, 4, 6, 8, 16, 12]);
+        let flows = Stream {
+            burst: false,
+            ..burst
+        };
+        assert_eq!(
+            (flows.done_before_next(8), flows.done_before_next(6)),
+            (2, 0)
+        );
+    }
+}

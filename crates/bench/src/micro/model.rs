@@ -1,0 +1,72 @@
+//! What the model of a NIC says of a stream.
+
+use nicmodel::{Bounds, Footprint, Load, Method, Mix, Operation, OperationError, Profile, Role};
+use nicmodel::{Transport, Verb as ModelVerb, locks};
+
+use super::{Direction, Stream, Verb};
+
+impl Stream {
+    /// One of its WRs, as the model knows it.
+    #[must_use]
+    pub fn operation(&self) -> Operation {
+        let (verb, transport) = match self.verb {
+            Verb::UdSend => (ModelVerb::Send, Transport::Ud),
+            Verb::RcSend => (ModelVerb::Send, Transport::Rc),
+            Verb::RcWrite => (ModelVerb::RdmaWrite, Transport::Rc),
+            Verb::UcWrite => (ModelVerb::RdmaWrite, Transport::Uc),
+            Verb::RcRead => (ModelVerb::RdmaRead, Transport::Rc),
+            Verb::Atomics => (ModelVerb::AtomicFetchAndAdd, Transport::Rc),
+        };
+        let payload = u32::try_from(self.payload_bytes).unwrap_or(u32::MAX);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let signaled = 1.0 / self.signal_every as f64;
+        Operation {
+            inline: self.inline,
+            imm: self.verb.is_send() && payload == 0,
+            ..Operation::new(verb, transport, payload).signaled(signaled)
+        }
+    }
+
+    /// How it hands its WQEs to the NIC.
+    #[must_use]
+    pub fn method(&self) -> Method {
+        if self.batch > 1 {
+            Method::Doorbell
+        } else {
+            Method::WqeByMmio
+        }
+    }
+
+    /// What one of its WRs costs on both sides.
+    ///
+    /// # Errors
+    /// When the NIC cannot do it.
+    pub fn footprint(&self, profile: &Profile) -> Result<Footprint, OperationError> {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let batch = self.batch as f64;
+        Footprint::of_one(profile, &self.operation(), self.method(), batch)
+    }
+
+    /// What each resource of the measured machine allows, without what the other side needs. The messages by which
+    /// receivers of SENDs say how far they are come besides: four a window.
+    ///
+    /// # Errors
+    /// When the NIC cannot do it.
+    pub fn bounds(&self, profile: &Profile) -> Result<Bounds, OperationError> {
+        let role = match self.direction {
+            Direction::Outbound => Role::Requester,
+            Direction::Inbound => Role::Responder,
+        };
+        let (addresses, spacing) = (self.addresses as u64, self.spacing_bytes as u64);
+        let queue_pairs = u32::try_from(self.threads * self.queue_pairs).unwrap_or(u32::MAX);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let load = Load {
+            lock_slots: locks::used(profile, addresses, spacing),
+            ..Load::new(self.operation(), role)
+                .in_postlists(self.batch as f64)
+                .on_queue_pairs(queue_pairs)
+        };
+        let cores = u32::try_from(self.threads).unwrap_or(u32::MAX);
+        Bounds::of(profile, &Mix::new(vec![load]).on_cores(cores))
+    }
+}

@@ -1,0 +1,267 @@
+//! The two sides of a measurement on two hosts: one listens, the other connects and measures.
+//!
+//! The one that connects opens a TCP connection for each process that it wants at the other end. Each begins with a
+//! line of JSON in both directions, which says what either side was started for; then a worker takes the connection
+//! over, and speaks on it what it speaks with a driver on its own host ([`crate::worker`]).
+
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::link::{Exe, Link};
+
+/// The version of what is said on a connection; whatever changes the jobs of workers changes it.
+pub const PROTOCOL: u32 = 1;
+
+/// How long one that connects waits for one that listens.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The first line of either side.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    protocol: u32,
+    /// Of the program; only told, not compared.
+    commit: String,
+    /// Connections that there will be.
+    connections: usize,
+    /// What the side was started for.
+    what: Value,
+}
+
+impl Hello {
+    fn new(connections: usize, what: &Value) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            commit: env!("VERBATIM_COMMIT").to_owned(),
+            connections,
+            what: what.clone(),
+        }
+    }
+
+    /// Whether the two sides can measure together.
+    fn check(&self, peer: &Hello) -> Result<()> {
+        if self.protocol != peer.protocol {
+            bail!(
+                "the two sides speak different versions: {} here (commit {}) and {} there (commit {}); take the same \
+                 program on both",
+                self.protocol,
+                self.commit,
+                peer.protocol,
+                peer.commit
+            );
+        }
+        let mut others = Vec::new();
+        differences("", &self.what, &peer.what, &mut others);
+        if !others.is_empty() {
+            bail!(
+                "the two sides were started with different settings: {}; start both with the same",
+                others.join(", ")
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Adds each place where two values differ.
+fn differences(place: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
+    match (here, there) {
+        (Value::Object(one), Value::Object(other)) => {
+            let missing = other.keys().filter(|key| !one.contains_key(*key));
+            for key in one.keys().chain(missing) {
+                let of = |map: &serde_json::Map<_, _>| map.get(key).cloned().unwrap_or_default();
+                differences(key, &of(one), &of(other), found);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
+            for (one, other) in one.iter().zip(other) {
+                differences(place, one, other, found);
+            }
+        }
+        _ if here == there => {}
+        _ => found.push(format!("{place} is {here} here and {there} there")),
+    }
+}
+
+/// Where one listens.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its host and port.
+    pub address: String,
+    /// What this side was started for.
+    pub what: Value,
+    /// Processes that are wanted there.
+    pub processes: usize,
+}
+
+impl Peer {
+    /// Links to all processes there.
+    ///
+    /// # Errors
+    /// When nobody listens there, another program does, or one that was started for something else.
+    pub fn connect(&self) -> Result<Vec<Link>> {
+        let own = Hello::new(self.processes, &self.what);
+        let link = |_| -> Result<Link> {
+            let mut link = Link::tcp(reach(&self.address)?)?;
+            link.send(&own)?;
+            let peer: Hello = link
+                .recv()
+                .with_context(|| format!("{} is no verbatim bench that listens", self.address))?;
+            own.check(&peer)?;
+            Ok(link)
+        };
+        (0..self.processes).map(link).collect()
+    }
+}
+
+/// Connects, also to one that begins to listen a little later.
+fn reach(address: &str) -> Result<TcpStream> {
+    let begin = Instant::now();
+    let hint = || {
+        format!(
+            "cannot connect to {address}; start the other side there with --listen, and mind firewalls"
+        )
+    };
+    loop {
+        let mut refusal = None;
+        let found = address.to_socket_addrs();
+        for one in found.with_context(|| format!("there is no host of {address}"))? {
+            match TcpStream::connect_timeout(&one, PATIENCE) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        if begin.elapsed() >= PATIENCE {
+            return match refusal {
+                Some(refusal) => Err(refusal).with_context(hint),
+                None => bail!(hint()),
+            };
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Serves one that connects: a worker process for each of its connections, until all have ended.
+///
+/// `told` is called with the address as soon as somebody can connect to it.
+///
+/// # Errors
+/// When the address cannot be listened on, the other side was started for something else, or a worker fails.
+pub fn listen(
+    address: &str,
+    what: &Value,
+    worker: &Exe,
+    told: impl FnOnce(SocketAddr) -> Result<()>,
+) -> Result<()> {
+    let listener = TcpListener::bind(address)
+        .with_context(|| format!("cannot listen on {address}; name another address or port"))?;
+    told(listener.local_addr()?)?;
+    let (mut workers, mut wanted) = (Vec::new(), 1);
+    while workers.len() < wanted {
+        let (stream, from) = listener.accept()?;
+        let (more, worker) =
+            welcome(stream, what, worker).with_context(|| format!("cannot measure with {from}"))?;
+        wanted = more;
+        workers.push(worker);
+    }
+    drop(listener);
+    for mut worker in workers {
+        let status = worker.wait()?;
+        if !status.success() {
+            bail!("a process of the measurement failed ({status}); its messages are above");
+        }
+    }
+    Ok(())
+}
+
+/// Answers on a new connection and hands it over to a worker; with the number of connections that there will be.
+fn welcome(stream: TcpStream, what: &Value, worker: &Exe) -> Result<(usize, Child)> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut link = Link::tcp(stream.try_clone()?)?;
+    let peer: Hello = link.recv().context("it says nothing of ours")?;
+    let own = Hello::new(peer.connections, what);
+    // The other side finds the same differences, and says so in its own words.
+    link.send(&own)?;
+    own.check(&peer)?;
+    stream.set_read_timeout(None)?;
+    // The other side waits for the answer before it says more, so nothing of it is left in the link's buffer.
+    drop(link);
+    let socket = OwnedFd::from(stream);
+    let child = Command::new(&worker.path)
+        .args(&worker.args)
+        .stdin(Stdio::from(socket.try_clone()?))
+        .stdout(Stdio::from(socket))
+        .spawn();
+    let child = child.context("cannot start a worker")?;
+    Ok((peer.connections.clamp(1, crate::micro::MAX_THREADS), child))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn different_settings_are_named() {
+        let here = Hello::new(
+            1,
+            &json!({"tasks": [{"stream": {"window": 8, "batch": 1}}]}),
+        );
+        assert!(here.check(&here).is_ok());
+        let there = json!({"tasks": [{"stream": {"window": 16, "batch": 1, "pages": "huge"}}]});
+        let error = here.check(&Hello::new(1, &there)).unwrap_err().to_string();
+        assert!(error.contains("window is 8 here and 16 there"), "{error}");
+        assert!(
+            error.contains("pages is null here and \"huge\" there"),
+            "{error}"
+        );
+        assert!(!error.contains("batch"), "{error}");
+        let older = Hello {
+            protocol: 0,
+            ..Hello::new(1, &json!(null))
+        };
+        let error = here.check(&older).unwrap_err().to_string();
+        assert!(error.contains("same program"), "{error}");
+    }
+
+    #[test]
+    fn a_worker_that_fails_and_a_stranger_are_errors() {
+        let worker = |program: &str| Exe {
+            path: program.into(),
+            args: Vec::new(),
+        };
+        let what = json!("the same");
+        let serve = |program: &str, talk: &(dyn Fn(SocketAddr) + Sync)| {
+            let (tell, told) = std::sync::mpsc::channel();
+            thread::scope(|scope| {
+                scope.spawn(move || talk(told.recv().unwrap()));
+                listen("127.0.0.1:0", &what, &worker(program), |address| {
+                    Ok(tell.send(address)?)
+                })
+            })
+        };
+        let connects = |address: SocketAddr| {
+            let peer = Peer {
+                address: address.to_string(),
+                what: json!("the same"),
+                processes: 2,
+            };
+            assert_eq!(peer.connect().unwrap().len(), 2);
+        };
+        serve("/bin/true", &connects).unwrap();
+        let failed = serve("/bin/false", &connects).unwrap_err().to_string();
+        assert!(failed.contains("messages are above"), "{failed}");
+        let strange = serve("/bin/true", &|address| {
+            use std::io::Write;
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        });
+        assert!(format!("{:#}", strange.unwrap_err()).contains("nothing of ours"));
+    }
+}

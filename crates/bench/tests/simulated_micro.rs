@@ -1,0 +1,215 @@
+//! The microbenchmarks on simulated machines: both directions and every knob give what was published and what the
+//! model says. Virtual time is deterministic, so figures can be compared.
+
+use bench::micro::{Direction, Knobs, Outcome, Rate, Stream, Task, Verb};
+use bench::simulated::micro::{run, run_counted};
+use nicmodel::Profile;
+use nicmodel::profile::builtin;
+use nicmodel::published;
+
+fn nic(name: &str) -> &'static Profile {
+    builtin(name).expect("built in")
+}
+
+fn measure(nic: &Profile, stream: Stream) -> Rate {
+    match run(nic, &Task::Stream(stream)).expect("it runs") {
+        Outcome::Rate(rate) => rate,
+        Outcome::Latency(_) => panic!("a stream has a rate"),
+    }
+}
+
+/// All cores of the machine, with enough queue pairs for all units of its NIC.
+fn busy(nic: &Profile, direction: Direction) -> Knobs {
+    Knobs {
+        direction,
+        threads: Some(nic.host.cores.value as usize),
+        queue_pairs: Some(4),
+        ..Knobs::default()
+    }
+}
+
+fn rate(nic: &Profile, verb: Verb, knobs: &Knobs) -> f64 {
+    // Long beside the time in which all that is outstanding is done.
+    measure(nic, Stream::new(verb, knobs, 3).expect("knobs that fit")).rate_mops
+}
+
+#[track_caller]
+fn near(got: f64, want: f64, within: f64) {
+    assert!((got / want - 1.0).abs() < within, "{got} instead of {want}");
+}
+
+fn printed(id: &str) -> f64 {
+    published::get(id).expect("published").value
+}
+
+#[test]
+fn the_peaks_of_both_directions_are_those_published() {
+    let cib = nic("cib");
+    let of = |verb, direction, change: fn(Knobs) -> Knobs| {
+        rate(cib, verb, &change(busy(cib, direction)))
+    };
+    let header_only = |knobs| Knobs {
+        payload_bytes: Some(0),
+        ..knobs
+    };
+    let singly = |knobs| Knobs {
+        batch: Some(1),
+        ..knobs
+    };
+    let (outbound, inbound) = (Direction::Outbound, Direction::Inbound);
+    near(
+        of(Verb::UdSend, outbound, header_only),
+        printed("ud_send_batched_ho_peak"),
+        0.02,
+    );
+    near(
+        of(Verb::UdSend, inbound, header_only),
+        printed("ud_recv_ho"),
+        0.02,
+    );
+    near(
+        of(Verb::UdSend, inbound, |knobs| knobs),
+        printed("ud_recv_regular"),
+        0.02,
+    );
+    near(
+        of(Verb::UcWrite, inbound, |knobs| knobs),
+        printed("in_write_small"),
+        0.02,
+    );
+    near(
+        of(Verb::RcRead, inbound, |knobs| knobs),
+        printed("in_read_le64"),
+        0.02,
+    );
+    near(
+        of(Verb::RcRead, outbound, singly),
+        printed("out_read"),
+        0.02,
+    );
+    let two_lines = |knobs| Knobs {
+        payload_bytes: Some(32),
+        batch: Some(1),
+        ..knobs
+    };
+    near(
+        of(Verb::UcWrite, outbound, two_lines),
+        printed("out_write_gt28"),
+        0.03,
+    );
+}
+
+/// Figure 14: one counter is one lock; counters whose addresses have equal low 12 bits are, too.
+#[test]
+fn atomics_depend_on_how_many_locks_their_counters_use() {
+    let cib = nic("cib");
+    let of = |addresses, spacing_bytes| {
+        let knobs = Knobs {
+            addresses: Some(addresses),
+            spacing_bytes: Some(spacing_bytes),
+            ..busy(cib, Direction::Inbound)
+        };
+        rate(cib, Verb::Atomics, &knobs)
+    };
+    let one = printed("atomics_cib_z1");
+    near(of(1, 8), one, 0.03);
+    near(of(512, 4096), one, 0.03);
+    near(of(8192, 8), printed("atomics_cib_zbig"), 0.05);
+    // Many are outstanding, so that no lock is ever idle.
+    let few = of(8, 8);
+    near(few, 8.0 * one, 0.03);
+    assert_eq!(of(8, 8), of(8, 8));
+    // 64 counters in records of 512 bytes have 8 locks between them.
+    near(of(64, 512), few, 0.1);
+}
+
+#[test]
+fn connectx3_has_one_lock_for_all() {
+    let cx3 = nic("cx3");
+    for addresses in [1, 4096] {
+        let knobs = Knobs {
+            addresses: Some(addresses),
+            ..busy(cx3, Direction::Inbound)
+        };
+        near(
+            rate(cx3, Verb::Atomics, &knobs),
+            printed("atomics_cx3"),
+            0.03,
+        );
+    }
+}
+
+/// Section 5.2.1 of the paper: one core that rotates its postlists over several queue pairs keeps several units busy.
+#[test]
+fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
+    let cib = nic("cib");
+    let of = |queue_pairs| {
+        let knobs = Knobs {
+            queue_pairs: Some(queue_pairs),
+            ..Knobs::default()
+        };
+        // No core is needed to receive WRITEs.
+        let stream = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
+        let model = stream.bounds(cib).expect("it can").predicted_mops;
+        let got = measure(cib, stream).rate_mops;
+        near(got, model.expect("a bound"), 0.06);
+        got
+    };
+    let rates = [1, 2, 4, 16].map(of);
+    assert!(
+        rates[1] > 1.8 * rates[0] && rates[2] > 1.8 * rates[1],
+        "{rates:?}"
+    );
+    assert!(rates[3] < 3.0 * rates[2], "{rates:?}");
+}
+
+/// What the NIC reads is what the model expects of each work request, and what its WQE cache misses.
+#[test]
+fn counted_reads_are_those_expected_and_the_misses() {
+    let cib = nic("cib");
+    for (verb, direction, payload, batch) in [
+        (Verb::UcWrite, Direction::Outbound, 8, 16),
+        (Verb::UcWrite, Direction::Outbound, 8, 1),
+        (Verb::RcWrite, Direction::Outbound, 1000, 1),
+        (Verb::RcRead, Direction::Inbound, 100, 4),
+        (Verb::Atomics, Direction::Inbound, 8, 4),
+    ] {
+        let knobs = Knobs {
+            direction,
+            payload_bytes: Some(payload),
+            batch: Some(batch),
+            ..Knobs::default()
+        };
+        let stream = Stream::new(verb, &knobs, 1).expect("knobs that fit");
+        let expected = stream.footprint(cib).expect("it can");
+        let expected = match direction {
+            Direction::Outbound => expected.requester.lines_read(),
+            Direction::Inbound => expected.responder.lines_read(),
+        };
+        let (outcome, counters) = run_counted(cib, &Task::Stream(stream)).expect("it runs");
+        let Outcome::Rate(rate) = outcome else {
+            panic!("a stream has a rate");
+        };
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let counted = counters.read_bytes as f64 / 64.0 / rate.verified_ops as f64;
+        assert_eq!(counters.wqe_cache_misses, 0, "{stream:?}");
+        assert!(
+            (counted - expected).abs() < 1e-9,
+            "{stream:?}: {counted}, {expected}"
+        );
+    }
+}
+
+#[test]
+fn what_a_simulated_nic_cannot_show_is_refused() {
+    let knobs = Knobs {
+        pages: Some(bench::micro::Pages::Huge),
+        ..Knobs::default()
+    };
+    let stream = Stream::new(Verb::RcRead, &knobs, 1).expect("knobs that fit");
+    let refused = run(nic("cib"), &Task::Stream(stream)).expect_err("refused");
+    assert!(
+        refused.to_string().contains("translates no addresses"),
+        "{refused}"
+    );
+}

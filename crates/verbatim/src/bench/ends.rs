@@ -1,0 +1,118 @@
+//! The two sides of a measurement: processes of this host, or of two.
+
+use anyhow::Result;
+use bench::link::Link;
+use bench::micro::{Runner, Task};
+use bench::pin::Cores;
+use bench::remote::{self, Peer};
+use bench::workload::NicChoice;
+use serde::Serialize;
+use serde_json::json;
+
+use super::worker;
+use crate::Outcome;
+use crate::args;
+
+/// Where one listens unless somebody says otherwise.
+const LISTEN: &str = "0.0.0.0:7485";
+
+/// Which side this is, where the two are on two hosts.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Two hosts")]
+pub(super) struct EndsArgs {
+    /// Be the other side for one that connects, at this TCP address [default: 0.0.0.0:7485]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = LISTEN, value_parser = args::host_and_port, conflicts_with = "connect")]
+    listen: Option<String>,
+    /// Measure with the other side that listens on this host (HOST or HOST:PORT), started with the same settings
+    #[arg(long, value_name = "HOST", value_parser = host)]
+    connect: Option<String>,
+}
+
+/// A host's name or address with a port, or without one.
+fn host(text: &str) -> Result<String, String> {
+    let port = LISTEN.rsplit_once(':').map_or("", |(_, port)| port);
+    args::host_and_port(text).or_else(|_| args::host_and_port(&format!("{text}:{port}")))
+}
+
+impl EndsArgs {
+    /// Whether this process is the other side.
+    pub(super) fn listens(&self) -> bool {
+        self.listen.is_some()
+    }
+
+    /// Whether the two sides were started apart from each other.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.listens() || self.connect.is_some()
+    }
+
+    /// Is the other side of `what`, with a NIC of its own.
+    pub(super) fn listen(&self, what: &impl Serialize, nic: &NicChoice) -> Result<Outcome> {
+        nic.device_name()?;
+        let mut worker = worker()?;
+        worker
+            .args
+            .extend(["--nic".to_owned(), serde_json::to_string(nic)?]);
+        let address = self.listen.as_deref().unwrap_or(LISTEN);
+        remote::listen(address, &json!(what), &worker, |address| {
+            eprintln!("listening on {address}");
+            Ok(())
+        })?;
+        Ok(Outcome::Done)
+    }
+
+    /// What measures `tasks`, with the other side wherever that is.
+    pub(super) fn runner(&self, cores: Cores, tasks: &[Task]) -> Result<Runner> {
+        let Some(address) = &self.connect else {
+            return Ok(Runner::new(cores, worker()?));
+        };
+        let processes = tasks.iter().map(Task::processes).max().unwrap_or(1);
+        let peer = Peer {
+            address: address.clone(),
+            what: json!(tasks),
+            processes,
+        };
+        Ok(Runner::connecting(cores, peer))
+    }
+
+    /// A link to one process of the other side, which does `what`.
+    pub(super) fn link(&self, core: usize, what: &impl Serialize) -> Result<Link> {
+        let Some(address) = &self.connect else {
+            return Link::spawn(&worker()?, core);
+        };
+        let peer = Peer {
+            address: address.clone(),
+            what: json!(what),
+            processes: 1,
+        };
+        Ok(peer.connect()?.swap_remove(0))
+    }
+}
+
+/// Arguments of the other process of a benchmark.
+#[derive(clap::Args)]
+pub(super) struct WorkerArgs {
+    /// Its NIC, as JSON, where that is not the driver's
+    #[arg(long)]
+    nic: Option<String>,
+}
+
+impl WorkerArgs {
+    pub(super) fn serve(&self) -> Result<Outcome> {
+        let nic = self.nic.as_deref().map(serde_json::from_str).transpose()?;
+        bench::worker::serve(&mut Link::stdio(), nic.as_ref())?;
+        Ok(Outcome::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_needs_no_port() {
+        assert_eq!(host("mlx-1"), Ok("mlx-1:7485".to_owned()));
+        assert_eq!(host("[::1]:80"), Ok("[::1]:80".to_owned()));
+        assert_eq!(host("10.0.0.1:80"), Ok("10.0.0.1:80".to_owned()));
+        assert!(host("").is_err() && host("a b").is_err());
+    }
+}

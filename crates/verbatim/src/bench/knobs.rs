@@ -1,0 +1,246 @@
+//! What the measurements of one verb take on the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use bench::micro::{
+    Direction, Knobs, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES,
+    MAX_THREADS, MAX_WINDOW, Pages, Verb,
+};
+use bench::workload::NicChoice;
+use clap::ValueEnum;
+use nicmodel::Profile;
+
+use super::ends::EndsArgs;
+use super::{CoresArgs, nic_choice};
+use crate::args::{self, NicArgs, PortArgs};
+use crate::model::NicProfileArgs;
+
+/// What every measurement of one verb takes.
+#[derive(clap::Args)]
+pub(super) struct Common {
+    /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
+    /// [default: 8]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    payload: Option<usize>,
+    /// SENDs with an immediate and nothing else, the same as --payload 0
+    #[arg(long, conflicts_with_all = ["payload", "inline"])]
+    header_only: bool,
+    /// Payload inside the work request [default: up to 64 bytes]
+    #[arg(long, overrides_with = "no_inline")]
+    inline: bool,
+    /// Payload from registered memory, however short
+    #[arg(long)]
+    no_inline: bool,
+    /// How long a round takes [default: 500ms; on a simulated NIC 1ms of virtual time, more with long payloads]
+    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    duration: Option<Duration>,
+    /// Rounds, whose median is printed
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    pub(super) rounds: u32,
+    #[command(flatten)]
+    pub(super) cores: CoresArgs,
+    /// Print one JSON object per line: record, sample, result
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Keep the run record with all raw samples in this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub(super) record: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+    #[command(flatten)]
+    pub(super) simulation: SimulationArgs,
+    #[command(flatten)]
+    pub(super) ends: EndsArgs,
+}
+
+/// What puts a measurement on a simulated NIC.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Simulation")]
+pub(super) struct SimulationArgs {
+    /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file. One round is
+    /// measured: the others would be the same
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "rounds", "cores", "listen", "connect"])]
+    name: Option<String>,
+    /// The same with a NIC of your own, described by a profile (verbatim model --template)
+    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = ["provider", "device", "rounds", "cores", "listen", "connect"])]
+    file: Option<PathBuf>,
+}
+
+impl SimulationArgs {
+    /// The profile of the simulated NIC, if one was asked for.
+    pub(super) fn profile(&self) -> Result<Option<Profile>> {
+        if self.name.is_none() && self.file.is_none() {
+            return Ok(None);
+        }
+        let chosen = NicProfileArgs {
+            nic: self.name.clone(),
+            nic_file: self.file.clone(),
+        };
+        chosen.chosen().map(Some)
+    }
+}
+
+impl Common {
+    /// The NIC that is measured.
+    pub(super) fn nic_choice(&self) -> NicChoice {
+        nic_choice(&self.nic, &self.port)
+    }
+
+    pub(super) fn knobs(&self) -> Knobs {
+        let inline = match (self.inline, self.no_inline) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        };
+        Knobs {
+            payload_bytes: if self.header_only {
+                Some(0)
+            } else {
+                self.payload
+            },
+            inline,
+            ..Knobs::default()
+        }
+    }
+
+    /// How long a round with such a payload takes.
+    pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> u64 {
+        let simulated = self.simulation.name.is_some() || self.simulation.file.is_some();
+        let usual = if simulated {
+            simulated_ms(payload_bytes.unwrap_or(0))
+        } else {
+            500
+        };
+        self.duration.map_or(usual, |duration| {
+            u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+        })
+    }
+}
+
+/// Virtual time in which 32 windows pass at 10 GB/s, in ms: with fewer, what is still on its way when the time begins and
+/// ends is a part of the rate. At least 1 ms.
+fn simulated_ms(payload_bytes: usize) -> u64 {
+    let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
+    (32 * window_bytes as u64 / 10_000_000).max(1)
+}
+
+/// Arguments of a command that measures a rate.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(super) struct StreamArgs {
+    /// Which end is measured [default: outbound; of ud-recv inbound]
+    #[arg(long, value_enum)]
+    direction: Option<DirectionArg>,
+    /// Work requests that one doorbell announces [default: 16, or less in a small window]
+    #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=MAX_WINDOW))]
+    batch: Option<usize>,
+    /// Work requests outstanding at most on each queue pair [default: 256, or less with long payloads]
+    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=MAX_WINDOW))]
+    window: Option<usize>,
+    /// Post a window when the one before is done, and not its work requests as room comes
+    #[arg(long)]
+    burst: bool,
+    /// One work request in so many is signaled [default: 16, or less in a small window]
+    #[arg(long, value_name = "N", value_parser = args::number("a signaled period", 1..=MAX_WINDOW))]
+    signal_every: Option<usize>,
+    /// Queue pairs of each thread, to which its postlists go in turn [default: 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of queue pairs", 1..=MAX_QUEUE_PAIRS))]
+    queue_pairs: Option<usize>,
+    /// Threads of the measured side, each with one of the other side [default: 1; inbound as many as there are cores
+    /// for, and 1 between two hosts]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of threads", 1..=MAX_THREADS))]
+    threads: Option<usize>,
+    /// Processes (simulated: machines) of the other side, among which its threads are [default: one for each]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of processes", 1..=MAX_THREADS))]
+    processes: Option<usize>,
+    /// Counters of atomics, chosen at random for each [default: 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of addresses", 1..=MAX_ADDRESSES))]
+    addresses: Option<usize>,
+    /// Bytes from one counter to the next, also with K (KiB) behind; a multiple of 8 [default: 8]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_SPACING_BYTES))]
+    spacing: Option<usize>,
+    /// Pages of all registered memory [default: huge where the system gives them unasked]
+    #[arg(long, value_enum)]
+    pages: Option<PagesArg>,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DirectionArg {
+    /// The measured NIC is the requester
+    Outbound,
+    /// It is the responder of requesters elsewhere
+    Inbound,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PagesArg {
+    /// Of 4 KiB
+    Small,
+    /// Of 2 MiB, which an administrator has reserved (sysctl vm.nr_hugepages)
+    Huge,
+}
+
+impl StreamArgs {
+    /// What was asked for of the knobs, and how many threads where that depends on the machine. A verb may be one of a
+    /// `direction` only, as RECVs are.
+    pub(super) fn knobs(
+        &self,
+        verb: Verb,
+        direction: Option<Direction>,
+        simulated: Option<&Profile>,
+    ) -> Result<Knobs> {
+        let asked = self.direction.map(|asked| match asked {
+            DirectionArg::Outbound => Direction::Outbound,
+            DirectionArg::Inbound => Direction::Inbound,
+        });
+        if direction == Some(Direction::Inbound) && asked == Some(Direction::Outbound) {
+            bail!("RECVs are what arrives: leave out --direction, or take ud-send");
+        }
+        let direction = asked.or(direction).unwrap_or_default();
+        let mut threads = self.threads.or(self.processes);
+        if direction == Direction::Inbound && threads.is_none() {
+            threads = Some(self.usual_threads(verb, simulated)?);
+        }
+        Ok(Knobs {
+            direction,
+            batch: self.batch,
+            window: self.window,
+            burst: self.burst,
+            signal_every: self.signal_every,
+            queue_pairs: self.queue_pairs,
+            threads,
+            processes: self.processes,
+            addresses: self.addresses,
+            spacing_bytes: self.spacing,
+            pages: self.pages.map(|pages| match pages {
+                PagesArg::Small => Pages::Small,
+                PagesArg::Huge => Pages::Huge,
+            }),
+            ..self.common.knobs()
+        })
+    }
+
+    /// Whether the number of threads was asked for.
+    pub(super) fn asks_for_threads(&self) -> bool {
+        self.threads.or(self.processes).is_some()
+    }
+
+    /// Requesters for one responder: as many as there are cores for, of which SENDs also take one to receive.
+    fn usual_threads(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
+        if let Some(profile) = simulated {
+            return Ok(usize::try_from(profile.host.cores.value)?.min(MAX_THREADS));
+        }
+        if self.common.ends.is_elsewhere() {
+            return Ok(1);
+        }
+        let cores = bench::pin::allowed()?.len();
+        let busy = if verb.is_send() { 2 } else { 1 };
+        Ok((cores / busy).clamp(1, MAX_THREADS))
+    }
+}

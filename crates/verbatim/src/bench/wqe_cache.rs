@@ -1,0 +1,455 @@
+//! `verbatim bench wqe-cache`: windows of READs and WRITEs, and what the NIC reads over PCIe for them (Figure 13 of the
+//! paper). WQEs that the processor hands over itself need no DMA read, until so many are outstanding that the NIC's cache
+//! loses some and fetches them again.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use bench::micro::{Knobs, MAX_THREADS, MAX_WINDOW, Outcome as Measured, Rate, Stream, Task, Verb};
+use bench::record::Record;
+use bench::stats::median;
+use clap::ValueEnum;
+use nicmodel::Profile;
+use serde::Serialize;
+
+use super::knobs::Common;
+use super::verb::head;
+use super::{Lines, warn_of_circumstances};
+use crate::Outcome;
+use crate::args;
+use crate::chart::Chart;
+use crate::model::NicProfileArgs;
+use crate::output::{self, figure, print, table};
+use crate::pcie_counters::PcieCounters;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench wqe-cache --nic cib --svg cib.svg        Figure 13 of the paper, simulated
+  verbatim bench wqe-cache --verb rc-read --window 64,512,1024 --provider system --pcie-counters
+  verbatim bench wqe-cache --connect HOST --threads 8 --provider system --pcie-counters
+
+Every thread posts a window, one work request a doorbell, waits for all of it and begins the next one. Reads are cache
+lines that the NIC reads from memory: expected by the model, counted by a simulated NIC or by Intel's uncore counters
+(PCIeRdCur, of the whole machine). What is counted beyond what is expected are WQEs that the NIC's cache had lost.";
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Work requests of a window, with commas between them
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,64,128,256,512,768,1024", value_parser = args::number("a window", 1..=MAX_WINDOW))]
+    window: Vec<usize>,
+    /// What is posted
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "rc-read,rc-write"
+    )]
+    verb: Vec<WindowVerb>,
+    /// Threads, each with one of the other side [default: 1; on a simulated NIC all cores]
+    #[arg(long, value_name = "N", value_parser = args::number("a number of threads", 1..=MAX_THREADS))]
+    threads: Option<usize>,
+    /// Count what devices read over PCIe, by this machine's Intel uncore counters
+    #[arg(long, conflicts_with_all = ["simulated_nic", "nic_file"])]
+    pcie_counters: bool,
+    /// The NIC whose WQEs are expected, where the NIC is not simulated: cx, cx3, cib, bf2, or a profile's file
+    #[arg(long, value_name = "NAME", default_value = "cib", conflicts_with_all = ["simulated_nic", "nic_file"])]
+    expect: String,
+    /// Write the points to this file as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw the curves into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WindowVerb {
+    /// RDMA READ
+    RcRead,
+    /// RDMA WRITE over RC
+    RcWrite,
+}
+
+/// What is measured, for the record.
+#[derive(Clone, Serialize)]
+struct Settings {
+    rounds: u32,
+    expected_of: String,
+    streams: Vec<Stream>,
+}
+
+/// One line of `--json` and of the run record.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// The circumstances; first, where something is measured.
+    Record(&'a Record<Settings>),
+    /// The profile of the NIC; first, where it is simulated.
+    Simulated {
+        nic: &'a str,
+        settings: &'a Settings,
+    },
+    /// One round of a point.
+    Sample { round: u32, sample: &'a Sample },
+    /// A point; last.
+    Window(&'a Point),
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Serialize)]
+struct Sample {
+    outcome: Measured,
+    /// Cache lines that were read, if that was counted.
+    lines_read: Option<f64>,
+    wqe_cache_misses: Option<u64>,
+}
+
+/// What came of one window.
+#[derive(Serialize)]
+struct Point {
+    verb: Verb,
+    window: usize,
+    /// Of all threads.
+    outstanding: usize,
+    /// Medians, as all that follows; in 10^6 a second.
+    rate_mops: f64,
+    /// Cache lines that the model expects the NIC to read, in 10^6 a second.
+    expected_reads_mops: f64,
+    /// Those that were counted.
+    counted_reads_mops: Option<f64>,
+    /// WQEs that were fetched again: counted by a simulated NIC, else the difference of the two before.
+    wqe_cache_misses_mops: Option<f64>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let profile = args.common.simulation.profile()?;
+    let streams = streams(args, profile.as_ref())?;
+    if args.common.ends.listens() {
+        args.common.nic.settle_link_layer()?;
+        return args
+            .common
+            .ends
+            .listen(&tasks(&streams), &args.common.nic_choice());
+    }
+    for file in [&args.csv, &args.svg].into_iter().flatten() {
+        args::writable_file(file)?;
+    }
+    let (title, points) = match &profile {
+        Some(profile) => simulate(args, &streams, profile)?,
+        None => measure(args, &streams)?,
+    };
+    if let Some(file) = &args.csv {
+        output::write_file(file, &csv(&points))?;
+    }
+    if let Some(file) = &args.svg {
+        output::write_file(file, &svg(title, &points)?)?;
+    }
+    if !args.common.json {
+        show(&points)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn tasks(streams: &[Stream]) -> Vec<Task> {
+    streams.iter().map(|stream| Task::Stream(*stream)).collect()
+}
+
+fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<Stream>> {
+    let cores = simulated.map(|profile| profile.host.cores.value as usize);
+    let mut streams = Vec::new();
+    for verb in &args.verb {
+        for &window in &args.window {
+            let knobs = Knobs {
+                batch: Some(1),
+                window: Some(window),
+                signal_every: Some(window),
+                burst: true,
+                threads: args.threads.or(cores),
+                ..args.common.knobs()
+            };
+            let verb = match verb {
+                WindowVerb::RcRead => Verb::RcRead,
+                WindowVerb::RcWrite => Verb::RcWrite,
+            };
+            let duration_ms = args.common.duration_ms(knobs.payload_bytes);
+            streams.push(Stream::new(verb, &knobs, duration_ms)?);
+        }
+    }
+    Ok(streams)
+}
+
+/// Every window once, on a simulated NIC.
+fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(String, Vec<Point>)> {
+    let mut lines = Lines::new(args.common.record.as_deref(), args.common.json)?;
+    lines.tell(&Line::Simulated {
+        nic: &profile.name,
+        settings: &Settings {
+            rounds: 1,
+            expected_of: profile.name.clone(),
+            streams: streams.to_vec(),
+        },
+    })?;
+    let title = format!("Simulated in virtual time, not measured: {}", profile.title);
+    if !args.common.json {
+        print(&title)?;
+    }
+    let bar = output::progress(streams.len() as u64);
+    let mut points = Vec::new();
+    for stream in streams {
+        let (outcome, counted) =
+            bench::simulated::micro::run_counted(profile, &Task::Stream(*stream))?;
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let sample = Sample {
+            outcome,
+            lines_read: Some(
+                counted.read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES),
+            ),
+            wqe_cache_misses: Some(counted.wqe_cache_misses),
+        };
+        let expected = stream.footprint(profile)?.requester.lines_read();
+        let point = point(stream, &[sample], expected);
+        lines.tell(&Line::Window(&point))?;
+        points.push(point);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok((title, points))
+}
+
+/// Every window in every round.
+fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
+    let common = &args.common;
+    let expect = NicProfileArgs {
+        nic: Some(args.expect.clone()),
+        nic_file: None,
+    };
+    let expect = expect.chosen()?;
+    let counters = args.pcie_counters.then(PcieCounters::find).transpose()?;
+    common.nic.settle_link_layer()?;
+    let nic = common.nic_choice();
+    if counters.is_some() && nic.provider == "softnic" {
+        bail!(
+            "the software NIC is no PCIe device, so there is nothing to count; take --provider system"
+        );
+    }
+    let cores = common.cores.settle()?;
+    let mut lines = Lines::new(common.record.as_deref(), common.json)?;
+    let settings = Settings {
+        rounds: common.rounds,
+        expected_of: expect.name.clone(),
+        streams: streams.to_vec(),
+    };
+    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    lines.tell(&Line::Record(&record))?;
+    let tasks = tasks(streams);
+    let mut runner = common.ends.runner(cores, &tasks)?;
+    let bar = output::progress(u64::from(common.rounds) * streams.len() as u64);
+    let mut samples: Vec<Vec<Sample>> = streams.iter().map(|_| Vec::new()).collect();
+    for round in 0..common.rounds {
+        for (task, samples) in tasks.iter().zip(&mut samples) {
+            let mut once = || runner.measure(&nic, task);
+            let (outcome, lines_read) = match &counters {
+                Some(counters) => {
+                    let (outcome, counted) = counters.during(once)?;
+                    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+                    (outcome, Some(counted.rd_cur as f64))
+                }
+                None => (once()?, None),
+            };
+            let sample = Sample {
+                outcome,
+                lines_read,
+                wqe_cache_misses: None,
+            };
+            lines.tell(&Line::Sample {
+                round,
+                sample: &sample,
+            })?;
+            samples.push(sample);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    warn_of_circumstances(&record);
+    let mut points = Vec::new();
+    for (stream, samples) in streams.iter().zip(&samples) {
+        let footprint = stream.footprint(&expect)?;
+        let mut expected = footprint.requester.lines_read();
+        if !common.ends.is_elsewhere() {
+            // The counters see both sides.
+            expected += footprint.responder.lines_read();
+        }
+        let point = point(stream, samples, expected);
+        lines.tell(&Line::Window(&point))?;
+        points.push(point);
+    }
+    let title = head(&record, common.rounds);
+    if !common.json {
+        print(&title)?;
+        if counters.is_none() {
+            eprintln!(
+                "note: PCIe reads were not counted ({}); those expected are of a NIC like {}",
+                if nic.provider == "softnic" {
+                    "the software NIC is no PCIe device"
+                } else {
+                    "--pcie-counters does, where the machine can"
+                },
+                expect.name
+            );
+        }
+    }
+    Ok((title, points))
+}
+
+fn point(stream: &Stream, samples: &[Sample], expected: f64) -> Point {
+    let rates: Vec<(Rate, &Sample)> = samples
+        .iter()
+        .filter_map(|sample| match sample.outcome {
+            Measured::Rate(rate) => Some((rate, sample)),
+            Measured::Latency(_) => None,
+        })
+        .collect();
+    let middle = |of: &dyn Fn(&Rate, &Sample) -> Option<f64>| {
+        let all: Vec<f64> = rates
+            .iter()
+            .filter_map(|(rate, sample)| of(rate, sample))
+            .collect();
+        median(&all)
+    };
+    // Counted over the whole run, as the WRs that were checked.
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let a_second =
+        |count: f64, rate: &Rate| rate.rate_mops * count / rate.verified_ops.max(1) as f64;
+    let rate_mops = middle(&|rate, _| Some(rate.rate_mops)).unwrap_or(0.0);
+    let expected_reads_mops = rate_mops * expected;
+    let counted = middle(&|rate, sample| Some(a_second(sample.lines_read?, rate)));
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let missed = middle(&|rate, sample| Some(a_second(sample.wqe_cache_misses? as f64, rate)));
+    Point {
+        verb: stream.verb,
+        window: stream.window,
+        outstanding: stream.window * stream.threads,
+        rate_mops,
+        expected_reads_mops,
+        counted_reads_mops: counted,
+        wqe_cache_misses_mops: missed
+            .or_else(|| counted.map(|counted| (counted - expected_reads_mops).max(0.0))),
+    }
+}
+
+fn csv(points: &[Point]) -> String {
+    let mut text = "verb,window,outstanding,rate_mops,expected_reads_mops,counted_reads_mops,wqe_cache_misses_mops\n".to_owned();
+    for point in points {
+        let known =
+            |number: Option<f64>| number.map_or_else(String::new, |number| number.to_string());
+        let _ = writeln!(
+            text,
+            "{},{},{},{},{},{},{}",
+            point.verb.name(),
+            point.window,
+            point.outstanding,
+            point.rate_mops,
+            point.expected_reads_mops,
+            known(point.counted_reads_mops),
+            known(point.wqe_cache_misses_mops)
+        );
+    }
+    text
+}
+
+fn svg(title: String, points: &[Point]) -> Result<String> {
+    let mut curves = Vec::new();
+    for verb in [Verb::RcRead, Verb::RcWrite] {
+        let of = |name: &str, of: &dyn Fn(&Point) -> Option<f64>| {
+            #[expect(clippy::cast_precision_loss, reason = "a place on an axis")]
+            let curve: Vec<_> = points
+                .iter()
+                .filter(|point| point.verb == verb)
+                .filter_map(|point| Some((point.window as f64, of(point)?)))
+                .collect();
+            (!curve.is_empty()).then(|| (format!("{}, {name}", verb.label()), curve))
+        };
+        curves.extend(of("rate", &|point| Some(point.rate_mops)));
+        curves.extend(of("reads counted", &|point| point.counted_reads_mops));
+        curves.extend(of("WQE cache misses", &|point| point.wqe_cache_misses_mops));
+    }
+    let chart = Chart {
+        caption: title,
+        x: "work requests of a window",
+        y: "10^6/s",
+        log: true,
+        curves: &curves,
+        marks: Vec::new(),
+        marks_are: "",
+    };
+    chart.svg()
+}
+
+fn show(points: &[Point]) -> Result<()> {
+    let heads = [
+        "verb",
+        "window",
+        "outstanding",
+        "rate, M/s",
+        "reads expected, M/s",
+        "counted, M/s",
+        "WQE cache misses, M/s",
+    ];
+    let mut rows = table(heads, &[1, 2, 3, 4, 5, 6]);
+    for point in points {
+        let known = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), figure);
+        rows.add_row([
+            point.verb.label().to_owned(),
+            point.window.to_string(),
+            point.outstanding.to_string(),
+            figure(point.rate_mops),
+            figure(point.expected_reads_mops),
+            known(point.counted_reads_mops),
+            known(point.wqe_cache_misses_mops),
+        ]);
+    }
+    print(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_beyond_what_is_expected_was_missed() {
+        let knobs = Knobs {
+            threads: Some(2),
+            window: Some(4),
+            batch: Some(1),
+            signal_every: Some(4),
+            burst: true,
+            ..Knobs::default()
+        };
+        let stream = Stream::new(Verb::RcRead, &knobs, 1).expect("knobs that fit");
+        let sample = |lines_read, wqe_cache_misses| Sample {
+            outcome: Measured::Rate(Rate {
+                rate_mops: 10.0,
+                bandwidth_gbytes_per_s: 0.08,
+                verified_ops: 100,
+                lost_ops: 0,
+            }),
+            lines_read,
+            wqe_cache_misses,
+        };
+        let of = |sample| point(&stream, &[sample], 0.5);
+        let counted = of(sample(Some(80.0), None));
+        assert_eq!((counted.expected_reads_mops, counted.outstanding), (5.0, 8));
+        assert_eq!(counted.counted_reads_mops, Some(8.0));
+        assert_eq!(counted.wqe_cache_misses_mops, Some(3.0));
+        let simulated = of(sample(Some(80.0), Some(20)));
+        assert_eq!(simulated.wqe_cache_misses_mops, Some(2.0));
+        let blind = of(sample(None, None));
+        assert_eq!(blind.wqe_cache_misses_mops, None);
+        assert!(csv(&[blind]).ends_with("rc-read,4,8,10,5,,\n"));
+    }
+}
