@@ -8,7 +8,7 @@ use rpc::NicConfig;
 use serde::{Deserialize, Serialize};
 use verbs::{Capabilities, Capability};
 
-use crate::store::{MAX_VALUE_BYTES, Mode, StoreConfig};
+use crate::store::{LockPlacement, MAX_VALUE_BYTES, Mode, Shape, StoreConfig};
 
 /// The most requests that a client may have outstanding.
 pub const MAX_WINDOW: usize = 4096;
@@ -21,17 +21,20 @@ pub enum Design {
     Herd,
     /// As Pilaf and FaRM-KV: a GET is READs of the server's memory, with items that verify themselves; changes are RPCs.
     Reads,
+    /// As DrTM-KV: a GET is a READ of the key's record; a change locks it by compare-and-swap, WRITEs it and unlocks it.
+    Atomics,
 }
 
 impl Design {
     /// All designs.
-    pub const ALL: [Self; 2] = [Self::Herd, Self::Reads];
+    pub const ALL: [Self; 3] = [Self::Herd, Self::Reads, Self::Atomics];
 
     /// Its name, as on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Herd => "herd",
             Self::Reads => "reads",
+            Self::Atomics => "atomics",
         }
     }
 
@@ -44,6 +47,9 @@ impl Design {
             Self::Reads => {
                 "a GET READs index bucket and item, which verifies itself; changes are RPCs"
             }
+            Self::Atomics => {
+                "a GET READs a record; a change locks, WRITEs and unlocks it with remote atomics"
+            }
         }
     }
 
@@ -52,6 +58,10 @@ impl Design {
         match self {
             Self::Herd => rpc::herd::NEEDS.to_vec(),
             Self::Reads => [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]].concat(),
+            Self::Atomics => {
+                let more = [Capability::Rc, Capability::RdmaRead, Capability::Atomics];
+                [rpc::herd::NEEDS, &more].concat()
+            }
         }
     }
 
@@ -138,6 +148,16 @@ pub struct ServerConfig {
     pub value_bytes: usize,
     /// Bytes of all logs; enough for the items if `None`.
     pub log_bytes: Option<usize>,
+    /// `reads`: with 0 a GET is two READs, of an index bucket and of an item. Otherwise it is one READ of so many bytes, at most
+    /// 64 KiB: a neighbourhood of records with keys and values inline, as in FaRM-KV. `atomics`: what a client
+    /// READs to find the record of a key that it does not know; 0 stands for 512.
+    pub read_size: usize,
+    /// `atomics`: where locks are.
+    pub lock_placement: LockPlacement,
+    /// `atomics`: records begin at multiples of this, a power of two from 8 to 4096.
+    pub record_align: usize,
+    /// `atomics`: how long a client may have a lock while others wait for it, in milliseconds, 1 to 60,000.
+    pub lease_ms: u16,
 }
 
 impl Default for ServerConfig {
@@ -156,6 +176,10 @@ impl Default for ServerConfig {
             key_bytes: 16,
             value_bytes: 32,
             log_bytes: None,
+            read_size: 0,
+            lock_placement: LockPlacement::default(),
+            record_align: 64,
+            lease_ms: 100,
         }
     }
 }
@@ -179,8 +203,37 @@ impl ServerConfig {
         range("items", self.items, 1, 1 << 32)?;
         range("key_bytes", self.key_bytes, 0, crate::store::MAX_KEY_BYTES)?;
         range("value_bytes", self.value_bytes, 0, MAX_VALUE_BYTES)?;
+        range("read_size", self.read_size, 0, 1 << 16)?;
+        range("record_align", self.record_align, 8, 4096)?;
+        range("lease_ms", self.lease_ms.into(), 1, 60_000)?;
+        if !self.record_align.is_power_of_two() {
+            return Err(format!(
+                "record_align is {}: it must be a power of two",
+                self.record_align
+            ));
+        }
         let least = self.workers << 16;
         range("log_bytes", self.log_bytes.unwrap_or(least), least, 1 << 43)
+    }
+
+    /// Whether items are in records of a fixed size, without a time to live, and never dropped.
+    pub fn has_records(&self) -> bool {
+        self.shape().is_some()
+    }
+
+    /// The records of each partition, if the design keeps items in such.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        let (read, locks) = match (self.design, self.read_size) {
+            (Design::Herd, _) | (Design::Reads, 0) => return None,
+            (Design::Reads, size) => (size, LockPlacement::Spread),
+            (Design::Atomics, 0) => (512, self.lock_placement),
+            (Design::Atomics, size) => (size, self.lock_placement),
+        };
+        // Partitions get their share give or take.
+        let items = self.items.div_ceil(self.workers);
+        let items = items + items / 32 + 64;
+        let lengths = (self.key_bytes, self.value_bytes);
+        Some(Shape::new(items, lengths, read, locks, self.record_align))
     }
 
     /// The store that it serves.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::Design;
+use crate::store::Shape;
 
 /// What [`Welcome::protocol`] says.
 pub const PROTOCOL: &str = "verbatim-kv";
@@ -94,10 +95,41 @@ pub struct Accepted {
 pub struct Reach {
     /// The server's RC queue pair for this client.
     pub endpoint: QpEndpoint,
-    /// The memory of each partition.
-    pub partitions: Vec<ReachedLog>,
-    /// Bytes of an item of the expected length.
-    pub item_bytes: usize,
+    /// What is there.
+    pub memory: Reached,
+}
+
+/// What clients find in the memory of the partitions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reached {
+    /// An index and a log.
+    Logs {
+        /// Of each partition.
+        partitions: Vec<ReachedLog>,
+        /// Bytes of an item of the expected length.
+        item_bytes: usize,
+    },
+    /// Records.
+    Records {
+        /// Of each partition.
+        partitions: Vec<RemoteMemory>,
+        /// What they look like.
+        shape: Shape,
+        /// What a client needs to change them, where clients do.
+        writes: Option<Writes>,
+    },
+}
+
+/// What a client needs to change records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Writes {
+    /// Its name in locks.
+    pub owner: u32,
+    /// How long it may have one while others wait.
+    pub lease_ms: u16,
+    /// Where it writes a change down before it makes it.
+    pub redo: RemoteMemory,
 }
 
 /// A partition's index and log.

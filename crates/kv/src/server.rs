@@ -1,6 +1,5 @@
 //! The server: rendezvous and workers.
 
-use std::collections::HashMap;
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,19 +10,28 @@ use std::time::Duration;
 
 use rpc::exchange::{Acceptor, receive_line, send_line};
 use rpc::{OpenError, UdPortConfig, herd};
-use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
+use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, Rc};
 
+use crate::client::Locations;
 use crate::config::Unsupported;
-use crate::rendezvous::{self, Accepted, Answer, Hello, LaneAccepted, Reach, ReachedLog, Welcome};
+use crate::rendezvous::{
+    self, Accepted, Answer, Hello, LaneAccepted, Reach, Reached, ReachedLog, Welcome, Writes,
+};
 use crate::report::ServerStats;
-use crate::store::{self, NoMemory, Store};
+use crate::store::record::redo;
+use crate::store::{self, Condition, NoMemory, Refusal, Set, Store};
 use crate::wire;
 use crate::worker::{Command, Newcomer, Place, Worker, WorkerShared, lock};
 use crate::{Design, ServerConfig};
 
+mod guests;
 mod local;
+mod loopback;
+mod table;
 
+pub(crate) use guests::Guests;
 pub use local::{Door, LocalServer, LocalWorker, Pass};
+pub(crate) use table::{Table, next_version};
 
 /// A running server. Dropping it stops it.
 ///
@@ -87,8 +95,9 @@ struct Shared {
     layout: herd::Layout,
     max_answer: usize,
     workers: Vec<Arc<WorkerShared>>,
-    /// By a client's index, the queue pair by which it reaches the store's memory.
-    guests: Mutex<HashMap<u32, QueuePair<Rc>>>,
+    /// Where items are in records: of each partition.
+    tables: Vec<Arc<Table>>,
+    guests: Arc<Guests>,
     /// Indices of clients that may still come.
     free: Arc<Mutex<Vec<u32>>>,
     clients: AtomicU64,
@@ -229,11 +238,14 @@ impl Shared {
         let port = config.nic.port(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
+        let tables = tables(&config, &pd, port, seed)?;
         let of = config.store(clock, seed);
         let store = Arc::new(match config.design {
-            Design::Herd => Store::new(&of)?,
-            Design::Reads => Store::exposed(&of, &pd)?,
+            Design::Reads if tables.is_empty() => Store::exposed(&of, &pd)?,
+            _ => Store::new(&of)?,
         });
+        let lease = Duration::from_millis(config.lease_ms.into());
+        let guests = Arc::new(Guests::new(tables.clone(), lease));
         let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
         // A change of the expected length with its word fills whole cache lines.
         let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;
@@ -264,6 +276,8 @@ impl Shared {
                 shared: WorkerShared::new(engine.region())?,
                 engine,
                 store: Arc::clone(&store),
+                table: tables.get(number).cloned(),
+                guests: Arc::clone(&guests),
                 number,
                 cost,
             });
@@ -277,7 +291,8 @@ impl Shared {
             layout,
             max_answer: mtu,
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
-            guests: Mutex::default(),
+            tables,
+            guests,
             free: Arc::new(Mutex::new((0..clients).rev().collect())),
             clients: AtomicU64::new(0),
             clients_total: AtomicU64::new(0),
@@ -292,9 +307,15 @@ impl Shared {
         let mut stats = ServerStats {
             clients: self.clients.load(Ordering::Relaxed),
             clients_total: self.clients_total.load(Ordering::Relaxed),
-            store: self.store.stats(),
             ..ServerStats::default()
         };
+        (stats.recovered_locks, stats.expelled) = self.guests.counts();
+        if self.tables.is_empty() {
+            stats.store = self.store.stats();
+        }
+        for table in &self.tables {
+            stats.store.add(&table.stats());
+        }
         for worker in &self.workers {
             let counts = worker.counts();
             stats.gets += counts.gets;
@@ -306,6 +327,20 @@ impl Shared {
             stats.doorbells += counts.rpc.doorbells;
         }
         stats
+    }
+
+    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
+        let (hash, mut partition) = self.store.lock(key);
+        let number = store::partition_of(hash, self.store.partitions());
+        let Some(table) = self.tables.get(number) else {
+            partition.set(hash, key, value, Set::default())?;
+            return Ok(());
+        };
+        table.change(hash, key, Some(value), Condition::Always)?;
+        if let Some(record) = table.locate(hash, key) {
+            known.set(hash, record);
+        }
+        Ok(())
     }
 
     fn fail(&self, what: String) {
@@ -454,6 +489,12 @@ impl Shared {
             let design = self.config.design;
             Refused::never(format!("no RC queue pair, which design {design} needs"))
         })?;
+        let writes = self.config.design == Design::Atomics;
+        let access = if writes {
+            Access::ALL
+        } else {
+            Access::REMOTE_READ
+        };
         let qp = self
             .pd
             .qp::<Rc>(&self.cq, &self.cq)
@@ -462,33 +503,94 @@ impl Shared {
             .max_send_wr(1)
             .max_recv_wr(1)
             .inline_up_to(0)
-            .access(Access::REMOTE_READ)
+            .access(access)
             .build()
             .map_err(Refused::now)?;
         let endpoint = qp.endpoint();
         let qp = qp.connect(&peer).map_err(Refused::now)?;
-        lock(&self.guests).insert(index, qp);
-        let partitions = (0..self.store.partitions()).map(|n| {
+        let owner = self.guests.next_owner();
+        let mut access = guests::Access {
+            qp,
+            memory: Vec::new(),
+            redo: None,
+        };
+        let memory = match self.tables.first().map(|t| *t.shape()) {
+            None => self.reached_logs(),
+            Some(shape) => self.reached_records(hello, &mut access, (shape, owner)),
+        };
+        self.guests.add(index, owner, access);
+        let memory = memory.map_err(Refused::now)?;
+        Ok(Some(Reach { endpoint, memory }))
+    }
+
+    fn reached_logs(&self) -> Result<Reached, verbs::VerbError> {
+        let partitions = (0..self.store.partitions()).filter_map(|n| {
             let (index, log) = self.store.partition(n).remote()?;
             Some(ReachedLog { index, log })
         });
-        let partitions = partitions.collect::<Option<_>>();
-        Ok(Some(Reach {
-            endpoint,
-            partitions: partitions.ok_or_else(|| Refused::now("its memory is not registered"))?,
-            item_bytes: store::item_bytes(self.config.key_bytes, self.config.value_bytes, false)
-                + 8,
-        }))
+        let (key, value) = (self.config.key_bytes, self.config.value_bytes);
+        Ok(Reached::Logs {
+            partitions: partitions.collect(),
+            item_bytes: store::item_bytes(key, value, false) + 8,
+        })
+    }
+
+    /// Opens records to a client; where it changes them, by registrations that are its own, so that they can be undone.
+    fn reached_records(
+        &self,
+        hello: &Hello,
+        access: &mut guests::Access,
+        (shape, owner): (store::Shape, u32),
+    ) -> Result<Reached, verbs::VerbError> {
+        let mut writes = None;
+        let mut partitions = Vec::new();
+        if self.config.design == Design::Atomics {
+            for table in &self.tables {
+                let own = table.memory().register_again(Access::ALL)?;
+                partitions.push(own.remote());
+                access.memory.push(own);
+            }
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let redo = self.pd.alloc(hello.window * redo::bytes(&shape), rights)?;
+            writes = Some(Writes {
+                owner,
+                lease_ms: self.config.lease_ms,
+                redo: redo.remote(),
+            });
+            access.redo = Some(redo);
+        } else {
+            partitions.extend(self.tables.iter().map(|t| t.memory().remote()));
+        }
+        Ok(Reached::Records {
+            partitions,
+            shape,
+            writes,
+        })
     }
 
     /// A client is gone: frees what it had.
     fn leave(&self, place: &Arc<Place>) {
         self.clients.fetch_sub(1, Ordering::Relaxed);
-        lock(&self.guests).remove(&place.index);
+        self.guests.remove(place.index);
         for worker in &self.workers {
             worker.tell(Command::Remove(Arc::clone(place)));
         }
     }
+}
+
+/// The tables of all partitions, if the design keeps items in records.
+fn tables(
+    config: &ServerConfig,
+    pd: &ProtectionDomain,
+    port: PortGid,
+    seed: u64,
+) -> Result<Vec<Arc<Table>>, ServerError> {
+    let Some(shape) = config.shape() else {
+        return Ok(Vec::new());
+    };
+    let writes = config.design == Design::Atomics;
+    let table = |_| Ok(Arc::new(Table::new(pd, port, shape, seed, writes)?));
+    (0..config.workers).map(table).collect()
 }
 
 /// Waits for a worker to say what became of a command.
@@ -511,6 +613,9 @@ impl Design {
             }
             Self::Reads => {
                 "linearizable: changes as with herd, and a value that is READ was the key's at that time"
+            }
+            Self::Atomics => {
+                "linearizable: changes hold the record's lock, and a value that is READ was the key's at that time"
             }
         }
     }

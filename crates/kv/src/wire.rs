@@ -12,6 +12,10 @@
 //! | | milliseconds until the item expires, 8 bytes, with flag 0x20 |
 //! | | the key, the value |
 //!
+//! Where clients change records themselves they ask three things besides, as requests with a key alone: 5, which record a
+//! key has; 6, to give it one; 7, to free a record's lock if it is time, with the record's number, 8 bytes, as the key. The
+//! answer to 5 and 6 has the record's number as its version.
+//!
 //! Flag 0x40 is for keys that must not be there, 0x80 for keys that must. A request that is longer than a slot comes in
 //! parts: after their eight bytes, 4 bytes offset and 4 bytes length of the whole, then its bytes.
 //!
@@ -34,6 +38,9 @@ const GET: u8 = 1;
 const PUT: u8 = 2;
 const DELETE: u8 = 3;
 const PART: u8 = 4;
+const LOCATE: u8 = 5;
+const CLAIM: u8 = 6;
+const RELEASE: u8 = 7;
 const COMPARES: u8 = 0x10;
 const EXPIRES: u8 = 0x20;
 const ABSENT: u8 = 0x40;
@@ -60,6 +67,8 @@ pub(crate) enum Status {
     Bad = 5,
     /// A part came; the last one is answered otherwise.
     Part = 6,
+    /// It is not time yet.
+    Busy = 7,
 }
 
 impl Status {
@@ -72,6 +81,7 @@ impl Status {
             Self::TooLong,
             Self::Bad,
             Self::Part,
+            Self::Busy,
         ]
         .into_iter()
         .find(|s| *s as u8 == byte)
@@ -175,11 +185,43 @@ impl<'a> Op<'a> {
     }
 }
 
+/// What a client asks about records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ask<'a> {
+    /// The record of a key.
+    Locate(&'a [u8]),
+    /// The record of a key, which gets one if it has none.
+    Claim(&'a [u8]),
+    /// To free the lock of this record, if it is time.
+    Release(u64),
+}
+
+impl Ask<'_> {
+    pub(crate) fn encode(&self, into: &mut Vec<u8>) {
+        let number;
+        let (op, key) = match self {
+            Ask::Locate(key) => (LOCATE, *key),
+            Ask::Claim(key) => (CLAIM, *key),
+            Ask::Release(record) => {
+                number = record.to_le_bytes();
+                (RELEASE, &number[..])
+            }
+        };
+        into.clear();
+        into.resize(REQUEST_HEADER, 0);
+        // The caller has checked that keys are short enough.
+        (into[0], into[1]) = (op, u8::try_from(key.len()).unwrap_or(u8::MAX));
+        into.extend_from_slice(key);
+    }
+}
+
 /// A request as it came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
     /// A whole one.
     Whole { op: Op<'a>, seq: u32 },
+    /// About records.
+    Ask(Ask<'a>),
     /// A part of one.
     Part {
         offset: usize,
@@ -248,6 +290,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
     let value = r.take(value)?;
     let op = match (op & 0x0f, op & 0xf0) {
         (GET, 0) if value.is_empty() => Op::Get { key },
+        (LOCATE | CLAIM | RELEASE, 0) if value.is_empty() => {
+            let ask = match op & 0x0f {
+                LOCATE => Ask::Locate(key),
+                CLAIM => Ask::Claim(key),
+                _ => Ask::Release(u64::from_le_bytes(key.try_into().ok()?)),
+            };
+            return r.0.is_empty().then_some(Request::Ask(ask));
+        }
         (PUT, flags) => {
             let condition = match (flags & !EXPIRES, compare) {
                 (0, _) => Condition::Always,
@@ -364,6 +414,17 @@ mod tests {
         #[test]
         fn any_bytes_are_a_request_or_not(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             let _ = (decode(&bytes), key_of(&bytes), decode_answer(&bytes));
+        }
+    }
+
+    #[test]
+    fn what_is_asked_about_records_comes_back() {
+        let mut bytes = Vec::new();
+        for ask in [Ask::Locate(b"key"), Ask::Claim(b""), Ask::Release(77)] {
+            ask.encode(&mut bytes);
+            assert_eq!(decode(&bytes), Some(Request::Ask(ask)));
+            bytes.push(0);
+            assert_eq!(decode(&bytes), None);
         }
     }
 

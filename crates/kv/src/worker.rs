@@ -10,9 +10,10 @@ use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
+use crate::server::{Guests, Table};
 use crate::session::{Seen, Sessions};
-use crate::store::{Partition, Refusal, Set, Store, hash_of, partition_of};
-use crate::wire::{self, ANSWER_HEADER, CHUNK, CHUNK_HEADER, Op, Status};
+use crate::store::{Condition, Partition, Refusal, Set, Store, hash_of, partition_of};
+use crate::wire::{self, ANSWER_HEADER, Ask, CHUNK, CHUNK_HEADER, Op, Status};
 
 /// A client's index at all workers, until all have forgotten it.
 #[derive(Debug)]
@@ -104,6 +105,9 @@ pub(crate) struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
+    /// Where its items are, if not in the store.
+    pub(crate) table: Option<Arc<Table>>,
+    pub(crate) guests: Arc<Guests>,
     pub(crate) number: usize,
     /// What a request costs a simulated core beside its verbs.
     pub(crate) cost: Duration,
@@ -116,11 +120,15 @@ impl Worker {
             mut engine,
             shared,
             store,
+            table,
+            guests,
             number,
             cost,
         } = self;
         let mut serve = Serve {
             store: &store,
+            table: table.as_deref(),
+            guests: &guests,
             number,
             cost,
             hashes: Box::new([0; rpc::MAX_BATCH]),
@@ -221,6 +229,8 @@ fn sleep(engine: &herd::Server, shared: &WorkerShared, waiter: &mut Waiter) {
 /// Answers requests from a partition.
 struct Serve<'s> {
     store: &'s Store,
+    table: Option<&'s Table>,
+    guests: &'s Guests,
     number: usize,
     cost: Duration,
     /// Of the keys of a batch.
@@ -265,6 +275,7 @@ impl<'s> Handler for Serve<'s> {
                 total,
                 bytes,
             }) => self.part(partition, request.client, (offset, total, bytes), reply),
+            Some(wire::Request::Ask(ask)) => self.ask(ask, reply),
             None => self.bad(reply),
         }
     }
@@ -288,6 +299,12 @@ impl Serve<'_> {
         }
         if let Op::Get { .. } = op {
             self.counts.gets += 1;
+            if let Some(table) = self.table {
+                if table.is_changed_by_clients() {
+                    return self.bad(reply);
+                }
+                return self.get_record(table, hash, (key, client), reply);
+            }
             let Some(entry) = partition.get(hash, key) else {
                 let word = wire::answer_word(Status::NotFound, 0);
                 return reply.bytes(&word.to_le_bytes());
@@ -312,10 +329,56 @@ impl Serve<'_> {
             }
             Seen::New => {
                 self.counts.changes += 1;
-                let word = change(partition, hash, op);
+                let word = match self.table {
+                    Some(table) if table.is_changed_by_clients() => {
+                        self.counts.bad += 1;
+                        wire::answer_word(Status::Bad, 0)
+                    }
+                    Some(table) => change_record(table, hash, op),
+                    None => change(partition, hash, op),
+                };
                 session.made(seq, word);
                 word
             }
+        };
+        reply.bytes(&word.to_le_bytes());
+    }
+
+    #[cold]
+    fn get_record(
+        &mut self,
+        table: &Table,
+        hash: u64,
+        (key, client): (&[u8], usize),
+        reply: Reply<'_>,
+    ) {
+        let mut value = Vec::new();
+        let Some(version) = table.get(hash, key, &mut value) else {
+            let word = wire::answer_word(Status::NotFound, 0);
+            return reply.bytes(&word.to_le_bytes());
+        };
+        self.counts.hits += 1;
+        let word = wire::answer_word(Status::Ok, version);
+        let most = self.answers.get(client).copied().unwrap_or(0);
+        send_value(&mut self.buffer, word, &value, most, reply);
+    }
+
+    /// About records that clients change themselves.
+    #[cold]
+    fn ask(&mut self, ask: Ask<'_>, reply: Reply<'_>) {
+        let Some(table) = self.table else {
+            return self.bad(reply);
+        };
+        let word = match ask {
+            Ask::Locate(key) => match table.locate(self.store.hash(key), key) {
+                Some(record) => wire::answer_word(Status::Ok, record),
+                None => wire::answer_word(Status::NotFound, 0),
+            },
+            Ask::Claim(key) => answered(table.claim(self.store.hash(key), key), Status::Ok),
+            Ask::Release(record) if self.guests.release(self.number, record) => {
+                wire::answer_word(Status::Ok, 0)
+            }
+            Ask::Release(_) => wire::answer_word(Status::Busy, 0),
         };
         reply.bytes(&word.to_le_bytes());
     }
@@ -405,8 +468,34 @@ fn change(partition: &mut Partition, hash: u64, op: Op<'_>) -> u64 {
         }
         Op::Delete { key, version } => partition.delete(hash, key, version),
     };
+    answered(result, Status::NotFound)
+}
+
+/// Makes a change of a record; the answer's word.
+fn change_record(table: &Table, hash: u64, op: Op<'_>) -> u64 {
+    let result = match op {
+        // Whoever connects is told that there is none.
+        Op::Get { .. } | Op::Put { ttl_ms: 1.., .. } => {
+            return wire::answer_word(Status::Bad, 0);
+        }
+        Op::Put {
+            key,
+            value,
+            condition,
+            ..
+        } => table.change(hash, key, Some(value), condition),
+        Op::Delete { key, version } => {
+            let condition = version.map_or(Condition::Always, Condition::Version);
+            table.change(hash, key, None, condition)
+        }
+    };
+    answered(result, Status::NotFound)
+}
+
+/// What a result is answered; `zero` where the number is 0.
+fn answered(result: Result<u64, Refusal>, zero: Status) -> u64 {
     match result {
-        Ok(0) => wire::answer_word(Status::NotFound, 0),
+        Ok(0) => wire::answer_word(zero, 0),
         Ok(version) => wire::answer_word(Status::Ok, version),
         Err(Refusal::Condition(version)) => wire::answer_word(Status::Condition, version),
         Err(Refusal::Full) => wire::answer_word(Status::Full, 0),

@@ -6,6 +6,9 @@ use std::time::Duration;
 use kv::store::{Condition, Mode};
 use kv::{Client, ClientConfig, ClientError, Design, Outcome, Server, ServerConfig};
 
+/// Those that keep items of any length in logs.
+const LOGS: [Design; 2] = [Design::Herd, Design::Reads];
+
 fn server(config: ServerConfig) -> Server {
     Server::start(config).expect("starts")
 }
@@ -66,6 +69,7 @@ fn every_operation_does_what_it_says_on(design: Design) {
     let asked = match design {
         Design::Herd => (3, 1),
         Design::Reads => (2, 0),
+        Design::Atomics => (0, 0),
     };
     assert_eq!((stats.gets, stats.hits), asked);
     assert_eq!(
@@ -76,7 +80,7 @@ fn every_operation_does_what_it_says_on(design: Design) {
 
 #[test]
 fn what_expires_is_gone() {
-    Design::ALL.into_iter().for_each(what_expires_is_gone_on);
+    LOGS.into_iter().for_each(what_expires_is_gone_on);
 }
 
 fn what_expires_is_gone_on(design: Design) {
@@ -95,8 +99,7 @@ fn what_expires_is_gone_on(design: Design) {
 /// Values of any length, shorter and longer than slots, messages and what is sent inline.
 #[test]
 fn values_of_every_length_come_back() {
-    Design::ALL
-        .into_iter()
+    LOGS.into_iter()
         .for_each(values_of_every_length_come_back_on);
 }
 
@@ -148,8 +151,7 @@ fn values_of_every_length_come_back_on(design: Design) {
 
 #[test]
 fn too_long_is_said_and_nothing_breaks() {
-    Design::ALL
-        .into_iter()
+    LOGS.into_iter()
         .for_each(too_long_is_said_and_nothing_breaks_on);
 }
 
@@ -186,8 +188,7 @@ fn too_long_is_said_and_nothing_breaks_on(design: Design) {
 
 #[test]
 fn a_full_store_says_so_and_loses_nothing() {
-    Design::ALL
-        .into_iter()
+    LOGS.into_iter()
         .for_each(a_full_store_says_so_and_loses_nothing_on);
 }
 
@@ -262,8 +263,7 @@ fn clients_of_several_threads_count_to_the_same_sum_on(design: Design) {
 /// Other fronts use the store beside the workers.
 #[test]
 fn another_front_sees_the_same_data() {
-    Design::ALL
-        .into_iter()
+    LOGS.into_iter()
         .for_each(another_front_sees_the_same_data_on);
 }
 
@@ -370,4 +370,70 @@ fn clients_find_a_server_that_comes_back_on(design: Design) {
     assert!(c.trouble().reconnects >= 1);
     drop(c);
     again.join().expect("served");
+}
+
+/// Stores of records: `reads` with a single READ, and `atomics`.
+fn records() -> [ServerConfig; 2] {
+    let inline = ServerConfig {
+        read_size: 512,
+        ..small(Design::Reads)
+    };
+    [inline, small(Design::Atomics)]
+}
+
+#[test]
+fn records_have_a_size_and_no_time() {
+    for config_of in records() {
+        let server = server(ServerConfig {
+            items: 10,
+            value_bytes: 100,
+            ..config_of
+        });
+        let mut c = client(&server);
+        for len in [0u8, 1, 7, 8, 99, 100] {
+            let (key, value) = (vec![len; 16 - usize::from(len / 10)], vec![len; len.into()]);
+            c.put(&key, &value).expect("short enough");
+            assert_eq!(c.get(&key).expect("answered").expect("there").bytes, value);
+        }
+        assert!(matches!(c.put(b"k", &[1; 105]), Err(ClientError::TooLong)));
+        assert!(matches!(c.put(&[1; 17], b"v"), Err(ClientError::TooLong)));
+        let e = c
+            .put_if(b"k", b"v", Condition::Always, 1000)
+            .expect_err("no time");
+        assert!(e.to_string().contains("keeps no times to live"), "{e}");
+        assert_eq!(c.get(b"k").expect("answered"), None);
+    }
+}
+
+#[test]
+fn full_records_are_said_and_nothing_is_lost() {
+    for config_of in records() {
+        let server = server(ServerConfig {
+            items: 100,
+            ..config_of
+        });
+        let mut c = client(&server);
+        let mut there = HashMap::new();
+        for i in 0..1000u32 {
+            match c.put(&i.to_le_bytes(), &[i.to_le_bytes()[0]; 30]) {
+                Ok(version) => drop(there.insert(i, version)),
+                Err(ClientError::Full) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+        assert!((100..900).contains(&there.len()), "{}", there.len());
+        // Another client, which knows nothing of where they are.
+        let mut other = client(&server);
+        for (i, version) in &there {
+            let value = other
+                .get(&i.to_le_bytes())
+                .expect("answered")
+                .expect("there");
+            let first = i.to_le_bytes()[0];
+            assert_eq!((value.bytes, value.version), (vec![first; 30], *version));
+        }
+        let stats = server.stats().store;
+        assert_eq!(stats.items, there.len() as u64);
+        assert_eq!(stats.refused_full, 1000 - there.len() as u64);
+    }
 }

@@ -4,15 +4,21 @@ use kv::load::{self, Popularity, Until, Workload, Ycsb, key_bytes, value_bytes};
 use kv::store::{Mode, Set};
 use kv::{ClientConfig, Design, Pipeline, Server, ServerConfig};
 
-fn start(design: Design, workers: usize, batch: usize) -> (Server, Pipeline) {
-    let server = Server::start(ServerConfig {
+fn start(design: Design, (workers, batch): (usize, usize)) -> (Server, Pipeline) {
+    start_with(ServerConfig {
         design,
         workers,
         batch,
+        ..ServerConfig::default()
+    })
+}
+
+fn start_with(config: ServerConfig) -> (Server, Pipeline) {
+    let server = Server::start(ServerConfig {
         queues: 2,
         mode: Mode::Store,
         items: 5_000,
-        ..ServerConfig::default()
+        ..config
     })
     .expect("starts");
     let pipeline = connect(&server);
@@ -39,7 +45,7 @@ fn workload() -> Workload {
 fn a_load_finds_every_key_and_every_value_right() {
     let runs = Design::ALL.map(|design| [(1, 1), (1, 64), (3, 16)].map(|(w, b)| (design, w, b)));
     for (design, workers, batch) in runs.into_iter().flatten() {
-        let (server, mut pipeline) = start(design, workers, batch);
+        let (server, mut pipeline) = start(design, (workers, batch));
         let filled = load::fill(&mut pipeline, &workload(), (0, 1)).expect("filled");
         assert_eq!((filled.changes, filled.operations), (5_000, 5_000));
         let letters = [Ycsb::A, Ycsb::B, Ycsb::C, Ycsb::D, Ycsb::F];
@@ -73,11 +79,13 @@ fn a_load_finds_every_key_and_every_value_right() {
 
 #[test]
 fn a_wrong_value_and_an_old_version_are_found() {
-    Design::ALL.into_iter().for_each(what_is_wrong_is_found);
+    [Design::Herd, Design::Reads]
+        .into_iter()
+        .for_each(what_is_wrong_is_found);
 }
 
 fn what_is_wrong_is_found(design: Design) {
-    let (server, mut pipeline) = start(design, 1, 64);
+    let (server, mut pipeline) = start(design, (1, 64));
     let few = Workload {
         keys: 64,
         puts: 0.0,
@@ -114,8 +122,14 @@ fn what_is_wrong_is_found(design: Design) {
 /// returned, and no version goes back.
 #[test]
 fn what_is_changed_while_it_is_read_is_whole() {
-    for design in Design::ALL {
-        let (server, mut pipeline) = start(design, 1, 64);
+    let inline = (Design::Reads, 2048);
+    for (design, read_size) in Design::ALL.map(|d| (d, 0)).into_iter().chain([inline]) {
+        let (server, mut pipeline) = start_with(ServerConfig {
+            design,
+            read_size,
+            value_bytes: 1000,
+            ..ServerConfig::default()
+        });
         let few = |puts| Workload {
             keys: 64,
             value_bytes: 1000,

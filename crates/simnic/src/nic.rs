@@ -7,6 +7,8 @@
 //! Nothing that a NIC does is visible to a core or to another NIC before one way over PCIe. What follows an event of
 //! the same queue pair or of the same NIC within half of that therefore happens with it, at its own time.
 
+use std::sync::atomic::Ordering;
+
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
@@ -409,12 +411,12 @@ impl World {
         }
         let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
         let word = mr.region.word(addr).ok_or(invalid)?;
-        let order = std::sync::atomic::Ordering::AcqRel;
+        let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
         let (operand, swap) = (operands.compare_add, operands.swap);
         let old = if verb == Verb::AtomicFetchAndAdd {
             word.fetch_add(operand, order)
         } else {
-            let swapped = word.compare_exchange(operand, swap, order, order);
+            let swapped = word.compare_exchange(operand, swap, order, failed);
             swapped.unwrap_or_else(|old| old)
         };
         Payload::with(8, |into| {

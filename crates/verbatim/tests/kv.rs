@@ -81,7 +81,13 @@ fn all_designs_side_by_side_are_verified() {
             .find(|r| r["data"]["name"] == name)
             .expect("a row")["data"]
     };
-    for name in ["herd", "herd, no batches", "reads"] {
+    for name in [
+        "herd",
+        "herd, no batches",
+        "reads",
+        "reads, one READ",
+        "atomics",
+    ] {
         let row = row(name);
         assert_eq!(
             (&row["verified"], &row["misses"]),
@@ -96,15 +102,21 @@ fn all_designs_side_by_side_are_verified() {
     assert!(row("redis")["rate_per_s"]["median"].as_f64() > Some(0.0));
 }
 
-const DESIGNS: [&str; 2] = ["herd", "reads"];
+/// The flags of each design.
+const DESIGNS: [&[&str]; 4] = [
+    &["--design", "herd"],
+    &["--design", "reads"],
+    &["--design", "reads", "--read-size", "1K", "--key-size", "16"],
+    &["--design", "atomics", "--lease", "50ms"],
+];
 
 #[test]
 fn by_hand_and_under_load() {
-    DESIGNS.into_iter().for_each(by_hand_on);
+    DESIGNS.iter().for_each(by_hand_on);
 }
 
-fn by_hand_on(design: &str) {
-    let server = Server::start(&["--store", "--keys", "3000", "--design", design]);
+fn by_hand_on(design: &&[&str]) {
+    let server = Server::start(&[&["--store", "--keys", "3000"], *design].concat());
     let put = run(&["put", &server.1, "colour", "green"]);
     assert_eq!(put.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&put.stdout), "version 1\n");
@@ -154,11 +166,12 @@ fn by_hand_on(design: &str) {
 /// A server is killed under load and another comes to its address: clients go on, and see nothing wrong.
 #[test]
 fn a_server_that_is_killed_under_load_may_come_back() {
-    DESIGNS.into_iter().for_each(killed_under_load);
+    DESIGNS.iter().for_each(killed_under_load);
 }
 
-fn killed_under_load(design: &str) {
-    let server = Server::start(&["--keys", "3000", "--design", design]);
+fn killed_under_load(design: &&[&str]) {
+    let flags = [&["--keys", "3000"], *design].concat();
+    let server = Server::start(&flags);
     let address = server.1.clone();
     let load = verbatim()
         .args([
@@ -178,7 +191,7 @@ fn killed_under_load(design: &str) {
         .expect("it starts");
     std::thread::sleep(std::time::Duration::from_millis(500));
     drop(server);
-    let _again = Server::at(&address, &["--keys", "3000", "--design", design]);
+    let _again = Server::at(&address, &flags);
     let output = load.wait_with_output().expect("it ends");
     let report = &lines(&output)[0]["data"];
     assert_eq!(output.status.code(), Some(0), "{report}");
@@ -193,7 +206,8 @@ fn killed_under_load(design: &str) {
 #[test]
 fn processes_change_what_others_read() {
     for design in DESIGNS {
-        let server = Server::start(&["--store", "--keys", "3000", "--design", design]);
+        let flags = ["--store", "--keys", "3000", "--value-size", "500"];
+        let server = Server::start(&[&flags[..], design].concat());
         let load = |seed: &str, puts: &str| {
             let mut command = verbatim();
             command.args([
@@ -219,10 +233,68 @@ fn processes_change_what_others_read() {
         for child in running {
             let output = child.wait_with_output().expect("it ends");
             let report = &lines(&output)[0]["data"];
-            assert_eq!(output.status.code(), Some(0), "{design}: {report}");
+            assert_eq!(output.status.code(), Some(0), "{design:?}: {report}");
             assert!(report["operations"].as_u64() > Some(0), "{report}");
         }
     }
+}
+
+/// Clients of the atomics-based design are killed under load, and stopped for longer than a lease: others go on, and nobody
+/// sees anything wrong. It goes on until locks were found in the hands of dead ones.
+#[test]
+fn clients_that_die_or_stop_with_locks_hurt_nobody() {
+    let mut server = Server::start(
+        &[&["--keys", "3000", "--design", "atomics", "--lease", "50ms"][..]].concat(),
+    );
+    let load = |seed: &str, time: &str| {
+        let mut command = verbatim();
+        command.args([
+            "load",
+            &server.1,
+            "--keys",
+            "64",
+            "--json",
+            "--reconnect",
+            "60s",
+        ]);
+        command.args(["--seed", seed, "--puts", "0.8", "--duration", time]);
+        command.stdout(Stdio::piped());
+        command
+    };
+    let filled = load("1", "20ms").arg("--fill").output().expect("it starts");
+    assert_eq!(filled.status.code(), Some(0));
+    for round in 0..8 {
+        let mut dying = load("2", "60s").spawn().expect("it starts");
+        let stopped = load("3", "600ms").spawn().expect("it starts");
+        std::thread::sleep(std::time::Duration::from_millis(200 + 7 * round));
+        let signal = |signal: &str, child: &Child| {
+            let sent = Command::new("kill")
+                .args([signal, &child.id().to_string()])
+                .status();
+            assert!(sent.expect("kill").success());
+        };
+        signal("-STOP", &stopped);
+        dying.kill().expect("it runs");
+        dying.wait().expect("it ran");
+        // Who comes now finds locks of both, and gets all of them.
+        let witness = load("4", "300ms").output().expect("it starts");
+        signal("-CONT", &stopped);
+        let stopped = stopped.wait_with_output().expect("it ends");
+        for output in [witness, stopped] {
+            let report = &lines(&output)[0]["data"];
+            assert_eq!(output.status.code(), Some(0), "{report}");
+            assert!(report["changes"].as_u64() > Some(0), "{report}");
+        }
+    }
+    drop(server.0.stdin.take());
+    let mut out = String::new();
+    let stdout = server.0.stdout.as_mut().expect("piped");
+    std::io::Read::read_to_string(stdout, &mut out).expect("it speaks");
+    let stats: Value = serde_json::from_str(out.lines().last().expect("stats")).expect("JSON");
+    assert!(
+        stats["data"]["recovered_locks"].as_u64() > Some(0),
+        "{stats}"
+    );
 }
 
 #[test]
@@ -248,8 +320,28 @@ fn mistakes_are_named() {
             "an exponent is a number from 0.01 to 0.999",
         ),
         (&["--puts", "2"], "a share is a number from 0 to 1"),
-        (&["--design", "hred"], "the designs are herd, reads"),
+        (
+            &["--design", "hred"],
+            "the designs are herd, reads, atomics",
+        ),
         (&["--cores", "2"], "--nic"),
+        (&["serve", "--locks", "everywhere"], "spread, record"),
+        (
+            &[
+                "serve",
+                "--design",
+                "atomics",
+                "--record-align",
+                "100",
+                "--listen",
+                "127.0.0.1:0",
+            ],
+            "it must be a power of two",
+        ),
+        (
+            &["serve", "--design", "atomics", "--resp", "127.0.0.1:0"],
+            "the Redis protocol needs a store of items of any length",
+        ),
         (&["get", "127.0.0.1:1", "key"], "is the server running?"),
     ] {
         let output = run(args);

@@ -67,6 +67,8 @@ enum Memory {
     Boxed(*mut [u8]),
     /// Of this process alone, page-aligned.
     Pages(*mut u8, Layout),
+    /// Another region's, which lives as long.
+    Again(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
     /// Outlives the region by the caller's closure.
     Borrowed,
 }
@@ -288,6 +290,24 @@ impl MemoryRegion {
         })
     }
 
+    /// Registers the same memory once more, with keys of its own: dropping the result takes that access away again, and
+    /// returns when no access by those keys is under way any more.
+    ///
+    /// ```
+    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+    /// use std::sync::Arc;
+    /// let mr = Arc::new(pd.alloc(4096, verbs::Access::LOCAL_WRITE)?);
+    /// let for_a_guest = mr.register_again(verbs::Access::LOCAL_WRITE | verbs::Access::REMOTE_WRITE)?;
+    /// assert_eq!(for_a_guest.addr(), mr.addr());
+    /// assert_ne!(for_a_guest.rkey(), mr.rkey());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn register_again(self: &Arc<Self>, access: Access) -> Result<Self, VerbError> {
+        let memory = Memory::Again(Arc::clone(self));
+        // SAFETY: the memory is this region's, which the new one keeps alive.
+        unsafe { Self::register(&self.pd, self.addr, self.len, access, memory) }
+    }
+
     /// The number of bytes.
     #[expect(
         clippy::len_without_is_empty,
@@ -498,7 +518,7 @@ impl Memory {
             Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
-            Self::Borrowed => {}
+            Self::Again(_) | Self::Borrowed => {}
         }
     }
 }

@@ -1,13 +1,14 @@
-//! The key-value store's own server and clients on a simulated cluster: HERD, Figure 9 of the paper.
+//! The key-value stores' own servers and clients on a simulated cluster: Figures 9 (HERD) and 10 (DrTM-KV) of the paper.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
-use kv::store::{Mode, Set};
-use kv::{ClientConfig, Design, LocalServer, Pipeline, ServerConfig};
+use kv::store::{LockPlacement, Mode};
+use kv::{ClientConfig, Design, LocalServer, Locations, Pipeline, ServerConfig};
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
 
@@ -18,6 +19,12 @@ use super::{Bed, Gate};
 pub struct Setup {
     /// How clients reach the data.
     pub design: Design,
+    /// `reads`: bytes of a GET's only READ; with 0 there are two.
+    pub read_size: usize,
+    /// `atomics`: where locks are.
+    pub locks: LockPlacement,
+    /// `atomics`: bytes that records begin at multiples of.
+    pub record_align: usize,
     /// Cores of the server, a worker each.
     pub cores: usize,
     /// Clients; each sends to all workers.
@@ -47,6 +54,9 @@ impl Setup {
     pub fn paper(cores: usize, batched: bool) -> Self {
         Self {
             design: Design::Herd,
+            read_size: 0,
+            locks: LockPlacement::Spread,
+            record_align: 64,
             cores,
             clients: 128,
             machines: 8,
@@ -57,6 +67,29 @@ impl Setup {
             value_bytes: 32,
             seed: 1,
             time: Duration::from_micros(200),
+        }
+    }
+
+    /// Figure 10: the same clients and items, but records that clients lock and WRITE themselves (section 4.3). The paper's
+    /// clients know where all records are, and so do these. Their windows are as large as the peak needs; the more PUTs,
+    /// the longer it takes to see many.
+    #[must_use]
+    pub fn drtm(puts: f64) -> Self {
+        Self {
+            design: Design::Atomics,
+            window: 8,
+            puts,
+            time: Duration::from_micros(500) + Duration::from_millis(4).mul_f64(puts),
+            ..Self::paper(1, true)
+        }
+    }
+
+    /// Keys of the simulated store: what a look-up costs is the profile's, not the host's. Of those that clients lock there are
+    /// more, so that few of them want the same one.
+    fn keys(&self) -> u64 {
+        match self.design {
+            Design::Herd | Design::Reads => 1 << 16,
+            Design::Atomics => 1 << 18,
         }
     }
 }
@@ -82,9 +115,6 @@ pub struct Outcome {
     pub virtual_ms: f64,
 }
 
-/// Keys of the simulated store: what a look-up costs is the profile's, not the host's.
-const KEYS: u64 = 1 << 16;
-
 /// Runs it.
 ///
 /// # Errors
@@ -100,7 +130,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     }
     let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
     let unknown = bed.cluster.unknown_of_cores();
-    if !unknown.is_empty() {
+    // The cores of a server whose clients do everything have nothing to do.
+    if !unknown.is_empty() && setup.design != Design::Atomics {
         bail!(
             "profile {} has no {}, so a server's cores would cost nothing; give them in a profile of your own \
              (verbatim model --template prints one)",
@@ -122,19 +153,28 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         max_clients: setup.clients,
         max_window: setup.window,
         mode: Mode::Store,
-        items: usize::try_from(KEYS)?,
+        items: usize::try_from(setup.keys())?,
+        read_size: setup.read_size,
+        lock_placement: setup.locks,
+        record_align: setup.record_align,
         value_bytes: setup.value_bytes,
         ..ServerConfig::default()
     };
     let cost = Duration::from_secs_f64(cost_ns * 1e-9);
     let mut server = LocalServer::new(&bed.contexts[0], config, setup.seed, cost)?;
     let workload = Workload {
-        keys: KEYS,
+        keys: setup.keys(),
         value_bytes: setup.value_bytes,
         puts: setup.puts,
         ..Workload::default()
     };
-    fill(&server, &workload)?;
+    // So many that hardly any two keys share one.
+    let room = match setup.design {
+        Design::Atomics => usize::try_from(64 * workload.keys)?,
+        Design::Herd | Design::Reads => 1,
+    };
+    let known = Arc::new(Locations::new(room));
+    fill(&server, &workload, &known)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         bed.spawn(0, format!("worker {i}"), move || worker.run());
     }
@@ -149,6 +189,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let (context, door, gate) = (bed.contexts[machine].clone(), door.clone(), gate.clone());
         let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
         let (done, workload) = (Rc::clone(&done), workload.clone());
+        let known = Arc::clone(&known);
         let config = ClientConfig {
             window: setup.window,
             batch: setup.window.min(16),
@@ -160,6 +201,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         bed.spawn(machine, format!("client {i}"), move || {
             let connected = Pipeline::connect_through(door.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
+                pipeline.share_locations(known);
                 gate.pass();
                 // Whole milliseconds are longer than needed: it ends when the measured time is over.
                 let until = Until::At(verbs::time::now() + time);
@@ -217,14 +259,13 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 }
 
 /// Puts every key into the store, without a network.
-fn fill(server: &LocalServer, workload: &Workload) -> Result<()> {
+fn fill(server: &LocalServer, workload: &Workload, known: &Locations) -> Result<()> {
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
     for n in 0..workload.keys {
         key_bytes(n, &mut key);
         value_bytes(n, 0, &mut value);
-        let (hash, mut partition) = server.store().lock(&key);
-        partition.set(hash, &key, &value, Set::default())?;
+        server.preload(&key, &value, known)?;
     }
     Ok(())
 }
@@ -280,5 +321,30 @@ mod tests {
             outcome.rate_mops > 0.6 * bound && outcome.rate_mops < 1.02 * bound,
             "{outcome:?}"
         );
+    }
+
+    /// Clients that lock and WRITE records: PUTs cost, locks that lie alike cost more, and one lock for all costs all.
+    #[test]
+    fn the_store_of_records_runs_on_simulated_nics() {
+        let rate = |nic, puts, locks, record_align| {
+            let profile = builtin(nic).expect("built in");
+            let paper = Setup::drtm(puts);
+            let setup = Setup {
+                clients: 64,
+                time: paper.time / 5,
+                locks,
+                record_align,
+                ..paper
+            };
+            let outcome = run(profile, &setup).expect("runs");
+            assert!(outcome.verified && outcome.rate_mops > 0.5, "{outcome:?}");
+            outcome.rate_mops
+        };
+        let spread = |nic, puts| rate(nic, puts, LockPlacement::Spread, 64);
+        let (gets, some) = (spread("cib", 0.0), spread("cib", 0.1));
+        assert!(some < 0.9 * gets, "{gets} {some}");
+        let alike = rate("cib", 0.1, LockPlacement::Record, 4096);
+        assert!(alike < 0.5 * some, "{some} {alike}");
+        assert!(spread("cx3", 1.0) < 0.1 * spread("cx3", 0.0));
     }
 }

@@ -3,18 +3,20 @@
 mod lane;
 mod pipeline;
 mod reach;
+mod records;
 
 use std::collections::HashMap;
 
 use verbs::Context;
 
-use crate::ClientConfig;
 use crate::config::Unsupported;
 use crate::server::Door;
 use crate::store::Condition;
 use crate::wire::Op;
+use crate::{ClientConfig, Design};
 
 pub use pipeline::{Answer, Completion, Pipeline, Trouble};
+pub use records::Locations;
 
 /// Why a client cannot connect, or a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,14 @@ pub enum ClientError {
         crate::store::MAX_VALUE_BYTES
     )]
     TooLong,
+    /// The design does not promise this.
+    #[error("design {design} {lacks}")]
+    NotPromised {
+        /// The design that is served.
+        design: Design,
+        /// What it lacks, and what has it.
+        lacks: &'static str,
+    },
     /// The store is full.
     #[error("the store is full: delete something, or give the server more --memory")]
     Full,

@@ -1,18 +1,22 @@
 //! Requests under way: a window of them, sent in postlists, answered in any order, sent again when answers are lost.
 
+mod open;
+
 use std::collections::VecDeque;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpc::{RpcError, UdPortConfig, herd};
+use rpc::RpcError;
 use verbs::{Context, PortGid, ProtectionDomain, Waiter, time};
+
+use open::Opened;
 
 use super::ClientError;
 use super::lane::{Ended, Lane};
-use super::reach::{self, Found, Reach};
-use crate::rendezvous::{self, Accepted, Answer as Answered, Hello, LaneHello, Welcome};
+use super::reach::{Found, Reach};
+use super::records::{Done, Locations, Records};
 use crate::server::{Door, Pass, random};
-use crate::session;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
 use crate::wire::{self, Op, Status};
 use crate::{ClientConfig, Design};
@@ -74,9 +78,12 @@ pub struct Trouble {
     /// Items that were being changed while they were READ, and were READ again.
     #[serde(default)]
     pub torn: u64,
-    /// GETs that READs could not answer, so that the server was asked.
+    /// Requests that could not be carried out without the server, so that it was asked.
     #[serde(default)]
     pub asked: u64,
+    /// Locks that others had when this client wanted them.
+    #[serde(default)]
+    pub contended: u64,
 }
 
 /// A request under way.
@@ -97,6 +104,8 @@ pub(super) struct Pending {
     pub(super) chunks: Vec<u8>,
     pub(super) came: usize,
     pub(super) sent: Instant,
+    /// When the connection broke it may have been made.
+    uncertain: bool,
 }
 
 /// The low level of a client: requests with tokens of the caller's, no allocation.
@@ -125,8 +134,10 @@ pub struct Pipeline {
     seed: u64,
     lanes: Vec<Lane>,
     /// The way into the server's memory, where its design has one.
-    reach: Option<Reach>,
-    /// Requests that READs could not answer, and that are not sent yet.
+    reach: Option<Way>,
+    /// The design that is served.
+    design: Design,
+    /// Requests about which the server must be asked, and is not yet.
     asking: VecDeque<u32>,
     held: Option<Held>,
     pending: Vec<Pending>,
@@ -140,19 +151,34 @@ pub struct Pipeline {
     buffer: Vec<u8>,
 }
 
-/// A session that has been opened.
-struct Opened {
-    lanes: Vec<Lane>,
-    reach: Option<Reach>,
-    held: Held,
-    seed: u64,
+/// A way into the server's memory.
+#[derive(Debug)]
+enum Way {
+    Logs(Box<Reach>),
+    Records(Box<Records>),
 }
 
-/// This side's queue pairs before the server has answered.
-struct Introduced {
-    lanes: Vec<herd::PreparedClient>,
-    reach: Option<reach::Prepared>,
-    seed: u64,
+impl Way {
+    /// Whether this client makes changes itself.
+    #[inline]
+    fn changes(&self) -> bool {
+        matches!(self, Way::Records(records) if records.changes())
+    }
+
+    #[inline]
+    fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
+        match self {
+            Way::Logs(logs) => logs.begin(slot, pending.lane, hash),
+            Way::Records(records) => records.begin(pending, slot, hash),
+        }
+    }
+
+    fn doorbells(&self) -> u64 {
+        match self {
+            Way::Logs(logs) => logs.doorbells,
+            Way::Records(records) => records.doorbells,
+        }
+    }
 }
 
 /// What a session at a server hangs on.
@@ -213,6 +239,7 @@ impl Pipeline {
             chunks: Vec::new(),
             came: 0,
             sent: now,
+            uncertain: false,
         };
         let window = u32::try_from(config.window).unwrap_or(1);
         let mut pipeline = Self {
@@ -224,6 +251,7 @@ impl Pipeline {
             seed: 0,
             lanes: Vec::new(),
             reach: None,
+            design: Design::Herd,
             asking: VecDeque::new(),
             held: None,
             pending: (0..window).map(pending).collect(),
@@ -238,6 +266,15 @@ impl Pipeline {
         };
         pipeline.reconnect(pipeline.now + pipeline.config.deadline())?;
         Ok(pipeline)
+    }
+
+    /// What requests of a store of records are made of.
+    #[cfg(test)]
+    pub(super) fn parts(&mut self) -> (&mut Records, &mut [Pending], &mut Trouble) {
+        let Some(Way::Records(records)) = &mut self.reach else {
+            panic!("a store without records");
+        };
+        (records, &mut self.pending, &mut self.trouble)
     }
 
     /// Requests that are under way.
@@ -261,10 +298,25 @@ impl Pipeline {
         self.seed
     }
 
+    /// What this client knows about where keys are, where it changes records itself.
+    pub fn locations(&self) -> Option<&Arc<Locations>> {
+        match &self.reach {
+            Some(Way::Records(records)) if records.changes() => Some(records.locations()),
+            _ => None,
+        }
+    }
+
+    /// Uses what others know about where keys are, and tells them: as long as this connection lasts.
+    pub fn share_locations(&mut self, locations: Arc<Locations>) {
+        if let Some(Way::Records(records)) = &mut self.reach {
+            records.share(locations);
+        }
+    }
+
     /// Doorbells that requests took.
     pub fn doorbells(&self) -> u64 {
         let lanes = self.lanes.iter().map(|lane| lane.doorbells).sum::<u64>();
-        lanes + self.reach.as_ref().map_or(0, |reach| reach.doorbells)
+        lanes + self.reach.as_ref().map_or(0, Way::doorbells)
     }
 
     /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
@@ -286,8 +338,22 @@ impl Pipeline {
         if key.len() > MAX_KEY_BYTES {
             return Err(ClientError::TooLong);
         }
-        // A GET that needs no room in a lane, and its hash.
-        let reads = self.reach.is_some() && !op.is_change();
+        if let Some(Way::Records(records)) = &self.reach {
+            if let Op::Put { ttl_ms: 1.., .. } = op {
+                return Err(ClientError::NotPromised {
+                    design: self.design,
+                    lacks: "keeps no times to live in its records; herd does, and reads with a read size of 0",
+                });
+            }
+            if records.changes() && !records.fits(op) {
+                return Err(ClientError::TooLong);
+            }
+        }
+        // A request that needs no room in a lane, and its hash.
+        let reads = self
+            .reach
+            .as_ref()
+            .is_some_and(|r| !op.is_change() || r.changes());
         let hash = if reads || self.lanes.len() > 1 {
             hash_of(key, self.seed)
         } else {
@@ -302,7 +368,11 @@ impl Pipeline {
             return Ok(false);
         }
         self.free.pop();
-        let seq = if op.is_change() { lane.next_seq() } else { 0 };
+        let seq = if op.is_change() && !reads {
+            lane.next_seq()
+        } else {
+            0
+        };
         let pending = &mut self.pending[slot as usize];
         op.encode(seq, &mut pending.bytes);
         pending.token = token;
@@ -312,10 +382,11 @@ impl Pipeline {
         pending.seq = seq;
         pending.order = self.order;
         pending.came = 0;
+        pending.uncertain = false;
         pending.sent = self.now;
         self.order += 1;
         if let Some(reach) = self.reach.as_mut().filter(|_| reads) {
-            reach.begin(slot, number, hash);
+            reach.begin(pending, slot, hash);
             return Ok(true);
         }
         if lane.is_idle() {
@@ -341,16 +412,27 @@ impl Pipeline {
         for lane in &mut self.lanes {
             let (pending, free, trouble) = (&mut self.pending, &mut self.free, &mut self.trouble);
             let (now, buffer, before) = (&mut self.now, &mut self.buffer, done);
+            let reach = &mut self.reach;
             let polled = lane.poll(pending, trouble, buffer, |pending, slot, ended| {
                 if done == before {
                     *now = time::now();
                 }
+                let answer = match reach {
+                    Some(Way::Records(records)) if records.has_asked(slot) => {
+                        let said = (ended.status, ended.version);
+                        match records.answered(pending, slot, said) {
+                            Some(answer) => answer,
+                            None => return,
+                        }
+                    }
+                    _ => answer(pending.is_get, &ended),
+                };
                 done += 1;
                 pending.used = false;
                 free.push(slot);
                 each(Completion {
                     token: pending.token,
-                    answer: answer(pending.is_get, &ended),
+                    answer,
                     sent: pending.sent,
                     seen: *now,
                 });
@@ -408,28 +490,35 @@ impl Pipeline {
         };
         let (free, asking, now) = (&mut self.free, &mut self.asking, &mut self.now);
         let mut first = true;
-        let came = reach.poll(
-            &mut self.pending,
-            &mut self.trouble,
-            |pending, slot, found| {
-                let Found::Value { version, value } = found else {
-                    asking.push_back(slot);
-                    return;
-                };
-                if std::mem::take(&mut first) {
-                    *now = time::now();
+        let mut over = |pending: &mut Pending, slot, answer: Answer<'_>| {
+            if std::mem::take(&mut first) {
+                *now = time::now();
+            }
+            *done += 1;
+            pending.used = false;
+            free.push(slot);
+            each(Completion {
+                token: pending.token,
+                answer,
+                sent: pending.sent,
+                seen: *now,
+            });
+        };
+        let (all, trouble) = (&mut self.pending, &mut self.trouble);
+        let came = match reach {
+            Way::Logs(logs) => logs.poll(all, trouble, |pending, slot, found| match found {
+                Found::Value { version, value } => {
+                    over(pending, slot, Answer::Value { value, version });
                 }
-                *done += 1;
-                pending.used = false;
-                free.push(slot);
-                each(Completion {
-                    token: pending.token,
-                    answer: Answer::Value { value, version },
-                    sent: pending.sent,
-                    seen: *now,
-                });
-            },
-        )?;
+                Found::Ask => asking.push_back(slot),
+            })?,
+            Way::Records(records) => {
+                records.poll(all, trouble, |pending, slot, what| match what {
+                    Done::Answer(answer) => over(pending, slot, answer),
+                    Done::Ask => asking.push_back(slot),
+                })?
+            }
+        };
         while let Some(&slot) = self.asking.front() {
             let pending = &self.pending[slot as usize];
             let lane = &mut self.lanes[pending.lane];
@@ -441,7 +530,11 @@ impl Pipeline {
             if lane.is_idle() {
                 lane.alive = self.now;
             }
-            if let Err(e) = lane.take_on(slot, &pending.bytes) {
+            match reach {
+                Way::Logs(_) => self.buffer.clone_from(&pending.bytes),
+                Way::Records(records) => records.question(pending, slot, &mut self.buffer),
+            }
+            if let Err(e) = lane.take_on(slot, &self.buffer) {
                 lane.broken.get_or_insert(e);
             }
         }
@@ -464,6 +557,11 @@ impl Pipeline {
         let deadline = self.config.deadline();
         let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
         let until = oldest.unwrap_or(self.now) + deadline;
+        if let Some(Way::Records(records)) = &self.reach {
+            for (slot, pending) in (0..).zip(&mut self.pending) {
+                pending.uncertain = pending.used && records.may_have_changed(slot);
+            }
+        }
         let connected = self.reconnect(until.max(time::now() + self.config.answer()));
         self.now = time::now();
         self.trouble.reconnects += 1;
@@ -473,7 +571,8 @@ impl Pipeline {
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
-            let over = self.now.duration_since(pending.sent) >= deadline;
+            // A change that may have been made is not made again.
+            let over = self.now.duration_since(pending.sent) >= deadline || pending.uncertain;
             if over || connected.is_err() {
                 pending.used = false;
                 self.free.push(slot);
@@ -488,11 +587,11 @@ impl Pipeline {
             }
             pending.came = 0;
             self.trouble.retries += 1;
-            if pending.is_get
-                && let Some(reach) = &mut self.reach
+            if let Some(reach) = &mut self.reach
+                && (pending.is_get || reach.changes())
                 && let Some(key) = wire::key_of(&pending.bytes)
             {
-                reach.begin(slot, pending.lane, hash_of(key, self.seed));
+                reach.begin(pending, slot, hash_of(key, self.seed));
                 continue;
             }
             let lane = &mut self.lanes[pending.lane];
@@ -527,6 +626,7 @@ impl Pipeline {
                         reach,
                         held,
                         seed,
+                        design,
                     } = opened;
                     if !before.is_empty() && before.len() != lanes.len() {
                         return Err(ClientError::Refused {
@@ -535,6 +635,7 @@ impl Pipeline {
                         });
                     }
                     (self.lanes, self.reach, self.held) = (lanes, reach, Some(held));
+                    self.design = design;
                     if seed != self.seed && !before.is_empty() {
                         // A new server: keys have other partitions, and it knows nothing of what was asked before.
                         self.reassign(seed);
@@ -573,160 +674,11 @@ impl Pipeline {
                 continue;
             };
             pending.lane = partition_of(hash_of(key, seed), self.lanes.len());
-            if !pending.is_get {
+            if pending.seq != 0 {
                 pending.seq = self.lanes[pending.lane].issue();
                 pending.bytes[4..8].copy_from_slice(&pending.seq.to_le_bytes());
             }
         }
-    }
-
-    fn open(&self) -> Result<Opened, ClientError> {
-        let Some(door) = &self.door else {
-            return self.dial();
-        };
-        let welcome = door.welcome();
-        let (prepared, hello) = self.introduce(&welcome)?;
-        match door.enter(&hello) {
-            (Answered::Accepted(accepted), Some(pass)) => {
-                self.settle(prepared, &accepted, Held::Local(pass))
-            }
-            (answer, _) => Err(refusal(answer)),
-        }
-    }
-
-    /// Opens a session by TCP.
-    fn dial(&self) -> Result<Opened, ClientError> {
-        const WHOSE: &str = "key-value store";
-        let reach = |source| ClientError::Reach {
-            server: self.config.server.clone(),
-            source,
-        };
-        let mut stream = TcpStream::connect(&self.config.server).map_err(reach)?;
-        let patience = self.config.deadline().max(Duration::from_secs(1));
-        stream.set_read_timeout(Some(patience)).map_err(reach)?;
-        stream.set_nodelay(true).map_err(reach)?;
-        let welcome: Welcome = rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)?;
-        let (prepared, hello) = self.introduce(&welcome)?;
-        rpc::exchange::send_line(&mut stream, &hello).map_err(reach)?;
-        match rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)? {
-            Answered::Accepted(accepted) => self.settle(prepared, &accepted, Held::Tcp(stream)),
-            refused => Err(refusal(refused)),
-        }
-    }
-
-    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
-    fn introduce(&self, welcome: &Welcome) -> Result<(Introduced, Hello), ClientError> {
-        let refused = |reason: String| ClientError::Refused {
-            reason,
-            retry: false,
-        };
-        if welcome.protocol != rendezvous::PROTOCOL || welcome.version != rendezvous::VERSION {
-            return Err(refused(format!(
-                "it speaks {} {}, this client {} {}",
-                welcome.protocol,
-                welcome.version,
-                rendezvous::PROTOCOL,
-                rendezvous::VERSION
-            )));
-        }
-        let window = self.config.window;
-        if window > welcome.max_window {
-            return Err(refused(format!(
-                "its largest window is {}, not {window}",
-                welcome.max_window
-            )));
-        }
-        if !(1..=64).contains(&welcome.partitions) {
-            return Err(refused(format!("it has {} partitions", welcome.partitions)));
-        }
-        welcome.design.check(self.context.capabilities()?)?;
-        // Room for a chunk's header and a little, whatever values there are.
-        let answer = (wire::ANSWER_HEADER + self.config.value_bytes).max(40);
-        let answer = answer.min(welcome.max_answer);
-        // A value in parts may have all of them under way beside the other answers.
-        let depth = u32::try_from(window.max(64) + rpc::MAX_BATCH).unwrap_or(u32::MAX);
-        let port = UdPortConfig {
-            port_num: self.port.port_num,
-            gid_index: Some(self.port.gid_index),
-            send_depth: (2 * depth).max(256),
-            recv_depth: depth,
-            recv_payload: answer,
-            ..UdPortConfig::default()
-        };
-        let payload = welcome.layout.payload;
-        let prepared = (0..welcome.partitions)
-            .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
-            .collect::<Result<Vec<_>, _>>()?;
-        let reach = match welcome.design {
-            Design::Herd => None,
-            Design::Reads => {
-                let batch = self.config.batch;
-                Some(reach::Prepared::new(&self.pd, self.port, window, batch)?)
-            }
-        };
-        let lanes = prepared.iter().map(|c| LaneHello {
-            uc: c.uc_endpoint(),
-            ud: c.ud_endpoint(),
-        });
-        let hello = Hello {
-            version: rendezvous::VERSION,
-            session: self.session,
-            window,
-            answer,
-            lanes: lanes.collect(),
-            rc: reach.as_ref().map(reach::Prepared::endpoint),
-        };
-        let introduced = Introduced {
-            lanes: prepared,
-            reach,
-            seed: welcome.seed,
-        };
-        Ok((introduced, hello))
-    }
-
-    /// Connects this side as the server answered.
-    fn settle(
-        &self,
-        introduced: Introduced,
-        accepted: &Accepted,
-        held: Held,
-    ) -> Result<Opened, ClientError> {
-        let lacks = |what: &str| ClientError::Refused {
-            reason: format!("its answer lacks {what}"),
-            retry: false,
-        };
-        let Introduced { lanes, reach, seed } = introduced;
-        if accepted.lanes.len() != lanes.len() {
-            return Err(lacks("partitions"));
-        }
-        let span = session::span(self.config.window);
-        let lanes = lanes
-            .into_iter()
-            .zip(&accepted.lanes)
-            .map(|(client, lane)| {
-                let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
-                Ok::<_, ClientError>(Lane::new(client, self.config.batch, span))
-            });
-        let lanes: Vec<Lane> = lanes.collect::<Result<_, _>>()?;
-        let reach = match reach {
-            None => None,
-            Some(prepared) => {
-                let memory = accepted.reach.as_ref().ok_or_else(|| lacks("its memory"))?;
-                Some(prepared.connect(memory, self.config.value_bytes, seed)?)
-            }
-        };
-        if reach
-            .as_ref()
-            .is_some_and(|r| r.partitions() != lanes.len())
-        {
-            return Err(lacks("memory of partitions"));
-        }
-        Ok(Opened {
-            lanes,
-            reach,
-            held,
-            seed,
-        })
     }
 }
 
@@ -745,15 +697,6 @@ fn answer<'a>(is_get: bool, ended: &Ended<'a>) -> Answer<'a> {
         Status::Full => Answer::Full,
         Status::TooLong => Answer::TooLong,
         // What this client sends is a request, unless the server is of another kind.
-        Status::Bad | Status::Part => Answer::Lost,
+        Status::Bad | Status::Part | Status::Busy => Answer::Lost,
     }
-}
-
-/// The error of an answer that is none of acceptance.
-fn refusal(answer: Answered) -> ClientError {
-    let (reason, retry) = match answer {
-        Answered::Refused { reason, retry } => (reason, retry),
-        Answered::Accepted(_) => ("it accepted without a place".to_owned(), false),
-    };
-    ClientError::Refused { reason, retry }
 }

@@ -22,11 +22,11 @@ const MOST_BUCKETS: u8 = 4;
 /// A way that is not open yet.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    pd: ProtectionDomain,
-    qp: PreparedQp<Rc>,
-    cq: CompletionQueue,
-    window: usize,
-    batch: usize,
+    pub(super) pd: ProtectionDomain,
+    pub(super) qp: PreparedQp<Rc>,
+    pub(super) cq: CompletionQueue,
+    pub(super) window: usize,
+    pub(super) batch: usize,
 }
 
 /// A partition's memory.
@@ -80,13 +80,15 @@ pub(super) enum Found<'a> {
 }
 
 impl Prepared {
+    /// A way for so many requests, of up to `requests` work requests each.
     pub(super) fn new(
         pd: &ProtectionDomain,
         port: PortGid,
         window: usize,
         batch: usize,
+        requests: usize,
     ) -> Result<Self, RpcError> {
-        let depth = u32::try_from(window + rpc::MAX_BATCH).unwrap_or(u32::MAX);
+        let depth = u32::try_from(requests * window + rpc::MAX_BATCH).unwrap_or(u32::MAX);
         let cq = pd.context().create_cq(depth)?;
         let qp = pd
             .qp::<Rc>(&cq, &cq)
@@ -109,10 +111,11 @@ impl Prepared {
         self.qp.endpoint()
     }
 
-    /// Connects as the server answered. Values up to `value_bytes` are READ.
+    /// Connects to an index and a log. Values up to `value_bytes` are READ.
     pub(super) fn connect(
         self,
-        reach: &rendezvous::Reach,
+        peer: &QpEndpoint,
+        (partitions, item_bytes): (&[rendezvous::ReachedLog], usize),
         value_bytes: usize,
         seed: u64,
     ) -> Result<Reach, RpcError> {
@@ -124,14 +127,10 @@ impl Prepared {
                 log: p.log,
             })
         };
-        let partitions = reach
-            .partitions
-            .iter()
-            .map(partition)
-            .collect::<Option<_>>();
+        let partitions = partitions.iter().map(partition).collect::<Option<_>>();
         let item = crate::store::item_bytes(crate::store::MAX_KEY_BYTES, value_bytes, true) + 8;
         let room = item.max(BUCKET_BYTES).next_multiple_of(64);
-        let qp = self.qp.connect(&reach.endpoint)?;
+        let qp = self.qp.connect(peer)?;
         Ok(Reach {
             list: qp.postlist(rpc::MAX_BATCH),
             qp,
@@ -141,7 +140,7 @@ impl Prepared {
             room,
             partitions: partitions
                 .ok_or_else(|| RpcError::Config("the server's memory is too small".to_owned()))?,
-            item_bytes: reach.item_bytes.clamp(8, room),
+            item_bytes: item_bytes.clamp(8, room),
             seed,
             gets: vec![Get::default(); self.window].into(),
             completions: Box::default(),

@@ -8,9 +8,10 @@ use verbs::Context;
 
 use super::{Refused, ServerError, Shared};
 use crate::ServerConfig;
+use crate::client::Locations;
 use crate::rendezvous::{Answer, Hello, Welcome};
 use crate::report::ServerStats;
-use crate::store::Store;
+use crate::store::{Refusal, Store};
 use crate::worker::{Place, Worker, lock};
 
 /// A server whose workers the caller runs.
@@ -73,6 +74,14 @@ impl LocalServer {
     /// What it serves.
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
+    }
+
+    /// Puts an item without a network, before any client comes; tells `known` where it is, where clients need to know.
+    ///
+    /// # Errors
+    /// As for a PUT.
+    pub fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
+        self.shared.preload(key, value, known)
     }
 
     /// Where clients come in. Its workers must be running by the time that one does.

@@ -17,6 +17,7 @@ mod index;
 mod log;
 mod memory;
 mod partition;
+pub(crate) mod record;
 pub(crate) mod remote;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,6 +29,7 @@ pub use memory::NoMemory;
 pub use partition::{
     Condition, Entry, Mode, Partition, PartitionConfig, PartitionStats, Refusal, Set,
 };
+pub use record::{LockPlacement, Shape};
 
 /// Bytes of an item with this key and value in the log. The index takes a slot of eight bytes besides, and an eighth
 /// of its slots is free when there are as many items as it is made for.

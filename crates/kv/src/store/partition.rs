@@ -104,7 +104,7 @@ pub struct PartitionStats {
 }
 
 impl PartitionStats {
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.items += other.items;
         self.data_bytes += other.data_bytes;
         self.memory_bytes += other.memory_bytes;

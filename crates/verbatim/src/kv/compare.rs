@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::lines::Line;
 use super::peers::{self, Peer};
+use super::serve::RecordArgs;
 use super::simulated::SimulationArgs;
 use super::workload::WorkloadArgs;
 use crate::Outcome;
@@ -27,7 +28,7 @@ use crate::output::{self, figure, print, print_typed, time};
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
-    /// Run this design only (may be given several times): herd, reads [default: all]
+    /// Run this design only (may be given several times): herd, reads, atomics [default: all]
     #[arg(long, value_name = "DESIGN")]
     pub(super) design: Vec<Design>,
     /// How long each measurement runs [default: 500ms; 200 µs of virtual time on a simulated NIC]
@@ -48,6 +49,8 @@ pub(crate) struct Args {
     /// UD queue pairs of a worker that batches rotate over
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
     queues: usize,
+    #[command(flatten)]
+    pub(super) records: RecordArgs,
     /// Leave Redis and memcached out
     #[arg(long)]
     no_peers: bool,
@@ -81,6 +84,8 @@ enum Contender {
     Store {
         design: Design,
         batch: usize,
+        /// Bytes of a GET's only READ, with `reads`.
+        read_size: usize,
     },
     Peer(Peer),
 }
@@ -88,7 +93,16 @@ enum Contender {
 impl Contender {
     fn name(self) -> String {
         match self {
-            Contender::Store { design, batch: 1 } => format!("{design}, no batches"),
+            Contender::Store {
+                design: Design::Herd,
+                batch: 1,
+                ..
+            } => "herd, no batches".to_owned(),
+            Contender::Store {
+                design: Design::Reads,
+                read_size: 1..,
+                ..
+            } => "reads, one READ".to_owned(),
             Contender::Store { design, .. } => design.to_string(),
             Contender::Peer(peer) => peer.name().to_owned(),
         }
@@ -96,9 +110,16 @@ impl Contender {
 
     fn summary(self) -> &'static str {
         match self {
-            Contender::Store { batch: 1, .. } => {
-                "the same with a doorbell an answer, and no prefetching"
-            }
+            Contender::Store {
+                design: Design::Herd,
+                batch: 1,
+                ..
+            } => "the same with a doorbell an answer, and no prefetching",
+            Contender::Store {
+                design: Design::Reads,
+                read_size: 1..,
+                ..
+            } => "a GET is one READ of a neighbourhood of records; changes are RPCs",
             Contender::Store { design, .. } => design.summary(),
             Contender::Peer(peer) => peer.summary(),
         }
@@ -172,10 +193,28 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             notes.push(unsupported.to_string());
             continue;
         }
-        let batch = args.batch;
-        contenders.push(Contender::Store { design, batch });
-        if design == Design::Herd && batch > 1 {
-            contenders.push(Contender::Store { design, batch: 1 });
+        let with = |batch, read_size| Contender::Store {
+            design,
+            batch,
+            read_size,
+        };
+        let asked = args.records.read_size;
+        match design {
+            Design::Herd => {
+                contenders.push(with(args.batch, 0));
+                if args.batch > 1 {
+                    contenders.push(with(1, 0));
+                }
+            }
+            Design::Reads => {
+                if asked.is_none_or(|size| size == 0) {
+                    contenders.push(with(args.batch, 0));
+                }
+                if asked != Some(0) {
+                    contenders.push(with(args.batch, asked.unwrap_or(512)));
+                }
+            }
+            Design::Atomics => contenders.push(with(args.batch, asked.unwrap_or(0))),
         }
     }
     if contenders.is_empty() {
@@ -257,7 +296,11 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
 fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     match contender {
-        Contender::Store { design, batch } => store(args, placement, design, batch, round),
+        Contender::Store {
+            design,
+            batch,
+            read_size,
+        } => store(args, placement, (design, batch, read_size), round),
         Contender::Peer(peer) => beside(args, placement, peer, round),
     }
     .map(|done| Round {
@@ -271,11 +314,10 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
 fn store(
     args: &Args,
     placement: &Placement,
-    design: Design,
-    batch: usize,
+    what: (Design, usize, usize),
     round: u32,
 ) -> Result<Round> {
-    let (mut server, mut said) = start_server(args, &placement.server, design, batch)?;
+    let (mut server, mut said) = start_server(args, &placement.server, what)?;
     let Line::Listening { address, .. } = said.expect()? else {
         bail!("the server did not say where it listens");
     };
@@ -342,8 +384,7 @@ fn sum_up(round: u32, all: &[LoadReport], alone: &LoadReport, stats: &ServerStat
 fn start_server(
     args: &Args,
     cores: &[usize],
-    design: Design,
-    batch: usize,
+    (design, batch, read_size): (Design, usize, usize),
 ) -> Result<(KillOnDrop, Lines<Line>)> {
     let mut command: Command = part_of("kv", "serve", &args.nic, &args.port)?;
     command
@@ -359,7 +400,9 @@ fn start_server(
         .args(["--batch", &batch.to_string()])
         .args(["--queues", &args.queues.to_string()])
         .args(["--keys", &args.workload.keys.to_string()])
+        .args(["--key-size", &args.workload.key_size.to_string()])
         .args(["--value-size", &args.workload.value_size.to_string()])
+        .args(args.records.flags(read_size))
         .args(["--max-window", &args.workload.window().max(64).to_string()])
         .stdin(Stdio::piped());
     start(command, cores, "server")

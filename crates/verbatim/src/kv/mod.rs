@@ -40,9 +40,11 @@ Examples:
   verbatim kv --keys 8000000 --zipf 0.99 --puts 0.5 --value-size 1000
   verbatim kv --ycsb A --workers 2 --clients 2
   verbatim kv --design herd --window 1 --json
+  verbatim kv --design reads --read-size 1K
 
-On a simulated cluster of NICs that you need not have, in virtual time (Figure 9 of the paper):
+On a simulated cluster of NICs that you need not have, in virtual time (Figures 9 and 10 of the paper):
   verbatim kv --nic cib
+  verbatim kv --nic cib --design atomics
 
 By hand, on several terminals:
   verbatim kv serve --listen 127.0.0.1:7472

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use kv::resp::{Address, Front};
-use kv::store::Mode;
+use kv::store::{LockPlacement, Mode};
 use kv::{Design, Server, ServerConfig};
 
 use super::lines::Line;
@@ -19,7 +19,7 @@ use crate::stop::stop_signals;
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How clients reach the data: herd, reads
+    /// How clients reach the data: herd, reads, atomics
     #[arg(long, value_name = "DESIGN", default_value_t = Design::Herd)]
     design: Design,
     /// Where clients find it, over TCP; port 0 takes a free one
@@ -34,7 +34,10 @@ pub(crate) struct Args {
     /// Items that there is room for
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 1..=1usize << 32))]
     keys: usize,
-    /// Bytes of a value, about: longer ones work too, slower
+    /// Bytes of a key, about; of a record's key at most (atomics, and reads with --read-size)
+    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::number("a length of keys", 0..=255usize))]
+    key_size: usize,
+    /// Bytes of a value, about: longer ones work too, slower; of a record's value at most
     #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::bytes(65_535))]
     value_size: usize,
     /// Memory for keys and values, such as 512M [default: enough for the keys]
@@ -55,6 +58,8 @@ pub(crate) struct Args {
     /// Requests that a client may have outstanding
     #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
     max_window: usize,
+    #[command(flatten)]
+    records: RecordArgs,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
     until_eof: bool,
@@ -67,8 +72,40 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
+/// How records are laid out that clients reach themselves.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Records")]
+pub(crate) struct RecordArgs {
+    /// reads: with 0 a GET is two READs (index bucket, item), otherwise one READ of so many bytes, a neighbourhood of records with
+    /// keys and values inline. atomics: what a client READs to find a record [default: reads 0, atomics 512]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(1 << 16))]
+    pub(super) read_size: Option<usize>,
+    /// atomics: where locks are: spread (in an array), or record (in each record, at the same offset)
+    #[arg(long, value_name = "WHERE", default_value_t = LockPlacement::Spread)]
+    pub(super) locks: LockPlacement,
+    /// atomics: records begin at multiples of this; with 4096 and --locks record all locks have the same lower 12 bits
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = args::number("an alignment", 8..=4096usize))]
+    pub(super) record_align: usize,
+    /// atomics: how long a client may have a lock while others wait for it
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    pub(super) lease: Duration,
+}
+
+impl RecordArgs {
+    /// The same for a server process.
+    pub(super) fn flags(&self, read_size: usize) -> [String; 4] {
+        [
+            format!("--read-size={read_size}"),
+            format!("--locks={}", self.locks),
+            format!("--record-align={}", self.record_align),
+            format!("--lease={}ms", self.lease.as_millis()),
+        ]
+    }
+}
+
 const EXAMPLES: &str = "\
 Without --store it is a cache: when there is no room the oldest items are dropped, so a key that was put may be gone later.
+Records (atomics, and reads with --read-size) are always a store: they have a size, drop nothing, and keep no time to live.
 
 Examples:
   verbatim kv serve
@@ -89,10 +126,21 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         max_window: args.max_window,
         mode: if args.store { Mode::Store } else { Mode::Cache },
         items: args.keys,
+        key_bytes: args.key_size,
+        read_size: args.records.read_size.unwrap_or(0),
+        lock_placement: args.records.locks,
+        record_align: args.records.record_align,
+        lease_ms: u16::try_from(args.records.lease.as_millis()).unwrap_or(u16::MAX),
         value_bytes: args.value_size,
         log_bytes: args.memory,
-        ..ServerConfig::default()
     };
+    if args.resp.is_some() && config.has_records() {
+        bail!(
+            "the Redis protocol needs a store of items of any length: leave out --resp, or serve herd, or reads without \
+             --read-size"
+        );
+    }
+    let is_store = args.store || config.has_records();
     let stop = stop_signals(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let front = args.resp.as_ref().map(|address| {
@@ -114,7 +162,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         print(format_args!(
             "{} serves a {} on {address}; {}; clients: verbatim kv load {address} --fill",
             args.design,
-            if args.store { "store" } else { "cache" },
+            if is_store { "store" } else { "cache" },
             args.design.promise(),
         ))?;
         if let Some(resp) = resp {
@@ -168,6 +216,12 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             stats.store.evictions,
             stats.store.refused_full
         ))?;
+        if args.design == Design::Atomics {
+            print(format_args!(
+                "{} locks freed for clients that were gone or slow, {} clients expelled",
+                stats.recovered_locks, stats.expelled
+            ))?;
+        }
         if let Some(spoken) = spoken {
             print(format_args!(
                 "{} commands of the Redis protocol over {} connections, {} answered with an error, {} malformed",

@@ -40,7 +40,6 @@ impl SimulationArgs {
 struct Row {
     nic: String,
     kind: &'static str,
-    design: Design,
     #[serde(flatten)]
     setup: Setup,
     #[serde(flatten)]
@@ -48,6 +47,8 @@ struct Row {
     published: Option<&'static Published>,
     /// Ours over the published rate, less one.
     relative_error: Option<f64>,
+    /// `atomics`: the rate over that of GETs alone.
+    to_gets: Option<f64>,
 }
 
 /// Runs the command.
@@ -58,43 +59,38 @@ pub(super) fn run_all(args: &compare::Args) -> Result<Outcome> {
         nic_file: None,
     };
     let profile = chosen.chosen()?;
-    if let Some(design) = args.design.iter().find(|design| **design != Design::Herd) {
-        bail!("design {design} is not simulated: herd is");
-    }
-    let all = profile.host.cores.value as usize;
-    let cores: Vec<usize> = match simulation.cores {
-        Some(cores) => vec![cores],
-        None => [1, 2, 4, 8, 12, 14]
-            .into_iter()
-            .filter(|n| *n <= all)
-            .collect(),
-    };
     let w = &args.workload;
     if w.ycsb.is_some() || w.zipf.is_some() {
         bail!("simulated keys are chosen alike: leave out --ycsb and --zipf");
     }
-    let bar = output::progress(2 * cores.len() as u64);
-    let mut rows = Vec::new();
-    for batched in [false, true] {
-        for &cores in &cores {
-            let paper = Setup::paper(cores, batched);
-            let setup = Setup {
-                clients: args.clients.unwrap_or(paper.clients),
-                window: w.window.unwrap_or(paper.window),
-                puts: w.puts.unwrap_or(paper.puts),
-                value_bytes: w.value_size,
-                seed: simulation.seed.unwrap_or(paper.seed),
-                time: args.duration.unwrap_or(paper.time),
-                ..paper
+    let designs = match &args.design[..] {
+        [] => &[Design::Herd],
+        some => some,
+    };
+    let setups: Vec<Setup> = designs
+        .iter()
+        .flat_map(|design| setups(&profile, *design, args))
+        .collect();
+    let bar = output::progress(setups.len() as u64);
+    let mut rows: Vec<Row> = Vec::new();
+    for setup in setups {
+        bar.set_message(format!("{} on {} cores", name(&setup), setup.cores));
+        let mut row = one(&profile, setup)?;
+        // To GETs alone of the same setup.
+        let gets = rows.iter().find(|gets| {
+            let same = Setup {
+                puts: 0.0,
+                time: gets.setup.time,
+                ..row.setup.clone()
             };
-            bar.set_message(format!("{cores} cores"));
-            let row = one(&profile, setup, batched)?;
-            if args.json {
-                print_typed("simulated", &row)?;
-            }
-            rows.push(row);
-            bar.inc(1);
+            row.setup.design == Design::Atomics && gets.setup == same
+        });
+        row.to_gets = gets.map(|gets| row.outcome.rate_mops / gets.outcome.rate_mops);
+        if args.json {
+            print_typed("simulated", &row)?;
         }
+        rows.push(row);
+        bar.inc(1);
     }
     bar.finish_and_clear();
     if !args.json {
@@ -107,14 +103,88 @@ pub(super) fn run_all(args: &compare::Args) -> Result<Outcome> {
     })
 }
 
-fn one(profile: &Profile, setup: Setup, batched: bool) -> Result<Row> {
-    let outcome = run(profile, &setup).with_context(|| format!("herd on {} cores", setup.cores))?;
+/// What runs of a design: with HERD over cores, with and without batches (Figure 9); with the READ-based one both ways to
+/// READ; with the atomics-based one over the share of PUTs (Figure 10).
+fn setups(profile: &Profile, design: Design, args: &compare::Args) -> Vec<Setup> {
+    let (w, simulation) = (&args.workload, &args.simulation);
+    let all = profile.host.cores.value as usize;
+    let asked = |paper: Setup| Setup {
+        clients: args.clients.unwrap_or(paper.clients),
+        window: w.window.unwrap_or(paper.window),
+        puts: w.puts.unwrap_or(paper.puts),
+        value_bytes: w.value_size,
+        seed: simulation.seed.unwrap_or(paper.seed),
+        time: args.duration.unwrap_or(paper.time),
+        locks: args.records.locks,
+        record_align: args.records.record_align,
+        ..paper
+    };
+    match design {
+        Design::Herd => {
+            let cores: Vec<usize> = match simulation.cores {
+                Some(cores) => vec![cores],
+                None => [1, 2, 4, 8, 12, 14]
+                    .into_iter()
+                    .filter(|n| *n <= all)
+                    .collect(),
+            };
+            let both = [false, true].into_iter();
+            let setups = both
+                .flat_map(|batched| cores.iter().map(move |n| asked(Setup::paper(*n, batched))));
+            setups.collect()
+        }
+        Design::Reads => {
+            let sizes = match args.records.read_size {
+                Some(size) => vec![size],
+                None => vec![0, 512],
+            };
+            let of = |read_size| {
+                asked(Setup {
+                    design,
+                    read_size,
+                    ..Setup::paper(simulation.cores.unwrap_or(all), true)
+                })
+            };
+            sizes.into_iter().map(of).collect()
+        }
+        Design::Atomics => {
+            let shares = match w.puts {
+                Some(puts) => vec![puts],
+                None => vec![0.0, 0.05, 0.1, 0.2, 0.5, 1.0],
+            };
+            let of = |puts| Setup {
+                puts,
+                ..asked(Setup {
+                    cores: simulation.cores.unwrap_or(1),
+                    read_size: args.records.read_size.unwrap_or(0),
+                    ..Setup::drtm(puts)
+                })
+            };
+            shares.into_iter().map(of).collect()
+        }
+    }
+}
+
+/// What a run is called.
+fn name(setup: &Setup) -> String {
+    match setup.design {
+        Design::Herd if setup.batch > 1 => "herd".to_owned(),
+        Design::Herd => "herd, no batches".to_owned(),
+        Design::Reads if setup.read_size > 0 => format!("reads of {}", setup.read_size),
+        Design::Reads => "reads".to_owned(),
+        Design::Atomics => "atomics".to_owned(),
+    }
+}
+
+fn one(profile: &Profile, setup: Setup) -> Result<Row> {
+    let outcome = run(profile, &setup)
+        .with_context(|| format!("{} on {} cores", name(&setup), setup.cores))?;
     let paper = Setup {
         seed: setup.seed,
         time: setup.time,
-        ..Setup::paper(setup.cores, batched)
+        ..Setup::paper(setup.cores, setup.batch > 1)
     };
-    let id = match (setup.cores, batched) {
+    let id = match (setup.cores, setup.batch > 1) {
         (1, false) => Some("herd_base_1c"),
         (1, true) => Some("herd_batch_1c"),
         (14, false) => Some("herd_base_peak"),
@@ -126,9 +196,9 @@ fn one(profile: &Profile, setup: Setup, batched: bool) -> Result<Row> {
     Ok(Row {
         nic: profile.name.clone(),
         kind: "simulated",
-        design: Design::Herd,
         relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
         published,
+        to_gets: None,
         outcome,
         setup,
     })
@@ -142,7 +212,9 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
     let header = [
         "design",
         "cores",
+        "PUTs",
         "M/s",
+        "to GETs alone",
         "published",
         "error",
         "answers/doorbell",
@@ -150,25 +222,26 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
         "p99",
         "verified",
     ];
-    let mut shown = table(header, &[1, 2, 3, 4, 5, 6, 7]);
+    let mut shown = table(header, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     for row in rows {
         let outcome = &row.outcome;
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
         let latency = |ns: u64| time(ns as f64);
         shown.add_row([
-            if row.setup.batch > 1 {
-                "herd"
-            } else {
-                "herd, no batches"
-            }
-            .to_owned(),
+            name(&row.setup),
             row.setup.cores.to_string(),
+            format!("{} %", figure(100.0 * row.setup.puts)),
             figure(outcome.rate_mops),
+            row.to_gets
+                .map_or_else(String::new, |r| format!("{:.1} %", 100.0 * r)),
             row.published
                 .map_or_else(String::new, |p| p.value.to_string()),
             row.relative_error
                 .map_or_else(String::new, |e| format!("{:+.1} %", 100.0 * e)),
-            format!("{:.1}", outcome.answers_per_doorbell),
+            match row.setup.design {
+                Design::Herd => format!("{:.1}", outcome.answers_per_doorbell),
+                Design::Reads | Design::Atomics => String::new(),
+            },
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
             if outcome.verified { "yes" } else { "NO" }.to_owned(),
@@ -179,11 +252,16 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
         return Ok(());
     };
     print(format_args!(
-        "\n{} clients with {} requests outstanding each, values of {} bytes, {} % PUTs. The server's and the clients' own \
-         code ran; costs are the profile's, and those of a look-up were fitted to one core of the paper's.",
-        setup.clients,
-        setup.window,
-        setup.value_bytes,
-        100.0 * setup.puts,
-    ))
+        "\n{} clients with {} requests outstanding each, values of {} bytes. The server's and the clients' own code ran; costs \
+         are the profile's, and those of a look-up by RPC were fitted to one core of the paper's.",
+        setup.clients, setup.window, setup.value_bytes,
+    ))?;
+    if rows.iter().any(|row| row.setup.design == Design::Atomics) {
+        print(format_args!(
+            "atomics: locks: {}, records aligned to {}; published (Figure 10): on cib 10 % PUTs cost 31 %, on cx3 PUTs alone \
+             are 4 % of GETs alone",
+            setup.locks, setup.record_align
+        ))?;
+    }
+    Ok(())
 }

@@ -63,8 +63,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 
 /// Runs the simulations that numbers come from.
 fn simulate(draw: bool) -> Result<Simulated> {
-    let setups = Simulated::setups(draw);
-    let bar = output::progress(setups.len() as u64);
+    let (setups, drtm) = (Simulated::setups(draw), Simulated::drtm_points(draw));
+    let bar = output::progress((setups.len() + drtm.len()) as u64);
     let mut simulated = Simulated::default();
     for setup in setups {
         bar.set_message(format!(
@@ -72,6 +72,13 @@ fn simulate(draw: bool) -> Result<Simulated> {
             setup.design, setup.cores
         ));
         simulated.add(setup)?;
+        bar.inc(1);
+    }
+    for (nic, puts) in drtm {
+        bar.set_message(format!(
+            "simulating the atomics-based store on {nic}, {puts} % PUTs"
+        ));
+        simulated.add_drtm((nic, puts))?;
         bar.inc(1);
     }
     bar.finish_and_clear();

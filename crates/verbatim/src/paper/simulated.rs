@@ -1,8 +1,9 @@
-//! Numbers that a simulation gives: the sequencer's own code on a simulated Connect-IB.
+//! Numbers that a simulation gives: the sequencer's and the key-value store's own code on simulated NICs.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bench::simulated::kv;
 use bench::simulated::sequencer::{Outcome, Setup, run};
 use nicmodel::mixes;
 use nicmodel::profile::builtin;
@@ -18,6 +19,8 @@ pub(super) struct Simulated {
     loads: Vec<(Setup, Outcome)>,
     /// One client with one request outstanding: a round trip.
     round_trip_us: Option<f64>,
+    /// The atomics-based key-value store: NIC, share of PUTs in %, rate.
+    drtm: Vec<(&'static str, u32, f64)>,
 }
 
 impl Simulated {
@@ -52,6 +55,40 @@ impl Simulated {
             self.runs.push((setup, outcome));
         }
         Ok(())
+    }
+
+    /// What the numbers of Figure 10 need, and, to draw, the figure: NIC, and share of PUTs in %.
+    pub(super) fn drtm_points(draw: bool) -> Vec<(&'static str, u32)> {
+        if !draw {
+            return vec![("cib", 0), ("cib", 10), ("cx3", 0), ("cx3", 100)];
+        }
+        let shares = [0, 5, 10, 20, 30, 50, 75, 100];
+        let of = |nic| shares.map(|puts| (nic, puts));
+        [of("cib"), of("cx3")].concat()
+    }
+
+    /// Runs one of them.
+    pub(super) fn add_drtm(&mut self, (nic, puts): (&'static str, u32)) -> Result<()> {
+        let profile = builtin(nic).with_context(|| format!("{nic} is built in"))?;
+        let outcome = kv::run(profile, &kv::Setup::drtm(f64::from(puts) / 100.0))?;
+        anyhow::ensure!(outcome.verified, "a value of the simulated store was wrong");
+        self.drtm.push((nic, puts, outcome.rate_mops));
+        Ok(())
+    }
+
+    /// Rates of the atomics-based store over the share of PUTs in %.
+    pub(super) fn drtm(&self, nic: &str) -> Vec<(f64, f64)> {
+        let of_nic = self.drtm.iter().filter(|(name, _, _)| *name == nic);
+        of_nic
+            .map(|(_, puts, rate)| (f64::from(*puts), *rate))
+            .collect()
+    }
+
+    /// The rate with so many PUTs in % over that of GETs alone.
+    fn drtm_to_gets(&self, nic: &str, puts: f64) -> Option<f64> {
+        let rates = self.drtm(nic);
+        let at = |share: f64| rates.iter().find(|(puts, _)| *puts == share).map(|p| p.1);
+        Some(at(puts)? / at(0.0)?)
     }
 
     /// The rates of a design over cores.
@@ -97,6 +134,14 @@ impl Simulated {
                 let rates = self.rates(Design::RpcBatchMq);
                 let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
                 (best.0, Kind::Predicted)
+            }
+            "drtm_cib_put10" => {
+                let kept = self.drtm_to_gets("cib", 10.0)?;
+                (100.0 * (1.0 - kept), Kind::Predicted)
+            }
+            "drtm_cx3_put100" => {
+                let left = self.drtm_to_gets("cx3", 100.0)?;
+                (100.0 * left, Kind::Predicted)
             }
             "gen_rtt" => (self.round_trip_us?, Kind::Fitted),
             _ => return None,

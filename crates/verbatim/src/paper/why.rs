@@ -21,7 +21,12 @@ pub(super) fn off(id: &str) -> Option<&'static str> {
             "a gain compounds the errors of two rates; the paper's own rates give 61.7 %"
         }
         "drtm_cib_put10" => {
-            "locks are assumed to be used evenly; random keys collide, and collided atomics wait"
+            "the paper's emulation of a PUT is two atomics alone; our store also READs the record under its lock, for its \
+             version, and WRITEs a redo entry and the record"
+        }
+        "drtm_cx3_put100" => {
+            "printed as a whole number (3.5 to 4.5 are 4); our store also READs the record under its lock, and WRITEs a \
+             redo entry and the record"
         }
         "dpu_bt_gain_1m" => {
             "two rates that do not depend on the split allow 33 %; smaller partitions must run \

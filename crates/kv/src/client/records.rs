@@ -1,0 +1,741 @@
+//! A client's way to records in the server's memory: a GET is one READ; with the atomics-based design a change locks the record,
+//! WRITEs it and unlocks it.
+//!
+//! A change is two postlists. The first is a compare-and-swap of the lock, and a READ of the record, which the
+//! server's NIC does in this order, so that it shows the record as the lock found it. The second, if the lock was
+//! free: a WRITE to this client's redo entry at the server, a WRITE of the record, and a compare-and-swap that unlocks. Should this
+//! client die between any two of them, the server finishes what is written down (`server::guests`). What a reader
+//! sees is whole by its checksum, so readers look at no lock.
+//!
+//! Which record a key has is remembered ([`Locations`]) or found by a READ of the key's neighbourhood, and otherwise the server
+//! is asked: only it knows that a key has none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rpc::RpcError;
+use verbs::{
+    Access, CompletionQueue, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, WcBuffer, time,
+};
+
+use super::pipeline::{Answer, Pending, Trouble};
+use super::reach::Prepared;
+use crate::rendezvous::Writes;
+use crate::server::next_version;
+use crate::store::record::{Body, Shape, lock_word, redo};
+use crate::store::{Condition, Refusal};
+use crate::wire::{self, Ask, Op, Request, Status};
+
+/// READs of torn records after which the server is asked for the value, where it can be.
+const MOST_TORN: u32 = 16;
+
+/// Which records keys have, as far as clients have found out: wrong ones are found out, too.
+#[derive(Debug)]
+pub struct Locations {
+    /// The record of the last key with these bits of the hash, and 1.
+    entries: Box<[AtomicU32]>,
+}
+
+impl Locations {
+    /// Room for about so many keys: four bytes each, a power of two of them.
+    pub fn new(keys: usize) -> Self {
+        let entries = keys.clamp(1, 1 << 24).next_power_of_two();
+        Self {
+            entries: (0..entries).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "masked")]
+    fn entry(&self, hash: u64) -> &AtomicU32 {
+        &self.entries[(hash ^ hash >> 32) as usize & (self.entries.len() - 1)]
+    }
+
+    #[inline]
+    fn get(&self, hash: u64) -> Option<u64> {
+        let entry = self.entry(hash).load(Ordering::Relaxed);
+        entry.checked_sub(1).map(u64::from)
+    }
+
+    /// A key with this hash has this record.
+    #[inline]
+    pub(crate) fn set(&self, hash: u64, record: u64) {
+        let entry = u32::try_from(record + 1).unwrap_or(0);
+        self.entry(hash).store(entry, Ordering::Relaxed);
+    }
+
+    fn forget(&self, hash: u64) {
+        self.entry(hash).store(0, Ordering::Relaxed);
+    }
+}
+
+/// What a slot of the window is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Step {
+    #[default]
+    Idle,
+    /// READs the neighbourhood.
+    Find,
+    /// READs the record.
+    Get,
+    /// Locks the record, and READs it.
+    Lock,
+    /// WRITEs and unlocks it.
+    Commit { version: u64 },
+    /// Unlocks it as it was.
+    Unlock(After),
+    /// Waits until it tries to lock again.
+    Wait,
+    /// Has asked the server which record the key has.
+    Locate,
+    /// The same, and to give it one.
+    Claim,
+    /// Has complained about the record's lock.
+    Release,
+}
+
+/// What comes after a lock that was for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    NotFound,
+    Condition(u64),
+    /// It was another key's record.
+    Find,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Work {
+    hash: u64,
+    record: u64,
+    step: Step,
+    /// What this client locks with.
+    word: u64,
+    /// Since when the record is locked or torn.
+    since: Option<Instant>,
+    tries: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Records {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    list: Postlist<Rc>,
+    batch: usize,
+    /// For each slot: what a lock was before, what it was when it was unlocked, what was READ, a redo entry.
+    buffers: MemoryRegion,
+    room: usize,
+    read_bytes: usize,
+    partitions: Vec<RemoteMemory>,
+    shape: Shape,
+    seed: u64,
+    writes: Option<Writes>,
+    locations: Arc<Locations>,
+    works: Box<[Work]>,
+    waiting: Vec<(u32, Instant)>,
+    deadline: Duration,
+    /// Acquisitions of locks.
+    number: u32,
+    completions: Box<WcBuffer<64>>,
+    bytes: Vec<u8>,
+    pub(super) doorbells: u64,
+    pub(super) broken: Option<RpcError>,
+}
+
+/// What came of a request.
+pub(super) enum Done<'a> {
+    /// It is over.
+    Answer(Answer<'a>),
+    /// The server must be asked: [`Records::question`].
+    Ask,
+}
+
+/// Where what is READ is in a slot's buffer.
+const READ_AT: usize = 16;
+
+impl Records {
+    pub(super) fn new(
+        prepared: Prepared,
+        peer: &verbs::QpEndpoint,
+        (partitions, shape, writes): (&[RemoteMemory], Shape, Option<Writes>),
+        seed: u64,
+        deadline: Duration,
+    ) -> Result<Self, RpcError> {
+        let wrong = |what: &str| RpcError::Config(format!("the server's {what} cannot be"));
+        if !partitions.iter().all(|memory| shape.check(memory.len)) {
+            return Err(wrong("records"));
+        }
+        let Prepared {
+            pd,
+            qp,
+            cq,
+            window,
+            batch,
+        } = prepared;
+        let entry = redo::bytes(&shape);
+        if writes.is_some_and(|w| w.redo.len < (window * entry) as u64) {
+            return Err(wrong("room for redo entries"));
+        }
+        let read_bytes = shape.neighbours * shape.stride;
+        let room = READ_AT + read_bytes.max(shape.body()) + entry;
+        let room = room.next_multiple_of(64);
+        let known = 2 * partitions.len() * usize::try_from(shape.records).unwrap_or(0);
+        let qp = qp.connect(peer)?;
+        Ok(Self {
+            list: qp.postlist(rpc::MAX_BATCH),
+            qp,
+            cq,
+            batch: batch.min(rpc::MAX_BATCH),
+            buffers: pd.alloc(window * room, Access::LOCAL_WRITE)?,
+            room,
+            read_bytes,
+            partitions: partitions.to_vec(),
+            shape,
+            seed,
+            locations: Arc::new(Locations::new(if writes.is_some() { known } else { 1 })),
+            writes,
+            works: vec![Work::default(); window].into(),
+            waiting: Vec::new(),
+            deadline,
+            number: 0,
+            completions: Box::default(),
+            bytes: vec![0; room],
+            doorbells: 0,
+            broken: None,
+        })
+    }
+
+    pub(super) fn partitions(&self) -> usize {
+        self.partitions.len()
+    }
+
+    /// Whether changes are made by this client itself.
+    #[inline]
+    pub(super) fn changes(&self) -> bool {
+        self.writes.is_some()
+    }
+
+    /// Whether a record has room for these.
+    pub(super) fn fits(&self, op: &Op<'_>) -> bool {
+        let value = match op {
+            Op::Put { value, .. } => value,
+            _ => &[][..],
+        };
+        self.shape.fits(op.key(), value)
+    }
+
+    pub(super) fn locations(&self) -> &Arc<Locations> {
+        &self.locations
+    }
+
+    pub(super) fn share(&mut self, locations: Arc<Locations>) {
+        self.locations = locations;
+    }
+
+    /// Whether what a slot does may have changed a record by now.
+    pub(super) fn may_have_changed(&self, slot: u32) -> bool {
+        matches!(self.works[slot as usize].step, Step::Commit { .. })
+    }
+
+    /// Whether an answer of the server is for a question about records.
+    #[inline]
+    pub(super) fn has_asked(&self, slot: u32) -> bool {
+        matches!(
+            self.works[slot as usize].step,
+            Step::Locate | Step::Claim | Step::Release
+        )
+    }
+
+    /// Begins a request.
+    #[inline]
+    pub(super) fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
+        self.works[slot as usize] = Work {
+            hash,
+            ..Work::default()
+        };
+        let known = self.writes.and_then(|_| self.locations.get(hash));
+        match known.filter(|record| *record < self.shape.records) {
+            Some(record) => self.go(pending, slot, record),
+            None => self.find(pending.lane, slot),
+        }
+    }
+
+    /// READs the neighbourhood of the key.
+    fn find(&mut self, lane: usize, slot: u32) {
+        let work = &mut self.works[slot as usize];
+        work.step = Step::Find;
+        let from = self.shape.at(self.shape.home(work.hash));
+        self.read(lane, slot, from, self.read_bytes);
+    }
+
+    /// The key's record is known.
+    #[inline]
+    fn go(&mut self, pending: &Pending, slot: u32, record: u64) {
+        self.works[slot as usize].record = record;
+        if pending.is_get {
+            self.works[slot as usize].step = Step::Get;
+            self.read(pending.lane, slot, self.shape.at(record), self.shape.body());
+        } else {
+            self.lock(pending.lane, slot);
+        }
+    }
+
+    fn lock(&mut self, lane: usize, slot: u32) {
+        let Some(writes) = self.writes else {
+            return;
+        };
+        self.number = self.number.wrapping_add(1);
+        let word = lock_word(writes.owner, writes.lease_ms, self.number);
+        let work = &mut self.works[slot as usize];
+        (work.step, work.word) = (Step::Lock, word);
+        let record = work.record;
+        self.swap(lane, slot, (0, word), 0);
+        self.read(lane, slot, self.shape.at(record), self.shape.body());
+    }
+
+    fn unlock(&mut self, lane: usize, slot: u32) {
+        let word = self.works[slot as usize].word;
+        self.swap(lane, slot, (word, 0), 8);
+    }
+
+    /// Prepares a READ, which speaks for what was prepared before it.
+    #[inline]
+    fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
+        let start = slot as usize * self.room + READ_AT;
+        let into = self.buffers.slice(start..start + bytes);
+        let (Ok(into), Some(from)) = (into, self.partitions[lane].at(from)) else {
+            return self.refuse();
+        };
+        self.list
+            .rdma_read(into, from)
+            .signaled()
+            .wr_id(slot.into());
+        self.flush_if(self.batch);
+    }
+
+    /// Prepares a compare-and-swap of the record's lock; an unlocking one speaks for what was prepared before it.
+    fn swap(&mut self, lane: usize, slot: u32, (from, to): (u64, u64), result: usize) {
+        // What belongs together leaves together where it can.
+        self.flush_if(self.list.capacity() - 3);
+        let start = slot as usize * self.room + result;
+        let at = self.shape.lock_at(self.works[slot as usize].record);
+        let into = self.buffers.slice(start..start + 8);
+        let (Ok(into), Some(at)) = (into, self.partitions[lane].at(at)) else {
+            return self.refuse();
+        };
+        let wr = self.list.atomic_cmp_and_swp(into, at, from, to);
+        if to == 0 {
+            wr.signaled().wr_id(slot.into());
+        }
+    }
+
+    /// Prepares the WRITEs of a change: its redo entry, then the record.
+    fn write(&mut self, lane: usize, slot: u32, entry: &[u8]) -> Result<(), RpcError> {
+        self.flush_if(self.list.capacity() - 3);
+        let start = (slot as usize + 1) * self.room - entry.len();
+        self.buffers.write_at(start, entry)?;
+        let body = start + redo::BODY_AT;
+        let (whole, body) = (
+            self.buffers.slice(start..start + entry.len())?,
+            self.buffers.slice(body..body + self.shape.body())?,
+        );
+        let redo = self
+            .writes
+            .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
+        let record = self.shape.at(self.works[slot as usize].record);
+        let (Some(redo), Some(record)) = (redo, self.partitions[lane].at(record)) else {
+            self.refuse();
+            return Ok(());
+        };
+        self.list.rdma_write(whole, redo);
+        self.list.rdma_write(body, record);
+        Ok(())
+    }
+
+    /// A place that the shape's check excludes.
+    #[cold]
+    fn refuse(&mut self) {
+        let why = RpcError::Config("a place outside of the server's records".to_owned());
+        self.broken.get_or_insert(why);
+    }
+
+    #[inline]
+    fn flush_if(&mut self, most: usize) {
+        if self.list.len() >= most
+            && let Err(e) = self.flush()
+        {
+            self.broken.get_or_insert(e);
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), RpcError> {
+        if self.list.is_empty() {
+            return Ok(());
+        }
+        self.doorbells += 1;
+        let posted = self.qp.post_send(&mut self.list);
+        self.list.clear();
+        Ok(posted?)
+    }
+
+    /// Posts what is prepared and goes on where something has come: calls `done` for each request that is over, or about
+    /// which the server must be asked. Returns how many completions came.
+    #[inline]
+    pub(super) fn poll(
+        &mut self,
+        pending: &mut [Pending],
+        trouble: &mut Trouble,
+        mut done: impl FnMut(&mut Pending, u32, Done<'_>),
+    ) -> Result<usize, RpcError> {
+        if let Some(e) = self.broken.take() {
+            return Err(e);
+        }
+        if !self.waiting.is_empty() {
+            self.try_again(pending, trouble, &mut done);
+        }
+        self.flush()?;
+        let mut completions = std::mem::take(&mut self.completions);
+        let mut bytes = std::mem::take(&mut self.bytes);
+        let mut came = 0;
+        let polled = self.cq.poll(&mut completions);
+        let result = polled.map_err(RpcError::from).and_then(|wcs| {
+            for wc in wcs {
+                let wc = wc.map_err(|e| RpcError::Completion(e.status()))?;
+                #[expect(clippy::cast_possible_truncation, reason = "a slot's number")]
+                let slot = wc.wr_id() as u32;
+                let Some(pending) = pending.get_mut(slot as usize) else {
+                    continue;
+                };
+                came += 1;
+                if let Some(what) = self.arrived(pending, slot, trouble, &mut bytes)? {
+                    done(pending, slot, what);
+                }
+            }
+            Ok(())
+        });
+        (self.completions, self.bytes) = (completions, bytes);
+        result?;
+        // What comes next leaves at once: locks are held meanwhile.
+        self.flush()?;
+        Ok(came)
+    }
+
+    /// Tries to lock again what was locked.
+    #[cold]
+    fn try_again(
+        &mut self,
+        pending: &mut [Pending],
+        trouble: &mut Trouble,
+        done: &mut impl FnMut(&mut Pending, u32, Done<'_>),
+    ) {
+        let now = time::now();
+        let mut i = 0;
+        while let Some(&(slot, until)) = self.waiting.get(i) {
+            if now < until {
+                i += 1;
+                continue;
+            }
+            self.waiting.swap_remove(i);
+            let Some(pending) = pending.get_mut(slot as usize) else {
+                continue;
+            };
+            if now.duration_since(pending.sent) >= self.deadline {
+                self.works[slot as usize].step = Step::Idle;
+                trouble.lost += 1;
+                done(pending, slot, Done::Answer(Answer::Lost));
+            } else {
+                self.go(pending, slot, self.works[slot as usize].record);
+            }
+        }
+    }
+
+    /// What a slot waited for is there: what it comes to, or nothing if there is more to do.
+    #[inline]
+    fn arrived<'b>(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        trouble: &mut Trouble,
+        bytes: &'b mut [u8],
+    ) -> Result<Option<Done<'b>>, RpcError> {
+        let work = self.works[slot as usize];
+        let buffer = slot as usize * self.room;
+        let key = wire::key_of(&pending.bytes).unwrap_or_default();
+        let seed = self.seed;
+        match work.step {
+            Step::Get => {
+                let body = &mut bytes[..self.shape.body()];
+                self.buffers.read_at(buffer + READ_AT, body)?;
+                Ok(match self.shape.decode(body, (seed, work.record), key) {
+                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
+                    Body::Torn => self.torn(pending, slot, trouble),
+                    Body::Other => {
+                        self.locations.forget(work.hash);
+                        self.find(pending.lane, slot);
+                        None
+                    }
+                })
+            }
+            Step::Find => {
+                let records = &mut bytes[..self.read_bytes];
+                self.buffers.read_at(buffer + READ_AT, records)?;
+                let home = self.shape.home(work.hash);
+                let Some((record, body)) = self.shape.find(records, (seed, home), key) else {
+                    return Ok(Some(self.ask_where(pending, slot)));
+                };
+                self.works[slot as usize].record = record;
+                if self.writes.is_some() {
+                    self.locations.set(work.hash, record);
+                }
+                Ok(match body {
+                    _ if !pending.is_get => {
+                        self.lock(pending.lane, slot);
+                        None
+                    }
+                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
+                    _ => self.torn(pending, slot, trouble),
+                })
+            }
+            Step::Lock => {
+                let before = self.buffers.read_u64(buffer)?;
+                if before != 0 {
+                    return Ok(self.is_locked(slot, trouble));
+                }
+                let body = &mut bytes[..self.shape.body()];
+                self.buffers.read_at(buffer + READ_AT, body)?;
+                self.change(pending, slot, key, body)?;
+                Ok(None)
+            }
+            Step::Commit { version } => {
+                self.works[slot as usize].step = Step::Idle;
+                if self.buffers.read_u64(buffer + 8)? == work.word {
+                    return Ok(Some(Done::Answer(Answer::Done { version })));
+                }
+                // Somebody else had the lock at the end: not with this server's rules.
+                trouble.lost += 1;
+                Ok(Some(Done::Answer(Answer::Lost)))
+            }
+            Step::Unlock(after) => {
+                self.works[slot as usize].step = Step::Idle;
+                Ok(match after {
+                    After::NotFound => Some(Done::Answer(Answer::NotFound)),
+                    After::Condition(version) => Some(Done::Answer(Answer::Condition { version })),
+                    After::Find => {
+                        self.locations.forget(work.hash);
+                        self.find(pending.lane, slot);
+                        None
+                    }
+                })
+            }
+            // Nothing is under way for these.
+            Step::Idle | Step::Wait | Step::Locate | Step::Claim | Step::Release => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn value<'b>(&mut self, slot: u32, version: u64, value: Option<&'b [u8]>) -> Done<'b> {
+        self.works[slot as usize].step = Step::Idle;
+        Done::Answer(match value {
+            Some(value) => Answer::Value { value, version },
+            None => Answer::NotFound,
+        })
+    }
+
+    /// READs could not find the key.
+    fn ask_where<'b>(&mut self, pending: &Pending, slot: u32) -> Done<'b> {
+        let op = wire::decode(&pending.bytes);
+        let claims = matches!(
+            op,
+            Some(Request::Whole {
+                op: Op::Put {
+                    condition: Condition::Always | Condition::Absent,
+                    ..
+                },
+                ..
+            })
+        );
+        self.works[slot as usize].step = match (self.writes, claims) {
+            (None, _) => Step::Idle,
+            (Some(_), true) => Step::Claim,
+            (Some(_), false) => Step::Locate,
+        };
+        Done::Ask
+    }
+
+    /// The record was torn: READs it again, or complains.
+    #[cold]
+    fn torn<'b>(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        trouble: &mut Trouble,
+    ) -> Option<Done<'b>> {
+        trouble.torn += 1;
+        if let Some(complaint) = self.is_too_long(slot) {
+            return Some(complaint);
+        }
+        let work = &mut self.works[slot as usize];
+        work.tries += 1;
+        if self.writes.is_none() && work.tries > MOST_TORN {
+            work.step = Step::Idle;
+            return Some(Done::Ask);
+        }
+        if self.writes.is_some() {
+            self.go(pending, slot, self.works[slot as usize].record);
+        } else {
+            self.find(pending.lane, slot);
+        }
+        None
+    }
+
+    /// Somebody else has the lock: waits for a while, or complains.
+    #[cold]
+    fn is_locked<'b>(&mut self, slot: u32, trouble: &mut Trouble) -> Option<Done<'b>> {
+        trouble.contended += 1;
+        if let Some(complaint) = self.is_too_long(slot) {
+            return Some(complaint);
+        }
+        let work = &mut self.works[slot as usize];
+        work.tries += 1;
+        // Doubled up to 256 µs; different for each slot, so that waiters do not come together.
+        let pause = (1000 << work.tries.min(8)) + 37 * u64::from(slot % 64);
+        self.wait(slot, Duration::from_nanos(pause));
+        None
+    }
+
+    fn wait(&mut self, slot: u32, pause: Duration) {
+        self.works[slot as usize].step = Step::Wait;
+        self.waiting.push((slot, time::now() + pause));
+    }
+
+    /// Complains to the server once the record is locked or torn for half of a lease.
+    fn is_too_long<'b>(&mut self, slot: u32) -> Option<Done<'b>> {
+        let lease = Duration::from_millis(self.writes?.lease_ms.into());
+        let now = time::now();
+        let work = &mut self.works[slot as usize];
+        let since = *work.since.get_or_insert(now);
+        if now.duration_since(since) < lease / 2 {
+            return None;
+        }
+        (work.since, work.tries, work.step) = (Some(now), 0, Step::Release);
+        Some(Done::Ask)
+    }
+
+    /// This client has the lock: makes the change, or unlocks the record as it was.
+    fn change(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        key: &[u8],
+        body: &[u8],
+    ) -> Result<(), RpcError> {
+        let work = self.works[slot as usize];
+        let there = self.shape.decode(body, (self.seed, work.record), key);
+        let (value, condition) = match wire::decode(&pending.bytes) {
+            Some(Request::Whole {
+                op: Op::Put {
+                    value, condition, ..
+                },
+                ..
+            }) => (Some(value), condition),
+            Some(Request::Whole {
+                op: Op::Delete { version, .. },
+                ..
+            }) => (None, version.map_or(Condition::Always, Condition::Version)),
+            // Nothing else is encoded for a change.
+            _ => (None, Condition::Version(0)),
+        };
+        let next = match there {
+            Body::Ours {
+                version,
+                value: now,
+            } => next_version(version, now.is_some(), value.is_some(), condition),
+            // Another key's now, or not yet this one's.
+            Body::Other | Body::Torn => {
+                self.works[slot as usize].step = Step::Unlock(After::Find);
+                self.unlock(pending.lane, slot);
+                return Ok(());
+            }
+        };
+        let step = match next {
+            Ok(Some(version)) => {
+                let mut entry = vec![0; redo::bytes(&self.shape)];
+                let place = (self.seed, work.record);
+                self.shape
+                    .encode(&mut entry[redo::BODY_AT..], place, key, version, value);
+                redo::seal(
+                    &mut entry,
+                    &self.shape,
+                    (pending.lane, work.record),
+                    work.word,
+                );
+                self.write(pending.lane, slot, &entry)?;
+                Step::Commit { version }
+            }
+            Err(Refusal::Condition(version)) => Step::Unlock(After::Condition(version)),
+            Ok(None) | Err(_) => Step::Unlock(After::NotFound),
+        };
+        self.works[slot as usize].step = step;
+        self.unlock(pending.lane, slot);
+        Ok(())
+    }
+
+    /// What to ask the server.
+    pub(super) fn question(&self, pending: &Pending, slot: u32, into: &mut Vec<u8>) {
+        let key = wire::key_of(&pending.bytes).unwrap_or_default();
+        let work = &self.works[slot as usize];
+        match work.step {
+            Step::Locate => Ask::Locate(key).encode(into),
+            Step::Claim => Ask::Claim(key).encode(into),
+            Step::Release => Ask::Release(work.record).encode(into),
+            _ => into.clone_from(&pending.bytes),
+        }
+    }
+
+    /// The server has answered a question about records.
+    pub(super) fn answered(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        (status, number): (Status, u64),
+    ) -> Option<Answer<'static>> {
+        let step = std::mem::take(&mut self.works[slot as usize].step);
+        let hash = self.works[slot as usize].hash;
+        match (step, status) {
+            (Step::Locate | Step::Claim, Status::Ok) if number < self.shape.records => {
+                self.locations.set(hash, number);
+                self.go(pending, slot, number);
+                None
+            }
+            (Step::Release, Status::Ok) => {
+                self.works[slot as usize].since = None;
+                self.go(pending, slot, self.works[slot as usize].record);
+                None
+            }
+            (Step::Release, Status::Busy) => {
+                self.wait(slot, Duration::from_millis(1));
+                None
+            }
+            (Step::Locate, Status::NotFound) => {
+                let conditional = !matches!(
+                    wire::decode(&pending.bytes),
+                    Some(Request::Whole {
+                        op: Op::Get { .. } | Op::Delete { version: None, .. },
+                        ..
+                    })
+                );
+                Some(if conditional {
+                    Answer::Condition { version: 0 }
+                } else {
+                    Answer::NotFound
+                })
+            }
+            (_, Status::Full) => Some(Answer::Full),
+            (_, Status::TooLong) => Some(Answer::TooLong),
+            _ => Some(Answer::Lost),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

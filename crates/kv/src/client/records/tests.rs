@@ -1,0 +1,200 @@
+//! Clients that stop between any two steps of a change.
+
+use std::time::Duration;
+
+use super::*;
+use crate::client::pipeline::Pipeline;
+use crate::{Client, ClientConfig, Completion, Design, Server, ServerConfig};
+
+const KEY: &[u8] = b"key";
+
+fn server(lock_placement: crate::store::LockPlacement) -> Server {
+    let config = ServerConfig {
+        design: Design::Atomics,
+        items: 1000,
+        lease_ms: 50,
+        lock_placement,
+        ..ServerConfig::default()
+    };
+    Server::start(config).expect("starts")
+}
+
+fn config(server: &Server) -> ClientConfig {
+    ClientConfig {
+        server: server.address().to_string(),
+        deadline_ms: 60_000,
+        ..ClientConfig::default()
+    }
+}
+
+/// A client that is going to put `value`, and has the lock.
+fn holder(server: &Server, value: &[u8]) -> Pipeline {
+    let mut pipeline = Pipeline::connect(config(server)).expect("connects");
+    // So that it knows the record.
+    assert!(pipeline.submit(&Op::Get { key: KEY }, 0).expect("short"));
+    while pipeline.outstanding() > 0 {
+        pipeline.poll(|_| {}).expect("reached");
+    }
+    let op = Op::Put {
+        key: KEY,
+        value,
+        condition: Condition::Always,
+        ttl_ms: 0,
+    };
+    assert!(pipeline.submit(&op, 1).expect("short"));
+    let (records, _, _) = pipeline.parts();
+    records.flush().expect("posted");
+    pipeline
+}
+
+/// Takes the answer to the lock, and prepares the change without posting it.
+fn prepare(pipeline: &mut Pipeline) {
+    let (records, pending, trouble) = pipeline.parts();
+    let mut buffer = WcBuffer::<1>::new();
+    let slot = verbs::poll_until(Duration::from_secs(20), || {
+        let mut wcs = records.cq.poll(&mut buffer).expect("whole");
+        wcs.next().map(|wc| wc.expect("locked").wr_id())
+    });
+    let slot = u32::try_from(slot.expect("it comes")).expect("a slot");
+    let mut bytes = vec![0; records.room];
+    let more = records.arrived(&pending[slot as usize], slot, trouble, &mut bytes);
+    assert!(more.expect("in range").is_none());
+    assert!(records.may_have_changed(slot) && records.list.len() == 3);
+}
+
+fn ends(pipeline: &mut Pipeline) -> (u64, bool) {
+    let mut end = None;
+    while end.is_none() {
+        let each = |done: Completion<'_>| {
+            end = Some(match done.answer {
+                Answer::Done { version } => (version, true),
+                Answer::Lost => (0, false),
+                other => panic!("{other:?}"),
+            });
+        };
+        pipeline.poll(each).expect("reached");
+    }
+    end.expect("checked")
+}
+
+fn value(client: &mut Client) -> (Vec<u8>, u64) {
+    let value = client.get(KEY).expect("answered").expect("there");
+    (value.bytes, value.version)
+}
+
+/// A client that is slow while it has a lock loses its access; others go on, and what it does later lands nowhere.
+#[test]
+fn who_is_slow_with_a_lock_cannot_do_harm() {
+    for placement in [Default::default(), crate::store::LockPlacement::Record] {
+        let server = server(placement);
+        let mut other = Client::connect(config(&server)).expect("connects");
+        other.put(KEY, b"first").expect("set");
+        let mut slow = holder(&server, b"slow");
+        assert_eq!(other.put(KEY, b"second").expect("after the lease"), 2);
+        assert!(other.trouble().contended > 0);
+        let stats = server.stats();
+        assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
+        // It wakes up and makes its change, by keys that are not valid any more.
+        prepare(&mut slow);
+        let (records, _, _) = slow.parts();
+        let _ = records.flush();
+        assert_eq!(
+            ends(&mut slow),
+            (0, false),
+            "it may have been made, for all it knows"
+        );
+        assert_eq!(value(&mut other), (b"second".to_vec(), 2));
+        assert!(slow.trouble().reconnects > 0);
+        // The connection is a new one, and whole.
+        let mut end = 0;
+        let op = Op::Get { key: KEY };
+        assert!(slow.submit(&op, 2).expect("short"));
+        while end == 0 {
+            slow.poll(|done| end = done.token).expect("reached");
+        }
+    }
+}
+
+/// A client that ends while it has a lock: a change that is written down is finished, another was never made. No reader sees a
+/// half of one.
+#[test]
+fn who_dies_with_a_lock_leaves_a_whole_value() {
+    let server = server(Default::default());
+    let mut other = Client::connect(config(&server)).expect("connects");
+    other.put(KEY, b"first").expect("set");
+    // With the lock alone.
+    drop(holder(&server, b"never"));
+    assert_eq!(other.put(KEY, b"second").expect("set"), 2);
+    // With the change written down, and a half of the record changed.
+    let mut dying = holder(&server, b"third");
+    prepare(&mut dying);
+    let (records, _, _) = dying.parts();
+    records
+        .qp
+        .post_send_range(&mut records.list, 0..1)
+        .expect("posted");
+    let slot = records
+        .works
+        .iter()
+        .position(|w| w.step != Step::Idle)
+        .expect("one");
+    let start = slot * records.room + records.room - redo::bytes(&records.shape) + redo::BODY_AT;
+    let record = records.partitions[0]
+        .at(records.shape.at(records.works[slot].record))
+        .expect("inside");
+    let half = records.buffers.slice(start..start + 24).expect("inside");
+    records
+        .qp
+        .post_one(|list| {
+            list.rdma_write(half, record);
+        })
+        .expect("posted");
+    let reader = other.start_get(KEY).expect("started");
+    for _ in 0..100 {
+        other.progress().expect("reached");
+    }
+    assert!(other.trouble().torn > 0);
+    drop(dying);
+    assert!(matches!(
+        other.wait(reader),
+        Ok(crate::Outcome::Value(v)) if v.bytes == b"third" && v.version == 3
+    ));
+    assert_eq!(other.put(KEY, b"fourth").expect("set"), 4);
+    let stats = server.stats();
+    assert_eq!((stats.recovered_locks, stats.expelled), (2, 0));
+}
+
+/// Keys whose records are full of removed ones get those; versions go on growing.
+#[test]
+fn records_of_removed_keys_are_given_to_others() {
+    let config_of = ServerConfig {
+        design: Design::Atomics,
+        items: 1,
+        ..ServerConfig::default()
+    };
+    let server = Server::start(config_of).expect("starts");
+    let mut client = Client::connect(config(&server)).expect("connects");
+    let (mut put, mut versions) = (0u32, 0);
+    for n in 0..4000u32 {
+        let key = n.to_le_bytes();
+        match client.put(&key, b"value") {
+            Ok(version) => {
+                put += 1;
+                assert!(version >= versions, "{version} after {versions}");
+                if n < 50 {
+                    continue;
+                }
+                versions = versions.max(version);
+                assert!(client.delete(&key).expect("answered"));
+                assert_eq!(client.get(&key).expect("answered"), None);
+            }
+            Err(crate::ClientError::Full) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+    let records = server.stats().store.items;
+    assert!(
+        u64::from(put) > 2 * records,
+        "{put} keys in {records} records"
+    );
+}

@@ -1,0 +1,360 @@
+//! A partition of [records](crate::store::record) in registered memory, as its server sees it.
+//!
+//! Which key has which record is the server's to decide, and kept where clients cannot reach. With the READ-based design
+//! the server changes records, too; with the atomics-based one clients do, under locks, and the server only gives
+//! records to keys ([`claim`](Table::claim)). All access is by words, since clients READ and WRITE meanwhile.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rpc::RpcError;
+use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
+
+use super::loopback::Loopback;
+use crate::store::record::{Body, LAST_VERSION, Shape, owner_of, redo};
+use crate::store::{Condition, PartitionStats, Refusal};
+use crate::worker::lock;
+
+/// The server's word in locks: no connection has its name.
+const MINE: u64 = 0xff_ffff << 40;
+
+/// Records and who has them.
+#[derive(Debug)]
+pub(crate) struct Table {
+    shape: Shape,
+    memory: Arc<MemoryRegion>,
+    seed: u64,
+    /// How the server competes for locks, where clients have any.
+    atomics: Option<Mutex<(Loopback, MemoryRegion)>>,
+    keys: Mutex<Keys>,
+}
+
+#[derive(Debug)]
+struct Keys {
+    /// Of each record's key; 0 for none.
+    hashes: Vec<u64>,
+    /// Records behind the last home that have keys, by hash.
+    away: HashMap<u64, Vec<u64>>,
+    /// Records behind the last home that have none.
+    free: Vec<u64>,
+    /// The highest version of a key that lost its record: what comes anew is above.
+    floor: u64,
+    stats: PartitionStats,
+    body: Vec<u8>,
+}
+
+/// A record's place in a list of all.
+#[expect(clippy::cast_possible_truncation, reason = "a table that is in memory")]
+fn index(record: u64) -> usize {
+    record as usize
+}
+
+/// What a change is answered.
+pub(crate) type Changed = Result<u64, Refusal>;
+
+impl Table {
+    /// A table without keys; `writes` where clients change records.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        port: PortGid,
+        shape: Shape,
+        seed: u64,
+        writes: bool,
+    ) -> Result<Self, RpcError> {
+        // Clients that WRITE do so by registrations of their own.
+        let access = if writes {
+            Access::LOCAL_WRITE
+        } else {
+            Access::REMOTE_READ
+        };
+        let bytes = usize::try_from(shape.bytes()).unwrap_or(usize::MAX);
+        let count = usize::try_from(shape.records).unwrap_or(0);
+        let first = shape.homes + shape.neighbours as u64 - 1;
+        let memory = Arc::new(pd.alloc(bytes, access)?);
+        let atomics = if writes {
+            let own = memory.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
+            Some(Mutex::new((Loopback::new(pd, port)?, own)))
+        } else {
+            None
+        };
+        Ok(Self {
+            memory,
+            seed,
+            atomics,
+            keys: Mutex::new(Keys {
+                hashes: vec![0; count],
+                away: HashMap::new(),
+                free: (first..shape.records).rev().collect(),
+                floor: 0,
+                stats: PartitionStats::default(),
+                body: vec![0; shape.body()],
+            }),
+            shape,
+        })
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<MemoryRegion> {
+        &self.memory
+    }
+
+    /// Keys that have records; of the READ-based design those that are there.
+    pub(crate) fn stats(&self) -> PartitionStats {
+        PartitionStats {
+            memory_bytes: self.shape.bytes() + 8 * self.shape.records,
+            ..self.keys().stats
+        }
+    }
+
+    /// Whether clients change records.
+    pub(crate) fn is_changed_by_clients(&self) -> bool {
+        self.atomics.is_some()
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        lock(&self.keys)
+    }
+
+    fn read(&self, record: u64, into: &mut [u8]) {
+        let at = usize::try_from(self.shape.at(record)).unwrap_or(usize::MAX);
+        if self.memory.read_at(at, into).is_err() {
+            into.fill(0);
+        }
+    }
+
+    fn write(&self, record: u64, body: &[u8]) {
+        let at = usize::try_from(self.shape.at(record)).unwrap_or(usize::MAX);
+        // Records come from this table's own keys, or were checked.
+        let _ = self.memory.write_at(at, body);
+    }
+
+    /// A record's lock.
+    pub(crate) fn lock_of(&self, record: u64) -> Option<&AtomicU64> {
+        let at = usize::try_from(self.shape.lock_at(record)).ok()?;
+        (record < self.shape.records).then(|| self.memory.atomic_u64(at).ok())?
+    }
+
+    /// The record of a key, as the server knows it.
+    fn place(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
+        let home = self.shape.home(hash);
+        let name = hash.max(1);
+        let near = (home..home + self.shape.neighbours as u64)
+            .filter(|&record| keys.hashes.get(index(record)) == Some(&name));
+        let away = keys.away.get(&name).into_iter().flatten().copied();
+        let candidates: Vec<u64> = near.chain(away).collect();
+        candidates.into_iter().find(|&record| {
+            self.read(record, &mut keys.body);
+            // Torn or not: its key stays.
+            self.shape.decode(&keys.body, (self.seed, record), key) != Body::Other
+        })
+    }
+
+    /// Gives a record to a key: a free one of its neighbourhood, one whose key was removed, or one behind the last home.
+    fn give(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
+        let home = self.shape.home(hash);
+        let name = hash.max(1);
+        let near = home..home + self.shape.neighbours as u64;
+        let is_free = |record: &u64| keys.hashes.get(index(*record)) == Some(&0);
+        let record = match near.clone().find(is_free) {
+            Some(record) => record,
+            None => match near.clone().find(|&record| self.take_back(keys, record)) {
+                Some(record) => record,
+                None => {
+                    let record = keys.free.pop()?;
+                    keys.away.entry(name).or_default().push(record);
+                    record
+                }
+            },
+        };
+        let mut body = std::mem::take(&mut keys.body);
+        self.shape
+            .encode(&mut body, (self.seed, record), key, keys.floor, None);
+        self.write(record, &body);
+        keys.body = body;
+        keys.hashes[index(record)] = name;
+        keys.stats.items += 1;
+        // A record that was taken back is locked until now.
+        self.unlock(record);
+        Some(record)
+    }
+
+    /// Takes a record back whose key was removed, and leaves it locked.
+    fn take_back(&self, keys: &mut Keys, record: u64) -> bool {
+        let removed = |keys: &mut Keys| {
+            self.read(record, &mut keys.body);
+            self.shape.removed(&keys.body, (self.seed, record))
+        };
+        if removed(keys).is_none() || !self.try_lock(record) {
+            return false;
+        }
+        // Somebody may have put it back before.
+        let Some(version) = removed(keys) else {
+            self.unlock(record);
+            return false;
+        };
+        keys.floor = keys.floor.max(version);
+        keys.stats.items -= 1;
+        true
+    }
+
+    fn try_lock(&self, record: u64) -> bool {
+        let Some(atomics) = &self.atomics else {
+            return false;
+        };
+        let (loopback, own) = &mut *lock(atomics);
+        let word = own.remote().at(self.shape.lock_at(record));
+        let locked = word.map(|word| loopback.compare_and_swap(word, 0, MINE));
+        match locked {
+            Some(Ok(locked)) => locked,
+            Some(Err(e)) => {
+                tracing::warn!("the server cannot lock a record: {e}");
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Frees a record's lock if it is the server's. Nobody else changes the word as long as it is, so this needs no NIC.
+    fn unlock(&self, record: u64) {
+        if let Some(lock) = self.lock_of(record) {
+            let _ = lock.compare_exchange(MINE, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// The record of a key, if it has one.
+    pub(crate) fn locate(&self, hash: u64, key: &[u8]) -> Option<u64> {
+        self.place(&mut self.keys(), hash, key)
+    }
+
+    /// The record of a key, which gets one if it has none.
+    pub(crate) fn claim(&self, hash: u64, key: &[u8]) -> Changed {
+        if !self.shape.fits(key, b"") {
+            return Err(Refusal::TooLong);
+        }
+        let keys = &mut *self.keys();
+        if let Some(record) = self.place(keys, hash, key) {
+            return Ok(record);
+        }
+        let given = self.give(keys, hash, key);
+        keys.stats.refused_full += u64::from(given.is_none());
+        given.ok_or(Refusal::Full)
+    }
+
+    /// Value and version of a key, of a table that only its server changes.
+    pub(crate) fn get(&self, hash: u64, key: &[u8], into: &mut Vec<u8>) -> Option<u64> {
+        let keys = &mut *self.keys();
+        let record = self.place(keys, hash, key)?;
+        self.read(record, &mut keys.body);
+        match self.shape.decode(&keys.body, (self.seed, record), key) {
+            Body::Ours {
+                version,
+                value: Some(value),
+            } => {
+                into.clear();
+                into.extend_from_slice(value);
+                Some(version)
+            }
+            _ => None,
+        }
+    }
+
+    /// Sets or removes the value of a key, in a table that only its server changes. The new version; of a removal the one
+    /// that was removed, 0 if there was none.
+    pub(crate) fn change(
+        &self,
+        hash: u64,
+        key: &[u8],
+        value: Option<&[u8]>,
+        condition: Condition,
+    ) -> Changed {
+        if !self.shape.fits(key, value.unwrap_or_default()) {
+            return Err(Refusal::TooLong);
+        }
+        let keys = &mut *self.keys();
+        let there = self.place(keys, hash, key);
+        let (mut last, mut present) = (keys.floor, false);
+        if let Some(record) = there {
+            self.read(record, &mut keys.body);
+            if let Body::Ours { version, value } =
+                self.shape.decode(&keys.body, (self.seed, record), key)
+            {
+                (last, present) = (version, value.is_some());
+            }
+        }
+        let Some(version) = next_version(last, present, value.is_some(), condition)? else {
+            return Ok(0);
+        };
+        let Some(record) = there.or_else(|| self.give(keys, hash, key)) else {
+            keys.stats.refused_full += 1;
+            return Err(Refusal::Full);
+        };
+        let mut body = std::mem::take(&mut keys.body);
+        match value {
+            Some(_) => self
+                .shape
+                .encode(&mut body, (self.seed, record), key, version, value),
+            None => {
+                body.fill(0);
+                let name = std::mem::take(&mut keys.hashes[index(record)]);
+                keys.floor = keys.floor.max(version);
+                keys.stats.items -= 1;
+                if let Some(away) = keys.away.get_mut(&name)
+                    && away.contains(&record)
+                {
+                    away.retain(|r| *r != record);
+                    if away.is_empty() {
+                        keys.away.remove(&name);
+                    }
+                    keys.free.push(record);
+                }
+            }
+        }
+        self.write(record, &body);
+        keys.body = body;
+        Ok(version)
+    }
+
+    /// Finishes the change of a client that is gone, if it still has the record's lock. Whether it had.
+    pub(crate) fn redo(&self, entry: &[u8], owner: u32) -> bool {
+        let Some((record, word, body)) = redo::open(entry, &self.shape) else {
+            return false;
+        };
+        let Some(lock) = self.lock_of(record) else {
+            return false;
+        };
+        if owner_of(word) != owner || lock.load(Ordering::Acquire) != word {
+            return false;
+        }
+        self.write(record, body);
+        lock.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
+/// The version that a change makes, where `last` is the key's last one: 0 as a refusal's version means that it is not there.
+/// `None` where there is nothing to remove.
+pub(crate) fn next_version(
+    last: u64,
+    present: bool,
+    puts: bool,
+    condition: Condition,
+) -> Result<Option<u64>, Refusal> {
+    let holds = match condition {
+        Condition::Always => true,
+        Condition::Absent => !present,
+        Condition::Present => present,
+        Condition::Version(version) => present && version == last,
+    };
+    if !holds {
+        return Err(Refusal::Condition(if present { last } else { 0 }));
+    }
+    Ok(match (puts, present) {
+        (true, _) => Some(if last >= LAST_VERSION { 1 } else { last + 1 }),
+        (false, true) => Some(last),
+        (false, false) => None,
+    })
+}

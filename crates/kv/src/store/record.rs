@@ -1,0 +1,420 @@
+//! Records of a fixed size that clients READ, and with the atomics-based design WRITE, in the server's memory: what they look
+//! like, and pure checks of bytes that may change while they are copied.
+//!
+//! A record's body: a word of meta data, a checksum of all the rest, the key and the value, both padded to the longest.
+//!
+//! | bits of the meta word | meaning |
+//! |---|---|
+//! | 63 | the record has a key; a word of 0 is a record that never had one |
+//! | 62 | the key was removed |
+//! | 61..24 | version |
+//! | 23..8 | bytes of the value |
+//! | 7..0 | bytes of the key |
+//!
+//! A key's record is one of the *neighbourhood* that begins at its home, so one READ of the neighbourhood finds it; where
+//! that is full it is anywhere behind the last home, and only the server knows. A record keeps its key for as long as it is
+//! used, so of two who look at it while it changes both see the same key.
+//!
+//! A lock is a word: owner in bits 63..40, its lease in milliseconds in bits 39..24, a number that the owner counts
+//! up in bits 23..0; 0 if nobody has it.
+
+use serde::{Deserialize, Serialize};
+
+const USED: u64 = 1 << 63;
+const REMOVED: u64 = 1 << 62;
+const VERSION_SHIFT: u32 = 24;
+/// The last version before they begin again.
+pub(crate) const LAST_VERSION: u64 = super::log::LAST_VERSION;
+/// Bytes in front of the key.
+const HEAD: usize = 16;
+
+/// Where locks are, which decides how many of a NIC's locks they share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LockPlacement {
+    /// Side by side in an array of their own: their addresses differ in the bits by which NICs choose a lock.
+    #[default]
+    Spread,
+    /// In each record, at the same offset: with large, aligned records the lower bits of all their addresses are the same.
+    Record,
+}
+
+impl std::str::FromStr for LockPlacement {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "spread" => Ok(Self::Spread),
+            "record" => Ok(Self::Record),
+            _ => Err(format!(
+                "no placement of locks is called {s:?}: spread, record"
+            )),
+        }
+    }
+}
+
+impl std::fmt::Display for LockPlacement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Spread => "spread",
+            Self::Record => "record",
+        })
+    }
+}
+
+/// The shape of a partition's records: servers and clients must agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Records, those behind the last home among them.
+    pub records: u64,
+    /// Homes.
+    pub homes: u64,
+    /// Records of a neighbourhood.
+    pub neighbours: usize,
+    /// Bytes from a record to the next.
+    pub stride: usize,
+    /// The longest key, padded.
+    pub key_bytes: usize,
+    /// The longest value, padded.
+    pub value_bytes: usize,
+    /// Where locks are.
+    pub locks: LockPlacement,
+}
+
+impl Shape {
+    /// Room for `items` in neighbourhoods that one READ of `read_bytes` fetches, at least a record; records begin at
+    /// multiples of `align`.
+    pub(crate) fn new(
+        items: usize,
+        (key, value): (usize, usize),
+        read_bytes: usize,
+        locks: LockPlacement,
+        align: usize,
+    ) -> Self {
+        let (key_bytes, value_bytes) = (key.next_multiple_of(8), value.next_multiple_of(8));
+        let body = HEAD + key_bytes + value_bytes;
+        let stride = match locks {
+            LockPlacement::Spread => body,
+            LockPlacement::Record => body + 8,
+        };
+        let stride = stride.next_multiple_of(align.max(8));
+        let neighbours = (read_bytes / stride).max(1);
+        // At two thirds few neighbourhoods of eight records are full, of smaller ones more.
+        let homes = items + items / 2 + 64;
+        let records = homes + neighbours + items / neighbours.min(8) + 64;
+        Self {
+            records: records as u64,
+            homes: homes as u64,
+            neighbours,
+            stride,
+            key_bytes,
+            value_bytes,
+            locks,
+        }
+    }
+
+    /// Whether it can be one, in so much memory: it may come from anybody.
+    pub(crate) fn check(&self, memory: u64) -> bool {
+        let small = self.key_bytes <= 1 << 10
+            && self.value_bytes <= 1 << 16
+            && self.stride <= 1 << 18
+            && self.records < 1 << 32
+            && (1..=1 << 10).contains(&self.neighbours);
+        let lock = match self.locks {
+            LockPlacement::Spread => 0,
+            LockPlacement::Record => 8,
+        };
+        let words = [self.key_bytes, self.value_bytes, self.stride];
+        small
+            && words.iter().all(|n| n.is_multiple_of(8))
+            && self.body() + lock <= self.stride
+            && self.homes > 0
+            && self.homes.saturating_add(self.neighbours as u64) <= self.records
+            && self.bytes() <= memory
+    }
+
+    /// Bytes of memory for it, locks included.
+    pub(crate) fn bytes(&self) -> u64 {
+        let locks = match self.locks {
+            LockPlacement::Spread => 8 * self.records,
+            LockPlacement::Record => 0,
+        };
+        self.records * self.stride as u64 + locks
+    }
+
+    /// Bytes of a body.
+    pub(crate) fn body(&self) -> usize {
+        HEAD + self.key_bytes + self.value_bytes
+    }
+
+    /// The first record of a hash's neighbourhood.
+    #[inline]
+    pub(crate) fn home(&self, hash: u64) -> u64 {
+        super::index::home(hash, self.homes)
+    }
+
+    /// Where a record's body is.
+    #[inline]
+    pub(crate) fn at(&self, record: u64) -> u64 {
+        record * self.stride as u64
+    }
+
+    /// Where a record's lock is.
+    #[inline]
+    pub(crate) fn lock_at(&self, record: u64) -> u64 {
+        match self.locks {
+            LockPlacement::Spread => self.records * self.stride as u64 + 8 * record,
+            LockPlacement::Record => self.at(record) + self.body() as u64,
+        }
+    }
+
+    /// Whether key and value are short enough.
+    pub(crate) fn fits(&self, key: &[u8], value: &[u8]) -> bool {
+        key.len() <= self.key_bytes && value.len() <= self.value_bytes
+    }
+
+    /// Writes a body into `into`; a removed one has no value. Key and value must [fit](Self::fits).
+    pub(crate) fn encode(
+        &self,
+        into: &mut [u8],
+        (seed, record): (u64, u64),
+        key: &[u8],
+        version: u64,
+        value: Option<&[u8]>,
+    ) {
+        let into = &mut into[..self.body()];
+        into.fill(0);
+        let bytes = value.unwrap_or_default();
+        let removed = if value.is_none() { REMOVED } else { 0 };
+        let lengths = (bytes.len() as u64) << 8 | key.len() as u64;
+        let meta = USED | removed | version << VERSION_SHIFT | lengths;
+        into[..8].copy_from_slice(&meta.to_le_bytes());
+        into[HEAD..HEAD + key.len()].copy_from_slice(key);
+        let value_at = HEAD + self.key_bytes;
+        into[value_at..value_at + bytes.len()].copy_from_slice(bytes);
+        let check = check_of(meta, &into[HEAD..value_at + bytes.len()], seed, record);
+        into[8..HEAD].copy_from_slice(&check.to_le_bytes());
+    }
+
+    /// What a body is, whatever its bytes are, to somebody who looks for `key`.
+    #[inline]
+    pub(crate) fn decode<'b>(
+        &self,
+        body: &'b [u8],
+        (seed, record): (u64, u64),
+        key: &[u8],
+    ) -> Body<'b> {
+        let Some(body) = body.get(..self.body()) else {
+            return Body::Other;
+        };
+        let (meta, check) = (word(body, 0), word(body, 8));
+        let (key_len, value_len) = ((meta & 0xff) as usize, (meta >> 8 & 0xffff) as usize);
+        let value_at = HEAD + self.key_bytes;
+        if meta & USED == 0
+            || key_len != key.len()
+            || key_len > self.key_bytes
+            || body[HEAD..HEAD + key_len] != *key
+        {
+            return Body::Other;
+        }
+        if value_len > self.value_bytes
+            || check != check_of(meta, &body[HEAD..value_at + value_len], seed, record)
+        {
+            return Body::Torn;
+        }
+        Body::Ours {
+            version: meta >> VERSION_SHIFT & LAST_VERSION,
+            value: (meta & REMOVED == 0).then(|| &body[value_at..value_at + value_len]),
+        }
+    }
+
+    /// The version of a record whose key was removed.
+    pub(crate) fn removed(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
+        let key = body.get(HEAD..HEAD + (word(body, 0) & 0xff) as usize)?;
+        match self.decode(body, (seed, record), key) {
+            Body::Ours {
+                version,
+                value: None,
+            } => Some(version),
+            _ => None,
+        }
+    }
+
+    /// Which record of a neighbourhood that was READ as a whole is the key's: its place there, and its body.
+    #[inline]
+    pub(crate) fn find<'b>(
+        &self,
+        bytes: &'b [u8],
+        (seed, home): (u64, u64),
+        key: &[u8],
+    ) -> Option<(u64, Body<'b>)> {
+        let mut bodies = (home..)
+            .zip(bytes.chunks(self.stride))
+            .map(|(record, body)| (record, self.decode(body, (seed, record), key)));
+        bodies.find(|(_, body)| *body != Body::Other)
+    }
+}
+
+/// What a body is to somebody who looks for a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Body<'b> {
+    /// The key's, whole; without a value if it was removed.
+    Ours {
+        version: u64,
+        value: Option<&'b [u8]>,
+    },
+    /// Another key's, or nobody's.
+    Other,
+    /// The key's, while it is being changed.
+    Torn,
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let word = bytes.get(at..at + 8).and_then(|w| w.try_into().ok());
+    u64::from_le_bytes(word.unwrap_or_default())
+}
+
+#[inline]
+fn check_of(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
+    let seed = (seed ^ meta).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ record;
+    xxhash_rust::xxh3::xxh3_64_with_seed(rest, seed)
+}
+
+/// The lock word of an owner's acquisition.
+pub(crate) fn lock_word(owner: u32, lease_ms: u16, number: u32) -> u64 {
+    u64::from(owner & 0xff_ffff) << 40 | u64::from(lease_ms) << 24 | u64::from(number & 0xff_ffff)
+}
+
+/// Who has a lock.
+pub(crate) fn owner_of(word: u64) -> u32 {
+    (word >> 40) as u32
+}
+
+/// What a client writes down at the server before it changes a record, so that the change can be finished without it:
+/// the record, its lock's word, the new body, a checksum.
+pub(crate) mod redo {
+    use super::{Shape, word};
+
+    const HEAD: usize = 16;
+
+    /// Bytes of an entry.
+    pub(crate) fn bytes(shape: &Shape) -> usize {
+        HEAD + shape.body() + 8
+    }
+
+    /// Where the body is in an entry.
+    pub(crate) const BODY_AT: usize = HEAD;
+
+    /// Completes an entry in which the body is already.
+    pub(crate) fn seal(
+        entry: &mut [u8],
+        shape: &Shape,
+        (partition, record): (usize, u64),
+        lock: u64,
+    ) {
+        let place = (partition as u64) << 32 | record;
+        entry[..8].copy_from_slice(&place.to_le_bytes());
+        entry[8..HEAD].copy_from_slice(&lock.to_le_bytes());
+        let end = HEAD + shape.body();
+        let check = xxhash_rust::xxh3::xxh3_64(&entry[..end]);
+        entry[end..end + 8].copy_from_slice(&check.to_le_bytes());
+    }
+
+    /// The partition that an entry is about, if it has the length of one.
+    pub(crate) fn partition_of(entry: &[u8]) -> Option<usize> {
+        usize::try_from(word(entry, 0) >> 32).ok()
+    }
+
+    /// Record, lock and body of an entry, if it is a whole one: its bytes may be any.
+    pub(crate) fn open<'e>(entry: &'e [u8], shape: &Shape) -> Option<(u64, u64, &'e [u8])> {
+        let end = HEAD + shape.body();
+        let whole = entry.get(..end + 8)?;
+        let (record, lock) = (word(whole, 0) & 0xffff_ffff, word(whole, 8));
+        let right = xxhash_rust::xxh3::xxh3_64(&whole[..end]) == word(whole, end);
+        (right && lock != 0 && record < shape.records).then(|| (record, lock, &whole[HEAD..end]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shape(locks: LockPlacement) -> Shape {
+        Shape::new(100, (16, 32), 512, locks, 64)
+    }
+
+    #[test]
+    fn a_record_of_the_papers_items_is_a_cache_line_and_eight_are_a_neighbourhood() {
+        let spread = shape(LockPlacement::Spread);
+        assert_eq!(
+            (spread.body(), spread.stride, spread.neighbours),
+            (64, 64, 8)
+        );
+        assert!(spread.check(spread.bytes()) && !spread.check(spread.bytes() - 1));
+        let inside = shape(LockPlacement::Record);
+        assert_eq!(
+            (inside.stride, inside.neighbours, inside.lock_at(3)),
+            (128, 4, 3 * 128 + 64)
+        );
+        assert!(inside.check(inside.bytes()) && !inside.check(inside.bytes() - 1));
+        let pages = Shape::new(100, (16, 32), 512, LockPlacement::Record, 4096);
+        assert!((0..9).all(|n| pages.lock_at(n) % 4096 == 64));
+        assert_eq!(owner_of(lock_word(77, 1000, u32::MAX)), 77);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded_and_mixtures_are_torn(
+            key in prop::collection::vec(any::<u8>(), 0..=16),
+            first in prop::option::of(prop::collection::vec(any::<u8>(), 0..=32)),
+            second in prop::option::of(prop::collection::vec(any::<u8>(), 0..=32)),
+            version in 1u64..1 << 37,
+            choice: u8,
+        ) {
+            let shape = shape(LockPlacement::Spread);
+            let body = |version, value: &Option<Vec<u8>>| {
+                let mut body = [0; 64];
+                shape.encode(&mut body, (5, 9), &key, version, value.as_deref());
+                body
+            };
+            let (old, new) = (body(version, &first), body(version + 1, &second));
+            let ours = Body::Ours { version, value: first.as_deref() };
+            prop_assert_eq!(shape.decode(&old, (5, 9), &key), ours);
+            // Of another place, or under another seed, it is nothing.
+            prop_assert_eq!(shape.decode(&old, (5, 8), &key), Body::Torn);
+            prop_assert_eq!(shape.decode(&old, (6, 9), &key), Body::Torn);
+            let mut mixed = old;
+            for word in (0..8).filter(|word| choice >> word & 1 != 0) {
+                mixed[word * 8..word * 8 + 8].copy_from_slice(&new[word * 8..word * 8 + 8]);
+            }
+            // Bytes behind a value do not count.
+            let whole = [ours, Body::Ours { version: version + 1, value: second.as_deref() }];
+            let seen = shape.decode(&mixed, (5, 9), &key);
+            prop_assert!(seen == Body::Torn || whole.contains(&seen), "{seen:?}");
+            let (meta, check) = (choice & 1 != 0, choice & 2 != 0);
+            prop_assert!(meta == check || seen == Body::Torn, "{seen:?}");
+        }
+
+        #[test]
+        fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..600), key: [u8; 4]) {
+            let shape = shape(LockPlacement::Spread);
+            let found = shape.find(&bytes, (5, 3), &key).map(|f| f.1);
+            let ours = matches!(found, Some(Body::Ours { .. }));
+            prop_assert!(!ours, "{found:?}");
+            prop_assert_eq!(redo::open(&bytes, &shape), None);
+        }
+
+        #[test]
+        fn a_redo_entry_is_whole_or_none(at in 0usize..88, bit in 0u32..8) {
+            let shape = shape(LockPlacement::Spread);
+            let mut entry = vec![0; redo::bytes(&shape)];
+            shape.encode(&mut entry[redo::BODY_AT..], (5, 7), b"key", 3, Some(b"value"));
+            redo::seal(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
+            prop_assert_eq!(redo::partition_of(&entry), Some(2));
+            let body = entry[redo::BODY_AT..redo::BODY_AT + 64].to_vec();
+            prop_assert_eq!(redo::open(&entry, &shape), Some((7, lock_word(1, 2, 3), &body[..])));
+            entry[at] ^= 1 << bit;
+            prop_assert_eq!(redo::open(&entry, &shape), None);
+        }
+    }
+}
