@@ -135,8 +135,13 @@ impl Server {
             source,
         })?;
         let address = listener.local_addr()?;
-        let (shared, workers) =
-            Shared::new(context, config, store::unix_ms, random(), Duration::ZERO)?;
+        let (shared, workers) = Shared::new(
+            context,
+            config,
+            store::unix_ms,
+            random(),
+            (Duration::ZERO, true),
+        )?;
         let mut server = Self {
             shared: Arc::clone(&shared),
             acceptor: None,
@@ -227,13 +232,13 @@ impl Refused {
 }
 
 impl Shared {
-    /// A server's objects, and its workers, which do not run yet.
+    /// A server's objects, and its workers, which do not run yet; whether it may start threads of its own.
     fn new(
         context: &Context,
         config: ServerConfig,
         clock: fn() -> u64,
         seed: u64,
-        cost: Duration,
+        (cost, threads): (Duration, bool),
     ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
         let port = config.nic.port(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
@@ -245,7 +250,7 @@ impl Shared {
             _ => Store::new(&of)?,
         });
         let lease = Duration::from_millis(config.lease_ms.into());
-        let guests = Arc::new(Guests::new(tables.clone(), lease));
+        let guests = Arc::new(Guests::new(tables.clone(), lease, threads));
         let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
         // A change of the expected length with its word fills whole cache lines.
         let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;

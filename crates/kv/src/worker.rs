@@ -230,7 +230,7 @@ fn sleep(engine: &herd::Server, shared: &WorkerShared, waiter: &mut Waiter) {
 struct Serve<'s> {
     store: &'s Store,
     table: Option<&'s Table>,
-    guests: &'s Guests,
+    guests: &'s Arc<Guests>,
     number: usize,
     cost: Duration,
     /// Of the keys of a batch.

@@ -276,9 +276,12 @@ fn clients_that_die_or_stop_with_locks_hurt_nobody() {
         signal("-STOP", &stopped);
         dying.kill().expect("it runs");
         dying.wait().expect("it ran");
-        // Who comes now finds locks of both, and gets all of them.
-        let witness = load("4", "300ms").output().expect("it starts");
+        // Who comes now finds locks of both. It gets all of them, those of a process that was stopped in the very middle
+        // of a WRITE once that goes on.
+        let witness = load("4", "300ms").spawn().expect("it starts");
+        std::thread::sleep(std::time::Duration::from_millis(300));
         signal("-CONT", &stopped);
+        let witness = witness.wait_with_output().expect("it ends");
         let stopped = stopped.wait_with_output().expect("it ends");
         for output in [witness, stopped] {
             let report = &lines(&output)[0]["data"];

@@ -28,7 +28,9 @@ use crate::worker::lock;
 pub(crate) struct Guests {
     tables: Vec<Arc<Table>>,
     lease: Duration,
-    /// By index of the client.
+    /// Whether it may start threads: not on a simulated NIC, where nothing waits either.
+    threads: bool,
+    /// By the owner's name in locks.
     guests: Mutex<HashMap<u32, Guest>>,
     owners: AtomicU32,
     /// Locks that somebody complained about: the acquisition, and since when.
@@ -39,7 +41,8 @@ pub(crate) struct Guests {
 
 #[derive(Debug)]
 struct Guest {
-    owner: u32,
+    /// Of the client at the server.
+    index: u32,
     /// `None` while it is taken away.
     access: Option<Access>,
 }
@@ -55,10 +58,11 @@ pub(crate) struct Access {
 }
 
 impl Guests {
-    pub(crate) fn new(tables: Vec<Arc<Table>>, lease: Duration) -> Self {
+    pub(crate) fn new(tables: Vec<Arc<Table>>, lease: Duration, threads: bool) -> Self {
         Self {
             tables,
             lease,
+            threads,
             guests: Mutex::default(),
             owners: AtomicU32::new(0),
             suspects: Mutex::default(),
@@ -74,10 +78,10 @@ impl Guests {
 
     pub(crate) fn add(&self, index: u32, owner: u32, access: Access) {
         let guest = Guest {
-            owner,
+            index,
             access: Some(access),
         };
-        lock(&self.guests).insert(index, guest);
+        lock(&self.guests).insert(owner, guest);
     }
 
     /// Locks that were freed for clients that had them, and clients whose access was taken away for that.
@@ -86,13 +90,25 @@ impl Guests {
         (of(&self.recovered), of(&self.expelled))
     }
 
-    /// Takes a client's access away, and finishes its changes.
+    /// A client is gone: takes its access away, and finishes its changes.
     pub(crate) fn remove(&self, index: u32) {
-        let found = lock(&self.guests)
-            .get_mut(&index)
-            .and_then(|guest| Some((guest.owner, guest.access.take()?)));
+        let owner = lock(&self.guests)
+            .iter()
+            .find(|(_, guest)| guest.index == index && guest.access.is_some())
+            .map(|(owner, _)| *owner);
+        if let Some(owner) = owner {
+            self.expel(owner);
+        }
+    }
+
+    /// Takes an owner's access away, and finishes its changes. On the software NIC this waits for a process that was
+    /// stopped in the very middle of a WRITE.
+    fn expel(&self, owner: u32) {
+        let access = lock(&self.guests)
+            .get_mut(&owner)
+            .and_then(|guest| guest.access.take());
         // Without access somebody else is at it.
-        let Some((owner, Access { qp, memory, redo })) = found else {
+        let Some(Access { qp, memory, redo }) = access else {
             return;
         };
         if let Err(e) = qp.to_error() {
@@ -102,7 +118,7 @@ impl Guests {
         if let Some(redo) = redo {
             self.finish(owner, &redo);
         }
-        lock(&self.guests).remove(&index);
+        lock(&self.guests).remove(&owner);
     }
 
     /// Makes the changes that a client has written down and still has the locks for.
@@ -123,7 +139,7 @@ impl Guests {
     }
 
     /// Somebody has waited long for a record's lock: frees it, if it is time. Whether it is free now.
-    pub(crate) fn release(&self, partition: usize, record: u64) -> bool {
+    pub(crate) fn release(self: &Arc<Self>, partition: usize, record: u64) -> bool {
         let Some(lock_of) = self.tables.get(partition).and_then(|t| t.lock_of(record)) else {
             return true;
         };
@@ -133,18 +149,26 @@ impl Guests {
         }
         let owner = record::owner_of(word);
         let connected = lock(&self.guests)
-            .iter()
-            .find(|(_, guest)| guest.owner == owner)
-            .map(|(index, guest)| (*index, guest.access.is_some()));
+            .get(&owner)
+            .map(|guest| guest.access.is_some());
         match connected {
-            Some((_, false)) => return false,
-            Some((index, true)) => {
+            Some(false) => return false,
+            Some(true) => {
                 if !self.is_over(partition, record, word) {
                     return false;
                 }
                 tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
                 self.expelled.fetch_add(1, Ordering::Relaxed);
-                self.remove(index);
+                if self.threads {
+                    // A worker must not wait for anybody. Who complained comes again.
+                    let guests = Arc::clone(self);
+                    let thread = std::thread::Builder::new().name("expel".to_owned());
+                    if let Err(e) = thread.spawn(move || guests.expel(owner)) {
+                        tracing::warn!("no thread to take a client's access away: {e}");
+                    }
+                    return false;
+                }
+                self.expel(owner);
             }
             None => {}
         }

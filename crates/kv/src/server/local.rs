@@ -57,7 +57,7 @@ impl LocalServer {
         config.check().map_err(ServerError::Config)?;
         config.design.check(context.capabilities()?)?;
         // Virtual time has its own clock, which nothing here expires by.
-        let (shared, workers) = Shared::new(context, config, || 0, seed, cost)?;
+        let (shared, workers) = Shared::new(context, config, || 0, seed, (cost, false))?;
         let of = |worker| LocalWorker {
             shared: Arc::clone(&shared),
             worker,
