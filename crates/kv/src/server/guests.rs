@@ -96,21 +96,29 @@ impl Guests {
             .iter()
             .find(|(_, guest)| guest.index == index && guest.access.is_some())
             .map(|(owner, _)| *owner);
-        if let Some(owner) = owner {
-            self.expel(owner);
+        if let Some((owner, access)) = owner.and_then(|owner| Some((owner, self.take(owner)?))) {
+            self.expel(owner, access);
         }
+    }
+
+    /// An owner has a lock for too long.
+    fn expel_slow(&self, owner: u32) {
+        if let Some(access) = self.take(owner) {
+            tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
+            self.expelled.fetch_add(1, Ordering::Relaxed);
+            self.expel(owner, access);
+        }
+    }
+
+    /// An owner's access, for whoever takes it away: the first to come.
+    fn take(&self, owner: u32) -> Option<Access> {
+        lock(&self.guests).get_mut(&owner)?.access.take()
     }
 
     /// Takes an owner's access away, and finishes its changes. On the software NIC this waits for a process that was
     /// stopped in the very middle of a WRITE.
-    fn expel(&self, owner: u32) {
-        let access = lock(&self.guests)
-            .get_mut(&owner)
-            .and_then(|guest| guest.access.take());
-        // Without access somebody else is at it.
-        let Some(Access { qp, memory, redo }) = access else {
-            return;
-        };
+    fn expel(&self, owner: u32, access: Access) {
+        let Access { qp, memory, redo } = access;
         if let Err(e) = qp.to_error() {
             tracing::warn!("a client's queue pair does not go to ERR: {e}");
         }
@@ -157,18 +165,16 @@ impl Guests {
                 if !self.is_over(partition, record, word) {
                     return false;
                 }
-                tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
-                self.expelled.fetch_add(1, Ordering::Relaxed);
                 if self.threads {
                     // A worker must not wait for anybody. Who complained comes again.
                     let guests = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("expel".to_owned());
-                    if let Err(e) = thread.spawn(move || guests.expel(owner)) {
-                        tracing::warn!("no thread to take a client's access away: {e}");
+                    if let Err(e) = thread.spawn(move || guests.expel_slow(owner)) {
+                        tracing::error!("no thread to take a client's access away: {e}");
                     }
                     return false;
                 }
-                self.expel(owner);
+                self.expel_slow(owner);
             }
             None => {}
         }
