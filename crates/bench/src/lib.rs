@@ -8,6 +8,7 @@
 //! - [`run`]: the interleaved rounds and their summary; [`record`]: the circumstances;
 //! - [`workload`]: our side, over the safe verbs API;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
+//! - [`calibrate`]: a profile of a NIC from measurements;
 //! - [`simulated`]: the sequencer and the verbs on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
@@ -20,6 +21,7 @@
 #![deny(unsafe_code)]
 
 pub mod bounce;
+pub mod calibrate;
 pub mod goal;
 pub mod guidelines;
 pub mod link;

@@ -48,12 +48,7 @@ impl<S> Record<S> {
             commit: env!("VERBATIM_COMMIT").to_owned(),
             rustc: env!("VERBATIM_RUSTC").to_owned(),
             optimised: !cfg!(debug_assertions),
-            cpu_model: read("/proc/cpuinfo")
-                .lines()
-                .find_map(|line| Some(line.strip_prefix("model name")?.split_once(':')?.1))
-                .unwrap_or("unknown")
-                .trim()
-                .to_owned(),
+            cpu_model: cpu().model,
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             load_before: read("/proc/loadavg")
@@ -67,6 +62,27 @@ impl<S> Record<S> {
             settings,
             command: std::env::args().collect(),
         }
+    }
+}
+
+/// What `/proc/cpuinfo` says of the first CPU.
+pub(crate) struct Cpu {
+    /// As the kernel names it.
+    pub(crate) model: String,
+    /// In GHz, as far as it says.
+    pub(crate) clock_ghz: Option<f64>,
+}
+
+pub(crate) fn cpu() -> Cpu {
+    let info = read("/proc/cpuinfo");
+    let of = |key: &str| {
+        let mut lines = info.lines();
+        let value = lines.find_map(|line| Some(line.strip_prefix(key)?.split_once(':')?.1));
+        value.map(|value| value.trim().to_owned())
+    };
+    Cpu {
+        model: of("model name").unwrap_or_else(|| "unknown".to_owned()),
+        clock_ghz: of("cpu MHz").and_then(|mhz| Some(mhz.parse::<f64>().ok()? / 1e3)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `verbatim bench`: the verbs microbenchmarks.
 
+mod calibrate;
 mod ends;
 mod guidelines;
 mod knobs;
@@ -102,6 +103,9 @@ enum What {
     /// A verb over a range of one of its knobs, as a table, CSV, JSON and a picture
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(sweep::Args),
+    /// A profile of this machine's NIC, from measurements (also --calibrate)
+    #[command(long_flag = "calibrate", after_help = calibrate::EXAMPLES)]
+    Calibrate(calibrate::Args),
     /// For each design guideline, a program that breaks it and one that keeps it
     ///
     /// What the advice of `verbatim explain` is for each of the two, what it predicts, and how much
@@ -140,6 +144,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::WriteOrder(args) => probe::run(Question::Order, &args),
         What::WriteVisible(args) => probe::run(Question::Visible, &args),
         What::Sweep(args) => sweep::run(&args),
+        What::Calibrate(args) => calibrate::run(&args),
         What::Guidelines(args) => guidelines::run(&args),
         What::Simulator(args) => simulator::run(&args),
         What::GuidelineProgram(args) => guidelines::program(&args),

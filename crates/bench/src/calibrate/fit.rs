@@ -1,0 +1,396 @@
+//! From rates to the numbers of a profile. Each is the one that makes the model give the rate, with the numbers that were
+//! fitted before it; `nicmodel` says what a rate is made of.
+
+use nicmodel::Profile;
+use nicmodel::bounds::Resource;
+
+use super::probes::{LINK_BYTES, LOCK_BITS, Probe, Results, UNIT_LISTS};
+
+/// A number of the profile, or why there is none.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Finding {
+    /// Fitted to rates.
+    Fitted {
+        /// Its value.
+        value: f64,
+        /// The rates.
+        to: Vec<String>,
+        /// How it follows from them.
+        how: String,
+    },
+    /// It does not show in what was measured.
+    Hidden {
+        /// Why.
+        why: String,
+    },
+    /// It does not show, and a profile can do without: it is left out.
+    LeftOut,
+}
+
+/// A key of a profile, such as `processing.send_ns`, and what was found.
+pub(super) type Found = Vec<(&'static str, Finding)>;
+
+type Number = Result<f64, String>;
+
+/// Collects numbers; a later one may build on what is here.
+struct Fit<'r> {
+    results: &'r Results,
+    found: Found,
+}
+
+impl Fit<'_> {
+    /// Adds a number that may not be negative, and returns it.
+    fn add(&mut self, key: &'static str, from: &[Probe], number: Number, how: &str) -> Number {
+        let number = number.and_then(|value| {
+            if value.is_finite() && value >= 0.0 {
+                Ok(value)
+            } else {
+                Err(format!("what was measured gives {value:.3}, which is none"))
+            }
+        });
+        let finding = match &number {
+            Ok(value) => Finding::Fitted {
+                value: *value,
+                to: from
+                    .iter()
+                    .map(|probe| self.results.evidence(*probe))
+                    .collect(),
+                how: how.to_owned(),
+            },
+            Err(why) => Finding::Hidden { why: why.clone() },
+        };
+        self.found.push((key, finding));
+        number
+    }
+}
+
+/// Everything that the results show. What the profile `like` says of sizes of WQEs and headers is taken for granted.
+pub(super) fn fit(results: &Results, like: &Profile) -> Found {
+    let mut fit = Fit {
+        results,
+        found: Vec::new(),
+    };
+    of_cores(&mut fit);
+    let units = of_units(&mut fit);
+    of_arrivals(&mut fit);
+    of_locks(&mut fit);
+    of_link(&mut fit, like);
+    of_pcie(&mut fit, like);
+    of_latencies(&mut fit, &units);
+    of_cache(&mut fit);
+    fit.found
+}
+
+/// What a core's verbs take.
+fn of_cores(fit: &mut Fit<'_>) {
+    use Probe::{Lists, ListsSignaled, OneLine, Receive, ThreeLines};
+    let ns = |probe| fit.results.ns(probe);
+    let numbers = || -> Result<[f64; 4], String> {
+        let (one, three) = (ns(OneLine)?, ns(ThreeLines)?);
+        let mmio = (three - one) / 2.0;
+        let (lists, signaled) = (ns(Lists)?, ns(ListsSignaled)?);
+        let poll = (signaled - lists) / (1.0 - 1.0 / 64.0);
+        let post = lists - mmio / 32.0 - poll / 64.0;
+        // Behind each part of a window of 256 the receiver posts a message of one line; an eighth of them is signaled.
+        let report = (post + mmio + poll / 8.0) / 64.0;
+        let receive = ns(Receive).map_or(f64::NAN, |receive| receive - poll - report);
+        Ok([mmio, poll, post, receive])
+    };
+    let (numbers, each) = match numbers() {
+        Ok(numbers) => (numbers, Ok(())),
+        Err(why) => ([0.0; 4], Err(why)),
+    };
+    let of = |place: usize| each.clone().map(|()| numbers[place]);
+    let (mmio, poll, post, receive) = (of(0), of(1), of(2), of(3));
+    let _ = fit.add(
+        "host.mmio_write_ns",
+        &[OneLine, ThreeLines],
+        mmio,
+        "half of what two more lines take",
+    );
+    let _ = fit.add(
+        "host.poll_cqe_ns",
+        &[Lists, ListsSignaled],
+        poll,
+        "what a completion each takes instead of one in 64",
+    );
+    let from = &[Lists];
+    let _ = fit.add(
+        "host.post_wqe_ns",
+        from,
+        post,
+        "less one MMIO write in 32 and one completion in 64",
+    );
+    let how = "less a completion, and a report of 64 messages";
+    let _ = fit.add("host.post_recv_ns", &[Receive], receive, how);
+}
+
+/// What sending takes of the NIC; with its units, the time for which an operation holds one.
+struct Units {
+    /// Of a WRITE and of a READ; of the whole NIC where its units do not show.
+    write_ns: Number,
+    read_ns: Number,
+}
+
+fn of_units(fit: &mut Fit<'_>) -> Units {
+    use Probe::{OneLine, Read, Send, UnitLists, UnitSingly};
+    let ns = |probe| fit.results.ns(probe);
+    let [short, _] = UNIT_LISTS.map(UnitLists);
+    // Where one queue pair is as fast as several of one core, the core is what binds, and units do not show.
+    let unit = ns(UnitSingly).and_then(|unit| {
+        if unit > 1.1 * ns(OneLine)? {
+            Ok(unit)
+        } else {
+            Err("one queue pair is as fast as several of one core".to_owned())
+        }
+    });
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    let waits = unit
+        .clone()
+        .and_then(|unit| Ok(UNIT_LISTS[0] as f64 * (ns(short)? - unit)));
+    let peak = ns(Send);
+    let send = match (&unit, &waits) {
+        (Ok(unit), Ok(wait)) => peak.map(|peak| peak / (1.0 + wait.max(0.0) / (16.0 * unit))),
+        _ => peak,
+    };
+    let units = unit
+        .clone()
+        .and_then(|unit| Ok((unit / send.clone()?).round().max(1.0)));
+    let shows = units.is_ok();
+    let how = "the peak of the NIC, less the wait of its units for WQEs, one in 16";
+    let send = fit.add("processing.send_ns", &[Send], send, how);
+    if shows {
+        let from = &[UnitSingly, Send];
+        let units = fit.add(
+            "processing.units",
+            from,
+            units,
+            "a queue pair is served by one of them; rounded",
+        );
+        let how = "in lists of 4 a WRITE takes a quarter of it more";
+        let _ = fit.add(
+            "processing.wqe_fetch_wait_ns",
+            &[UnitSingly, short],
+            waits,
+            how,
+        );
+        let read = fit.add(
+            "processing.read_ns",
+            &[Read],
+            ns(Read),
+            "the peak of the NIC",
+        );
+        let of_unit = |number: Number| number.and_then(|ns| Ok(ns * units.clone()?));
+        return Units {
+            write_ns: of_unit(send),
+            read_ns: of_unit(read),
+        };
+    }
+    for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
+        fit.found.push((key, Finding::LeftOut));
+    }
+    let read_ns = fit.add(
+        "processing.read_ns",
+        &[Read],
+        ns(Read),
+        "the peak of the NIC",
+    );
+    Units {
+        write_ns: send,
+        read_ns,
+    }
+}
+
+/// What arriving messages take of the NIC.
+fn of_arrivals(fit: &mut Fit<'_>) {
+    use Probe::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
+    let ns = |probe| fit.results.ns(probe);
+    let write = ns(InboundWrite);
+    let second =
+        ns(InboundPayload).and_then(|payload| Ok((payload - ns(InboundHeaderOnly)?).max(0.0)));
+    let atomics = ns(Atomics);
+    let _ = fit.add(
+        "processing.inbound_ns",
+        &[InboundWrite],
+        write,
+        "the peak of the NIC",
+    );
+    let from = &[InboundHeaderOnly, InboundPayload];
+    let _ = fit.add(
+        "processing.inbound_dma_ns",
+        from,
+        second,
+        "what payload takes more",
+    );
+    let how = "with more counters than locks that are outstanding, no lock holds them up";
+    let _ = fit.add("processing.atomic_ns", &[Atomics], atomics, how);
+}
+
+/// The locks of atomics.
+fn of_locks(fit: &mut Fit<'_>) {
+    use Probe::{OneLock, TwoLocks};
+    let ns = |probe| fit.results.ns(probe);
+    let one = ns(OneLock);
+    let bits = one.clone().and_then(|one| {
+        for bits in LOCK_BITS {
+            // Two locks do twice as much, but for chance.
+            if ns(TwoLocks(bits))? > 0.75 * one {
+                return Ok(if bits == *LOCK_BITS.start() { 0 } else { bits });
+            }
+        }
+        Err(format!(
+            "counters 2^{} bytes apart have two locks still",
+            LOCK_BITS.end()
+        ))
+    });
+    let last = bits
+        .as_ref()
+        .copied()
+        .unwrap_or(*LOCK_BITS.end())
+        .max(*LOCK_BITS.start());
+    let before = last.saturating_sub(1).max(*LOCK_BITS.start());
+    let from = [OneLock, TwoLocks(before), TwoLocks(last)];
+    let how = "the first two counters, 2^bits apart, that are no faster than one";
+    let _ = fit.add("atomics.lock_bits", &from, bits.map(f64::from), how);
+    let _ = fit.add(
+        "atomics.lock_hold_ns",
+        &[OneLock],
+        one,
+        "one after the other",
+    );
+}
+
+/// The network: long READs from elsewhere, whose answers leave by the measured port.
+fn of_link(fit: &mut Fit<'_>, like: &Profile) {
+    let [short, long] = LINK_BYTES;
+    let probes = LINK_BYTES.map(Probe::Link);
+    let ns = |bytes| fit.results.ns(Probe::Link(bytes));
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let bytes_per_ns = ns(short).and_then(|one| Ok((long - short) as f64 / (ns(long)? - one)));
+    // Between two packets, beside their headers.
+    let gap = bytes_per_ns.clone().and_then(|bytes_per_ns| {
+        let stream = fit.results.stream(probes[0]).ok_or("it was not measured")?;
+        let footprint = stream.footprint(like).map_err(|error| error.to_string())?;
+        let own =
+            footprint.network.to_requester.link_bytes(like) - like.port.packet_gap_bytes.value;
+        Ok((ns(short)? * bytes_per_ns - own).max(0.0))
+    });
+    let count = Finding::Fitted {
+        value: 1.0,
+        to: probes.map(|probe| fit.results.evidence(probe)).to_vec(),
+        how: "all ports of the NIC together are taken for one".to_owned(),
+    };
+    fit.found.push(("port.count", count));
+    let how = "what longer payload takes longer; where PCIe is slower than the network, it is that";
+    let _ = fit.add(
+        "port.gbps",
+        &probes,
+        bytes_per_ns.map(|bytes_per_ns| 8.0 * bytes_per_ns),
+        how,
+    );
+    let how = "what a READ of 256 bytes takes of the link beside payload and headers";
+    let _ = fit.add("port.packet_gap_bytes", &probes, gap, how);
+}
+
+/// The PCIe link, where it is what binds.
+fn of_pcie(fit: &mut Fit<'_>, like: &Profile) {
+    use Probe::{PcieLists, PcieMmio, Send};
+    let ns = |probe| fit.results.ns(probe);
+    let lanes = f64::from(like.pcie.lanes.value);
+    let known_gbytes = lanes * like.pcie.lane_mbps.value * 1e-3;
+    // How long the link would be busy, were it as fast as that of the profile that is taken for granted.
+    let busy_ns = |probe, resource| {
+        let stream = fit.results.stream(probe).ok_or("it was not measured")?;
+        let bounds = stream.bounds(like).map_err(|error| error.to_string())?;
+        let rate = bounds
+            .rate_mops(resource)
+            .ok_or("it does not use the link")?;
+        Ok::<_, String>(1e3 / rate)
+    };
+    let gbytes = ns(PcieLists).and_then(|lists| {
+        if lists < 1.1 * ns(Send)? {
+            return Err(
+                "WQEs of two lines in lists are as fast as those of one: PCIe does not bind"
+                    .to_owned(),
+            );
+        }
+        Ok(known_gbytes * busy_ns(PcieLists, Resource::DmaRead)? / lists)
+    });
+    let overhead = gbytes.clone().and_then(|gbytes| {
+        let own = like
+            .pcie
+            .mmio_overhead_bytes
+            .as_ref()
+            .map_or(0.0, |bytes| bytes.value);
+        let bytes = busy_ns(PcieMmio, Resource::Mmio)? * known_gbytes / 3.0 - own;
+        Ok((ns(PcieMmio)? * gbytes / 3.0 - bytes).max(0.0))
+    });
+    let how =
+        format!("what their WQEs take of the link, with {lanes} lanes and headers as assumed");
+    let lane = gbytes.map(|gbytes| 1e3 * gbytes / lanes);
+    let _ = fit.add("pcie.lane_mbps", &[PcieLists], lane, &how);
+    let how = "what a line takes of the link beside its bytes, if the link binds";
+    let _ = fit.add("pcie.mmio_overhead_bytes", &[PcieMmio], overhead, how);
+}
+
+/// Ways that a message takes.
+fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
+    use Probe::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
+    let ns = |probe| fit.results.ns(probe);
+    let pcie = ns(CompleteFetched).and_then(|fetched| Ok((fetched - ns(CompleteInline)?) / 2.0));
+    let how = "payload that is fetched takes a read, to and fro";
+    let pcie = fit.add(
+        "pcie.latency_ns",
+        &[CompleteInline, CompleteFetched],
+        pcie,
+        how,
+    );
+    // Both go to the NIC, and a completion comes back; a DMA read at the responder is as long as one at the requester. A
+    // READ's data go to the requester's memory before their completion.
+    let port = ns(CompleteRead).and_then(|read| {
+        let units_ns = units.read_ns.clone()? - units.write_ns.clone()?;
+        let longer = read - ns(CompleteFetched)?;
+        Ok((longer - units_ns - ns(InboundWrite)? - pcie?) / 2.0)
+    });
+    let from = &[CompleteRead, CompleteFetched];
+    let how = "half of what a READ takes longer than a WRITE whose payload is fetched, less the NICs' own times and pcie.latency_ns";
+    let _ = fit.add("port.latency_ns", from, port, how);
+}
+
+/// The cache of WQEs.
+fn of_cache(fit: &mut Fit<'_>) {
+    let results = fit.results;
+    // Answers are written, and WQEs come by MMIO: the NIC reads nothing, unless it has lost some.
+    let misses = |window: &usize| {
+        results
+            .lines_read(Probe::ReadWindow(*window))
+            .is_some_and(|lines| lines > 0.02)
+    };
+    let windows: Vec<usize> = results.windows().collect();
+    let first = windows.iter().position(misses);
+    let best = first.and_then(|first| windows.get(first.checked_sub(1)?));
+    let Some(&best) = best else {
+        for key in ["cache.read_window", "cache.read_window_threads"] {
+            fit.found.push((key, Finding::LeftOut));
+        }
+        return;
+    };
+    let from: Vec<_> = windows
+        .iter()
+        .take(first.unwrap_or(0) + 1)
+        .map(|window| Probe::ReadWindow(*window))
+        .collect();
+    let threads = results
+        .stream(Probe::ReadWindow(best))
+        .map_or(1, |stream| stream.threads);
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let (best, threads) = (best as f64, threads as f64);
+    let how = "the longest window for which the NIC reads no WQE again";
+    let _ = fit.add("cache.read_window", &from, Ok(best), how);
+    let _ = fit.add(
+        "cache.read_window_threads",
+        &from,
+        Ok(threads),
+        "those that posted",
+    );
+}

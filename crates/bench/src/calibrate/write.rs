@@ -1,0 +1,112 @@
+//! A profile as the text of its file, each number with its evidence.
+
+use std::fmt::Write;
+
+use nicmodel::Profile;
+use nicmodel::profile::LinkLayer;
+
+use super::About;
+use super::fit::{Finding, Found};
+
+/// The tables of a profile, in their order.
+const TABLES: [&str; 7] = [
+    "host",
+    "pcie",
+    "wqe",
+    "processing",
+    "atomics",
+    "port",
+    "cache",
+];
+
+/// The file: what was said, what was found, and the rest as `like` has it.
+pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
+    let link_layer = match about.link_layer {
+        LinkLayer::Infiniband => "infiniband",
+        LinkLayer::Roce => "roce",
+    };
+    let mut text = format!(
+        "# Written by verbatim bench calibrate. What could not be measured is as in the profile {}, and says so.\n\n\
+         schema = {}\nname = {}\ntitle = {}\nabout = {}\nlink_layer = {}\n",
+        like.name,
+        nicmodel::profile::SCHEMA,
+        quoted(&about.name),
+        quoted(&about.title),
+        quoted(&about.about),
+        quoted(link_layer),
+    );
+    let assumed = like.numbers();
+    for table in TABLES {
+        let _ = write!(text, "\n[{table}]\n");
+        let of_table = |key: &str| key.split_once('.').is_some_and(|(of, _)| of == table);
+        let mut keys: Vec<&str> = Vec::new();
+        let said = about.said.iter().map(|(key, ..)| *key);
+        let known = assumed.iter().map(|number| number.key.as_str());
+        for key in said.chain(known).chain(found.iter().map(|(key, _)| *key)) {
+            if of_table(key) && !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        for key in keys {
+            let line = line(key, about, found, like);
+            if let (Some(line), Some((_, field))) = (line, key.split_once('.')) {
+                let _ = writeln!(text, "{field} = {{ {line} }}");
+            }
+        }
+    }
+    text
+}
+
+/// A number and its evidence; nothing where it is left out.
+fn line(key: &str, about: &About, found: &Found, like: &Profile) -> Option<String> {
+    if let Some((_, value, who)) = about.said.iter().find(|(said, ..)| *said == key) {
+        return Some(format!(
+            "value = {}, source = \"published\", where = {}",
+            number(*value),
+            quoted(who)
+        ));
+    }
+    let finding = found
+        .iter()
+        .find(|(found, _)| *found == key)
+        .map(|(_, finding)| finding);
+    let hidden = match finding {
+        Some(Finding::Fitted { value, to, how }) => {
+            let to: Vec<_> = to
+                .iter()
+                .map(|rate| quoted(&format!("measured: {rate}")))
+                .collect();
+            let how = quoted(how);
+            return Some(format!(
+                "value = {}, source = \"fitted\", to = [{}], how = {how}",
+                number(*value),
+                to.join(", ")
+            ));
+        }
+        Some(Finding::LeftOut) => return None,
+        Some(Finding::Hidden { why }) => format!("{why}; "),
+        None => "not measured; ".to_owned(),
+    };
+    let all = like.numbers();
+    let other = all.into_iter().find(|number| number.key == key)?;
+    let why = format!(
+        "{hidden}as in the profile {} ({})",
+        like.name, other.evidence
+    );
+    Some(format!(
+        "value = {}, source = \"assumed\", why = {}",
+        number(other.value),
+        quoted(&why)
+    ))
+}
+
+/// Whole numbers without a fraction, others to five digits behind the point.
+fn number(value: f64) -> String {
+    let rounded = (value * 1e5).round() / 1e5;
+    rounded.to_string()
+}
+
+/// A basic string of TOML; JSON escapes are a part of its own.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

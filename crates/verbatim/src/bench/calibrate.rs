@@ -1,0 +1,176 @@
+//! `verbatim bench calibrate`: a profile of a NIC from measurements.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use bench::calibrate::{Calibration, Machine, Real, Simulated, calibrate};
+use nicmodel::Profile;
+use serde::Serialize;
+
+use super::CoresArgs;
+use super::ends::EndsArgs;
+use super::knobs::SimulationArgs;
+use super::nic_choice;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::model::NicProfileArgs;
+use crate::output::{self, figure, print, print_typed, table};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench calibrate --out my-nic.toml
+  verbatim bench calibrate --provider system --device mlx5_0 --like cib --out mlx5.toml
+  verbatim sequencer --nic-file my-nic.toml
+  verbatim bench calibrate --nic cib --like cx3           a simulated NIC, to see that calibration works
+
+Each number says which rates it was fitted to, or that it is assumed and from where. Sizes of WQEs and PCIe headers and
+the work of programs cannot be seen from outside: those are of the profile that --like names. On the software NIC all
+costs are those of software; what comes out describes no hardware.";
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Write the profile to this file [default: print it]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The profile from which comes what cannot be measured: cx, cx3, cib, bf2, or a profile's file
+    #[arg(long, value_name = "NAME", default_value = "cib")]
+    like: String,
+    /// How long each of some forty measurements takes [default: 200ms; simulated 1ms of virtual time]
+    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    duration: Option<Duration>,
+    /// Rounds, of which the median counts
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    #[command(flatten)]
+    cores: CoresArgs,
+    /// Print one JSON object per line: number (each of the profile), profile
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+    #[command(flatten)]
+    simulation: SimulationArgs,
+    #[command(flatten)]
+    ends: EndsArgs,
+}
+
+/// A number of the profile, as `--json` prints it.
+#[derive(Serialize)]
+struct Number<'a> {
+    key: &'a str,
+    value: f64,
+    source: &'a str,
+    evidence: String,
+    /// Its value on the simulated NIC that was measured.
+    simulated: Option<f64>,
+}
+
+/// The profile, as `--json` prints it.
+#[derive(Serialize)]
+struct Written<'a> {
+    name: &'a str,
+    toml: &'a str,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let like = named(&args.like)?;
+    if let Some(file) = &args.out {
+        args::writable_file(file)?;
+    }
+    let simulated = args.simulation.profile()?;
+    let calibration = match &simulated {
+        Some(profile) => measured(&mut Simulated(profile), &like)?,
+        None => {
+            args.nic.settle_link_layer()?;
+            let nic = nic_choice(&args.nic, &args.port);
+            let duration = args.duration.unwrap_or(Duration::from_millis(200));
+            let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+            let cores = args.cores.settle()?;
+            let tasks = bench::calibrate::tasks(duration_ms)?;
+            if args.ends.listens() {
+                return args.ends.listen(&tasks, &nic);
+            }
+            let runner = args.ends.runner(cores, &tasks)?;
+            let mut real = Real::new(nic, runner, duration_ms, args.rounds);
+            measured(&mut real, &like)?
+        }
+    };
+    let Calibration { profile, text } = &calibration;
+    if let Some(file) = &args.out {
+        output::write_file(file, text)?;
+    }
+    if args.json {
+        each(profile, simulated.as_ref(), |number| {
+            print_typed("number", &number)
+        })?;
+        let name = &profile.name;
+        print_typed("profile", &Written { name, toml: text })?;
+    } else if let Some(file) = &args.out {
+        show(profile, simulated.as_ref())?;
+        print(format_args!("written to {}", file.display()))?;
+    } else {
+        print(text.trim_end())?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn named(name: &str) -> Result<Profile> {
+    let (nic, nic_file) = (Some(name.to_owned()), None);
+    NicProfileArgs { nic, nic_file }.chosen()
+}
+
+fn measured(machine: &mut dyn Machine, like: &Profile) -> Result<Calibration> {
+    let mut bar = None;
+    let calibration = calibrate(machine, like, |of| {
+        let bar = bar.get_or_insert_with(|| output::progress(of as u64));
+        bar.inc(1);
+    })?;
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(calibration)
+}
+
+fn each(
+    profile: &Profile,
+    simulated: Option<&Profile>,
+    mut show: impl FnMut(Number<'_>) -> Result<()>,
+) -> Result<()> {
+    let true_ones = simulated.map(Profile::numbers).unwrap_or_default();
+    for number in profile.numbers() {
+        let other = true_ones.iter().find(|other| other.key == number.key);
+        show(Number {
+            key: &number.key,
+            value: number.value,
+            source: number.source,
+            evidence: number.evidence.to_string(),
+            simulated: other.map(|other| other.value),
+        })?;
+    }
+    Ok(())
+}
+
+fn show(profile: &Profile, simulated: Option<&Profile>) -> Result<()> {
+    let mut rows = match simulated {
+        Some(_) => table(["number", "value", "simulated", "source"], &[1, 2]),
+        None => table(["number", "value", "source"], &[1]),
+    };
+    each(profile, simulated, |number| {
+        let mut row = vec![
+            number.key.to_owned(),
+            figure(number.value),
+            number.source.to_owned(),
+        ];
+        if simulated.is_some() {
+            row.insert(2, number.simulated.map_or_else(|| "-".to_owned(), figure));
+        }
+        rows.add_row(row);
+        Ok(())
+    })?;
+    print(rows)
+}
