@@ -3,8 +3,10 @@
 //! A [`Server`] keeps keys and values in a [`store`]; [`Client`]s find it by TCP ([`rendezvous`]) and reach it by verbs,
 //! as its [`Design`] says (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section 4.3).
 //!
-//! Layers: [`store`] is pure; `wire` and `session` are what requests look like and how none is carried out twice;
-//! `worker` and [`Pipeline`] are the loops at both ends; [`Client`] is the friendly one.
+//! Layers: [`store`] is pure, but for memory that clients READ; `wire` and `session` are what requests look like and how none is
+//! carried out twice; `worker` and [`Pipeline`] are the loops at both ends; [`Client`] is the friendly one. Where clients reach
+//! the server's memory themselves, `client::reach` READs an index and a log, `client::records` READs, locks and WRITEs
+//! records, and `server::guests` takes back what clients leave. `docs/kv.md` says what each design promises.
 //!
 //! [`load`] asks for keys and checks every value; [`history`] records what concurrent clients saw, to be judged.
 //!

@@ -40,7 +40,7 @@ struct AskArgs {
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Check this design only (may be given several times): herd, reads [default: all]
+    /// Check this design only (may be given several times): herd, reads, atomics [default: all]
     #[arg(long, value_name = "DESIGN")]
     design: Vec<Design>,
     /// Client processes at the same time
