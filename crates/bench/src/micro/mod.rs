@@ -190,7 +190,7 @@ impl Rate {
 }
 
 /// What came of a [`PingPong`]; times in nanoseconds, less what reading the clock takes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// The median.
     pub latency_ns_p50: f64,
@@ -206,6 +206,8 @@ pub struct Latency {
     pub clock_ns: f64,
     /// Exchanges that were checked.
     pub verified_ops: u64,
+    /// The raw samples: each latency that occurred, to three digits, and how often.
+    pub histogram: Vec<(f64, u64)>,
 }
 
 /// What is measured.
@@ -239,7 +241,7 @@ impl Task {
 }
 
 /// What came of a [`Task`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Of a stream.

@@ -123,6 +123,10 @@ fn timed(ping: &PingPong, mut exchange: impl FnMut(u32) -> Result<()>) -> Result
         #[allow(clippy::cast_precision_loss)]
         clock_ns: clock_ns as f64,
         verified_ops: number.into(),
+        histogram: histogram
+            .iter_recorded()
+            .map(|step| (ns(step.value_iterated_to()), step.count_at_value()))
+            .collect(),
     })
 }
 
@@ -613,6 +617,17 @@ mod tests {
             .unwrap();
             let last = numbers.pop().unwrap();
             assert_eq!(last & !LAST, u32::try_from(numbers.len()).unwrap() + 1);
+            // Nothing but the warm-up is missing among the raw samples.
+            let recorded: u64 = latency.histogram.iter().map(|(_, count)| count).sum();
+            assert!(
+                (LEAST..latency.verified_ops).contains(&recorded),
+                "{latency:?}"
+            );
+            let longest = latency.histogram.last().unwrap().0;
+            assert!(
+                (longest / latency.latency_ns_max - 1.0).abs() < 0.01,
+                "{latency:?}"
+            );
             assert!(last & LAST != 0 && numbers.iter().all(|n| n & LAST == 0));
             latency
         };

@@ -100,7 +100,7 @@ enum Line<'a> {
 }
 
 /// One measurement.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Serialize)]
 struct Sample {
     outcome: Measured,
     /// Cache lines that were read, if that was counted.
