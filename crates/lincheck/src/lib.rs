@@ -46,7 +46,7 @@ mod search;
 mod violation;
 
 pub use search::check;
-pub use violation::{Reason, Violation};
+pub use violation::{MOST_SHOWN, Reason, Violation};
 
 /// Something that a process did with the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

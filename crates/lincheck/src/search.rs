@@ -25,7 +25,7 @@ pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
     let all: Vec<usize> = (0..operations.len()).collect();
     let start = Configuration::new(State::EMPTY);
     let unknown = operations.iter().filter(|o| o.end.is_none()).count();
-    match history.walk(&all, vec![start], u64::MAX) {
+    match history.walk(&all, &[], start, u64::MAX) {
         Ok(states_max) => Ok(Judged {
             operations: operations.len() as u64,
             unknown: unknown as u64,
@@ -202,11 +202,13 @@ impl History<'_> {
         }
     }
 
-    /// Walks through the events of these operations up to some time; the most configurations that there were.
+    /// Walks through the events of these operations up to some time; the most configurations that there were. Of some
+    /// changes it does not matter whether they happen; if they do, they come to what they came to.
     pub(crate) fn walk(
         &self,
         operations: &[usize],
-        start: Vec<Configuration>,
+        optional: &[usize],
+        start: Configuration,
         until_ns: u64,
     ) -> Result<u64, Failed> {
         let mut events = Vec::with_capacity(2 * operations.len());
@@ -219,7 +221,18 @@ impl History<'_> {
         }
         events.sort_unstable();
         let mut pending = Pending::default();
-        let mut configurations = start;
+        for &i in optional {
+            let Operation { action, end, .. } = self.operations[i];
+            let Some(Outcome::Done { version }) = end.map(|end| end.outcome) else {
+                continue;
+            };
+            let of = match action {
+                Action::Remove { .. } => &mut pending.conditional,
+                _ => &mut pending.seen,
+            };
+            of.entry(version).or_default().push(i);
+        }
+        let mut configurations = vec![start];
         let mut most = 1;
         for (_, is_return, i) in events {
             if !is_return {
@@ -348,12 +361,15 @@ impl History<'_> {
                 step(state.after_unknown(action, Some(version)), &|_| {});
             }
         }
-        for (_, all) in pending.conditional.range(state.version..) {
+        for (&version, all) in pending.conditional.range(state.version..) {
             for &i in all {
-                step(
-                    state.after_unknown(self.operations[i].action, None),
-                    &|_| {},
-                );
+                let action = match self.operations[i].action {
+                    Action::Remove { .. } => Action::Remove {
+                        version: Some(version),
+                    },
+                    write => write,
+                };
+                step(state.after_unknown(action, None), &|_| {});
             }
         }
         for (kind, action) in OF_KIND.into_iter().enumerate() {

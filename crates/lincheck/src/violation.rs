@@ -41,9 +41,10 @@ impl fmt::Display for Reason {
 pub struct Violation {
     /// Why.
     pub reason: Reason,
-    /// The operations that show it, in the order of their calls. With [`Reason::Order`] no operation that changes
-    /// nothing could be left out of them.
+    /// The operations that show it, in the order of their calls; the last [`MOST_SHOWN`] to return if they are more.
     pub window: Vec<Operation>,
+    /// How many more they are.
+    pub left_out: usize,
     /// What the register can have held before the last of them returned.
     pub before: Vec<String>,
     /// Changes of unknown outcome that were called before, and do not explain it either.
@@ -53,17 +54,21 @@ pub struct Violation {
 impl std::error::Error for Violation {}
 
 /// The longest window that is made as small as it can be.
-const MOST_TO_SHRINK: usize = 256;
-/// Operations that may be under way where a window begins: each may have happened before or not.
-const MOST_UNDER_WAY: usize = 8;
+const MOST_TO_SHRINK: usize = 512;
+/// The most operations of a [`Violation::window`]: people read it.
+pub const MOST_SHOWN: usize = 64;
 
 impl Violation {
     pub(crate) fn of(reason: Reason, operations: &[Operation], at: &[usize]) -> Self {
         let mut window: Vec<Operation> = at.iter().map(|&i| operations[i]).collect();
+        window.sort_by_key(|o| std::cmp::Reverse(o.end.map(|end| end.at_ns)));
+        let left_out = window.len().saturating_sub(MOST_SHOWN);
+        window.truncate(MOST_SHOWN);
         window.sort_by_key(|o| o.call_ns);
         Self {
             reason,
             window,
+            left_out,
             before: Vec::new(),
             unknown: 0,
         }
@@ -73,15 +78,18 @@ impl Violation {
 /// The operations of a window that begins somewhere, and how it can begin.
 struct Window {
     operations: Vec<usize>,
-    start: Vec<Configuration>,
+    /// Changes that were under way where it begins: they may have happened before.
+    optional: Vec<usize>,
+    start: State,
     /// When the operation returns that does not fit.
     until_ns: u64,
 }
 
 impl Window {
     fn walk(&self, history: &History<'_>) -> Option<Failed> {
-        let start = self.start.clone();
-        history.walk(&self.operations, start, self.until_ns).err()
+        let start = Configuration::new(self.start);
+        let (all, optional) = (&self.operations, &self.optional);
+        history.walk(all, optional, start, self.until_ns).err()
     }
 }
 
@@ -124,7 +132,8 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     }
     let mut window = found.unwrap_or(Window {
         operations: known.iter().chain(&unknown).copied().collect(),
-        start: vec![Configuration::new(State::EMPTY)],
+        optional: Vec::new(),
+        start: State::EMPTY,
         until_ns: last,
     });
     shrink(history, &mut window, failed.operation);
@@ -135,9 +144,11 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     before.sort();
     before.dedup();
     let is_known = |i: &&usize| history.operations[**i].end.is_some();
-    let shown: Vec<usize> = window.operations.iter().filter(is_known).copied().collect();
+    let mut shown: Vec<usize> = window.operations.iter().filter(is_known).copied().collect();
+    let unknown = window.operations.len() - shown.len();
+    shown.extend(&window.optional);
     Violation {
-        unknown: window.operations.len() - shown.len(),
+        unknown,
         before,
         ..Violation::of(Reason::Order, history.operations, &shown)
     }
@@ -151,32 +162,21 @@ fn window(
     culprit: usize,
 ) -> Option<Window> {
     let operation = |i: usize| &history.operations[i];
-    let ends = || {
-        known
-            .iter()
-            .filter_map(|&i| operation(i).end.map(|end| end.at_ns))
-    };
-    let begins = ends().min()?;
-    // What was called before the first of them returned may have happened before all of them. Of what changes nothing
-    // only the one that does not fit matters then.
-    let (under_way, inside): (Vec<usize>, Vec<usize>) =
-        known.iter().partition(|&&i| operation(i).call_ns <= begins);
-    let matters = |i: &usize| *i == culprit || operation(*i).changes();
-    let under_way: Vec<usize> = under_way.into_iter().filter(matters).collect();
-    if under_way.len() > MOST_UNDER_WAY {
+    let ends = known.iter().filter_map(|&i| operation(i).end);
+    let begins = ends.map(|end| end.at_ns).min()?;
+    // The one that does not fit must not have been able to happen before, and what changes nothing is of no account if
+    // it was.
+    if operation(culprit).call_ns <= begins {
         return None;
     }
-    let start = (0..1u32 << under_way.len()).map(|chosen| {
-        let is_chosen = |(bit, _): &(usize, &usize)| chosen >> bit & 1 != 0;
-        let done = under_way.iter().enumerate().filter(is_chosen);
-        let mut start = Configuration::new(State::ANYTHING);
-        start.done = done.map(|(_, &i)| i).collect();
-        start.done.sort_unstable();
-        start
-    });
+    let (under_way, mut inside): (Vec<usize>, Vec<usize>) =
+        known.iter().partition(|&&i| operation(i).call_ns <= begins);
+    let changes = |i: &usize| operation(*i).changes();
+    inside.extend(unknown);
     let window = Window {
-        start: start.collect(),
-        operations: [&under_way[..], &inside, unknown].concat(),
+        operations: inside,
+        optional: under_way.into_iter().filter(changes).collect(),
+        start: State::ANYTHING,
         until_ns: operation(culprit).end?.at_ns,
     };
     window.walk(history).map(|_| window)
@@ -266,6 +266,9 @@ impl fmt::Display for Violation {
                 Some(end) => writeln!(f, " -> {}", end.outcome)?,
                 None => writeln!(f)?,
             }
+        }
+        if self.left_out > 0 {
+            writeln!(f, "and {} operations that returned before", self.left_out)?;
         }
         if !self.before.is_empty() {
             writeln!(

@@ -188,3 +188,26 @@ fn long_histories_are_judged() {
     assert_eq!((judged.operations, judged.unknown), (1_000_000, 1_000));
     assert!(judged.states_max < 100, "{judged:?}");
 }
+
+/// Forty processes, each with an operation under way at any time, one of which goes back by one change.
+#[test]
+fn a_window_is_short_also_when_many_are_under_way() {
+    let mut history: Vec<Operation> = (1..5_000)
+        .map(|i| match i % 2 {
+            0 => get(i % 40, 10 * i, 10 * i + 400, i / 2, i / 2),
+            _ => put(i % 40, 10 * i, 10 * i + 400, i.div_ceil(2), i.div_ceil(2)),
+        })
+        .collect();
+    assert!(check(&history).is_ok());
+    history.push(get(41, 30_000, 30_001, 1_000, 1_000));
+    let violation = violation(&history);
+    assert_eq!(violation.reason, Reason::Order);
+    assert!(
+        violation.window.len() <= 64 && violation.left_out == 0,
+        "{violation}"
+    );
+    let text = violation.to_string();
+    assert!(text.contains("41  GET -> 0x3e8, version 1000"), "{text}");
+    // All that returned before it has happened: the newest of them alone excludes it.
+    assert!(text.lines().count() < 70, "{text}");
+}
