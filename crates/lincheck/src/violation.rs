@@ -45,7 +45,9 @@ pub struct Violation {
     pub window: Vec<Operation>,
     /// How many more they are.
     pub left_out: usize,
-    /// What the register can have held before the last of them returned.
+    /// With [`Reason::Order`], the one of them that fits nowhere.
+    pub misfit: Option<Operation>,
+    /// What the register can have held before that one returned.
     pub before: Vec<String>,
     /// Changes of unknown outcome that were called before, and do not explain it either.
     pub unknown: usize,
@@ -69,6 +71,7 @@ impl Violation {
             reason,
             window,
             left_out,
+            misfit: None,
             before: Vec::new(),
             unknown: 0,
         }
@@ -136,7 +139,8 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
         start: State::EMPTY,
         until_ns: last,
     });
-    shrink(history, &mut window, failed.operation);
+    let culprit = failed.operation;
+    shrink(history, &mut window, culprit);
     let failed = window
         .walk(history)
         .map_or_else(|| failed.before.clone(), |f| f.before);
@@ -148,6 +152,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     let unknown = window.operations.len() - shown.len();
     shown.extend(&window.optional);
     Violation {
+        misfit: Some(history.operations[culprit]),
         unknown,
         before,
         ..Violation::of(Reason::Order, history.operations, &shown)
@@ -262,10 +267,11 @@ impl fmt::Display for Violation {
                 None => write!(f, "{:>12}", "never")?,
             }
             write!(f, "  {:>6}  {}", o.process, o.action)?;
-            match o.end {
-                Some(end) => writeln!(f, " -> {}", end.outcome)?,
-                None => writeln!(f)?,
+            if let Some(end) = o.end {
+                write!(f, " -> {}", end.outcome)?;
             }
+            let fits = self.misfit != Some(*o);
+            writeln!(f, "{}", if fits { "" } else { "   fits nowhere" })?;
         }
         if self.left_out > 0 {
             writeln!(f, "and {} operations that returned before", self.left_out)?;
@@ -273,7 +279,7 @@ impl fmt::Display for Violation {
         if !self.before.is_empty() {
             writeln!(
                 f,
-                "before the last return there can have been: {}",
+                "before that one returned there can have been: {}",
                 self.before.join("; ")
             )?;
         }

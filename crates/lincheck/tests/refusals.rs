@@ -81,7 +81,10 @@ fn a_stale_read_is_refused_and_shown_in_two_lines() {
         ]
     );
     let text = violation.to_string();
-    assert!(text.contains("GET -> 0x1f3, version 499"), "{text}");
+    assert!(
+        text.contains("GET -> 0x1f3, version 499   fits nowhere"),
+        "{text}"
+    );
     assert!(
         text.contains("there can have been: 0x1f4, version 500"),
         "{text}"
