@@ -25,6 +25,7 @@ mod nic;
 mod post;
 mod queue;
 mod threads;
+mod timetable;
 mod world;
 
 pub use abi::symbols;

@@ -218,6 +218,7 @@ impl World {
 
     /// A NIC has handled a message: now its DMAs.
     fn handled(&mut self, machine: u32, id: u32, at: Ps) {
+        let now = self.now;
         let nic = &mut self.machines[machine as usize];
         let message = &self.messages[id];
         let shape = self.shapes.get(message.shape);
@@ -230,8 +231,9 @@ impl World {
             self.answer(id, machine, at, read.max(written));
             return;
         }
-        // WQEs of RECVs, which the NIC fetches ahead.
+        // WQEs of RECVs, which the NIC fetches ahead, and link-layer packets: what cores write loses their time too.
         nic.to_device.slip_in(at, dma.to_device);
+        nic.mmio.take(now, at, dma.to_device);
         let reliable = shape.operation.transport == Transport::Rc;
         self.messages[id].status = code(self.deliver(id, machine, written + self.costs.pcie));
         if reliable {

@@ -195,13 +195,12 @@ impl World {
                 answer.cache_slot = Some(self.machines[machine as usize].cached_wqes.insert());
             }
         }
-        let clock = self.clock();
-        let pcie = self.costs.pcie;
+        let (now, clock, pcie) = (self.now, self.clock(), self.costs.pcie);
         let nic = self.machine(machine);
         // The write holds the core while earlier ones are on their way. Completions of DMA reads take turns with
         // it on the link: they lose its time, but a burst of them does not hold it up.
-        let wait = nic.mmio.wait(clock);
-        let arrived = nic.mmio.take(clock, link.to_device) + pcie;
+        let left = nic.mmio.take(now, clock, link.to_device);
+        let (wait, arrived) = (left - link.to_device - clock, left + pcie);
         nic.to_device.slip_in(clock, link.to_device);
         nic.to_host.slip_in(clock, link.to_host + fetch_out);
         nic.to_device.slip_in(clock, fetch_in);

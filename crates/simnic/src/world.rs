@@ -9,6 +9,7 @@ use crate::costs::{Costs, Shapes};
 use crate::memory::{Payload, Region};
 use crate::queue::{EventQueue, Ps};
 use crate::threads::Thread;
+use crate::timetable::Timetable;
 
 /// Something that happens at a time.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,7 @@ pub(crate) struct Fifo {
 
 impl Fifo {
     /// How long one that comes at `at` waits.
-    pub(crate) fn wait(&mut self, at: Ps) -> Ps {
+    fn wait(&mut self, at: Ps) -> Ps {
         self.latest = self.latest.max(at);
         self.free_at.saturating_sub(self.latest)
     }
@@ -81,7 +82,7 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub(crate) struct Machine {
     /// MMIO writes of the cores, and the link to the device with all that uses it.
-    pub(crate) mmio: Fifo,
+    pub(crate) mmio: Timetable,
     pub(crate) to_device: Fifo,
     pub(crate) to_host: Fifo,
     pub(crate) inbound: Fifo,

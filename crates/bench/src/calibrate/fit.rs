@@ -360,11 +360,12 @@ fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
 /// The cache of WQEs.
 fn of_cache(fit: &mut Fit<'_>) {
     let results = fit.results;
-    // Answers are written, and WQEs come by MMIO: the NIC reads nothing, unless it has lost some.
+    // Answers are written, and WQEs come by MMIO: the NIC reads nothing, unless it has lost some. Where the windows
+    // just fit it loses a few, since some cores are ahead of others; where they do not, nearly all.
     let misses = |window: &usize| {
         results
             .lines_read(Probe::ReadWindow(*window))
-            .is_some_and(|lines| lines > 0.02)
+            .is_some_and(|lines| lines > 0.1)
     };
     let windows: Vec<usize> = results.windows().collect();
     let first = windows.iter().position(misses);
@@ -385,7 +386,7 @@ fn of_cache(fit: &mut Fit<'_>) {
         .map_or(1, |stream| stream.threads);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (best, threads) = (best as f64, threads as f64);
-    let how = "the longest window for which the NIC reads no WQE again";
+    let how = "the longest window for which the NIC reads fewer than one WQE in ten again";
     let _ = fit.add("cache.read_window", &from, Ok(best), how);
     let _ = fit.add(
         "cache.read_window_threads",
