@@ -240,9 +240,14 @@ fn processes_change_what_others_read() {
 }
 
 /// Clients of the atomics-based design are killed under load, and stopped for longer than a lease: others go on, and nobody
-/// sees anything wrong. It goes on until locks were found in the hands of dead ones.
+/// sees anything wrong. When they die is chance: it goes on until locks were found in the hands of dead ones.
 #[test]
 fn clients_that_die_or_stop_with_locks_hurt_nobody() {
+    assert!((0..12).any(|_| recovered_from_the_dead() > 0));
+}
+
+/// Locks that a server took from clients that died or stopped.
+fn recovered_from_the_dead() -> u64 {
     let mut server = Server::start(
         &[&["--keys", "3000", "--design", "atomics", "--lease", "50ms"][..]].concat(),
     );
@@ -263,10 +268,10 @@ fn clients_that_die_or_stop_with_locks_hurt_nobody() {
     };
     let filled = load("1", "20ms").arg("--fill").output().expect("it starts");
     assert_eq!(filled.status.code(), Some(0));
-    for round in 0..8 {
+    for round in 0..4 {
         let mut dying = load("2", "60s").spawn().expect("it starts");
         let stopped = load("3", "600ms").spawn().expect("it starts");
-        std::thread::sleep(std::time::Duration::from_millis(200 + 7 * round));
+        std::thread::sleep(std::time::Duration::from_millis(200 + 13 * round));
         let signal = |signal: &str, child: &Child| {
             let sent = Command::new("kill")
                 .args([signal, &child.id().to_string()])
@@ -283,21 +288,21 @@ fn clients_that_die_or_stop_with_locks_hurt_nobody() {
         signal("-CONT", &stopped);
         let witness = witness.wait_with_output().expect("it ends");
         let stopped = stopped.wait_with_output().expect("it ends");
-        for output in [witness, stopped] {
-            let report = &lines(&output)[0]["data"];
+        for output in [&witness, &stopped] {
+            let report = &lines(output)[0]["data"];
             assert_eq!(output.status.code(), Some(0), "{report}");
-            assert!(report["changes"].as_u64() > Some(0), "{report}");
         }
+        // The other's time may have been over when it went on.
+        let report = &lines(&witness)[0]["data"];
+        assert!(report["changes"].as_u64() > Some(0), "{report}");
     }
     drop(server.0.stdin.take());
     let mut out = String::new();
     let stdout = server.0.stdout.as_mut().expect("piped");
     std::io::Read::read_to_string(stdout, &mut out).expect("it speaks");
     let stats: Value = serde_json::from_str(out.lines().last().expect("stats")).expect("JSON");
-    assert!(
-        stats["data"]["recovered_locks"].as_u64() > Some(0),
-        "{stats}"
-    );
+    let recovered = &stats["data"]["recovered_locks"];
+    recovered.as_u64().unwrap_or_else(|| panic!("{stats}"))
 }
 
 #[test]
