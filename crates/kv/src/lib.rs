@@ -32,7 +32,8 @@ mod wire;
 mod worker;
 
 pub use client::{
-    Answer, Client, ClientError, Completion, Locations, Outcome, Pipeline, Ticket, Trouble, Value,
+    Answer, AsyncClient, Client, ClientError, Completion, Locations, Outcome, Pipeline, Ticket,
+    Trouble, Value,
 };
 pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig, Unsupported};
 pub use report::{Latency, ServerStats};

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures::executor::block_on;
+use futures::future::{FutureExt, try_join_all};
 use kv::store::{Condition, Mode};
-use kv::{Client, ClientConfig, ClientError, Design, Outcome, Server, ServerConfig};
+use kv::{AsyncClient, Client, ClientConfig, ClientError, Design, Outcome, Server, ServerConfig};
 
 /// Those that keep items of any length in logs.
 const LOGS: [Design; 2] = [Design::Herd, Design::Reads];
@@ -30,6 +32,47 @@ fn config(server: &Server) -> ClientConfig {
 
 fn client(server: &Server) -> Client {
     Client::connect(config(server)).expect("connects")
+}
+
+/// More at a time than the window holds, and some that nobody waits for.
+#[test]
+fn futures_are_answered_in_any_number_and_may_be_dropped() {
+    for design in Design::ALL {
+        let server = server(small(design));
+        let narrow = ClientConfig {
+            window: 8,
+            ..config(&server)
+        };
+        let client = AsyncClient::new(Client::connect(narrow).expect("connects"));
+        let keys: Vec<[u8; 8]> = (0..100u64).map(u64::to_le_bytes).collect();
+        block_on(async {
+            let set = try_join_all(keys.iter().map(|key| client.put(key, key))).await;
+            assert_eq!(set.expect("set"), [1; 100]);
+            for key in &keys {
+                assert!(client.get(key).now_or_never().is_none(), "answered at once");
+                assert!(client.put(key, b"another").now_or_never().is_none());
+            }
+            let gets = keys.iter().map(|key| client.get(key));
+            for (value, key) in try_join_all(gets)
+                .await
+                .expect("answered")
+                .iter()
+                .zip(&keys)
+            {
+                // The last of those PUTs may be under way beside their GETs.
+                let value = value.as_ref().expect("there");
+                let seen = (value.bytes.as_slice(), value.version);
+                assert!(
+                    seen == (&b"another"[..], 2) || seen == (&key[..], 1),
+                    "{seen:?}"
+                );
+            }
+            let old = client.compare_and_set(&keys[0], 1, b"a third").await;
+            assert!(matches!(old, Err(ClientError::Condition { version: 2 })));
+            assert!(client.delete(&keys[0]).await.expect("answered"));
+            assert_eq!(client.get(&keys[0]).await.expect("answered"), None);
+        });
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The client library: blocking calls and calls that are finished later, over a [`Pipeline`].
 
+mod future;
 mod lane;
 mod pipeline;
 mod reach;
@@ -15,6 +16,7 @@ use crate::store::Condition;
 use crate::wire::Op;
 use crate::{ClientConfig, Design};
 
+pub use future::AsyncClient;
 pub use pipeline::{Answer, Completion, Pipeline, Trouble};
 pub use records::Locations;
 
@@ -100,6 +102,16 @@ pub enum Outcome {
     Done(u64),
     /// The key is not there.
     NotFound,
+}
+
+impl Outcome {
+    /// The version of a change; 0 of one that changed nothing.
+    fn version(self) -> u64 {
+        match self {
+            Self::Done(version) => version,
+            Self::NotFound | Self::Value(_) => 0,
+        }
+    }
 }
 
 /// A request that is finished later: give it to [`Client::take`] or [`Client::wait`].
@@ -214,7 +226,10 @@ impl Client {
     pub fn progress(&mut self) -> Result<usize, ClientError> {
         let outcomes = &mut self.outcomes;
         self.pipeline.poll(|done| {
-            outcomes.insert(done.token, Some(outcome(done.answer)));
+            // Nobody asks for one that was forgotten.
+            if let Some(place) = outcomes.get_mut(&done.token) {
+                *place = Some(outcome(done.answer));
+            }
         })
     }
 
@@ -232,6 +247,11 @@ impl Client {
         }
     }
 
+    /// Keeps no outcome of a request. It may still take effect.
+    pub fn forget(&mut self, ticket: Ticket) {
+        self.outcomes.remove(&ticket.0);
+    }
+
     /// Waits until a request is finished, with its deadline: [`ClientConfig::deadline_ms`].
     ///
     /// # Errors
@@ -243,7 +263,7 @@ impl Client {
                 Err(again) => ticket = again,
             }
             if let Err(e) = self.progress() {
-                self.outcomes.remove(&ticket.0);
+                self.forget(ticket);
                 return Err(e);
             }
         }
@@ -329,10 +349,7 @@ impl Client {
 
     fn change(&mut self, op: &Op<'_>) -> Result<u64, ClientError> {
         let ticket = self.start(op)?;
-        match self.wait(ticket)? {
-            Outcome::Done(version) => Ok(version),
-            Outcome::NotFound | Outcome::Value(_) => Ok(0),
-        }
+        self.wait(ticket).map(Outcome::version)
     }
 }
 
