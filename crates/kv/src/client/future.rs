@@ -1,0 +1,147 @@
+//! Requests as futures, for whatever executor runs them on one thread.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use super::{Client, ClientError, Outcome, Ticket, Value, put, value};
+use crate::store::Condition;
+use crate::wire::Op;
+
+/// A [`Client`] whose requests are futures. Clones are the same client.
+///
+/// There is no reactor: a future that waits looks at the NIC each time it is polled and asks to be polled again, so the
+/// thread of the executor spins while requests are under way. Futures that are polled together (`join_all`, tasks of
+/// one executor) go to the server together, as many as [`ClientConfig::window`](crate::ClientConfig::window); one more
+/// blocks until another is done. One that is dropped before it is done may still take effect.
+///
+/// ```
+/// use futures::executor::block_on;
+/// use futures::future::try_join_all;
+/// use kv::{AsyncClient, Client, ClientConfig, Server, ServerConfig};
+///
+/// let server = Server::start(ServerConfig { items: 1000, ..Default::default() })?;
+/// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
+/// let client = AsyncClient::new(Client::connect(config)?);
+/// block_on(async {
+///     client.put(b"one", b"1").await?;
+///     client.put(b"two", b"2").await?;
+///     let values = try_join_all([&b"one"[..], b"two", b"three"].map(|key| client.get(key))).await?;
+///     let there: Vec<bool> = values.iter().map(Option::is_some).collect();
+///     assert_eq!(there, [true, true, false]);
+///     Ok::<(), kv::ClientError>(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct AsyncClient {
+    client: Rc<RefCell<Client>>,
+}
+
+impl AsyncClient {
+    /// Over a connected client.
+    pub fn new(client: Client) -> Self {
+        let client = Rc::new(RefCell::new(client));
+        Self { client }
+    }
+
+    /// Carries out any request.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn request(&self, op: &Op<'_>) -> Result<Outcome, ClientError> {
+        let ticket = self.client.borrow_mut().start(op)?;
+        UnderWay {
+            client: &self.client,
+            ticket: Some(ticket),
+            polled: false,
+        }
+        .await
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Value>, ClientError> {
+        self.request(&Op::Get { key }).await.map(value)
+    }
+
+    /// Sets the value of a key; its new version.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn put(&self, key: &[u8], value: &[u8]) -> Result<u64, ClientError> {
+        self.request(&put(key, value)).await.map(Outcome::version)
+    }
+
+    /// Sets the value of a key if it has this version; its new version.
+    ///
+    /// # Errors
+    /// [`ClientError::Condition`] when it has another.
+    pub async fn compare_and_set(
+        &self,
+        key: &[u8],
+        version: u64,
+        value: &[u8],
+    ) -> Result<u64, ClientError> {
+        let op = Op::Put {
+            key,
+            value,
+            condition: Condition::Version(version),
+            ttl_ms: 0,
+        };
+        self.request(&op).await.map(Outcome::version)
+    }
+
+    /// Removes a key; whether it was there.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn delete(&self, key: &[u8]) -> Result<bool, ClientError> {
+        let op = Op::Delete { key, version: None };
+        self.request(&op).await.map(|done| done.version() != 0)
+    }
+}
+
+/// A request that was started.
+struct UnderWay<'a> {
+    client: &'a RefCell<Client>,
+    /// Taken when it is done.
+    ticket: Option<Ticket>,
+    polled: bool,
+}
+
+impl Future for UnderWay<'_> {
+    type Output = Result<Outcome, ClientError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let shared = self.client;
+        let mut client = shared.borrow_mut();
+        // Those that are polled with it are started first: then one doorbell tells the NIC of all of them.
+        if std::mem::replace(&mut self.polled, true)
+            && let Err(error) = client.progress()
+        {
+            return Poll::Ready(Err(error));
+        }
+        let ticket = self.ticket.take().expect("not polled after it was ready");
+        match client.take(ticket) {
+            Ok(outcome) => Poll::Ready(outcome),
+            Err(ticket) => {
+                self.ticket = Some(ticket);
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.client.borrow_mut().forget(ticket);
+        }
+    }
+}
