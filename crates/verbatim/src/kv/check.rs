@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
 use super::lines::Line;
+use super::serve::{ONE_READ_BYTES, RecordArgs};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{Lines, part_of, start};
@@ -70,9 +71,38 @@ pub(crate) struct Args {
     #[command(flatten)]
     ask: AskArgs,
     #[command(flatten)]
+    records: RecordArgs,
+    #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
+}
+
+/// What is served: a design, and with [`Design::Reads`] how a GET READs.
+#[derive(Clone, Copy)]
+struct Way {
+    design: Design,
+    read_size: usize,
+}
+
+impl Way {
+    /// Those of a design that were asked for.
+    fn all_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
+        let sizes = match (design, read_size) {
+            (_, Some(size)) => vec![size],
+            (Design::Reads, None) => vec![0, ONE_READ_BYTES],
+            (_, None) => vec![0],
+        };
+        let of = |read_size| Self { design, read_size };
+        sizes.into_iter().map(of).collect()
+    }
+
+    fn name(self) -> String {
+        match (self.design, self.read_size) {
+            (design, 0) => design.name().to_owned(),
+            (design, size) => format!("{design}-{size}"),
+        }
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -85,6 +115,7 @@ happened or not. A server that ends takes its store with it, so none is killed.
 Examples:
   verbatim kv check
   verbatim kv check --design herd --duration 60s --clients 6 --keys 2 --seed 7
+  verbatim kv check --design reads --read-size 1024
   verbatim kv check --keep /tmp/history
   verbatim kv check --judge /tmp/history/herd
 
@@ -111,6 +142,8 @@ pub(crate) struct ClientArgs {
 #[derive(Debug, Serialize)]
 struct Checked {
     design: Option<Design>,
+    /// Bytes of the READ of a neighbourhood; 0 where there is none.
+    read_size: usize,
     kills: u64,
     stops: u64,
     /// Changes that came to the server again, and were not made again.
@@ -126,6 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(folder) = &args.judge {
         let checked = Checked {
             design: None,
+            read_size: 0,
             kills: 0,
             stops: 0,
             repeated: 0,
@@ -158,9 +192,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             }
             return Err(unsupported.into());
         }
-        let folder = folder.join(design.name());
-        std::fs::create_dir_all(&folder)?;
-        all.push(one(args, design, &folder).with_context(|| design.name())?);
+        for way in Way::all_of(design, args.records.read_size) {
+            let folder = folder.join(way.name());
+            std::fs::create_dir_all(&folder)?;
+            all.push(one(args, way, &folder).with_context(|| way.name())?);
+        }
     }
     if all.is_empty() {
         bail!("no design runs here; `verbatim devices` lists other devices");
@@ -181,10 +217,14 @@ fn tell(args: &Args, all: &[Checked]) -> Result<Outcome> {
             verdict,
             ..
         } = checked;
+        let name = checked.design.map_or("history".to_owned(), |design| {
+            let read_size = checked.read_size;
+            Way { design, read_size }.name()
+        });
         print(format_args!(
             "{}: {}; {} operations on {} keys, {} of unknown outcome; {kills} clients killed, {stops} processes stopped, \
              {repeated} changes sent again",
-            checked.design.map_or("history", Design::name),
+            name,
             if verdict.is_linearizable() {
                 "linearizable"
             } else {
@@ -251,8 +291,8 @@ fn about(random: &mut Random, average: Duration) -> Duration {
 /// How long a client may take to end once it is told to: it may have to lose patience with requests first.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn one(args: &Args, design: Design, folder: &Path) -> Result<Checked> {
-    let (mut server, mut said) = start_server(args, design)?;
+fn one(args: &Args, way: Way, folder: &Path) -> Result<Checked> {
+    let (mut server, mut said) = start_server(args, way)?;
     let Line::Listening { address, .. } = said.expect()? else {
         bail!("the server did not say where it listens");
     };
@@ -278,7 +318,7 @@ fn one(args: &Args, design: Design, folder: &Path) -> Result<Checked> {
     let mut stop_at = next(&mut random, args.stop_every);
     let bar = output::activity(args.json);
     bar.enable_steady_tick(Duration::from_secs(1));
-    bar.set_message(format!("{design}: asking"));
+    bar.set_message(format!("{}: asking", way.name()));
     loop {
         let at = kill_at.min(stop_at);
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
@@ -306,7 +346,7 @@ fn one(args: &Args, design: Design, folder: &Path) -> Result<Checked> {
             stop_at = next(&mut random, args.stop_every);
         }
     }
-    bar.set_message(format!("{design}: waiting for the last answers"));
+    bar.set_message(format!("{}: waiting for the last answers", way.name()));
     for client in &mut clients.working {
         // The end of its input tells it to stop.
         drop(client.0.stdin.take());
@@ -323,7 +363,7 @@ fn one(args: &Args, design: Design, folder: &Path) -> Result<Checked> {
     let Line::Stats(stats) = said.expect()? else {
         bail!("the server did not say what it did");
     };
-    bar.set_message(format!("{design}: judging"));
+    bar.set_message(format!("{}: judging", way.name()));
     let verdict = History::read(folder)?.judge();
     bar.finish_and_clear();
     let mut history = args.keep.is_some().then(|| folder.to_owned());
@@ -331,7 +371,8 @@ fn one(args: &Args, design: Design, folder: &Path) -> Result<Checked> {
         history = Some(save(folder)?);
     }
     Ok(Checked {
-        design: Some(design),
+        design: Some(way.design),
+        read_size: way.read_size,
         kills,
         stops,
         repeated: stats.repeated,
@@ -354,13 +395,14 @@ fn save(folder: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-fn start_server(args: &Args, design: Design) -> Result<(KillOnDrop, Lines<Line>)> {
+fn start_server(args: &Args, way: Way) -> Result<(KillOnDrop, Lines<Line>)> {
     let mut command = part_of("kv", "serve", &args.nic, &args.port)?;
     command
-        .args(["--design", design.name(), "--listen", "127.0.0.1:0"])
+        .args(["--design", way.design.name(), "--listen", "127.0.0.1:0"])
         .args(["--until-eof", "--store", "--keys", "10000"])
         .args(["--workers", &args.workers.to_string()])
         .args(["--value-size", &args.ask.value_size.to_string()])
+        .args(args.records.flags(way.read_size))
         .stdin(Stdio::piped());
     start(command, &bench::pin::allowed()?, "server")
 }

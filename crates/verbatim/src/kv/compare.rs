@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::lines::Line;
 use super::peers::{self, Peer};
-use super::serve::RecordArgs;
+use super::serve::{ONE_READ_BYTES, RecordArgs};
 use super::simulated::SimulationArgs;
 use super::workload::WorkloadArgs;
 use crate::Outcome;
@@ -211,7 +211,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
                     contenders.push(with(args.batch, 0));
                 }
                 if asked != Some(0) {
-                    contenders.push(with(args.batch, asked.unwrap_or(512)));
+                    contenders.push(with(args.batch, asked.unwrap_or(ONE_READ_BYTES)));
                 }
             }
             Design::Atomics => contenders.push(with(args.batch, asked.unwrap_or(0))),

@@ -72,6 +72,9 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
+/// What a GET by one READ fetches where nothing else is asked for: what `atomics` READs to find a record.
+pub(super) const ONE_READ_BYTES: usize = 512;
+
 /// How records are laid out that clients reach themselves.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Records")]

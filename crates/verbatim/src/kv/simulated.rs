@@ -8,6 +8,7 @@ use nicmodel::published::{self, Published};
 use serde::Serialize;
 
 use super::compare;
+use super::serve::ONE_READ_BYTES;
 use crate::Outcome;
 use crate::args;
 use crate::model::NicProfileArgs;
@@ -136,7 +137,7 @@ fn setups(profile: &Profile, design: Design, args: &compare::Args) -> Vec<Setup>
         Design::Reads => {
             let sizes = match args.records.read_size {
                 Some(size) => vec![size],
-                None => vec![0, 512],
+                None => vec![0, ONE_READ_BYTES],
             };
             let of = |read_size| {
                 asked(Setup {
