@@ -345,6 +345,28 @@ fn by_hand_with_threads_and_workers() {
     }
 }
 
+/// Every value is checked, and what clients saw that were killed and stopped.
+#[test]
+#[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
+fn every_store_that_the_device_can_run_is_right() {
+    let nic = nic();
+    let kv = ["kv", "--json", "--no-peers", "--keys", "2000"];
+    let kv = [&kv[..], &["--rounds", "1", "--duration", "200ms"]].concat();
+    let lines = lines_of(&with_nic(&kv, &nic));
+    let rows = lines.iter().filter(|line| line["type"] == "row");
+    let rows: Vec<_> = rows.map(|row| &row["data"]).collect();
+    assert!(!rows.is_empty(), "no design ran");
+    for row in rows {
+        assert_eq!(row["verified"], true, "{row}");
+        assert_eq!(row["misses"], 0, "{row}");
+    }
+    let check = ["kv", "check", "--json", "--duration", "1s"];
+    for line in lines_of(&with_nic(&check, &nic)) {
+        assert_eq!(line["data"]["violations"], Value::Array(Vec::new()));
+        assert!(line["data"]["operations"].as_u64() > Some(0), "{line}");
+    }
+}
+
 #[test]
 #[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
 fn a_killed_server_gives_no_number_twice() {
