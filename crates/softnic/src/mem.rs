@@ -3,6 +3,7 @@
 //! Registered memory changes under our eyes: its owner, peers and this NIC write to it at any time. It is
 //! therefore only reached through raw pointers here, never through a reference.
 
+mod areas;
 mod coverage;
 mod fork;
 mod replace;
@@ -25,6 +26,9 @@ use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::segment::Mapping;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use areas::fuzz;
+use areas::{Area, area_of, areas};
 use share::PrivateRegion;
 pub(crate) use share::this_thread_is_the_engine;
 
@@ -258,29 +262,6 @@ pub(crate) fn backing_of(
     Ok(backing)
 }
 
-/// The area in which `range` starts, if all of it is mapped, and writable, where `write` says so.
-///
-/// # Errors
-/// `EFAULT`
-fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Result<&Area, i32> {
-    let mut at = range.start;
-    let mut first = None;
-    for area in areas {
-        if area.end <= at {
-            continue;
-        }
-        if area.start > at || !area.readable || (write && !area.writable) {
-            break;
-        }
-        first = first.or(Some(area));
-        if area.end >= range.end {
-            return first.ok_or(libc::EFAULT);
-        }
-        at = area.end;
-    }
-    Err(libc::EFAULT)
-}
-
 /// Fetches the pages of a range of this process's memory, as an access on demand does. False where they are not
 /// mapped, or not writable.
 #[cold]
@@ -312,66 +293,6 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> bool {
             areas().is_ok_and(|areas| area_of(&areas, addr..addr + len, write).is_ok())
         }
         Err(_) => false,
-    }
-}
-
-/// What is mapped in this process, in the order of addresses.
-fn areas() -> io::Result<Vec<Area>> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    Ok(maps.lines().filter_map(Area::parse).collect())
-}
-
-/// For [`crate::fuzz`]: any text in the place of `/proc/self/maps`, and a region somewhere in it.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(maps: &str) {
-    let areas: Vec<_> = maps.lines().filter_map(Area::parse).collect();
-    for Area { start, end, .. } in &areas {
-        for write in [false, true] {
-            if let Ok(first) = area_of(&areas, *start..*end, write) {
-                assert!(first.readable && (first.writable || !write));
-            }
-        }
-    }
-}
-
-/// A line of `/proc/self/maps`.
-struct Area {
-    start: usize,
-    end: usize,
-    readable: bool,
-    writable: bool,
-    /// Not shared with other mappings of what lies behind it.
-    private: bool,
-    offset: u64,
-    inode: u64,
-    /// The segment's id, if it is SysV shared memory.
-    sysv: Option<u64>,
-    /// It has a purpose of its own: a stack that grows, the kernel's pages.
-    special: bool,
-}
-
-impl Area {
-    fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let perms = fields.next()?.as_bytes();
-        let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
-        let _device = fields.next()?;
-        let inode: u64 = fields.next()?.parse().ok()?;
-        let name = fields.next().unwrap_or_default();
-        let private = perms.get(3) == Some(&b'p');
-        let named_memory = name == "[heap]" || name.starts_with("[anon:");
-        Some(Self {
-            start: usize::from_str_radix(start, 16).ok()?,
-            end: usize::from_str_radix(end, 16).ok()?,
-            readable: perms.first() == Some(&b'r'),
-            writable: perms.get(1) == Some(&b'w'),
-            private,
-            offset,
-            inode,
-            sysv: (!private && name.starts_with("/SYSV")).then_some(inode),
-            special: name.starts_with('[') && !named_memory,
-        })
     }
 }
 

@@ -1,0 +1,87 @@
+//! What is mapped in this process, as `/proc/self/maps` says.
+
+use std::io;
+use std::ops::Range;
+
+/// What is mapped in this process, in the order of addresses.
+pub(super) fn areas() -> io::Result<Vec<Area>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    Ok(maps.lines().filter_map(Area::parse).collect())
+}
+
+/// The area in which `range` starts, if all of it is mapped, and writable, where `write` says so.
+///
+/// # Errors
+/// `EFAULT`
+pub(super) fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Result<&Area, i32> {
+    let mut at = range.start;
+    let mut first = None;
+    for area in areas {
+        if area.end <= at {
+            continue;
+        }
+        if area.start > at || !area.readable || (write && !area.writable) {
+            break;
+        }
+        first = first.or(Some(area));
+        if area.end >= range.end {
+            return first.ok_or(libc::EFAULT);
+        }
+        at = area.end;
+    }
+    Err(libc::EFAULT)
+}
+
+/// For [`crate::fuzz`]: any text in the place of `/proc/self/maps`, and a region somewhere in it.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(maps: &str) {
+    let areas: Vec<_> = maps.lines().filter_map(Area::parse).collect();
+    for Area { start, end, .. } in &areas {
+        for write in [false, true] {
+            if let Ok(first) = area_of(&areas, *start..*end, write) {
+                assert!(first.readable && (first.writable || !write));
+            }
+        }
+    }
+}
+
+/// A line of `/proc/self/maps`.
+pub(super) struct Area {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// Not shared with other mappings of what lies behind it.
+    pub(super) private: bool,
+    pub(super) offset: u64,
+    pub(super) inode: u64,
+    /// The segment's id, if it is SysV shared memory.
+    pub(super) sysv: Option<u64>,
+    /// It has a purpose of its own: a stack that grows, the kernel's pages.
+    pub(super) special: bool,
+}
+
+impl Area {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let perms = fields.next()?.as_bytes();
+        let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let _device = fields.next()?;
+        let inode: u64 = fields.next()?.parse().ok()?;
+        let name = fields.next().unwrap_or_default();
+        let private = perms.get(3) == Some(&b'p');
+        let named_memory = name == "[heap]" || name.starts_with("[anon:");
+        Some(Self {
+            start: usize::from_str_radix(start, 16).ok()?,
+            end: usize::from_str_radix(end, 16).ok()?,
+            readable: perms.first() == Some(&b'r'),
+            writable: perms.get(1) == Some(&b'w'),
+            private,
+            offset,
+            inode,
+            sysv: (!private && name.starts_with("/SYSV")).then_some(inode),
+            special: name.starts_with('[') && !named_memory,
+        })
+    }
+}
