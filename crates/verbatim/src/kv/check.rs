@@ -119,7 +119,7 @@ Examples:
   verbatim kv check --keep /tmp/history
   verbatim kv check --judge /tmp/history/herd
 
-Exit status 1 when a history is not linearizable: the shortest piece of it that shows so is printed, and all of it is kept.";
+Exit status 1 when a history is not linearizable: a piece of it that shows so is printed, as short as was found, and all of it is kept.";
 
 /// Arguments of a client, which `verbatim kv check` starts.
 #[derive(clap::Args)]
