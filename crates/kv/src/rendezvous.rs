@@ -2,8 +2,8 @@
 //!
 //! 1. The server speaks first: [`Welcome`], what it is and offers.
 //! 2. The client answers with [`Hello`]: its session, and the endpoints of its queue pairs, a pair for each worker.
-//! 3. The server connects its side and answers [`Answer::Accepted`] with its endpoints and keys, or
-//!    [`Answer::Refused`] with the reason.
+//! 3. The server connects its side and [answers](rpc::exchange::Answer) with its endpoints and keys ([`Accepted`]), or
+//!    with the reason why not.
 //!
 //! Then the connection stays open and silent. When it closes, for whatever reason, the server frees what the client
 //! had, but for what it remembers of its session's changes.
@@ -14,6 +14,8 @@ use verbs::{QpEndpoint, RemoteMemory};
 use crate::Design;
 use crate::store::Shape;
 
+/// What it is, in messages.
+pub(crate) const WHOSE: &str = "key-value store";
 /// What [`Welcome::protocol`] says.
 pub const PROTOCOL: &str = "verbatim-kv";
 /// The version of the exchange.
@@ -64,21 +66,6 @@ pub struct LaneHello {
     pub uc: QpEndpoint,
     /// UD: answers go there.
     pub ud: QpEndpoint,
-}
-
-/// The server's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// The client is connected.
-    Accepted(Accepted),
-    /// It is not.
-    Refused {
-        /// Why, for people.
-        reason: String,
-        /// Whether the same may succeed later.
-        retry: bool,
-    },
 }
 
 /// What a connected client needs.

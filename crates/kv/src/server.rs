@@ -1,27 +1,26 @@
 //! The server: rendezvous and workers.
 
-use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rpc::exchange::{Acceptor, receive_line, send_line};
+use rpc::exchange::{Acceptor, Refused, attend};
+use rpc::worker::{Mailbox, lock};
 use rpc::{OpenError, UdPortConfig, herd};
 use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, Rc};
 
 use crate::client::Locations;
 use crate::config::Unsupported;
 use crate::rendezvous::{
-    self, Accepted, Answer, Hello, LaneAccepted, Reach, Reached, ReachedLog, Welcome, Writes,
+    self, Accepted, Hello, LaneAccepted, Reach, Reached, ReachedLog, Welcome, Writes,
 };
 use crate::report::ServerStats;
 use crate::store::record::redo;
 use crate::store::{self, Condition, NoMemory, Refusal, Set, Store};
 use crate::wire;
-use crate::worker::{Command, Newcomer, Place, Worker, WorkerShared, lock};
+use crate::worker::{Command, Newcomer, Place, Worker, WorkerShared};
 use crate::{Design, ServerConfig};
 
 mod guests;
@@ -30,7 +29,7 @@ mod loopback;
 mod table;
 
 pub(crate) use guests::Guests;
-pub use local::{Door, LocalServer, LocalWorker, Pass};
+pub use local::{Door, LocalServer, LocalWorker};
 pub(crate) use table::{Table, next_version};
 
 /// A running server. Dropping it stops it.
@@ -102,7 +101,6 @@ struct Shared {
     free: Arc<Mutex<Vec<u32>>>,
     clients: AtomicU64,
     clients_total: AtomicU64,
-    stop: AtomicBool,
     failure: Mutex<Option<String>>,
 }
 
@@ -157,7 +155,11 @@ impl Server {
                 }
             })?);
         }
-        server.acceptor = Some(Acceptor::start(listener, move |s| shared.serve(s))?);
+        server.acceptor = Some(Acceptor::start(listener, move |stream| {
+            attend(stream, rendezvous::WHOSE, &shared.welcome(), |hello| {
+                shared.enter(hello)
+            });
+        })?);
         Ok(server)
     }
 
@@ -193,7 +195,6 @@ impl Server {
     }
 
     fn shut_down(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
         self.acceptor = None;
         self.shared.close();
         for thread in self.threads.drain(..) {
@@ -209,24 +210,20 @@ impl Drop for Server {
     }
 }
 
+/// A client's place at the server, until it is dropped.
 #[derive(Debug)]
-struct Refused {
-    reason: String,
-    retry: bool,
+pub struct Pass {
+    shared: Arc<Shared>,
+    place: Arc<Place>,
 }
 
-impl Refused {
-    fn never(reason: String) -> Self {
-        Self {
-            reason,
-            retry: false,
-        }
-    }
-
-    fn now(reason: impl std::fmt::Display) -> Self {
-        Self {
-            reason: reason.to_string(),
-            retry: true,
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let Self { shared, place } = self;
+        shared.clients.fetch_sub(1, Ordering::Relaxed);
+        shared.guests.remove(place.index);
+        for worker in &shared.workers {
+            worker.mailbox.tell(Command::Remove(Arc::clone(place)));
         }
     }
 }
@@ -278,7 +275,10 @@ impl Shared {
         for number in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud)?;
             workers.push(Worker {
-                shared: WorkerShared::new(engine.region())?,
+                shared: Arc::new(WorkerShared {
+                    region: engine.region(),
+                    mailbox: Mailbox::new()?,
+                }),
                 engine,
                 store: Arc::clone(&store),
                 table: tables.get(number).cloned(),
@@ -301,7 +301,6 @@ impl Shared {
             free: Arc::new(Mutex::new((0..clients).rev().collect())),
             clients: AtomicU64::new(0),
             clients_total: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
             failure: Mutex::default(),
             config,
         });
@@ -322,7 +321,7 @@ impl Shared {
             stats.store.add(&table.stats());
         }
         for worker in &self.workers {
-            let counts = worker.counts();
+            let counts = worker.mailbox.counts();
             stats.gets += counts.gets;
             stats.hits += counts.hits;
             stats.changes += counts.changes;
@@ -356,7 +355,7 @@ impl Shared {
     /// Tells the workers to end.
     fn close(&self) {
         for worker in &self.workers {
-            worker.tell(Command::Stop);
+            worker.mailbox.tell(Command::Stop);
         }
     }
 
@@ -373,35 +372,8 @@ impl Shared {
         }
     }
 
-    /// One client, from its connection to its end.
-    fn serve(&self, mut stream: TcpStream) {
-        let (message, place) = match self.admit(&mut stream) {
-            Ok((accepted, place)) => (Answer::Accepted(accepted), Some(place)),
-            Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
-        };
-        let told = send_line(&mut stream, &message);
-        if let Some(place) = place {
-            if told.is_ok() && !self.stop.load(Ordering::Acquire) {
-                // Nothing more is said; the read ends when the client does.
-                let _ = stream.set_read_timeout(None);
-                let _ = stream.read(&mut [0; 1]);
-            }
-            self.leave(&place);
-        }
-    }
-
-    fn admit(&self, stream: &mut TcpStream) -> Result<(Accepted, Arc<Place>), Refused> {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .map_err(Refused::now)?;
-        stream.set_nodelay(true).map_err(Refused::now)?;
-        send_line(stream, &self.welcome()).map_err(Refused::now)?;
-        let hello: Hello = receive_line(stream, "key-value store").map_err(Refused::now)?;
-        self.connect(&hello)
-    }
-
-    /// Connects this side to a client that has said who it is. What it gets is freed by [`leave`](Self::leave).
-    fn connect(&self, hello: &Hello) -> Result<(Accepted, Arc<Place>), Refused> {
+    /// Connects this side to a client that has said who it is. What it gets is freed with its pass.
+    fn enter(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Pass), Refused> {
         if hello.version != rendezvous::VERSION {
             return Err(Refused::never(format!(
                 "version {} of the exchange, {} expected",
@@ -429,22 +401,17 @@ impl Shared {
             Refused::now(format!("this server has its {max} clients already"))
         })?;
         let free = Arc::clone(&self.free);
-        let place = Arc::new(Place { index, free });
         self.clients.fetch_add(1, Ordering::Relaxed);
-        let connected = self.connect_lanes(hello, &place).and_then(|lanes| {
-            let reach = self.connect_reach(hello, place.index)?;
-            Ok(Accepted { lanes, reach })
-        });
-        match connected {
-            Ok(accepted) => {
-                self.clients_total.fetch_add(1, Ordering::Relaxed);
-                Ok((accepted, place))
-            }
-            Err(refused) => {
-                self.leave(&place);
-                Err(refused)
-            }
-        }
+        let pass = Pass {
+            shared: Arc::clone(self),
+            place: Arc::new(Place { index, free }),
+        };
+        let accepted = Accepted {
+            lanes: self.connect_lanes(hello, &pass.place)?,
+            reach: self.connect_reach(hello, index)?,
+        };
+        self.clients_total.fetch_add(1, Ordering::Relaxed);
+        Ok((accepted, pass))
     }
 
     fn connect_lanes(
@@ -465,17 +432,19 @@ impl Shared {
             let qp = qp.connect(&lane.uc).map_err(Refused::now)?;
             let slots = herd::region_of(&worker.region, &self.layout, place.index);
             let slots = slots.ok_or_else(|| Refused::now("the worker has no such slots"))?;
-            let (done, added) = sync_channel(1);
-            worker.tell(Command::Add(Box::new(Newcomer {
-                place: Arc::clone(place),
-                session: hello.session,
-                window,
-                answer: hello.answer,
-                qp,
-                to: to.map_err(Refused::now)?,
-                done,
-            })));
-            outcome(&added).map_err(Refused::now)?;
+            let to = to.map_err(Refused::now)?;
+            let added = worker.mailbox.ask(|done| {
+                Command::Add(Box::new(Newcomer {
+                    place: Arc::clone(place),
+                    session: hello.session,
+                    window,
+                    answer: hello.answer,
+                    qp,
+                    to,
+                    done,
+                }))
+            });
+            added.map_err(Refused::now)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,
@@ -572,15 +541,6 @@ impl Shared {
             writes,
         })
     }
-
-    /// A client is gone: frees what it had.
-    fn leave(&self, place: &Arc<Place>) {
-        self.clients.fetch_sub(1, Ordering::Relaxed);
-        self.guests.remove(place.index);
-        for worker in &self.workers {
-            worker.tell(Command::Remove(Arc::clone(place)));
-        }
-    }
 }
 
 /// The tables of all partitions, if the design keeps items in records.
@@ -596,17 +556,6 @@ fn tables(
     let writes = config.design == Design::Atomics;
     let table = |_| Ok(Arc::new(Table::new(pd, port, shape, seed, writes)?));
     (0..config.workers).map(table).collect()
-}
-
-/// Waits for a worker to say what became of a command.
-fn outcome(done: &Receiver<Result<(), String>>) -> Result<(), String> {
-    let stops = || Err("the server stops".to_owned());
-    let said = verbs::poll_until(Duration::from_secs(5), || match done.try_recv() {
-        Ok(outcome) => Some(outcome),
-        Err(TryRecvError::Empty) => None,
-        Err(TryRecvError::Disconnected) => Some(stops()),
-    });
-    said.unwrap_or_else(stops)
 }
 
 impl Design {

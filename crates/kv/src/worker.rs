@@ -1,13 +1,10 @@
 //! Worker threads: each owns its queue pairs and serves its partition until it is told to stop.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use rpc::worker::{self, Done, Mailbox, Wake, Work, lock};
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use crate::server::{Guests, Table};
@@ -27,8 +24,6 @@ impl Drop for Place {
         lock(&self.free).push(self.index);
     }
 }
-
-pub(crate) type Done = SyncSender<Result<(), String>>;
 
 /// A client that comes.
 #[derive(Debug)]
@@ -53,10 +48,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
     pub(crate) region: verbs::RemoteMemory,
-    commands: Mutex<Vec<Command>>,
-    pending: AtomicBool,
-    wake: OwnedFd,
-    counts: Mutex<WorkerCounts>,
+    pub(crate) mailbox: Mailbox<Command, WorkerCounts>,
 }
 
 /// What a worker did.
@@ -68,35 +60,6 @@ pub(crate) struct WorkerCounts {
     pub(crate) changes: u64,
     pub(crate) repeated: u64,
     pub(crate) bad: u64,
-}
-
-/// A poisoned lock guards plain data here: what it holds is as good as before.
-pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl WorkerShared {
-    pub(crate) fn new(region: verbs::RemoteMemory) -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
-            region,
-            commands: Mutex::default(),
-            pending: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            counts: Mutex::default(),
-        }))
-    }
-
-    /// Tells the worker something, and wakes it if it sleeps.
-    pub(crate) fn tell(&self, command: Command) {
-        lock(&self.commands).push(command);
-        self.pending.store(true, Ordering::Release);
-        // Full means that it is awake already.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    pub(crate) fn counts(&self) -> WorkerCounts {
-        lock(&self.counts).clone()
-    }
 }
 
 /// A worker that does not run yet.
@@ -117,7 +80,7 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(self) -> Result<(), RpcError> {
         let Self {
-            mut engine,
+            engine,
             shared,
             store,
             table,
@@ -125,7 +88,7 @@ impl Worker {
             number,
             cost,
         } = self;
-        let mut serve = Serve {
+        let serve = Serve {
             store: &store,
             table: table.as_deref(),
             guests: &guests,
@@ -137,53 +100,26 @@ impl Worker {
             buffer: Vec::new(),
             counts: WorkerCounts::default(),
         };
-        // Some 100 µs of looking before sleeping, and of yielding to whoever shares the core.
-        let mut waiter = Waiter::new().with_patience(512, 1_500);
-        let mut polls = 0u32;
-        loop {
-            if shared.pending.load(Ordering::Relaxed) && !obey(&mut engine, &mut serve, &shared) {
-                publish(&engine, &serve, &shared);
-                return Ok(());
-            }
-            let came = engine.poll(&mut serve)?;
-            polls = polls.wrapping_add(1);
-            if came > 0 {
-                waiter.reset();
-                if polls.is_multiple_of(4096) {
-                    publish(&engine, &serve, &shared);
-                }
-            } else if waiter.next_sleep().is_zero() {
-                if waiter.misses() == 256 {
-                    publish(&engine, &serve, &shared);
-                }
-                waiter.idle_on(engine.memory());
-            } else {
-                sleep(&engine, &shared, &mut waiter);
-            }
-        }
+        worker::run(&mut Running { engine, serve }, &shared.mailbox)
     }
 }
 
-#[cold]
-fn publish(engine: &herd::Server, serve: &Serve<'_>, shared: &WorkerShared) {
-    *lock(&shared.counts) = WorkerCounts {
-        rpc: engine.counts().clone(),
-        ..serve.counts.clone()
-    };
+struct Running<'s> {
+    engine: herd::Server,
+    serve: Serve<'s>,
 }
 
-/// Carries out what was told; false if that is to stop.
-#[cold]
-fn obey(engine: &mut herd::Server, serve: &mut Serve<'_>, shared: &WorkerShared) -> bool {
-    // Cleared before the commands are taken: one that comes later sets it again.
-    shared.pending.swap(false, Ordering::AcqRel);
-    let commands = std::mem::take(&mut *lock(&shared.commands));
-    for command in commands {
+impl Work for Running<'_> {
+    type Command = Command;
+    type Counts = WorkerCounts;
+
+    #[cold]
+    fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove(place) => {
-                engine.remove_client(place.index);
-                serve.sessions.disconnect(place.index);
+                self.engine.remove_client(place.index);
+                self.serve.sessions.disconnect(place.index);
             }
             Command::Add(new) => {
                 let Newcomer {
@@ -195,35 +131,41 @@ fn obey(engine: &mut herd::Server, serve: &mut Serve<'_>, shared: &WorkerShared)
                     to,
                     done,
                 } = *new;
-                let added = engine.add_client(place.index, qp, to, window);
+                let added = self.engine.add_client(place.index, qp, to, window);
                 if added.is_ok() {
-                    serve
-                        .sessions
-                        .connect(place.index, session, window as usize);
-                    let i = place.index as usize;
-                    if serve.answers.len() <= i {
-                        serve.answers.resize(i + 1, 0);
-                    }
-                    serve.answers[i] = answer;
+                    self.serve.admit(place.index, session, (window, answer));
                 }
                 // The client may have gone meanwhile.
                 let _ = done.send(added.map_err(|e| e.to_string()));
             }
         }
+        true
     }
-    true
-}
 
-/// Blocks for a while, or until a command comes: WRITEs make no event.
-#[cold]
-fn sleep(engine: &herd::Server, shared: &WorkerShared, waiter: &mut Waiter) {
-    let timeout = engine.has_clients().then(|| waiter.next_sleep());
-    let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
-    let mut fds = [PollFd::new(&shared.wake, PollFlags::IN)];
-    // Interrupted or not, the loop looks again; and a wake-up that is not there is not read.
-    let _ = poll(&mut fds, timeout.as_ref());
-    let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
-    waiter.slept();
+    #[inline]
+    fn poll(&mut self) -> Result<usize, RpcError> {
+        self.engine.poll(&mut self.serve)
+    }
+
+    fn counts(&self) -> WorkerCounts {
+        WorkerCounts {
+            rpc: self.engine.counts().clone(),
+            ..self.serve.counts.clone()
+        }
+    }
+
+    #[inline]
+    fn idle(&self, waiter: &mut Waiter) {
+        waiter.idle_on(self.engine.memory());
+    }
+
+    /// For a while, or until a command comes: WRITEs make no event.
+    #[cold]
+    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+        wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
+        waiter.slept();
+        Ok(())
+    }
 }
 
 /// Answers requests from a partition.
@@ -282,6 +224,16 @@ impl<'s> Handler for Serve<'s> {
 }
 
 impl Serve<'_> {
+    /// A client has come, with a session, a window and messages of some length.
+    fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
+        self.sessions.connect(client, session, window as usize);
+        let i = client as usize;
+        if self.answers.len() <= i {
+            self.answers.resize(i + 1, 0);
+        }
+        self.answers[i] = answer;
+    }
+
     #[inline]
     fn whole(
         &mut self,

@@ -1,55 +1,227 @@
-//! How clients and servers find each other over TCP: messages are JSON objects, one a line, and an [`Acceptor`] gives
-//! every client a thread.
+//! How clients and servers find each other over TCP: messages are JSON objects, one a line.
+//!
+//! The server speaks first and says what it is, the client says who it is, the server answers whether it takes it
+//! ([`Answer`]). Then the connection stays open and silent: when it ends, for whatever reason, the server frees what the
+//! client had. Clients [`Call`]; a server [`attend`]s to the connections that its [`Acceptor`] gives it.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::fmt::Display;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::worker::lock;
 
 /// The longest message, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
+/// How long a client may take to say who it is.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a server answers a client that has said who it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer<A> {
+    /// The client is connected; what it needs.
+    Accepted(A),
+    /// It is not.
+    Refused(Refused),
+}
+
+/// Why a server does not take a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refused {
+    /// Why, for people.
+    pub reason: String,
+    /// Whether the same may succeed later, or with other queue pairs.
+    pub retry: bool,
+}
+
+impl Refused {
+    /// For a reason that stays.
+    pub fn never(reason: impl Display) -> Self {
+        Self {
+            reason: reason.to_string(),
+            retry: false,
+        }
+    }
+
+    /// For a reason that may be gone later.
+    pub fn now(reason: impl Display) -> Self {
+        Self {
+            reason: reason.to_string(),
+            retry: true,
+        }
+    }
+}
 
 /// Sends one message.
-///
-/// # Errors
-/// As writing.
-pub fn send_line(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
+fn send_line(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-/// Receives one message.
-///
-/// # Errors
-/// As reading; a message that is too long, or that `whose` exchange does not have.
-pub fn receive_line<T: DeserializeOwned>(stream: &mut TcpStream, whose: &str) -> io::Result<T> {
+/// Receives one message, all of which comes within a time, or fails.
+fn receive_line<T: DeserializeOwned>(
+    stream: &mut TcpStream,
+    whose: &str,
+    patience: Duration,
+) -> io::Result<T> {
     let mut line = Vec::new();
+    let bytes = Patient {
+        stream,
+        begun: Instant::now(),
+        patience,
+    };
     // Both sides take turns, so nothing is read past the line.
-    BufReader::new(Read::take(stream, LINE_MAX)).read_until(b'\n', &mut line)?;
+    BufReader::new(bytes.take(LINE_MAX)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         let what = if line.len() as u64 >= LINE_MAX {
             "a message longer than 64 KiB"
         } else {
             "the connection closed"
         };
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        return Err(io::Error::new(ErrorKind::UnexpectedEof, what));
     }
     serde_json::from_slice(&line).map_err(|e| {
         io::Error::new(
-            io::ErrorKind::InvalidData,
+            ErrorKind::InvalidData,
             format!("not the exchange of a {whose}: {e}"),
         )
     })
+}
+
+/// A stream that is read for so long, however the bytes come.
+struct Patient<'s> {
+    stream: &'s mut TcpStream,
+    begun: Instant,
+    patience: Duration,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let late = || io::Error::new(ErrorKind::TimedOut, "no message came in time");
+        let left = self.patience.saturating_sub(self.begun.elapsed());
+        if left.is_zero() {
+            return Err(late());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer).map_err(|e| match e.kind() {
+            ErrorKind::WouldBlock => late(),
+            _ => e,
+        })
+    }
+}
+
+/// A client's connection, from the server's welcome to the answer.
+#[derive(Debug)]
+pub struct Call {
+    stream: TcpStream,
+    whose: &'static str,
+    patience: Duration,
+}
+
+impl Call {
+    /// Connects to the server of this address, which is a `whose`, and hears its welcome. Each step may take so long.
+    ///
+    /// # Errors
+    /// As connecting and reading; [`ErrorKind::InvalidInput`] if the address is none.
+    pub fn dial<W: DeserializeOwned>(
+        server: &str,
+        whose: &'static str,
+        patience: Duration,
+    ) -> io::Result<(Self, W)> {
+        let mut stream = connect(server, patience)?;
+        stream.set_nodelay(true)?;
+        let welcome = receive_line(&mut stream, whose, patience)?;
+        let call = Self {
+            stream,
+            whose,
+            patience,
+        };
+        Ok((call, welcome))
+    }
+
+    /// Says who this is, and hears the answer. The stream is that of the session: when it ends, so does what the server
+    /// has for this client.
+    ///
+    /// # Errors
+    /// As writing and reading.
+    pub fn introduce<A: DeserializeOwned>(
+        mut self,
+        hello: &impl Serialize,
+    ) -> io::Result<(Answer<A>, TcpStream)> {
+        send_line(&mut self.stream, hello)?;
+        let answer = receive_line(&mut self.stream, self.whose, self.patience)?;
+        Ok((answer, self.stream))
+    }
+}
+
+/// Connects to the first of a server's addresses that can be reached.
+fn connect(server: &str, patience: Duration) -> io::Result<TcpStream> {
+    let mut error = io::Error::new(ErrorKind::InvalidInput, "no address of that name");
+    for address in server.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, patience) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => error = e,
+        }
+    }
+    Err(error)
+}
+
+/// Opens something, and tries again with longer and longer pauses (5 to 200 ms) until that has no purpose or it would be
+/// later than `until`, by [`verbs::time`].
+///
+/// # Errors
+/// The last one.
+pub fn persist<T, E>(
+    until: Instant,
+    mut open: impl FnMut() -> Result<T, E>,
+    hopeless: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let mut pause = Duration::from_millis(5);
+    loop {
+        match open() {
+            Err(e) if !hopeless(&e) && verbs::time::now() + pause <= until => {}
+            result => return result,
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+/// A server's side of a connection, until it ends: welcomes the client, hears who it is, and answers as `enter` says. What
+/// that gives besides is the client's, and is dropped when the connection ends.
+pub fn attend<H: DeserializeOwned, A: Serialize, P>(
+    mut stream: TcpStream,
+    whose: &str,
+    welcome: &impl Serialize,
+    enter: impl FnOnce(&H) -> Result<(A, P), Refused>,
+) {
+    let mut hear = || {
+        stream.set_nodelay(true)?;
+        send_line(&mut stream, welcome)?;
+        receive_line(&mut stream, whose, PATIENCE)
+    };
+    let entered = hear().map_err(Refused::now).and_then(|h| enter(&h));
+    let (answer, pass) = match entered {
+        Ok((accepted, pass)) => (Answer::Accepted(accepted), Some(pass)),
+        Err(refused) => (Answer::Refused(refused), None),
+    };
+    let told = send_line(&mut stream, &answer);
+    if pass.is_some() && told.is_ok() && stream.set_read_timeout(None).is_ok() {
+        // Nothing more is said; the read ends when the client does.
+        while matches!(stream.read(&mut [0; 1]), Err(e) if e.kind() == ErrorKind::Interrupted) {}
+    }
 }
 
 /// A thread that accepts connections, and a thread for each of them. Dropping it ends them all.
@@ -62,14 +234,21 @@ pub struct Acceptor {
 
 #[derive(Debug)]
 struct Accepting {
+    /// Second handles of connections, to end them by.
     streams: Mutex<HashMap<u64, TcpStream>>,
     stop: AtomicBool,
     wake: OwnedFd,
 }
 
-impl Accepting {
-    fn streams(&self) -> MutexGuard<'_, HashMap<u64, TcpStream>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+/// A connection that is served: its second handle goes with it, also when serving it panics or never begins.
+struct Served {
+    shared: Arc<Accepting>,
+    id: u64,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        lock(&self.shared.streams).remove(&self.id);
     }
 }
 
@@ -140,23 +319,82 @@ where
             continue;
         };
         threads.retain(|t| !t.is_finished());
-        shared.streams().insert(id, kept);
-        let (shared, serve) = (Arc::clone(shared), Arc::clone(serve));
+        lock(&shared.streams).insert(id, kept);
+        let served = Served {
+            shared: Arc::clone(shared),
+            id,
+        };
+        let serve = Arc::clone(serve);
         let thread = std::thread::Builder::new().name(format!("client {id}"));
         let thread = thread.spawn(move || {
+            let _served = served;
             serve(stream);
-            shared.streams().remove(&id);
         });
         match thread {
             Ok(thread) => threads.push(thread),
             Err(e) => tracing::warn!("no thread for a client: {e}"),
         }
     }
-    for stream in shared.streams().values() {
+    for stream in lock(&shared.streams).values() {
         // It may be closed already.
         let _ = stream.shutdown(Shutdown::Both);
     }
     for thread in threads {
         let _ = thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends of a connection.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let here = TcpStream::connect(address).expect("it listens");
+        (here, listener.accept().expect("it came").0)
+    }
+
+    #[test]
+    fn a_peer_that_drips_is_given_up() {
+        let (mut here, mut there) = pair();
+        let drip = std::thread::spawn(move || {
+            // Until it is given up, or for a second.
+            for _ in 0..100 {
+                if there.write_all(b" ").is_err() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let patience = Duration::from_millis(50);
+        let e = receive_line::<u64>(&mut here, "test", patience).expect_err("never whole");
+        assert_eq!(e.kind(), ErrorKind::TimedOut, "{e}");
+        drop(here);
+        drip.join().expect("ended");
+    }
+
+    #[test]
+    fn a_client_whose_server_fails_is_let_go() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let acceptor = Acceptor::start(listener, |_| panic!("on purpose")).expect("starts");
+        let mut client = TcpStream::connect(acceptor.address()).expect("it listens");
+        let patience = Duration::from_secs(20);
+        let e = receive_line::<u64>(&mut client, "test", patience).expect_err("no message");
+        assert_ne!(e.kind(), ErrorKind::TimedOut, "{e}");
+    }
+
+    #[test]
+    fn answers_have_the_documented_form() {
+        let refused = Answer::<u64>::Refused(Refused::now("full"));
+        let text = serde_json::to_string(&refused).expect("serializes");
+        assert_eq!(text, r#"{"refused":{"reason":"full","retry":true}}"#);
+        assert_eq!(
+            serde_json::from_str::<Answer<u64>>(&text).expect("parses"),
+            refused
+        );
+        let text = serde_json::to_string(&Answer::Accepted(5)).expect("serializes");
+        assert_eq!(text, r#"{"accepted":5}"#);
     }
 }

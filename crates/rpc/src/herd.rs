@@ -586,6 +586,7 @@ impl Client {
     /// Takes send completions until `wrs` more requests fit.
     #[cold]
     fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
+        crate::port::fits(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted + wrs - self.reaped > self.send_depth {
@@ -622,6 +623,43 @@ mod tests {
         for (i, a) in words.iter().enumerate() {
             assert!(words[i + 1..].iter().all(|b| a != b), "{i}");
         }
+    }
+
+    #[test]
+    fn a_postlist_that_no_send_queue_holds_is_refused() {
+        let device = verbs::Provider::softnic().device(None);
+        let context = device.and_then(|d| d.open()).expect("opens");
+        let pd = context.alloc_pd().expect("a PD");
+        let port = PortGid {
+            port_num: 1,
+            gid_index: context.default_gid_index(1).expect("one"),
+        };
+        let config = UdPortConfig {
+            send_depth: 16,
+            ..UdPortConfig::default()
+        };
+        let layout = Layout {
+            window: 64,
+            payload: 0,
+        };
+        let doorbells = Doorbells {
+            batch: 1,
+            queues: 1,
+        };
+        let server =
+            Server::new(&pd, layout, 1, doorbells, &UdPortConfig::default()).expect("made");
+        let client = PreparedClient::new(&pd, 0, &config).expect("made");
+        let cq = context.create_cq(1).expect("a CQ");
+        let qp = server_qp(&pd, port, &cq).expect("made");
+        let endpoint = qp.endpoint();
+        let _qp = qp.connect(&client.uc_endpoint()).expect("connected");
+        let slots = server.region_of(0).expect("the first");
+        let mut client = client.connect(&endpoint, slots, layout).expect("connected");
+        let depth = usize::try_from(client.send_depth).expect("small");
+        assert!(depth < MAX_BATCH, "{depth}");
+        client.send(depth, |_| &[]).expect("it fits");
+        let e = client.send(depth + 1, |_| &[]).expect_err("it never fits");
+        assert!(e.to_string().contains("in a send queue of"), "{e}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod nic;
 mod outbox;
 mod port;
 mod table;
+pub mod worker;
 
 use verbs::{HeaderOnly, Inline, PostError, Postlist, Ud, UdDestination, VerbError};
 

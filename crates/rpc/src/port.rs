@@ -70,6 +70,16 @@ struct Buffers {
     payload: usize,
 }
 
+/// Refuses a postlist that a send queue has no room for, however long one waits.
+pub(crate) fn fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
+    if wrs > send_depth {
+        return Err(RpcError::Config(format!(
+            "a postlist of {wrs} in a send queue of {send_depth}"
+        )));
+    }
+    Ok(())
+}
+
 /// A datagram that came.
 #[derive(Debug, Clone, Copy)]
 pub struct Received<'a> {
@@ -219,12 +229,7 @@ impl UdPort {
     /// Takes send completions until `wrs` more SENDs fit.
     #[cold]
     fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
-        if wrs > self.send_depth {
-            return Err(RpcError::Config(format!(
-                "a postlist of {wrs} in a send queue of {}",
-                self.send_depth
-            )));
-        }
+        fits(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted + wrs - self.reaped > self.send_depth {

@@ -5,11 +5,12 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use rpc::exchange::{Answer, Call, Refused};
 use rpc::{RpcError, UdPortConfig, datagram, herd};
 use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, Waiter, time};
 
 use crate::lanes::{AtomicsLane, Lane, RpcLane, Sink, SpecLane};
-use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
+use crate::rendezvous::{self, Accepted, Hello, Welcome};
 use crate::server::{Door, Pass};
 use crate::{ClientConfig, ClientReport, Design, Failures, Latency, OpenError, Unsupported, Until};
 
@@ -73,6 +74,23 @@ pub enum ClientError {
         /// Why there are no more.
         why: String,
     },
+}
+
+impl From<Refused> for ClientError {
+    fn from(Refused { reason, retry }: Refused) -> Self {
+        Self::Refused { reason, retry }
+    }
+}
+
+impl ClientError {
+    /// Whether trying to connect again cannot help.
+    fn is_hopeless(&self) -> bool {
+        match self {
+            Self::Reach { source, .. } => source.kind() == std::io::ErrorKind::InvalidInput,
+            Self::Refused { retry, .. } => !retry,
+            _ => true,
+        }
+    }
 }
 
 /// A connection: it ends when it is dropped, here and at the server.
@@ -249,43 +267,21 @@ impl Client {
 
     /// Opens a session, trying again while that may help.
     fn reconnect(&mut self) -> Result<(), ClientError> {
-        let give_up = Instant::now() + self.config.reconnect();
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let error = match self.open() {
-                Ok((session, accepted)) => {
-                    if accepted.next < self.sink.above {
-                        let reason = format!(
-                            "it goes on at {}, but {} was given already: it was started again without its state file",
-                            accepted.next,
-                            self.sink.above - 1
-                        );
-                        return Err(ClientError::Refused {
-                            reason,
-                            retry: false,
-                        });
-                    }
-                    self.design = accepted.design;
-                    self.start = accepted.start;
-                    self.session = Some(session);
-                    return Ok(());
-                }
-                Err(e) => e,
-            };
-            let hopeless = match &error {
-                ClientError::Reach { source, .. } => {
-                    source.kind() == std::io::ErrorKind::InvalidInput
-                }
-                ClientError::Refused { retry, .. } => !retry,
-                _ => true,
-            };
-            // A server in this process does not come back.
-            if hopeless || self.door.is_some() || Instant::now() + pause > give_up {
-                return Err(error);
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(200));
+        let until = time::now() + self.config.reconnect();
+        // A server in this process does not come back.
+        let hopeless = |e: &ClientError| self.door.is_some() || e.is_hopeless();
+        let (session, accepted) = rpc::exchange::persist(until, || self.open(), hopeless)?;
+        if accepted.next < self.sink.above {
+            return Err(ClientError::from(Refused::never(format!(
+                "it goes on at {}, but {} was given already: it was started again without its state file",
+                accepted.next,
+                self.sink.above - 1
+            ))));
         }
+        self.design = accepted.design;
+        self.start = accepted.start;
+        self.session = Some(session);
+        Ok(())
     }
 
     fn open(&self) -> Result<(Session, Accepted), ClientError> {
@@ -297,29 +293,26 @@ impl Client {
 
     /// Opens a session by TCP.
     fn dial(&self) -> Result<(Session, Accepted), ClientError> {
+        let server = &self.config.server;
         let reach = |source| ClientError::Reach {
-            server: self.config.server.clone(),
+            server: server.clone(),
             source,
         };
-        let mut stream = TcpStream::connect(&self.config.server).map_err(reach)?;
         let patience = self.config.reconnect().max(Duration::from_secs(1));
-        stream.set_read_timeout(Some(patience)).map_err(reach)?;
-        stream.set_nodelay(true).map_err(reach)?;
-        let welcome: Welcome =
-            rpc::exchange::receive_line(&mut stream, "sequencer").map_err(reach)?;
+        let (call, welcome) = Call::dial(server, rendezvous::WHOSE, patience).map_err(reach)?;
         let (prepared, hello) = self.introduce(&welcome)?;
-        rpc::exchange::send_line(&mut stream, &hello).map_err(reach)?;
-        let answer = rpc::exchange::receive_line(&mut stream, "sequencer").map_err(reach)?;
-        self.settle(prepared, answer, Held::Tcp(stream))
+        let (answer, stream) = call.introduce(&hello).map_err(reach)?;
+        match answer {
+            Answer::Accepted(accepted) => self.settle(prepared, accepted, Held::Tcp(stream)),
+            Answer::Refused(refused) => Err(refused.into()),
+        }
     }
 
     /// Opens a session at a server in this process.
     fn enter(&self, door: &Door) -> Result<(Session, Accepted), ClientError> {
         let (prepared, hello) = self.introduce(&door.welcome())?;
-        match door.enter(&hello) {
-            (answer, Some(pass)) => self.settle(prepared, answer, Held::Local(pass)),
-            (answer, None) => Err(refusal(answer)),
-        }
+        let (accepted, pass) = door.enter(&hello)?;
+        self.settle(prepared, accepted, Held::Local(pass))
     }
 
     /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
@@ -377,12 +370,9 @@ impl Client {
     fn settle(
         &self,
         prepared: Prepared,
-        answer: Answer,
+        accepted: Accepted,
         held: Held,
     ) -> Result<(Session, Accepted), ClientError> {
-        let Answer::Accepted(accepted) = answer else {
-            return Err(refusal(answer));
-        };
         let lane = self.attach(prepared, &accepted)?;
         let session = Session { lane, _held: held };
         Ok((session, accepted))
@@ -455,15 +445,6 @@ impl Client {
             }
         })
     }
-}
-
-/// The error of an answer that is none of acceptance.
-fn refusal(answer: Answer) -> ClientError {
-    let (reason, retry) = match answer {
-        Answer::Refused { reason, retry } => (reason, retry),
-        Answer::Accepted(_) => ("it accepted without a place".to_owned(), false),
-    };
-    ClientError::Refused { reason, retry }
 }
 
 enum Prepared {

@@ -4,8 +4,8 @@
 //!
 //! 1. The server speaks first: [`Welcome`], what it is and offers.
 //! 2. The client answers with [`Hello`]: what it wants, and the endpoints of its queue pairs.
-//! 3. The server connects its side and answers [`Answer::Accepted`] with its endpoints and keys, or
-//!    [`Answer::Refused`] with the reason.
+//! 3. The server connects its side and [answers](rpc::exchange::Answer) with its endpoints and keys ([`Accepted`]), or
+//!    with the reason why not.
 //!
 //! Then the connection stays open and silent for as long as the client wants its numbers. When it closes,
 //! for whatever reason, the server frees what the client had.
@@ -21,6 +21,8 @@ use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::Design;
 
+/// What it is, in messages.
+pub(crate) const WHOSE: &str = "sequencer";
 /// What [`Welcome::protocol`] says.
 pub const PROTOCOL: &str = "verbatim-sequencer";
 /// The version of the exchange.
@@ -57,21 +59,6 @@ pub struct Hello {
     /// Its UD queue pair (all but `atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ud: Option<QpEndpoint>,
-}
-
-/// The server's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// The client is connected.
-    Accepted(Accepted),
-    /// It is not.
-    Refused {
-        /// Why, for people.
-        reason: String,
-        /// Whether the same may succeed later, or with other queue pairs.
-        retry: bool,
-    },
 }
 
 /// What a connected client needs.
@@ -113,11 +100,5 @@ mod tests {
         let hello = r#"{"version":1,"design":"spec-s0","window":64,"ud":{"qpn":17,"psn":1,"lid":0,"gid":"::ffff:10.0.0.7","mtu":1024,"qkey":4711}}"#;
         let h: Hello = serde_json::from_str(hello).expect("parses");
         assert_eq!(serde_json::to_string(&h).expect("serializes"), hello);
-        let refused = serde_json::to_string(&Answer::Refused {
-            reason: "full".into(),
-            retry: true,
-        })
-        .expect("serializes");
-        assert_eq!(refused, r#"{"refused":{"reason":"full","retry":true}}"#);
     }
 }

@@ -1,28 +1,26 @@
 //! The server: rendezvous, workers, reservations.
 
 use std::collections::HashMap;
-use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rpc::exchange::{Acceptor, Refused, attend};
+use rpc::worker::lock;
 use rpc::{Counts, UdPortConfig, datagram, herd};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
-use crate::rendezvous::{self, Accepted, Answer, Hello, Welcome};
+use crate::rendezvous::{self, Accepted, Hello, Welcome};
 use crate::state::{StateError, StateFile};
-use crate::worker::{self, Command, Engine, WorkerShared, lock};
+use crate::worker::{self, Command, Engine, WorkerShared};
 use crate::{Design, OpenError, ServerConfig, ServerStats, Unsupported};
 
 mod local;
 
-pub use local::{Door, LocalServer, LocalWorker, Pass};
+pub use local::{Door, LocalServer, LocalWorker};
 
 /// A running server. Dropping it stops it.
 ///
@@ -37,7 +35,7 @@ pub use local::{Door, LocalServer, LocalWorker, Pass};
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
-    acceptor: Option<JoinHandle<()>>,
+    acceptor: Option<Acceptor>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -85,19 +83,17 @@ struct Shared {
     cq: CompletionQueue,
     counter: Counter,
     workers: Vec<Arc<WorkerShared>>,
+    /// By the numbers of their passes.
     clients: Mutex<HashMap<u64, Client>>,
+    /// Passes that were given.
+    passes: AtomicU64,
     clients_total: AtomicU64,
     stop: AtomicBool,
-    stop_fd: OwnedFd,
     failure: Mutex<Option<String>>,
 }
 
-/// A connected client: its TCP connection, to end it, if it came by one; and with `atomics` its queue pair.
-#[derive(Debug)]
-struct Client {
-    stream: Option<TcpStream>,
-    rc: Option<QueuePair<Rc>>,
-}
+/// A connected client: with `atomics` its queue pair.
+type Client = Option<QueuePair<Rc>>;
 
 impl Server {
     /// Starts a server: it serves when this returns.
@@ -147,8 +143,11 @@ impl Server {
             let shared = Arc::clone(&shared);
             server.spawn("reserver".to_owned(), move || shared.reserver(state))?;
         }
-        let acceptor = std::thread::Builder::new().name("rendezvous".to_owned());
-        server.acceptor = Some(acceptor.spawn(move || shared.accept(&listener))?);
+        server.acceptor = Some(Acceptor::start(listener, move |stream| {
+            attend(stream, rendezvous::WHOSE, &shared.welcome(), |hello| {
+                shared.enter(hello)
+            });
+        })?);
         Ok(server)
     }
 
@@ -191,17 +190,13 @@ impl Server {
     fn shut_down(&mut self) {
         let s = &self.shared;
         s.stop.store(true, Ordering::Release);
-        // An eventfd takes one more.
-        let _ = rustix::io::write(&s.stop_fd, &1u64.to_ne_bytes());
         s.counter.stop();
-        if let Some(acceptor) = self.acceptor.take() {
-            // A thread that panicked has nothing left to stop.
-            let _ = acceptor.join();
-        }
+        self.acceptor = None;
         for worker in &s.workers {
-            worker.tell(Command::Stop);
+            worker.mailbox.tell(Command::Stop);
         }
         for thread in self.threads.drain(..) {
+            // A thread that panicked has nothing left to stop.
             let _ = thread.join();
         }
     }
@@ -241,7 +236,7 @@ fn engines(
             let servers: Vec<_> = servers.collect::<Result<_, _>>()?;
             let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
             let shared = WorkerShared::new(endpoints, None, max_clients, recv_depth as usize)?;
-            return Ok((Engine::Datagram(servers, channel), shared));
+            return Ok((Engine::Datagram(servers, channel), Arc::new(shared)));
         }
         let batch = if config.design == Design::Rpc {
             1
@@ -260,7 +255,7 @@ fn engines(
         )?;
         let region = Some((server.region(), layout));
         let shared = WorkerShared::new(Vec::new(), region, max_clients, usize::MAX)?;
-        Ok((Engine::Herd(Box::new(server)), shared))
+        Ok((Engine::Herd(Box::new(server)), Arc::new(shared)))
     };
     let workers = if config.design == Design::Atomics {
         0
@@ -307,9 +302,9 @@ impl Shared {
             counter,
             workers,
             clients: Mutex::default(),
+            passes: AtomicU64::new(0),
             clients_total: AtomicU64::new(0),
             stop: AtomicBool::new(false),
-            stop_fd: eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?,
             failure: Mutex::default(),
             config,
         });
@@ -322,7 +317,7 @@ impl Shared {
         let (start, next) = (self.counter.start(), self.counter.next());
         let mut counts = Counts::default();
         for worker in &self.workers {
-            counts.add(&worker.counts());
+            counts.add(&worker.mailbox.counts());
         }
         let atomics = self.config.design == Design::Atomics;
         ServerStats {
@@ -358,11 +353,9 @@ impl Shared {
         while !self.stopping() {
             let (next, limit) = (self.counter.next(), self.counter.limit());
             if atomics && next >= end {
-                for client in lock(&self.clients).values() {
-                    if let Some(rc) = &client.rc {
-                        // A queue pair that is in error already does not mind.
-                        let _ = rc.to_error();
-                    }
+                for rc in lock(&self.clients).values().flatten() {
+                    // A queue pair that is in error already does not mind.
+                    let _ = rc.to_error();
                 }
             }
             if let Some(state) = &mut state
@@ -388,75 +381,6 @@ impl Shared {
         }
     }
 
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        let mut threads: Vec<JoinHandle<()>> = Vec::new();
-        let mut next_id = 0;
-        loop {
-            let mut fds = [
-                PollFd::new(listener, PollFlags::IN),
-                PollFd::new(&self.stop_fd, PollFlags::IN),
-            ];
-            if poll(&mut fds, None).is_err() && !self.stopping() {
-                continue;
-            }
-            if self.stopping() {
-                break;
-            }
-            let Ok((stream, from)) = listener.accept() else {
-                // Out of descriptors, perhaps: clients that go give some back.
-                std::thread::sleep(Duration::from_millis(10));
-                continue;
-            };
-            threads.retain(|t| !t.is_finished());
-            next_id += 1;
-            let (shared, id) = (Arc::clone(self), next_id);
-            let name = format!("client {id}");
-            match std::thread::Builder::new()
-                .name(name)
-                .spawn(move || shared.serve(stream, id))
-            {
-                Ok(thread) => threads.push(thread),
-                Err(e) => tracing::warn!("no thread for client {from}: {e}"),
-            }
-        }
-        for client in lock(&self.clients).values() {
-            // It may be closed already.
-            if let Some(stream) = &client.stream {
-                let _ = stream.shutdown(std::net::Shutdown::Both);
-            }
-        }
-        for thread in threads {
-            let _ = thread.join();
-        }
-    }
-
-    /// One client, from its connection to its end.
-    fn serve(self: &Arc<Self>, mut stream: TcpStream, id: u64) {
-        let answer = self.admit(&mut stream, id);
-        let (message, place) = match answer {
-            Ok((accepted, place)) => (Answer::Accepted(accepted), Some(place)),
-            Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
-        };
-        let told = rpc::exchange::send_line(&mut stream, &message);
-        if let Some(place) = place {
-            self.clients_total.fetch_add(1, Ordering::Relaxed);
-            if told.is_ok() && !self.stopping() {
-                // Nothing more is said; the read ends when the client does.
-                let _ = stream.set_read_timeout(None);
-                let _ = stream.read(&mut [0; 1]);
-            }
-            self.leave(id, place);
-        }
-    }
-
-    /// A client is gone: frees what it had.
-    fn leave(&self, id: u64, place: Option<Place>) {
-        if let Some((worker, index, window)) = place {
-            self.workers[worker].tell(Command::Remove { index, window });
-        }
-        lock(&self.clients).remove(&id);
-    }
-
     fn welcome(&self) -> Welcome {
         Welcome {
             protocol: rendezvous::PROTOCOL.to_owned(),
@@ -466,87 +390,60 @@ impl Shared {
         }
     }
 
-    /// Exchanges endpoints and connects this side. What the client got is freed when it goes: its place at
-    /// a worker, or with `atomics` its queue pair in `clients`.
-    fn admit(&self, stream: &mut TcpStream, id: u64) -> Result<(Accepted, Option<Place>), Refused> {
-        let no = |e: &dyn std::fmt::Display| Refused {
-            reason: e.to_string(),
-            retry: true,
-        };
-        stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .map_err(|e| no(&e))?;
-        stream.set_nodelay(true).map_err(|e| no(&e))?;
-        rpc::exchange::send_line(stream, &self.welcome()).map_err(|e| no(&e))?;
-        let hello: Hello = rpc::exchange::receive_line(stream, "sequencer").map_err(|e| no(&e))?;
-        let kept = stream.try_clone().map_err(|e| no(&e))?;
-        self.connect(&hello, id, Some(kept))
-    }
-
-    /// Connects this side to a client that has said who it is.
-    fn connect(
-        &self,
-        hello: &Hello,
-        id: u64,
-        kept: Option<TcpStream>,
-    ) -> Result<(Accepted, Option<Place>), Refused> {
+    /// Connects this side to a client that has said who it is. What it gets is freed with its pass: its place at a worker,
+    /// or with `atomics` its queue pair in `clients`.
+    fn enter(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Pass), Refused> {
         let design = self.config.design;
-        let never = |reason: String| Refused {
-            reason,
-            retry: false,
-        };
         if hello.version != rendezvous::VERSION {
-            return Err(never(format!(
+            return Err(Refused::never(format!(
                 "version {} of the exchange, {} expected",
                 hello.version,
                 rendezvous::VERSION
             )));
         }
         if hello.design != design {
-            return Err(never(format!(
+            return Err(Refused::never(format!(
                 "this server serves design {design}, not {}",
                 hello.design
             )));
         }
         if hello.window == 0 || hello.window > self.config.max_window {
             let max = self.config.max_window;
-            return Err(never(format!(
+            return Err(Refused::never(format!(
                 "a window of {}: this server takes 1 to {max} (its max-window)",
                 hello.window
             )));
         }
         if self.counter.next() >= self.counter.end() {
-            return Err(never(format!(
+            return Err(Refused::never(format!(
                 "the numbers are used up: design {design} gives none from {} on",
                 self.counter.end()
             )));
         }
         let mut clients = lock(&self.clients);
         if clients.len() >= self.config.max_clients {
-            return Err(Refused {
-                reason: format!("this server has its {} clients already", clients.len()),
-                retry: true,
-            });
+            return Err(Refused::now(format!(
+                "this server has its {} clients already",
+                clients.len()
+            )));
         }
-        clients.insert(
-            id,
-            Client {
-                stream: kept,
-                rc: None,
-            },
-        );
+        let id = self.passes.fetch_add(1, Ordering::Relaxed);
+        clients.insert(id, None);
         drop(clients);
-        let result = match design {
-            Design::Atomics => self.admit_atomics(hello, id).map(|a| (a, None)),
-            Design::SpecS0 => self.admit_spec(hello).map(|(a, p)| (a, Some(p))),
+        let mut pass = Pass {
+            shared: Arc::clone(self),
+            id,
+            place: None,
+        };
+        let accepted = match design {
+            Design::Atomics => self.admit_atomics(hello, id)?,
+            Design::SpecS0 => self.admit_spec(hello, &mut pass.place)?,
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
-                self.admit_herd(hello).map(|(a, p)| (a, Some(p)))
+                self.admit_herd(hello, &mut pass.place)?
             }
         };
-        if result.is_err() {
-            lock(&self.clients).remove(&id);
-        }
-        result
+        self.clients_total.fetch_add(1, Ordering::Relaxed);
+        Ok((accepted, pass))
     }
 
     fn accepted(&self, endpoint: verbs::QpEndpoint) -> Accepted {
@@ -575,11 +472,12 @@ impl Shared {
             .max_recv_wr(1)
             .inline_up_to(0)
             .access(access)
-            .build()?;
+            .build()
+            .map_err(Refused::now)?;
         let endpoint = qp.endpoint();
-        let qp = qp.connect(&peer)?;
+        let qp = qp.connect(&peer).map_err(Refused::now)?;
         if let Some(client) = lock(&self.clients).get_mut(&id) {
-            client.rc = Some(qp);
+            *client = Some(qp);
         }
         // The reserver watches the counter while there are clients.
         self.counter.wake_reserver();
@@ -591,68 +489,60 @@ impl Shared {
         })
     }
 
-    fn admit_spec(&self, hello: &Hello) -> Result<(Accepted, Place), Refused> {
+    fn admit_spec(&self, hello: &Hello, place: &mut Option<Place>) -> Result<Accepted, Refused> {
         let peer = hello.ud.ok_or_else(|| missing("ud"))?;
-        let to = self.pd.ud_destination_from(self.port, &peer)?;
-        let (worker, index) = self.place(hello.window)?;
-        let (done, added) = sync_channel(1);
-        self.workers[worker].tell(Command::AddDatagram { index, to, done });
-        let place = (worker, index, hello.window);
-        if let Err(reason) = outcome(&added) {
-            return Err(self.give_back(place, reason));
-        }
-        let endpoints = &self.workers[worker].endpoints;
-        match endpoints.get(index as usize % endpoints.len().max(1)) {
-            Some(&endpoint) => Ok((self.accepted(endpoint), place)),
-            None => Err(self.give_back(place, "the worker has no endpoint".to_owned())),
-        }
+        let to = self.pd.ud_destination_from(self.port, &peer);
+        let to = to.map_err(Refused::now)?;
+        let (worker, index) = self.place(hello.window, place)?;
+        let added = worker
+            .mailbox
+            .ask(|done| Command::AddDatagram { index, to, done });
+        added.map_err(Refused::now)?;
+        let queue = index as usize % worker.endpoints.len().max(1);
+        let endpoint = worker.endpoints.get(queue);
+        let endpoint = endpoint.ok_or_else(|| Refused::now("the worker has no endpoint"))?;
+        Ok(self.accepted(*endpoint))
     }
 
-    fn admit_herd(&self, hello: &Hello) -> Result<(Accepted, Place), Refused> {
+    fn admit_herd(&self, hello: &Hello, place: &mut Option<Place>) -> Result<Accepted, Refused> {
         let (uc, ud) = (
             hello.uc.ok_or_else(|| missing("uc"))?,
             hello.ud.ok_or_else(|| missing("ud"))?,
         );
-        let to = self.pd.ud_destination_from(self.port, &ud)?;
-        let qp = herd::server_qp(&self.pd, self.port, &self.cq).map_err(|e| Refused {
-            reason: e.to_string(),
-            retry: true,
-        })?;
+        let to = self.pd.ud_destination_from(self.port, &ud);
+        let to = to.map_err(Refused::now)?;
+        let qp = herd::server_qp(&self.pd, self.port, &self.cq).map_err(Refused::now)?;
         let endpoint = qp.endpoint();
-        let qp = qp.connect(&uc)?;
-        let (worker, index) = self.place(0)?;
-        let place = (worker, index, 0);
+        let qp = qp.connect(&uc).map_err(Refused::now)?;
+        let (worker, index) = self.place(0, place)?;
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
-        let slots = self.workers[worker].region.and_then(|(region, layout)| {
+        let slots = worker.region.and_then(|(region, layout)| {
             let slots = herd::region_of(&region, &layout, index)?;
             Some((slots, herd::Layout { window, ..layout }))
         });
-        let Some((slots, layout)) = slots else {
-            return Err(self.give_back(place, "the worker has no request region".to_owned()));
-        };
-        let (done, added) = sync_channel(1);
-        self.workers[worker].tell(Command::AddHerd {
+        let (slots, layout) =
+            slots.ok_or_else(|| Refused::now("the worker has no request region"))?;
+        let added = worker.mailbox.ask(|done| Command::AddHerd {
             index,
             qp,
             to,
             window,
             done,
         });
-        match outcome(&added) {
-            Ok(()) => Ok((
-                Accepted {
-                    slots: Some(slots),
-                    layout: Some(layout),
-                    ..self.accepted(endpoint)
-                },
-                place,
-            )),
-            Err(reason) => Err(self.give_back(place, reason)),
-        }
+        added.map_err(Refused::now)?;
+        Ok(Accepted {
+            slots: Some(slots),
+            layout: Some(layout),
+            ..self.accepted(endpoint)
+        })
     }
 
-    /// A place at the worker with the fewest clients.
-    fn place(&self, window: usize) -> Result<(usize, u32), Refused> {
+    /// A place at the worker with the fewest clients: the worker, and the client's index there.
+    fn place(
+        &self,
+        window: usize,
+        place: &mut Option<Place>,
+    ) -> Result<(&WorkerShared, u32), Refused> {
         let fits = |w: &Arc<WorkerShared>| {
             let p = lock(&w.places);
             p.has_room(window).then_some(p.clients)
@@ -661,59 +551,40 @@ impl Shared {
             .filter_map(|i| Some((fits(&self.workers[i])?, i)))
             .min();
         let full = || {
-            Refused {
-            reason: "no worker has room for the window: ask for a smaller one, or give the server more workers or \
-                     a larger recv-depth"
-                .to_owned(),
-            retry: true,
-        }
+            Refused::now(
+                "no worker has room for the window: ask for a smaller one, or give the server more workers or a larger \
+                 recv-depth",
+            )
         };
-        let worker = best.ok_or_else(full)?.1;
-        let index = lock(&self.workers[worker].places).take(window);
-        Ok((worker, index.ok_or_else(full)?))
-    }
-
-    fn give_back(&self, (worker, index, window): Place, reason: String) -> Refused {
-        self.workers[worker].tell(Command::Remove { index, window });
-        Refused {
-            reason,
-            retry: true,
-        }
+        let number = best.ok_or_else(full)?.1;
+        let worker = &self.workers[number];
+        let index = lock(&worker.places).take(window).ok_or_else(full)?;
+        *place = Some((number, index, window));
+        Ok((worker, index))
     }
 }
 
-/// Waits for a worker to say what became of a command.
-fn outcome(done: &Receiver<Result<(), String>>) -> Result<(), String> {
-    let stops = || Err("the server stops".to_owned());
-    let said = verbs::poll_until(Duration::from_secs(5), || match done.try_recv() {
-        Ok(outcome) => Some(outcome),
-        Err(TryRecvError::Empty) => None,
-        Err(TryRecvError::Disconnected) => Some(stops()),
-    });
-    said.unwrap_or_else(stops)
+/// A client's place at the server, until it is dropped.
+#[derive(Debug)]
+pub struct Pass {
+    shared: Arc<Shared>,
+    id: u64,
+    place: Option<Place>,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if let Some((worker, index, window)) = self.place {
+            let worker = &self.shared.workers[worker];
+            worker.mailbox.tell(Command::Remove { index, window });
+        }
+        lock(&self.shared.clients).remove(&self.id);
+    }
 }
 
 /// Worker, index there, and the part of its window.
 type Place = (usize, u32, usize);
 
-#[derive(Debug)]
-struct Refused {
-    reason: String,
-    retry: bool,
-}
-
-impl From<verbs::VerbError> for Refused {
-    fn from(e: verbs::VerbError) -> Self {
-        Self {
-            reason: e.to_string(),
-            retry: true,
-        }
-    }
-}
-
 fn missing(what: &str) -> Refused {
-    Refused {
-        reason: format!("the message lacks the endpoint {what:?}"),
-        retry: false,
-    }
+    Refused::never(format!("the message lacks the endpoint {what:?}"))
 }

@@ -1,13 +1,11 @@
 //! Worker threads: each owns its queue pairs, and serves its clients until it is told to stop.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use rpc::worker::{self, Done, Mailbox, Wake, Work, lock};
 use rpc::{Counts, Handler, Reply, Request, RpcError, datagram, herd};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
 
 use crate::counter::{Counter, Refusal, USED_UP};
@@ -20,10 +18,7 @@ pub(crate) struct WorkerShared {
     /// The request region and its shape (`rpc` and its kin).
     pub(crate) region: Option<(verbs::RemoteMemory, herd::Layout)>,
     pub(crate) places: Mutex<Places>,
-    commands: Mutex<Vec<Command>>,
-    pending: AtomicBool,
-    wake: OwnedFd,
-    counts: Mutex<Counts>,
+    pub(crate) mailbox: Mailbox<Command, Counts>,
 }
 
 /// Who may still come.
@@ -65,8 +60,6 @@ impl Places {
     }
 }
 
-pub(crate) type Done = SyncSender<Result<(), String>>;
-
 #[derive(Debug)]
 pub(crate) enum Command {
     AddDatagram {
@@ -94,9 +87,9 @@ impl WorkerShared {
         region: Option<(verbs::RemoteMemory, herd::Layout)>,
         max_clients: u32,
         window: usize,
-    ) -> std::io::Result<Arc<Self>> {
+    ) -> std::io::Result<Self> {
         let rooms = vec![window; endpoints.len().max(1)];
-        Ok(Arc::new(Self {
+        Ok(Self {
             endpoints,
             region,
             places: Mutex::new(Places {
@@ -104,33 +97,13 @@ impl WorkerShared {
                 rooms,
                 clients: 0,
             }),
-            commands: Mutex::default(),
-            pending: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            counts: Mutex::default(),
-        }))
-    }
-
-    /// Tells the worker something, and wakes it if it sleeps.
-    pub(crate) fn tell(&self, command: Command) {
-        lock(&self.commands).push(command);
-        self.pending.store(true, Ordering::Release);
-        // Full means that it is awake already.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    pub(crate) fn counts(&self) -> Counts {
-        lock(&self.counts).clone()
+            mailbox: Mailbox::new()?,
+        })
     }
 
     fn remove(&self, index: u32, window: usize) {
         lock(&self.places).give_back(index, window);
     }
-}
-
-/// A poisoned lock guards plain data here: what it holds is as good as before.
-pub(crate) fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One of the two servers of the `rpc` crate.
@@ -214,110 +187,97 @@ fn serving(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Serve
 
 /// Serves until told to stop.
 pub(crate) fn run(
-    mut engine: Engine,
+    engine: Engine,
     shared: &WorkerShared,
     counter: &Counter,
     speculate: bool,
 ) -> Result<(), RpcError> {
-    let mut give = Give { counter, speculate };
-    // Some 100 µs of looking before sleeping, and of yielding to whoever shares the core.
-    let mut waiter = Waiter::new().with_patience(512, 1_500);
-    let mut polls = 0u32;
-    loop {
-        if shared.pending.load(Ordering::Relaxed) && !obey(&mut engine, shared) {
-            publish(&engine, shared);
-            return Ok(());
-        }
-        let came = engine.poll(&mut give)?;
-        polls = polls.wrapping_add(1);
-        if came > 0 {
-            waiter.reset();
-            if polls.is_multiple_of(4096) {
-                publish(&engine, shared);
-            }
-        } else if waiter.next_sleep().is_zero() {
-            if waiter.misses() == 256 {
-                publish(&engine, shared);
-            }
-            match &engine {
-                Engine::Datagram(..) => waiter.idle(),
-                Engine::Herd(s) => waiter.idle_on(s.memory()),
-            }
-        } else {
-            sleep(&mut engine, shared, &mut waiter)?;
-        }
-    }
+    let give = Give { counter, speculate };
+    let mut running = Running {
+        engine,
+        shared,
+        give,
+    };
+    worker::run(&mut running, &shared.mailbox)
 }
 
-fn publish(engine: &Engine, shared: &WorkerShared) {
-    *lock(&shared.counts) = engine.counts();
+struct Running<'r> {
+    engine: Engine,
+    shared: &'r WorkerShared,
+    give: Give<'r>,
 }
 
-/// Carries out what was told; false if that is to stop.
-#[cold]
-fn obey(engine: &mut Engine, shared: &WorkerShared) -> bool {
-    // Cleared before the commands are taken: one that comes later sets it again.
-    shared.pending.swap(false, Ordering::AcqRel);
-    let commands = std::mem::take(&mut *lock(&shared.commands));
-    for command in commands {
+impl Work for Running<'_> {
+    type Command = Command;
+    type Counts = Counts;
+
+    #[cold]
+    fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove { index, window } => {
-                engine.remove(index);
-                shared.remove(index, window);
+                self.engine.remove(index);
+                self.shared.remove(index, window);
             }
-            add => engine.add(add),
+            add => self.engine.add(add),
+        }
+        true
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<usize, RpcError> {
+        self.engine.poll(&mut self.give)
+    }
+
+    fn counts(&self) -> Counts {
+        self.engine.counts()
+    }
+
+    #[inline]
+    fn idle(&self, waiter: &mut Waiter) {
+        match &self.engine {
+            Engine::Datagram(..) => waiter.idle(),
+            Engine::Herd(s) => waiter.idle_on(s.memory()),
         }
     }
-    true
-}
 
-/// Blocks until something comes: a datagram, a command; with HERD, which makes no event, for a while.
-#[cold]
-fn sleep(engine: &mut Engine, shared: &WorkerShared, waiter: &mut Waiter) -> Result<(), RpcError> {
-    let timeout = match engine {
-        Engine::Datagram(servers, channel) => {
-            // Armed first, looked at once more, then asleep: nothing can come unseen in between.
-            if !waiter_armed(waiter) {
-                for server in servers {
-                    server.port().recv_cq().req_notify(false)?;
+    /// Until something comes: a datagram, a command; with HERD, which makes no event, for a while.
+    #[cold]
+    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+        match &mut self.engine {
+            Engine::Datagram(servers, channel) => {
+                // Armed first, looked at once more, then asleep: nothing can come unseen in between.
+                if !waiter_armed(waiter) {
+                    for server in servers {
+                        server.port().recv_cq().req_notify(false)?;
+                    }
+                    waiter.slept();
+                    return Ok(());
                 }
+                let mut fds = [
+                    PollFd::new(&*channel, PollFlags::IN),
+                    PollFd::new(wake, PollFlags::IN),
+                ];
+                // An interrupted wait looks again and sleeps again.
+                let woken = poll(&mut fds, None).is_ok();
+                if woken && fds[0].revents().contains(PollFlags::IN) {
+                    channel.wait()?;
+                }
+                waiter.reset();
+                wake.drain();
+            }
+            Engine::Herd(s) => {
+                wake.wait(s.has_clients().then(|| waiter.next_sleep()));
                 waiter.slept();
-                return Ok(());
             }
-            let mut fds = [
-                PollFd::new(&*channel, PollFlags::IN),
-                PollFd::new(&shared.wake, PollFlags::IN),
-            ];
-            // An interrupted wait looks again and sleeps again.
-            let woken = poll(&mut fds, None).is_ok();
-            if woken && fds[0].revents().contains(PollFlags::IN) {
-                channel.wait()?;
-            }
-            waiter.reset();
-            drain(&shared.wake);
-            return Ok(());
         }
-        Engine::Herd(s) => s.has_clients().then(|| waiter.next_sleep()),
-    };
-    let timeout = timeout.and_then(|t: Duration| Timespec::try_from(t).ok());
-    let mut fds = [PollFd::from_borrowed_fd(shared.wake.as_fd(), PollFlags::IN)];
-    // Interrupted or not, the loop looks again.
-    let _ = poll(&mut fds, timeout.as_ref());
-    drain(&shared.wake);
-    waiter.slept();
-    Ok(())
+        Ok(())
+    }
 }
 
 /// Whether the CQ was armed in the round before: the first round past the patience arms it.
 fn waiter_armed(waiter: &Waiter) -> bool {
     waiter.next_sleep() > Duration::from_micros(50)
-}
-
-fn drain(wake: &OwnedFd) {
-    let mut buffer = [0; 8];
-    // Empty is fine.
-    let _ = rustix::io::read(wake, &mut buffer);
 }
 
 /// The handler of all designs: gives numbers.

@@ -172,7 +172,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends what is prepared, and takes answers: calls `done` for each request that has ended.
+    /// Sends what is prepared, and takes answers: calls `done` for each request that has ended. Returns how many messages
+    /// came, those about parts of a request among them.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -180,7 +181,7 @@ impl Lane {
         trouble: &mut Trouble,
         buffer: &mut Vec<u8>,
         mut done: impl FnMut(&mut Pending, u32, Ended<'_>),
-    ) -> Result<(), RpcError> {
+    ) -> Result<usize, RpcError> {
         if let Some(e) = self.broken.take() {
             return Err(e);
         }
@@ -240,7 +241,7 @@ impl Lane {
                 self.oldest = self.oldest.wrapping_add(1);
             }
         }
-        Ok(())
+        Ok(came)
     }
 }
 

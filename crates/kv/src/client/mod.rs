@@ -2,6 +2,7 @@
 
 mod future;
 mod lane;
+mod one_sided;
 mod pipeline;
 mod reach;
 mod records;
@@ -82,6 +83,24 @@ pub enum ClientError {
     /// No answer came in time. A change may have been made, and is not made later.
     #[error("no answer came in time; a change may have been made or not")]
     Lost,
+}
+
+impl From<rpc::exchange::Refused> for ClientError {
+    fn from(refused: rpc::exchange::Refused) -> Self {
+        let rpc::exchange::Refused { reason, retry } = refused;
+        Self::Refused { reason, retry }
+    }
+}
+
+impl ClientError {
+    /// Whether trying to connect again cannot help.
+    fn is_hopeless(&self) -> bool {
+        match self {
+            Self::Reach { source, .. } => source.kind() == std::io::ErrorKind::InvalidInput,
+            Self::Refused { retry, .. } => !retry,
+            _ => true,
+        }
+    }
 }
 
 /// A value and its version.
@@ -283,10 +302,16 @@ impl Client {
     /// # Errors
     /// The first that failed.
     pub fn multi_get(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>, ClientError> {
-        let tickets: Vec<Ticket> = keys
-            .iter()
-            .map(|key| self.start_get(key))
-            .collect::<Result<_, _>>()?;
+        let mut tickets = Vec::with_capacity(keys.len());
+        for key in keys {
+            match self.start_get(key) {
+                Ok(ticket) => tickets.push(ticket),
+                Err(e) => {
+                    tickets.into_iter().for_each(|ticket| self.forget(ticket));
+                    return Err(e);
+                }
+            }
+        }
         let outcomes: Vec<_> = tickets.into_iter().map(|t| self.wait(t)).collect();
         outcomes.into_iter().map(|o| o.map(value)).collect()
     }
@@ -381,5 +406,32 @@ fn outcome(answer: Answer<'_>) -> Result<Outcome, ClientError> {
         Answer::Full => Err(ClientError::Full),
         Answer::TooLong => Err(ClientError::TooLong),
         Answer::Lost => Err(ClientError::Lost),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Server, ServerConfig};
+
+    #[test]
+    fn nothing_is_kept_of_requests_that_nobody_can_ask_about() {
+        let config = ServerConfig {
+            items: 1000,
+            ..ServerConfig::default()
+        };
+        let server = Server::start(config).expect("starts");
+        let mut client = Client::connect(ClientConfig {
+            server: server.address().to_string(),
+            ..ClientConfig::default()
+        })
+        .expect("connects");
+        let too_long = [0; crate::store::MAX_KEY_BYTES + 1];
+        let e = client
+            .multi_get(&[b"key", &too_long])
+            .expect_err("too long");
+        assert!(matches!(e, ClientError::TooLong));
+        assert_eq!(client.get(b"key").expect("answered"), None);
+        assert!(client.outcomes.is_empty());
     }
 }

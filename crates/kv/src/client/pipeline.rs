@@ -5,15 +5,17 @@ mod open;
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rpc::RpcError;
+use rpc::exchange::Refused;
 use verbs::{Context, PortGid, ProtectionDomain, Waiter, time};
 
 use open::Opened;
 
 use super::ClientError;
 use super::lane::{Ended, Lane};
+use super::one_sided::Steps;
 use super::reach::{Found, Reach};
 use super::records::{Done, Locations, Records};
 use crate::server::{Door, Pass, random};
@@ -175,8 +177,8 @@ impl Way {
 
     fn doorbells(&self) -> u64 {
         match self {
-            Way::Logs(logs) => logs.doorbells,
-            Way::Records(records) => records.doorbells,
+            Way::Logs(logs) => logs.queue.doorbells,
+            Way::Records(records) => records.queue.doorbells,
         }
     }
 }
@@ -437,11 +439,18 @@ impl Pipeline {
                     seen: *now,
                 });
             });
-            if let Err(e) = polled {
-                broken.get_or_insert(e);
-            }
-            if done > before {
-                lane.alive = self.now;
+            match polled {
+                Ok(0) => {}
+                // Parts of a long request are signs of life, too.
+                Ok(_) => {
+                    if done == before {
+                        self.now = time::now();
+                    }
+                    lane.alive = self.now;
+                }
+                Err(e) => {
+                    broken.get_or_insert(e);
+                }
             }
         }
         let mut moved = done;
@@ -506,7 +515,7 @@ impl Pipeline {
         };
         let (all, trouble) = (&mut self.pending, &mut self.trouble);
         let came = match reach {
-            Way::Logs(logs) => logs.poll(all, trouble, |pending, slot, found| match found {
+            Way::Logs(logs) => logs.go_on(all, trouble, |pending, slot, found| match found {
                 Found::Value { version, value } => {
                     over(pending, slot, Answer::Value { value, version });
                 }
@@ -612,57 +621,46 @@ impl Pipeline {
 
     /// Opens a session, trying again while that may help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
-        let mut pause = Duration::from_millis(5);
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
         // Old queue pairs go first: a late answer finds nobody, and the server hears that this client is gone.
         self.lanes.clear();
         (self.reach, self.held) = (None, None);
         self.asking.clear();
-        loop {
-            let error = match self.open() {
-                Ok(opened) => {
-                    let Opened {
-                        lanes,
-                        reach,
-                        held,
-                        seed,
-                        design,
-                    } = opened;
-                    if !before.is_empty() && before.len() != lanes.len() {
-                        return Err(ClientError::Refused {
-                            reason: "it came back with another number of partitions".to_owned(),
-                            retry: false,
-                        });
-                    }
-                    (self.lanes, self.reach, self.held) = (lanes, reach, Some(held));
-                    self.design = design;
-                    if seed != self.seed && !before.is_empty() {
-                        // A new server: keys have other partitions, and it knows nothing of what was asked before.
-                        self.reassign(seed);
-                    } else {
-                        for (lane, seq) in self.lanes.iter_mut().zip(before) {
-                            lane.go_on_from(seq);
-                        }
-                    }
-                    self.seed = seed;
-                    return Ok(());
-                }
-                Err(e) => e,
-            };
-            let hopeless = match &error {
-                ClientError::Reach { source, .. } => {
-                    source.kind() == std::io::ErrorKind::InvalidInput
-                }
-                ClientError::Refused { retry, .. } => !retry,
-                _ => true,
-            };
-            // A server in this process does not come back.
-            if hopeless || self.door.is_some() || time::now() + pause > until {
-                return Err(error);
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(200));
+        // A server in this process does not come back.
+        let hopeless = |e: &ClientError| self.door.is_some() || e.is_hopeless();
+        let opened = rpc::exchange::persist(until, || self.open(), hopeless)?;
+        let Opened {
+            lanes,
+            reach,
+            held,
+            seed,
+            design,
+        } = opened;
+        let never = |reason: String| ClientError::from(Refused::never(reason));
+        if !before.is_empty() && before.len() != lanes.len() {
+            return Err(never(
+                "it came back with another number of partitions".to_owned(),
+            ));
         }
+        if !before.is_empty() && design != self.design {
+            // Changes are numbered with some, and made by clients themselves with another.
+            return Err(never(format!(
+                "it came back with design {design} instead of {}",
+                self.design
+            )));
+        }
+        (self.lanes, self.reach, self.held) = (lanes, reach, Some(held));
+        self.design = design;
+        if seed != self.seed && !before.is_empty() {
+            // A new server: keys have other partitions, and it knows nothing of what was asked before.
+            self.reassign(seed);
+        } else {
+            for (lane, seq) in self.lanes.iter_mut().zip(before) {
+                lane.go_on_from(seq);
+            }
+        }
+        self.seed = seed;
+        Ok(())
     }
 
     /// Gives what is under way to the partitions of a server that hashes otherwise, with new numbers.

@@ -15,12 +15,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rpc::RpcError;
-use verbs::{
-    Access, CompletionQueue, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, WcBuffer, time,
-};
+use verbs::{RemoteMemory, time};
 
+use super::one_sided::{OneSided, Prepared, Steps};
 use super::pipeline::{Answer, Pending, Trouble};
-use super::reach::Prepared;
 use crate::rendezvous::Writes;
 use crate::server::next_version;
 use crate::store::record::{Body, Shape, lock_word, redo};
@@ -118,13 +116,8 @@ struct Work {
 
 #[derive(Debug)]
 pub(super) struct Records {
-    qp: QueuePair<Rc>,
-    cq: CompletionQueue,
-    list: Postlist<Rc>,
-    batch: usize,
-    /// For each slot: what a lock was before, what it was when it was unlocked, what was READ, a redo entry.
-    buffers: MemoryRegion,
-    room: usize,
+    /// A slot's buffer: what a lock was before, what it was when it was unlocked, what was READ, a redo entry.
+    pub(super) queue: OneSided,
     read_bytes: usize,
     partitions: Vec<RemoteMemory>,
     shape: Shape,
@@ -136,10 +129,6 @@ pub(super) struct Records {
     deadline: Duration,
     /// Acquisitions of locks.
     number: u32,
-    completions: Box<WcBuffer<64>>,
-    bytes: Vec<u8>,
-    pub(super) doorbells: u64,
-    pub(super) broken: Option<RpcError>,
 }
 
 /// What came of a request.
@@ -165,13 +154,7 @@ impl Records {
         if !partitions.iter().all(|memory| shape.check(memory.len)) {
             return Err(wrong("records"));
         }
-        let Prepared {
-            pd,
-            qp,
-            cq,
-            window,
-            batch,
-        } = prepared;
+        let window = prepared.window();
         let entry = redo::bytes(&shape);
         if writes.is_some_and(|w| w.redo.len < (window * entry) as u64) {
             return Err(wrong("room for redo entries"));
@@ -180,14 +163,8 @@ impl Records {
         let room = READ_AT + read_bytes.max(shape.body()) + entry;
         let room = room.next_multiple_of(64);
         let known = 2 * partitions.len() * usize::try_from(shape.records).unwrap_or(0);
-        let qp = qp.connect(peer)?;
         Ok(Self {
-            list: qp.postlist(rpc::MAX_BATCH),
-            qp,
-            cq,
-            batch: batch.min(rpc::MAX_BATCH),
-            buffers: pd.alloc(window * room, Access::LOCAL_WRITE)?,
-            room,
+            queue: prepared.connect(peer, room)?,
             read_bytes,
             partitions: partitions.to_vec(),
             shape,
@@ -198,10 +175,6 @@ impl Records {
             waiting: Vec::new(),
             deadline,
             number: 0,
-            completions: Box::default(),
-            bytes: vec![0; room],
-            doorbells: 0,
-            broken: None,
         })
     }
 
@@ -289,93 +262,47 @@ impl Records {
         let work = &mut self.works[slot as usize];
         (work.step, work.word) = (Step::Lock, word);
         let record = work.record;
+        self.queue.make_room(2);
         self.swap(lane, slot, (0, word), 0);
         self.read(lane, slot, self.shape.at(record), self.shape.body());
     }
 
     fn unlock(&mut self, lane: usize, slot: u32) {
         let word = self.works[slot as usize].word;
+        self.queue.make_room(1);
         self.swap(lane, slot, (word, 0), 8);
     }
 
-    /// Prepares a READ, which speaks for what was prepared before it.
     #[inline]
     fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
-        let start = slot as usize * self.room + READ_AT;
-        let into = self.buffers.slice(start..start + bytes);
-        let (Ok(into), Some(from)) = (into, self.partitions[lane].at(from)) else {
-            return self.refuse();
-        };
-        self.list
-            .rdma_read(into, from)
-            .signaled()
-            .wr_id(slot.into());
-        self.flush_if(self.batch);
+        let from = self.partitions[lane].at(from);
+        let prepared = self.queue.read((slot, READ_AT), bytes, from);
+        self.queue.note(prepared);
     }
 
     /// Prepares a compare-and-swap of the record's lock; an unlocking one speaks for what was prepared before it.
     fn swap(&mut self, lane: usize, slot: u32, (from, to): (u64, u64), result: usize) {
-        // What belongs together leaves together where it can.
-        self.flush_if(self.list.capacity() - 3);
-        let start = slot as usize * self.room + result;
-        let at = self.shape.lock_at(self.works[slot as usize].record);
-        let into = self.buffers.slice(start..start + 8);
-        let (Ok(into), Some(at)) = (into, self.partitions[lane].at(at)) else {
-            return self.refuse();
-        };
-        let wr = self.list.atomic_cmp_and_swp(into, at, from, to);
-        if to == 0 {
-            wr.signaled().wr_id(slot.into());
-        }
+        let word = self.shape.lock_at(self.works[slot as usize].record);
+        let word = self.partitions[lane].at(word);
+        let (result, words) = ((slot, result), (from, to));
+        let prepared = self.queue.compare_and_swap(result, word, words, to == 0);
+        self.queue.note(prepared);
     }
 
     /// Prepares the WRITEs of a change: its redo entry, then the record.
     fn write(&mut self, lane: usize, slot: u32, entry: &[u8]) -> Result<(), RpcError> {
-        self.flush_if(self.list.capacity() - 3);
-        let start = (slot as usize + 1) * self.room - entry.len();
-        self.buffers.write_at(start, entry)?;
-        let body = start + redo::BODY_AT;
-        let (whole, body) = (
-            self.buffers.slice(start..start + entry.len())?,
-            self.buffers.slice(body..body + self.shape.body())?,
-        );
+        // They leave together with the unlocking.
+        self.queue.make_room(3);
         let redo = self
             .writes
             .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
         let record = self.shape.at(self.works[slot as usize].record);
-        let (Some(redo), Some(record)) = (redo, self.partitions[lane].at(record)) else {
-            self.refuse();
-            return Ok(());
-        };
-        self.list.rdma_write(whole, redo);
-        self.list.rdma_write(body, record);
-        Ok(())
-    }
-
-    /// A place that the shape's check excludes.
-    #[cold]
-    fn refuse(&mut self) {
-        let why = RpcError::Config("a place outside of the server's records".to_owned());
-        self.broken.get_or_insert(why);
-    }
-
-    #[inline]
-    fn flush_if(&mut self, most: usize) {
-        if self.list.len() >= most
-            && let Err(e) = self.flush()
-        {
-            self.broken.get_or_insert(e);
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), RpcError> {
-        if self.list.is_empty() {
-            return Ok(());
-        }
-        self.doorbells += 1;
-        let posted = self.qp.post_send(&mut self.list);
-        self.list.clear();
-        Ok(posted?)
+        let record = self.partitions[lane].at(record);
+        let at = self.queue.room - entry.len();
+        self.queue.fill(slot, at, entry)?;
+        self.queue.write((slot, at), entry.len(), redo)?;
+        let body = (slot, at + redo::BODY_AT);
+        self.queue.write(body, self.shape.body(), record)
     }
 
     /// Posts what is prepared and goes on where something has come: calls `done` for each request that is over, or about
@@ -387,37 +314,11 @@ impl Records {
         trouble: &mut Trouble,
         mut done: impl FnMut(&mut Pending, u32, Done<'_>),
     ) -> Result<usize, RpcError> {
-        if let Some(e) = self.broken.take() {
-            return Err(e);
-        }
         if !self.waiting.is_empty() {
+            self.queue.check()?;
             self.try_again(pending, trouble, &mut done);
         }
-        self.flush()?;
-        let mut completions = std::mem::take(&mut self.completions);
-        let mut bytes = std::mem::take(&mut self.bytes);
-        let mut came = 0;
-        let polled = self.cq.poll(&mut completions);
-        let result = polled.map_err(RpcError::from).and_then(|wcs| {
-            for wc in wcs {
-                let wc = wc.map_err(|e| RpcError::Completion(e.status()))?;
-                #[expect(clippy::cast_possible_truncation, reason = "a slot's number")]
-                let slot = wc.wr_id() as u32;
-                let Some(pending) = pending.get_mut(slot as usize) else {
-                    continue;
-                };
-                came += 1;
-                if let Some(what) = self.arrived(pending, slot, trouble, &mut bytes)? {
-                    done(pending, slot, what);
-                }
-            }
-            Ok(())
-        });
-        (self.completions, self.bytes) = (completions, bytes);
-        result?;
-        // What comes next leaves at once: locks are held meanwhile.
-        self.flush()?;
-        Ok(came)
+        self.go_on(pending, trouble, done)
     }
 
     /// Tries to lock again what was locked.
@@ -439,96 +340,10 @@ impl Records {
             let Some(pending) = pending.get_mut(slot as usize) else {
                 continue;
             };
-            if now.duration_since(pending.sent) >= self.deadline {
-                self.works[slot as usize].step = Step::Idle;
-                trouble.lost += 1;
-                done(pending, slot, Done::Answer(Answer::Lost));
-            } else {
-                self.go(pending, slot, self.works[slot as usize].record);
+            match self.is_late(pending, slot, trouble) {
+                Some(lost) => done(pending, slot, lost),
+                None => self.go(pending, slot, self.works[slot as usize].record),
             }
-        }
-    }
-
-    /// What a slot waited for is there: what it comes to, or nothing if there is more to do.
-    #[inline]
-    fn arrived<'b>(
-        &mut self,
-        pending: &Pending,
-        slot: u32,
-        trouble: &mut Trouble,
-        bytes: &'b mut [u8],
-    ) -> Result<Option<Done<'b>>, RpcError> {
-        let work = self.works[slot as usize];
-        let buffer = slot as usize * self.room;
-        let key = wire::key_of(&pending.bytes).unwrap_or_default();
-        let seed = self.seed;
-        match work.step {
-            Step::Get => {
-                let body = &mut bytes[..self.shape.body()];
-                self.buffers.read_at(buffer + READ_AT, body)?;
-                Ok(match self.shape.decode(body, (seed, work.record), key) {
-                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
-                    Body::Torn => self.torn(pending, slot, trouble),
-                    Body::Other => {
-                        self.locations.forget(work.hash);
-                        self.find(pending.lane, slot);
-                        None
-                    }
-                })
-            }
-            Step::Find => {
-                let records = &mut bytes[..self.read_bytes];
-                self.buffers.read_at(buffer + READ_AT, records)?;
-                let home = self.shape.home(work.hash);
-                let Some((record, body)) = self.shape.find(records, (seed, home), key) else {
-                    return Ok(Some(self.ask_where(pending, slot)));
-                };
-                self.works[slot as usize].record = record;
-                if self.writes.is_some() {
-                    self.locations.set(work.hash, record);
-                }
-                Ok(match body {
-                    _ if !pending.is_get => {
-                        self.lock(pending.lane, slot);
-                        None
-                    }
-                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
-                    _ => self.torn(pending, slot, trouble),
-                })
-            }
-            Step::Lock => {
-                let before = self.buffers.read_u64(buffer)?;
-                if before != 0 {
-                    return Ok(self.is_locked(slot, trouble));
-                }
-                let body = &mut bytes[..self.shape.body()];
-                self.buffers.read_at(buffer + READ_AT, body)?;
-                self.change(pending, slot, key, body)?;
-                Ok(None)
-            }
-            Step::Commit { version } => {
-                self.works[slot as usize].step = Step::Idle;
-                if self.buffers.read_u64(buffer + 8)? == work.word {
-                    return Ok(Some(Done::Answer(Answer::Done { version })));
-                }
-                // Somebody else had the lock at the end: not with this server's rules.
-                trouble.lost += 1;
-                Ok(Some(Done::Answer(Answer::Lost)))
-            }
-            Step::Unlock(after) => {
-                self.works[slot as usize].step = Step::Idle;
-                Ok(match after {
-                    After::NotFound => Some(Done::Answer(Answer::NotFound)),
-                    After::Condition(version) => Some(Done::Answer(Answer::Condition { version })),
-                    After::Find => {
-                        self.locations.forget(work.hash);
-                        self.find(pending.lane, slot);
-                        None
-                    }
-                })
-            }
-            // Nothing is under way for these.
-            Step::Idle | Step::Wait | Step::Locate | Step::Claim | Step::Release => Ok(None),
         }
     }
 
@@ -562,7 +377,39 @@ impl Records {
         Done::Ask
     }
 
-    /// The record was torn: READs it again, or complains.
+    /// What a request comes to that has taken too long; it has no lock then.
+    #[cold]
+    fn is_late(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        trouble: &mut Trouble,
+    ) -> Option<Done<'static>> {
+        if time::now().duration_since(pending.sent) < self.deadline {
+            return None;
+        }
+        self.works[slot as usize].step = Step::Idle;
+        trouble.lost += 1;
+        Some(Done::Answer(Answer::Lost))
+    }
+
+    /// It was another key's record, or none that is whole: looks for the key anew.
+    #[cold]
+    fn find_again<'b>(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        trouble: &mut Trouble,
+    ) -> Option<Done<'b>> {
+        let lost = self.is_late(pending, slot, trouble);
+        if lost.is_none() {
+            self.locations.forget(self.works[slot as usize].hash);
+            self.find(pending.lane, slot);
+        }
+        lost
+    }
+
+    /// The record was torn: READs it again, or complains; as long as there is time, for it may stay so.
     #[cold]
     fn torn<'b>(
         &mut self,
@@ -571,6 +418,9 @@ impl Records {
         trouble: &mut Trouble,
     ) -> Option<Done<'b>> {
         trouble.torn += 1;
+        if let Some(over) = self.is_late(pending, slot, trouble) {
+            return Some(over);
+        }
         if let Some(complaint) = self.is_too_long(slot) {
             return Some(complaint);
         }
@@ -733,6 +583,88 @@ impl Records {
             (_, Status::Full) => Some(Answer::Full),
             (_, Status::TooLong) => Some(Answer::TooLong),
             _ => Some(Answer::Lost),
+        }
+    }
+}
+
+impl Steps for Records {
+    type Over<'b> = Done<'b>;
+
+    #[inline]
+    fn queue(&mut self) -> &mut OneSided {
+        &mut self.queue
+    }
+
+    #[inline]
+    fn arrived<'b>(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        trouble: &mut Trouble,
+        bytes: &'b mut [u8],
+    ) -> Result<Option<Done<'b>>, RpcError> {
+        let work = self.works[slot as usize];
+        let key = wire::key_of(&pending.bytes).unwrap_or_default();
+        let seed = self.seed;
+        match work.step {
+            Step::Get => {
+                let body = &mut bytes[..self.shape.body()];
+                self.queue.copy(slot, READ_AT, body)?;
+                Ok(match self.shape.decode(body, (seed, work.record), key) {
+                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
+                    Body::Torn => self.torn(pending, slot, trouble),
+                    Body::Other => self.find_again(pending, slot, trouble),
+                })
+            }
+            Step::Find => {
+                let records = &mut bytes[..self.read_bytes];
+                self.queue.copy(slot, READ_AT, records)?;
+                let home = self.shape.home(work.hash);
+                let Some((record, body)) = self.shape.find(records, (seed, home), key) else {
+                    return Ok(Some(self.ask_where(pending, slot)));
+                };
+                self.works[slot as usize].record = record;
+                if self.writes.is_some() {
+                    self.locations.set(work.hash, record);
+                }
+                Ok(match body {
+                    _ if !pending.is_get => {
+                        self.lock(pending.lane, slot);
+                        None
+                    }
+                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
+                    _ => self.torn(pending, slot, trouble),
+                })
+            }
+            Step::Lock => {
+                let before = self.queue.word(slot, 0)?;
+                if before != 0 {
+                    return Ok(self.is_locked(slot, trouble));
+                }
+                let body = &mut bytes[..self.shape.body()];
+                self.queue.copy(slot, READ_AT, body)?;
+                self.change(pending, slot, key, body)?;
+                Ok(None)
+            }
+            Step::Commit { version } => {
+                self.works[slot as usize].step = Step::Idle;
+                if self.queue.word(slot, 8)? == work.word {
+                    return Ok(Some(Done::Answer(Answer::Done { version })));
+                }
+                // Somebody else had the lock at the end: not with this server's rules.
+                trouble.lost += 1;
+                Ok(Some(Done::Answer(Answer::Lost)))
+            }
+            Step::Unlock(after) => {
+                self.works[slot as usize].step = Step::Idle;
+                Ok(match after {
+                    After::NotFound => Some(Done::Answer(Answer::NotFound)),
+                    After::Condition(version) => Some(Done::Answer(Answer::Condition { version })),
+                    After::Find => self.find_again(pending, slot, trouble),
+                })
+            }
+            // Nothing is under way for these.
+            Step::Idle | Step::Wait | Step::Locate | Step::Claim | Step::Release => Ok(None),
         }
     }
 }

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rpc::worker::lock;
 use verbs::{MemoryRegion, QueuePair, Rc};
 
 use super::table::Table;
 use crate::store::record::{self, redo};
-use crate::worker::lock;
 
 #[derive(Debug)]
 pub(crate) struct Guests {
@@ -73,7 +73,14 @@ impl Guests {
 
     /// The name of a new connection in lock words: one of 24 bits, neither none nor the server's.
     pub(crate) fn next_owner(&self) -> u32 {
-        self.owners.fetch_add(1, Ordering::Relaxed) % 0xff_fffe + 1
+        let guests = lock(&self.guests);
+        loop {
+            let owner = self.owners.fetch_add(1, Ordering::Relaxed) % 0xff_fffe + 1;
+            // Names come again, and one may be in use ever since.
+            if !guests.contains_key(&owner) {
+                return owner;
+            }
+        }
     }
 
     pub(crate) fn add(&self, index: u32, owner: u32, access: Access) {
@@ -208,5 +215,24 @@ impl Guests {
             suspects.remove(&(partition, record));
         }
         over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_in_use_is_not_given_again() {
+        let guests = Guests::new(Vec::new(), Duration::ZERO, false);
+        assert_eq!(guests.next_owner(), 1);
+        let guest = Guest {
+            index: 0,
+            access: None,
+        };
+        lock(&guests.guests).insert(1, guest);
+        guests.owners.store(0xff_fffd, Ordering::Relaxed);
+        // The last one, and all over again: neither 0, nor the server's.
+        assert_eq!([guests.next_owner(), guests.next_owner()], [0xff_fffe, 2]);
     }
 }

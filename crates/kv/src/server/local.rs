@@ -4,15 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc::exchange::Refused;
+use rpc::worker::lock;
 use verbs::Context;
 
-use super::{Refused, ServerError, Shared};
+use super::{Pass, ServerError, Shared};
 use crate::ServerConfig;
 use crate::client::Locations;
-use crate::rendezvous::{Answer, Hello, Welcome};
+use crate::rendezvous::{Accepted, Hello, Welcome};
 use crate::report::ServerStats;
 use crate::store::{Refusal, Store};
-use crate::worker::{Place, Worker, lock};
+use crate::worker::Worker;
 
 /// A server whose workers the caller runs.
 #[derive(Debug)]
@@ -32,13 +34,6 @@ pub struct LocalWorker {
 #[derive(Debug, Clone)]
 pub struct Door {
     shared: Arc<Shared>,
-}
-
-/// A client's place at the server, until it is dropped.
-#[derive(Debug)]
-pub struct Pass {
-    shared: Arc<Shared>,
-    place: Arc<Place>,
 }
 
 impl LocalServer {
@@ -116,27 +111,12 @@ impl Door {
         self.shared.welcome()
     }
 
-    pub(crate) fn enter(&self, hello: &Hello) -> (Answer, Option<Pass>) {
-        match self.shared.connect(hello) {
-            Ok((accepted, place)) => {
-                let pass = Pass {
-                    shared: Arc::clone(&self.shared),
-                    place,
-                };
-                (Answer::Accepted(accepted), Some(pass))
-            }
-            Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
-        }
+    pub(crate) fn enter(&self, hello: &Hello) -> Result<(Accepted, Pass), Refused> {
+        self.shared.enter(hello)
     }
 
     /// Tells the server to stop: its workers end.
     pub fn close(&self) {
         self.shared.close();
-    }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.shared.leave(&self.place);
     }
 }

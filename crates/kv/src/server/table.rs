@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rpc::RpcError;
+use rpc::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 
 use super::loopback::Loopback;
 use crate::store::record::{Body, LAST_VERSION, Shape, owner_of, redo};
 use crate::store::{Condition, PartitionStats, Refusal};
-use crate::worker::lock;
 
 /// The server's word in locks: no connection has its name.
 const MINE: u64 = 0xff_ffff << 40;

@@ -2,12 +2,13 @@
 //! by a call. The same workers and queue pairs as behind TCP: only the door is another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use rpc::exchange::Refused;
+use rpc::worker::lock;
 use verbs::Context;
 
-use super::{Place, Refused, ServerError, Shared};
-use crate::rendezvous::{Answer, Hello, Welcome};
+use super::{Pass, ServerError, Shared};
+use crate::rendezvous::{Accepted, Hello, Welcome};
 use crate::worker::{self, Command, Engine};
 use crate::{Design, ServerConfig, ServerStats};
 
@@ -30,15 +31,6 @@ pub struct LocalWorker {
 #[derive(Debug, Clone)]
 pub struct Door {
     shared: Arc<Shared>,
-    next_id: Arc<AtomicU64>,
-}
-
-/// A client's place at the server, until it is dropped.
-#[derive(Debug)]
-pub struct Pass {
-    shared: Arc<Shared>,
-    id: u64,
-    place: Option<Place>,
 }
 
 impl LocalServer {
@@ -79,7 +71,6 @@ impl LocalServer {
     pub fn door(&self) -> Door {
         Door {
             shared: Arc::clone(&self.shared),
-            next_id: Arc::default(),
         }
     }
 
@@ -95,7 +86,7 @@ impl LocalServer {
 
     /// Why it no longer serves, if something broke.
     pub fn failure(&self) -> Option<String> {
-        worker::lock(&self.shared.failure).clone()
+        lock(&self.shared.failure).clone()
     }
 }
 
@@ -120,33 +111,15 @@ impl Door {
         self.shared.welcome()
     }
 
-    pub(crate) fn enter(&self, hello: &Hello) -> (Answer, Option<Pass>) {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        match self.shared.connect(hello, id, None) {
-            Ok((accepted, place)) => {
-                self.shared.clients_total.fetch_add(1, Ordering::Relaxed);
-                let pass = Pass {
-                    shared: Arc::clone(&self.shared),
-                    id,
-                    place,
-                };
-                (Answer::Accepted(accepted), Some(pass))
-            }
-            Err(Refused { reason, retry }) => (Answer::Refused { reason, retry }, None),
-        }
+    pub(crate) fn enter(&self, hello: &Hello) -> Result<(Accepted, Pass), Refused> {
+        self.shared.enter(hello)
     }
 
     /// Tells the server to stop: its workers end.
     pub fn close(&self) {
         self.shared.counter.stop();
         for worker in &self.shared.workers {
-            worker.tell(Command::Stop);
+            worker.mailbox.tell(Command::Stop);
         }
-    }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.shared.leave(self.id, self.place.take());
     }
 }

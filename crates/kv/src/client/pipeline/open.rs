@@ -1,16 +1,17 @@
 //! How a session at a server is opened: by TCP, or through a door in this process.
 
-use std::net::TcpStream;
 use std::time::Duration;
 
+use rpc::exchange::{Answer, Call};
 use rpc::{UdPortConfig, herd};
 
 use super::{Held, Pipeline, Way};
 use crate::client::ClientError;
 use crate::client::lane::Lane;
-use crate::client::reach;
+use crate::client::one_sided;
+use crate::client::reach::Reach;
 use crate::client::records::Records;
-use crate::rendezvous::{self, Accepted, Answer as Answered, Hello, LaneHello, Reached, Welcome};
+use crate::rendezvous::{self, Accepted, Hello, LaneHello, Reached, Welcome};
 use crate::{Design, session, wire};
 
 /// A session that has been opened.
@@ -25,7 +26,7 @@ pub(super) struct Opened {
 /// This side's queue pairs before the server has answered.
 struct Introduced {
     lanes: Vec<herd::PreparedClient>,
-    reach: Option<reach::Prepared>,
+    reach: Option<one_sided::Prepared>,
     seed: u64,
     design: Design,
 }
@@ -37,31 +38,24 @@ impl Pipeline {
         };
         let welcome = door.welcome();
         let (prepared, hello) = self.introduce(&welcome)?;
-        match door.enter(&hello) {
-            (Answered::Accepted(accepted), Some(pass)) => {
-                self.settle(prepared, &accepted, Held::Local(pass))
-            }
-            (answer, _) => Err(refusal(answer)),
-        }
+        let (accepted, pass) = door.enter(&hello)?;
+        self.settle(prepared, &accepted, Held::Local(pass))
     }
 
     /// Opens a session by TCP.
     fn dial(&self) -> Result<Opened, ClientError> {
-        const WHOSE: &str = "key-value store";
+        let server = &self.config.server;
         let reach = |source| ClientError::Reach {
-            server: self.config.server.clone(),
+            server: server.clone(),
             source,
         };
-        let mut stream = TcpStream::connect(&self.config.server).map_err(reach)?;
         let patience = self.config.deadline().max(Duration::from_secs(1));
-        stream.set_read_timeout(Some(patience)).map_err(reach)?;
-        stream.set_nodelay(true).map_err(reach)?;
-        let welcome: Welcome = rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)?;
+        let (call, welcome) = Call::dial(server, rendezvous::WHOSE, patience).map_err(reach)?;
         let (prepared, hello) = self.introduce(&welcome)?;
-        rpc::exchange::send_line(&mut stream, &hello).map_err(reach)?;
-        match rpc::exchange::receive_line(&mut stream, WHOSE).map_err(reach)? {
-            Answered::Accepted(accepted) => self.settle(prepared, &accepted, Held::Tcp(stream)),
-            refused => Err(refusal(refused)),
+        let (answer, stream) = call.introduce(&hello).map_err(reach)?;
+        match answer {
+            Answer::Accepted(accepted) => self.settle(prepared, &accepted, Held::Tcp(stream)),
+            Answer::Refused(refused) => Err(refused.into()),
         }
     }
 
@@ -116,7 +110,7 @@ impl Pipeline {
         };
         let batch = self.config.batch;
         let reach = requests
-            .map(|n| reach::Prepared::new(&self.pd, self.port, window, batch, n))
+            .map(|n| one_sided::Prepared::new(&self.pd, self.port, window, batch, n))
             .transpose()?;
         let lanes = prepared.iter().map(|c| LaneHello {
             uc: c.uc_endpoint(),
@@ -128,7 +122,7 @@ impl Pipeline {
             window,
             answer,
             lanes: lanes.collect(),
-            rc: reach.as_ref().map(reach::Prepared::endpoint),
+            rc: reach.as_ref().map(one_sided::Prepared::endpoint),
         };
         let introduced = Introduced {
             lanes: prepared,
@@ -179,7 +173,8 @@ impl Pipeline {
                         item_bytes,
                     } => {
                         let memory = (&partitions[..], *item_bytes);
-                        let logs = prepared.connect(peer, memory, self.config.value_bytes, seed)?;
+                        let value_bytes = self.config.value_bytes;
+                        let logs = Reach::new(prepared, peer, memory, value_bytes, seed)?;
                         let partitions = logs.partitions();
                         (Way::Logs(Box::new(logs)), partitions)
                     }
@@ -209,13 +204,4 @@ impl Pipeline {
             design,
         })
     }
-}
-
-/// The error of an answer that is none of acceptance.
-fn refusal(answer: Answered) -> ClientError {
-    let (reason, retry) = match answer {
-        Answered::Refused { reason, retry } => (reason, retry),
-        Answered::Accepted(_) => ("it accepted without a place".to_owned(), false),
-    };
-    ClientError::Refused { reason, retry }
 }

@@ -27,14 +27,19 @@ fn config(server: &Server) -> ClientConfig {
     }
 }
 
-/// A client that is going to put `value`, and has the lock.
-fn holder(server: &Server, value: &[u8]) -> Pipeline {
+/// A client that has READ the key, and so knows its record.
+fn reader(server: &Server) -> Pipeline {
     let mut pipeline = Pipeline::connect(config(server)).expect("connects");
-    // So that it knows the record.
     assert!(pipeline.submit(&Op::Get { key: KEY }, 0).expect("short"));
     while pipeline.outstanding() > 0 {
         pipeline.poll(|_| {}).expect("reached");
     }
+    pipeline
+}
+
+/// A client that is going to put `value`, and has the lock.
+fn holder(server: &Server, value: &[u8]) -> Pipeline {
+    let mut pipeline = reader(server);
     let op = Op::Put {
         key: KEY,
         value,
@@ -43,23 +48,23 @@ fn holder(server: &Server, value: &[u8]) -> Pipeline {
     };
     assert!(pipeline.submit(&op, 1).expect("short"));
     let (records, _, _) = pipeline.parts();
-    records.flush().expect("posted");
+    records.queue.flush().expect("posted");
     pipeline
 }
 
 /// Takes the answer to the lock, and prepares the change without posting it.
 fn prepare(pipeline: &mut Pipeline) {
     let (records, pending, trouble) = pipeline.parts();
-    let mut buffer = WcBuffer::<1>::new();
+    let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
-        let mut wcs = records.cq.poll(&mut buffer).expect("whole");
+        let mut wcs = records.queue.cq.poll(&mut buffer).expect("whole");
         wcs.next().map(|wc| wc.expect("locked").wr_id())
     });
     let slot = u32::try_from(slot.expect("it comes")).expect("a slot");
-    let mut bytes = vec![0; records.room];
+    let mut bytes = vec![0; records.queue.room];
     let more = records.arrived(&pending[slot as usize], slot, trouble, &mut bytes);
     assert!(more.expect("in range").is_none());
-    assert!(records.may_have_changed(slot) && records.list.len() == 3);
+    assert!(records.may_have_changed(slot) && records.queue.list.len() == 3);
 }
 
 fn ends(pipeline: &mut Pipeline) -> (u64, bool) {
@@ -97,7 +102,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         // It wakes up and makes its change, by keys that are not valid any more.
         prepare(&mut slow);
         let (records, _, _) = slow.parts();
-        let _ = records.flush();
+        let _ = records.queue.flush();
         assert_eq!(
             ends(&mut slow),
             (0, false),
@@ -129,21 +134,22 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     let mut dying = holder(&server, b"third");
     prepare(&mut dying);
     let (records, _, _) = dying.parts();
-    records
+    let queue = &mut records.queue;
+    queue
         .qp
-        .post_send_range(&mut records.list, 0..1)
+        .post_send_range(&mut queue.list, 0..1)
         .expect("posted");
     let slot = records
         .works
         .iter()
         .position(|w| w.step != Step::Idle)
         .expect("one");
-    let start = slot * records.room + records.room - redo::bytes(&records.shape) + redo::BODY_AT;
+    let start = slot * queue.room + queue.room - redo::bytes(&records.shape) + redo::BODY_AT;
     let record = records.partitions[0]
         .at(records.shape.at(records.works[slot].record))
         .expect("inside");
-    let half = records.buffers.slice(start..start + 24).expect("inside");
-    records
+    let half = queue.buffers.slice(start..start + 24).expect("inside");
+    queue
         .qp
         .post_one(|list| {
             list.rdma_write(half, record);
@@ -164,6 +170,48 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     assert_eq!((stats.recovered_locks, stats.expelled), (2, 0));
 }
 
+/// Whoever may WRITE records can leave any bytes there: who asks for such a record is told in time that nothing came of it.
+#[test]
+fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
+    let server = server(Default::default());
+    let mut other = Client::connect(config(&server)).expect("connects");
+    other.put(KEY, b"value").expect("set");
+    let mut hostile = reader(&server);
+    let (records, _, _) = hostile.parts();
+    let hash = crate::store::hash_of(KEY, records.seed);
+    let record = records.locations.get(hash);
+    let value = records.shape.at(record.expect("known")) + 16 + records.shape.key_bytes as u64;
+    let at = records.partitions[0].at(value);
+    let queue = &mut records.queue;
+    queue.fill(0, 0, b"any byte").expect("room");
+    queue.write((0, 0), 8, at).expect("inside");
+    queue.flush().expect("posted");
+    let mut asking = Pipeline::connect(ClientConfig {
+        deadline_ms: 300,
+        ..config(&server)
+    })
+    .expect("connects");
+    let put = Op::Put {
+        key: KEY,
+        value: b"another",
+        condition: Condition::Always,
+        ttl_ms: 0,
+    };
+    for op in [Op::Get { key: KEY }, put] {
+        asking.refresh();
+        assert!(asking.submit(&op, 0).expect("short"));
+        let ended = verbs::poll_until(Duration::from_secs(20), || {
+            let mut lost = None;
+            let each = |done: Completion<'_>| lost = Some(done.answer == Answer::Lost);
+            asking.poll(each).expect("reached");
+            lost
+        });
+        assert_eq!(ended, Some(true), "{op:?}");
+    }
+    assert!(asking.trouble().torn > 0);
+    assert_eq!(other.put(b"another key", b"value").expect("set"), 1);
+}
+
 /// Keys whose records are full of removed ones get those; versions go on growing.
 #[test]
 fn records_of_removed_keys_are_given_to_others() {
@@ -175,7 +223,7 @@ fn records_of_removed_keys_are_given_to_others() {
     let server = Server::start(config_of).expect("starts");
     let mut client = Client::connect(config(&server)).expect("connects");
     let (mut put, mut versions) = (0u32, 0);
-    for n in 0..4000u32 {
+    for n in 0..1000u32 {
         let key = n.to_le_bytes();
         match client.put(&key, b"value") {
             Ok(version) => {
