@@ -164,7 +164,8 @@ impl State {
                 let before = self.if_holds(condition)?;
                 Some(Self {
                     content: Content::Unseen,
-                    version: before.version + 1,
+                    // Nothing is above the last one: then it did not happen.
+                    version: before.version.checked_add(1)?,
                     exact: false,
                 })
             }

@@ -258,7 +258,7 @@ impl fmt::Display for Violation {
         writeln!(f, "{}:", self.reason)?;
         let begin = self.window.first().map_or(0, |o| o.call_ns);
         #[expect(clippy::cast_precision_loss, reason = "microseconds for people")]
-        let us = |ns: u64| (ns - begin) as f64 / 1e3;
+        let us = |ns: u64| ns.saturating_sub(begin) as f64 / 1e3;
         writeln!(f, "{:>12} {:>12}  client", "called, µs", "returned")?;
         for o in &self.window {
             write!(f, "{:>12.3} ", us(o.call_ns))?;

@@ -169,6 +169,21 @@ fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
     assert!(check(&history(&[&[remove, remove][..], &twice].concat())).is_ok());
 }
 
+/// Whatever a file says of itself.
+#[test]
+fn nonsense_is_judged_and_told_in_words() {
+    let last = put(1, 100, 110, 1, u64::MAX);
+    let after = [
+        last,
+        unknown(put(2, 120, 0, 2, 0)),
+        get(1, 130, 140, 1, u64::MAX),
+    ];
+    assert!(check(&after).is_ok());
+    // One that returned before it was called.
+    let early = violation(&[get(2, 200, 50, 1, u64::MAX), last]);
+    assert!(early.to_string().contains("version 18446744073709551615"));
+}
+
 /// A million operations of which a thousand are of unknown outcome, and sixteen under way at a time.
 #[test]
 fn long_histories_are_judged() {

@@ -237,6 +237,10 @@ pub(super) fn read(folder: &Path) -> Result<History, HistoryError> {
 
 /// Adds what a file says; the number of a record that is none.
 fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
+    // Killed before it said who it is: it asked for nothing.
+    if bytes.is_empty() {
+        return Ok(());
+    }
     // What is behind the last whole record was cut by a kill.
     let records = bytes
         .chunks_exact(size_of::<Record>())
@@ -264,6 +268,9 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
             continue;
         }
         let (key, mut operation) = calls.remove(&record.number).ok_or(i)?;
+        if record.at_ns < operation.call_ns {
+            return Err(i);
+        }
         match (record.outcome(), record.kind) {
             (Some(outcome), _) => {
                 let at_ns = record.at_ns;
@@ -314,6 +321,8 @@ mod tests {
         two.answered(read, found).expect("written");
         let full = two.call(8, put(9)).expect("written");
         two.full(full).expect("written");
+        // A client that was killed when its file was just made.
+        File::create_new(folder.path().join("client-3000")).expect("a file");
         // A record that a kill has cut.
         two.file.write_all(&[1; 20]).expect("written");
         let verdict = History::read(folder.path()).expect("read").judge();
@@ -339,6 +348,19 @@ mod tests {
             verdict.violations[1].contains("GET -> 0x1, version 1"),
             "{verdict:?}"
         );
+
+        // An answer that came before it was asked for.
+        let other = tempfile::tempdir().expect("a folder");
+        let mut four = Recorder::create(other.path(), 4).expect("a file");
+        let read = four.call(7, Action::Read).expect("written");
+        let early = Record {
+            kind: ABSENT,
+            number: read,
+            ..Record::default()
+        };
+        four.write(early).expect("written");
+        let e = History::read(other.path()).expect_err("no history");
+        assert!(matches!(e, HistoryError::Malformed { record: 2, .. }));
 
         fs::write(folder.path().join("client-4"), [0; 48]).expect("written");
         let e = History::read(folder.path()).expect_err("no history");
