@@ -63,6 +63,14 @@ impl Provider {
             Provider::System => "system",
         }
     }
+
+    /// What figures of it are.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Provider::Softnic => "software NIC",
+            Provider::System => "measured NIC",
+        }
+    }
 }
 
 /// How a port of the software NIC presents itself.
@@ -205,6 +213,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// A [`duration`], or `0s` for none.
+pub(crate) fn duration_or_none(text: &str) -> Result<Duration, String> {
+    match text.trim() {
+        "0" | "0s" | "0ms" => Ok(Duration::ZERO),
+        text => duration(text).map_err(|wrong| format!("{wrong}; or 0s")),
+    }
+}
+
 /// A 64-bit number, decimal or hexadecimal with `0x`.
 pub(crate) fn word(text: &str) -> Result<u64, String> {
     let plain = text.trim().replace('_', "");
@@ -341,6 +357,13 @@ mod tests {
         ] {
             assert!(duration(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn a_time_may_be_none_where_that_has_a_meaning() {
+        assert_eq!(duration_or_none("0s"), Ok(Duration::ZERO));
+        assert_eq!(duration_or_none("1s"), Ok(Duration::from_secs(1)));
+        assert!(duration_or_none("5ms").is_err());
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod explain;
 mod kv;
 mod ledger;
 mod model;
+mod nic;
 mod output;
 mod paper;
 mod pcie_counters;

@@ -17,6 +17,7 @@ use super::serve::{ONE_READ_BYTES, RecordArgs};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{Lines, part_of, start};
+use crate::nic::Nic;
 use crate::output::{self, print, print_typed};
 use crate::stop::stop_signals;
 
@@ -54,10 +55,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
     duration: Duration,
     /// How long it takes on average until a client is killed, and another one comes; 0s: none is
-    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::duration_or_none)]
     kill_every: Duration,
     /// How long it takes on average until the server or a client is stopped, and goes on 1 to 400 ms later; 0s: none is
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration_or_none)]
     stop_every: Duration,
     /// Leave the histories in this folder, which must not exist
     #[arg(long, value_name = "FOLDER", conflicts_with = "judge")]
@@ -168,7 +169,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         };
         return tell(args, &[checked]);
     }
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let designs = if args.design.is_empty() {
         Design::ALL.to_vec()
     } else {
@@ -409,7 +410,7 @@ fn start_server(args: &Args, way: Way) -> Result<(KillOnDrop, Lines<Line>)> {
 
 /// A client: asks until its input ends.
 pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let stop = stop_signals(true)?;
     let config = ClientConfig {
         server: args.server.clone(),

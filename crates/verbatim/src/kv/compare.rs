@@ -20,8 +20,9 @@ use super::serve::{ONE_READ_BYTES, RecordArgs};
 use super::simulated::SimulationArgs;
 use super::workload::WorkloadArgs;
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs, Provider};
+use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{Lines, Placement, part_of, start};
+use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
 
 /// Arguments of `verbatim kv`.
@@ -177,7 +178,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.clients()
         );
     }
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let designs = if args.design.is_empty() {
         Design::ALL.to_vec()
     } else {
@@ -261,10 +262,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         }
     }
     bar.finish_and_clear();
-    let kind = match args.nic.provider {
-        Provider::Softnic => "software NIC",
-        Provider::System => "measured NIC",
-    };
+    let kind = args.nic.provider.kind();
     let rows: Vec<Row> = contenders
         .iter()
         .map(|&contender| row(contender, kind, &rounds))

@@ -8,6 +8,7 @@ use kv::{Client, ClientConfig, ClientError};
 
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
 use crate::output::print;
 
 /// Arguments of `verbatim kv get`.
@@ -48,7 +49,7 @@ pub(crate) struct PutArgs {
 }
 
 fn connect(server: &str, nic: &NicArgs, port: &PortArgs) -> Result<Client> {
-    let nic = super::Nic::open(nic, port)?;
+    let nic = Nic::open(nic, port)?;
     let config = ClientConfig {
         server: server.to_owned(),
         nic: nic.config,

@@ -12,10 +12,8 @@ mod workload;
 
 use anyhow::Result;
 use clap::Subcommand;
-use kv::NicConfig;
 
 use crate::Outcome;
-use crate::args::{NicArgs, PortArgs};
 use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim kv`.
@@ -87,20 +85,5 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::CheckClient(args)) => check::client(&args),
         None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
         None => compare::run(args.compare),
-    }
-}
-
-/// The NIC that was chosen: in the library's words, and open.
-struct Nic {
-    config: NicConfig,
-    context: verbs::Context,
-}
-
-impl Nic {
-    /// Opens device and port, so that a wrong name or number is refused before anything starts.
-    fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
-        nic.settle_link_layer()?;
-        let (config, context) = crate::sequencer::open_nic(nic, port)?;
-        Ok(Nic { config, context })
     }
 }

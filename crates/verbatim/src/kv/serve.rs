@@ -12,6 +12,7 @@ use kv::{Design, Server, ServerConfig};
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
 use crate::output::{self, figure, print, print_json};
 use crate::stop::stop_signals;
 
@@ -117,7 +118,7 @@ Examples:
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let config = ServerConfig {
         listen: args.listen,
         nic: nic.config,

@@ -10,6 +10,7 @@ use kv::{ClientConfig, Pipeline};
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
 use crate::output::{self, figure, print, print_json, time};
 
 /// What is asked for.
@@ -128,7 +129,7 @@ Exit status 1 when a value was wrong, a version went back, or a key was missing.
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let workload = args.workload.workload();
     let config = ClientConfig {
         server: args.server,

@@ -9,6 +9,7 @@ use sequencer::{Checker, Client, ClientConfig, ClientReport, Until};
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
 use crate::output::{self, figure, print, print_json, time};
 
 /// Arguments of `verbatim sequencer client`.
@@ -55,7 +56,6 @@ Exit status 1 when a number came twice or out of order, or the numbers ended ear
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    args.nic.settle_link_layer()?;
     if args.postlist > args.window {
         bail!(
             "--postlist {} is more than --window {}: a client cannot post more than it may have \
@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.window
         );
     }
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server,
         nic: nic.config,

@@ -18,8 +18,9 @@ use verbs::Capabilities;
 use super::lines::Line;
 use super::simulated::SimulationArgs;
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs, Provider};
+use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{Lines, Placement, part_of, start};
+use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
 
 /// Arguments of `verbatim sequencer`.
@@ -138,7 +139,6 @@ impl Args {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     args.simulation.check_absent()?;
-    args.nic.settle_link_layer()?;
     let wanted = if args.design.is_empty() {
         &Design::ALL
     } else {
@@ -176,7 +176,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.threads
         );
     }
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let (designs, skipped) = choose(&args.design, nic.context.capabilities()?)?;
     if args.json {
         for unsupported in &skipped {
@@ -212,10 +212,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     }
     bar.finish_and_clear();
 
-    let kind = match args.nic.provider {
-        Provider::Softnic => "software NIC",
-        Provider::System => "measured NIC",
-    };
+    let kind = args.nic.provider.kind();
     let rows: Vec<Row> = designs
         .iter()
         .map(|design| row(*design, designs[0], kind, &rounds))

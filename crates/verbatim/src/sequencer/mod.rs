@@ -8,11 +8,8 @@ mod simulated;
 
 use anyhow::Result;
 use clap::Subcommand;
-use sequencer::NicConfig;
-use verbs::Context;
 
 use crate::Outcome;
-use crate::args::{NicArgs, PortArgs};
 use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim sequencer`.
@@ -69,32 +66,4 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         None if args.ladder.simulation.is_asked_for() => simulated::run(&args.ladder),
         None => ladder::run(args.ladder),
     }
-}
-
-/// The NIC that was chosen: in the library's words, and open.
-struct Nic {
-    config: NicConfig,
-    context: Context,
-}
-
-impl Nic {
-    fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
-        let (config, context) = open_nic(nic, port)?;
-        Ok(Nic { config, context })
-    }
-}
-
-/// Opens device and port, so that a wrong name or number is refused before anything starts.
-pub(crate) fn open_nic(nic: &NicArgs, port: &PortArgs) -> Result<(NicConfig, Context)> {
-    let provider = verbs::Provider::by_name(nic.provider.name())?;
-    let device = provider.device(nic.device.as_deref())?;
-    let config = NicConfig {
-        provider: nic.provider.name().to_owned(),
-        device: Some(device.name().to_owned()),
-        port_num: port.port_num,
-        gid_index: port.gid_index,
-    };
-    let context = device.open()?;
-    config.port(&context)?;
-    Ok((config, context))
 }

@@ -10,6 +10,7 @@ use sequencer::{Design, Server, ServerConfig};
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
 use crate::output::{self, figure, print, print_json};
 use crate::stop::stop_signals;
 
@@ -63,7 +64,6 @@ Examples:
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    args.nic.settle_link_layer()?;
     let state = args.state.as_deref().map(args::writable_file).transpose()?;
     let end = args.design.end_of_numbers();
     if args.start >= end {
@@ -73,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.design
         );
     }
-    let nic = super::Nic::open(&args.nic, &args.port)?;
+    let nic = Nic::open(&args.nic, &args.port)?;
     let config = ServerConfig {
         listen: args.listen,
         nic: nic.config,

@@ -1,0 +1,31 @@
+//! The NIC that was chosen: in the libraries' words, and open.
+
+use anyhow::Result;
+use kv::NicConfig;
+use verbs::Context;
+
+use crate::args::{NicArgs, PortArgs};
+
+/// An open device, and how to say to a library which it is.
+pub(crate) struct Nic {
+    pub(crate) config: NicConfig,
+    pub(crate) context: Context,
+}
+
+impl Nic {
+    /// Opens device and port, so that a wrong name or number is refused before anything starts.
+    pub(crate) fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
+        nic.settle_link_layer()?;
+        let provider = verbs::Provider::by_name(nic.provider.name())?;
+        let device = provider.device(nic.device.as_deref())?;
+        let config = NicConfig {
+            provider: nic.provider.name().to_owned(),
+            device: Some(device.name().to_owned()),
+            port_num: port.port_num,
+            gid_index: port.gid_index,
+        };
+        let context = device.open()?;
+        config.port(&context)?;
+        Ok(Nic { config, context })
+    }
+}
