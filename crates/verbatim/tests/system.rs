@@ -13,7 +13,7 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Server, ask_with, lines_of, verbatim};
+use common::{ANYWHERE, Server, ask_with, lines_of, run, verbatim};
 use serde_json::Value;
 use tap::Ledger;
 
@@ -313,15 +313,8 @@ fn every_design_that_the_device_can_run_is_verified() {
 fn by_hand_with_threads_and_workers() {
     let nic = nic();
     for design in runnable() {
-        let serve = [
-            "--design",
-            design,
-            "--listen",
-            "127.0.0.1:0",
-            "--workers",
-            "2",
-        ];
-        let server = Server::start(&with_nic(&serve, &nic));
+        let serve = ["--design", design, "--workers", "2"];
+        let server = Server::start("sequencer", ANYWHERE, &with_nic(&serve, &nic));
         let more = with_nic(
             &["--threads", "2", "--window", "16", "--postlist", "8"],
             &nic,
@@ -377,26 +370,19 @@ fn a_killed_server_gives_no_number_twice() {
         let state = state.to_str().expect("a name in ASCII");
         let mut last = 0;
         for life in 0..3 {
-            let serve = [
-                "--design",
-                design,
-                "--listen",
-                "127.0.0.1:0",
-                "--state",
-                state,
-            ];
-            let mut server = Server::start(&with_nic(&serve, &nic));
+            let serve = ["--design", design, "--state", state];
+            let mut server = Server::start("sequencer", ANYWHERE, &with_nic(&serve, &nic));
             assert!(
-                server.next >= last,
+                server.next() >= last,
                 "{design}: {} after {last}",
-                server.next
+                server.next()
             );
             let more = with_nic(&["--window", "16"], &nic);
             let (report, verdict) = ask_with(&server.address, "500", &more);
             assert_eq!(verdict["duplicates"], 0, "{design}, life {life}");
             assert_eq!(report["requests"], 500, "{design}, life {life}");
             // The only client has numbers from `next` on.
-            last = server.next + 500;
+            last = server.next() + 500;
             server.child.kill().expect("killed");
         }
     }
@@ -411,8 +397,8 @@ fn a_client_outlives_its_server() {
         let state = folder.path().join("state");
         let state = state.to_str().expect("a name in ASCII");
         let serve = ["--design", design, "--state", state];
-        let listen = ["--listen", "127.0.0.1:0"];
-        let mut server = Server::start(&with_nic(&[&serve[..], &listen].concat(), &nic));
+        let serve = with_nic(&serve, &nic);
+        let mut server = Server::start("sequencer", ANYWHERE, &serve);
         let address = server.address.clone();
         let client = [
             "sequencer",
@@ -434,10 +420,7 @@ fn a_client_outlives_its_server() {
         std::thread::sleep(std::time::Duration::from_secs(2));
         server.child.kill().expect("killed");
         server.child.wait().expect("gone");
-        let again = Server::start(&with_nic(
-            &[&serve[..], &["--listen", &address]].concat(),
-            &nic,
-        ));
+        let again = Server::start("sequencer", &address, &serve);
         let out = client.wait_with_output().expect("the client ends");
         assert!(out.status.success(), "{design}: {:?}", out.status);
         let text = String::from_utf8(out.stdout).expect("text");
@@ -475,8 +458,8 @@ fn numbers_come_from_every_gid_of_the_port_that_is_set() {
             &index,
         ];
         for design in &designs {
-            let serve = ["--design", design, "--listen", "127.0.0.1:0"];
-            let server = Server::start(&[&serve[..], &nic].concat());
+            let serve = [&["--design", design][..], &nic].concat();
+            let server = Server::start("sequencer", ANYWHERE, &serve);
             let (report, verdict) = ask_with(
                 &server.address,
                 "200",
@@ -500,9 +483,7 @@ fn numbers_come_from_every_gid_of_the_port_that_is_set() {
         "--gid-index",
         &free,
     ];
-    let out = verbatim(&[&["sequencer"], &nic[..]].concat())
-        .output()
-        .expect("the program starts");
+    let out = run(&[&["sequencer"], &nic[..]].concat());
     let message = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{message}");
     assert!(message.contains("is empty"), "{message}");
@@ -514,9 +495,7 @@ fn ledger_of(before: &[&str], after: &[&str]) -> Ledger {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("l.json");
     let file = file.to_str().expect("text");
-    let out = verbatim(&[before, &["--ledger", file], after].concat())
-        .output()
-        .expect("the program starts");
+    let out = run(&[before, &["--ledger", file], after].concat());
     let messages = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{messages}");
     let text = std::fs::read_to_string(file).expect("it was written");

@@ -8,8 +8,8 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Once;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use serde_json::Value;
 
@@ -20,6 +20,25 @@ pub fn verbatim(args: &[&str]) -> Command {
         .env_remove("VERBATIM_LINK_LAYER")
         .stdin(Stdio::null());
     command
+}
+
+/// What comes of the program with these arguments.
+pub fn run(args: &[&str]) -> Output {
+    verbatim(args).output().expect("the program starts")
+}
+
+/// The lines of JSON that a program printed.
+pub fn json_lines(out: &Output) -> Vec<Value> {
+    String::from_utf8_lossy(&out.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
+        .collect()
+}
+
+/// For tests that keep two cores busy: they run one after the other.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Builds the libraries that `verbatim run` gives to programs, beside the program.
@@ -45,44 +64,48 @@ pub fn build_libraries() {
 /// The JSON lines of a command that must succeed.
 #[track_caller]
 pub fn lines_of(args: &[&str]) -> Vec<Value> {
-    let out = verbatim(args).output().expect("the program starts");
+    let out = run(args);
     let messages = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{args:?}: {messages}");
-    String::from_utf8(out.stdout)
-        .expect("text")
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
-        .collect()
+    json_lines(&out)
 }
+
+/// Where servers listen: a free port of this host.
+pub const ANYWHERE: &str = "127.0.0.1:0";
 
 /// A server that is killed when the test ends.
 pub struct Server {
     pub child: Child,
     lines: BufReader<ChildStdout>,
     pub address: String,
-    pub next: u64,
+    /// What it said when it began to listen.
+    pub said: Value,
 }
 
 impl Server {
-    pub fn start(args: &[&str]) -> Server {
-        let serve = ["sequencer", "serve", "--json", "--until-eof"];
+    /// `verbatim SYSTEM serve` at an address.
+    pub fn start(system: &str, listen: &str, args: &[&str]) -> Server {
+        let serve = [system, "serve", "--json", "--until-eof", "--listen", listen];
         let mut child = verbatim(&[&serve, args].concat())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().expect("its output"));
-        let first = read(&mut lines);
+        let mut first = read(&mut lines);
         assert_eq!(first["type"], "listening");
+        let said = first["data"].take();
         Server {
             child,
             lines,
-            address: first["data"]["address"]
-                .as_str()
-                .expect("an address")
-                .to_owned(),
-            next: first["data"]["next"].as_u64().expect("a number"),
+            address: said["address"].as_str().expect("an address").to_owned(),
+            said,
         }
+    }
+
+    /// The first number of a sequencer.
+    pub fn next(&self) -> u64 {
+        self.said["next"].as_u64().expect("a number")
     }
 
     /// Waits until a client holds its TCP connection, which it does while it asks.
@@ -106,12 +129,19 @@ impl Server {
     }
 
     /// Ends it by the end of its input; its statistics.
-    pub fn stop(mut self) -> Value {
+    pub fn stop(self) -> Value {
+        self.told("stats")
+    }
+
+    /// Ends it by the end of its input; what it tells of this type then.
+    pub fn told(mut self, kind: &str) -> Value {
         drop(self.child.stdin.take());
-        let stats = read(&mut self.lines);
-        assert_eq!(stats["type"], "stats");
+        let mut line = read(&mut self.lines);
+        while line["type"] != kind {
+            line = read(&mut self.lines);
+        }
         assert!(self.child.wait().expect("it ends").success());
-        stats["data"].clone()
+        line["data"].take()
     }
 }
 

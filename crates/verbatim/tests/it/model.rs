@@ -1,16 +1,14 @@
 //! `verbatim model`: rates beside the published ones, one operation and what changes bring, the
 //! evidence for each number, and profiles and mixes of one's own.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
+use crate::common::run;
+
 fn model(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .arg("model")
-        .args(args)
-        .output()
-        .expect("the program starts")
+    run(&[&["model"], args].concat())
 }
 
 fn text(args: &[&str]) -> String {

@@ -1,12 +1,12 @@
 //! `--ledger` and `--trace`: what unmodified programs and this project's own did, as a document and as lines.
 
-mod common;
-
 use std::net::TcpListener;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use tap::Ledger;
+
+use crate::common;
 
 /// `verbatim` with these arguments, and the libraries for programs built beside it.
 fn verbatim(args: &[&str]) -> Output {

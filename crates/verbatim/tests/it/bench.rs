@@ -1,30 +1,19 @@
 //! The benchmarks, tiny: two processes for every row, nothing measured.
 
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use serde_json::Value;
 
-/// Each test here keeps two cores busy: they run one after the other.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::common::{alone, lines_of, run, verbatim};
 
 #[test]
 fn every_row_runs_beside_its_peer() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let record = folder.path().join("run.jsonl");
-    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .args([
-            "bench", "peers", "--smoke", "--rounds", "1", "--json", "--record",
-        ])
-        .arg(&record)
-        .env_remove("VERBATIM_LINK_LAYER")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program starts");
+    let smoke = [
+        "bench", "peers", "--smoke", "--rounds", "1", "--json", "--record",
+    ];
+    let out = verbatim(&smoke).arg(&record).output();
+    let out = out.expect("the program starts");
     let messages = String::from_utf8_lossy(&out.stderr);
     // Whether goals are reached says nothing here: so much for 0 and 1.
     assert!(matches!(out.status.code(), Some(0 | 1)), "{messages}");
@@ -79,20 +68,7 @@ fn bench(args: &[&str]) -> Vec<Value> {
 #[track_caller]
 fn lines(args: &[&str]) -> Vec<Value> {
     let _alone = alone();
-    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .arg("bench")
-        .args(args)
-        .arg("--json")
-        .env_remove("VERBATIM_LINK_LAYER")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program starts");
-    let messages = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{args:?}: {messages}");
-    let text = String::from_utf8(out.stdout).expect("text");
-    text.lines()
-        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
-        .collect()
+    lines_of(&[&["bench"], args, &["--json"]].concat())
 }
 
 /// What the last line of `args` says, after a record and two samples.
@@ -169,20 +145,8 @@ fn knobs_reach_the_record() {
 #[test]
 fn rates_are_told_to_people_too() {
     let _alone = alone();
-    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .args([
-            "bench",
-            "rc-write",
-            "--rounds",
-            "1",
-            "--duration",
-            "10ms",
-            "--payload",
-            "1M",
-        ])
-        .env_remove("VERBATIM_LINK_LAYER")
-        .output()
-        .expect("the program starts");
+    let short = ["bench", "rc-write", "--rounds", "1", "--duration", "10ms"];
+    let out = run(&[&short[..], &["--payload", "1M"]].concat());
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(
         text.contains("RC WRITE, 1 MiB, 4 a doorbell, 8 outstanding"),

@@ -23,9 +23,12 @@ fn small(design: Design) -> ServerConfig {
     }
 }
 
+/// Patient: nothing is sent again because the machine is slow.
 fn config(server: &Server) -> ClientConfig {
     ClientConfig {
         server: server.address().to_string(),
+        answer_ms: 60_000,
+        deadline_ms: 120_000,
         ..ClientConfig::default()
     }
 }
@@ -269,7 +272,7 @@ fn clients_of_several_threads_count_to_the_same_sum() {
 }
 
 fn clients_of_several_threads_count_to_the_same_sum_on(design: Design) {
-    const EACH: u64 = 300;
+    const EACH: u64 = 60;
     let server = server(ServerConfig {
         workers: 2,
         ..small(design)
@@ -413,6 +416,30 @@ fn clients_find_a_server_that_comes_back_on(design: Design) {
     assert!(c.trouble().reconnects >= 1);
     drop(c);
     again.join().expect("served");
+}
+
+#[test]
+fn a_server_of_another_design_at_the_same_address_is_refused() {
+    let first = server(small(Design::Herd));
+    let config = ClientConfig {
+        answer_ms: 50,
+        ..config(&first)
+    };
+    let listen = config.server.clone();
+    let mut c = Client::connect(config).expect("connects");
+    c.put(b"k", b"v").expect("set");
+    first.stop();
+    let _other = server(ServerConfig {
+        listen,
+        ..small(Design::Atomics)
+    });
+    let e = c.put(b"k", b"w").expect_err("refused").to_string();
+    assert!(
+        e.contains("came back with design atomics instead of herd"),
+        "{e}"
+    );
+    // Once it is known that nothing is under way any more, it is a server like any other.
+    c.put(b"k", b"w").expect("set");
 }
 
 /// Stores of records: `reads` with a single READ, and `atomics`.

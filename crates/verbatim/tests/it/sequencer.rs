@@ -1,12 +1,15 @@
 //! The sequencer as separate processes: every design, both link layers, restarts, kills.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
-use common::{Server, ask, lines_of, verbatim};
 use serde_json::Value;
+
+use crate::common::{ANYWHERE, Server, ask, json_lines, lines_of, run, verbatim};
+
+fn serve(args: &[&str]) -> Server {
+    Server::start("sequencer", ANYWHERE, args)
+}
 
 #[test]
 fn every_design_is_verified() {
@@ -76,19 +79,9 @@ fn several_clients_workers_and_an_infiniband_port() {
 
 #[test]
 fn the_table_is_for_people() {
-    let out = verbatim(&[
-        "sequencer",
-        "--rounds",
-        "1",
-        "--duration",
-        "50ms",
-        "--design",
-        "rpc",
-        "--design",
-        "rpc-batch",
-    ])
-    .output()
-    .expect("the program starts");
+    let short = ["sequencer", "--rounds", "1", "--duration", "50ms"];
+    let designs = ["--design", "rpc", "--design", "rpc-batch"];
+    let out = run(&[&short[..], &designs].concat());
     assert!(
         out.status.success(),
         "{}",
@@ -109,9 +102,9 @@ fn the_table_is_for_people() {
 #[test]
 fn a_wrong_guess_and_the_wrap_of_the_lower_half() {
     for start in ["0xfffffc00", "0x1fffffc00"] {
-        let server = Server::start(&["--listen", "127.0.0.1:0", "--start", start]);
+        let server = serve(&["--start", start]);
         assert_eq!(
-            Some(server.next),
+            Some(server.next()),
             start
                 .strip_prefix("0x")
                 .and_then(|s| u64::from_str_radix(s, 16).ok())
@@ -126,21 +119,11 @@ fn a_wrong_guess_and_the_wrap_of_the_lower_half() {
 
 #[test]
 fn the_last_numbers_end_with_a_refusal_not_a_wrap() {
-    let server = Server::start(&["--listen", "127.0.0.1:0", "--start", "0xfffffffffffff000"]);
-    let out = verbatim(&[
-        "sequencer",
-        "client",
-        &server.address,
-        "--count",
-        "1000000",
-        "--json",
-    ])
-    .output()
-    .expect("the program starts");
+    let server = serve(&["--start", "0xfffffffffffff000"]);
+    let client = ["sequencer", "client", &server.address, "--json"];
+    let out = run(&[&client[..], &["--count", "1000000"]].concat());
     assert_eq!(out.status.code(), Some(1), "the answer is no");
-    let text = String::from_utf8(out.stdout).expect("text");
-    let verdict: Value =
-        serde_json::from_str(text.lines().last().expect("a verdict")).expect("JSON");
+    let verdict = json_lines(&out).pop().expect("a verdict");
     assert_eq!(verdict["data"]["duplicates"], 0);
     assert!(verdict["data"]["numbers"].as_u64() <= Some(0x1000));
     assert!(String::from_utf8_lossy(&out.stderr).contains("ended early"));
@@ -154,14 +137,14 @@ fn a_killed_server_gives_no_number_twice() {
     let mut begun = BTreeSet::new();
     let mut last = 0;
     for _ in 0..4 {
-        let mut server = Server::start(&["--listen", "127.0.0.1:0", "--state", state]);
-        assert!(server.next >= last, "{} after {last}", server.next);
+        let mut server = serve(&["--state", state]);
+        assert!(server.next() >= last, "{} after {last}", server.next());
         let (report, verdict) = ask(&server.address, "20000");
         assert_eq!(verdict["duplicates"], 0);
         assert_eq!(report["requests"], 20000);
-        assert!(begun.insert(server.next), "the same first number again");
+        assert!(begun.insert(server.next()), "the same first number again");
         // The client has numbers from `next` on, one after the other.
-        last = server.next + 20000;
+        last = server.next() + 20000;
         server.child.kill().expect("killed");
     }
 }
@@ -171,31 +154,21 @@ fn a_client_outlives_its_server() {
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
     let state = state.to_str().expect("a name in ASCII");
-    let mut server = Server::start(&["--listen", "127.0.0.1:0", "--state", state]);
+    let mut server = serve(&["--state", state]);
     let address = server.address.clone();
-    let client = verbatim(&[
-        "sequencer",
-        "client",
-        &address,
-        "--duration",
-        "3s",
-        "--json",
-    ])
-    .stdout(Stdio::piped())
-    .spawn()
-    .expect("the client starts");
+    let client = ["sequencer", "client", &address, "--json"];
+    let client = verbatim(&[&client[..], &["--duration", "1s"]].concat())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the client starts");
     server.wait_for_client();
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    std::thread::sleep(std::time::Duration::from_millis(100));
     server.child.kill().expect("killed");
     server.child.wait().expect("gone");
-    let again = Server::start(&["--listen", &address, "--state", state]);
+    let again = Server::start("sequencer", &address, &["--state", state]);
     let out = client.wait_with_output().expect("the client ends");
     assert!(out.status.success(), "{:?}", out.status);
-    let text = String::from_utf8(out.stdout).expect("text");
-    let lines: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let lines = json_lines(&out);
     assert!(
         lines[0]["data"]["failures"]["reconnects"].as_u64() >= Some(1),
         "{}",

@@ -1,16 +1,10 @@
 //! A server that is killed and started again with its state file never gives a number twice.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Process, client_of};
 use sequencer::{Checker, Client, ClientConfig, Design, Server, ServerConfig, Until};
 
-#[test]
-fn child_main() {
-    common::child_main();
-}
+use crate::common::{Process, client_of};
 
 #[test]
 fn kill_9_again_and_again() {
@@ -33,10 +27,10 @@ fn kill_9_again_and_again() {
             ..client_of(&address)
         };
         let clients: Vec<_> = (0..2)
-            .map(|_| Process::client(&client, Until::DurationMs(2_500)))
+            .map(|_| Process::client(&client, Until::DurationMs(1_000)))
             .collect();
         let mut checker = Checker::new(0);
-        for pause in [210, 20, 333, 90, 150] {
+        for pause in [90, 10, 130, 40, 70] {
             std::thread::sleep(Duration::from_millis(pause));
             server.kill();
             checker.server_restarted();

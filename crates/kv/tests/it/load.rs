@@ -29,6 +29,9 @@ fn connect(server: &Server) -> Pipeline {
     Pipeline::connect(ClientConfig {
         server: server.address().to_string(),
         value_bytes: 32,
+        // Nothing is sent again because the machine is slow.
+        answer_ms: 60_000,
+        deadline_ms: 120_000,
         ..ClientConfig::default()
     })
     .expect("connects")

@@ -1,11 +1,13 @@
 //! `verbatim kv serve --resp` as Redis's own programs see it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
+
+use crate::common::{self, ANYWHERE, json_lines};
 
 fn run(program: &str, args: &[&str]) -> Output {
     let mut command = Command::new(program);
@@ -25,8 +27,7 @@ fn text(program: &str, args: &[&str]) -> String {
 }
 
 fn verbatim(args: &[&str]) -> Output {
-    let args: Vec<&str> = ["kv"].iter().chain(args).copied().collect();
-    run(env!("CARGO_BIN_EXE_verbatim"), &args)
+    common::run(&[&["kv"], args].concat())
 }
 
 /// A process that ends with its handle.
@@ -40,41 +41,24 @@ impl Drop for KillOnDrop {
 }
 
 /// A store with both fronts, which is stopped when the test ends.
-struct Server {
-    child: KillOnDrop,
-    out: BufReader<std::process::ChildStdout>,
-    /// Where RDMA clients find it.
-    address: String,
-    /// Where Redis clients find it.
-    resp: String,
-}
+struct Server(common::Server);
 
 impl Server {
     fn start(resp: &str) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_verbatim"))
-            .args(["kv", "serve", "--json", "--until-eof", "--workers", "2"])
-            .args(["--listen", "127.0.0.1:0", "--resp", resp])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let mut out = BufReader::new(child.stdout.take().expect("piped"));
-        let said = line(&mut out);
-        let word = |name: &str| said["data"][name].as_str().expect("an address").to_owned();
-        let (address, resp) = (word("address"), word("resp"));
-        Server {
-            child: KillOnDrop(child),
-            out,
-            address,
-            resp,
-        }
+        let flags = ["--workers", "2", "--resp", resp];
+        Server(common::Server::start("kv", ANYWHERE, &flags))
+    }
+
+    /// Where Redis clients find it.
+    fn resp(&self) -> &str {
+        self.0.said["resp"].as_str().expect("an address")
     }
 
     /// Where it is, in the words of Redis's programs.
     fn flags(&self) -> Vec<&str> {
-        match self.resp.rsplit_once(':') {
+        match self.resp().rsplit_once(':') {
             Some((host, port)) => vec!["-h", host, "-p", port],
-            None => vec!["-s", &self.resp],
+            None => vec!["-s", self.resp()],
         }
     }
 
@@ -85,19 +69,9 @@ impl Server {
     }
 
     /// Ends it; what its front did.
-    fn stop(mut self) -> Value {
-        drop(self.child.0.stdin.take());
-        let said = line(&mut self.out);
-        assert_eq!(said["type"], "resp");
-        assert!(self.child.0.wait().expect("it ends").success());
-        said["data"].clone()
+    fn stop(self) -> Value {
+        self.0.told("resp")
     }
-}
-
-fn line(out: &mut impl BufRead) -> Value {
-    let mut line = String::new();
-    out.read_line(&mut line).expect("it speaks");
-    serde_json::from_str(&line).expect("JSON")
 }
 
 /// redis-cli and redis-benchmark on a server.
@@ -132,10 +106,10 @@ fn look_at(server: &Server) {
     assert!((1..=1000).contains(&left));
 
     // What one front sets, the other reads.
-    let get = verbatim(&["get", &server.address, "colour"]);
+    let get = verbatim(&["get", &server.0.address, "colour"]);
     let printed = String::from_utf8_lossy(&get.stdout);
     assert_eq!(printed, "colour = red (version 2)\n");
-    let put = verbatim(&["put", &server.address, "sky", "blue"]);
+    let put = verbatim(&["put", &server.0.address, "sky", "blue"]);
     assert!(put.status.success());
     assert_eq!(server.cli(&["get", "sky"]), "blue\n");
 
@@ -332,7 +306,7 @@ fn replies_are_those_of_redis() {
         replies.read_to_string(&mut said).expect("it ends");
         said
     };
-    let (ours, theirs) = (said(&server.resp), said(path));
+    let (ours, theirs) = (said(server.resp()), said(path));
     assert!(theirs.ends_with("+OK\r\n"), "{theirs}");
     assert_eq!(
         ours.lines().collect::<Vec<_>>(),
@@ -401,9 +375,8 @@ fn the_front_is_measured_beside_redis() {
     let output = verbatim(&[&["resp"][..], &size].concat());
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let lines = text.lines().map(|l| serde_json::from_str(l).expect("JSON"));
-    let rows: Vec<Value> = lines.filter(|l: &Value| l["type"] == "row").collect();
+    let lines = json_lines(&output).into_iter();
+    let rows: Vec<Value> = lines.filter(|l| l["type"] == "row").collect();
     let names: Vec<(&str, u64)> = rows
         .iter()
         .map(|r| (r["data"]["test"].as_str(), r["data"]["pipeline"].as_u64()))

@@ -1,17 +1,11 @@
 //! What comes over TCP from strangers, and configurations that cannot work.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use common::{client_of, eventually};
 use sequencer::{Client, ClientConfig, Design, Server, ServerConfig};
 
-#[test]
-fn child_main() {
-    common::child_main();
-}
+use crate::common::{client_of, eventually};
 
 #[test]
 fn garbage_at_the_rendezvous_is_refused_and_forgotten() {

@@ -1,21 +1,12 @@
 //! `verbatim bench calibrate`: its profile is a file that other commands take.
 
-use std::process::{Command, Output, Stdio};
-
 use serde_json::Value;
 
-fn verbatim(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .args(args)
-        .env_remove("VERBATIM_LINK_LAYER")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program starts")
-}
+use crate::common::run;
 
 #[track_caller]
 fn text(args: &[&str]) -> String {
-    let out = verbatim(args);
+    let out = run(args);
     let messages = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{args:?}: {messages}");
     String::from_utf8(out.stdout).expect("text")
@@ -118,7 +109,7 @@ fn what_cannot_be_is_refused() {
             "is not there",
         ),
     ] {
-        let out = verbatim(args);
+        let out = run(args);
         let message = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{message}");
         assert!(message.contains(why), "{message}");

@@ -1,60 +1,34 @@
 //! `verbatim kv` as its users run it: processes, output, exit status.
 
-use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
-fn verbatim() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
-    command.stdin(Stdio::null()).arg("kv");
-    command
-}
+use crate::common::{self, ANYWHERE, Server, json_lines};
 
 fn run(args: &[&str]) -> Output {
-    verbatim().args(args).output().expect("it starts")
+    common::run(&[&["kv"], args].concat())
 }
 
-fn lines(output: &Output) -> Vec<Value> {
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect()
+fn serve(args: &[&str]) -> Server {
+    Server::start("kv", ANYWHERE, args)
 }
 
-/// A server that ends with its handle.
-struct Server(Child, String);
-
-impl Server {
-    fn start(args: &[&str]) -> Server {
-        Self::at("127.0.0.1:0", args)
-    }
-
-    fn at(address: &str, args: &[&str]) -> Server {
-        let mut command = verbatim();
-        command
-            .args(["serve", "--json", "--until-eof", "--listen", address])
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().expect("it starts");
-        let mut out = BufReader::new(child.stdout.as_mut().expect("piped"));
-        let mut line = String::new();
-        out.read_line(&mut line).expect("it speaks");
-        let line: Value = serde_json::from_str(&line).expect("JSON");
-        let address = line["data"]["address"]
-            .as_str()
-            .expect("an address")
-            .to_owned();
-        Server(child, address)
-    }
+/// `verbatim kv load` of a server.
+fn load(server: &Server, args: &[&str]) -> Command {
+    common::verbatim(&[&["kv", "load", &server.address, "--json"], args].concat())
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The report of a load that found nothing wrong.
+#[track_caller]
+fn right(output: &Output) -> Value {
+    let err = String::from_utf8_lossy(&output.stderr);
+    let mut lines = json_lines(output);
+    assert_eq!(output.status.code(), Some(0), "{lines:?}\n{err}");
+    let report = lines.pop().expect("a report");
+    assert_eq!(report["type"], "report");
+    report["data"].clone()
 }
 
 #[test]
@@ -71,7 +45,7 @@ fn all_designs_side_by_side_are_verified() {
     let output = run(&args);
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
-    let rows: Vec<Value> = lines(&output)
+    let rows: Vec<Value> = json_lines(&output)
         .into_iter()
         .filter(|l| l["type"] == "row")
         .collect();
@@ -116,51 +90,31 @@ fn by_hand_and_under_load() {
 }
 
 fn by_hand_on(design: &&[&str]) {
-    let server = Server::start(&[&["--store", "--keys", "3000"], *design].concat());
-    let put = run(&["put", &server.1, "colour", "green"]);
+    let server = serve(&[&["--store", "--keys", "3000"], *design].concat());
+    let address = &server.address;
+    let put = run(&["put", address, "colour", "green"]);
     assert_eq!(put.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&put.stdout), "version 1\n");
-    let old = run(&["put", &server.1, "colour", "red", "--if-version", "7"]);
+    let old = run(&["put", address, "colour", "red", "--if-version", "7"]);
     assert_eq!(old.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&old.stderr).contains("the version there is 1"));
-    let get = run(&["get", &server.1, "colour"]);
+    let get = run(&["get", address, "colour"]);
     assert_eq!(
         String::from_utf8_lossy(&get.stdout),
         "colour = green (version 1)\n"
     );
-    assert_eq!(run(&["put", &server.1, "colour"]).status.code(), Some(0));
-    let gone = run(&["get", &server.1, "colour"]);
+    assert_eq!(run(&["put", address, "colour"]).status.code(), Some(0));
+    let gone = run(&["get", address, "colour"]);
     assert_eq!(gone.status.code(), Some(1));
 
-    let load = [
-        "--keys",
-        "2000",
-        "--json",
-        "--duration",
-        "50ms",
-        "--ycsb",
-        "A",
-    ];
+    let short = ["--keys", "2000", "--duration", "50ms", "--ycsb", "A"];
     // Nothing is there yet: keys are missing, and that is no.
-    let empty = verbatim()
-        .args(["load", &server.1])
-        .args(load)
-        .output()
-        .expect("it starts");
+    let empty = load(&server, &short).output().expect("it starts");
     assert_eq!(empty.status.code(), Some(1));
-    let filled = verbatim()
-        .args(["load", &server.1, "--fill"])
-        .args(load)
-        .output()
-        .expect("it starts");
-    let err = String::from_utf8_lossy(&filled.stderr);
-    assert_eq!(filled.status.code(), Some(0), "{err}");
-    let report = &lines(&filled)[1];
-    assert_eq!(
-        (&report["type"], &report["data"]["misses"]),
-        (&"report".into(), &0.into())
-    );
-    assert!(report["data"]["verified"].as_u64() > Some(0));
+    let filled = load(&server, &short).arg("--fill").output();
+    let report = right(&filled.expect("it starts"));
+    assert_eq!(report["misses"], 0);
+    assert!(report["verified"].as_u64() > Some(0));
 }
 
 /// A server is killed under load and another comes to its address: clients go on, and see nothing wrong.
@@ -171,30 +125,19 @@ fn a_server_that_is_killed_under_load_may_come_back() {
 
 fn killed_under_load(design: &&[&str]) {
     let flags = [&["--keys", "3000"], *design].concat();
-    let server = Server::start(&flags);
-    let address = server.1.clone();
-    let load = verbatim()
-        .args([
-            "load",
-            &address,
-            "--keys",
-            "2000",
-            "--json",
-            "--duration",
-            "2s",
-            "--puts",
-            "0.5",
-        ])
-        .args(["--allow-misses", "--reconnect", "60s"])
+    let server = serve(&flags);
+    let address = server.address.clone();
+    let half = ["--keys", "2000", "--duration", "1s", "--puts", "0.5"];
+    let goes_on = ["--allow-misses", "--reconnect", "60s"];
+    let load = load(&server, &[&half[..], &goes_on].concat())
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    server.wait_for_client();
+    std::thread::sleep(Duration::from_millis(100));
     drop(server);
-    let _again = Server::at(&address, &flags);
-    let output = load.wait_with_output().expect("it ends");
-    let report = &lines(&output)[0]["data"];
-    assert_eq!(output.status.code(), Some(0), "{report}");
+    let _again = Server::start("kv", &address, &flags);
+    let report = right(&load.wait_with_output().expect("it ends"));
     assert!(
         report["trouble"]["reconnects"].as_u64() >= Some(1),
         "{report}"
@@ -207,34 +150,23 @@ fn killed_under_load(design: &&[&str]) {
 fn processes_change_what_others_read() {
     for design in DESIGNS {
         let flags = ["--store", "--keys", "3000", "--value-size", "500"];
-        let server = Server::start(&[&flags[..], design].concat());
-        let load = |seed: &str, puts: &str| {
-            let mut command = verbatim();
-            command.args([
-                "load",
-                &server.1,
-                "--keys",
-                "64",
-                "--json",
-                "--value-size",
-                "500",
-            ]);
-            command.args(["--seed", seed, "--puts", puts, "--duration", "300ms"]);
-            command
+        let server = serve(&[&flags[..], design].concat());
+        let few = |more: &[&str]| {
+            let few = ["--keys", "64", "--value-size", "500"];
+            load(&server, &[&few[..], more].concat())
         };
-        let filled = load("1", "0").arg("--fill").output().expect("it starts");
+        let filled = few(&["--fill-only"]).output().expect("it starts");
         assert_eq!(filled.status.code(), Some(0));
         let running = [("2", "0"), ("3", "0.5"), ("4", "1")].map(|(seed, puts)| {
-            load(seed, puts)
+            few(&["--seed", seed, "--puts", puts, "--duration", "300ms"])
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("it starts")
         });
         for child in running {
-            let output = child.wait_with_output().expect("it ends");
-            let report = &lines(&output)[0]["data"];
-            assert_eq!(output.status.code(), Some(0), "{design:?}: {report}");
-            assert!(report["operations"].as_u64() > Some(0), "{report}");
+            let report = right(&child.wait_with_output().expect("it ends"));
+            let operations = report["operations"].as_u64();
+            assert!(operations > Some(0), "{design:?}: {report}");
         }
     }
 }
@@ -243,35 +175,25 @@ fn processes_change_what_others_read() {
 /// sees anything wrong. When they die is chance: it goes on until locks were found in the hands of dead ones.
 #[test]
 fn clients_that_die_or_stop_with_locks_hurt_nobody() {
-    assert!((0..12).any(|_| recovered_from_the_dead() > 0));
+    assert!((0..24).any(|_| recovered_from_the_dead() > 0));
 }
 
 /// Locks that a server took from clients that died or stopped.
 fn recovered_from_the_dead() -> u64 {
-    let mut server = Server::start(
-        &[&["--keys", "3000", "--design", "atomics", "--lease", "50ms"][..]].concat(),
-    );
-    let load = |seed: &str, time: &str| {
-        let mut command = verbatim();
-        command.args([
-            "load",
-            &server.1,
-            "--keys",
-            "64",
-            "--json",
-            "--reconnect",
-            "60s",
-        ]);
-        command.args(["--seed", seed, "--puts", "0.8", "--duration", time]);
-        command.stdout(Stdio::piped());
-        command
+    let server = serve(&["--keys", "3000", "--design", "atomics", "--lease", "50ms"]);
+    let few = |args: &[&str]| {
+        let few = ["--keys", "64", "--reconnect", "60s", "--puts", "0.8"];
+        let mut load = load(&server, &[&few[..], args].concat());
+        load.stdout(Stdio::piped());
+        load
     };
-    let filled = load("1", "20ms").arg("--fill").output().expect("it starts");
+    let filled = few(&["--fill-only"]).output().expect("it starts");
     assert_eq!(filled.status.code(), Some(0));
-    for round in 0..4 {
-        let mut dying = load("2", "60s").spawn().expect("it starts");
-        let stopped = load("3", "600ms").spawn().expect("it starts");
-        std::thread::sleep(std::time::Duration::from_millis(200 + 13 * round));
+    for round in 0..2 {
+        let of = |seed: &str, time: &str| few(&["--seed", seed, "--duration", time]).spawn();
+        let mut dying = of("2", "60s").expect("it starts");
+        let stopped = of("3", "500ms").expect("it starts");
+        std::thread::sleep(Duration::from_millis(150 + 13 * round));
         let signal = |signal: &str, child: &Child| {
             let sent = Command::new("kill")
                 .args([signal, &child.id().to_string()])
@@ -283,25 +205,16 @@ fn recovered_from_the_dead() -> u64 {
         dying.wait().expect("it ran");
         // Who comes now finds locks of both. It gets all of them, those of a process that was stopped in the very middle
         // of a WRITE once that goes on.
-        let witness = load("4", "300ms").spawn().expect("it starts");
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        let witness = of("4", "200ms").expect("it starts");
+        std::thread::sleep(Duration::from_millis(200));
         signal("-CONT", &stopped);
-        let witness = witness.wait_with_output().expect("it ends");
-        let stopped = stopped.wait_with_output().expect("it ends");
-        for output in [&witness, &stopped] {
-            let report = &lines(output)[0]["data"];
-            assert_eq!(output.status.code(), Some(0), "{report}");
-        }
-        // The other's time may have been over when it went on.
-        let report = &lines(&witness)[0]["data"];
+        let report = right(&witness.wait_with_output().expect("it ends"));
         assert!(report["changes"].as_u64() > Some(0), "{report}");
+        // The time of this one may have been over when it went on.
+        right(&stopped.wait_with_output().expect("it ends"));
     }
-    drop(server.0.stdin.take());
-    let mut out = String::new();
-    let stdout = server.0.stdout.as_mut().expect("piped");
-    std::io::Read::read_to_string(stdout, &mut out).expect("it speaks");
-    let stats: Value = serde_json::from_str(out.lines().last().expect("stats")).expect("JSON");
-    let recovered = &stats["data"]["recovered_locks"];
+    let stats = server.stop();
+    let recovered = &stats["recovered_locks"];
     recovered.as_u64().unwrap_or_else(|| panic!("{stats}"))
 }
 

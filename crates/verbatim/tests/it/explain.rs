@@ -1,7 +1,5 @@
 //! `verbatim explain`: a ledger in, advice out: as text, as JSON, and as a page in a real browser.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
@@ -9,6 +7,8 @@ use nicmodel::op_profile::{Counted, Lengths, OperationProfile, QueuePair, Recvs,
 use nicmodel::{Operation, Transport, Verb};
 use serde_json::Value;
 use tap::{LEDGER_VERSION, Ledger};
+
+use crate::common;
 
 /// A server that answers 60-byte datagrams one by one, though 14 wait on average; and a process that did nothing.
 fn ledger() -> Ledger {

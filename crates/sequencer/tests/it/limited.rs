@@ -1,8 +1,8 @@
 //! Devices that lack something: a design that needs it is refused before anything starts, and a device
 //! without inline payload runs them all.
 
-#[path = "../../verbs/tests/limited/mod.rs"]
-mod limited;
+#[path = "../../../verbs/tests/limited/mod.rs"]
+mod providers;
 
 use std::path::Path;
 
@@ -51,7 +51,7 @@ fn run(server_side: &Context, client_side: &Context, design: Design) {
 
 #[test]
 fn a_design_that_needs_what_the_device_lacks_does_not_start() {
-    let context = open(limited::without_uc());
+    let context = open(providers::without_uc());
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
     for design in [Design::Rpc, Design::RpcBatch, Design::RpcBatchMq] {
@@ -80,7 +80,7 @@ fn a_design_that_needs_what_the_device_lacks_does_not_start() {
 
 #[test]
 fn what_is_lacking_is_named_with_its_reason_one_by_one() {
-    let context = open(limited::only_datagrams());
+    let context = open(providers::only_datagrams());
     let capabilities = context.capabilities().expect("found out");
     assert_eq!(Design::runnable(capabilities), []);
     let refusal = Design::Atomics.check(capabilities).expect_err("no RC");
@@ -95,7 +95,7 @@ fn what_is_lacking_is_named_with_its_reason_one_by_one() {
         .expect_err("no events")
         .lacks;
     assert_eq!(lacks.len(), 1);
-    let context = open(limited::without_atomics());
+    let context = open(providers::without_atomics());
     let capabilities = context.capabilities().expect("found out");
     assert_eq!(Design::runnable(capabilities), Design::ALL[1..]);
 }
@@ -103,7 +103,7 @@ fn what_is_lacking_is_named_with_its_reason_one_by_one() {
 #[test]
 fn a_client_says_so_too() {
     let server = Server::start(server_config(Design::Rpc)).expect("starts");
-    let context = open(limited::without_uc());
+    let context = open(providers::without_uc());
     let error = Client::connect_on(&context, client_config(&server)).expect_err("no UC");
     assert!(matches!(error, ClientError::Unsupported(_)), "{error:?}");
     assert_eq!(server.stop().clients_total, 0);
@@ -112,7 +112,7 @@ fn a_client_says_so_too() {
 #[test]
 fn every_design_runs_without_inline_payload() {
     let softnic = open(Provider::softnic());
-    for provider in [limited::without_inline(), limited::grants_8_inline()] {
+    for provider in [providers::without_inline(), providers::grants_8_inline()] {
         let context = open(provider);
         for design in Design::ALL {
             run(&context, &context, design);

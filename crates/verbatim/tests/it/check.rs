@@ -2,20 +2,19 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use serde_json::Value;
 
+use crate::common::{json_lines, run};
+
 fn check(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
-    command.stdin(Stdio::null()).args(["kv", "check", "--json"]);
-    command.args(args).output().expect("it starts")
+    run(&[&["kv", "check", "--json"], args].concat())
 }
 
 fn checked(output: &Output) -> Vec<Value> {
-    let text = String::from_utf8_lossy(&output.stdout);
-    let lines = text.lines().map(|l| serde_json::from_str(l).expect("JSON"));
-    lines.map(|l: Value| l["data"].clone()).collect()
+    let lines = json_lines(output).into_iter();
+    lines.map(|mut line| line["data"].take()).collect()
 }
 
 /// Few keys, many clients, kills and stops: two seeds for each design.
@@ -24,7 +23,7 @@ fn all_designs_are_linearizable() {
     for seed in ["1", "2"] {
         let times = [
             "--duration",
-            "3s",
+            "1500ms",
             "--kill-every",
             "150ms",
             "--stop-every",
@@ -70,9 +69,16 @@ fn a_spoiled_history_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let keep = folder.path().join("kept");
     let keep = keep.to_str().expect("text");
-    let output = check(&["--design", "herd", "--duration", "500ms", "--keep", keep]);
+    let quiet = ["--kill-every", "0s", "--stop-every", "0s"];
+    let short = ["--design", "herd", "--duration", "200ms", "--keep", keep];
+    let output = check(&[&short[..], &quiet].concat());
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
+    let undisturbed = &checked(&output)[0];
+    assert_eq!(
+        (&undisturbed["kills"], &undisturbed["stops"]),
+        (&0.into(), &0.into())
+    );
     let history = Path::new(keep).join("herd");
     let judge = || check(&["--judge", history.to_str().expect("text")]);
     let again = judge();

@@ -1,21 +1,12 @@
 //! Every number, path and name on the command line: a wrong one ends in exit status 2 and a
 //! message that says what to do, never in a crash or a hang.
 
-use std::process::{Command, Output, Stdio};
-
-fn verbatim(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .args(args)
-        .env_remove("VERBATIM_LINK_LAYER")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program starts")
-}
+use crate::common::run;
 
 /// `args` must be refused with a message that holds `advice`.
 #[track_caller]
 fn refused(args: &[&str], advice: &str) {
-    let out = verbatim(args);
+    let out = run(args);
     let message = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
     assert!(message.starts_with("error: "), "{args:?}: {message}");

@@ -1,14 +1,11 @@
 //! `verbatim devices` shows the software NIC, as text and as JSON, with either link layer.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+
+use crate::common::{lines_of, run, verbatim};
 
 fn devices(args: &[&str]) -> String {
-    let out = Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .arg("devices")
-        .args(args)
-        .env_remove("VERBATIM_LINK_LAYER")
-        .output()
-        .expect("the program starts");
+    let out = run(&[&["devices"], args].concat());
     assert!(
         out.status.success(),
         "{args:?}: {}",
@@ -18,11 +15,8 @@ fn devices(args: &[&str]) -> String {
 }
 
 fn softnic_json(args: &[&str]) -> serde_json::Value {
-    let text = devices(&[&["--provider", "softnic", "--json"], args].concat());
-    let lines: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
-        .collect();
+    let softnic = ["devices", "--provider", "softnic", "--json"];
+    let lines = lines_of(&[&softnic, args].concat());
     assert_eq!(lines.last().expect("a line")["type"], "provider");
     assert_eq!(lines[0]["type"], "device");
     lines[0]["data"].clone()
@@ -79,9 +73,7 @@ fn the_link_layer_can_be_chosen() {
 
 #[test]
 fn a_reader_that_leaves_early_is_no_error() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_verbatim"))
-        .args(["devices", "--json"])
-        .stdin(Stdio::null())
+    let mut child = verbatim(&["devices", "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

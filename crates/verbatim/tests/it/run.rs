@@ -1,12 +1,12 @@
 //! `verbatim run`: the program becomes this process, and finds the software NIC.
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use crate::common;
 
 /// `verbatim run` with these arguments, with the library built beside the program.
 fn run(args: &[&str]) -> Output {

@@ -2,23 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-/// Each test here keeps the cores busy: they run one after the other.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::common::{alone, lines_of, verbatim};
 
 fn bench(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
-    command.arg("bench").args(args);
-    command
-        .env_remove("VERBATIM_LINK_LAYER")
-        .stdin(Stdio::null());
-    command
+    verbatim(&[&["bench"], args].concat())
 }
 
 fn run(args: &[&str]) -> Output {
@@ -28,12 +18,7 @@ fn run(args: &[&str]) -> Output {
 /// The lines of JSON of a command that must succeed.
 #[track_caller]
 fn lines(args: &[&str]) -> Vec<Value> {
-    let out = run(&[args, &["--json"]].concat());
-    let messages = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{args:?}: {messages}");
-    let text = String::from_utf8(out.stdout).expect("text");
-    let parse = |line| serde_json::from_str(line).expect("one JSON object per line");
-    text.lines().map(parse).collect()
+    lines_of(&[&["bench"], args, &["--json"]].concat())
 }
 
 /// The other side; killed at the end if it still runs.

@@ -1,11 +1,5 @@
 //! Servers and clients as processes: the test binary runs itself again in another role.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "every test binary uses some of it"
-)]
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,8 +11,8 @@ const CONFIG: &str = "SEQUENCER_TEST_CONFIG";
 const UNTIL: &str = "SEQUENCER_TEST_UNTIL";
 const MARK: &str = "@@";
 
-/// Every test binary has a test of this name that calls this: in a child it is the child's main.
-pub fn child_main() {
+/// The main of a child, in the test of this name; nothing in the parent.
+pub(crate) fn child_main() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
@@ -54,7 +48,7 @@ fn say(text: &str) {
         .expect("the parent listens");
 }
 
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     out: BufReader<ChildStdout>,
@@ -81,14 +75,14 @@ impl Process {
         }
     }
 
-    pub fn client(config: &ClientConfig, until: Until) -> Self {
+    pub(crate) fn client(config: &ClientConfig, until: Until) -> Self {
         let mut process = Self::spawn("client", config, Some(until));
         assert_eq!(process.hear().as_deref(), Some("connected"));
         process
     }
 
     /// A server and its address.
-    pub fn server(config: &ServerConfig) -> (Self, String) {
+    pub(crate) fn server(config: &ServerConfig) -> (Self, String) {
         let mut process = Self::spawn("server", config, None);
         let address = process.hear().expect("its address");
         (process, address)
@@ -106,13 +100,13 @@ impl Process {
         None
     }
 
-    pub fn report(mut self) -> ClientReport {
+    pub(crate) fn report(mut self) -> ClientReport {
         let text = self.hear().expect("a report");
         self.child.wait().expect("ends");
         serde_json::from_str(&text).expect("a report")
     }
 
-    pub fn stop(mut self) -> ServerStats {
+    pub(crate) fn stop(mut self) -> ServerStats {
         drop(self.stdin.take());
         let text = self.hear().expect("its stats");
         self.child.wait().expect("ends");
@@ -120,7 +114,7 @@ impl Process {
     }
 
     /// Stops it for a while, as a debugger or a machine that swaps would.
-    pub fn freeze(&self, time: Duration) {
+    pub(crate) fn freeze(&self, time: Duration) {
         use rustix::process::{Pid, Signal, kill_process};
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).expect("it lives");
@@ -129,7 +123,7 @@ impl Process {
     }
 
     /// Clock ticks of CPU time that it has used.
-    pub fn cpu_ticks(&self) -> u64 {
+    pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it lives");
         let fields: Vec<&str> = stat
@@ -145,7 +139,7 @@ impl Process {
     }
 
     /// kill -9.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("it lives");
         self.child.wait().expect("ends");
     }
@@ -160,7 +154,7 @@ impl Drop for Process {
 }
 
 /// Waits until `ready`, and panics after half a minute.
-pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut ready: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !ready() {
         assert!(Instant::now() < end, "{what} did not happen");
@@ -168,7 +162,7 @@ pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-pub fn client_of(address: &str) -> ClientConfig {
+pub(crate) fn client_of(address: &str) -> ClientConfig {
     ClientConfig {
         server: address.to_owned(),
         deadline_ms: 5_000,

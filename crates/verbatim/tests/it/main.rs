@@ -1,0 +1,21 @@
+//! The program as its users run it: processes, output, exit status.
+//!
+//! All in one binary, since each is linked anew. What needs an RDMA device is in `system.rs`, a binary of its own
+//! that runs in a virtual machine.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bad_input;
+mod bench;
+mod bench_calibrate;
+mod bench_ends;
+mod check;
+mod devices;
+mod explain;
+mod kv;
+mod ledger;
+mod model;
+mod resp;
+mod run;
+mod sequencer;
