@@ -18,6 +18,13 @@ pub(crate) struct Chart<'a> {
     pub(crate) marks_are: &'a str,
 }
 
+/// Pixels: the plot, and beside it a line of each curve's colour before its name.
+const PLOT: u32 = 760;
+const HEIGHT: u32 = 480;
+const SAMPLE: u32 = 18;
+/// Of the name's letters, more than most fonts need.
+const LETTER: u32 = 7;
+
 impl Chart<'_> {
     /// The picture.
     ///
@@ -42,9 +49,17 @@ impl Chart<'_> {
         for (x, y) in all {
             (left, right, top) = (left.min(x), right.max(x), top.max(y));
         }
-        let root = SVGBackend::with_string(text, (760, 480)).into_drawing_area();
-        root.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&root)
+        let names = self.curves.iter().map(|(name, _)| name.as_str());
+        let names: Vec<&str> = names
+            .chain((!marked.is_empty()).then_some(self.marks_are))
+            .collect();
+        let longest = names.iter().map(|name| name.chars().count()).max();
+        let legend = SAMPLE + 18 + LETTER * u32::try_from(longest.unwrap_or(0))?;
+        let picture = SVGBackend::with_string(text, (PLOT + legend, HEIGHT)).into_drawing_area();
+        picture.fill(&WHITE)?;
+        // Beside the curves the names cover none.
+        let (plot, legend) = picture.split_horizontally(PLOT);
+        let mut chart = ChartBuilder::on(&plot)
             .caption(&self.caption, ("sans-serif", 15))
             .margin(12)
             .x_label_area_size(42)
@@ -60,38 +75,25 @@ impl Chart<'_> {
             })
             .light_line_style(WHITE)
             .draw()?;
-        for (index, (name, points)) in self.curves.iter().enumerate() {
-            let color = Palette99::pick(index).to_rgba();
+        for (index, (_, points)) in self.curves.iter().enumerate() {
+            let color = Palette99::pick(index).stroke_width(2);
             let line = points.iter().map(|&(x, y)| (place(x), y));
-            chart
-                .draw_series(LineSeries::new(line, color.stroke_width(2)))?
-                .label(name.as_str())
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
-                });
+            chart.draw_series(LineSeries::new(line, color))?;
         }
-        let marks = marked
-            .iter()
-            .map(|&point| Circle::new(point, 4, BLACK.stroke_width(2)));
-        let drawn = chart.draw_series(marks)?;
-        if !marked.is_empty() {
-            drawn
-                .label(self.marks_are)
-                .legend(|(x, y)| Circle::new((x + 9, y), 4, BLACK.stroke_width(2)));
-        }
-        let starts = |(_, points): &(String, Vec<(f64, f64)>)| points.first().map_or(0.0, |p| p.1);
-        let rising = self.curves.iter().all(|curve| starts(curve) < 0.5 * top);
-        chart
-            .configure_series_labels()
-            .position(if rising {
-                SeriesLabelPosition::UpperLeft
+        let mark = BLACK.stroke_width(2);
+        chart.draw_series(marked.iter().map(|&point| Circle::new(point, 4, mark)))?;
+        let text_at = i32::try_from(SAMPLE + 6)?;
+        for (index, name) in names.into_iter().enumerate() {
+            let y = 48 + 20 * i32::try_from(index)?;
+            if index < self.curves.len() {
+                let color = Palette99::pick(index).stroke_width(2);
+                legend.draw(&PathElement::new([(0, y), (text_at - 6, y)], color))?;
             } else {
-                SeriesLabelPosition::MiddleRight
-            })
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
-        root.present()?;
+                legend.draw(&Circle::new((9, y), 4, mark))?;
+            }
+            legend.draw(&Text::new(name, (text_at, y - 6), ("sans-serif", 12)))?;
+        }
+        picture.present()?;
         Ok(())
     }
 }

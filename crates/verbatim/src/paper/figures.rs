@@ -25,8 +25,8 @@ struct Figure {
     /// Whether the x axis is logarithmic.
     log: bool,
     curves: Vec<(String, Vec<(f64, f64)>)>,
-    /// Published points: where they lie, and their names.
-    points: Vec<(f64, &'static str)>,
+    /// Published points.
+    points: Vec<(f64, f64)>,
 }
 
 const MODEL: &str = "model: bounds of the resources";
@@ -57,6 +57,12 @@ pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static 
 
 fn rate(profile: &Profile, mix: &Mix) -> Option<f64> {
     Bounds::of(profile, mix).ok()?.predicted_mops
+}
+
+/// Published values at these places.
+fn published_at(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
+    let at = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
+    points.iter().filter_map(at).collect()
 }
 
 /// Powers of two.
@@ -109,7 +115,7 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
         y: "10^6 requests/s",
         log: false,
         curves,
-        points: vec![
+        points: published_at(&[
             (1.0, "seq_rpc_base_1c"),
             (1.0, "seq_rpc_batch_1c"),
             (1.0, "seq_rpc_batch_mq_1c"),
@@ -117,7 +123,7 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
             (10.0, "seq_t3_spec_s0"),
             (14.0, "seq_t3_baseline"),
             (14.0, "seq_t3_atomics"),
-        ],
+        ]),
     }
 }
 
@@ -139,7 +145,7 @@ fn latency(simulated: &Simulated) -> Figure {
             ("batches of up to 16".to_owned(), batched),
             ("no batches, an add for each number".to_owned(), alone),
         ],
-        points: vec![(peak, "seq_t3_spec_s0")],
+        points: published_at(&[(peak, "seq_t3_spec_s0")]),
     }
 }
 
@@ -165,10 +171,10 @@ fn multi_queue(cib: &Profile) -> Figure {
             curve("postlists of 16", over(16.0)),
             curve("one a post", over(1.0)),
         ],
-        points: vec![
+        points: published_at(&[
             (4.0, "ud_send_1c_mq4_gain_hi"),
             (4.0, "ud_send_1c_nobatch_mq_gain"),
-        ],
+        ]),
     }
 }
 
@@ -206,7 +212,7 @@ fn wqe_cache(cib: &Profile) -> Result<Figure> {
                 o.wqe_cache_misses_mops
             }),
         ],
-        points: vec![(512.0, "out_read"), (512.0, "out_write_wqe_miss")],
+        points: published_at(&[(512.0, "out_read"), (512.0, "out_write_wqe_miss")]),
     })
 }
 
@@ -241,30 +247,38 @@ fn herd_cores(cib: &Profile) -> Result<Figure> {
                 }),
             ),
         ],
-        points: vec![
+        points: published_at(&[
             (1.0, "herd_base_1c"),
             (1.0, "herd_batch_1c"),
             (14.0, "herd_base_peak"),
             (12.0, "herd_batch_peak"),
             (14.0, "derived_read_kv_line"),
-        ],
+        ]),
     })
 }
 
+/// The published numbers compare with GETs alone, and so do the curves.
 fn drtm(simulated: &Simulated) -> Figure {
+    let relative = |name: &str, nic| {
+        let rates = simulated.drtm(nic);
+        let gets = rates.first().map_or(1.0, |&(_, rate)| rate);
+        let points = rates
+            .iter()
+            .map(|&(puts, rate)| (puts, 100.0 * rate / gets));
+        (format!("{name}, 100 % = {gets:.0} M/s"), points.collect())
+    };
+    let mut points = published_at(&[(100.0, "drtm_cx3_put100")]);
+    let lost = published_at(&[(10.0, "drtm_cib_put10")]);
+    points.extend(lost.iter().map(|&(puts, lost)| (puts, 100.0 - lost)));
     Figure {
         file: "figure-10.svg",
         title: "Figure 10: DrTM-KV",
         kind: "simulated: the store's own code",
         x: "PUTs, %",
-        y: "10^6 requests/s",
+        y: "requests/s, % of those with GETs alone",
         log: false,
-        curves: vec![
-            ("Connect-IB".to_owned(), simulated.drtm("cib")),
-            ("ConnectX-3".to_owned(), simulated.drtm("cx3")),
-        ],
-        // Only ratios are published.
-        points: Vec::new(),
+        curves: vec![relative("Connect-IB", "cib"), relative("ConnectX-3", "cx3")],
+        points,
     }
 }
 
@@ -311,11 +325,11 @@ fn ud_send(cib: &Profile) -> Figure {
                 limit(|nic, lines| pcie::mmio_lines_mops(nic) / f64::from(lines)),
             ),
         ],
-        points: vec![
+        points: published_at(&[
             (60.0, "ud_send_nobatch_peak"),
             (60.0, "ud_send_batched_peak"),
             (0.0, "ud_send_batched_ho_peak"),
-        ],
+        ]),
     }
 }
 
@@ -348,11 +362,11 @@ fn inbound() -> Figure {
             curve("READ, ConnectX-3", reads("cx3")),
             curve("READ, ConnectX", reads("cx")),
         ],
-        points: vec![
+        points: published_at(&[
             (64.0, "in_read_le64"),
             (128.0, "in_read_128"),
             (4.0, "in_write_small"),
-        ],
+        ]),
     }
 }
 
@@ -380,23 +394,22 @@ fn atomics() -> Figure {
             curve("Connect-IB", over("cib")),
             curve("ConnectX-3", over("cx3")),
         ],
-        points: vec![
+        points: published_at(&[
             (1.0, "atomics_cib_z1"),
             (4096.0, "atomics_cib_zbig"),
             (64.0, "atomics_cx3"),
-        ],
+        ]),
     }
 }
 
 fn svg(figure: &Figure) -> Result<String> {
-    let published = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
     let chart = Chart {
         caption: format!("{} ({})", figure.title, figure.kind),
         x: figure.x,
         y: figure.y,
         log: figure.log,
         curves: &figure.curves,
-        marks: figure.points.iter().filter_map(published).collect(),
+        marks: figure.points.clone(),
         marks_are: "published",
     };
     chart.svg().with_context(|| figure.file)
