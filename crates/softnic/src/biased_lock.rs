@@ -16,12 +16,16 @@ use crate::barrier;
 /// by a store of its own, and looks whether the lock still leans. Whoever else wants the lock ends that, makes every
 /// thread pass a barrier, and waits until the favoured one is outside; from then on the lock is an ordinary one, until
 /// a thread has taken it twice as often in a row.
+///
+/// A thread may be interrupted when it has seen that it is favoured and has not said yet that it is inside, and say so
+/// long after others have taken the lock. So each favour has a place of its own where that is said, and after
+/// [`FAVOURS`] of them the lock leans towards nobody any more.
 pub(crate) struct BiasedLock<T> {
-    /// The thread that the lock leans towards, or [`NOBODY`].
+    /// The thread that the lock leans towards plus the number of the favour, or [`NOBODY`].
     favoured: AtomicUsize,
-    /// How often the favoured thread went in or out: odd while it is inside.
-    steps: AtomicU32,
-    /// `steps` when [`BiasedLock::try_lock`] last saw them.
+    /// How often the favoured thread went in or out, for each favour: odd while it is inside.
+    steps: [AtomicU32; FAVOURS],
+    /// The steps of the favour when [`BiasedLock::try_lock`] last saw them.
     steps_seen: AtomicU32,
     /// Taken by whoever is not favoured.
     locked: AtomicBool,
@@ -38,9 +42,14 @@ struct Habit {
     streak: u32,
     /// After how many times in a row the lock leans towards that thread.
     wanted: u32,
+    /// How many favours there have been.
+    favours: usize,
 }
 
 const NOBODY: usize = 0;
+
+/// Favours in the life of a lock. Numbers of threads are multiples of it.
+const FAVOURS: usize = 8;
 
 /// Acquisitions in a row for which a fresh lock leans towards a thread.
 const FIRST_STREAK: u32 = 64;
@@ -53,7 +62,8 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 // SAFETY: moving the lock moves the value.
 unsafe impl<T: Send> Send for BiasedLock<T> {}
 
-/// A number of the calling thread that no other running thread has, not [`NOBODY`].
+/// A number of the calling thread that no other running thread has: not [`NOBODY`], and a multiple of [`FAVOURS`], since
+/// it is the address of a structure of pointers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn this_thread() -> usize {
@@ -70,7 +80,7 @@ fn this_thread() -> usize {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn this_thread() -> usize {
-    usize::MAX
+    FAVOURS
 }
 
 impl<T> BiasedLock<T> {
@@ -78,13 +88,14 @@ impl<T> BiasedLock<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self {
             favoured: AtomicUsize::new(NOBODY),
-            steps: AtomicU32::new(0),
+            steps: [const { AtomicU32::new(0) }; FAVOURS],
             steps_seen: AtomicU32::new(0),
             locked: AtomicBool::new(false),
             habit: UnsafeCell::new(Habit {
                 last: NOBODY,
                 streak: 0,
                 wanted: FIRST_STREAK,
+                favours: 0,
             }),
             value: UnsafeCell::new(value),
         }
@@ -93,23 +104,39 @@ impl<T> BiasedLock<T> {
     /// Waits for the lock.
     #[inline]
     pub(crate) fn lock(&self) -> BiasedGuard<'_, T> {
-        use std::sync::atomic::Ordering::{Relaxed, SeqCst};
         let me = this_thread();
-        if self.favoured.load(Relaxed) == me {
-            let steps = self.steps.load(Relaxed);
-            self.steps.store(steps.wrapping_add(1), Relaxed);
-            // SYNC POINT B: whoever ends the favour passes a barrier on this core too between its store and its look
-            // at `steps`. Either it sees this thread inside, or this thread sees that it is not favoured any more.
-            compiler_fence(SeqCst);
-            if self.favoured.load(Relaxed) == me {
-                return BiasedGuard {
-                    lock: self,
-                    steps: Some(steps.wrapping_add(2)),
-                };
-            }
-            self.steps.store(steps.wrapping_add(2), Relaxed);
+        match self.favour_of(me).and_then(|favour| self.enter(me, favour)) {
+            Some(guard) => guard,
+            None => self.lock_shared(me),
         }
-        self.lock_shared(me)
+    }
+
+    /// The number of the favour that a thread has.
+    #[inline(always)]
+    fn favour_of(&self, thread: usize) -> Option<usize> {
+        let favour = self.favoured.load(std::sync::atomic::Ordering::Relaxed) ^ thread;
+        (favour < FAVOURS).then_some(favour)
+    }
+
+    /// Goes in, if this thread still has the favour.
+    #[inline(always)]
+    fn enter(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
+        use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+        let steps = &self.steps[favour];
+        let inside = steps.load(Relaxed).wrapping_add(1);
+        steps.store(inside, Relaxed);
+        // SYNC POINT B: whoever ends the favour passes a barrier on this core too between its store and its look
+        // at `steps`. Either it sees this thread inside, or this thread sees that it is not favoured any more.
+        compiler_fence(SeqCst);
+        let outside = inside.wrapping_add(1);
+        if self.favour_of(me) == Some(favour) {
+            return Some(BiasedGuard {
+                lock: self,
+                favoured: Some((steps, outside)),
+            });
+        }
+        steps.store(outside, Relaxed);
+        None
     }
 
     #[inline(never)]
@@ -128,7 +155,7 @@ impl<T> BiasedLock<T> {
         self.take_over(me);
         BiasedGuard {
             lock: self,
-            steps: None,
+            favoured: None,
         }
     }
 
@@ -136,12 +163,12 @@ impl<T> BiasedLock<T> {
     pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         let me = this_thread();
-        let favoured = self.favoured.load(Relaxed);
-        if favoured == me {
+        if self.favour_of(me).is_some() {
             return Some(self.lock());
         }
+        let favoured = self.favoured.load(Relaxed);
         if favoured != NOBODY {
-            let steps = self.steps.load(Relaxed);
+            let steps = self.steps[favoured % FAVOURS].load(Relaxed);
             if self.steps_seen.swap(steps, Relaxed) != steps {
                 // It has been here since the last try, and comes again.
                 return None;
@@ -153,7 +180,7 @@ impl<T> BiasedLock<T> {
         self.take_over(me);
         Some(BiasedGuard {
             lock: self,
-            steps: None,
+            favoured: None,
         })
     }
 
@@ -162,7 +189,8 @@ impl<T> BiasedLock<T> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         // SAFETY: protected by `locked`, which this thread holds.
         let habit = unsafe { &mut *self.habit.get() };
-        if self.favoured.load(Relaxed) != NOBODY {
+        let favoured = self.favoured.load(Relaxed);
+        if favoured != NOBODY {
             self.favoured.store(NOBODY, Relaxed);
             // SYNC POINT B
             if !barrier::own_threads() {
@@ -171,7 +199,8 @@ impl<T> BiasedLock<T> {
                 std::process::abort();
             }
             let mut spins = 0u32;
-            while !self.steps.load(Relaxed).is_multiple_of(2) {
+            let steps = &self.steps[favoured % FAVOURS];
+            while !steps.load(Relaxed).is_multiple_of(2) {
                 pause(&mut spins);
             }
             fence(Acquire);
@@ -184,11 +213,13 @@ impl<T> BiasedLock<T> {
         }
         habit.streak = habit.streak.saturating_add(1);
         if habit.streak >= habit.wanted
+            && habit.favours < FAVOURS
             && cfg!(target_arch = "x86_64")
             && barrier::has_own_threads()
         {
             // Its own next visit finds it; everybody else takes `locked` first and sees it then.
-            self.favoured.store(me, Relaxed);
+            self.favoured.store(me + habit.favours, Relaxed);
+            habit.favours += 1;
         }
     }
 }
@@ -206,8 +237,8 @@ fn pause(spins: &mut u32) {
 /// The right to use the value of a [`BiasedLock`]; dropping it frees the lock.
 pub(crate) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// What `steps` are when the favoured thread is outside again; `None` for any other thread.
-    steps: Option<u32>,
+    /// The favoured thread's steps, and what they are when it is outside again; `None` for any other thread.
+    favoured: Option<(&'a AtomicU32, u32)>,
 }
 
 impl<T> Deref for BiasedGuard<'_, T> {
@@ -231,8 +262,8 @@ impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         use std::sync::atomic::Ordering::Release;
-        match self.steps {
-            Some(outside) => self.lock.steps.store(outside, Release),
+        match self.favoured {
+            Some((steps, outside)) => steps.store(outside, Release),
             None => self.lock.locked.store(false, Release),
         }
     }
@@ -240,6 +271,8 @@ impl<T> Drop for BiasedGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::SeqCst;
+
     use super::*;
 
     /// Two counters that only differ while a thread is inside.
@@ -260,18 +293,18 @@ mod tests {
             visit(lock.lock());
         }
         let leans = cfg!(target_arch = "x86_64") && barrier::has_own_threads();
-        assert_eq!(lock.lock().steps.is_some(), leans);
+        assert_eq!(lock.lock().favoured.is_some(), leans);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(lock.lock().steps.is_none());
+                assert!(lock.lock().favoured.is_none());
                 visit(lock.lock());
             });
         });
-        assert!(lock.lock().steps.is_none(), "the favour has ended");
+        assert!(lock.lock().favoured.is_none(), "the favour has ended");
         for _ in 0..4 * FIRST_STREAK {
             visit(lock.lock());
         }
-        assert_eq!(lock.lock().steps.is_some(), leans, "and begins again");
+        assert_eq!(lock.lock().favoured.is_some(), leans, "and begins again");
     }
 
     #[test]
@@ -280,7 +313,7 @@ mod tests {
         for _ in 0..2 * FIRST_STREAK {
             visit(lock.lock());
         }
-        let leans = lock.lock().steps.is_some();
+        let leans = lock.lock().favoured.is_some();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_eq!(lock.try_lock().is_none(), leans, "it has just been used");
@@ -292,6 +325,73 @@ mod tests {
             scope.spawn(|| assert!(lock.try_lock().is_none()));
         });
         drop(guard);
+    }
+
+    #[test]
+    fn who_was_interrupted_on_its_way_in_harms_no_later_favour() {
+        let lock = BiasedLock::new(Pair::default());
+        for _ in 0..2 * FIRST_STREAK {
+            visit(lock.lock());
+        }
+        let me = this_thread();
+        let Some(favour) = lock.favour_of(me) else {
+            assert!(cfg!(not(target_arch = "x86_64")) || !barrier::has_own_threads());
+            return;
+        };
+        // This thread has seen that it is favoured, and stands still here.
+        let [inside, third, leave] = [const { AtomicBool::new(false) }; 3];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..4 * FIRST_STREAK {
+                    visit(lock.lock());
+                }
+                let guard = lock.lock();
+                assert!(guard.favoured.is_some());
+                inside.store(true, SeqCst);
+                while !leave.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                assert!(!third.load(SeqCst), "two threads are inside");
+                drop(guard);
+            });
+            while !inside.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            assert!(lock.enter(me, favour).is_none());
+            scope.spawn(|| {
+                let _guard = lock.lock();
+                third.store(true, SeqCst);
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            leave.store(true, SeqCst);
+        });
+    }
+
+    #[test]
+    fn after_its_last_favour_it_is_an_ordinary_lock() {
+        let lock = BiasedLock::new(Pair::default());
+        let leans = cfg!(target_arch = "x86_64") && barrier::has_own_threads();
+        let (lock, over) = (&lock, &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for turn in 0..=FAVOURS {
+                let (sender, favoured) = std::sync::mpsc::channel();
+                scope.spawn(move || {
+                    for _ in 0..(2 * FIRST_STREAK) << turn {
+                        visit(lock.lock());
+                    }
+                    sender
+                        .send(lock.lock().favoured.is_some())
+                        .expect("it listens");
+                    // The number of a thread that has ended may be given to the next one.
+                    while !over.load(SeqCst) {
+                        std::thread::yield_now();
+                    }
+                });
+                let favoured = favoured.recv().expect("no panic");
+                assert_eq!(favoured, leans && turn < FAVOURS, "turn {turn}");
+            }
+            over.store(true, SeqCst);
+        });
     }
 
     #[test]
