@@ -444,8 +444,11 @@ impl Qp {
 
     fn reset(&self, control: &mut Control) {
         // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not:
-        // take it, and forget its completion below.
-        self.drain_receiver();
+        // take it, and forget its completion below. Nobody waits to hear of a datagram, and a program may have
+        // given back the memory of its RECVs already, since a NIC holds the pages (UCX does so).
+        if self.qp_type != QpType::Ud {
+            self.drain_receiver();
+        }
         self.set_state(QpState::Reset);
         self.shared().epoch.fetch_add(1, Ordering::AcqRel);
         self.with_receiver(RecvSide::detach_all);

@@ -5,6 +5,7 @@ use verbs_abi::*;
 use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
+use crate::memory::Memory;
 use crate::objects::{Buf, same_destination};
 use crate::pair::{Pair, QKEY, Side, Spec};
 use crate::wr::{Verb, Wc, send, send_imm};
@@ -29,6 +30,7 @@ tests! { "ud";
     to_itself [Ud],
     a_stranger_is_never_reached [Ud],
     a_receiver_that_is_gone_loses_messages [Ud],
+    memory_may_go_before_its_queue_pair [Ud],
     connected_queue_pairs_ignore_datagrams [Ud],
     a_flood_loses_but_never_lies [Ud],
     payload_of_exactly_the_mtu [Ud],
@@ -467,6 +469,20 @@ fn a_receiver_that_is_gone_loses_messages(env: &Env) {
         pair.a.sent().sent(i, Verb::Send);
     }
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
+}
+
+/// What has arrived and was not polled for is not looked at any more: a program may have given back its buffers,
+/// though not their registration.
+fn memory_may_go_before_its_queue_pair(env: &Env) {
+    let pair = Spec::ud().pair(env);
+    let memory = Memory::pages(1);
+    let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
+    pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
+    pair.a.post(send([]).id(2));
+    pair.a.sent().sent(2, Verb::Send);
+    memory.protect(0, false);
+    assert_eq!(pair.b.qp.try_destroy(), 0);
+    memory.protect(0, true);
 }
 
 fn connected_queue_pairs_ignore_datagrams(env: &Env) {
