@@ -5,13 +5,15 @@
 //!
 //! - [`suite`]: the data files;
 //! - [`process`], [`ready`]: a program, and when a server is ready for its client;
-//! - [`mod@run`]: runs the cases where this process runs;
+//! - [`mod@run`]: runs a case;
+//! - [`pool`]: runs all of them, several at a time;
 //! - [`judge`], [`unittest`]: what came of them;
 //! - [`place`]: gets all this to run where the target is;
 //! - [`record`]: the results that are kept.
 
 mod judge;
 mod place;
+mod pool;
 mod process;
 mod ready;
 mod record;
@@ -20,6 +22,7 @@ mod suite;
 mod unittest;
 
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
@@ -43,6 +46,9 @@ pub(crate) struct Args {
     /// Run this suite only (may be given several times)
     #[arg(long, value_name = "SUITE")]
     only: Vec<String>,
+    /// Run so many cases at a time [default: the target's, or two for each processor]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
     /// Print one JSON object per line on standard output
     #[arg(long, conflicts_with = "check")]
     json: bool,
@@ -78,6 +84,8 @@ struct CaseLine {
     target: String,
     #[serde(flatten)]
     result: CaseResult,
+    /// Its place in its suite, from 0: cases that ran beside each other come as they end.
+    number: usize,
     elapsed_s: f64,
     /// Last lines of the programs of a case that did not pass.
     output: Option<String>,
@@ -90,9 +98,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let suites = conformance.select(&args.only)?;
     if args.in_place {
         for target in targets {
-            place::here(target, &for_target(&suites, target), &mut |line| {
-                print_line(&line)
-            })?;
+            let suites = for_target(&suites, target);
+            place::here(target, &suites, args.jobs, &mut |line| print_line(&line))?;
         }
         return Ok(true);
     }
@@ -105,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             "none of these suites is for {}",
             target.name
         );
-        let now = run_on(target, &suites, args.json)?;
+        let now = run_on(target, &suites, args)?;
         total += record::counts(&now.results);
         good &= conclude(args, &conformance, target, &suites, now)?;
     }
@@ -121,32 +128,39 @@ fn for_target<'a>(suites: &[&'a Suite], target: &Target) -> Vec<&'a Suite> {
     suites.filter(|suite| suite.is_for(target)).collect()
 }
 
-/// Runs `suites` on `target`, and says on standard error what comes of each case.
-fn run_on(target: &Target, suites: &[&Suite], json: bool) -> Result<Record> {
-    let mut now = Record::default();
+/// Runs `suites` on `target`, and says on standard error what comes of each case. The results are in
+/// the suites' order.
+fn run_on(target: &Target, suites: &[&Suite], args: &Args) -> Result<Record> {
+    let mut environment = Environment::new();
+    let mut cases = Vec::new();
     let elapsed = std::time::Instant::now();
-    place::there(target, suites, &mut |line| {
-        if json {
+    place::there(target, suites, args.jobs, &mut |line| {
+        if args.json {
             print_line(&line)?;
         }
         match line {
-            Line::Environment(environment) => now.environment = environment,
+            Line::Environment(versions) => environment = versions,
             Line::Case(case) => {
                 progress(&case);
-                now.results.push(case.result);
+                cases.push(case);
             }
             Line::Total(_) => {}
         }
         Ok(())
     })?;
-    ensure!(!now.results.is_empty(), "no case was run");
+    ensure!(!cases.is_empty(), "no case was run");
     eprintln!(
         "{}: {} cases in {:.0} s",
         target.name,
-        now.results.len(),
+        cases.len(),
         elapsed.elapsed().as_secs_f64()
     );
-    Ok(now)
+    let place = |name: &str| suites.iter().position(|suite| suite.name == name);
+    cases.sort_by_key(|case| (place(&case.result.suite), case.number));
+    Ok(Record {
+        environment,
+        results: cases.into_iter().map(|case| case.result).collect(),
+    })
 }
 
 /// Prints or records what came of `target`; false when an outcome is not the recorded one.
@@ -296,6 +310,7 @@ mod tests {
                 case: "c".to_owned(),
                 outcome: Outcome::failed("why"),
             },
+            number: 3,
             elapsed_s: 1.5,
             output: Some("a\nb".to_owned()),
         });

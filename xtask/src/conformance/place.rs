@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
+use std::num::NonZeroUsize;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
@@ -11,18 +12,20 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::record::Environment;
 use super::suite::{Machine, Suite, Target};
-use super::{CaseLine, Line, run};
+use super::{CaseLine, Line, pool, run};
 use crate::dropin;
 use crate::packages::{self, Package};
 use crate::rxe;
 
-/// Runs `suites` where `target` is, installs what they need, and gives each line to `report`.
+/// Runs `suites` where `target` is, `jobs` cases at a time, installs what they need, and gives each line
+/// to `report`.
 ///
 /// # Errors
 /// When packages are missing, the machine does not start, or what runs there ends before its work.
 pub(crate) fn there(
     target: &Target,
     suites: &[&Suite],
+    jobs: Option<NonZeroUsize>,
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     packages::ensure(&needed(target, suites)?)?;
@@ -30,7 +33,7 @@ pub(crate) fn there(
         ensure!(dropin::build()?, "the drop-in could not be built");
     }
     match target.machine {
-        Machine::Host => here(target, suites, report),
+        Machine::Host => here(target, suites, jobs, report),
         Machine::Rxe => {
             let mut command = vec![
                 std::env::current_exe()?.into_os_string(),
@@ -42,40 +45,40 @@ pub(crate) fn there(
             for suite in suites {
                 command.extend([OsString::from("--only"), suite.name.clone().into()]);
             }
+            if let Some(jobs) = jobs {
+                command.extend([OsString::from("--jobs"), jobs.to_string().into()]);
+            }
             in_rxe(command, report)
         }
     }
 }
 
-/// Runs `suites` where this process runs.
+/// Runs `suites` where this process runs, `jobs` cases at a time.
 ///
 /// # Errors
-/// As [`run::suite`].
+/// As [`pool::run`].
 pub(crate) fn here(
     target: &Target,
     suites: &[&Suite],
+    jobs: Option<NonZeroUsize>,
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     report(Line::Environment(environment(target, suites)?))?;
-    let mut ports = run::Ports::new();
-    for suite in suites {
-        let mut tell = |ran: run::Ran| {
-            let passed = ran.outcome.reason().is_none();
-            report(Line::Case(CaseLine {
-                target: target.name.clone(),
-                result: super::CaseResult {
-                    suite: suite.name.clone(),
-                    case: ran.case,
-                    outcome: ran.outcome,
-                },
-                elapsed_s: ran.elapsed.as_secs_f64(),
-                output: (!passed && !ran.output.is_empty()).then_some(ran.output),
-            }))
-        };
-        run::suite(suite, target, &mut ports, &mut tell)
-            .with_context(|| format!("cannot run the suite {}", suite.name))?;
-    }
-    Ok(())
+    let jobs = jobs.unwrap_or_else(|| pool::default_jobs(target));
+    pool::run(target, suites, jobs, &mut |suite, number, ran| {
+        let passed = ran.outcome.reason().is_none();
+        report(Line::Case(CaseLine {
+            target: target.name.clone(),
+            result: super::CaseResult {
+                suite: suite.name.clone(),
+                case: ran.case,
+                outcome: ran.outcome,
+            },
+            number,
+            elapsed_s: ran.elapsed.as_secs_f64(),
+            output: (!passed && !ran.output.is_empty()).then_some(ran.output),
+        }))
+    })
 }
 
 fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {

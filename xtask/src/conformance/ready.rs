@@ -33,6 +33,8 @@ pub(crate) fn wait(
 ) -> Result<Waited> {
     let (command, line) = cm_listener;
     loop {
+        // Asked first: what it printed at its end counts.
+        let ended = server.has_ended()?;
         let is_ready = match ready {
             Ready::Tcp => has_socket(&["/proc/net/tcp", "/proc/net/tcp6"], port, TCP_LISTEN)?,
             Ready::Udp => has_socket(&["/proc/net/udp", "/proc/net/udp6"], port, UDP_BOUND)?,
@@ -42,7 +44,7 @@ pub(crate) fn wait(
         if is_ready {
             return Ok(Waited::Ready);
         }
-        if server.has_ended()? {
+        if ended {
             return Ok(Waited::Ended);
         }
         if Instant::now() >= deadline {

@@ -1,7 +1,6 @@
-//! Runs cases where this process runs.
+//! Runs a case, or tests of a suite of `unittest`, in a folder of this machine.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::judge::{Outcome, rows, unmatched, unsupported};
 use super::process::{Ended, Program};
 use super::ready::{self, Waited};
-use super::suite::{self, Case, Kind, Suite, Target, Unittest};
+use super::suite::{self, Case, Target, Unittest};
 use super::unittest::{Report, listed};
 use crate::dropin;
 
@@ -23,83 +22,12 @@ pub(crate) struct Ran {
     pub(crate) output: String,
 }
 
-/// Runs all cases of `suite` on `target`; gives each to `report` as soon as it is known.
-///
-/// # Errors
-/// When the cases cannot be run at all, or `report` fails. A program that is missing fails its
-/// case only.
-pub(crate) fn suite(
-    suite: &Suite,
-    target: &Target,
-    ports: &mut Ports,
-    report: &mut dyn FnMut(Ran) -> Result<()>,
-) -> Result<()> {
-    // A fabric in it shall not be written to a disk.
-    let memory = Path::new("/dev/shm");
-    let folder = if memory.is_dir() {
-        tempfile::tempdir_in(memory)
-    } else {
-        tempfile::tempdir()
-    };
-    let folder = folder.context("cannot make a folder for the programs")?;
-    let mut runner = Runner {
-        target,
-        folder: folder.path(),
-        port: ports.next(),
-    };
-    if let Some(command) = &suite.setup {
-        runner.setup(command)?;
-    }
-    match &suite.kind {
-        Kind::Programs(cases) => {
-            for case in cases.iter().filter(|case| case.is_for(target)) {
-                runner.port = case.port.unwrap_or_else(|| ports.next());
-                report(runner.case(case))?;
-            }
-            Ok(())
-        }
-        Kind::Unittest(unittest) => runner.unittest(unittest, report),
-    }
-}
-
-/// A port of its own for each case, so that none waits for the last one's to be free, and that
-/// nobody else has.
-#[derive(Debug)]
-pub(crate) struct Ports(u16);
-
-impl Ports {
-    /// Below those that the kernel gives to clients.
-    const FIRST: u16 = 20_000;
-    const LAST: u16 = 29_999;
-
-    pub(crate) fn new() -> Ports {
-        // Runs beside this one begin elsewhere.
-        let begin = std::process::id() % u32::from(Ports::LAST - Ports::FIRST);
-        Ports(Ports::FIRST + u16::try_from(begin).unwrap_or(0))
-    }
-
-    fn next(&mut self) -> u16 {
-        let mut port = self.0;
-        for _ in Ports::FIRST..=Ports::LAST {
-            port = self.0;
-            self.0 = if port == Ports::LAST {
-                Ports::FIRST
-            } else {
-                port + 1
-            };
-            let any = (Ipv4Addr::UNSPECIFIED, port);
-            if TcpListener::bind(any).is_ok() && UdpSocket::bind(any).is_ok() {
-                break;
-            }
-        }
-        port
-    }
-}
-
-struct Runner<'a> {
-    target: &'a Target,
-    folder: &'a Path,
-    port: u16,
+/// Where programs run.
+pub(crate) struct Runner<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) folder: &'a Path,
+    /// `{port}`.
+    pub(crate) port: u16,
 }
 
 /// What the programs of a case have come to.
@@ -112,7 +40,10 @@ struct Pair {
 
 impl Runner<'_> {
     /// Runs what a suite wants to be run before it.
-    fn setup(&self, command: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it fails, or does not end in time.
+    pub(crate) fn setup(&self, command: &str) -> Result<()> {
         let command = self.fill(command);
         let program = Program::start(&["sh", "-c", &command], self.folder)?;
         let in_time = program.wait(Instant::now() + SETUP)?;
@@ -126,7 +57,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn case(&self, case: &Case) -> Ran {
+    /// Runs a case; programs that cannot be started fail it.
+    pub(crate) fn case(&self, case: &Case) -> Ran {
         let begin = Instant::now();
         let target = self.target;
         if let Some(needed) = case
@@ -309,22 +241,38 @@ impl Runner<'_> {
         }
     }
 
-    /// Runs a suite of `unittest`. If it dies or hangs, its test has failed, and the suite goes
-    /// on with those that are left.
-    fn unittest(
-        &self,
-        unittest: &Unittest,
-        report: &mut dyn FnMut(Ran) -> Result<()>,
-    ) -> Result<()> {
+    /// The names of all tests of a suite of `unittest`.
+    ///
+    /// # Errors
+    /// When it cannot be started, or lists none.
+    pub(crate) fn tests(&self, unittest: &Unittest) -> Result<Vec<String>> {
         let quiet = Duration::from_secs(unittest.timeout_s);
         let ended = wait_while_it_prints(self.start(&unittest.list)?, quiet)?.0;
         let names = listed(&ended.output);
         if names.is_empty() {
             bail!("the suite lists no test\n{}", tail(&ended.output));
         }
+        Ok(names)
+    }
+
+    /// Runs those tests of a suite of `unittest`. If it dies or hangs, its test has failed, and the
+    /// suite goes on with those that are left. `report` is
+    /// given each outcome with its place in `names`.
+    ///
+    /// # Errors
+    /// When the suite cannot be started, or `report` fails.
+    pub(crate) fn unittest(
+        &self,
+        unittest: &Unittest,
+        names: &[String],
+        report: &mut dyn FnMut(usize, Ran) -> Result<()>,
+    ) -> Result<()> {
+        let quiet = Duration::from_secs(unittest.timeout_s);
         let mut left: HashSet<&str> = names.iter().map(String::as_str).collect();
-        let mut command = unittest.run.clone();
         while !left.is_empty() {
+            let rest = names.iter().map(String::as_str);
+            let rest: Vec<&str> = rest.filter(|name| left.contains(name)).collect();
+            let command = format!("{} {}", unittest.run, rest.join(" "));
             let begin = Instant::now();
             let (ended, in_time) = wait_while_it_prints(self.start(&command)?, quiet)?;
             let how = if in_time {
@@ -332,14 +280,15 @@ impl Runner<'_> {
             } else {
                 format!("silent for {} s", unittest.timeout_s)
             };
-            let ran = account(&Report::parse(&ended.output), &names, &left, &how);
+            let ran = account(&Report::parse(&ended.output), names, &left, &how);
             let each = begin.elapsed() / u32::try_from(ran.len().max(1)).unwrap_or(u32::MAX);
             for (id, outcome) in ran {
+                let number = names.iter().position(|name| *name == id);
                 // A test may be reported twice: of its body and of its clean-up.
-                if !left.remove(id.as_str()) {
+                let Some(number) = number.filter(|_| left.remove(id.as_str())) else {
                     continue;
-                }
-                report(Ran {
+                };
+                let ran = Ran {
                     output: match &outcome {
                         Outcome::Failed { .. } => tail(&ended.output),
                         Outcome::Passed | Outcome::Skipped { .. } => String::new(),
@@ -347,11 +296,9 @@ impl Runner<'_> {
                     case: id.trim_start_matches("tests.").to_owned(),
                     outcome,
                     elapsed: each,
-                })?;
+                };
+                report(number, ran)?;
             }
-            let rest = names.iter().map(String::as_str);
-            let rest: Vec<&str> = rest.filter(|name| left.contains(name)).collect();
-            command = format!("{} {}", unittest.run, rest.join(" "));
         }
         Ok(())
     }
@@ -490,9 +437,7 @@ fn last_line(output: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use super::super::suite::Conformance;
+    use super::super::suite::{Conformance, Kind, Suite};
     use super::*;
 
     fn target() -> Target {
@@ -502,35 +447,36 @@ mod tests {
         toml::from_str(text).unwrap()
     }
 
-    /// Runs a suite of the given text here.
-    fn run(text: &str) -> BTreeMap<String, Outcome> {
+    /// A suite of the given text.
+    fn suite(text: &str) -> Suite {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("targets.toml"), "").unwrap();
         let head = "title = \"t\"\norder = 1\npackages = []\n";
         std::fs::write(folder.path().join("s.toml"), format!("{head}{text}")).unwrap();
-        let conformance = Conformance::load(folder.path()).unwrap();
-        let mut outcomes = BTreeMap::new();
-        let mut report = |ran: Ran| {
-            outcomes.insert(ran.case, ran.outcome);
-            Ok(())
-        };
-        let mut ports = Ports::new();
-        suite(&conformance.suites[0], &target(), &mut ports, &mut report).unwrap();
-        outcomes
+        Conformance::load(folder.path()).unwrap().suites.remove(0)
     }
 
     fn outcome(case: &str) -> Outcome {
-        let text = format!(
+        let suite = suite(&format!(
             "timeout_s = 60\nready = {{ output = \"ready\" }}\nskip = [\"not supported\"]\n\
              [[case]]\nname = \"c\"\n{case}"
-        );
-        run(&text).remove("c").unwrap()
+        ));
+        let Kind::Programs(cases) = &suite.kind else {
+            panic!("{suite:?}");
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let runner = Runner {
+            target: &target(),
+            folder: folder.path(),
+            port: 23_456,
+        };
+        runner.case(&cases[0]).outcome
     }
 
     #[test]
     fn placeholders_are_filled() {
         let case = "alone = \"echo {dev} {gid} {server} {port}\"\n\
-             expect = ['^dev0 1 127\\.0\\.0\\.1 2\\d{4}$']";
+             expect = ['^dev0 1 127\\.0\\.0\\.1 23456$']";
         assert_eq!(outcome(case), Outcome::Passed);
     }
 
@@ -598,7 +544,10 @@ mod tests {
             "client: did not end within 1 s"
         );
         assert_eq!(
-            failed("server = \"echo ready\"\nclient = \"sleep 1000\"\ntimeout_s = 1"),
+            failed(
+                "server = \"sh -c echo${IFS}ready;sleep${IFS}0.5\"\nclient = \"sleep 1000\"\n\
+                 timeout_s = 1"
+            ),
             "server: ended before its client: ready"
         );
     }
@@ -650,25 +599,41 @@ mod tests {
         // Stands for a suite of three tests whose second kills it.
         let script = "case \"$*\" in \
             list) echo tests.m.C.a; echo tests.m.C.b; echo tests.m.C.c;; \
-            *tests.m.C.b*) exit 9;; \
-            *tests.m.C.c*) echo \"c (tests.m.C.c) ... ok\"; echo \"Ran 1 test in 1s\";; \
-            *) echo \"a (tests.m.C.a) ... skipped 'why'\"; printf \"b (tests.m.C.b) ... \"; \
-               kill -SEGV $$;; esac";
-        let text = format!(
-            "setup = '''cat > s <<'X'\n{script}\nX\n'''\n[unittest]\nlist = \"sh s list\"\n\
-             run = \"sh s run\"\ntimeout_s = 60"
-        );
-        let outcomes = run(&text);
+            \"run tests.m.C.a tests.m.C.b tests.m.C.c\") \
+               echo \"a (tests.m.C.a) ... skipped 'why'\"; printf \"b (tests.m.C.b) ... \"; \
+               kill -SEGV $$;; \
+            \"run tests.m.C.c\") echo \"c (tests.m.C.c) ... ok\"; echo \"Ran 1 test in 1s\";; \
+            *) exit 9;; esac";
+        let suite = suite("[unittest]\nlist = \"sh s list\"\nrun = \"sh s run\"\ntimeout_s = 60");
+        let Kind::Unittest(unittest) = &suite.kind else {
+            panic!("{suite:?}");
+        };
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("s"), script).unwrap();
+        let runner = Runner {
+            target: &target(),
+            folder: folder.path(),
+            port: 23_456,
+        };
+        let names = runner.tests(unittest).unwrap();
+        assert_eq!(names, ["tests.m.C.a", "tests.m.C.b", "tests.m.C.c"]);
+        let mut said = Vec::new();
+        let mut report = |number, ran: Ran| {
+            said.push((number, ran.case, ran.outcome));
+            Ok(())
+        };
+        runner.unittest(unittest, &names, &mut report).unwrap();
+        let skipped = Outcome::Skipped {
+            reason: "why".to_owned(),
+        };
+        let died = Outcome::failed("the suite ended in it: killed by SIGSEGV");
         assert_eq!(
-            outcomes["m.C.a"],
-            Outcome::Skipped {
-                reason: "why".to_owned()
-            }
+            said,
+            [
+                (0, "m.C.a".to_owned(), skipped),
+                (1, "m.C.b".to_owned(), died),
+                (2, "m.C.c".to_owned(), Outcome::Passed)
+            ]
         );
-        assert_eq!(
-            outcomes["m.C.b"],
-            Outcome::failed("the suite ended in it: killed by SIGSEGV")
-        );
-        assert_eq!(outcomes["m.C.c"], Outcome::Passed);
     }
 }

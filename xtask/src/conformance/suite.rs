@@ -1,6 +1,7 @@
 //! The data of `conformance/`: targets, suites and their cases.
 
 use std::collections::{BTreeMap, HashSet};
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -39,6 +40,8 @@ pub(crate) struct Target {
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
     pub(crate) cm_listeners: CmListeners,
+    /// Cases at a time where nobody says [default: two for each processor].
+    pub(crate) jobs: Option<NonZeroUsize>,
 }
 
 /// How to see who listens at a port of `rdma_cm`.
@@ -138,6 +141,8 @@ pub(crate) struct Case {
     machine: Option<Machine>,
     /// The TCP or `rdma_cm` port, where the program does not let one choose it.
     pub(crate) port: Option<u16>,
+    /// No other case may run at the same time.
+    pub(crate) exclusive: bool,
     pub(crate) timeout_s: u64,
     /// A failed program that prints such a line says that the device cannot do this.
     pub(crate) skip: Vec<Regex>,
@@ -196,6 +201,8 @@ struct File {
     machine: Option<Machine>,
     timeout_s: Option<u64>,
     ready: Option<Ready>,
+    #[serde(default)]
+    exclusive: bool,
     #[serde(default, deserialize_with = "regexes")]
     skip: Vec<Regex>,
     #[serde(default)]
@@ -233,6 +240,8 @@ struct Entry {
     link_layer: Option<LinkLayer>,
     machine: Option<Machine>,
     port: Option<u16>,
+    #[serde(default)]
+    exclusive: bool,
     timeout_s: Option<u64>,
 }
 
@@ -310,8 +319,11 @@ impl Suite {
     fn parse(name: &str, text: &str) -> Result<(u32, Suite)> {
         let file: File = toml::from_str(text)?;
         let kind = match file.unittest {
-            Some(unittest) if file.case.is_empty() => Kind::Unittest(unittest),
-            Some(_) => bail!("a suite has either cases or a unittest"),
+            Some(_) if !file.case.is_empty() => {
+                bail!("a suite has either cases or a unittest")
+            }
+            Some(_) if file.exclusive => bail!("only cases can be exclusive"),
+            Some(unittest) => Kind::Unittest(unittest),
             None => {
                 let mut cases = Vec::new();
                 for entry in &file.case {
@@ -422,6 +434,7 @@ impl Entry {
             link_layer: self.link_layer,
             machine: self.machine,
             port: self.port,
+            exclusive: self.exclusive || file.exclusive,
             timeout_s: self
                 .timeout_s
                 .or(file.timeout_s)

@@ -1,0 +1,416 @@
+//! Runs the cases of several suites, several at a time.
+//!
+//! A worker runs one case after the other. It has a folder of its own for each suite, and so a fabric
+//! of its own: cases beside each other are as far apart as programs of one host can be.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tempfile::TempDir;
+
+use super::run::{Ran, Runner};
+use super::suite::{Case, Kind, Suite, Target, Unittest};
+
+/// How many cases run at a time on `target` where nobody says: programs sleep about as long as they work.
+pub(crate) fn default_jobs(target: &Target) -> NonZeroUsize {
+    let processors = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    target
+        .jobs
+        .unwrap_or_else(|| processors().saturating_mul(NonZeroUsize::MIN.saturating_add(1)))
+}
+
+/// Gets what came of a case: its suite, its place there, and the outcome.
+type Report<'r> = &'r mut dyn FnMut(&Suite, usize, Ran) -> Result<()>;
+
+/// Runs all cases of `suites` on `target`, `jobs` at a time; gives each to `report` as soon as it is
+/// known, with its place in its suite.
+///
+/// # Errors
+/// When cases cannot be run at all, or `report` fails. A program that is missing fails its case only.
+pub(crate) fn run(
+    target: &Target,
+    suites: &[&Suite],
+    jobs: NonZeroUsize,
+    report: Report<'_>,
+) -> Result<()> {
+    let ports = Mutex::new(Ports::new());
+    let prepared: Vec<Prepared<'_>> = thread::scope(|scope| {
+        let ports = &ports;
+        let prepare = |&suite| scope.spawn(move || Prepared::new(target, suite, ports));
+        let begun: Vec<_> = suites.iter().map(prepare).collect();
+        let ended = begun.into_iter().map(|thread| {
+            let died = |_| Err(anyhow!("preparing a suite failed"));
+            thread.join().unwrap_or_else(died)
+        });
+        ended.collect::<Result<_>>()
+    })?;
+    let (exclusive, shared) = units(target, &prepared, jobs);
+    let place = Place {
+        target,
+        prepared: &prepared,
+        ports: &ports,
+    };
+    run_units(place, shared, jobs, report)?;
+    run_units(place, exclusive, NonZeroUsize::MIN, report)
+}
+
+/// A suite whose `setup` was run.
+struct Prepared<'a> {
+    suite: &'a Suite,
+    /// What `setup` left, if there is one.
+    folder: Option<TempDir>,
+    /// Names of the tests, if it is one of `unittest`.
+    tests: Vec<String>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(target: &Target, suite: &'a Suite, ports: &Mutex<Ports>) -> Result<Prepared<'a>> {
+        let mut prepared = Prepared {
+            suite,
+            folder: None,
+            tests: Vec::new(),
+        };
+        if suite.setup.is_none() && !matches!(suite.kind, Kind::Unittest(_)) {
+            return Ok(prepared);
+        }
+        let folder = prepared.folder.insert(new_folder()?);
+        let runner = Runner {
+            target,
+            folder: folder.path(),
+            port: lock(ports).next(),
+        };
+        if let Some(command) = &suite.setup {
+            runner.setup(command)?;
+        }
+        if let Kind::Unittest(unittest) = &suite.kind {
+            prepared.tests = runner.tests(unittest)?;
+        }
+        Ok(prepared)
+    }
+
+    /// A new folder for its programs.
+    fn folder(&self) -> Result<TempDir> {
+        let folder = new_folder()?;
+        if let Some(from) = &self.folder {
+            let copied = Command::new("cp")
+                .arg("-a")
+                .arg(from.path().join("."))
+                .arg(folder.path())
+                .status();
+            let copied = copied.context("cannot start cp")?;
+            ensure!(
+                copied.success(),
+                "cannot copy what the suite {} needs",
+                self.suite.name
+            );
+        }
+        Ok(folder)
+    }
+}
+
+/// What one worker runs, one after the other.
+#[derive(Debug)]
+enum Unit<'a> {
+    /// Cases, each with its suite and its place there.
+    Cases(Vec<(usize, usize, &'a Case)>),
+    /// Tests of a suite of `unittest`, from this place there on.
+    Tests(usize, &'a Unittest, usize, &'a [String]),
+}
+
+/// All cases: those that may run beside others, and those that may not.
+fn units<'a>(
+    target: &Target,
+    prepared: &'a [Prepared<'a>],
+    jobs: NonZeroUsize,
+) -> (VecDeque<Unit<'a>>, VecDeque<Unit<'a>>) {
+    let mut exclusive = VecDeque::new();
+    let mut shared = VecDeque::new();
+    // Cases that want the same port: in the same unit.
+    let mut at_port: HashMap<u16, usize> = HashMap::new();
+    for (index, suite) in prepared.iter().enumerate() {
+        match &suite.suite.kind {
+            Kind::Programs(cases) => {
+                for (number, case) in cases.iter().enumerate().filter(|(_, c)| c.is_for(target)) {
+                    let case = (index, number, case);
+                    if case.2.exclusive {
+                        exclusive.push_back(Unit::Cases(vec![case]));
+                        continue;
+                    }
+                    let same = case.2.port.and_then(|port| at_port.get(&port));
+                    if let Some(Unit::Cases(cases)) = same.and_then(|&at| shared.get_mut(at)) {
+                        cases.push(case);
+                        continue;
+                    }
+                    if let Some(port) = case.2.port {
+                        at_port.insert(port, shared.len());
+                    }
+                    shared.push_back(Unit::Cases(vec![case]));
+                }
+            }
+            Kind::Unittest(unittest) => {
+                let size = suite.tests.len().div_ceil(jobs.get()).max(1);
+                let parts = suite.tests.chunks(size).enumerate();
+                let parts = parts.map(|(n, names)| Unit::Tests(index, unittest, n * size, names));
+                shared.extend(parts);
+            }
+        }
+    }
+    (exclusive, shared)
+}
+
+/// Where workers find what they need.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    target: &'a Target,
+    prepared: &'a [Prepared<'a>],
+    ports: &'a Mutex<Ports>,
+}
+
+/// Runs `units`, as many at a time as there are `jobs`.
+fn run_units(
+    place: Place<'_>,
+    units: VecDeque<Unit<'_>>,
+    jobs: NonZeroUsize,
+    report: Report<'_>,
+) -> Result<()> {
+    let workers = jobs.get().min(units.len());
+    let queue = Mutex::new(units);
+    let (sender, results) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let sender = sender.clone();
+            let queue = &queue;
+            scope.spawn(move || {
+                let mut worker = Worker {
+                    place,
+                    folders: HashMap::new(),
+                };
+                // Who listens does so until all workers have ended.
+                let tell = |result| sender.send(result).map_err(|_| anyhow!("nobody listens"));
+                while let Some(unit) = next(queue) {
+                    let mut report = |suite, number, ran| tell(Ok((suite, number, ran)));
+                    if let Err(err) = worker.run(&unit, &mut report) {
+                        let _ = tell(Err(err));
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut outcome = Ok(());
+        for result in results {
+            let told = result.and_then(|(suite, number, ran): (usize, usize, Ran)| {
+                report(place.prepared[suite].suite, number, ran)
+            });
+            if outcome.is_ok() && told.is_err() {
+                lock(&queue).clear();
+                outcome = told;
+            }
+        }
+        outcome
+    })
+}
+
+fn next<'a>(queue: &Mutex<VecDeque<Unit<'a>>>) -> Option<Unit<'a>> {
+    lock(queue).pop_front()
+}
+
+struct Worker<'a> {
+    place: Place<'a>,
+    /// Of the programs of a suite.
+    folders: HashMap<usize, TempDir>,
+}
+
+impl Worker<'_> {
+    fn run(
+        &mut self,
+        unit: &Unit<'_>,
+        report: &mut dyn FnMut(usize, usize, Ran) -> Result<()>,
+    ) -> Result<()> {
+        match unit {
+            Unit::Cases(cases) => {
+                for (suite, number, case) in cases {
+                    let runner = self.runner(*suite, case.port)?;
+                    report(*suite, *number, runner.case(case))?;
+                }
+                Ok(())
+            }
+            Unit::Tests(suite, unittest, first, names) => {
+                let runner = self.runner(*suite, None)?;
+                runner.unittest(unittest, names, &mut |number, ran| {
+                    report(*suite, first + number, ran)
+                })
+            }
+        }
+    }
+
+    fn runner(&mut self, suite: usize, port: Option<u16>) -> Result<Runner<'_>> {
+        if !self.folders.contains_key(&suite) {
+            let folder = self.place.prepared[suite].folder()?;
+            self.folders.insert(suite, folder);
+        }
+        Ok(Runner {
+            target: self.place.target,
+            folder: self.folders[&suite].path(),
+            port: port.unwrap_or_else(|| lock(self.place.ports).next()),
+        })
+    }
+}
+
+fn new_folder() -> Result<TempDir> {
+    // A fabric in it shall not be written to a disk.
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
+    };
+    folder.context("cannot make a folder for the programs")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A port of its own for each case, so that none waits for the last one's to be free, and that
+/// nobody else has.
+#[derive(Debug)]
+struct Ports(u16);
+
+impl Ports {
+    /// Below those that the kernel gives to clients.
+    const FIRST: u16 = 20_000;
+    const LAST: u16 = 29_999;
+
+    fn new() -> Ports {
+        // Runs beside this one begin elsewhere.
+        let begin = std::process::id() % u32::from(Ports::LAST - Ports::FIRST);
+        Ports(Ports::FIRST + u16::try_from(begin).unwrap_or(0))
+    }
+
+    fn next(&mut self) -> u16 {
+        let mut port = self.0;
+        for _ in Ports::FIRST..=Ports::LAST {
+            port = self.0;
+            self.0 = if port == Ports::LAST {
+                Ports::FIRST
+            } else {
+                port + 1
+            };
+            let any = (Ipv4Addr::UNSPECIFIED, port);
+            if TcpListener::bind(any).is_ok() && UdpSocket::bind(any).is_ok() {
+                break;
+            }
+        }
+        port
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::judge::Outcome;
+    use super::super::suite::Conformance;
+    use super::*;
+
+    /// Runs a suite of the given text here, four cases at a time: number, case and outcome of each, in
+    /// the order of the numbers. `MEET` in it is a folder that all cases share.
+    fn run_four(text: &str) -> Vec<(usize, String, Outcome)> {
+        let folder = tempfile::tempdir().unwrap();
+        let targets = "[here]\ntitle = \"here\"\nmachine = \"host\"\npackages = []\ndevice = \"d\"\n\
+             gid_index = 1\nlink_layer = \"Ethernet\"\nserver = \"127.0.0.1\"\n\
+             cm_listeners = { command = \"true\", line = \".\" }\n";
+        std::fs::write(folder.path().join("targets.toml"), targets).unwrap();
+        let meet = folder.path().join("meet");
+        std::fs::create_dir(&meet).unwrap();
+        let text = text.replace("MEET", meet.to_str().unwrap());
+        let head = "title = \"t\"\norder = 1\npackages = []\n";
+        std::fs::write(folder.path().join("s.toml"), format!("{head}{text}")).unwrap();
+        let conformance = Conformance::load(folder.path()).unwrap();
+        let suites = conformance.select(&[]).unwrap();
+        let mut done = Vec::new();
+        let jobs = NonZeroUsize::new(4).unwrap();
+        run(&conformance.targets[0], &suites, jobs, &mut |_, n, ran| {
+            done.push((n, ran.case, ran.outcome));
+            Ok(())
+        })
+        .unwrap();
+        done.sort_by_key(|(number, ..)| *number);
+        done
+    }
+
+    fn passed(number: usize, case: &str) -> (usize, String, Outcome) {
+        (number, case.to_owned(), Outcome::Passed)
+    }
+
+    #[test]
+    fn cases_beside_each_other_have_folders_and_ports_of_their_own() {
+        let done = run_four(
+            "timeout_s = 60\n\
+             setup = '''cat > s <<'X'\n\
+             mkdir mine && touch MEET/$1 && mkdir MEET/port$3 || exit\n\
+             until test -e MEET/$2; do sleep 0.01; done\nX\n'''\n\
+             [[case]]\nname = \"one\"\nalone = \"sh s a b {port}\"\n\
+             [[case]]\nname = \"two\"\nalone = \"sh s b a {port}\"",
+        );
+        assert_eq!(done, [passed(0, "one"), passed(1, "two")]);
+    }
+
+    #[test]
+    fn cases_at_the_same_port_and_exclusive_ones_are_alone() {
+        let script = "timeout_s = 60\n\
+             setup = \"echo 'mkdir MEET/busy && sleep 0.1 && rmdir MEET/busy' > s\"\n";
+        for key in ["port = 7174", "exclusive = true"] {
+            let case = |name| format!("[[case]]\nname = \"{name}\"\nalone = \"sh s\"\n{key}\n");
+            let cases: String = ["one", "two", "three"].map(case).concat();
+            assert_eq!(
+                run_four(&format!("{script}{cases}")),
+                [passed(0, "one"), passed(1, "two"), passed(2, "three")],
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_tests_of_a_unittest_are_dealt_out() {
+        // Each of two parts waits until the other runs.
+        let done = run_four(
+            "setup = '''cat > s <<'X'\n\
+             case \"$*\" in\n\
+             list) for t in a b c d e f g h; do echo tests.m.C.$t; done; exit;;\n\
+             *C.a*) touch MEET/a; until test -e MEET/h; do sleep 0.01; done;;\n\
+             *C.h*) touch MEET/h; until test -e MEET/a; do sleep 0.01; done;;\n\
+             esac\n\
+             shift\n\
+             for t; do echo \"${t##*.} ($t) ... ok\"; done\n\
+             echo \"Ran $# tests in 1s\"\nX\n'''\n\
+             [unittest]\nlist = \"sh s list\"\nrun = \"sh s run\"\ntimeout_s = 60",
+        );
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let all: Vec<_> = names.iter().enumerate().collect();
+        let all: Vec<_> = all
+            .iter()
+            .map(|(n, t)| passed(*n, &format!("m.C.{t}")))
+            .collect();
+        assert_eq!(done, all);
+    }
+
+    #[test]
+    fn a_suite_that_cannot_be_prepared_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("targets.toml"), "").unwrap();
+        let text = "title = \"t\"\norder = 1\npackages = []\nsetup = \"echo no luck; false\"\n";
+        std::fs::write(folder.path().join("s.toml"), text).unwrap();
+        let conformance = Conformance::load(folder.path()).unwrap();
+        let repository = Conformance::load(&crate::workspace().join("conformance")).unwrap();
+        let target = &repository.targets[0];
+        let suites = conformance.select(&[]).unwrap();
+        let err = run(target, &suites, NonZeroUsize::MIN, &mut |_, _, _| Ok(())).unwrap_err();
+        assert!(format!("{err:#}").contains("no luck"), "{err:#}");
+    }
+}
