@@ -141,6 +141,7 @@ impl OneSided {
         bytes: usize,
         from: Option<RemoteMemory>,
     ) -> Result<(), RpcError> {
+        self.make_room(1);
         let start = self.place(slot, at);
         let into = self.buffers.slice(start..start + bytes)?;
         let read = self.list.rdma_read(into, from.ok_or_else(outside)?);
