@@ -16,7 +16,7 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) kind: Kind,
-    /// Arguments of cargo.
+    /// Arguments of cargo; `{target}` is the build folder.
     pub(crate) args: &'static [&'static str],
     /// Added to the environment; added behind what the caller has set for the `…FLAGS`.
     pub(crate) env: &'static [(&'static str, &'static str)],
@@ -26,8 +26,9 @@ pub(crate) struct Step {
     pub(crate) target: Option<&'static str>,
 }
 
-/// The suite of verbs semantics: many processes, so it runs as users' programs do, optimised.
-const CONFORMANCE: &str = "verbs-conformance";
+/// The step that builds what all test steps run. Cargo chooses the features of a dependency for the packages that are
+/// selected, so each step that runs tests selects the workspace: for one package, half of it would be built again.
+pub(crate) const BUILD: &str = "build";
 
 /// Every step.
 pub(crate) const STEPS: &[Step] = &[
@@ -66,14 +67,21 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: BUILD,
+        what: "all programs, libraries and tests",
+        kind: Kind::Lint,
+        args: &["build", "--workspace", "--all-targets"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "test",
         what: "unit and integration tests",
         kind: Kind::Tests,
         args: &[
             "test",
             "--workspace",
-            "--exclude",
-            CONFORMANCE,
             "--no-fail-fast",
             "--lib",
             "--bins",
@@ -94,36 +102,10 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
-        name: "conformance",
-        what: "verbs semantics and kills, on the optimised build",
-        kind: Kind::Tests,
-        args: &[
-            "test",
-            "-p",
-            CONFORMANCE,
-            "--release",
-            "--no-fail-fast",
-            "--lib",
-            "--bins",
-            "--tests",
-        ],
-        env: &[],
-        rxe: false,
-        target: None,
-    },
-    Step {
         name: "private-memory",
         what: "verbs semantics between processes that cannot map each other's memory",
         kind: Kind::Tests,
-        args: &[
-            "test",
-            "-p",
-            CONFORMANCE,
-            "--release",
-            "--test",
-            "softnic",
-            "processes",
-        ],
+        args: &["test", "--workspace", "--test", "softnic", "processes"],
         env: &[("VERBATIM_KEEP_PRIVATE", "1")],
         rxe: false,
         target: None,
@@ -141,7 +123,12 @@ pub(crate) const STEPS: &[Step] = &[
         name: "programs",
         what: "other people's programs on the drop-in, both link layers, as recorded",
         kind: Kind::Tests,
-        args: &["xtask", "conformance", "--check"],
+        args: &[
+            "xtask",
+            "conformance",
+            "--check",
+            "--verbatim={target}/debug/verbatim",
+        ],
         env: &[],
         rxe: false,
         target: None,
@@ -150,31 +137,9 @@ pub(crate) const STEPS: &[Step] = &[
         name: "rxe-verbs",
         what: "verbs semantics on the kernel's Soft-RoCE",
         kind: Kind::Tests,
-        args: &[
-            "test",
-            "-p",
-            CONFORMANCE,
-            "--release",
-            "--no-fail-fast",
-            "--test",
-            "system",
-        ],
+        args: &["test", "--workspace", "--no-fail-fast", "--test", "system"],
         env: RXE_SUITE,
         rxe: true,
-        target: None,
-    },
-    Step {
-        name: "libraries",
-        what: "the libraries that programs load in the steps below",
-        kind: Kind::Lint,
-        args: &[
-            "build",
-            "--package=dropin",
-            "--package=dropin-rdmacm",
-            "--package=tap-preload",
-        ],
-        env: &[],
-        rxe: false,
         target: None,
     },
     Step {
@@ -183,11 +148,10 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Tests,
         args: &[
             "test",
-            "-p",
-            "verbatim",
+            "--workspace",
             "--no-fail-fast",
             "--test",
-            "system",
+            "device",
             "--",
             "--ignored",
             "--test-threads=1",
@@ -243,6 +207,7 @@ mod tests {
             assert!(
                 step.args[0] == "xtask"
                     || step.args.contains(&"--no-fail-fast")
+                    || step.args.contains(&"--test")
                     || step.args.contains(&"-p"),
                 "{} would stop at the first failing program",
                 step.name

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::cargo_output::{Counts, Parser, Troubles};
 use crate::packages;
-use crate::steps::{Kind, STEPS, Step};
+use crate::steps::{BUILD, Kind, STEPS, Step};
 use crate::{rxe, target_dir, workspace};
 
 /// Arguments of `cargo xtask test`.
@@ -57,7 +57,12 @@ enum Line<'a> {
 /// Runs the chore; false when something failed.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
-    let steps: Vec<&Step> = STEPS.iter().filter(|step| wanted(step.name)).collect();
+    let runs_tests = |step: &Step| step.kind == Kind::Tests && wanted(step.name);
+    let needs_packages = STEPS.iter().any(runs_tests);
+    let steps = STEPS.iter();
+    let steps: Vec<&Step> = steps
+        .filter(|step| wanted(step.name) || (step.name == BUILD && needs_packages))
+        .collect();
     let mut outcomes = Vec::new();
     let mut report = |outcome: Outcome| -> Result<()> {
         if args.json {
@@ -67,7 +72,6 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         Ok(())
     };
 
-    let needs_packages = steps.iter().any(|step| step.kind == Kind::Tests);
     let mut packages_ok = true;
     if wanted(PACKAGES) || needs_packages {
         let outcome = install();
@@ -210,12 +214,24 @@ fn command(step: &Step) -> Result<Command> {
         let runner = serde_json::to_string(&rxe::runner()?)?;
         command.args(["--config", &format!("target.'cfg(all())'.runner={runner}")]);
     }
+    let target = target_dir();
+    let target = target
+        .to_str()
+        .context("the build folder's name is not UTF-8")?;
     command
-        .args(step.args)
+        .args(step.args.iter().map(|arg| arg.replace("{target}", target)))
         .current_dir(workspace())
         // The parser reads plain text.
         .env("CARGO_TERM_COLOR", "never")
         .env("CARGO_TERM_PROGRESS_WHEN", "never");
+    if step.kind == Kind::Tests {
+        // Tests need not build the libraries that they load.
+        command.env("VERBATIM_BUILT", "1");
+    }
+    if std::env::var_os("CI").is_some() && std::env::var_os("CARGO_INCREMENTAL").is_none() {
+        // Nothing will be built a second time there.
+        command.env("CARGO_INCREMENTAL", "0");
+    }
     for (name, value) in step.env {
         let value = match std::env::var(name) {
             Ok(before) if name.ends_with("FLAGS") => format!("{before} {value}"),

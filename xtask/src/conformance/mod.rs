@@ -25,7 +25,7 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +58,9 @@ pub(crate) struct Args {
     /// Record the results in conformance/results and conformance/RESULTS.md
     #[arg(long)]
     write: bool,
+    /// Run programs by this `verbatim`, such as an installed one [default: built here, optimised]
+    #[arg(long, value_name = "FILE")]
+    verbatim: Option<PathBuf>,
     /// Run here, whatever the target says, and print JSON: the inner half of the chore
     #[arg(long, hide = true)]
     in_place: bool,
@@ -93,7 +96,17 @@ struct CaseLine {
 
 /// Runs the chore; false when an outcome is not the recorded one.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let conformance = Conformance::load(&folder())?;
+    let mut conformance = Conformance::load(&folder())?;
+    if let Some(program) = &args.verbatim {
+        // Programs run in folders of their own.
+        let program = std::fs::canonicalize(program)
+            .with_context(|| format!("no such program: {}", program.display()))?;
+        conformance.run_by(
+            program
+                .to_str()
+                .context("the program's path is not UTF-8")?,
+        );
+    }
     let targets = conformance.targets(&args.on)?;
     let suites = conformance.select(&args.only)?;
     if args.in_place {

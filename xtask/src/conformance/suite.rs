@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use regex::Regex;
 use serde::{Deserialize, Deserializer};
 
+use super::run::VERBATIM;
+
 /// Everything that `conformance/` says.
 #[derive(Debug)]
 pub(crate) struct Conformance {
@@ -297,6 +299,13 @@ impl Conformance {
             _ => only.contains(&target.name),
         };
         Ok(self.targets.iter().filter(wanted).collect())
+    }
+
+    /// Lets `program` be the command line of this repository in all targets.
+    pub(crate) fn run_by(&mut self, program: &str) {
+        for word in self.targets.iter_mut().flat_map(|target| &mut target.wrap) {
+            *word = word.replace(VERBATIM, program);
+        }
     }
 
     /// The suites of those names, all for none.

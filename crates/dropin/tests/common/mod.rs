@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 /// A folder with the libraries, built with the profile of this test, under the names that programs ask for.
 ///
-/// Cargo builds no `cdylib` for the tests of its package, so it is asked for it here; where it has been built
-/// already, that takes no time.
+/// Cargo builds no `cdylib` for the tests of its package, so it is asked for it here, unless `VERBATIM_BUILT` says that
+/// it lies there (`cargo xtask test` builds the workspace at once; alone, the library has other features and is built
+/// again).
 pub(crate) fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -22,15 +23,9 @@ pub(crate) fn library_folder() -> &'static Path {
             .ancestors()
             .nth(2)
             .expect("a test lies in target/PROFILE/deps");
-        let target = profile.parent().expect("a profile's folder lies in target");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "dropin", "-p", "dropin-rdmacm"]);
-        cargo.arg("--target-dir").arg(target);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
+        if std::env::var_os("VERBATIM_BUILT").is_none() {
+            build(profile);
         }
-        let built = cargo.status().expect("cargo starts");
-        assert!(built.success(), "the library does not build");
         let folder = profile.join("dropin/test");
         std::fs::create_dir_all(&folder).expect("target is writable");
         for (built, name) in [
@@ -46,6 +41,18 @@ pub(crate) fn library_folder() -> &'static Path {
         }
         folder
     })
+}
+
+fn build(profile: &Path) {
+    let target = profile.parent().expect("a profile's folder lies in target");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "-p", "dropin", "-p", "dropin-rdmacm"]);
+    cargo.arg("--target-dir").arg(target);
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.status().expect("cargo starts");
+    assert!(built.success(), "the library does not build");
 }
 
 /// The library's file.

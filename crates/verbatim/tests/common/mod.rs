@@ -41,11 +41,15 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Builds the libraries that `verbatim run` gives to programs, beside the program.
+/// Builds the libraries that `verbatim run` gives to programs, beside the program, unless `VERBATIM_BUILT` says that
+/// they lie there.
 pub fn build_libraries() {
     static BUILD: Once = Once::new();
     let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
     BUILD.call_once(|| {
+        if std::env::var_os("VERBATIM_BUILT").is_some() {
+            return;
+        }
         let profile = program.parent().expect("target/PROFILE");
         let mut cargo = Command::new(env!("CARGO"));
         cargo

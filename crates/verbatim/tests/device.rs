@@ -1,7 +1,7 @@
 //! The commands on a device of the machine itself, such as the kernel's Soft-RoCE:
 //!
 //! ```sh
-//! VERBATIM_TEST_DEVICE=rxe0 cargo test -p verbatim --test system -- --ignored
+//! VERBATIM_TEST_DEVICE=rxe0 cargo test -p verbatim --test device -- --ignored
 //! ```
 //!
 //! `VERBATIM_TEST_GID_INDEX` chooses an entry of its GID table. Nothing here depends on speed.
