@@ -111,12 +111,17 @@ impl Program {
         self.end()
     }
 
+    /// Waits until all is collected that was printed, once the program has ended. Who has left its group may hold the
+    /// terminal longer; it is not waited for.
+    pub(crate) fn wait_for_output(&self) {
+        let _ = self.closed.recv_timeout(POLITENESS);
+    }
+
     /// Ends what is left of its group, and collects what it has printed.
     pub(crate) fn end(mut self) -> Result<Ended> {
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
-        // Only who has left the group can hold the terminal now; it is not waited for.
-        let _ = self.closed.recv_timeout(POLITENESS);
+        self.wait_for_output();
         Ok(Ended {
             status,
             output: self.output(),

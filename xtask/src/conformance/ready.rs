@@ -35,6 +35,9 @@ pub(crate) fn wait(
     loop {
         // Asked first: what it printed at its end counts.
         let ended = server.has_ended()?;
+        if ended {
+            server.wait_for_output();
+        }
         let is_ready = match ready {
             Ready::Tcp => has_socket(&["/proc/net/tcp", "/proc/net/tcp6"], port, TCP_LISTEN)?,
             Ready::Udp => has_socket(&["/proc/net/udp", "/proc/net/udp6"], port, UDP_BOUND)?,
