@@ -1,5 +1,6 @@
 //! `verbatim kv` as its users run it: processes, output, exit status.
 
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -128,16 +129,24 @@ fn killed_under_load(design: &&[&str]) {
     let server = serve(&flags);
     let address = server.address.clone();
     let half = ["--keys", "2000", "--duration", "1s", "--puts", "0.5"];
-    let goes_on = ["--allow-misses", "--reconnect", "60s"];
-    let load = load(&server, &[&half[..], &goes_on].concat())
+    let goes_on = ["--fill", "--allow-misses", "--reconnect", "60s"];
+    let mut load = load(&server, &[&half[..], &goes_on].concat())
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
-    server.wait_for_client();
+    let mut said = BufReader::new(load.stdout.take().expect("piped"));
+    let mut filled = String::new();
+    said.read_line(&mut filled).expect("it speaks");
+    assert!(filled.contains("filled"), "{filled}");
     std::thread::sleep(Duration::from_millis(100));
     drop(server);
     let _again = Server::start("kv", &address, &flags);
-    let report = right(&load.wait_with_output().expect("it ends"));
+    let mut stdout = Vec::new();
+    said.read_to_end(&mut stdout).expect("it speaks");
+    let report = right(&Output {
+        stdout,
+        ..load.wait_with_output().expect("it ends")
+    });
     assert!(
         report["trouble"]["reconnects"].as_u64() >= Some(1),
         "{report}"

@@ -157,12 +157,12 @@ fn a_client_outlives_its_server() {
     let mut server = serve(&["--state", state]);
     let address = server.address.clone();
     let client = ["sequencer", "client", &address, "--json"];
-    let client = verbatim(&[&client[..], &["--duration", "1s"]].concat())
+    let client = verbatim(&[&client[..], &["--duration", "2s"]].concat())
         .stdout(Stdio::piped())
         .spawn()
         .expect("the client starts");
     server.wait_for_client();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(std::time::Duration::from_millis(500));
     server.child.kill().expect("killed");
     server.child.wait().expect("gone");
     let again = Server::start("sequencer", &address, &["--state", state]);
