@@ -728,6 +728,30 @@ impl Drop for HeldAtomicLock<'_> {
     }
 }
 
+/// Is this memory of the own process mapped, as far as its first and its last byte show? By a system call.
+pub(crate) fn is_mapped(at: *const u8, len: usize) -> bool {
+    let Some(last) = len.checked_sub(1) else {
+        return true;
+    };
+    [0, last].into_iter().all(|offset| {
+        let mut byte = 0u8;
+        let local = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let remote = libc::iovec {
+            iov_base: at.wrapping_add(offset).cast_mut().cast(),
+            iov_len: 1,
+        };
+        // SAFETY: one iovec of one byte each; the local one is `byte`, and the kernel checks the other.
+        let n = unsafe {
+            libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+        };
+        // Where the call is not allowed nothing is known.
+        n == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
+    })
+}
+
 /// Copies between memory that others may be writing to.
 ///
 /// Up to 16 bytes go in as few and as large moves as there are, so that an aligned word is never seen half

@@ -444,7 +444,7 @@ fn handle(
         wc.dlid_path_bits = path.dlid_path_bits;
         if place_len != 0 || !wqe.sges.is_empty() {
             let grh = path.grh(header.len, flags != 0);
-            placed = place_ud(qp, pd, wqe.sges, record, grh, window, local);
+            placed = place_ud(qp, pd, wqe.sges, record, grh, window, local, by_engine);
         }
     } else if place_len != 0 {
         placed = place(qp, pd, wqe.sges, record, peer, window, local, remote);

@@ -94,7 +94,11 @@ pub(super) enum PlaceError {
 }
 
 /// Scatters a UD message and its GRH over the SGEs of a receive WR.
+///
+/// The engine does so at a time of its own, when the program may have given the memory back and is about to destroy the
+/// queue pair (UCX does it in this order): it looks first whether there is memory.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
 pub(super) fn place_ud(
     qp: &Qp,
     pd: u32,
@@ -103,6 +107,7 @@ pub(super) fn place_ud(
     grh: Option<&[u8; GRH_BYTES]>,
     window: &mut Window,
     local: &mut RegionCache,
+    by_engine: bool,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
     let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
@@ -120,6 +125,9 @@ pub(super) fn place_ud(
             Err(PlaceError::Nowhere) => return Ok(()),
             Err(e) => return Err(e),
         };
+        if by_engine && !crate::mem::is_mapped(dst, len + GRH_BYTES) {
+            return Err(PlaceError::Local);
+        }
         // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has `len`
         // bytes behind the header.
         unsafe {

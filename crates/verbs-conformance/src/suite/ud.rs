@@ -31,6 +31,7 @@ tests! { "ud";
     a_stranger_is_never_reached [Ud],
     a_receiver_that_is_gone_loses_messages [Ud],
     memory_may_go_before_its_queue_pair [Ud],
+    memory_may_go_while_the_program_sleeps [Ud, Events],
     connected_queue_pairs_ignore_datagrams [Ud],
     a_flood_loses_but_never_lies [Ud],
     payload_of_exactly_the_mtu [Ud],
@@ -482,6 +483,23 @@ fn memory_may_go_before_its_queue_pair(env: &Env) {
     pair.a.sent().sent(2, Verb::Send);
     memory.protect(0, false);
     assert_eq!(pair.b.qp.try_destroy(), 0);
+    memory.protect(0, true);
+}
+
+/// A NIC holds the pages, so the datagram is received; without them its RECV fails. Nobody is harmed.
+fn memory_may_go_while_the_program_sleeps(env: &Env) {
+    let pair = Spec::ud().with_channels().pair(env);
+    let memory = Memory::pages(1);
+    let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
+    let source = pair.a.buf(8);
+    pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
+    pair.b.rcq.arm(false);
+    memory.protect(0, false);
+    pair.a.post(send([source.all()]).id(2));
+    pair.a.sent().sent(2, Verb::Send);
+    pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+    let status = pair.b.received().raw().status;
+    assert!([IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR].contains(&status), "{status}");
     memory.protect(0, true);
 }
 
