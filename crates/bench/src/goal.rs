@@ -49,8 +49,10 @@ pub enum Row {
     IbWriteBw,
     /// `ib_write_bw -n 5` from its start to its end, less the time that it takes to fail without a device.
     IbWriteStart,
+    /// `ucx_perftest -t put_bw -D short -s 8`, unmodified, over `rc_verbs`.
+    UctPut,
     /// `ucx_perftest -t ucp_put_bw -s 8`, unmodified, over `rc_verbs`.
-    UcxPut,
+    UcpPut,
 }
 
 /// What a row's figures count.
@@ -104,7 +106,9 @@ pub enum Peer {
     /// A test of `ucx_perftest`.
     UcxAmLat,
     /// A test of `ucx_perftest`.
-    UcxPutBw,
+    UctPutBw,
+    /// A test of `ucx_perftest`.
+    UcpPutBw,
     /// A test of `ucx_perftest`.
     UcxFadd,
     /// `memcpy` into a mapping shared by two processes.
@@ -126,7 +130,8 @@ impl Peer {
         match self {
             Peer::UcxAmBw => "UCX am_bw",
             Peer::UcxAmLat => "UCX am_lat",
-            Peer::UcxPutBw => "UCX ucp_put_bw",
+            Peer::UctPutBw => "UCX put_bw",
+            Peer::UcpPutBw => "UCX ucp_put_bw",
             Peer::UcxFadd => "UCX ucp_fadd",
             Peer::Memcpy => "memcpy",
             Peer::ProcessVmWritev | Peer::ProcessVmWritev64Kib => "process_vm_writev",
@@ -141,7 +146,8 @@ impl Peer {
         match self {
             Peer::UcxAmBw => Some(ucx::Test::AmBw),
             Peer::UcxAmLat => Some(ucx::Test::AmLat),
-            Peer::UcxPutBw => Some(ucx::Test::UcpPutBw),
+            Peer::UctPutBw => Some(ucx::Test::PutBw),
+            Peer::UcpPutBw => Some(ucx::Test::UcpPutBw),
             Peer::UcxFadd => Some(ucx::Test::UcpFadd),
             _ => None,
         }
@@ -209,14 +215,15 @@ impl Row {
     ];
 
     /// The drop-in libraries as unmodified programs use them, in the order of the table.
-    pub const DROP_IN: [Row; 7] = [
+    pub const DROP_IN: [Row; 8] = [
         Row::IbSendBw,
         Row::IbSendBwUd,
         Row::IbSendLat,
         Row::IbWriteLat,
         Row::IbWriteBw,
         Row::IbWriteStart,
-        Row::UcxPut,
+        Row::UctPut,
+        Row::UcpPut,
     ];
 
     /// Every row.
@@ -247,7 +254,8 @@ impl Row {
             Row::IbWriteLat => "ib-write-lat",
             Row::IbWriteBw => "ib-write-bw",
             Row::IbWriteStart => "ib-write-start",
-            Row::UcxPut => "ucx-put",
+            Row::UctPut => "uct-put",
+            Row::UcpPut => "ucp-put",
         }
     }
 
@@ -276,7 +284,8 @@ impl Row {
             Row::IbWriteStart => {
                 "ib_write_bw -n 5 through the drop-in, less the time to fail without a device"
             }
-            Row::UcxPut => "ucx_perftest -t ucp_put_bw -s 8 over rc_verbs through the drop-in",
+            Row::UctPut => "ucx_perftest -t put_bw -D short -s 8 over rc_verbs through the drop-in",
+            Row::UcpPut => "ucx_perftest -t ucp_put_bw -s 8 over rc_verbs through the drop-in",
         }
     }
 
@@ -303,7 +312,8 @@ impl Row {
             Row::IbWriteLat => "ib_write_lat -s 8",
             Row::IbWriteBw => "ib_write_bw -s 65536",
             Row::IbWriteStart => "ib_write_bw -n 5: all of it",
-            Row::UcxPut => "ucp_put_bw -s 8 over rc_verbs",
+            Row::UctPut => "UCT put_bw -s 8 over rc_verbs",
+            Row::UcpPut => "ucp_put_bw -s 8 over rc_verbs",
         }
     }
 
@@ -320,7 +330,8 @@ impl Row {
             | Row::SequencerLead
             | Row::IbSendBw
             | Row::IbSendBwUd
-            | Row::UcxPut => Unit::Mops,
+            | Row::UctPut
+            | Row::UcpPut => Unit::Mops,
             Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Unit::Ns,
             Row::WriteMapped | Row::WritePrivate | Row::IbWriteBw => Unit::GbytesPerS,
             Row::IbWriteStart => Unit::Ms,
@@ -336,7 +347,8 @@ impl Row {
         match self {
             Row::UdSend | Row::RcSend | Row::IbSendBw | Row::IbSendBwUd => Some(Peer::UcxAmBw),
             Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Some(Peer::UcxAmLat),
-            Row::RcWrite | Row::RcWriteSingle | Row::UcxPut => Some(Peer::UcxPutBw),
+            Row::RcWrite | Row::RcWriteSingle | Row::UcpPut => Some(Peer::UcpPutBw),
+            Row::UctPut => Some(Peer::UctPutBw),
             Row::FetchAdd => Some(Peer::UcxFadd),
             Row::WriteMapped => Some(Peer::Memcpy),
             Row::WritePrivate => Some(Peer::ProcessVmWritev),
@@ -367,7 +379,7 @@ impl Row {
             (Row::IbSendBw | Row::IbSendBwUd, Distance::Far) => (1.0, 4.0),
             (Row::IbSendLat | Row::IbWriteLat, _) => (1.0, 0.7),
             (Row::IbWriteStart, _) => (50.0, 20.0),
-            (Row::UcxPut, _) => (0.3, 0.6),
+            (Row::UctPut | Row::UcpPut, _) => (0.3, 0.6),
         };
         Goal { at_least, aim_for }
     }

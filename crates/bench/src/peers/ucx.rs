@@ -19,6 +19,8 @@ pub enum Test {
     AmBw,
     /// `am_lat`: one-way latency of UCT active messages.
     AmLat,
+    /// `put_bw -D short`: rate of UCT puts of data that the descriptor carries.
+    PutBw,
     /// `ucp_put_bw`: rate of UCP puts.
     UcpPutBw,
     /// `ucp_fadd`: rate of UCP fetch-and-adds, 16 outstanding.
@@ -32,6 +34,7 @@ impl Test {
         match self {
             Test::AmBw => "am_bw",
             Test::AmLat => "am_lat",
+            Test::PutBw => "put_bw",
             Test::UcpPutBw => "ucp_put_bw",
             Test::UcpFadd => "ucp_fadd",
         }
@@ -43,22 +46,32 @@ impl Test {
         match self {
             Test::AmBw => 6_000_000,
             Test::AmLat => 2_000_000,
-            Test::UcpPutBw => 25_000_000,
+            Test::PutBw | Test::UcpPutBw => 25_000_000,
             Test::UcpFadd => 10_000_000,
         }
     }
 
-    fn args(self, iterations: u64) -> Vec<String> {
+    /// Whether it goes below UCP, to one transport on one device.
+    fn is_uct(self) -> bool {
+        matches!(self, Test::AmBw | Test::AmLat | Test::PutBw)
+    }
+
+    fn args(self, iterations: u64, over: &Over) -> Vec<String> {
         let iterations = iterations.to_string();
-        // UCT tests name transport and device by flags of the client; the posix transport's
-        // device is called "memory". UCP tests take the transport from UCX_TLS on both sides.
-        let place: &[&str] = match self {
-            Test::AmBw | Test::AmLat => &["-d", "memory", "-x", "posix"],
-            Test::UcpPutBw => &[],
-            Test::UcpFadd => &["-O", "16"],
-        };
         let mut args = vec!["-t", self.name(), "-s", "8", "-n", &iterations, "-v", "-f"];
-        args.extend(place);
+        // UCT tests name transport and device by flags of the client. UCP tests take the transport
+        // from UCX_TLS on both sides.
+        if self.is_uct() {
+            args.extend(match over {
+                Over::Posix => ["-x", "posix", "-d", "memory"],
+                Over::RcVerbs(_) => ["-x", "rc_verbs", "-d", "softnic0:1"],
+            });
+        }
+        args.extend::<&[&str]>(match self {
+            Test::AmBw | Test::AmLat | Test::UcpPutBw => &[],
+            Test::PutBw => &["-D", "short"],
+            Test::UcpFadd => &["-O", "16"],
+        });
         args.into_iter().map(str::to_owned).collect()
     }
 }
@@ -85,8 +98,8 @@ impl Measured {
 pub enum Over {
     /// POSIX shared memory.
     Posix,
-    /// Verbs: its transport `rc_verbs`, on the software NIC by this `verbatim run`, and `ud_verbs`, without which UCX
-    /// finds nobody to connect with. UCP tests only.
+    /// Verbs: its transport `rc_verbs`, on the software NIC by this `verbatim run`, and `ud_verbs`, without which UCP
+    /// finds nobody to connect with.
     RcVerbs(PathBuf),
 }
 
@@ -107,7 +120,7 @@ pub fn run(test: Test, iterations: u64, cores: Cores, over: &Over) -> Result<Mea
         cores.requester,
         perftest(over, port)
             .arg("127.0.0.1")
-            .args(test.args(iterations))
+            .args(test.args(iterations, over))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped()),
     )?;
@@ -218,7 +231,14 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
     #[test]
     fn every_test_runs_tiny() {
         let cores = Cores::first_two().unwrap();
-        for test in [Test::AmBw, Test::AmLat, Test::UcpPutBw, Test::UcpFadd] {
+        let tests = [
+            Test::AmBw,
+            Test::AmLat,
+            Test::PutBw,
+            Test::UcpPutBw,
+            Test::UcpFadd,
+        ];
+        for test in tests {
             let measured = run(test, 20_000, cores, &Over::Posix).unwrap();
             assert!(measured.rate > 0.0, "{test:?}");
         }

@@ -1,5 +1,6 @@
 //! Other people's programs, as they are installed, on the software NIC.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -24,14 +25,17 @@ pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
         Row::IbWriteLat => perftest(bench, &runs, "ib_write_lat", "-s 8", 8, 1_000_000),
         Row::IbWriteBw => perftest(bench, &runs, "ib_write_bw", "-s 65536", 64 << 10, 80_000),
         Row::IbWriteStart => start(bench, &runs),
-        Row::UcxPut => {
-            let iterations = bench.scaled(2_000_000);
-            let over = ucx::Over::RcVerbs(verbatim);
-            let measured = ucx::run(ucx::Test::UcpPutBw, iterations, bench.cores, &over)?;
-            Ok(taken(measured.rate / 1e6, iterations))
-        }
+        Row::UctPut => put(bench, ucx::Test::PutBw, verbatim),
+        Row::UcpPut => put(bench, ucx::Test::UcpPutBw, verbatim),
         _ => bail!("{} is no program of other people's", row.name()),
     }
+}
+
+/// Runs a test of puts over `rc_verbs`.
+fn put(bench: &Bench, test: ucx::Test, verbatim: PathBuf) -> Result<Measured> {
+    let iterations = bench.scaled(2_000_000);
+    let measured = ucx::run(test, iterations, bench.cores, &ucx::Over::RcVerbs(verbatim))?;
+    Ok(taken(measured.rate / 1e6, iterations))
 }
 
 fn taken(value: f64, verified_ops: u64) -> Measured {

@@ -37,7 +37,7 @@ pub(super) struct Args {
     /// Measure this row only (may be given several times); of `peers`: ud-send, rc-send, rc-latency,
     /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
     /// sequencer-lead, idle-cpu, idle-memory, connect; of `drop-in`: ib-send-bw, ib-send-bw-ud,
-    /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, ucx-put
+    /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, uct-put, ucp-put
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured
