@@ -2,7 +2,7 @@
 //! `linux:include/uapi/rdma/ib_user_sa.h`, `struct ib_uverbs_ah_attr` and `struct ib_uverbs_qp_attr` of
 //! `ib_user_verbs.h`.
 
-use verbs_abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap};
+use verbs_abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
 
 /// `struct ib_user_path_rec`.
 #[repr(C)]
@@ -22,31 +22,6 @@ pub(crate) struct KernelPathRec {
     numb_path: u8,
     sl: u8,
     mtu_selector: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
-}
-
-/// `struct ibv_sa_path_rec` of `<infiniband/sa.h>`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct PathRec {
-    dgid: [u8; 16],
-    sgid: [u8; 16],
-    dlid: u16,
-    slid: u16,
-    raw_traffic: i32,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: i32,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
     rate_selector: u8,
     rate: u8,
     packet_life_time_selector: u8,
@@ -110,7 +85,7 @@ pub(crate) struct KernelQpAttr {
     reserved: [u8; 5],
 }
 
-const _: () = assert!(size_of::<KernelPathRec>() == 64 && size_of::<PathRec>() == 64);
+const _: () = assert!(size_of::<KernelPathRec>() == 64 && size_of::<ibv_sa_path_rec>() == 64);
 const _: () = assert!(size_of::<KernelAhAttr>() == 32 && size_of::<KernelQpAttr>() == 144);
 
 fn ah_attr(k: &KernelAhAttr) -> ibv_ah_attr {
@@ -199,14 +174,14 @@ pub(crate) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
 /// `dst` is writable, `src` readable.
 #[allow(clippy::cast_possible_truncation)] // the kernel's fields are wider than their 6 bits
 pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(
-    dst: *mut PathRec,
+    dst: *mut ibv_sa_path_rec,
     src: *const KernelPathRec,
 ) {
     // SAFETY: contract of this function.
     let k = unsafe { &*src };
-    let path = PathRec {
-        dgid: k.dgid,
-        sgid: k.sgid,
+    let path = ibv_sa_path_rec {
+        dgid: ibv_gid { raw: k.dgid },
+        sgid: ibv_gid { raw: k.sgid },
         dlid: k.dlid,
         slid: k.slid,
         raw_traffic: k.raw_traffic.cast_signed(),
@@ -235,13 +210,15 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(
 /// `dst` is writable, `src` readable.
 pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(
     dst: *mut KernelPathRec,
-    src: *const PathRec,
+    src: *const ibv_sa_path_rec,
 ) {
     // SAFETY: contract of this function.
     let p = unsafe { &*src };
+    // SAFETY: both members of the union are its 16 bytes.
+    let (dgid, sgid) = unsafe { (p.dgid.raw, p.sgid.raw) };
     let k = KernelPathRec {
-        dgid: p.dgid,
-        sgid: p.sgid,
+        dgid,
+        sgid,
         dlid: p.dlid,
         slid: p.slid,
         raw_traffic: p.raw_traffic.cast_unsigned(),

@@ -180,24 +180,65 @@ fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     bad_wr
 }
 
-/// RECVs of a list up to the first that was refused, and the room in them.
+/// RECVs of a list up to the first that was refused.
+struct Recvs {
+    next: *mut ibv_recv_wr,
+    end: *mut ibv_recv_wr,
+}
+
+impl Recvs {
+    /// How many, and the room in them.
+    ///
+    /// # Safety
+    /// They are of a list as `ibv_post_recv(3)` describes it.
+    #[inline(always)]
+    unsafe fn sums(mut self) -> (u64, u64) {
+        let (mut count, mut bytes) = (0, 0);
+        while self.next != self.end {
+            // SAFETY: contract of this function.
+            let Some(this) = (unsafe { self.next.as_ref() }) else {
+                break;
+            };
+            count += 1;
+            // SAFETY: as above.
+            bytes += u64::from(unsafe { room(this.sg_list, this.num_sge) }.1);
+            self.next = this.next;
+        }
+        (count, bytes)
+    }
+}
+
+/// Posts a list of RECVs by `post`, which gets the place for the first that is refused, and traces it as a call on
+/// `queue`; its result, and what the provider took.
 ///
 /// # Safety
-/// `wr` is NULL or the first of a list as `ibv_post_recv(3)` describes it.
+/// `wr` is NULL or the first of a list, `bad_wr` NULL or writable, as `ibv_post_recv(3)` describes them.
 #[inline(always)]
-unsafe fn recvs(mut wr: *mut ibv_recv_wr, end: *mut ibv_recv_wr) -> (u64, u64) {
-    let (mut count, mut bytes) = (0, 0);
-    while wr != end {
+unsafe fn tapped_recvs(
+    queue: (&'static str, trace::Kind, usize),
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    post: impl FnOnce(*mut *mut ibv_recv_wr) -> c_int,
+) -> (c_int, Recvs) {
+    let mut bad = ptr::null_mut();
+    let bad_wr = if bad_wr.is_null() {
+        &raw mut bad
+    } else {
+        bad_wr
+    };
+    let traced = trace::started();
+    let result = post(bad_wr);
+    let end = if result == 0 {
+        ptr::null_mut()
+    } else {
+        // SAFETY: contract of this function; a provider that refuses says what.
+        unsafe { *bad_wr }
+    };
+    if let Some(at_ns) = traced {
         // SAFETY: contract of this function.
-        let Some(this) = (unsafe { wr.as_ref() }) else {
-            break;
-        };
-        count += 1;
-        // SAFETY: as above.
-        bytes += u64::from(unsafe { room(this.sg_list, this.num_sge) }.1);
-        wr = this.next;
+        unsafe { trace::recvs_posted(at_ns, queue, wr, end, result) };
     }
-    (count, bytes)
+    (result, Recvs { next: wr, end })
 }
 
 unsafe extern "C" fn post_recv(
@@ -214,31 +255,10 @@ unsafe extern "C" fn post_recv(
         }) else {
             return libc::EINVAL;
         };
-        let mut bad = ptr::null_mut();
-        let bad_wr = if bad_wr.is_null() {
-            &raw mut bad
-        } else {
-            bad_wr
-        };
-        let traced = trace::started();
-        let result = post_recv(handle, wr, bad_wr);
-        if let Some(at_ns) = traced {
-            let queue = ("post_recv", trace::Kind("qp"), handle.addr());
-            let bad = if result == 0 {
-                ptr::null_mut()
-            } else {
-                *bad_wr
-            };
-            trace::recvs_posted(at_ns, queue, wr, bad, result);
-        }
+        let queue = ("post_recv", trace::Kind("qp"), handle.addr());
+        let (result, taken) = tapped_recvs(queue, wr, bad_wr, |bad| post_recv(handle, wr, bad));
         if let Some(qp) = qp {
-            let end = if result == 0 {
-                ptr::null_mut()
-            } else {
-                *bad_wr
-            };
-            let (count, bytes) = recvs(wr, end);
-            let cell = qp.mine().cell;
+            let ((count, bytes), cell) = (taken.sums(), qp.mine().cell);
             add(&cell.recv_posts, 1);
             add(&cell.recv_wrs, count);
             add(&cell.recv_bytes, bytes);
@@ -261,31 +281,10 @@ unsafe extern "C" fn post_srq_recv(
         }) else {
             return libc::EINVAL;
         };
-        let mut bad = ptr::null_mut();
-        let bad_wr = if bad_wr.is_null() {
-            &raw mut bad
-        } else {
-            bad_wr
-        };
-        let traced = trace::started();
-        let result = post_srq_recv(handle, wr, bad_wr);
-        if let Some(at_ns) = traced {
-            let queue = ("post_srq_recv", trace::Kind("srq"), handle.addr());
-            let bad = if result == 0 {
-                ptr::null_mut()
-            } else {
-                *bad_wr
-            };
-            trace::recvs_posted(at_ns, queue, wr, bad, result);
-        }
+        let queue = ("post_srq_recv", trace::Kind("srq"), handle.addr());
+        let (result, taken) = tapped_recvs(queue, wr, bad_wr, |bad| post_srq_recv(handle, wr, bad));
         if let Some(srq) = srq {
-            let end = if result == 0 {
-                ptr::null_mut()
-            } else {
-                *bad_wr
-            };
-            let (count, bytes) = recvs(wr, end);
-            let cell = srq.mine().cell;
+            let ((count, bytes), cell) = (taken.sums(), srq.mine().cell);
             add(&cell.recv_posts, 1);
             add(&cell.recv_wrs, count);
             add(&cell.recv_bytes, bytes);

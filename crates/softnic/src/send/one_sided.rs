@@ -222,6 +222,19 @@ pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome
     Ok(())
 }
 
+/// Operands of atomics are 8 bytes; "the virtual address in the ATOMIC Command Request packet shall be naturally
+/// aligned", or the responder answers NAK-Invalid Request (IBTA vol. 1, 9.4.5).
+fn check_word(qp: &Qp, out: &OutRing, view: &WrView<'_>, remote_addr: u64) -> Result<(), Outcome> {
+    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
+    if total != 8 {
+        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
+    }
+    if !remote_addr.is_multiple_of(8) {
+        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+    }
+    Ok(())
+}
+
 /// Compare-and-swap and fetch-and-add.
 pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
     let Some(out) = &sq.out else {
@@ -230,14 +243,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     check_read_resources(qp, out)?;
     // SAFETY: the union's member for these opcodes; plain integers.
     let a = unsafe { view.wr.wr.atomic };
-    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
-    if total != 8 {
-        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
-    }
-    if !a.remote_addr.is_multiple_of(8) {
-        // IBTA vol. 1, C9-??: "the virtual address shall be naturally aligned"; NAK-Invalid Request.
-        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
-    }
+    check_word(qp, out, view, a.remote_addr)?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_none() {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
@@ -294,13 +300,7 @@ pub(super) fn atomic_write(
     check_read_resources(qp, out)?;
     // SAFETY: the union's member for this opcode; plain integers.
     let to = unsafe { view.wr.wr.rdma };
-    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
-    if total != 8 {
-        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
-    }
-    if !to.remote_addr.is_multiple_of(8) {
-        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
-    }
+    check_word(qp, out, view, to.remote_addr)?;
     let mut bytes = [0u8; 8];
     let mut at = bytes.as_mut_ptr();
     for_each_part(qp, &mut sq.local, view, |src, len| {
