@@ -1,5 +1,6 @@
 //! A set of numbers that is compact for what a sequencer gives: long runs, or a share of every run.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,13 @@ impl Bits {
     }
 }
 
+/// Numbers that were added a second time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Twice {
+    count: u64,
+    first: Option<u64>,
+}
+
 impl NumberSet {
     /// The empty set.
     pub fn new() -> Self {
@@ -59,7 +67,7 @@ impl NumberSet {
         self.flush();
         if n == u64::MAX {
             // It has no successor to end a run with.
-            self.twice += self.insert_run(n, 1);
+            self.twice += self.insert_run(n, 1).count;
         } else {
             (self.start, self.end) = (n, n + 1);
         }
@@ -76,39 +84,46 @@ impl NumberSet {
         let (start, n) = (self.start, self.end - self.start);
         (self.start, self.end) = (0, 0);
         if n > 0 {
-            self.twice += self.insert_run(start, n);
+            self.twice += self.insert_run(start, n).count;
         }
     }
 
-    /// Adds `count` numbers from `start` on, all of one chunk; returns how many were there before.
-    fn insert_run(&mut self, start: u64, count: u64) -> u64 {
+    /// Adds `count` numbers from `start` on, all of one chunk; returns what was there before.
+    fn insert_run(&mut self, start: u64, count: u64) -> Twice {
         let chunk = start / CHUNK;
+        let mut twice = Twice::default();
         if self.is_full(chunk) {
-            return count;
+            let first = Some(start);
+            return Twice { count, first };
         }
         if count == CHUNK && !self.partial.contains_key(&chunk) {
             self.len += CHUNK;
             self.add_full(chunk, chunk + 1);
-            return 0;
+            return twice;
         }
         let bits = self.partial.entry(chunk).or_insert_with(Bits::new);
-        let before = bits.count;
         let (mut at, end) = (start % CHUNK, start % CHUNK + count);
         while at < end {
             let n = (64 - at % 64).min(end - at);
             let mask = (u64::MAX >> (64 - n)) << (at % 64);
             let word = &mut bits.words[(at / 64) as usize];
-            bits.count += u64::from((mask & !*word).count_ones());
+            let there = mask & *word;
+            if there != 0 {
+                let first = chunk * CHUNK + at / 64 * 64 + u64::from(there.trailing_zeros());
+                twice.first.get_or_insert(first);
+                twice.count += u64::from(there.count_ones());
+            }
             *word |= mask;
             at += n;
         }
-        let added = bits.count - before;
+        let added = count - twice.count;
+        bits.count += added;
         self.len += added;
         if bits.count == CHUNK {
             self.partial.remove(&chunk);
             self.add_full(chunk, chunk + 1);
         }
-        count - added
+        twice
     }
 
     fn is_full(&self, chunk: u64) -> bool {
@@ -154,16 +169,16 @@ impl NumberSet {
 
     /// The smallest and the largest number.
     pub fn bounds(&self) -> Option<(u64, u64)> {
-        let mut all = self.clone();
-        all.flush();
-        let runs = all.runs();
+        let runs = self.runs();
         Some((runs.first()?.0, runs.last()?.1))
     }
 
     /// The numbers as runs `first..=last`, in order.
     pub fn runs(&self) -> Vec<(u64, u64)> {
-        let mut set = self.clone();
-        set.flush();
+        let mut set = Cow::Borrowed(self);
+        if self.start != self.end {
+            set.to_mut().flush();
+        }
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let mut add = |first: u64, last: u64| match runs.last_mut() {
             Some(r) if r.1.checked_add(1) == Some(first) => r.1 = last,
@@ -201,34 +216,21 @@ impl NumberSet {
     /// Adds all of `other`. Returns how many were in both, and one of these.
     pub fn merge(&mut self, other: &Self) -> (u64, Option<u64>) {
         self.flush();
-        let (mut twice, mut example) = (0, None);
+        let mut all = Twice::default();
         for (first, last) in other.runs() {
             let mut at = first;
             loop {
                 let stop = (at / CHUNK * CHUNK).saturating_add(CHUNK - 1).min(last);
-                if example.is_none() {
-                    example = self.first_of(at, stop);
-                }
-                twice += self.insert_run(at, stop - at + 1);
+                let twice = self.insert_run(at, stop - at + 1);
+                all.count += twice.count;
+                all.first = all.first.or(twice.first);
                 if stop == last {
                     break;
                 }
                 at = stop + 1;
             }
         }
-        (twice, example.filter(|_| twice > 0))
-    }
-
-    /// The first number of `first..=last`, all of one chunk, that is in the set.
-    fn first_of(&self, first: u64, last: u64) -> Option<u64> {
-        let chunk = first / CHUNK;
-        if self.is_full(chunk) {
-            return Some(first);
-        }
-        self.partial
-            .contains_key(&chunk)
-            .then(|| (first..=last).find(|&n| self.contains(n)))
-            .flatten()
+        (all.count, all.first)
     }
 
     /// How many numbers of the run that is being collected are not in the maps.
@@ -336,7 +338,7 @@ impl TryFrom<Packed> for NumberSet {
             let mut at = first;
             loop {
                 let stop = (at / CHUNK * CHUNK).saturating_add(CHUNK - 1).min(last);
-                overlap(set.insert_run(at, stop - at + 1))?;
+                overlap(set.insert_run(at, stop - at + 1).count)?;
                 if stop == last {
                     break;
                 }
@@ -351,7 +353,7 @@ impl TryFrom<Packed> for NumberSet {
                 let word = u64::from_str_radix(&text[i * 16..(i + 1) * 16], 16)
                     .map_err(|e| e.to_string())?;
                 for bit in (0..64).filter(|b| word >> b & 1 == 1) {
-                    overlap(set.insert_run(chunk * CHUNK + i as u64 * 64 + bit, 1))?;
+                    overlap(set.insert_run(chunk * CHUNK + i as u64 * 64 + bit, 1).count)?;
                 }
             }
         }
