@@ -26,13 +26,17 @@ fn start_with(config: ServerConfig) -> (Server, Pipeline) {
 }
 
 fn connect(server: &Server) -> Pipeline {
+    connect_with(server, ClientConfig::default())
+}
+
+fn connect_with(server: &Server, config: ClientConfig) -> Pipeline {
     Pipeline::connect(ClientConfig {
         server: server.address().to_string(),
         value_bytes: 32,
         // Nothing is sent again because the machine is slow.
         answer_ms: 60_000,
         deadline_ms: 120_000,
-        ..ClientConfig::default()
+        ..config
     })
     .expect("connects")
 }
@@ -77,6 +81,32 @@ fn a_load_finds_every_key_and_every_value_right() {
             (stats.bad_requests, stats.repeated, stats.store.items),
             (0, 0, 5_000)
         );
+    }
+}
+
+/// GETs and PUTs of the same keys share postlists and windows of every size; one design's PUT is several work requests.
+#[test]
+fn postlists_of_every_length_mix_gets_and_puts() {
+    let few = Workload {
+        keys: 40,
+        ..workload().ycsb(Ycsb::A)
+    };
+    for design in Design::ALL {
+        let (server, mut pipeline) = start(design, (2, 16));
+        load::fill(&mut pipeline, &few, (0, 1)).expect("filled");
+        for (window, batch) in [(1, 1), (3, 64), (64, 1), (64, 5), (64, 64), (256, 64)] {
+            let config = ClientConfig {
+                window,
+                batch,
+                ..ClientConfig::default()
+            };
+            let mut pipeline = connect_with(&server, config);
+            let report = load::run(&mut pipeline, &few, Until::Count(5_000), 7).expect("ran");
+            let settings = format!("{design}, window {window}, postlists of {batch}: {report:?}");
+            assert!(report.is_right(), "{settings}");
+            assert_eq!(report.gets + report.changes, 5_000, "{settings}");
+            assert_eq!((report.misses, report.lost), (0, 0), "{settings}");
+        }
     }
 }
 
