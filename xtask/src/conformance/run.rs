@@ -420,7 +420,7 @@ fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, b
 
 /// The last lines of `output`.
 fn tail(output: &str) -> String {
-    const LINES: usize = 8;
+    const LINES: usize = 40; // the backtrace of a crash
     let lines: Vec<&str> = output.lines().filter(|l| !l.trim().is_empty()).collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];
     last.iter().map(|line| format!("  {line}\n")).collect()
