@@ -28,6 +28,7 @@ tests! { "queues";
     one_cq_for_both_queues [],
     one_cq_for_many_queue_pairs [],
     completions_of_sends_are_not_put_off_for_ever [],
+    answered_sends_complete_and_others_when_they_are_taken [],
     one_cq_for_hundreds_of_queue_pairs [],
     busy_sends_do_not_starve_receives [],
     a_deep_queue_of_messages_that_wait [],
@@ -408,6 +409,61 @@ fn one_cq_for_many_queue_pairs(env: &Env) {
 }
 
 /// More than a NIC looks at in one poll; the busy ones do not starve the rest.
+/// Requests and answers. A SEND completes when it has been taken, be it answered or not; and what was answered before,
+/// also in a connection before this one, says nothing about one that nobody has taken.
+fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
+    // In the message that announces them, and by reference to the sender's memory where there is that.
+    for len in [0, 8, 4000] {
+        case(format!("{len} bytes"));
+        let mut pair = Spec::rc().pair(env);
+        let (request, answer) = (pair.a.buf(len + 1), pair.b.buf(len + 1));
+        let (request, answer) = (request.sge(0, len), answer.sge(0, len));
+        let (question, reply) = (pair.b.buf(len + 1), pair.a.buf(len + 1));
+        let (question, reply) = (question.sge(0, len), reply.sge(0, len));
+        for turn in 0..200u64 {
+            pair.a.recv(turn, [reply]);
+            pair.b.recv(turn, [question]);
+            pair.a.post(send([request]).id(turn));
+            pair.b.received().received(turn, len);
+            let taken_only = turn % 20 == 19;
+            if taken_only {
+                pair.a.sent().sent(turn, Verb::Send);
+            }
+            pair.b.post(send([answer]).id(turn));
+            // An answer is on its way when the completion is looked for, or has been taken.
+            let answered_first = turn % 2 == 0;
+            if answered_first {
+                pair.a.received().received(turn, len);
+            }
+            if !taken_only {
+                pair.a.sent().sent(turn, Verb::Send);
+            }
+            if !answered_first {
+                pair.a.received().received(turn, len);
+            }
+            pair.b.sent().sent(turn, Verb::Send);
+        }
+        for connection in 0..2 {
+            pair.a.post(send([request]).id(1000));
+            pair.a.scq.expect_empty();
+            // Of another message, the answer.
+            pair.a.recv(1001, [reply]);
+            pair.b.post(send([answer]).id(1001));
+            pair.a.received().received(1001, len);
+            pair.a.scq.expect_empty();
+            pair.b.recv(1000, [question]);
+            pair.b.received().received(1000, len);
+            pair.a.sent().sent(1000, Verb::Send);
+            pair.b.sent().sent(1001, Verb::Send);
+            if connection == 0 {
+                pair.a.qp.to_state(IBV_QPS_RESET);
+                pair.b.qp.to_state(IBV_QPS_RESET);
+                pair.connect();
+            }
+        }
+    }
+}
+
 fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
     const PAIRS: usize = 200;
     let spec = Spec::rc().with(|s| s.cqe = 4096);
