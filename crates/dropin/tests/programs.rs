@@ -45,6 +45,16 @@ fn a_c_program_built_against_the_headers_runs() {
     }
 }
 
+/// An event for a completion that the program takes in the poll that is under way would find nothing.
+#[test]
+fn what_a_poll_takes_is_no_reason_for_an_event() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("extended_events", folder.path());
+    let fabric = Fabric::new();
+    let out = common::run(&mut fabric.command(&program, "ib"));
+    assert_eq!(String::from_utf8_lossy(&out.stdout), "ok\n");
+}
+
 #[test]
 fn the_device_is_listed_and_described() {
     let fabric = Fabric::new();

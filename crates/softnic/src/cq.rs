@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::abi::Polling;
+use crate::arming::{Arming, Next};
 use crate::barrier;
 use crate::biased_lock::BiasedLock;
 use crate::event::{EventQueue, Unacknowledged};
@@ -35,9 +35,6 @@ const ENDED_TURNS: u32 = 64;
 
 /// Polls in a row that begin with sends when one was filled by receives alone, as long as sends fill them.
 const SEND_TURNS: u8 = 4;
-
-/// So long the engine waits for a program that has armed a queue to poll it, in nanoseconds.
-const POLL_AFTER_ARMING_NS: u64 = 50_000;
 
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct Channel {
@@ -112,8 +109,8 @@ pub(crate) struct CqState {
     solicited: bool,
     /// When the first completion came that moderation keeps from being reported.
     held_since: Option<u64>,
-    /// When it was armed, until it is polled.
-    armed_at: Option<u64>,
+    /// That it was armed, until it is polled.
+    arming: Option<Arming>,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -176,7 +173,7 @@ impl Cq {
                 wake_at: STARVING_POLLS,
                 solicited: false,
                 held_since: None,
-                armed_at: None,
+                arming: None,
             }),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
@@ -195,13 +192,22 @@ impl Cq {
 
     /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
+        self.poll_on(out, false)
+    }
+
+    /// The same; with `more_to_come`, the program goes on polling until [`polled`](Self::polled).
+    pub(crate) fn poll_on(&self, out: &mut [MaybeUninit<ibv_wc>], more_to_come: bool) -> usize {
         self.nic.check_mail();
         if xrc::in_use() {
             // What has arrived in a domain is handed to the queues.
             xrc::progress(self.nic);
         }
         let mut state = self.state.lock();
-        state.armed_at = None;
+        if !more_to_come {
+            self.has_polled(&mut state);
+        } else if let Some(arming) = &mut state.arming {
+            arming.polls = true;
+        }
         let mut sink = WcSink::new(out);
         if !state.buffer.is_empty() {
             while !sink.is_full() {
@@ -228,6 +234,21 @@ impl Cq {
         sink.len()
     }
 
+    /// The program ends a poll of several steps.
+    pub(crate) fn polled(&self) {
+        if self.channel.is_some() {
+            self.has_polled(&mut self.state.lock());
+        }
+    }
+
+    /// What comes from now on is reported, if the queue is armed.
+    #[inline]
+    fn has_polled(&self, state: &mut CqState) {
+        if state.arming.take().is_some_and(|arming| arming.withheld) {
+            self.nic.me().wake();
+        }
+    }
+
     /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if a
     /// queue pair waits for a deadline.
     pub(crate) fn engine_progress(&self) -> bool {
@@ -244,10 +265,19 @@ impl Cq {
         };
         // Whether a deadline runs is not known then: look again at the next tick.
         let Some(mut state) = state else { return true };
-        if armed && let Some(left) = state.poll_is_due() {
-            drop(state);
-            std::thread::sleep(Duration::from_nanos(left));
-            state = self.state.lock();
+        while armed && let Some(arming) = &mut state.arming {
+            match arming.next() {
+                Next::Soon(time) => {
+                    drop(state);
+                    std::thread::sleep(time);
+                    state = self.state.lock();
+                }
+                Next::HeldUp => {
+                    arming.withheld = true;
+                    return true;
+                }
+                Next::Else => break,
+            }
         }
         let before = state.buffer.len();
         loop {
@@ -360,7 +390,7 @@ impl Cq {
         // it for new.
         while state.fill(self.depth.load(Ordering::Relaxed)).0 > 0 {}
         state.solicited = false;
-        state.armed_at = Some(crate::send::now_ns());
+        state.arming = Some(Arming::now());
         state.wake_debtors();
         drop(state);
         if xrc::in_use() {
@@ -552,16 +582,6 @@ impl CqState {
                 waiting | self.far_sends(sink, scan, all)
             }
         }
-    }
-
-    /// For how many nanoseconds the engine leaves to the program what comes now.
-    ///
-    /// A program polls once more when it has armed the queue. An event for what that poll takes would be one that
-    /// finds nothing, as on any NIC; but there the window is some nanoseconds, and here the peer that completes
-    /// something in it may wake the engine on the very core on which the program is about to poll.
-    fn poll_is_due(&self) -> Option<u64> {
-        let age = crate::send::now_ns().saturating_sub(self.armed_at?);
-        POLL_AFTER_ARMING_NS.checked_sub(age)
     }
 
     /// Makes completions for the buffer, some at a time and no more than it may hold. How many, and whether a queue

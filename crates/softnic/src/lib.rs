@@ -44,6 +44,9 @@ mod abi;
 #[allow(unsafe_code)]
 mod ah;
 #[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod arming;
+#[cfg(not(loom))]
 mod barrier;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

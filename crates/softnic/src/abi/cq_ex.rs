@@ -133,7 +133,7 @@ unsafe fn advance(handle: *mut ibv_cq_ex, cq: &Cq, polling: &Polling) -> c_int {
     if xrc::in_use() {
         xrc::progress(cq.nic);
     }
-    if cq.poll(&mut out) == 0 {
+    if cq.poll_on(&mut out, true) == 0 {
         return libc::ENOENT;
     }
     let [wc] = out;
@@ -184,6 +184,7 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
     let result = unsafe { advance(handle, cq, polling) };
     if result != 0 {
         // "Only if it succeeds is ibv_end_poll to be called" (`ibv_create_cq_ex(3)`).
+        cq.polled();
         polling.end();
     }
     result
@@ -201,7 +202,8 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
 
 unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     // SAFETY: a handle of ours.
-    if let Some((_, polling)) = unsafe { polled(handle) } {
+    if let Some((cq, polling)) = unsafe { polled(handle) } {
+        cq.polled();
         polling.end();
     }
 }
