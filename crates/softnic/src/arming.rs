@@ -14,7 +14,7 @@ use crate::send::now_ns;
 const SOON_NS: u64 = 50_000;
 
 /// So long the engine waits for a thread that is off its core or polls, at most.
-const LONGEST_NS: u64 = 100_000_000;
+const LONGEST_NS: u64 = 1_000_000_000;
 
 /// A completion queue was armed and has not been polled since.
 pub(crate) struct Arming {
