@@ -1,10 +1,11 @@
 //! What a thread does after it has armed a completion queue.
 //!
 //! Programs arm a queue, poll it once more (or from `ibv_start_poll` to `ibv_end_poll`), and wait for the event. An event
-//! for what that poll takes is one that finds nothing, and some programs take that for an error (`ibv_rc_pingpong -t -e`). On a NIC the time between the two calls
-//! is some nanoseconds; here the peer that completes something in it may wake the engine on the very core on which the
-//! program is about to poll, and on a busy machine the program may be off its core for milliseconds. So the engine leaves
-//! what comes to the program until that has polled, waits, or has run for long enough to have done so.
+//! for what that poll takes is one that finds nothing, and some programs take that for an error (`ibv_rc_pingpong -t -e`).
+//! On a NIC the time between the two calls is some nanoseconds; here the peer that completes something in it may wake the
+//! engine on the very core on which the program is about to poll, and on a busy machine the program may be off its core for
+//! milliseconds. So the engine leaves what comes to the program until that has polled, waits, or has run for long enough to
+//! have done so.
 
 use std::time::Duration;
 

@@ -265,14 +265,17 @@ impl Cq {
         };
         // Whether a deadline runs is not known then: look again at the next tick.
         let Some(mut state) = state else { return true };
+        let mut waited = false;
         while armed && let Some(arming) = &mut state.arming {
             match arming.next() {
-                Next::Soon(time) => {
+                Next::Soon(time) if !waited => {
                     drop(state);
                     std::thread::sleep(time);
                     state = self.state.lock();
+                    waited = true;
                 }
-                Next::HeldUp => {
+                // Who arms it time and again does not keep the engine from its other queues.
+                Next::Soon(_) | Next::HeldUp => {
                     arming.withheld = true;
                     return true;
                 }
