@@ -244,7 +244,7 @@ impl Cq {
     /// What comes from now on is reported, if the queue is armed.
     #[inline]
     fn has_polled(&self, state: &mut CqState) {
-        if state.arming.take().is_some_and(|arming| arming.withheld) {
+        if state.arming.is_some() && state.arming.take().is_some_and(|arming| arming.withheld) {
             self.nic.me().wake();
         }
     }
@@ -551,6 +551,9 @@ impl CqState {
         let all = scan == usize::MAX || self.idle_polls % UNSIGNALED_POLLS == UNSIGNALED_POLLS - 1;
         self.turn = self.turn.wrapping_add(1);
         let ended = scan == usize::MAX || self.turn.is_multiple_of(ENDED_TURNS);
+        if self.recv.len() <= 1 && self.send.len() <= 1 {
+            return self.gather_from_one(sink, scan, all, ended);
+        }
         match self.turn % 16 {
             0 => {
                 self.far_sends(sink, scan, all)
@@ -587,6 +590,40 @@ impl CqState {
         }
     }
 
+    /// The same where there is one queue pair, as in a latency-bound program: no rounds to go.
+    #[inline]
+    fn gather_from_one(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+        all: bool,
+        ended: bool,
+    ) -> bool {
+        let mut waiting = false;
+        if self.send_turns > 0 || self.turn.is_multiple_of(8) {
+            if let [qp] = &self.send[..] {
+                waiting = qp.poll_sends(sink, all);
+            }
+            let filled = sink.is_full();
+            self.send_turns = self.send_turns.saturating_sub(1) * u8::from(filled);
+            if !filled && let [side] = &mut self.recv[..] {
+                waiting |= side.receive(sink, scan, ended);
+            }
+        } else {
+            if let [side] = &mut self.recv[..] {
+                waiting = side.receive(sink, scan, ended);
+                if sink.is_full() {
+                    self.send_turns = SEND_TURNS;
+                    return waiting;
+                }
+            }
+            if let [qp] = &self.send[..] {
+                waiting |= qp.poll_sends(sink, all);
+            }
+        }
+        waiting
+    }
+
     /// Makes completions for the buffer, some at a time and no more than it may hold. How many, and whether a queue
     /// pair waits for a deadline.
     fn fill(&mut self, depth: usize) -> (usize, bool) {
@@ -608,16 +645,20 @@ impl CqState {
 
     #[inline]
     fn near_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+        if sink.is_full() {
+            return false;
+        }
         let near = self.recv.len().min(scan);
         let mut waiting = false;
         for i in round_robin(self.recv_start, near) {
-            if sink.is_full() {
-                break;
-            }
             waiting |= self.recv[i].receive(sink, scan, ended);
-            // Where a poll had to stop, the next one starts with the one behind.
-            self.recv_start = if sink.is_full() { i + 1 } else { 0 };
+            if sink.is_full() {
+                // Where a poll had to stop, the next one starts with the one behind.
+                self.recv_start = i + 1;
+                return waiting;
+            }
         }
+        self.recv_start = 0;
         waiting
     }
 
@@ -643,15 +684,19 @@ impl CqState {
 
     #[inline]
     fn near_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
+        if sink.is_full() {
+            return false;
+        }
         let near = self.send.len().min(scan);
         let mut waiting = false;
         for i in round_robin(self.send_start, near) {
-            if sink.is_full() {
-                break;
-            }
             waiting |= self.send[i].poll_sends(sink, all);
-            self.send_start = if sink.is_full() { i + 1 } else { 0 };
+            if sink.is_full() {
+                self.send_start = i + 1;
+                return waiting;
+            }
         }
+        self.send_start = 0;
         waiting
     }
 

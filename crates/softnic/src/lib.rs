@@ -99,6 +99,8 @@ mod region_cache;
 #[allow(unsafe_code)]
 mod send;
 #[cfg(not(loom))]
+mod sge;
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod srq;
 #[cfg(not(loom))]

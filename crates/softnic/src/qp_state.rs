@@ -76,10 +76,17 @@ impl TryFrom<u32> for QpState {
     type Error = UnknownQpState;
 
     fn try_from(code: u32) -> Result<Self, UnknownQpState> {
-        Self::ALL
-            .into_iter()
-            .find(|state| state.as_abi() == code)
-            .ok_or(UnknownQpState(code))
+        // A `match`, since every post and every poll asks.
+        Ok(match code {
+            IBV_QPS_RESET => Self::Reset,
+            IBV_QPS_INIT => Self::Init,
+            IBV_QPS_RTR => Self::Rtr,
+            IBV_QPS_RTS => Self::Rts,
+            IBV_QPS_SQD => Self::Sqd,
+            IBV_QPS_SQE => Self::Sqe,
+            IBV_QPS_ERR => Self::Err,
+            _ => return Err(UnknownQpState(code)),
+        })
     }
 }
 

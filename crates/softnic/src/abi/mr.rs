@@ -395,7 +395,7 @@ pub(super) unsafe extern "C" fn advise_mr(
     // Pages need no fetching: the advice is checked, and then obeyed by the first access.
     let good = sges.iter().all(|sge| {
         let mut cache = crate::region_cache::RegionCache::new();
-        crate::recv::checked_sge(nic, &mut cache, pd.number, sge, write).is_some()
+        crate::sge::checked_sge(nic, &mut cache, pd.number, sge, write).is_ok()
     });
     if good { 0 } else { libc::EINVAL }
 }

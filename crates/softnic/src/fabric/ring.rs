@@ -385,6 +385,12 @@ impl Consumer {
         }
     }
 
+    /// Is there no record? Says nothing of what has come since.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ring.word(self.pos, 0).load(Ordering::Relaxed) == 0
+    }
+
     /// The next record, if one is there.
     #[inline(always)]
     pub(crate) fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {

@@ -19,12 +19,12 @@ use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, rnr_timer_ns};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::send::{FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
+use crate::sge::{SgeError, Window, checked_sge};
 
 use inbound::Path;
 use place::*;
 
 pub(crate) use inbound::{Inbound, call_if_armed};
-pub(crate) use place::checked_sge;
 pub(crate) use queue::RecvQueue;
 
 /// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
@@ -41,6 +41,8 @@ pub(crate) struct RecvSide {
     start: usize,
     cursor: usize,
     turn: u32,
+    /// One of the rings is to be removed when its sender has let go of it.
+    any_stopped: bool,
     local: RegionCache,
 }
 
@@ -66,6 +68,7 @@ impl RecvSide {
             start: 0,
             cursor: 0,
             turn: 0,
+            any_stopped: false,
             local: RegionCache::new(),
         }
     }
@@ -104,30 +107,44 @@ impl RecvSide {
             self.take_remote_error();
             return false;
         }
-        // Every eighth time the rings behind the front come first, so that a busy one starves nobody.
-        self.turn = self.turn.wrapping_add(1);
-        let far_first = self.turn.is_multiple_of(8);
-        let mut waiting = far_first && self.receive_far(sink, scan, ended);
-        waiting |= self.receive_near(sink, scan, ended);
-        waiting |= !far_first && self.receive_far(sink, scan, ended);
-        if self.rings.iter().any(|r| r.stopped) {
+        let waiting = if let [_] = self.rings[..] {
+            self.receive_from(0, sink, scan == usize::MAX, ended)
+        } else {
+            self.receive_from_many(sink, scan, ended)
+        };
+        if self.any_stopped {
             self.remove_finished();
         }
         waiting
     }
 
     #[inline]
+    fn receive_from_many(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+        // Every eighth time the rings behind the front come first, so that a busy one starves nobody.
+        self.turn = self.turn.wrapping_add(1);
+        let far_first = self.turn.is_multiple_of(8);
+        let mut waiting = far_first && self.receive_far(sink, scan, ended);
+        waiting |= self.receive_near(sink, scan, ended);
+        waiting |= !far_first && self.receive_far(sink, scan, ended);
+        waiting
+    }
+
+    #[inline]
     fn receive_near(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+        if sink.is_full() {
+            return false;
+        }
         let near = self.rings.len().min(scan);
         let mut waiting = false;
         for i in round_robin(self.start, near) {
-            if sink.is_full() {
-                break;
-            }
             waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
-            // Where a poll had to stop, the next one starts with the one behind.
-            self.start = if sink.is_full() { i + 1 } else { 0 };
+            if sink.is_full() {
+                // Where a poll had to stop, the next one starts with the one behind.
+                self.start = i + 1;
+                return waiting;
+            }
         }
+        self.start = 0;
         waiting
     }
 
@@ -193,6 +210,7 @@ impl RecvSide {
             }
             !over
         });
+        self.any_stopped = self.rings.iter().any(|ring| ring.stopped);
     }
 
     #[inline]
@@ -209,6 +227,22 @@ impl RecvSide {
         if ring.stopped {
             return false;
         }
+        if ring.consumer.is_empty() {
+            ring.consumer.release();
+            if ended {
+                Self::idle(ring);
+                self.any_stopped |= ring.stopped;
+            }
+            return false;
+        }
+        self.take_records(i, sink, by_engine)
+    }
+
+    /// The same for a ring with something in it.
+    fn take_records(&mut self, i: usize, sink: &mut WcSink<'_>, by_engine: bool) -> bool {
+        let Some(ring) = self.rings.get_mut(i) else {
+            return false;
+        };
         let qp = &*self.qp;
         let reliable = qp.qp_type != QpType::Ud;
         let mut rq = None;
@@ -217,16 +251,7 @@ impl RecvSide {
         while !sink.is_full() {
             let record = match ring.consumer.peek() {
                 Ok(Some(record)) => record,
-                Ok(None) => {
-                    if rq.is_none() {
-                        ring.consumer.release();
-                        if ended {
-                            Self::idle(ring);
-                        }
-                        return waiting;
-                    }
-                    break;
-                }
+                Ok(None) => break,
                 Err(_) => {
                     Self::garbage(qp, ring);
                     break;
@@ -259,6 +284,7 @@ impl RecvSide {
         }
         drop(rq);
         ring.release(reliable);
+        self.any_stopped |= ring.stopped;
         waiting
     }
 
@@ -352,7 +378,7 @@ impl RecvSide {
 #[inline]
 pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize> {
     let start = if start < n { start } else { 0 };
-    (start..n).chain(0..start)
+    (start..start + n).map(move |i| if i < n { i } else { i - n })
 }
 
 /// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).
@@ -376,7 +402,7 @@ fn handle(
     ring_at: usize,
     src_qpn: u32,
     path: &mut Path,
-    window: &mut Window,
+    window: &mut Window<true>,
     local: &mut RegionCache,
     remote: &mut RegionCache,
     sink: &mut WcSink<'_>,

@@ -1,84 +1,6 @@
 //! Placing a payload in the memory that a receive WR names.
 
 use super::*;
-use crate::keys::IMPLICIT;
-
-/// The memory region that the last receive WR named, kept pinned while a run of records is placed: a run
-/// usually goes to one region, and looking it up for each record would cost as much as the record.
-pub(super) struct Window {
-    pub(super) lkey: u32,
-    pub(super) addr: u64,
-    pub(super) len: u64,
-    pub(super) first: *mut u8,
-    pub(super) pin: Option<crate::keys::Pin>,
-}
-
-impl Window {
-    pub(super) const fn none() -> Self {
-        Self {
-            lkey: 0,
-            addr: 0,
-            len: 0,
-            first: std::ptr::null_mut(),
-            pin: None,
-        }
-    }
-
-    /// The own address of a buffer to be written, valid until the window moves.
-    #[inline(always)]
-    pub(super) fn buffer(
-        &mut self,
-        qp: &Qp,
-        pd: u32,
-        cache: &mut RegionCache,
-        sge: &ibv_sge,
-    ) -> Result<*mut u8, PlaceError> {
-        let offset = sge.addr.wrapping_sub(self.addr);
-        // `len` is 0 where there is no window, and lengths are below 2^63.
-        if sge.lkey == self.lkey && offset < self.len && u64::from(sge.length) <= self.len - offset
-        {
-            return Ok(self.first.wrapping_add(offset as usize));
-        }
-        self.move_to(qp, pd, cache, sge)
-    }
-
-    #[cold]
-    pub(super) fn move_to(
-        &mut self,
-        qp: &Qp,
-        pd: u32,
-        cache: &mut RegionCache,
-        sge: &ibv_sge,
-    ) -> Result<*mut u8, PlaceError> {
-        self.close();
-        let (region, pin) = local_region(qp.nic, cache, pd, sge, true)?;
-        let Some(first) = region.direct(region.addr) else {
-            return Err(if region.is_null() {
-                PlaceError::Nowhere
-            } else {
-                PlaceError::Local
-            });
-        };
-        if region.pd != pd {
-            // A region of the whole address space: what is mapped there is looked up each time.
-            return region.direct(sge.addr).ok_or(PlaceError::Local);
-        }
-        *self = Self {
-            lkey: sge.lkey,
-            addr: region.addr,
-            len: region.len,
-            first,
-            pin: Some(pin),
-        };
-        Ok(first.wrapping_add((sge.addr - self.addr) as usize))
-    }
-
-    /// Lets go of the region: a thread has two pins, and what follows needs them.
-    pub(super) fn close(&mut self) {
-        self.pin = None;
-        self.len = 0;
-    }
-}
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
@@ -93,6 +15,25 @@ pub(super) enum PlaceError {
     SenderGone,
 }
 
+impl From<SgeError> for PlaceError {
+    fn from(error: SgeError) -> Self {
+        match error {
+            SgeError::Protection => Self::Local,
+            SgeError::Nowhere => Self::Nowhere,
+        }
+    }
+}
+
+/// Bytes of a scatter list.
+#[inline(always)]
+fn room(sges: &[ibv_sge]) -> u64 {
+    match sges {
+        // By far the most frequent, without the set-up of a loop.
+        [sge] => u64::from(sge.length),
+        _ => sges.iter().map(|s| u64::from(s.length)).sum(),
+    }
+}
+
 /// Scatters a UD message and its GRH over the SGEs of a receive WR.
 ///
 /// The engine does so at a time of its own, when the program may have given the memory back and is about to destroy the
@@ -105,13 +46,12 @@ pub(super) fn place_ud(
     sges: &[ibv_sge],
     record: &Record<'_>,
     grh: Option<&[u8; GRH_BYTES]>,
-    window: &mut Window,
+    window: &mut Window<true>,
     local: &mut RegionCache,
     by_engine: bool,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
-    let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
-    if (len + GRH_BYTES) as u64 > room {
+    if (len + GRH_BYTES) as u64 > room(sges) {
         return Err(PlaceError::TooLong);
     }
     if len > record.payload.len() {
@@ -120,10 +60,10 @@ pub(super) fn place_ud(
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
         // Both parts go into one buffer, which is looked up once.
-        let dst = match window.buffer(qp, pd, local, sge) {
+        let dst = match window.buffer(qp.nic, pd, local, sge) {
             Ok(dst) => dst,
-            Err(PlaceError::Nowhere) => return Ok(()),
-            Err(e) => return Err(e),
+            Err(SgeError::Nowhere) => return Ok(()),
+            Err(e) => return Err(e.into()),
         };
         if by_engine && !crate::mem::is_mapped(dst, len + GRH_BYTES) {
             return Err(PlaceError::Local);
@@ -164,14 +104,13 @@ pub(super) fn place(
     sges: &[ibv_sge],
     record: &Record<'_>,
     peer: &Arc<Peer>,
-    window: &mut Window,
+    window: &mut Window<true>,
     local: &mut RegionCache,
     remote: &mut RegionCache,
 ) -> Result<(), PlaceError> {
     let header = record.header;
     let len = header.len as usize;
-    let room: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
-    if len as u64 > room {
+    if len as u64 > room(sges) {
         return Err(PlaceError::TooLong);
     }
     if header.flags & FLAG_BY_REFERENCE == 0 {
@@ -180,10 +119,10 @@ pub(super) fn place(
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
-            let dst = match window.buffer(qp, pd, local, sge) {
+            let dst = match window.buffer(qp.nic, pd, local, sge) {
                 Ok(dst) => dst,
-                Err(PlaceError::Nowhere) => return Ok(()),
-                Err(e) => return Err(e),
+                Err(SgeError::Nowhere) => return Ok(()),
+                Err(e) => return Err(e.into()),
             };
             // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len` bytes
             // behind the header.
@@ -313,8 +252,8 @@ impl Scatter<'_> {
             let (sge, n) = self.next_part(len)?;
             if n > 0 {
                 let addr = sge.addr + u64::from(self.offset);
-                let (region, _pin) = local_region(self.nic, self.cache, self.pd, &sge, true)?;
-                // SAFETY: `src` by contract; `local_region` has checked and pinned the SGE.
+                let (region, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
+                // SAFETY: `src` by contract; `checked_sge` has checked and pinned the SGE.
                 unsafe { region.write(addr, src, n) }.map_err(|_| PlaceError::Local)?;
                 src = src.wrapping_add(n);
             }
@@ -335,7 +274,7 @@ impl Scatter<'_> {
             let (sge, n) = self.next_part(len)?;
             if n > 0 {
                 let to = sge.addr + u64::from(self.offset);
-                let (region, _pin) = local_region(self.nic, self.cache, self.pd, &sge, true)?;
+                let (region, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
                 if let Some(dst) = region.direct(to) {
                     // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
                     unsafe { from.read(addr, dst, n) }.map_err(|_| PlaceError::Sender)?;
@@ -355,44 +294,4 @@ impl Scatter<'_> {
         let sge = *self.sges.first().ok_or(PlaceError::TooLong)?;
         Ok((sge, ((sge.length - self.offset) as usize).min(len)))
     }
-}
-
-/// The own region that an SGE names, checked: protection domain, range and, for `write`, local write access.
-#[inline]
-pub(super) fn local_region<'c>(
-    nic: &'static Nic,
-    cache: &'c mut RegionCache,
-    pd: u32,
-    sge: &ibv_sge,
-    write: bool,
-) -> Result<(&'c crate::mem::Region, crate::keys::Pin), PlaceError> {
-    let (region, pin) = cache
-        .get(nic, nic.me(), sge.lkey)
-        .map_err(|_| PlaceError::Local)?;
-    let writable = region.access & IBV_ACCESS_LOCAL_WRITE.cast_unsigned() != 0;
-    if !region.contains(sge.addr, u64::from(sge.length))
-        || (write && !writable)
-        || (region.pd != pd && !on_demand(region, pd, sge, write))
-    {
-        return Err(PlaceError::Local);
-    }
-    Ok((region, pin))
-}
-
-/// Is it a region of the whole address space, and the SGE mapped there?
-#[cold]
-fn on_demand(region: &crate::mem::Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
-    region.pd == IMPLICIT | pd && crate::mem::populate(sge.addr, sge.length.into(), write)
-}
-
-/// Checks a local SGE and hands out its region.
-#[inline]
-pub(crate) fn checked_sge<'c>(
-    nic: &'static Nic,
-    cache: &'c mut RegionCache,
-    pd: u32,
-    sge: &ibv_sge,
-    write: bool,
-) -> Option<(&'c crate::mem::Region, crate::keys::Pin)> {
-    local_region(nic, cache, pd, sge, write).ok()
 }

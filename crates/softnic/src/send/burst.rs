@@ -1,21 +1,24 @@
 //! The short way for small messages and WRITEs: a run of work requests that are all alike.
 //!
-//! A postlist of small inline messages to one destination, or of small inline WRITEs to one memory region, is
-//! the case that decides message rates. What its first work request needs to know (the ring, the region, that
-//! the peer answers) holds for the ones behind it, so they pass through a loop that only does what is theirs:
-//! 4 ns each instead of 15. Whatever is unusual in any way is left to the general way, which also does all
-//! that has to be said about it.
+//! A postlist of small messages to one destination, or of small WRITEs to one memory region, is the case that
+//! decides message rates. What its first work request needs to know (the ring, the regions, that the peer
+//! answers) holds for the ones behind it, so they pass through a loop that only does what is theirs: 4 ns each
+//! instead of 15. Whatever is unusual in any way is left to the general way, which also does all that has to be
+//! said about it.
 
 use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
 use super::{
-    FLAG_SOLICITED, Kind, OutRing, SendQueue, SendWqe, answers, header, recent_ud_ring, wc_opcode,
+    COPY_MAX, FLAG_SOLICITED, Kind, OutRing, SendQueue, SendWqe, answers, header, recent_ud_ring,
+    wc_opcode,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
+use crate::region_cache::RegionCache;
+use crate::sge::Window;
 
 /// Executes work requests from `wr` on, as long as they are alike; the first one that is left.
 ///
@@ -36,11 +39,7 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if peer_answers(qp, sq.out.as_ref()) => {
                 sends::<false>(qp, sq, wr)
             }
-            IBV_WR_RDMA_WRITE
-                if first.send_flags & IBV_SEND_INLINE != 0
-                    && sq.pending.sends == 0
-                    && peer_answers(qp, sq.out.as_ref()) =>
-            {
+            IBV_WR_RDMA_WRITE if sq.pending.sends == 0 && peer_answers(qp, sq.out.as_ref()) => {
                 writes(qp, sq, wr)
             }
             _ => wr,
@@ -86,21 +85,40 @@ unsafe fn open_ud_ring(qp: &Qp, sq: &mut SendQueue, first: &ibv_send_wr) -> bool
     true
 }
 
-/// The payload of a work request whose data is inline in one piece, or that has none.
-///
-/// # Safety
-/// `wr` is as `ibv_post_send(3)` describes it.
-#[inline(always)]
-unsafe fn inline_piece(wr: &ibv_send_wr, max_inline: usize) -> Option<(*const u8, usize)> {
-    match wr.num_sge {
-        0 => Some((std::ptr::null(), 0)),
-        1 if wr.send_flags & IBV_SEND_INLINE != 0 && !wr.sg_list.is_null() => {
-            // SAFETY: one SGE (contract).
-            let sge = unsafe { *wr.sg_list };
-            let len = sge.length as usize;
-            (len <= max_inline).then(|| (std::ptr::with_exposed_provenance(sge.addr as usize), len))
+/// Where the payloads of a run are found.
+struct Source<'a> {
+    qp: &'a Qp,
+    local: &'a mut RegionCache,
+    window: Window<false>,
+    max_inline: usize,
+}
+
+impl Source<'_> {
+    /// The payload of a work request that has none, or a short one in one piece: valid until the next call.
+    ///
+    /// # Safety
+    /// `wr` is as `ibv_post_send(3)` describes it.
+    #[inline(always)]
+    unsafe fn piece(&mut self, wr: &ibv_send_wr) -> Option<(*const u8, usize)> {
+        match wr.num_sge {
+            0 => Some((std::ptr::null(), 0)),
+            1 => {
+                // SAFETY: one SGE (contract), or NULL.
+                let sge = unsafe { wr.sg_list.as_ref() }?;
+                let len = sge.length as usize;
+                if wr.send_flags & IBV_SEND_INLINE != 0 {
+                    let src = std::ptr::with_exposed_provenance(sge.addr as usize);
+                    return (len <= self.max_inline).then_some((src, len));
+                }
+                if len == 0 || len > COPY_MAX {
+                    return None;
+                }
+                let (nic, pd) = (self.qp.nic, self.qp.pd);
+                let src = self.window.buffer(nic, pd, self.local, sge).ok()?;
+                Some((src.cast_const(), len))
+            }
+            _ => None,
         }
-        _ => None,
     }
 }
 
@@ -120,6 +138,12 @@ unsafe fn sends<const UD: bool>(
         sq.out.as_mut()
     };
     let Some(ring) = ring else { return wr };
+    let mut source = Source {
+        qp,
+        local: &mut sq.local,
+        window: Window::none(),
+        max_inline: sq.max_inline,
+    };
     // SAFETY: the member of the union for UD, plain values.
     let to = unsafe { (*wr).wr.ud };
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
@@ -143,7 +167,7 @@ unsafe fn sends<const UD: bool>(
             }
         }
         // SAFETY: contract of this function.
-        let Some((src, len)) = (unsafe { inline_piece(this, sq.max_inline) }) else {
+        let Some((src, len)) = (unsafe { source.piece(this) }) else {
             break;
         };
         if sq.posted - sq.freed >= sq.max_wr || ring.producer.has_room(len) != Ok(true) {
@@ -151,7 +175,7 @@ unsafe fn sends<const UD: bool>(
         }
         let place = ring.producer.place(len);
         if len != 0 {
-            // SAFETY: inline data is readable while it is posted; the place has `len` bytes.
+            // SAFETY: the payload is readable now; the place has `len` bytes.
             unsafe { crate::mem::copy(place.as_mut_ptr(), src, len) };
         }
         let mut flags = 0;
@@ -165,7 +189,7 @@ unsafe fn sends<const UD: bool>(
         } else {
             0
         };
-        #[allow(clippy::cast_possible_truncation)] // inline: at most 1024
+        #[allow(clippy::cast_possible_truncation)] // at most 1024
         let byte_len = len as u32;
         ring.producer
             .commit(header(kind, flags, imm, byte_len, qkey), len);
@@ -206,6 +230,12 @@ unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut 
     let Ok((region, _pin)) = sq.remote.get(qp.nic, &out.peer, to.rkey) else {
         return wr;
     };
+    let mut source = Source {
+        qp,
+        local: &mut sq.local,
+        window: Window::none(),
+        max_inline: sq.max_inline,
+    };
     let access = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
     if dest.access.load(Ordering::Relaxed) & region.access & access == 0
         || region.pd != dest.pd.load(Ordering::Relaxed)
@@ -220,7 +250,7 @@ unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut 
             break;
         }
         // SAFETY: contract of this function.
-        let Some((src, len)) = (unsafe { inline_piece(this, sq.max_inline) }) else {
+        let Some((src, len)) = (unsafe { source.piece(this) }) else {
             break;
         };
         if !region.contains(rdma.remote_addr, len as u64) || sq.posted - sq.freed >= sq.max_wr {
@@ -229,15 +259,14 @@ unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut 
         let Some(dst) = region.direct(rdma.remote_addr) else {
             break;
         };
-        // SAFETY: the range lies in the region, pinned for the whole burst; `src` is readable while it is
-        // posted.
+        // SAFETY: the range lies in the region, pinned for the whole burst; `src` is readable now.
         unsafe { crate::mem::copy(dst, src, len) };
         let seq = sq.posted;
         sq.posted += 1;
         let signaled = sq.sq_sig_all || this.send_flags & IBV_SEND_SIGNALED != 0;
         let behind = !sq.pending.is_empty();
         if signaled || behind {
-            #[allow(clippy::cast_possible_truncation)] // inline: at most 1024
+            #[allow(clippy::cast_possible_truncation)] // at most 1024
             let wqe = SendWqe {
                 wr_id: this.wr_id,
                 end: 0,

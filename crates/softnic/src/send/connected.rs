@@ -30,13 +30,8 @@ pub(super) fn answers(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
 
 #[inline]
 fn is_ready(dest: &QpShared, qpn: u32) -> bool {
-    const READY: [u32; 4] = [
-        1 + IBV_QPS_RTR,
-        1 + IBV_QPS_RTS,
-        1 + IBV_QPS_SQD,
-        1 + IBV_QPS_SQE,
-    ];
-    READY.contains(&dest.state.load(Ordering::Acquire))
+    // RTR, RTS, SQD and SQE are neighbours.
+    (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state.load(Ordering::Acquire))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
 }
 
@@ -177,7 +172,7 @@ pub(super) fn connected_send(
         Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_none() {
+        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_err() {
             return Outcome::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }

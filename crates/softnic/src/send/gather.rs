@@ -47,7 +47,7 @@ pub(super) fn for_each_part(
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let (region, _pin) =
-            checked_sge(qp.nic, local, qp.pd, sge, false).ok_or(IBV_WC_LOC_PROT_ERR)?;
+            checked_sge(qp.nic, local, qp.pd, sge, false).map_err(|_| IBV_WC_LOC_PROT_ERR)?;
         match region.direct(sge.addr) {
             Some(src) => f(src, sge.length as usize)?,
             None if region.is_null() => zeros(sge.length as usize, &mut f)?,

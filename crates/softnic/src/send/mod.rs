@@ -32,8 +32,9 @@ use crate::mem::AtomicOp;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
-use crate::recv::{call_if_armed, checked_sge, failed, header};
+use crate::recv::{call_if_armed, failed, header};
 use crate::region_cache::{KeyError, RegionCache};
+use crate::sge::checked_sge;
 
 use connected::*;
 use gather::*;
@@ -182,10 +183,17 @@ impl Pending {
     }
     #[inline]
     fn pop(&mut self) -> Option<SendWqe> {
-        let wqe = self.wqes.pop()?;
-        self.signaled -= usize::from(wqe.signaled);
-        self.sends -= usize::from(wqe.is_send_on_its_way());
+        let wqe = *self.front()?;
+        self.drop_front(&wqe);
         Some(wqe)
+    }
+    /// Removes the one at the front, a copy of which the caller has.
+    #[inline]
+    fn drop_front(&mut self, front: &SendWqe) {
+        debug_assert!(self.front().is_some_and(|wqe| wqe.seq == front.seq));
+        self.wqes.head += 1;
+        self.signaled -= usize::from(front.signaled);
+        self.sends -= usize::from(front.is_send_on_its_way());
     }
 }
 
@@ -725,39 +733,29 @@ fn settle(
     signaled: bool,
     outcome: &Outcome,
 ) {
-    let mut wqe = SendWqe {
+    // Put together where it goes: read back from the stack in larger pieces than it was written there, it would wait
+    // for all stores before it.
+    let wqe = |end, byte_len, status, signaled| SendWqe {
         wr_id: wr.wr_id,
-        end: 0,
+        end,
         seq,
-        byte_len: 0,
-        opcode: 0,
-        status: IBV_WC_SUCCESS,
+        byte_len,
+        opcode: wc_opcode(wr.opcode),
+        status,
         signaled,
     };
     match *outcome {
         Outcome::Done(byte_len) => {
-            if sq.pending.is_empty() {
-                if signaled {
-                    wqe.opcode = wc_opcode(wr.opcode);
-                    wqe.byte_len = byte_len;
-                    sq.ready.push(wqe);
-                }
-            } else {
-                wqe.opcode = wc_opcode(wr.opcode);
-                wqe.byte_len = byte_len;
-                sq.pending.push(wqe);
+            if !sq.pending.is_empty() {
+                sq.pending.push(wqe(0, byte_len, IBV_WC_SUCCESS, signaled));
+            } else if signaled {
+                sq.ready.push(wqe(0, byte_len, IBV_WC_SUCCESS, true));
             }
         }
-        Outcome::InRing(end) => {
-            wqe.opcode = wc_opcode(wr.opcode);
-            wqe.end = end;
-            sq.pending.push(wqe);
-        }
+        Outcome::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
         Outcome::Failed(status) => {
             // It completes behind what was posted before it, which may still be on its way.
-            wqe.status = status;
-            wqe.signaled = true;
-            sq.pending.push(wqe);
+            sq.pending.push(wqe(0, 0, status, true));
             fail_sends(qp, sq);
         }
         Outcome::Later => {}

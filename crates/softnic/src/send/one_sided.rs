@@ -189,7 +189,7 @@ pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Out
         IBV_ACCESS_REMOTE_READ,
     )?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Some((local, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
+        let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
         let Some(dst) = local.direct(sge.addr) else {
@@ -245,7 +245,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     let a = unsafe { view.wr.wr.atomic };
     check_word(qp, out, view, a.remote_addr)?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_none() {
+        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_err() {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         }
     }
@@ -275,7 +275,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     let mut done = 0;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let n = sge.length as usize;
-        let Some((local, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
+        let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
         // SAFETY: the SGEs add up to 8 bytes; the region is checked and pinned.

@@ -19,50 +19,67 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let sq = &mut *sq;
     let mut waiting = false;
     if !sq.pending.is_empty() {
-        waiting |= progress(qp, sq);
+        waiting |= progress(qp, sq, sink);
     }
     if !sq.deferred.is_empty() {
         waiting |= retry_deferred(qp, sq);
     }
     while !sink.is_full() {
         let Some(wqe) = sq.ready.pop() else { break };
-        sq.freed = wqe.seq + 1;
-        if wqe.status == IBV_WC_SUCCESS {
-            let mut wc = ibv_wc::zeroed();
-            wc.wr_id = wqe.wr_id;
-            wc.opcode = wqe.opcode;
-            wc.byte_len = wqe.byte_len;
-            wc.qp_num = qp.qpn;
-            sink.push(wc);
-        } else {
-            sink.push(failed(qp, wqe.wr_id, wqe.status));
-        }
+        complete(qp, sq, &wqe, sink);
     }
     qp.send_work.store(sq.work() as u8, Ordering::Relaxed);
     waiting
 }
 
-/// Moves what the receiver has consumed from pending to ready.
+/// Makes the completion of a WR.
 #[inline]
-pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
+fn complete(qp: &Qp, sq: &mut SendQueue, wqe: &SendWqe, sink: &mut WcSink<'_>) {
+    sq.freed = wqe.seq + 1;
+    if wqe.status == IBV_WC_SUCCESS {
+        let mut wc = ibv_wc::zeroed();
+        wc.wr_id = wqe.wr_id;
+        wc.opcode = wqe.opcode;
+        wc.byte_len = wqe.byte_len;
+        wc.qp_num = qp.qpn;
+        sink.push(wc);
+    } else {
+        sink.push(failed(qp, wqe.wr_id, wqe.status));
+    }
+}
+
+/// Makes completions of what the receiver has consumed, and moves the rest of it from pending to ready.
+#[inline]
+fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
     let Some(out) = &mut sq.out else {
         // UD: pending holds only what waits behind a failure.
         return settle_front(qp, sq, u64::MAX);
     };
-    let before = sq.pending.wqes.head;
     let Ok(consumed) = out.producer.consumed() else {
         fail_now(qp, sq, IBV_WC_REM_OP_ERR);
         return false;
     };
-    settle_front(qp, sq, consumed);
-    if sq.pending.is_empty() {
+    while let Some(front) = sq.pending.front() {
+        if front.status != IBV_WC_SUCCESS {
+            let status = front.status;
+            fail_now(qp, sq, status);
+            return false;
+        }
+        if front.end > consumed {
+            return stuck(qp, sq);
+        }
+        let wqe = *front;
+        sq.pending.drop_front(&wqe);
         sq.silent_since = None;
-        return false;
+        if wqe.signaled {
+            if sq.ready.is_empty() && !sink.is_full() {
+                complete(qp, sq, &wqe, sink);
+            } else {
+                sq.ready.push(wqe);
+            }
+        }
     }
-    if sq.pending.wqes.head != before {
-        sq.silent_since = None;
-    }
-    stuck(qp, sq)
+    false
 }
 
 /// Moves the WRs whose records lie before `consumed` to ready; a failed one behind them fails the queue.
@@ -85,7 +102,7 @@ pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
         if front.status != IBV_WC_SUCCESS || front.end > consumed {
             return;
         }
-        sq.pending.pop();
+        sq.pending.drop_front(&front);
         if front.signaled {
             sq.ready.push(front);
         }

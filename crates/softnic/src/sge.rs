@@ -1,0 +1,122 @@
+//! The memory of this process that the SGEs of a work request name.
+
+use verbs_abi::*;
+
+use crate::keys::{IMPLICIT, Pin};
+use crate::mem::Region;
+use crate::nic::Nic;
+use crate::region_cache::RegionCache;
+
+/// Why an SGE gives no access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SgeError {
+    /// There is no such region, or it does not allow the access.
+    Protection,
+    /// The region has no memory (`ibv_alloc_null_mr(3)`): an SGE of it has no address.
+    Nowhere,
+}
+
+/// The memory region that the last SGE named, kept pinned while a run of work requests is executed, to be written or
+/// to be read: a run usually goes to one region, and looking it up for each would cost as much as the work request.
+pub(crate) struct Window<const WRITE: bool> {
+    lkey: u32,
+    addr: u64,
+    len: u64,
+    first: *mut u8,
+    pin: Option<Pin>,
+}
+
+impl<const WRITE: bool> Window<WRITE> {
+    pub(crate) const fn none() -> Self {
+        Self {
+            lkey: 0,
+            addr: 0,
+            len: 0,
+            first: std::ptr::null_mut(),
+            pin: None,
+        }
+    }
+
+    /// The own address of a buffer, valid until the window moves.
+    #[inline(always)]
+    pub(crate) fn buffer(
+        &mut self,
+        nic: &'static Nic,
+        pd: u32,
+        cache: &mut RegionCache,
+        sge: &ibv_sge,
+    ) -> Result<*mut u8, SgeError> {
+        let offset = sge.addr.wrapping_sub(self.addr);
+        // `len` is 0 where there is no window, and lengths are below 2^63.
+        if sge.lkey == self.lkey && offset < self.len && u64::from(sge.length) <= self.len - offset
+        {
+            return Ok(self.first.wrapping_add(offset as usize));
+        }
+        self.move_to(nic, pd, cache, sge)
+    }
+
+    #[inline(never)]
+    fn move_to(
+        &mut self,
+        nic: &'static Nic,
+        pd: u32,
+        cache: &mut RegionCache,
+        sge: &ibv_sge,
+    ) -> Result<*mut u8, SgeError> {
+        self.close();
+        let (region, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
+        let Some(first) = region.direct(region.addr) else {
+            return Err(if region.is_null() {
+                SgeError::Nowhere
+            } else {
+                SgeError::Protection
+            });
+        };
+        if region.pd != pd {
+            // A region of the whole address space: what is mapped there is looked up each time.
+            return region.direct(sge.addr).ok_or(SgeError::Protection);
+        }
+        *self = Self {
+            lkey: sge.lkey,
+            addr: region.addr,
+            len: region.len,
+            first,
+            pin: Some(pin),
+        };
+        Ok(first.wrapping_add((sge.addr - self.addr) as usize))
+    }
+
+    /// Lets go of the region: a thread has two pins, and what follows needs them.
+    pub(crate) fn close(&mut self) {
+        self.pin = None;
+        self.len = 0;
+    }
+}
+
+/// The own region that an SGE names, checked: protection domain, range and, for `write`, local write access.
+#[inline]
+pub(crate) fn checked_sge<'c>(
+    nic: &'static Nic,
+    cache: &'c mut RegionCache,
+    pd: u32,
+    sge: &ibv_sge,
+    write: bool,
+) -> Result<(&'c Region, Pin), SgeError> {
+    let (region, pin) = cache
+        .get(nic, nic.me(), sge.lkey)
+        .map_err(|_| SgeError::Protection)?;
+    let writable = region.access & IBV_ACCESS_LOCAL_WRITE.cast_unsigned() != 0;
+    if !region.contains(sge.addr, u64::from(sge.length))
+        || (write && !writable)
+        || (region.pd != pd && !on_demand(region, pd, sge, write))
+    {
+        return Err(SgeError::Protection);
+    }
+    Ok((region, pin))
+}
+
+/// Is it a region of the whole address space, and the SGE mapped there?
+#[cold]
+fn on_demand(region: &Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
+    region.pd == IMPLICIT | pd && crate::mem::populate(sge.addr, sge.length.into(), write)
+}
