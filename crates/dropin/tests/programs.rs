@@ -35,6 +35,23 @@ fn misuse_gets_an_errno() {
 }
 
 #[test]
+fn processes_share_domains_regions_and_device_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("shared_pd", folder.path());
+    for (case, link_layer) in [
+        ("traffic", "ib"),
+        ("traffic", "roce"),
+        ("destruction", "ib"),
+        ("death", "ib"),
+        ("inheritance", "ib"),
+    ] {
+        let fabric = Fabric::new();
+        let out = Watched::start(fabric.command(&program, link_layer).arg(case)).finish();
+        assert_eq!(out, "ok\n", "{case}");
+    }
+}
+
+#[test]
 fn a_c_program_built_against_the_headers_runs() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = compiled("loopback", folder.path());

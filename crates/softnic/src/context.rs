@@ -1,10 +1,15 @@
 //! Open devices: what `ibv_open_device` returns, and their asynchronous events.
 
 use std::io;
+use std::sync::Arc;
 
-use verbs_abi::{ibv_async_event, ibv_device, ibv_event_type, ibv_qp, ibv_srq, verbs_context};
+use verbs_abi::{
+    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_device, ibv_event_type, ibv_qp, ibv_srq,
+    verbs_context,
+};
 
 use crate::event::EventQueue;
+use crate::fabric::Peer;
 use crate::nic::Nic;
 
 /// An open device.
@@ -16,6 +21,8 @@ pub(crate) struct Context {
     /// Initialised by `abi::open_device` before the handle is given out.
     pub(crate) abi: std::cell::UnsafeCell<verbs_context>,
     pub(crate) nic: &'static Nic,
+    /// The process whose objects it imports, if it was imported itself (`ibv_import_device(3)`).
+    pub(crate) home: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
 }
 
@@ -31,10 +38,15 @@ pub(crate) struct AsyncEvent(pub(crate) ibv_async_event);
 unsafe impl Send for AsyncEvent {}
 
 impl Context {
-    pub(crate) fn new(nic: &'static Nic, abi: verbs_context) -> io::Result<Self> {
+    pub(crate) fn new(
+        nic: &'static Nic,
+        abi: verbs_context,
+        home: Option<Arc<Peer>>,
+    ) -> io::Result<Self> {
         Ok(Self {
             abi: std::cell::UnsafeCell::new(abi),
             nic,
+            home,
             events: EventQueue::new()?,
         })
     }
@@ -58,6 +70,18 @@ impl Context {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.srq = srq;
+        self.events.push(AsyncEvent(e));
+    }
+
+    /// The process whose objects this context imports, its own one by default.
+    pub(crate) fn home(&self) -> &Arc<Peer> {
+        self.home.as_ref().unwrap_or(self.nic.me())
+    }
+
+    /// The device that it stands for is gone.
+    pub(crate) fn raise_fatal(&self) {
+        let mut e = ibv_async_event::zeroed();
+        e.event_type = IBV_EVENT_DEVICE_FATAL;
         self.events.push(AsyncEvent(e));
     }
 

@@ -73,6 +73,7 @@ fn run(nic: &'static Nic) {
             nic.maps
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
+        nic.tell_imported_contexts();
         nic.check_mail();
         if progress(nic) {
             idle_ticks = 0;

@@ -27,13 +27,16 @@ use crate::fabric::{Fabric, Peer};
 use crate::mem::RangeBacking;
 
 pub(crate) use windows::{
-    BindRequest, IMPLICIT, MAX_PD_NUMBER, WindowId, WindowType, window_admits,
+    BindRequest, IMPLICIT, MAX_PD_NUMBER, WindowId, WindowType, pd_of, translated, window_admits,
 };
 
 use windows::Windows;
 
 /// Slots that are searched from a key's hash on.
 const PROBES: usize = 16;
+
+/// Bit of [`MrShared::access`]: memory windows are bound to the region.
+const ACCESS_WINDOWS: u32 = 1 << 31;
 
 fn hash(secret: u64, key: u32) -> usize {
     let mixed = (u64::from(prefix(key)) ^ (secret >> 32)).wrapping_mul(secret | 1);
@@ -112,14 +115,22 @@ impl Keys {
         }
     }
 
-    /// Enters a region; its key.
+    /// Enters a region; its key, which is none that is `taken` elsewhere.
     ///
     /// # Errors
     /// `ENOMEM` where the table or shared memory is full.
-    pub(crate) fn register(&self, fabric: &Fabric, new: &NewRegion<'_>) -> Result<u32, i32> {
+    pub(crate) fn register(
+        &self,
+        fabric: &Fabric,
+        new: &NewRegion<'_>,
+        taken: impl Fn(u32) -> bool,
+    ) -> Result<u32, i32> {
         for _ in 0..1000 {
             #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
             let key = crate::fabric::random_nonzero() as u32;
+            if taken(key) {
+                continue;
+            }
             match self.register_as(fabric, key, new) {
                 Ok(()) => return Ok(key),
                 Err(libc::EEXIST) => {}
@@ -201,35 +212,27 @@ impl Keys {
         Ok((index, mr))
     }
 
-    /// Makes `key` invalid and waits until nobody accesses its region any more.
+    /// Makes `key` invalid and waits until nobody accesses its region any more. False if another process has done so
+    /// already.
     ///
     /// # Errors
     /// `EBUSY` while memory windows are bound to the region.
-    pub(crate) fn deregister(&self, fabric: &Fabric, key: u32) -> Result<(), i32> {
+    pub(crate) fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
+        let mut table = lock(&self.registering);
         let Some((index, mr)) = find(&fabric.me, key) else {
-            return Ok(());
-        };
-        {
-            let mut table = lock(&self.registering);
-            if key_of(mr.entry.load(Ordering::Relaxed)) != key {
-                return Ok(());
-            }
-            if table.windows.bound_to(index) {
-                return Err(libc::EBUSY);
-            }
-            invalidate(mr);
+            // The place that it had counted.
             table.used -= 1;
+            return Ok(false);
+        };
+        if table.windows.bound_to(index) {
+            return Err(libc::EBUSY);
         }
-        wait_for_accesses(fabric, index);
-        if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
-            fabric
-                .me
-                .segment
-                .header()
-                .mem_epoch
-                .fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
+        let ours = take(mr, key).is_some();
+        table.used -= 1;
+        drop(table);
+        wait_for_accesses(fabric, &fabric.me, index);
+        forget_backing(&fabric.me, mr);
+        Ok(ours)
     }
 
     /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
@@ -270,17 +273,67 @@ fn enter(mr: &MrShared, key: u32) {
     mr.entry.store(next_entry(entry, key), Ordering::Release);
 }
 
-/// Takes the key of the region or window in a place away: nobody finds it any more.
+/// Makes `key` of another process invalid, as that one does with its own. It keeps what it has for the region until it
+/// deregisters it, too. The protection domain that the region was in.
+///
+/// # Errors
+/// `ENOENT` where `owner` has no such region; `EBUSY` while memory windows are bound to it.
+pub(crate) fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<u32, i32> {
+    let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
+    let pd = mr.pd.load(Ordering::Relaxed);
+    // SYNC POINT B: whoever binds a window says so first, and then looks whether the key is still there.
+    let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_WINDOWS != 0;
+    if bound() {
+        return Err(libc::EBUSY);
+    }
+    let taken = take(mr, key).ok_or(libc::ENOENT)?;
+    if bound() {
+        let back = next_entry(taken, key);
+        // Where it is not as it was left, its owner has deregistered it and used the place again.
+        let _ = mr
+            .entry
+            .compare_exchange(taken, back, Ordering::SeqCst, Ordering::Relaxed);
+        return Err(libc::EBUSY);
+    }
+    wait_for_accesses(fabric, owner, index);
+    forget_backing(owner, mr);
+    Ok(pd)
+}
+
+/// Has peers drop their mappings of a region's memory.
+fn forget_backing(owner: &Peer, mr: &MrShared) {
+    if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
+        owner
+            .segment
+            .header()
+            .mem_epoch
+            .fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Takes the key of a region away, unless somebody else has: what its entry is now.
+fn take(mr: &MrShared, key: u32) -> Option<u64> {
+    let entry = mr.entry.load(Ordering::Relaxed);
+    let gone = next_entry(entry, 0);
+    let taken = key_of(entry) == key
+        && mr
+            .entry
+            .compare_exchange(entry, gone, Ordering::SeqCst, Ordering::Relaxed)
+            .is_ok();
+    taken.then_some(gone)
+}
+
+/// Takes the key of the window in a place away: nobody finds it any more.
 fn invalidate(mr: &MrShared) {
     let entry = mr.entry.load(Ordering::Relaxed);
     mr.entry.store(next_entry(entry, 0), Ordering::SeqCst);
 }
 
-/// Waits until nobody accesses the region or window at `index`, whose key has just become invalid.
-fn wait_for_accesses(fabric: &Fabric, index: usize) {
+/// Waits until nobody accesses the region or window of `owner` at `index`, whose key has just become invalid.
+fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
     // SYNC POINT H
     barrier::everywhere();
-    let name = hazard_name(fabric.me.slot, index);
+    let name = hazard_name(owner.slot, index);
     for peer in fabric.all_peers() {
         let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
         for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {

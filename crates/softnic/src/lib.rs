@@ -77,6 +77,8 @@ pub mod fuzz;
 #[cfg(not(loom))]
 mod identity;
 #[cfg(not(loom))]
+mod imports;
+#[cfg(not(loom))]
 mod keys;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

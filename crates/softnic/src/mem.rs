@@ -158,17 +158,44 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(_) => return Err(io::ErrorKind::OutOfMemory.into()),
     }
-    std::mem::forget(mapping);
-    let ptr = NonNull::new(ptr).ok_or(io::ErrorKind::OutOfMemory)?;
-    lock(&SHARED).insert(
-        ptr.addr().get(),
-        Backing {
+    SharedMemory::enter(mapping, fd, inode, len)
+}
+
+impl SharedMemory {
+    /// Takes a mapping of the whole file `fd`, so that registration finds it; `len` bytes of it were asked for.
+    fn enter(mapping: Mapping, fd: OwnedFd, inode: u64, len: usize) -> io::Result<Self> {
+        let ptr = NonNull::new(mapping.as_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapped = mapping.len();
+        std::mem::forget(mapping);
+        let backing = Backing {
             len: mapped,
             fd: Arc::new(fd),
             inode,
-        },
-    );
-    Ok(SharedMemory { ptr, len, mapped })
+        };
+        lock(&SHARED).insert(ptr.addr().get(), backing);
+        Ok(Self { ptr, len, mapped })
+    }
+
+    /// What other processes need to [map](Self::of_peer) it: descriptor and inode of its file.
+    pub(crate) fn file(&self) -> Option<(u32, u64)> {
+        let shared = lock(&SHARED);
+        let backing = shared.get(&self.ptr.addr().get())?;
+        Some((backing.fd.as_raw_fd().cast_unsigned(), backing.inode))
+    }
+
+    /// Maps `len` bytes of shared memory that `peer` has; they stay when it gives them up.
+    pub(crate) fn of_peer(
+        peer: &Peer,
+        (fd, inode): (u32, u64),
+        len: usize,
+    ) -> io::Result<SharedMemory> {
+        let (file, mapped) = open_memfd(peer, fd, inode)?;
+        if len == 0 || len > mapped {
+            return Err(io::Error::other("the peer's memory is not what it says"));
+        }
+        let mapping = Mapping::new(&file, mapped)?;
+        Self::enter(mapping, file.into(), inode, len)
+    }
 }
 
 /// What lies behind a range of this process's memory, for [`MrShared`].
@@ -392,17 +419,10 @@ impl Mappings {
         }
         let map = Arc::new(match kind {
             BACKING_MEMFD | BACKING_PAGES => {
-                let path = format!("/proc/{}/fd/{handle}", peer.pid);
-                let file = File::options().read(true).write(true).open(path)?;
-                let meta = file.metadata()?;
-                let len = usize::try_from(meta.len()).unwrap_or(0);
-                let seals = rustix::fs::fcntl_get_seals(&file)?;
-                if meta.ino() != inode || len == 0 || !seals.contains(SealFlags::SHRINK) {
-                    return Err(io::Error::other("the peer's memory is not what it says"));
-                }
+                let (file, len) = open_memfd(peer, handle, inode)?;
                 if kind == BACKING_MEMFD {
                     PeerMapping::Memfd(Mapping::new(&file, len)?)
-                } else if pages.end <= meta.len() {
+                } else if pages.end <= len as u64 {
                     let (first, len) = (pages.start, (pages.end - pages.start) as usize);
                     PeerMapping::Pages(Mapping::at(&file, first, len)?, first)
                 } else {
@@ -420,6 +440,19 @@ impl Mappings {
     pub(crate) fn drop_unused(&self, of: impl Fn(u64) -> bool) {
         lock(&self.maps).retain(|key, map| !of(key.incarnation) || Arc::strong_count(map) > 1);
     }
+}
+
+/// Opens a sealed memfd of a peer, which has it as that descriptor; its length.
+fn open_memfd(peer: &Peer, fd: u32, inode: u64) -> io::Result<(File, usize)> {
+    let path = format!("/proc/{}/fd/{fd}", peer.pid);
+    let file = File::options().read(true).write(true).open(path)?;
+    let meta = file.metadata()?;
+    let len = usize::try_from(meta.len()).unwrap_or(0);
+    let seals = rustix::fs::fcntl_get_seals(&file)?;
+    if meta.ino() != inode || len == 0 || !seals.contains(SealFlags::SHRINK) {
+        return Err(io::Error::other("the peer's memory is not what it says"));
+    }
+    Ok((file, len))
 }
 
 /// The pages of its file on which a region lies.
@@ -467,6 +500,8 @@ enum Reach {
 /// A memory region that can be read and written: of this process or of a peer.
 #[derive(Clone)]
 pub(crate) struct Region {
+    /// The process that has it, where that is not the one that was asked for its key.
+    pub(crate) owner: Option<Arc<Peer>>,
     /// As in the table when it was read.
     pub(crate) entry: u64,
     pub(crate) index: usize,
@@ -474,6 +509,10 @@ pub(crate) struct Region {
     pub(crate) len: u64,
     pub(crate) access: u32,
     pub(crate) pd: u32,
+    /// Peers reach it by system call only.
+    pub(crate) private: bool,
+    /// It is one of this process.
+    pub(crate) own: bool,
     /// What to add to an address of the region for one of its process.
     shift: u64,
     /// Atomics are CPU atomics; where not, they are made under a lock.
@@ -484,6 +523,16 @@ pub(crate) struct Region {
 // SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in
 // every thread.
 unsafe impl Send for Region {}
+
+/// Bytes that are copied at once between two places of which neither can be mapped.
+pub(crate) const BOUNCE: usize = 16 << 10;
+
+/// The pieces of `len` bytes that go through such a buffer: where each starts, and how long it is.
+pub(crate) fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len)
+        .step_by(BOUNCE)
+        .map(move |at| (at, BOUNCE.min(len - at)))
+}
 
 /// The bytes could not be reached: unmapped, or their process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -527,10 +576,13 @@ impl Region {
             }
         };
         Ok(Self {
+            owner: None,
             entry,
             index,
             addr,
             len,
+            private: backing == BACKING_PRIVATE,
+            own: peer.is_self,
             access: mr.access.load(Ordering::Relaxed),
             pd: mr.pd.load(Ordering::Relaxed),
             shift: base.wrapping_sub(addr),
@@ -658,7 +710,8 @@ impl Region {
     #[cold]
     fn atomic_locked(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
         let index = (addr.wrapping_add(self.shift) / 8) as usize % ATOMIC_LOCKS;
-        let lock = peer.segment.atomic_lock(index).ok_or(Fault)?;
+        let owner = self.owner.as_deref().unwrap_or(peer);
+        let lock = owner.segment.atomic_lock(index).ok_or(Fault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;
         let mut old = 0u64;
         // SAFETY: `old` and `new` are 8 bytes; the caller has checked and pinned the range.

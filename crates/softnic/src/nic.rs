@@ -1,17 +1,20 @@
 //! The NIC of this process: its place in the fabric, its port, its tables of objects, and its mail.
 
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::{Port, PortError};
 use crate::engine;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, FabricError, Peer};
 use crate::identity::{BadDevice, Identity};
-use crate::keys::{Keys, MAX_PD_NUMBER};
+use crate::imports::Imports;
+use crate::keys::Keys;
 use crate::mem::Mappings;
 use crate::multicast::Attachments;
 use crate::qp::Qp;
@@ -67,7 +70,11 @@ pub(crate) struct Nic {
     qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
     next_qp: AtomicUsize,
     cqs: Mutex<Vec<Option<Arc<Cq>>>>,
-    next_pd: AtomicUsize,
+    pub(crate) imports: Imports,
+    /// Contexts that stand for other processes' devices, until those have ended.
+    imported_contexts: Mutex<Vec<&'static Context>>,
+    /// What its contexts have for `cmd_fd`.
+    cmd_fd: OnceLock<Option<OwnedFd>>,
     mail: SpinLock<u64>,
     /// The mailbox's next slot, as the last reader of mail left it.
     mail_at: AtomicUsize,
@@ -162,7 +169,9 @@ impl Nic {
             qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),
             next_qp: AtomicUsize::new(0),
             cqs: Mutex::new(Vec::new()),
-            next_pd: AtomicUsize::new(1),
+            imports: Imports::default(),
+            imported_contexts: Mutex::new(Vec::new()),
+            cmd_fd: OnceLock::new(),
             mail: SpinLock::new(0),
             mail_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
@@ -179,11 +188,36 @@ impl Nic {
         &self.fabric.me
     }
 
-    /// A number for a new protection domain.
-    pub(crate) fn new_pd_number(&self) -> u32 {
-        let n = self.next_pd.fetch_add(1, Ordering::Relaxed) as u64;
-        // The remainder is below 2^30.
-        u32::try_from(n % u64::from(MAX_PD_NUMBER)).unwrap_or(0)
+    /// The descriptor that stands for the contexts of this process, as [`Name`] tells others; `None` where there are
+    /// no descriptors left.
+    ///
+    /// [`Name`]: crate::fabric::Name
+    pub(crate) fn cmd_fd(&self) -> Option<RawFd> {
+        let made = self.cmd_fd.get_or_init(|| self.me().name().as_file().ok());
+        made.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Has `context`, which stands for another process's device, hear of that process's end.
+    pub(crate) fn add_imported_context(&self, context: &'static Context) {
+        lock(&self.imported_contexts).push(context);
+        // It may have ended just now.
+        self.me().wake();
+    }
+
+    /// Does not tell `context` any more.
+    pub(crate) fn remove_imported_context(&self, context: &'static Context) {
+        lock(&self.imported_contexts).retain(|c| !std::ptr::eq(*c, context));
+    }
+
+    /// Tells the contexts whose device's process has ended: they get `IBV_EVENT_DEVICE_FATAL`.
+    pub(crate) fn tell_imported_contexts(&self) {
+        lock(&self.imported_contexts).retain(|context| {
+            let ended = context.home.as_ref().is_some_and(|home| home.is_dead());
+            if ended {
+                context.raise_fatal();
+            }
+            !ended
+        });
     }
 
     /// QP number of queue pair `index` of this process.

@@ -4,15 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::fabric::Peer;
+use crate::imports::find_region;
 use crate::keys::{self, Pin};
 use crate::mem::{Fault, Region};
 use crate::nic::Nic;
 
 const ENTRIES: usize = 8;
 
-/// Regions of one process, by key.
+/// Regions of one process, by key; and those of others that share a protection domain with it.
 pub(crate) struct RegionCache {
     entries: [Option<Region>; ENTRIES],
+    /// With the domain's number in the process that was asked.
+    shared: Vec<(u32, Region)>,
 }
 
 /// Why a key gives no access.
@@ -28,15 +31,18 @@ impl RegionCache {
     pub(crate) const fn new() -> Self {
         Self {
             entries: [const { None }; ENTRIES],
+            shared: Vec::new(),
         }
     }
 
     /// Forgets everything; the mappings of a peer are given up with it.
     pub(crate) fn clear(&mut self) {
         self.entries = [const { None }; ENTRIES];
+        self.shared.clear();
     }
 
-    /// The region of `peer` with `key`, which stays registered while the pin lives.
+    /// The region of `peer` with `key`, which stays registered while the pin lives. Where `peer` has none in its
+    /// protection domain `pd`, one of a process that shares the domain is as good.
     ///
     /// Every call on one cache names the same peer.
     #[inline]
@@ -45,6 +51,7 @@ impl RegionCache {
         nic: &'static Nic,
         peer: &Arc<Peer>,
         key: u32,
+        pd: impl FnOnce() -> u32,
     ) -> Result<(&Region, Pin), KeyError> {
         let at = key as usize % ENTRIES;
         if let Some(region) = &self.entries[at]
@@ -57,7 +64,7 @@ impl RegionCache {
                 None => unreachable!("it was there a line ago"),
             }
         }
-        self.miss(nic, peer, key)
+        self.miss(nic, peer, key, pd())
     }
 
     #[cold]
@@ -66,17 +73,57 @@ impl RegionCache {
         nic: &'static Nic,
         peer: &Arc<Peer>,
         key: u32,
+        pd: u32,
     ) -> Result<(&Region, Pin), KeyError> {
+        let known = |(of, region): &(u32, Region)| *of == pd && keys::key_of(region.entry) == key;
+        if let Some(at) = self.shared.iter().position(known) {
+            let region = &self.shared[at].1;
+            let owner = region.owner.as_ref().filter(|owner| !owner.is_dead());
+            let pin = owner
+                .and_then(|owner| nic.keys.pin(&nic.fabric, owner, region.index, region.entry));
+            if let Some(pin) = pin {
+                return Ok((&self.shared[at].1, pin));
+            }
+            self.shared.swap_remove(at);
+        }
+        let own = keys::find(peer, key);
+        let strange = own.is_none_or(|(_, mr)| {
+            keys::pd_of(mr.pd.load(Ordering::Relaxed)).is_some_and(|its| its != pd)
+        });
+        if strange && let Some(found) = find_region(nic, peer, pd, key) {
+            let (mut region, pin) = reach(nic, &found.owner, found.index, key)?;
+            region.pd = keys::translated(region.pd, pd);
+            region.owner = Some(found.owner);
+            if self.shared.len() == ENTRIES {
+                self.shared.swap_remove(0);
+            }
+            self.shared.push((pd, region));
+            let last = self.shared.len() - 1;
+            return Ok((&self.shared[last].1, pin));
+        }
         let entry = &mut self.entries[key as usize % ENTRIES];
         *entry = None;
-        let (index, mr) = keys::find(peer, key).ok_or(KeyError::Unknown)?;
-        let seen = mr.entry.load(Ordering::Acquire);
-        let pin = (keys::key_of(seen) == key)
-            .then(|| nic.keys.pin(&nic.fabric, peer, index, seen))
-            .flatten()
-            .ok_or(KeyError::Unknown)?;
-        let region =
-            Region::reach(&nic.maps, peer, (index, seen), mr).map_err(|Fault| KeyError::Fault)?;
+        let (index, _) = own.ok_or(KeyError::Unknown)?;
+        let (region, pin) = reach(nic, peer, index, key)?;
         Ok((entry.insert(region), pin))
     }
+}
+
+/// Makes the region of `owner` at `index` accessible, if it still has `key`.
+fn reach(
+    nic: &'static Nic,
+    owner: &Arc<Peer>,
+    index: usize,
+    key: u32,
+) -> Result<(Region, Pin), KeyError> {
+    let mr = owner.segment.mr(index).ok_or(KeyError::Unknown)?;
+    let seen = mr.entry.load(Ordering::Acquire);
+    let pin = (keys::key_of(seen) == key)
+        .then(|| nic.keys.pin(&nic.fabric, owner, index, seen))
+        .flatten()
+        .ok_or(KeyError::Unknown)?;
+    let region = Region::reach(&nic.maps, owner, (index, seen), mr);
+    region
+        .map(|region| (region, pin))
+        .map_err(|Fault| KeyError::Fault)
 }

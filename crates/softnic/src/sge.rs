@@ -1,4 +1,5 @@
-//! The memory of this process that the SGEs of a work request name.
+//! The memory that the SGEs of a work request name: this process's, or that of one that shares its
+//! protection domain.
 
 use verbs_abi::*;
 
@@ -12,8 +13,9 @@ use crate::region_cache::RegionCache;
 pub(crate) enum SgeError {
     /// There is no such region, or it does not allow the access.
     Protection,
-    /// The region has no memory (`ibv_alloc_null_mr(3)`): an SGE of it has no address.
-    Nowhere,
+    /// The region has no memory (`ibv_alloc_null_mr(3)`), or belongs to another process and is not mapped here: an SGE
+    /// of it has no address.
+    Unmapped,
 }
 
 /// The memory region that the last SGE named, kept pinned while a run of work requests is executed, to be written or
@@ -66,11 +68,7 @@ impl<const WRITE: bool> Window<WRITE> {
         self.close();
         let (region, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
         let Some(first) = region.direct(region.addr) else {
-            return Err(if region.is_null() {
-                SgeError::Nowhere
-            } else {
-                SgeError::Protection
-            });
+            return Err(SgeError::Unmapped);
         };
         if region.pd != pd {
             // A region of the whole address space: what is mapped there is looked up each time.
@@ -103,7 +101,7 @@ pub(crate) fn checked_sge<'c>(
     write: bool,
 ) -> Result<(&'c Region, Pin), SgeError> {
     let (region, pin) = cache
-        .get(nic, nic.me(), sge.lkey)
+        .get(nic, nic.me(), sge.lkey, || pd)
         .map_err(|_| SgeError::Protection)?;
     let writable = region.access & IBV_ACCESS_LOCAL_WRITE.cast_unsigned() != 0;
     if !region.contains(sge.addr, u64::from(sge.length))
@@ -118,5 +116,7 @@ pub(crate) fn checked_sge<'c>(
 /// Is it a region of the whole address space, and the SGE mapped there?
 #[cold]
 fn on_demand(region: &Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
-    region.pd == IMPLICIT | pd && crate::mem::populate(sge.addr, sge.length.into(), write)
+    // In another process that is not known; the system call finds out.
+    let mapped = || !region.own || crate::mem::populate(sge.addr, sge.length.into(), write);
+    region.pd == IMPLICIT | pd && mapped()
 }

@@ -8,6 +8,7 @@ use verbs_abi::*;
 use super::*;
 use crate::context::Context;
 use crate::device;
+use crate::fabric::Peer;
 use crate::identity::Identity;
 use crate::nic::{self, Nic, NicError};
 use crate::strings;
@@ -50,7 +51,7 @@ fn set_text(field: &mut [c_char], text: &str) {
     }
 }
 
-fn errno_of_nic(e: &NicError) -> c_int {
+pub(super) fn errno_of_nic(e: &NicError) -> c_int {
     match e {
         NicError::Fabric(crate::fabric::FabricError::Io { source, .. })
         | NicError::Engine(source) => errno_of(source),
@@ -97,14 +98,26 @@ pub(super) unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) ->
 }
 
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    or_null(open_context(device, import::cmd_fd()))
+    let fd = nic::get()
+        .map_err(|e| errno_of_nic(&e))
+        .map(|nic| nic.cmd_fd().unwrap_or(-1));
+    let made = fd.and_then(|fd| new_context(device, fd, None));
+    or_null(made.map(hand_out))
 }
 
-/// Opens the device; `cmd_fd` is what the program sees as the context's descriptor.
-pub(super) fn open_context(
+/// Makes the handle of a context.
+pub(super) fn hand_out(context: &'static Context) -> *mut ibv_context {
+    // SAFETY: a field of it; nobody else looks at the context yet.
+    let c = unsafe { &raw mut (*context.abi.get()).context };
+    live::hand_out_leaked(context, c)
+}
+
+/// Opens the device; `cmd_fd` is what the program sees as the context's descriptor. An imported one is that of `home`.
+pub(super) fn new_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
-) -> Result<*mut ibv_context, c_int> {
+    home: Option<Arc<Peer>>,
+) -> Result<&'static Context, c_int> {
     if device != the_device() {
         return Err(libc::ENODEV);
     }
@@ -144,13 +157,11 @@ pub(super) fn open_context(
     c.num_comp_vectors = 1;
     // "The context is preceded by a verbs_context": verbs.h, `verbs_get_ctx`.
     c.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-    let context = Context::new(nic, abi).map_err(|e| errno_of(&e))?;
+    let context = Context::new(nic, abi, home).map_err(|e| errno_of(&e))?;
     let context: &'static Context = Box::leak(Box::new(context));
-    // SAFETY: nobody else has seen the context yet.
-    let c = unsafe { &raw mut (*context.abi.get()).context };
-    // SAFETY: as above; a field of it.
-    unsafe { (*c).async_fd = context.async_fd() };
-    Ok(live::hand_out_leaked(context, c))
+    // SAFETY: a field of it; nobody else has seen the context yet.
+    unsafe { (*context.abi.get()).context.async_fd = context.async_fd() };
+    Ok(context)
 }
 
 /// The context behind a handle.
@@ -185,11 +196,12 @@ pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
 }
 
 pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    or_errno(
-        live::take_back_leaked::<Context, _>(context)
-            .then_some(())
-            .ok_or(libc::EINVAL),
-    )
+    if !live::take_back_leaked::<Context, _>(context) {
+        return libc::EINVAL;
+    }
+    // SAFETY: it was live until now, and contexts are never freed.
+    unsafe { import::close(context_behind(context), (*context).cmd_fd) };
+    0
 }
 
 pub(super) unsafe extern "C" fn ibv_get_async_event(

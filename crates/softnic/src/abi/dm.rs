@@ -1,27 +1,25 @@
 //! Device memory: `ibv_alloc_dm(3)`. This device's memory is the host's: shared memory that peers can map.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::device::nic_of;
-use super::import::DMS;
+use super::device::{context_of, errno_of_nic, nic_of};
+use super::domain::share_pd;
 use super::mr::{MrRange, register_mr};
-use super::objects::{Pd, busy};
 use super::*;
 use crate::device;
+use crate::imports::{Exported, Kind, Shared};
 use crate::mem::{SharedMemory, alloc_shared};
+use crate::nic;
 
 /// Device memory; the program's handle points to its first field.
 #[repr(C)]
 pub(super) struct Dm {
     abi: ibv_dm,
-    memory: Arc<SharedMemory>,
-    /// It was imported, and stands for another.
-    imported: bool,
-    /// Memory regions made of it.
-    pub(super) uses: AtomicUsize,
+    memory: SharedMemory,
+    of: Shared,
 }
 
 // SAFETY: `abi` is written before the handle is given out and then only read.
@@ -30,29 +28,27 @@ unsafe impl Send for Dm {}
 unsafe impl Sync for Dm {}
 
 impl Dm {
-    fn new(
-        context: *mut ibv_context,
-        handle: u32,
-        memory: Arc<SharedMemory>,
-        imported: bool,
-    ) -> Self {
+    fn new(context: *mut ibv_context, of: Shared, memory: SharedMemory) -> Self {
         let mut abi = ibv_dm::zeroed();
         abi.context = context;
         abi.memcpy_to_dm = Some(memcpy_to_dm);
         abi.memcpy_from_dm = Some(memcpy_from_dm);
         abi.comp_mask = IBV_DM_MASK_HANDLE;
-        abi.handle = handle;
-        Self {
-            abi,
-            memory,
-            imported,
-            uses: AtomicUsize::new(0),
+        abi.handle = of.handle();
+        Self { abi, memory, of }
+    }
+
+    /// A memory region is made of it, which [leaves](Self::leave) it at its end.
+    fn enter(&self) {
+        if let Some(uses) = self.of.uses() {
+            uses.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// The same memory for another context.
-    pub(super) fn again(&self, context: *mut ibv_context) -> Self {
-        Self::new(context, self.abi.handle, Arc::clone(&self.memory), true)
+    pub(super) fn leave(&self) {
+        if let Some(uses) = self.of.uses() {
+            uses.fetch_sub(1, Ordering::Release);
+        }
     }
 
     /// The address of `length` bytes at `offset`; copies are of whole, aligned words of four bytes where `words`
@@ -86,29 +82,59 @@ pub(super) unsafe extern "C" fn alloc_dm(
         if attr.length as u64 > device::MAX_DM_SIZE {
             return Err(libc::ENOMEM);
         }
-        static NEXT_HANDLE: AtomicU32 = AtomicU32::new(1);
         let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
-        let handle = NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
-        let dm = Arc::new(Dm::new(context, handle, Arc::new(memory), false));
-        DMS.enter(handle, &dm);
-        Ok(dm)
+        let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
+        let (fd, inode) = memory.file().ok_or(libc::ENOMEM)?;
+        let own = Exported::new(nic, Kind::Dm, |index| {
+            if let Some(dm) = nic.me().segment.dm(index) {
+                dm.fd.store(fd, Ordering::Relaxed);
+                dm.inode.store(inode, Ordering::Relaxed);
+                dm.len.store(memory.len() as u64, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Arc::new(Dm::new(context, Shared::Own(own), memory)))
     });
     or_null(made.map(live::hand_out))
 }
 
+/// `ibv_import_dm(3)`.
+pub(super) unsafe extern "C" fn ibv_import_dm(
+    context: *mut ibv_context,
+    dm_handle: u32,
+) -> *mut ibv_dm {
+    // SAFETY: a handle of ours.
+    let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
+    let made = c.and_then(|c| {
+        let of = Shared::import(c.nic, c.home(), Kind::Dm, dm_handle)?;
+        let index = dm_handle as usize % crate::fabric::layout::MAX_DMS;
+        let there = of.home().segment.dm(index).ok_or(libc::ENOENT)?;
+        let file = (
+            there.fd.load(Ordering::Relaxed),
+            there.inode.load(Ordering::Relaxed),
+        );
+        let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
+        let memory = SharedMemory::of_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
+        Ok(Arc::new(Dm::new(context, of, memory)))
+    });
+    or_null(made.map(live::hand_out))
+}
+
+/// Gives the handle back and leaves the memory as it is, also to the regions that were made with the handle.
+pub(super) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    drop(live::take_back::<Dm, _>(dm));
+}
+
+/// Frees the memory, whichever process it is of.
 pub(super) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     // SAFETY: a handle of ours, given back once, when no memory region uses it.
-    unsafe {
-        let Some(dm) = borrow::<Dm, _>(handle) else {
-            return libc::EINVAL;
-        };
-        or_errno(busy(&dm.uses).map(|()| {
-            if !dm.imported {
-                DMS.remove(dm.abi.handle);
-            }
-            drop(live::take_back::<Dm, _>(handle));
-        }))
-    }
+    let Some(dm) = (unsafe { borrow::<Dm, _>(handle) }) else {
+        return libc::EINVAL;
+    };
+    or_errno(
+        dm.of
+            .destroy()
+            .map(|()| drop(live::take_back::<Dm, _>(handle))),
+    )
 }
 
 unsafe extern "C" fn memcpy_to_dm(
@@ -149,7 +175,8 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: handles of ours.
-    let (pd, dm) = unsafe { (share::<Pd, _>(pd), share::<Dm, _>(dm)) };
+    let (pd, dm) = unsafe { (share_pd(pd), share::<Dm, _>(dm)) };
+    let dm = dm.filter(|dm| dm.of.exists());
     let made = pd.zip(dm).ok_or(libc::EINVAL).and_then(|(pd, dm)| {
         let access = access.cast_signed();
         // The program does not know where the memory lies.
@@ -161,9 +188,9 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
             length,
             iova: 0,
         };
-        dm.uses.fetch_add(1, Ordering::Relaxed);
+        dm.enter();
         register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| {
-            dm.uses.fetch_sub(1, Ordering::Relaxed);
+            dm.leave();
         })
     });
     or_null(made)

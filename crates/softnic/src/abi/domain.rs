@@ -1,17 +1,184 @@
-//! Thread domains and parent domains: `ibv_alloc_td(3)`, `ibv_alloc_parent_domain(3)`.
+//! Protection domains, thread domains and parent domains: `ibv_alloc_pd(3)`, `ibv_alloc_td(3)`,
+//! `ibv_alloc_parent_domain(3)`.
 //!
-//! They let a provider leave out locks or take memory from the program's allocators. Here they are accepted and
+//! The latter two let a provider leave out locks or take memory from the program's allocators. Here they are accepted and
 //! change nothing: a queue pair's lock is one compare-and-swap, and a provider may do without the allocators.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use verbs_abi::*;
 
 use super::device::context_of;
-use super::objects::{Pd, busy};
+use super::objects::busy;
 use super::*;
+use crate::context::Context;
+use crate::imports::{Exported, Kind, Shared};
+
+/// A protection domain; the program's handle points to its first field.
+#[repr(C)]
+pub(super) struct Pd {
+    pub(super) abi: UnsafeCell<ibv_pd>,
+    pub(super) context: &'static Context,
+    pub(super) number: u32,
+    /// How many objects were made with this handle.
+    uses: AtomicUsize,
+    /// The program has given the handle back, and objects are left that were made with it.
+    unimported: AtomicBool,
+    of: DomainOf,
+}
+
+/// What a handle stands for.
+enum DomainOf {
+    Itself(Shared),
+    Parent(#[allow(dead_code, reason = "counts the use of what it was made of")] Parent),
+}
+
+// SAFETY: `abi` is written before the handle is given out and only read afterwards; the rest is atomic or
+// constant.
+unsafe impl Sync for Pd {}
+// SAFETY: as above; the raw pointer in `abi` is only handed back.
+unsafe impl Send for Pd {}
+
+impl Pd {
+    /// `number` is what queue pairs and regions of this process call the domain, `handle` what its home does.
+    fn new(
+        (c, context): (&'static Context, *mut ibv_context),
+        (number, handle): (u32, u32),
+        of: DomainOf,
+    ) -> Arc<Self> {
+        let mut abi = ibv_pd::zeroed();
+        abi.context = context;
+        abi.handle = handle;
+        Arc::new(Self {
+            abi: UnsafeCell::new(abi),
+            context: c,
+            number,
+            uses: AtomicUsize::new(0),
+            unimported: AtomicBool::new(false),
+            of,
+        })
+    }
+
+    fn of_shared(context: (&'static Context, *mut ibv_context), shared: Shared) -> Arc<Self> {
+        let names = (shared.number(), shared.handle());
+        Self::new(context, names, DomainOf::Itself(shared))
+    }
+
+    fn itself(&self) -> Option<&Shared> {
+        match &self.of {
+            DomainOf::Itself(shared) => Some(shared),
+            DomainOf::Parent(_) => None,
+        }
+    }
+
+    /// May objects be made of it? Not once it has been given back, or somebody who shares it has destroyed it.
+    fn is_usable(&self) -> bool {
+        !self.unimported.load(Ordering::Relaxed) && self.itself().is_none_or(Shared::exists)
+    }
+
+    /// An object is made of it, which [leaves](leave) it when it is destroyed.
+    pub(super) fn enter(&self) {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+        if let Some(uses) = self.itself().and_then(Shared::uses) {
+            uses.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// An object that was made with this handle is destroyed.
+///
+/// # Safety
+/// The object [entered](Pd::enter) the domain, and leaves it once.
+pub(super) unsafe fn leave(handle: *mut ibv_pd) {
+    // SAFETY: the domain is there, since its objects keep it.
+    unsafe { leave_quietly(handle, true) }
+}
+
+/// The same for an object that another process has destroyed, and taken out of what all see.
+///
+/// # Safety
+/// As for [`leave`].
+pub(super) unsafe fn leave_quietly(handle: *mut ibv_pd, seen: bool) {
+    // SAFETY: contract of this function.
+    let Some(pd) = (unsafe { borrow::<Pd, _>(handle) }) else {
+        return;
+    };
+    if seen && let Some(uses) = pd.itself().and_then(Shared::uses) {
+        uses.fetch_sub(1, Ordering::Release);
+    }
+    let last = pd.uses.fetch_sub(1, Ordering::AcqRel) == 1;
+    if last && pd.unimported.load(Ordering::Acquire) {
+        drop(live::take_back::<Pd, _>(handle));
+    }
+}
+
+/// The domain behind a handle, to make objects of it.
+///
+/// # Safety
+/// As for [`share`].
+pub(super) unsafe fn share_pd(handle: *mut ibv_pd) -> Option<Arc<Pd>> {
+    // SAFETY: contract of this function.
+    unsafe { share::<Pd, _>(handle) }.filter(|pd| pd.is_usable())
+}
+
+/// The same without a reference of its own.
+///
+/// # Safety
+/// As for [`borrow`].
+pub(super) unsafe fn borrow_pd<'a>(handle: *mut ibv_pd) -> Option<&'a Pd> {
+    // SAFETY: contract of this function.
+    unsafe { borrow::<Pd, _>(handle) }.filter(|pd| pd.is_usable())
+}
+
+pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: a handle of ours.
+    let made = unsafe { context_of(context) }
+        .ok_or(libc::EINVAL)
+        .and_then(|c| {
+            let own = Shared::Own(Exported::new(c.nic, Kind::Pd, |_| {})?);
+            Ok(Pd::of_shared((c, context), own))
+        });
+    or_null(made.map(live::hand_out))
+}
+
+/// `ibv_import_pd(3)`.
+pub(super) unsafe extern "C" fn ibv_import_pd(
+    context: *mut ibv_context,
+    pd_handle: u32,
+) -> *mut ibv_pd {
+    // SAFETY: a handle of ours.
+    let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
+    let made = c.and_then(|c| {
+        let imported = Shared::import(c.nic, c.home(), Kind::Pd, pd_handle)?;
+        Ok(Pd::of_shared((c, context), imported))
+    });
+    or_null(made.map(live::hand_out))
+}
+
+/// Gives the handle back and leaves the domain as it is. A program may do so before it destroys what it has made of it.
+pub(super) unsafe extern "C" fn ibv_unimport_pd(handle: *mut ibv_pd) {
+    // SAFETY: a handle of ours.
+    let Some(pd) = (unsafe { borrow::<Pd, _>(handle) }) else {
+        return;
+    };
+    pd.unimported.store(true, Ordering::Release);
+    if pd.uses.load(Ordering::Acquire) == 0 {
+        drop(live::take_back::<Pd, _>(handle));
+    }
+}
+
+/// Destroys the domain, whichever process it is of; "once destroy is done no other process can touch the object except
+/// for unimport" (`ibv_import_pd(3)`).
+pub(super) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
+    // SAFETY: a handle of ours; given back once, when nothing uses it.
+    let Some(pd) = (unsafe { borrow::<Pd, _>(handle) }) else {
+        return libc::EINVAL;
+    };
+    let destroyed = pd.itself().map_or_else(|| busy(&pd.uses), Shared::destroy);
+    or_errno(destroyed.map(|()| drop(live::take_back::<Pd, _>(handle))))
+}
 
 /// A thread domain; the program's handle points to its first field.
 #[repr(C)]
@@ -65,45 +232,41 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
                     return Err(libc::EINVAL);
                 }
                 // "pd: a mandatory parameter, an already allocated protection domain".
-                let of = share::<Pd, _>(init.pd).ok_or(libc::EINVAL)?;
-                let mut abi = ibv_pd::zeroed();
-                abi.context = context;
-                abi.handle = of.number;
+                let of = share_pd(init.pd).ok_or(libc::EINVAL)?;
                 if let Some(td) = borrow::<Td, _>(init.td) {
                     td.uses.fetch_add(1, Ordering::Relaxed);
                 }
-                Ok(Pd {
-                    abi: UnsafeCell::new(abi),
-                    context: c,
-                    number: of.number,
-                    uses: AtomicUsize::new(0),
-                    parent: Some(Parent::new(of, init.td)),
-                })
+                let names = (of.number, (*of.abi.get()).handle);
+                let parent = Parent::new(of, init.td);
+                Ok(Pd::new((c, context), names, DomainOf::Parent(parent)))
             })
     };
-    or_null(made.map(|pd| live::hand_out(Arc::new(pd))))
+    or_null(made.map(live::hand_out))
 }
 
-/// What a parent domain was made of, or an imported one stands for.
-pub(super) struct Parent {
+/// What a parent domain was made of.
+struct Parent {
     of: Arc<Pd>,
     td: *mut ibv_td,
 }
 
 impl Parent {
     /// Counts the use of `of`; that of `td` is counted.
-    pub(super) fn new(of: Arc<Pd>, td: *mut ibv_td) -> Self {
-        of.uses.fetch_add(1, Ordering::Relaxed);
+    fn new(of: Arc<Pd>, td: *mut ibv_td) -> Self {
+        of.enter();
         Self { of, td }
     }
 }
 
 impl Drop for Parent {
     fn drop(&mut self) {
-        self.of.uses.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: NULL, or a thread domain of ours, which counts this use and so has not been deallocated.
-        if let Some(td) = unsafe { borrow::<Td, _>(self.td) } {
-            td.uses.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: `of` was entered in `new`. NULL, or a thread domain of ours, which counts this use and so has not
+        // been deallocated.
+        unsafe {
+            leave(self.of.abi.get());
+            if let Some(td) = borrow::<Td, _>(self.td) {
+                td.uses.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -32,6 +32,7 @@ use verbs_abi::{LaterSymbols, Symbols};
 #[must_use]
 pub fn symbols() -> &'static Symbols {
     use device::*;
+    use domain::{ibv_alloc_pd, ibv_dealloc_pd};
     use mr::*;
     use objects::*;
     static SYMBOLS: Symbols = Symbols {
@@ -85,9 +86,11 @@ pub fn symbols() -> &'static Symbols {
 /// The software NIC's entry points that libibverbs got after version 1.1.
 #[must_use]
 pub fn later_symbols() -> &'static LaterSymbols {
-    use import::*;
+    use dm::{ibv_import_dm, ibv_unimport_dm};
+    use domain::{ibv_import_pd, ibv_unimport_pd};
+    use import::ibv_import_device;
     use later::*;
-    use mr::{ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_unimport_mr};
+    use mr::{ibv_import_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_unimport_mr};
     use qp_ex::ibv_qp_to_qp_ex;
     static SYMBOLS: LaterSymbols = LaterSymbols {
         ibv_get_pkey_index,

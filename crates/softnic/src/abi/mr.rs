@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use super::dm::Dm;
-use super::objects::Pd;
+use super::domain::{Pd, leave, leave_quietly, share_pd};
 use super::*;
 use crate::device;
-use crate::keys::{IMPLICIT, NewRegion};
+use crate::fabric::Peer;
+use crate::imports::{find_region, pd_uses};
+use crate::keys::{self, IMPLICIT, NewRegion};
 use crate::mem::{Hold, RangeBacking, backing_of};
 use crate::nic::Nic;
 
@@ -28,6 +30,10 @@ struct Mr {
     backing: Hold,
     /// The device memory that it is made of.
     dm: Option<Arc<Dm>>,
+    /// False after a re-registration that failed.
+    registered: bool,
+    /// It was imported, and belongs to that process.
+    owner: Option<Arc<Peer>>,
 }
 
 pub(super) unsafe extern "C" fn ibv_reg_mr(
@@ -60,7 +66,7 @@ pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: a handle of ours.
-    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
+    let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
     let range = MrRange { addr, length, iova };
     if length == 0 || (range.is_whole() && access & IBV_ACCESS_ON_DEMAND == 0) {
         return or_null(Err(libc::EINVAL));
@@ -76,7 +82,9 @@ pub(super) fn register_mr(
     dm: Option<Arc<Dm>>,
 ) -> Result<*mut ibv_mr, c_int> {
     let (key, hold) = enter(&pd, range, access, |nic, new| {
-        nic.keys.register(&nic.fabric, new)
+        // Who shares the domain uses its keys side by side.
+        let taken = |key| find_region(nic, nic.me(), pd.number, key).is_some();
+        nic.keys.register(&nic.fabric, new, taken)
     })?;
     Ok(hand_out(pd, range, access, (key, hold), dm))
 }
@@ -85,7 +93,7 @@ pub(super) fn register_mr(
 /// and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
 pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: a handle of ours.
-    let pd = unsafe { share::<Pd, _>(pd) }.ok_or(libc::EINVAL);
+    let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
     or_null(pd.and_then(|pd| {
         let access = IBV_ACCESS_LOCAL_WRITE;
         let range = MrRange {
@@ -102,7 +110,7 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             access: access.cast_unsigned(),
             backing: &RangeBacking::null(),
         };
-        let key = nic.keys.register(&nic.fabric, &new)?;
+        let key = nic.keys.register(&nic.fabric, &new, |_| false)?;
         Ok(hand_out(pd, &range, access, (key, Hold::Nothing), None))
     }))
 }
@@ -115,7 +123,7 @@ fn hand_out(
     (key, hold): (u32, Hold),
     dm: Option<Arc<Dm>>,
 ) -> *mut ibv_mr {
-    pd.uses.fetch_add(1, Ordering::Relaxed);
+    pd.enter();
     let mut abi = ibv_mr::zeroed();
     // SAFETY: the context field of our own object.
     abi.context = unsafe { (*pd.abi.get()).context };
@@ -138,6 +146,8 @@ fn hand_out(
         access,
         backing: hold,
         dm,
+        registered: true,
+        owner: None,
     });
     live::hand_out_box(mr)
 }
@@ -228,7 +238,7 @@ pub(super) unsafe extern "C" fn ibv_rereg_mr(
     // SAFETY: handles of ours; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`).
     // What is not to be changed is not looked at, and programs pass anything for it.
     let (mr, new_pd) = unsafe {
-        let new_pd = (flags & IBV_REREG_MR_CHANGE_PD != 0).then(|| share::<Pd, _>(pd));
+        let new_pd = (flags & IBV_REREG_MR_CHANGE_PD != 0).then(|| share_pd(pd));
         let live = live::is_live::<Mr, _>(mr);
         (mr.cast::<Mr>().as_mut().filter(|_| live), new_pd.flatten())
     };
@@ -261,6 +271,10 @@ fn rereg(
 ) -> Result<(), c_int> {
     // A region without memory stays what it is.
     let is_null = mr.range.is_whole() && mr.access & IBV_ACCESS_ON_DEMAND == 0;
+    if mr.owner.is_some() {
+        // Whose memory it is registers it.
+        return Err(libc::EOPNOTSUPP);
+    }
     if is_null || flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
         return Err(libc::EINVAL);
     }
@@ -287,13 +301,20 @@ fn rereg(
         mr.range
     };
     let key = mr.key;
+    let registered = &mut mr.registered;
     let ((), hold) = enter(&pd, &range, access, |nic, new| {
-        nic.keys.deregister(&nic.fabric, key)?;
+        if *registered {
+            nic.keys.deregister(&nic.fabric, key)?;
+        }
+        *registered = false;
         *given_up = true;
-        nic.keys.register_as(&nic.fabric, key, new)
+        nic.keys.register_as(&nic.fabric, key, new)?;
+        *registered = true;
+        Ok(())
     })?;
-    pd.uses.fetch_add(1, Ordering::Relaxed);
-    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    pd.enter();
+    // SAFETY: the region entered it.
+    unsafe { leave(mr.pd.abi.get()) };
     let abi = mr.abi.get_mut();
     abi.pd = pd.abi.get();
     abi.addr = range.addr;
@@ -305,36 +326,79 @@ fn rereg(
     Ok(())
 }
 
-pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+pub(super) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
     // SAFETY: a handle of ours.
-    let Some((nic, key)) = (unsafe { borrow::<Mr, _>(mr) }).map(|mr| (mr.pd.context.nic, mr.key))
-    else {
+    let Some(mr) = (unsafe { borrow::<Mr, _>(handle) }) else {
         return libc::EINVAL;
     };
     // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
-    if let Err(errno) = nic.keys.deregister(&nic.fabric, key) {
-        return errno;
+    match deregister(mr) {
+        Ok(in_use) => forget(handle, in_use),
+        Err(errno) => errno,
     }
-    let Some(mr) = live::take_back_box::<Mr, _>(mr) else {
+}
+
+/// Deregisters a region, whichever process it is of. True if its protection domain is still to hear of it.
+fn deregister(mr: &Mr) -> Result<bool, c_int> {
+    let nic = mr.pd.context.nic;
+    let Some(owner) = &mr.owner else {
+        return if mr.registered {
+            nic.keys.deregister(&nic.fabric, mr.key)
+        } else {
+            Ok(true)
+        };
+    };
+    if owner.has_ended() {
+        return Err(libc::ENOENT);
+    }
+    let pd = keys::deregister_of(&nic.fabric, owner, mr.key)?;
+    // Its own process does not count it any more, either.
+    if let Some(uses) = keys::pd_of(pd).and_then(|pd| pd_uses(owner, pd)) {
+        uses.fetch_sub(1, Ordering::Release);
+    }
+    Ok(true)
+}
+
+/// Gives a handle back.
+fn forget(handle: *mut ibv_mr, in_use: bool) -> c_int {
+    let Some(mr) = live::take_back_box::<Mr, _>(handle) else {
         return libc::EINVAL;
     };
-    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    // An import is no use of its domain.
+    if mr.owner.is_none() {
+        // SAFETY: the region entered it.
+        unsafe { leave_quietly(mr.pd.abi.get(), in_use) };
+    }
     if let Some(dm) = &mr.dm {
-        dm.uses.fetch_sub(1, Ordering::Relaxed);
+        dm.leave();
     }
     0
 }
 
-/// Makes an object for a memory region that another context has registered; its handle is its key.
-pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
+/// `ibv_import_mr(3)`: its handle is its key, in whichever process that shares the domain.
+pub(super) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
+    // SAFETY: a handle of ours.
+    let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
+    or_null(pd.and_then(|pd| import(pd, mr_handle)))
+}
+
+fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
     let nic = pd.context.nic;
-    let (_, shared) = crate::keys::find(nic.me(), key).ok_or(libc::ENOENT)?;
-    if shared.pd.load(Ordering::Relaxed) & !IMPLICIT != pd.number {
-        return Err(libc::EINVAL);
-    }
+    let own = keys::find(nic.me(), key)
+        .filter(|(_, mr)| keys::pd_of(mr.pd.load(Ordering::Relaxed)) == Some(pd.number))
+        .map(|(index, _)| (Arc::clone(nic.me()), index));
+    let others =
+        || find_region(nic, nic.me(), pd.number, key).map(|found| (found.owner, found.index));
+    let (owner, index) = own.or_else(others).ok_or(libc::ENOENT)?;
+    let shared = owner.segment.mr(index).ok_or(libc::ENOENT)?;
     let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
     let base = usize::try_from(shared.base.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
-    pd.uses.fetch_add(1, Ordering::Relaxed);
+    let range = MrRange {
+        addr: std::ptr::with_exposed_provenance_mut(base),
+        length,
+        iova: shared.addr.load(Ordering::Relaxed),
+    };
+    let access = shared.access.load(Ordering::Relaxed).cast_signed();
     let mut abi = ibv_mr::zeroed();
     // SAFETY: the context field of our own object.
     abi.context = unsafe { (*pd.abi.get()).context };
@@ -344,12 +408,6 @@ pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
     abi.handle = key;
     abi.lkey = key;
     abi.rkey = key;
-    let range = MrRange {
-        addr: std::ptr::with_exposed_provenance_mut(base),
-        length,
-        iova: shared.addr.load(Ordering::Relaxed),
-    };
-    let access = shared.access.load(Ordering::Relaxed).cast_signed();
     let mr = Box::new(Mr {
         abi: UnsafeCell::new(abi),
         pd,
@@ -358,16 +416,28 @@ pub(super) fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
         access,
         backing: Hold::Nothing,
         dm: None,
+        registered: true,
+        owner: Some(owner),
     });
     Ok(live::hand_out_box(mr))
 }
 
-pub(super) unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
-    // The region itself stays.
-    let Some(mr) = live::take_back_box::<Mr, _>(mr) else {
+/// Gives the handle back and leaves the region as it is. An own one that nobody else has destroyed stays registered until
+/// this process ends, as `ibv_unimport_mr(3)` leaves it in the kernel.
+pub(super) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
+    // SAFETY: a handle of ours.
+    let Some(mr) = (unsafe { borrow::<Mr, _>(handle) }) else {
         return;
     };
-    mr.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    let nic = mr.pd.context.nic;
+    if mr.owner.is_some() {
+        forget(handle, true);
+    } else if keys::find(nic.me(), mr.key).is_none() {
+        // Another process has destroyed it.
+        if let Ok(in_use) = deregister(mr) {
+            forget(handle, in_use);
+        }
+    }
 }
 
 pub(super) unsafe extern "C" fn advise_mr(

@@ -3,11 +3,10 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::objects::Pd;
+use super::domain::{Pd, leave, share_pd};
 use super::*;
 use crate::keys::{BindRequest, WindowId, WindowType};
 use crate::qp::Qp;
@@ -23,7 +22,7 @@ struct Mw {
 
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
     // SAFETY: a handle of ours.
-    let Some(pd) = (unsafe { share::<Pd, _>(pd) }) else {
+    let Some(pd) = (unsafe { share_pd(pd) }) else {
         return or_null(Err(libc::EINVAL));
     };
     let window_type = match mw_type {
@@ -34,7 +33,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) 
     let nic = pd.context.nic;
     let made = nic.keys.alloc_window(&nic.fabric, window_type, pd.number);
     or_null(made.map(|(id, key)| {
-        pd.uses.fetch_add(1, Ordering::Relaxed);
+        pd.enter();
         let mut abi = ibv_mw::zeroed();
         // SAFETY: the context field of our own object.
         abi.context = unsafe { (*pd.abi.get()).context };
@@ -53,7 +52,8 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     };
     let nic = mw.pd.context.nic;
     nic.keys.free_window(&nic.fabric, mw.id);
-    mw.pd.uses.fetch_sub(1, Ordering::Relaxed);
+    // SAFETY: the window entered the domain, and ends here.
+    unsafe { leave(mw.pd.abi.get()) };
     0
 }
 

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use verbs_abi::*;
 
 use super::device::context_of;
-use super::domain::Parent;
-use super::import::PDS;
+use super::domain::{Pd, borrow_pd};
 use super::xrc::XrcdHandle;
 use super::*;
 use crate::ah::Ah;
@@ -25,23 +24,6 @@ use crate::recv::RecvQueue;
 use crate::srq::Srq;
 use crate::xrc::{Xrc, XrcSrq};
 
-/// A protection domain; the program's handle points to its first field.
-#[repr(C)]
-pub(super) struct Pd {
-    pub(super) abi: UnsafeCell<ibv_pd>,
-    pub(super) context: &'static Context,
-    pub(super) number: u32,
-    pub(super) uses: AtomicUsize,
-    /// For a parent domain: what it was made of.
-    pub(super) parent: Option<Parent>,
-}
-
-// SAFETY: `abi` is written before the handle is given out and only read afterwards; the rest is atomic or
-// constant.
-unsafe impl Sync for Pd {}
-// SAFETY: as above; the raw pointer in `abi` is only handed back.
-unsafe impl Send for Pd {}
-
 /// A completion channel; the program's handle points to its first field.
 #[repr(C)]
 struct ChannelHandle {
@@ -55,41 +37,6 @@ pub(super) fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
         Ok(())
     } else {
         Err(libc::EBUSY)
-    }
-}
-
-pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: a handle of ours.
-    let made = unsafe { context_of(context) }.ok_or(libc::EINVAL).map(|c| {
-        let number = c.nic.new_pd_number();
-        let mut abi = ibv_pd::zeroed();
-        abi.context = context;
-        abi.handle = number;
-        let pd = Arc::new(Pd {
-            abi: UnsafeCell::new(abi),
-            context: c,
-            number,
-            uses: AtomicUsize::new(0),
-            parent: None,
-        });
-        PDS.enter(number, &pd);
-        pd
-    });
-    or_null(made.map(live::hand_out))
-}
-
-pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: a handle of ours; given back once, when nothing uses it.
-    unsafe {
-        let Some(p) = borrow::<Pd, _>(pd) else {
-            return libc::EINVAL;
-        };
-        or_errno(busy(&p.uses).map(|()| {
-            if p.parent.is_none() {
-                PDS.remove(p.number);
-            }
-            drop(live::take_back::<Pd, _>(pd));
-        }))
     }
 }
 
@@ -273,7 +220,7 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
     // SAFETY: a handle of ours; the program's attributes.
-    let (pd, init) = unsafe { (borrow::<Pd, _>(pd), init.as_mut()) };
+    let (pd, init) = unsafe { (borrow_pd(pd), init.as_mut()) };
     let (Some(pd), Some(init)) = (pd, init) else {
         return or_null(Err(libc::EINVAL));
     };
@@ -296,7 +243,7 @@ pub(super) fn new_srq(
     abi.srq_context = srq_context;
     abi.pd = pd.abi.get();
     let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
-    pd.uses.fetch_add(1, Ordering::Relaxed);
+    pd.enter();
     let srq = Arc::new(Srq::new(pd.context, abi, queue, xrc));
     if let Some(xrc) = &srq.xrc {
         xrc.cq.uses.fetch_add(1, Ordering::Relaxed);
@@ -394,9 +341,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
         }
         srq.context.discard_events(handle.cast());
         srq.unacknowledged.wait();
-        if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
-            pd.uses.fetch_sub(1, Ordering::Relaxed);
-        }
+        domain::leave((*handle).pd);
         drop(live::take_back::<Srq, _>(handle));
     }
     0
@@ -418,7 +363,7 @@ pub(super) unsafe fn create_qp(
     builder: Option<Builder>,
 ) -> Result<*mut ibv_qp, c_int> {
     // SAFETY: contract of this function.
-    let (pd, init) = unsafe { (borrow::<Pd, _>(pd_handle), init.as_mut()) };
+    let (pd, init) = unsafe { (borrow_pd(pd_handle), init.as_mut()) };
     let (Some(pd), Some(init)) = (pd, init) else {
         return Err(libc::EINVAL);
     };
@@ -502,7 +447,7 @@ pub(super) unsafe fn create_qp(
     if let Some(srq) = &s {
         srq.uses.fetch_add(1, Ordering::Relaxed);
     }
-    pd.uses.fetch_add(1, Ordering::Relaxed);
+    pd.enter();
     scq.add_sender(&qp);
     if qp_type != QpType::XrcSend {
         rcq.add_receiver(&qp);
@@ -537,7 +482,7 @@ pub(super) unsafe fn create_xrc_recv(
     let mut named = None;
     if init.comp_mask & IBV_QP_INIT_ATTR_PD != 0 {
         // SAFETY: contract of this function.
-        named = unsafe { borrow::<Pd, _>(init.pd) };
+        named = unsafe { borrow_pd(init.pd) };
         abi.pd = init.pd;
     }
     abi.qp_context = init.qp_context;
@@ -562,7 +507,7 @@ pub(super) unsafe fn create_xrc_recv(
         Ok(Arc::new(Qp::new(index, new)))
     })?;
     if let Some(pd) = named {
-        pd.uses.fetch_add(1, Ordering::Relaxed);
+        pd.enter();
     }
     domain.gatherer.uses.fetch_add(2, Ordering::Relaxed);
     handle.uses.fetch_add(1, Ordering::Relaxed);
@@ -626,9 +571,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
             return libc::EINVAL;
         }
         qp.destroy();
-        if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
-            pd.uses.fetch_sub(1, Ordering::Relaxed);
-        }
+        domain::leave((*handle).pd);
         drop(live::take_back::<Qp, _>(handle));
     }
     0
@@ -639,7 +582,7 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
     // SAFETY: a handle of ours; the program's attributes.
-    let (pd, attr) = unsafe { (borrow::<Pd, _>(handle), attr.as_ref()) };
+    let (pd, attr) = unsafe { (borrow_pd(handle), attr.as_ref()) };
     let (Some(pd), Some(attr)) = (pd, attr) else {
         return or_null(Err(libc::EINVAL));
     };
@@ -649,7 +592,7 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
         // SAFETY: the field of our own object.
         abi.context = unsafe { (*handle).context };
         abi.pd = handle;
-        pd.uses.fetch_add(1, Ordering::Relaxed);
+        pd.enter();
         let ah = Arc::new(Ah::new(nic, abi, pd.number, attr));
         debug_assert_eq!(ah.handle().cast_const().cast(), Arc::as_ptr(&ah));
         live::hand_out(ah)
@@ -662,9 +605,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
     };
     // SAFETY: the address handle lives until the end of this function; its PD is still there, since it counts this use.
     unsafe {
-        if let Some(pd) = borrow::<Pd, _>((*handle).pd) {
-            pd.uses.fetch_sub(1, Ordering::Relaxed);
-        }
+        domain::leave((*handle).pd);
     }
     0
 }

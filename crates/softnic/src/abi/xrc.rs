@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use verbs_abi::*;
 
 use super::device::context_of;
-use super::objects::{Pd, busy, domain_cq, new_srq};
+use super::domain::borrow_pd;
+use super::objects::{busy, domain_cq, new_srq};
 use super::*;
 use crate::cq::Cq;
 use crate::srq::Srq;
@@ -103,7 +104,7 @@ pub(super) unsafe fn create_srq(attr: &mut ibv_srq_init_attr_ex) -> Result<*mut 
         (handle, share::<Cq, _>(attr.cq).ok_or(libc::EINVAL)?)
     };
     // SAFETY: as above.
-    let pd = unsafe { borrow::<Pd, _>(attr.pd) }.ok_or(libc::EINVAL)?;
+    let pd = unsafe { borrow_pd(attr.pd) }.ok_or(libc::EINVAL)?;
     let number = handle.domain.new_srq_number(pd.number)?;
     let xrc = XrcSrq {
         domain: Arc::clone(&handle.domain),

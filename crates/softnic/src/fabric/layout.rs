@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 4;
+pub(crate) const LAYOUT_VERSION: u64 = 5;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -26,6 +26,12 @@ pub(crate) const MAX_CQS: usize = 1 << 14;
 pub(crate) const MAX_SRQS: usize = 1 << QP_BITS;
 /// Attachments of a process's queue pairs to multicast groups.
 pub(crate) const MAX_MCASTS: usize = 4096;
+/// Protection domains of a process.
+pub(crate) const MAX_PDS: usize = 1 << 16;
+/// Allocations of device memory of a process.
+pub(crate) const MAX_DMS: usize = 4096;
+/// Protection domains and device memories of other processes that a process can import.
+pub(crate) const MAX_IMPORTS: usize = 4096;
 /// Slots of the hash table of memory regions; at most half of them are used.
 pub(crate) const MR_SLOTS: usize = 1 << 16;
 /// Threads of a process that can access registered memory at the same time; more wait for one to end.
@@ -74,6 +80,11 @@ pub(crate) struct SegmentHeader {
     pad0: [AtomicU64; 7],
     pub(crate) mailbox_head: AtomicU64,
     pad1: [AtomicU64; 7],
+    /// Places of imports in use are below this.
+    pub(crate) imports_used: AtomicU64,
+    /// Not zero: other processes have imported something of this one.
+    pub(crate) exported: AtomicU64,
+    pad2: [AtomicU64; 6],
 }
 
 /// What peers need to know of a queue pair.
@@ -165,6 +176,53 @@ pub(crate) struct MrShared {
     pub(crate) base: AtomicU64,
 }
 
+/// An object that other processes may import.
+#[repr(C)]
+pub(crate) struct ObjectShared {
+    /// Its handle; 0: the place is free; `OBJECT_DESTROYED`.
+    pub(crate) handle: AtomicU32,
+    /// How many objects its own process has made of it.
+    pub(crate) uses: AtomicU32,
+}
+
+/// `handle` of an object that an importer has destroyed and its own process has not let go of.
+pub(crate) const OBJECT_DESTROYED: u32 = u32::MAX;
+
+/// Device memory.
+#[repr(C)]
+pub(crate) struct DmShared {
+    pub(crate) object: ObjectShared,
+    /// Descriptor of its sealed memfd in its process.
+    pub(crate) fd: AtomicU32,
+    pad0: AtomicU32,
+    pub(crate) inode: AtomicU64,
+    /// Bytes that the program asked for.
+    pub(crate) len: AtomicU64,
+}
+
+/// An object of another process that this one has imported.
+#[repr(C)]
+pub(crate) struct ImportShared {
+    /// Incarnation of its process; 0: the place is free.
+    pub(crate) home: AtomicU64,
+    /// Slot of its process.
+    pub(crate) slot: AtomicU32,
+    /// One of `IMPORT_*`.
+    pub(crate) kind: AtomicU32,
+    /// Its handle there.
+    pub(crate) handle: AtomicU32,
+    /// Of a protection domain: its number here.
+    pub(crate) number: AtomicU32,
+    /// How many objects this process has made of it.
+    pub(crate) uses: AtomicU32,
+    pad0: AtomicU32,
+}
+
+/// `kind` of an import: a protection domain.
+pub(crate) const IMPORT_PD: u32 = 1;
+/// Device memory.
+pub(crate) const IMPORT_DM: u32 = 2;
+
 /// Memory that only its process can map: peers use `process_vm_readv` and `process_vm_writev`.
 pub(crate) const BACKING_PRIVATE: u32 = 0;
 /// A sealed memfd: peers map it through `/proc/PID/fd`.
@@ -254,9 +312,15 @@ pub(crate) const LOCKS_AT: usize = after(HAZARDS_AT, HAZARDS * size_of::<Hazard>
 pub(crate) const SRQS_AT: usize = after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
 /// Offset of the multicast attachments.
 pub(crate) const MCASTS_AT: usize = after(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
+/// Offset of the protection domains.
+pub(crate) const PDS_AT: usize = after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
+/// Offset of the device memories.
+pub(crate) const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<ObjectShared>());
+/// Offset of the imports.
+pub(crate) const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
 /// Offset of the arena from which rings are allocated.
 pub(crate) const ARENA_AT: usize =
-    after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>()).next_multiple_of(1 << 20);
+    after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>()).next_multiple_of(1 << 20);
 /// Bytes of a segment. It is a sparse file: what is not used takes no memory.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 30;
 
@@ -265,6 +329,8 @@ const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remot
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);
+const _: () = assert!(size_of::<ObjectShared>() == 8 && size_of::<DmShared>() == 32);
+const _: () = assert!(size_of::<ImportShared>() == 32);
 const _: () = assert!(size_of::<RingHeader>() == 192);
 const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);
 // A ring's offset in units of 64 bytes and its process's slot fit into a letter of the mailbox.

@@ -15,6 +15,7 @@
 
 pub(crate) mod layout;
 pub(crate) mod mailbox;
+mod name;
 pub(crate) mod process;
 pub(crate) mod ring;
 pub(crate) mod segment;
@@ -32,6 +33,7 @@ use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use layout::*;
+pub(crate) use name::Name;
 pub(crate) use process::random_nonzero;
 use segment::{Arena, DirectoryMap, Segment};
 
@@ -101,6 +103,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// What tells it from every other process of the fabric, before and after.
+    pub(crate) fn name(&self) -> Name {
+        Name {
+            slot: self.slot,
+            incarnation: self.incarnation,
+        }
+    }
+
     /// Has the process ended?
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
@@ -320,6 +330,12 @@ impl Fabric {
                 None
             }
         }
+    }
+
+    /// The process of that name, if it is still there.
+    pub(crate) fn named(&self, name: Name) -> Option<Arc<Peer>> {
+        let peer = self.peer(name.slot)?;
+        (peer.incarnation == name.incarnation && !peer.has_ended()).then_some(peer)
     }
 
     fn open_peer(&self, slot: usize, incarnation: u64, pid: u64, start: u64) -> io::Result<Peer> {

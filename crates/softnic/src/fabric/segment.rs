@@ -167,6 +167,18 @@ impl Segment {
         mcast, McastShared, MCASTS_AT, MAX_MCASTS
     );
     table!(
+        /// Protection domain `index`.
+        pd, ObjectShared, PDS_AT, MAX_PDS
+    );
+    table!(
+        /// Device memory `index`.
+        dm, DmShared, DMS_AT, MAX_DMS
+    );
+    table!(
+        /// Import `index`.
+        import, ImportShared, IMPORTS_AT, MAX_IMPORTS
+    );
+    table!(
         /// Hazard `index`.
         hazard, Hazard, HAZARDS_AT, HAZARDS
     );

@@ -54,6 +54,17 @@ pub(crate) fn window_admits(owner: u32, pd: u32, qpn: u32) -> bool {
     owner == TYPE_1 | pd || owner == TYPE_2 | qpn || owner == IMPLICIT | pd
 }
 
+/// The number of the protection domain in which the region or window lies that has `owner` in its place; `None` for a
+/// window that belongs to a queue pair.
+pub(crate) fn pd_of(owner: u32) -> Option<u32> {
+    (owner & TYPE_2 != TYPE_2).then_some(owner & (MAX_PD_NUMBER - 1))
+}
+
+/// What the `owner` of a region or window is, if its protection domain has another number.
+pub(crate) fn translated(owner: u32, number: u32) -> u32 {
+    owner & !(MAX_PD_NUMBER - 1) | number
+}
+
 struct Window {
     window_type: WindowType,
     pd: u32,
@@ -84,17 +95,25 @@ impl Windows {
     }
 
     /// The window at `index` is bound to `region` from now on, or to none.
-    fn set_bound(&mut self, index: usize, region: Option<usize>) {
+    fn set_bound(&mut self, fabric: &Fabric, index: usize, region: Option<usize>) {
         let Some(window) = self.windows.get_mut(&index) else {
             return;
         };
+        let access = |region| Some(&fabric.me.segment.mr(region)?.access);
         let before = std::mem::replace(&mut window.bound, region);
-        if let Some(n) = before.and_then(|r| self.bound.get_mut(&r)) {
-            *n -= 1;
-        }
-        self.bound.retain(|_, n| *n != 0);
         if let Some(region) = region {
             *self.bound.entry(region).or_default() += 1;
+            // SYNC POINT B
+            access(region).map(|a| a.fetch_or(ACCESS_WINDOWS, Ordering::SeqCst));
+        }
+        if let Some(before) = before
+            && let Some(n) = self.bound.get_mut(&before)
+        {
+            *n -= 1;
+            if *n == 0 {
+                self.bound.remove(&before);
+                access(before).map(|a| a.fetch_and(!ACCESS_WINDOWS, Ordering::SeqCst));
+            }
         }
     }
 }
@@ -144,9 +163,9 @@ impl Keys {
         if bound && let Some(mr) = fabric.me.segment.mr(index) {
             invalidate(mr);
             // Under the lock: the region must not be deregistered before its last access through the window.
-            wait_for_accesses(fabric, index);
+            wait_for_accesses(fabric, &fabric.me, index);
         }
-        table.windows.set_bound(index, None);
+        table.windows.set_bound(fabric, index, None);
         table.windows.windows.remove(&index);
         table.used -= 1;
     }
@@ -188,9 +207,17 @@ impl Keys {
         };
         if window.bound.is_some() {
             invalidate(place);
-            wait_for_accesses(fabric, index);
+            wait_for_accesses(fabric, &fabric.me, index);
         }
-        table.windows.set_bound(index, region.map(|(at, _)| at));
+        table
+            .windows
+            .set_bound(fabric, index, region.map(|(at, _)| at));
+        // SYNC POINT B: another process that shares the domain may have deregistered the region.
+        let gone = |mr: &MrShared| key_of(mr.entry.load(Ordering::SeqCst)) != new.mr_key;
+        if region.is_some_and(|(_, mr)| gone(mr)) {
+            table.windows.set_bound(fabric, index, None);
+            return false;
+        }
         if let Some(window) = table.windows.windows.get_mut(&index) {
             window.key = new.key;
         }
@@ -213,8 +240,8 @@ impl Keys {
             return false;
         }
         invalidate(mr);
-        wait_for_accesses(fabric, index);
-        table.windows.set_bound(index, None);
+        wait_for_accesses(fabric, &fabric.me, index);
+        table.windows.set_bound(fabric, index, None);
         true
     }
 }

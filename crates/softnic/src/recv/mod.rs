@@ -473,7 +473,9 @@ fn handle(
             placed = place_ud(qp, pd, wqe.sges, record, grh, window, local, by_engine);
         }
     } else if place_len != 0 {
-        placed = place(qp, pd, wqe.sges, record, peer, window, local, remote);
+        placed = place(
+            qp, pd, wqe.sges, record, peer, window, local, remote, src_qpn,
+        );
         if placed.is_ok() && header.flags & FLAG_BY_REFERENCE != 0 && withdrawn(peer, ring_at) {
             placed = Err(PlaceError::SenderGone);
         }
@@ -531,9 +533,7 @@ fn not_placed(
             return Handled::Lost;
         }
         PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
-        PlaceError::Local | PlaceError::Nowhere => {
-            (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR))
-        }
+        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
         // The requester's failure: its device could not have sent the message.
         PlaceError::Sender => {
             rq.put_back();

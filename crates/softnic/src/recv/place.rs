@@ -1,14 +1,13 @@
 //! Placing a payload in the memory that a receive WR names.
 
 use super::*;
+use crate::mem::{BOUNCE, pieces};
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
     TooLong,
     /// The receive WR's memory cannot be written.
     Local,
-    /// The receive WR's region has no memory: an SGE of it has no address.
-    Nowhere,
     /// The sender's memory, by its own L_Keys, cannot be read.
     Sender,
     /// The sender has ended.
@@ -16,11 +15,8 @@ pub(super) enum PlaceError {
 }
 
 impl From<SgeError> for PlaceError {
-    fn from(error: SgeError) -> Self {
-        match error {
-            SgeError::Protection => Self::Local,
-            SgeError::Nowhere => Self::Nowhere,
-        }
+    fn from(_: SgeError) -> Self {
+        Self::Local
     }
 }
 
@@ -60,23 +56,25 @@ pub(super) fn place_ud(
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
         // Both parts go into one buffer, which is looked up once.
-        let dst = match window.buffer(qp.nic, pd, local, sge) {
-            Ok(dst) => dst,
-            Err(SgeError::Nowhere) => return Ok(()),
-            Err(e) => return Err(e.into()),
-        };
-        if by_engine && !crate::mem::is_mapped(dst, len + GRH_BYTES) {
-            return Err(PlaceError::Local);
-        }
-        // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has `len`
-        // bytes behind the header.
-        unsafe {
-            if let Some(grh) = grh {
-                crate::mem::copy(dst, grh.as_ptr(), GRH_BYTES);
+        match window.buffer(qp.nic, pd, local, sge) {
+            Ok(dst) => {
+                if by_engine && !crate::mem::is_mapped(dst, len + GRH_BYTES) {
+                    return Err(PlaceError::Local);
+                }
+                // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has
+                // `len` bytes behind the header.
+                unsafe {
+                    if let Some(grh) = grh {
+                        crate::mem::copy(dst, grh.as_ptr(), GRH_BYTES);
+                    }
+                    crate::mem::copy(dst.add(GRH_BYTES), payload, len);
+                }
+                return Ok(());
             }
-            crate::mem::copy(dst.add(GRH_BYTES), payload, len);
+            // As a list of SGEs.
+            Err(SgeError::Unmapped) => {}
+            Err(SgeError::Protection) => return Err(PlaceError::Local),
         }
-        return Ok(());
     }
     window.close();
     let mut to = Scatter {
@@ -107,6 +105,7 @@ pub(super) fn place(
     window: &mut Window<true>,
     local: &mut RegionCache,
     remote: &mut RegionCache,
+    src_qpn: u32,
 ) -> Result<(), PlaceError> {
     let header = record.header;
     let len = header.len as usize;
@@ -119,15 +118,17 @@ pub(super) fn place(
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
-            let dst = match window.buffer(qp.nic, pd, local, sge) {
-                Ok(dst) => dst,
-                Err(SgeError::Nowhere) => return Ok(()),
-                Err(e) => return Err(e.into()),
-            };
-            // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len` bytes
-            // behind the header.
-            unsafe { crate::mem::copy(dst, payload, len) };
-            return Ok(());
+            match window.buffer(qp.nic, pd, local, sge) {
+                Ok(dst) => {
+                    // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len`
+                    // bytes behind the header.
+                    unsafe { crate::mem::copy(dst, payload, len) };
+                    return Ok(());
+                }
+                // As a list of SGEs.
+                Err(SgeError::Unmapped) => {}
+                Err(SgeError::Protection) => return Err(PlaceError::Local),
+            }
         }
         window.close();
         let mut to = Scatter {
@@ -148,7 +149,7 @@ pub(super) fn place(
         offset: 0,
         cache: local,
     };
-    gather_by_reference(qp, record, peer, remote, &mut to)
+    gather_by_reference(qp, record, (peer, src_qpn), remote, &mut to)
 }
 
 /// Copies a message that the record only describes: its payload is the sender's list of SGEs.
@@ -156,10 +157,12 @@ pub(super) fn place(
 pub(super) fn gather_by_reference(
     qp: &Qp,
     record: &Record<'_>,
-    peer: &Arc<Peer>,
+    (peer, src_qpn): (&Arc<Peer>, u32),
     remote: &mut RegionCache,
     to: &mut Scatter<'_>,
 ) -> Result<(), PlaceError> {
+    let sender = peer.segment.qp(src_qpn as usize % MAX_QPS);
+    let domain = || sender.map_or(0, |qp| qp.pd.load(Ordering::Relaxed));
     let mut left = u64::from(record.header.len);
     let count = record.payload.len() / size_of::<ibv_sge>();
     for i in 0..count {
@@ -187,7 +190,7 @@ pub(super) fn gather_by_reference(
                 PlaceError::Sender
             }
         };
-        let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey) {
+        let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey, domain) {
             Ok(found) => found,
             Err(KeyError::Unknown | KeyError::Fault) => return Err(gone()),
         };
@@ -279,7 +282,18 @@ impl Scatter<'_> {
                     // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
                     unsafe { from.read(addr, dst, n) }.map_err(|_| PlaceError::Sender)?;
                 } else if !region.is_null() {
-                    return Err(PlaceError::Local);
+                    let mut buffer = [0; BOUNCE];
+                    for (at, n) in pieces(n) {
+                        let at = at as u64;
+                        // SAFETY: the buffer has `n` bytes; both ranges are checked and pinned.
+                        unsafe {
+                            from.read(addr + at, buffer.as_mut_ptr(), n)
+                                .map_err(|_| PlaceError::Sender)?;
+                            region
+                                .write(to + at, buffer.as_ptr(), n)
+                                .map_err(|_| PlaceError::Local)?;
+                        }
+                    }
                 }
                 addr += n as u64;
             }

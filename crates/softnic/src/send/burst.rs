@@ -227,7 +227,8 @@ unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut 
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return wr;
     };
-    let Ok((region, _pin)) = sq.remote.get(qp.nic, &out.peer, to.rkey) else {
+    let domain = || dest.pd.load(Ordering::Relaxed);
+    let Ok((region, _pin)) = sq.remote.get(qp.nic, &out.peer, to.rkey, domain) else {
         return wr;
     };
     let mut source = Source {

@@ -192,13 +192,7 @@ pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> 
     let Some(sge) = sges.iter().find(|s| s.length != 0) else {
         return false;
     };
-    match local.get(qp.nic, qp.nic.me(), sge.lkey) {
-        Ok((region, _pin)) => qp
-            .nic
-            .me()
-            .segment
-            .mr(region.index)
-            .is_some_and(|mr| mr.backing.load(Ordering::Relaxed) == BACKING_PRIVATE),
-        Err(_) => false,
-    }
+    local
+        .get(qp.nic, qp.nic.me(), sge.lkey, || qp.pd)
+        .is_ok_and(|(region, _pin)| region.private)
 }

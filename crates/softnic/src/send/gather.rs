@@ -51,8 +51,25 @@ pub(super) fn for_each_part(
         match region.direct(sge.addr) {
             Some(src) => f(src, sge.length as usize)?,
             None if region.is_null() => zeros(sge.length as usize, &mut f)?,
-            None => return Err(IBV_WC_LOC_PROT_ERR),
+            None => fetched(region, sge, &mut f)?,
         }
+    }
+    Ok(())
+}
+
+/// Calls `f` for the bytes of a checked SGE whose region belongs to another process and is not mapped, some at a time.
+#[cold]
+fn fetched(
+    region: &crate::mem::Region,
+    sge: &ibv_sge,
+    f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
+) -> Result<(), ibv_wc_status> {
+    let mut buffer = [0; BOUNCE];
+    for (at, n) in pieces(sge.length as usize) {
+        // SAFETY: the buffer has `n` bytes, and the SGE lies in the region, which is pinned.
+        unsafe { region.read(sge.addr + at as u64, buffer.as_mut_ptr(), n) }
+            .map_err(|_| IBV_WC_LOC_PROT_ERR)?;
+        f(buffer.as_ptr(), n)?;
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::ring::{Producer, SLOT_BYTES, record_slots};
 use crate::keys::{BindRequest, window_admits};
-use crate::mem::AtomicOp;
+use crate::mem::{AtomicOp, BOUNCE, pieces};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};

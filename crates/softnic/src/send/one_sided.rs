@@ -22,7 +22,9 @@ pub(super) fn remote_region<'c>(
     if dest.access.load(Ordering::Relaxed) & access == 0 {
         return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
-    let found = remote.get(qp.nic, &out.peer, rkey);
+    let found = remote.get(qp.nic, &out.peer, rkey, || {
+        domain_of(out, dest).unwrap_or(0)
+    });
     let (region, pin) = match found {
         Ok(found) => found,
         Err(KeyError::Fault) if out.peer.has_ended() => return Err(dead(qp)),
@@ -35,7 +37,7 @@ pub(super) fn remote_region<'c>(
     {
         return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
-    if region.pd != pd && out.peer.is_self && !own_memory(region, addr, len, access) {
+    if region.pd != pd && region.own && !own_memory(region, addr, len, access) {
         return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
     Ok((region, pin))
@@ -53,18 +55,19 @@ fn own_memory(region: &crate::mem::Region, addr: u64, len: u64, access: u32) -> 
 /// Asked where that is not the queue pair's domain.
 #[cold]
 fn admits(out: &OutRing, dest: &QpShared, owner: u32) -> bool {
+    domain_of(out, dest).is_some_and(|pd| owner == pd || window_admits(owner, pd, out.qpn()))
+}
+
+/// The protection domain that requests to `dest` must be in, as its process calls it.
+#[cold]
+fn domain_of(out: &OutRing, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
-    let pd = if domain == 0 {
-        dest.pd.load(Ordering::Relaxed)
-    } else {
-        // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
-        let srq = out.peer.segment.srq(out.srqn as usize % MAX_SRQS);
-        let Some(srq) = srq.filter(|s| s.domain.load(Ordering::Acquire) == domain) else {
-            return false;
-        };
-        srq.pd.load(Ordering::Relaxed)
-    };
-    owner == pd || window_admits(owner, pd, out.qpn())
+    if domain == 0 {
+        return Some(dest.pd.load(Ordering::Relaxed));
+    }
+    // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
+    let srq = out.peer.segment.srq(out.srqn as usize % MAX_SRQS)?;
+    (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
 }
 
 /// The responder refuses a request: both sides hear of it (RC), or it is dropped (UC, IBTA vol. 1, 9.9.3).
@@ -193,11 +196,17 @@ pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Out
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
         let Some(dst) = local.direct(sge.addr) else {
-            if local.is_null() {
-                addr += u64::from(sge.length);
-                continue;
+            if !local.is_null() {
+                read_to_unmapped(region, addr, local, sge).map_err(|here| {
+                    if here {
+                        Outcome::Failed(IBV_WC_LOC_PROT_ERR)
+                    } else {
+                        unreachable_memory(qp, out)
+                    }
+                })?;
             }
-            return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
+            addr += u64::from(sge.length);
+            continue;
         };
         // SAFETY: both ranges are checked and pinned.
         if unsafe { region.read(addr, dst, sge.length as usize) }.is_err() {
@@ -207,6 +216,31 @@ pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Out
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     Ok(Outcome::Done(total as u32))
+}
+
+/// READs from `addr` of `region` into an SGE whose region belongs to another process and is not mapped; both are checked
+/// and pinned. The error says whether it was the SGE that could not be reached.
+#[cold]
+fn read_to_unmapped(
+    region: &crate::mem::Region,
+    addr: u64,
+    local: &crate::mem::Region,
+    sge: &ibv_sge,
+) -> Result<(), bool> {
+    let mut buffer = [0; BOUNCE];
+    for (at, n) in pieces(sge.length as usize) {
+        let at = at as u64;
+        // SAFETY: the buffer has `n` bytes; both ranges are checked and pinned (contract).
+        unsafe {
+            region
+                .read(addr + at, buffer.as_mut_ptr(), n)
+                .map_err(|_| false)?;
+            local
+                .write(sge.addr + at, buffer.as_ptr(), n)
+                .map_err(|_| true)?;
+        }
+    }
+    Ok(())
 }
 
 /// READs and atomics need initiator depth here and responder resources there.
@@ -353,7 +387,9 @@ pub(super) fn flush_remote(
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     let (addr, len) = if whole_region {
-        match sq.remote.get(qp.nic, &out.peer, rkey) {
+        let dest = out.peer.segment.qp(out.dest_index);
+        let domain = || dest.and_then(|dest| domain_of(out, dest)).unwrap_or(0);
+        match sq.remote.get(qp.nic, &out.peer, rkey, domain) {
             Ok((region, _pin)) => (region.addr, region.len),
             Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
         }

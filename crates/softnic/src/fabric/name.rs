@@ -1,0 +1,83 @@
+//! The name of a process of the fabric as a file that can be handed on: what a context has for its `cmd_fd`.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::{pread, write};
+
+/// Which process of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    /// Its slot in the directory.
+    pub(crate) slot: usize,
+    pub(crate) incarnation: u64,
+}
+
+/// First word of such a file.
+const NAME_MAGIC: u64 = u64::from_le_bytes(*b"VRBTNAME");
+/// Magic, slot and incarnation, 8 bytes each.
+const BYTES: usize = 24;
+
+impl Name {
+    /// Makes a file of the name; it cannot be changed.
+    pub(crate) fn as_file(&self) -> io::Result<OwnedFd> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("verbatim-context", flags)?;
+        let words = [NAME_MAGIC, self.slot as u64, self.incarnation];
+        if write(&file, words.map(u64::to_ne_bytes).as_flattened())? != BYTES {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals)?;
+        Ok(file)
+    }
+
+    /// The name in a file; `None` if it is another kind of file.
+    pub(crate) fn of_file(file: BorrowedFd<'_>) -> Option<Self> {
+        let mut bytes = [0; BYTES + 1];
+        let read = pread(file, &mut bytes, 0).ok()?;
+        Self::parse(bytes.get(..read)?)
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (words, []) = bytes.as_chunks() else {
+            return None;
+        };
+        let [magic, slot, incarnation] = *words else {
+            return None;
+        };
+        (u64::from_ne_bytes(magic) == NAME_MAGIC).then_some(())?;
+        Some(Self {
+            slot: usize::try_from(u64::from_ne_bytes(slot)).ok()?,
+            incarnation: u64::from_ne_bytes(incarnation),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_name_is_read_back_and_nothing_else_is_one() {
+        let name = Name {
+            slot: 7,
+            incarnation: 0x1234_5678_9abc_def0,
+        };
+        let file = name.as_file().unwrap();
+        assert_eq!(Name::of_file(file.as_fd()), Some(name));
+        assert!(write(&file, b"x").is_err());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(Name::of_file(null.as_fd()), None);
+        let (reader, _writer) = io::pipe().unwrap();
+        assert_eq!(Name::of_file(reader.as_fd()), None);
+        let whole = [NAME_MAGIC, 7, 9].map(u64::to_ne_bytes);
+        let whole = whole.as_flattened();
+        assert!(Name::parse(whole).is_some());
+        assert_eq!(Name::parse(&whole[..23]), None);
+        assert_eq!(Name::parse(&[whole, b"x"].concat()), None);
+        assert_eq!(Name::parse(&[0; BYTES]), None);
+    }
+}

@@ -1,0 +1,422 @@
+//! Objects that processes share: protection domains and device memory that one has made and others import.
+//!
+//! The process that made an object is its *home*. It has the object's handle in a table of its segment, with the number of
+//! objects that it has made of it; a process that imports the object has the same in a table of its own imports. So
+//! everybody can see who uses an object, and what a process did not give back is gone with it.
+//!
+//! An imported protection domain has a number of its own in each process. A key that a queue pair's process does not
+//! have may belong to another process that has the same domain; it is looked for there, on a path that nobody else
+//! takes ([`find_region`]).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::fabric::Peer;
+use crate::fabric::layout::*;
+use crate::keys::{self, MAX_PD_NUMBER};
+use crate::nic::{Nic, lock};
+
+/// What can be imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Pd,
+    Dm,
+}
+
+impl Kind {
+    fn code(self) -> u32 {
+        match self {
+            Self::Pd => IMPORT_PD,
+            Self::Dm => IMPORT_DM,
+        }
+    }
+
+    /// Places in the table of a process.
+    fn places(self) -> usize {
+        match self {
+            Self::Pd => MAX_PDS,
+            Self::Dm => MAX_DMS,
+        }
+    }
+
+    /// The place in which `handle` of `peer` would lie.
+    fn place(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
+        let index = handle as usize % self.places();
+        match self {
+            Self::Pd => peer.segment.pd(index),
+            Self::Dm => peer.segment.dm(index).map(|dm| &dm.object),
+        }
+    }
+
+    /// Where in a segment that place is, and how long.
+    fn bytes(self, handle: u32) -> (usize, usize) {
+        let index = handle as usize % self.places();
+        match self {
+            Self::Pd => (
+                PDS_AT + index * size_of::<ObjectShared>(),
+                size_of::<ObjectShared>(),
+            ),
+            Self::Dm => (
+                DMS_AT + index * size_of::<DmShared>(),
+                size_of::<DmShared>(),
+            ),
+        }
+    }
+}
+
+/// The bit that numbers of imported protection domains have and handles of own objects have not.
+const IMPORTED: u32 = MAX_PD_NUMBER >> 1;
+
+/// What a process knows of the objects that it shares.
+#[derive(Default)]
+pub(crate) struct Imports {
+    next: AtomicU32,
+    /// What is imported now, by home, kind and handle: two imports of one object are one.
+    known: Mutex<HashMap<(u64, Kind, u32), Weak<Import>>>,
+}
+
+/// An object of this process that others may import; it ends when this is dropped.
+pub(crate) struct Exported {
+    nic: &'static Nic,
+    kind: Kind,
+    handle: u32,
+}
+
+impl Exported {
+    /// Enters an object, with `describe` to say what it is before anybody can find it. Handles are used in turn, so that
+    /// one comes back as late as possible.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the table or shared memory is full.
+    pub(crate) fn new(
+        nic: &'static Nic,
+        kind: Kind,
+        describe: impl FnOnce(usize),
+    ) -> Result<Self, i32> {
+        for _ in 0..kind.places() {
+            let handle = nic.imports.next.fetch_add(1, Ordering::Relaxed) % IMPORTED;
+            let (at, len) = kind.bytes(handle);
+            nic.fabric.reserve(at, len).map_err(|_| libc::ENOMEM)?;
+            let Some(place) = kind.place(nic.me(), handle).filter(|_| handle != 0) else {
+                continue;
+            };
+            let taken = place.handle.compare_exchange(
+                0,
+                OBJECT_DESTROYED,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            );
+            if taken.is_ok() {
+                place.uses.store(0, Ordering::Relaxed);
+                describe(handle as usize % kind.places());
+                place.handle.store(handle, Ordering::Release);
+                return Ok(Self { nic, kind, handle });
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        if let Some(place) = self.kind.place(self.nic.me(), self.handle) {
+            place.handle.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// An object of another process that this one has imported; it is given back when this is dropped.
+pub(crate) struct Import {
+    nic: &'static Nic,
+    index: usize,
+    home: Arc<Peer>,
+    kind: Kind,
+    handle: u32,
+    /// Of a protection domain: its number here.
+    number: u32,
+}
+
+impl Import {
+    /// Imports an object of `home`, or finds it imported.
+    ///
+    /// # Errors
+    /// `ENOENT` where there is none with that handle; `ENOMEM` where the table or shared memory is full.
+    pub(crate) fn new(
+        nic: &'static Nic,
+        home: &Arc<Peer>,
+        kind: Kind,
+        handle: u32,
+    ) -> Result<Arc<Self>, i32> {
+        find(home, kind, handle).ok_or(libc::ENOENT)?;
+        let mut known = lock(&nic.imports.known);
+        let name = (home.incarnation, kind, handle);
+        if let Some(import) = known.get(&name).and_then(Weak::upgrade) {
+            return Ok(import);
+        }
+        known.retain(|_, import| import.strong_count() != 0);
+        let me = &nic.me().segment;
+        let free = |&index: &usize| {
+            me.import(index)
+                .is_some_and(|place| place.home.load(Ordering::Relaxed) == 0)
+        };
+        // Reserved before it is looked at.
+        let used = usize::try_from(me.header().imports_used.load(Ordering::Relaxed)).unwrap_or(0);
+        let index = (0..used).find(free).unwrap_or(used);
+        let at = IMPORTS_AT + index * size_of::<ImportShared>();
+        if index >= MAX_IMPORTS {
+            return Err(libc::ENOMEM);
+        }
+        nic.fabric
+            .reserve(at, size_of::<ImportShared>())
+            .map_err(|_| libc::ENOMEM)?;
+        let place = me.import(index).ok_or(libc::ENOMEM)?;
+        // A number that comes back as late as possible and says where its place is.
+        let lap = nic.imports.next.fetch_add(1, Ordering::Relaxed);
+        let laps = IMPORTED / u32::try_from(MAX_IMPORTS).unwrap_or(1);
+        let first = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let number = IMPORTED | (lap % laps * (IMPORTED / laps) + first);
+        let slot = u32::try_from(home.slot).map_err(|_| libc::ENOMEM)?;
+        place.slot.store(slot, Ordering::Relaxed);
+        place.kind.store(kind.code(), Ordering::Relaxed);
+        place.handle.store(handle, Ordering::Relaxed);
+        place.number.store(number, Ordering::Relaxed);
+        place.uses.store(0, Ordering::Relaxed);
+        place.home.store(home.incarnation, Ordering::Release);
+        me.header()
+            .imports_used
+            .fetch_max(index as u64 + 1, Ordering::Release);
+        home.segment.header().exported.store(1, Ordering::Release);
+        let import = Arc::new(Self {
+            nic,
+            index,
+            home: Arc::clone(home),
+            kind,
+            handle,
+            number,
+        });
+        known.insert(name, Arc::downgrade(&import));
+        Ok(import)
+    }
+
+    fn place(&self) -> Option<&'static ImportShared> {
+        self.nic.me().segment.import(self.index)
+    }
+
+    /// How many objects this process has made of it.
+    fn uses(&self) -> Option<&AtomicU32> {
+        Some(&self.place()?.uses)
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        if let Some(place) = self.place() {
+            place.home.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// What a program's handle stands for.
+pub(crate) enum Shared {
+    /// An object of this process, and the handle that it was made with.
+    Own(Exported),
+    /// An object of this process that it has imported.
+    Again(&'static Nic, Kind, u32),
+    /// An object of another process.
+    Imported(Arc<Import>),
+}
+
+impl Shared {
+    /// Imports an object of `home`, which may be this process.
+    ///
+    /// # Errors
+    /// As for [`Import::new`].
+    pub(crate) fn import(
+        nic: &'static Nic,
+        home: &Arc<Peer>,
+        kind: Kind,
+        handle: u32,
+    ) -> Result<Self, i32> {
+        if home.is_self {
+            find(home, kind, handle).ok_or(libc::ENOENT)?;
+            Ok(Self::Again(nic, kind, handle))
+        } else {
+            Import::new(nic, home, kind, handle).map(Self::Imported)
+        }
+    }
+
+    fn at_home(&self) -> (&'static Nic, &Arc<Peer>, Kind, u32) {
+        match self {
+            Self::Own(own) => (own.nic, own.nic.me(), own.kind, own.handle),
+            Self::Again(nic, kind, handle) => (*nic, nic.me(), *kind, *handle),
+            Self::Imported(import) => (import.nic, &import.home, import.kind, import.handle),
+        }
+    }
+
+    /// The process that it belongs to.
+    pub(crate) fn home(&self) -> &Arc<Peer> {
+        self.at_home().1
+    }
+
+    /// What its process calls it.
+    pub(crate) fn handle(&self) -> u32 {
+        self.at_home().3
+    }
+
+    /// What queue pairs and regions of this process call a protection domain.
+    pub(crate) fn number(&self) -> u32 {
+        match self {
+            Self::Imported(import) => import.number,
+            _ => self.handle(),
+        }
+    }
+
+    /// False once somebody who shares it has destroyed it, or its process has ended.
+    pub(crate) fn exists(&self) -> bool {
+        let (_, home, kind, handle) = self.at_home();
+        find(home, kind, handle).is_some()
+    }
+
+    /// Where all see how many objects this process has made of it.
+    pub(crate) fn uses(&self) -> Option<&AtomicU32> {
+        match self {
+            Self::Imported(import) => import.uses(),
+            _ => {
+                let (_, home, kind, handle) = self.at_home();
+                Some(&kind.place(home, handle)?.uses)
+            }
+        }
+    }
+
+    /// Destroys the object; its process keeps a handle of nothing.
+    ///
+    /// # Errors
+    /// `ENOENT` where it has been destroyed, or its process has ended; `EBUSY` while any process has objects made of it.
+    pub(crate) fn destroy(&self) -> Result<(), i32> {
+        let (nic, home, kind, handle) = self.at_home();
+        destroy(nic, home, kind, handle)
+    }
+}
+
+/// The object of `home` with that handle, unless it has been destroyed or its process has ended.
+fn find(home: &Peer, kind: Kind, handle: u32) -> Option<&ObjectShared> {
+    if handle == 0 || handle >= IMPORTED || home.has_ended() {
+        return None;
+    }
+    let place = kind.place(home, handle)?;
+    (place.handle.load(Ordering::Acquire) == handle).then_some(place)
+}
+
+/// [`Shared::destroy`].
+fn destroy(nic: &Nic, home: &Peer, kind: Kind, handle: u32) -> Result<(), i32> {
+    let object = find(home, kind, handle).ok_or(libc::ENOENT)?;
+    let importers_use_it = || {
+        is_exported(home)
+            && nic.fabric.all_peers().iter().any(|peer| {
+                imports_of(peer, home, kind, handle)
+                    .any(|import| import.uses.load(Ordering::Acquire) != 0)
+                    && !peer.has_ended()
+            })
+    };
+    if object.uses.load(Ordering::Acquire) != 0 || importers_use_it() {
+        return Err(libc::EBUSY);
+    }
+    let destroyed = object.handle.compare_exchange(
+        handle,
+        OBJECT_DESTROYED,
+        Ordering::AcqRel,
+        Ordering::Relaxed,
+    );
+    destroyed.map(drop).map_err(|_| libc::ENOENT)
+}
+
+/// Has another process imported something of this one?
+fn is_exported(peer: &Peer) -> bool {
+    peer.segment.header().exported.load(Ordering::Acquire) != 0
+}
+
+/// The imports of `peer` that stand for an object of `home`.
+fn imports_of<'p>(
+    peer: &'p Peer,
+    home: &'p Peer,
+    kind: Kind,
+    handle: u32,
+) -> impl Iterator<Item = &'p ImportShared> {
+    let used = peer.segment.header().imports_used.load(Ordering::Acquire);
+    let used = usize::try_from(used).unwrap_or(0).min(MAX_IMPORTS);
+    (0..used)
+        .filter_map(|index| peer.segment.import(index))
+        .filter(move |import| {
+            import.home.load(Ordering::Acquire) == home.incarnation
+                && import.kind.load(Ordering::Relaxed) == kind.code()
+                && import.handle.load(Ordering::Relaxed) == handle
+        })
+}
+
+/// Where protection domain `number` of `peer` is at home, and its handle there.
+fn home_of(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)> {
+    if number & IMPORTED == 0 {
+        return Some((Arc::clone(peer), number));
+    }
+    let import = import_of(peer, number)?;
+    let incarnation = import.home.load(Ordering::Acquire);
+    let home = nic
+        .fabric
+        .peer(import.slot.load(Ordering::Relaxed) as usize)?;
+    (home.incarnation == incarnation).then(|| (home, import.handle.load(Ordering::Relaxed)))
+}
+
+/// The import that gave a protection domain of `peer` its number.
+fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
+    // `IMPORTED` is a multiple of the table's length.
+    let import = peer.segment.import(number as usize % MAX_IMPORTS)?;
+    let used = import.home.load(Ordering::Acquire) != 0;
+    (used && import.number.load(Ordering::Relaxed) == number).then_some(import)
+}
+
+/// How many objects `peer` has made of its protection domain `number`.
+pub(crate) fn pd_uses(peer: &Peer, number: u32) -> Option<&AtomicU32> {
+    if number & IMPORTED == 0 {
+        find(peer, Kind::Pd, number).map(|object| &object.uses)
+    } else {
+        import_of(peer, number).map(|import| &import.uses)
+    }
+}
+
+/// A region or window of another process in a protection domain.
+pub(crate) struct Found {
+    /// Whose it is.
+    pub(crate) owner: Arc<Peer>,
+    pub(crate) index: usize,
+}
+
+/// Looks for `key` in the other processes that have protection domain `pd` of `peer`.
+#[cold]
+pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Option<Found> {
+    // Beyond are the numbers of no domain: queue pairs without one have such.
+    let shared = pd < MAX_PD_NUMBER && (pd & IMPORTED != 0 || is_exported(peer));
+    if !shared {
+        return None;
+    }
+    let (home, handle) = home_of(nic, peer, pd)?;
+    let in_domain = |owner: Arc<Peer>, pd: u32| {
+        let (index, mr) = keys::find(&owner, key)?;
+        let belongs = keys::pd_of(mr.pd.load(Ordering::Relaxed)) == Some(pd);
+        (belongs && !owner.has_ended()).then_some(Found { owner, index })
+    };
+    if home.slot != peer.slot
+        && let Some(found) = in_domain(Arc::clone(&home), handle)
+    {
+        return Some(found);
+    }
+    let others = nic.fabric.all_peers().into_iter();
+    others
+        .filter(|other| other.slot != peer.slot && other.slot != home.slot)
+        .find_map(|other| {
+            let number = imports_of(&other, &home, Kind::Pd, handle)
+                .map(|import| import.number.load(Ordering::Relaxed))
+                .next()?;
+            in_domain(other, number)
+        })
+}
