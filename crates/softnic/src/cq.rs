@@ -546,14 +546,26 @@ impl CqState {
     /// so that a busy queue starves nobody, however few completions are asked for. When receives have filled a poll
     /// alone, sends have their turn: a program that takes one completion at a time and is always answered before the
     /// next would never hear that its send queue has room. On a NIC it does, for completions come in the order of time.
-    #[inline]
+    #[inline(always)]
     fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let all = scan == usize::MAX || self.idle_polls % UNSIGNALED_POLLS == UNSIGNALED_POLLS - 1;
         self.turn = self.turn.wrapping_add(1);
         let ended = scan == usize::MAX || self.turn.is_multiple_of(ENDED_TURNS);
         if self.recv.len() <= 1 && self.send.len() <= 1 {
-            return self.gather_from_one(sink, scan, all, ended);
+            self.gather_from_one(sink, scan, all, ended)
+        } else {
+            self.gather_from_many(sink, scan, all, ended)
         }
+    }
+
+    #[inline(never)]
+    fn gather_from_many(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+        all: bool,
+        ended: bool,
+    ) -> bool {
         match self.turn % 16 {
             0 => {
                 self.far_sends(sink, scan, all)
@@ -591,7 +603,7 @@ impl CqState {
     }
 
     /// The same where there is one queue pair, as in a latency-bound program: no rounds to go.
-    #[inline]
+    #[inline(always)]
     fn gather_from_one(
         &mut self,
         sink: &mut WcSink<'_>,

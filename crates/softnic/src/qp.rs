@@ -254,7 +254,7 @@ impl Qp {
 
     /// Makes completions of finished sends; looks for unsignaled ones too if `all`. True if something waits
     /// for a deadline.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll_sends(&self, sink: &mut WcSink<'_>, all: bool) -> bool {
         let least = if all {
             SendWork::Unsignaled

@@ -113,7 +113,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 ///
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_recv(3)` describes it; `bad_wr` NULL or a place.
-#[inline]
+#[inline(always)]
 unsafe fn post_list(
     queue: &mut RecvQueue,
     mut wr: *mut ibv_recv_wr,

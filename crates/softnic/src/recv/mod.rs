@@ -92,26 +92,37 @@ impl RecvSide {
 
     /// Makes completions of what has arrived, from at most `2 * scan` rings; with `ended`, also sees which empty
     /// rings are over. True if a record waits for a deadline.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+        if let [_] = self.rings[..]
+            && !self.any_stopped
+            && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
+            && self.qp.shared().remote_error.load(Ordering::Relaxed) == 0
+        {
+            self.receive_from(0, sink, scan == usize::MAX, ended)
+        } else {
+            self.receive_in_any_state(sink, scan, ended)
+        }
+    }
+
+    #[inline(never)]
+    fn receive_in_any_state(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let state = self.qp.state();
-        if state == QpState::Rtr || state == QpState::Rts {
-            // The usual case, first.
-        } else if state == QpState::Err {
+        if state == QpState::Err {
             self.flush(sink);
             return false;
-        } else if !matches!(state, QpState::Sqd | QpState::Sqe) {
+        }
+        if !matches!(
+            state,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+        ) {
             return false;
         }
         if self.qp.shared().remote_error.load(Ordering::Relaxed) != 0 {
             self.take_remote_error();
             return false;
         }
-        let waiting = if let [_] = self.rings[..] {
-            self.receive_from(0, sink, scan == usize::MAX, ended)
-        } else {
-            self.receive_from_many(sink, scan, ended)
-        };
+        let waiting = self.receive_from_many(sink, scan, ended);
         if self.any_stopped {
             self.remove_finished();
         }
@@ -213,7 +224,7 @@ impl RecvSide {
         self.any_stopped = self.rings.iter().any(|ring| ring.stopped);
     }
 
-    #[inline]
+    #[inline(always)]
     fn receive_from(
         &mut self,
         i: usize,
@@ -239,6 +250,7 @@ impl RecvSide {
     }
 
     /// The same for a ring with something in it.
+    #[inline(never)]
     fn take_records(&mut self, i: usize, sink: &mut WcSink<'_>, by_engine: bool) -> bool {
         let Some(ring) = self.rings.get_mut(i) else {
             return false;

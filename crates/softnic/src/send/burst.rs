@@ -24,7 +24,7 @@ use crate::sge::Window;
 ///
 /// # Safety
 /// `wr` is the first of a list as `ibv_post_send(3)` describes it, not null.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     // SAFETY: contract of this function.
     unsafe {
@@ -124,7 +124,7 @@ impl Source<'_> {
 
 /// # Safety
 /// As for [`run`].
-#[inline]
+#[inline(never)]
 unsafe fn sends<const UD: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -219,7 +219,7 @@ unsafe fn sends<const UD: bool>(
 
 /// # Safety
 /// As for [`run`].
-#[inline]
+#[inline(never)]
 unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     let Some(out) = &sq.out else { return wr };
     // SAFETY: the member of the union for WRITE, plain integers.

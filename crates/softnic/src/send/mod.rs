@@ -530,7 +530,7 @@ fn asleep(qp: &Qp, sq: &SendQueue) {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn publish(qp: &Qp, sq: &mut SendQueue) {
     if let Some(i) = sq.ud.open.take() {
         if let Some(Some(ring)) = sq.ud.rings.get_mut(i) {

@@ -34,7 +34,7 @@ impl OutRing {
     }
 
     /// Makes the open postlist visible and wakes the receiver if it sleeps.
-    #[inline]
+    #[inline(always)]
     pub(super) fn publish(&mut self, nic: &Nic) {
         self.producer.publish();
         if !self.announced {

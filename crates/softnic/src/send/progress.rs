@@ -14,6 +14,7 @@ pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
 pub(super) const UNRELIABLE_WAKE_NS: u64 = 100_000;
 
 /// Makes completions of what has been done. True if something waits for a deadline.
+#[inline(never)]
 pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let mut sq = qp.sq.lock();
     let sq = &mut *sq;
