@@ -123,19 +123,17 @@ impl<T> BiasedLock<T> {
     fn enter(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Relaxed, SeqCst};
         let steps = &self.steps[favour];
-        let inside = steps.load(Relaxed).wrapping_add(1);
-        steps.store(inside, Relaxed);
+        step(steps, Relaxed);
         // SYNC POINT B: whoever ends the favour passes a barrier on this core too between its store and its look
         // at `steps`. Either it sees this thread inside, or this thread sees that it is not favoured any more.
         compiler_fence(SeqCst);
-        let outside = inside.wrapping_add(1);
         if self.favour_of(me) == Some(favour) {
             return Some(BiasedGuard {
                 lock: self,
-                favoured: Some((steps, outside)),
+                favoured: Some(steps),
             });
         }
-        steps.store(outside, Relaxed);
+        step(steps, Relaxed);
         None
     }
 
@@ -224,6 +222,13 @@ impl<T> BiasedLock<T> {
     }
 }
 
+/// The favoured thread goes in or out: it alone writes there.
+#[inline(always)]
+fn step(steps: &AtomicU32, order: std::sync::atomic::Ordering) {
+    let now = steps.load(std::sync::atomic::Ordering::Relaxed);
+    steps.store(now.wrapping_add(1), order);
+}
+
 #[inline]
 fn pause(spins: &mut u32) {
     *spins += 1;
@@ -237,8 +242,8 @@ fn pause(spins: &mut u32) {
 /// The right to use the value of a [`BiasedLock`]; dropping it frees the lock.
 pub(crate) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// The favoured thread's steps, and what they are when it is outside again; `None` for any other thread.
-    favoured: Option<(&'a AtomicU32, u32)>,
+    /// The favoured thread's steps; `None` for any other thread.
+    favoured: Option<&'a AtomicU32>,
 }
 
 impl<T> Deref for BiasedGuard<'_, T> {
@@ -263,7 +268,7 @@ impl<T> Drop for BiasedGuard<'_, T> {
     fn drop(&mut self) {
         use std::sync::atomic::Ordering::Release;
         match self.favoured {
-            Some((steps, outside)) => steps.store(outside, Release),
+            Some(steps) => step(steps, Release),
             None => self.lock.locked.store(false, Release),
         }
     }

@@ -191,11 +191,13 @@ impl Cq {
     }
 
     /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
+    #[inline(always)]
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
         self.poll_on(out, false)
     }
 
     /// The same; with `more_to_come`, the program goes on polling until [`polled`](Self::polled).
+    #[inline(always)]
     pub(crate) fn poll_on(&self, out: &mut [MaybeUninit<ibv_wc>], more_to_come: bool) -> usize {
         self.nic.check_mail();
         if xrc::in_use() {

@@ -237,7 +237,7 @@ impl Keys {
 
     /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
     /// `entry`. A thread holds at most two pins.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pin(
         &'static self,
         fabric: &'static Fabric,
@@ -245,8 +245,12 @@ impl Keys {
         index: usize,
         entry: u64,
     ) -> Option<Pin> {
-        let slot = HAZARD.with(|h| h.index(self, fabric));
-        let [first, second] = &fabric.me.segment.hazard(slot)?.mrs;
+        // After a fork the child has keys of its own, and the claim is another process's.
+        let hazard = match CLAIM.get() {
+            Some(claim) if std::ptr::eq(claim.keys, self) => claim.hazard,
+            _ => claim(self, fabric)?,
+        };
+        let [first, second] = &hazard.mrs;
         let hazard = if first.load(Ordering::Relaxed) == 0 {
             first
         } else {
@@ -376,57 +380,54 @@ impl Drop for Pin {
     }
 }
 
-/// The hazard slot of a thread: claimed at its first access, given back when it ends.
-struct ThreadHazard {
-    slot: Cell<usize>,
-    keys: Cell<Option<&'static Keys>>,
+/// The hazard of a thread: claimed at its first access.
+#[derive(Clone, Copy)]
+struct Claim {
+    keys: &'static Keys,
+    hazard: &'static Hazard,
 }
 
 thread_local! {
-    static HAZARD: ThreadHazard = const {
-        ThreadHazard { slot: Cell::new(0), keys: Cell::new(None) }
+    /// Without a destructor, so that an access finds it with one look.
+    static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
+    static GIVE_BACK: GiveBack = const { GiveBack { slot: Cell::new(None) } };
+}
+
+#[cold]
+fn claim(keys: &'static Keys, fabric: &'static Fabric) -> Option<&'static Hazard> {
+    let slot = loop {
+        match lock(&keys.free_hazards).pop() {
+            Some(slot) => break slot,
+            None => std::thread::sleep(std::time::Duration::from_millis(1)),
+        }
     };
+    let at = HAZARDS_AT + slot * size_of::<Hazard>();
+    if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
+        tracing::warn!("shared memory is used up: {e}");
+    }
+    fabric
+        .me
+        .segment
+        .header()
+        .hazards_used
+        .fetch_max(slot as u64 + 1, Ordering::SeqCst);
+    let hazard = fabric.me.segment.hazard(slot)?;
+    CLAIM.set(Some(Claim { keys, hazard }));
+    // A thread that still uses verbs when its destructors have run keeps its hazard for good.
+    let _ = GIVE_BACK.try_with(|give_back| give_back.slot.set(Some((keys, slot))));
+    Some(hazard)
 }
 
-impl ThreadHazard {
-    #[inline]
-    fn index(&self, keys: &'static Keys, fabric: &Fabric) -> usize {
-        // After a fork the child has keys of its own, and the slot is another process's.
-        if self.keys.get().is_some_and(|k| std::ptr::eq(k, keys)) {
-            self.slot.get()
-        } else {
-            self.claim(keys, fabric)
-        }
-    }
-
-    #[cold]
-    fn claim(&self, keys: &'static Keys, fabric: &Fabric) -> usize {
-        let slot = loop {
-            match lock(&keys.free_hazards).pop() {
-                Some(slot) => break slot,
-                None => std::thread::sleep(std::time::Duration::from_millis(1)),
-            }
-        };
-        let at = HAZARDS_AT + slot * size_of::<Hazard>();
-        if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
-            tracing::warn!("shared memory is used up: {e}");
-        }
-        fabric
-            .me
-            .segment
-            .header()
-            .hazards_used
-            .fetch_max(slot as u64 + 1, Ordering::SeqCst);
-        self.slot.set(slot);
-        self.keys.set(Some(keys));
-        slot
-    }
+/// Gives the hazard of a thread back when it ends.
+struct GiveBack {
+    slot: Cell<Option<(&'static Keys, usize)>>,
 }
 
-impl Drop for ThreadHazard {
+impl Drop for GiveBack {
     fn drop(&mut self) {
-        if let Some(keys) = self.keys.get() {
-            lock(&keys.free_hazards).push(self.slot.get());
+        CLAIM.set(None);
+        if let Some((keys, slot)) = self.slot.get() {
+            lock(&keys.free_hazards).push(slot);
         }
     }
 }

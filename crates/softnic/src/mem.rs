@@ -595,11 +595,9 @@ impl Region {
     /// Do `len` bytes at `addr` lie within the region?
     #[inline]
     pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
-        addr >= self.addr
-            && addr
-                .checked_sub(self.addr)
-                .and_then(|o| o.checked_add(len))
-                .is_some_and(|end| end <= self.len)
+        addr.checked_sub(self.addr)
+            .and_then(|offset| self.len.checked_sub(offset))
+            .is_some_and(|rest| len <= rest)
     }
 
     /// The own address of `addr`, where the region is mapped.

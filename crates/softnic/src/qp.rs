@@ -175,7 +175,7 @@ impl Qp {
     }
 
     /// What peers see of it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn shared(&self) -> &'static QpShared {
         match self.nic.me().segment.qp(self.index) {
             Some(shared) => shared,

@@ -45,7 +45,7 @@ impl RegionCache {
     /// protection domain `pd`, one of a process that shares the domain is as good.
     ///
     /// Every call on one cache names the same peer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(
         &mut self,
         nic: &'static Nic,

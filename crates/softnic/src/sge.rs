@@ -92,7 +92,7 @@ impl<const WRITE: bool> Window<WRITE> {
 }
 
 /// The own region that an SGE names, checked: protection domain, range and, for `write`, local write access.
-#[inline]
+#[inline(always)]
 pub(crate) fn checked_sge<'c>(
     nic: &'static Nic,
     cache: &'c mut RegionCache,

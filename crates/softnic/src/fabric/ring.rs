@@ -266,12 +266,13 @@ impl Producer {
         self.pos += slots;
     }
 
-    /// Makes the open postlist visible, all of it at once.
+    /// Makes the open postlist visible, all of it at once. False if nothing is in it.
     #[inline(always)]
-    pub(crate) fn publish(&mut self) {
-        let Some((pos, w0)) = self.first.take() else {
-            return;
+    pub(crate) fn publish(&mut self) -> bool {
+        let Some((pos, w0)) = self.first else {
+            return false;
         };
+        self.first = None;
         self.ring.word(self.pos, 0).store(0, Ordering::Relaxed);
         // SYNC POINT P
         self.ring.word(pos, 0).store(w0, Ordering::Release);
@@ -279,6 +280,7 @@ impl Producer {
             self.claim_ahead();
         }
         self.staged = 0;
+        true
     }
 
     /// Brings the next lines of the ring into this core's cache while there is nothing to wait for.

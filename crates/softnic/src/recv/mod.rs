@@ -246,17 +246,25 @@ impl RecvSide {
             }
             return false;
         }
-        self.take_records(i, sink, by_engine)
+        if self.qp.qp_type == QpType::Ud {
+            self.take_records::<true>(i, sink, by_engine)
+        } else {
+            self.take_records::<false>(i, sink, by_engine)
+        }
     }
 
     /// The same for a ring with something in it.
     #[inline(never)]
-    fn take_records(&mut self, i: usize, sink: &mut WcSink<'_>, by_engine: bool) -> bool {
+    fn take_records<const UD: bool>(
+        &mut self,
+        i: usize,
+        sink: &mut WcSink<'_>,
+        by_engine: bool,
+    ) -> bool {
         let Some(ring) = self.rings.get_mut(i) else {
             return false;
         };
         let qp = &*self.qp;
-        let reliable = qp.qp_type != QpType::Ud;
         let mut rq = None;
         let mut window = Window::none();
         let mut waiting = false;
@@ -271,7 +279,7 @@ impl RecvSide {
             };
             let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
             let slots = record.slots();
-            let handled = handle(
+            let handled = handle::<UD>(
                 qp,
                 rq,
                 &record,
@@ -295,7 +303,7 @@ impl RecvSide {
             srq.check_limit(rq);
         }
         drop(rq);
-        ring.release(reliable);
+        ring.release(!UD);
         self.any_stopped |= ring.stopped;
         waiting
     }
@@ -406,7 +414,7 @@ pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
 /// Gives a record to the receive WR at the front.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
-fn handle(
+fn handle<const UD: bool>(
     qp: &Qp,
     rq: &mut RecvQueue,
     record: &Record<'_>,
@@ -421,8 +429,7 @@ fn handle(
     by_engine: bool,
 ) -> Handled {
     let header = record.header;
-    let ud = qp.qp_type == QpType::Ud;
-    if ud && header.extra != qp.qkey.load(Ordering::Relaxed) {
+    if UD && header.extra != qp.qkey.load(Ordering::Relaxed) {
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
         return Handled::Done;
     }
@@ -440,7 +447,7 @@ fn handle(
     };
     let pd = rq.pd;
     let Some(wqe) = rq.take() else {
-        return if qp.qp_type == QpType::Rc || (ud && by_engine) {
+        return if qp.qp_type == QpType::Rc || (UD && by_engine) {
             // On UD the program is about to poll, or sleeps: either way it is the one to lose a datagram.
             rq.wanted = true;
             Handled::NotReady
@@ -472,7 +479,7 @@ fn handle(
         place_len = 0;
     }
     let mut placed = Ok(());
-    if ud {
+    if UD {
         #[allow(clippy::cast_possible_truncation)] // 40
         let grh_bytes = GRH_BYTES as u32;
         wc.byte_len = header.len.saturating_add(grh_bytes);

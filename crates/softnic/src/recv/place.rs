@@ -130,16 +130,6 @@ pub(super) fn place(
                 Err(SgeError::Protection) => return Err(PlaceError::Local),
             }
         }
-        window.close();
-        let mut to = Scatter {
-            nic: qp.nic,
-            pd,
-            sges,
-            offset: 0,
-            cache: local,
-        };
-        // SAFETY: as above.
-        return unsafe { to.put(payload, len) };
     }
     window.close();
     let mut to = Scatter {
@@ -149,7 +139,12 @@ pub(super) fn place(
         offset: 0,
         cache: local,
     };
-    gather_by_reference(qp, record, (peer, src_qpn), remote, &mut to)
+    if header.flags & FLAG_BY_REFERENCE == 0 {
+        // SAFETY: the ring has `len` bytes behind the header (checked).
+        unsafe { to.put(record.payload.as_mut_ptr(), len) }
+    } else {
+        gather_by_reference(qp, record, (peer, src_qpn), remote, &mut to)
+    }
 }
 
 /// Copies a message that the record only describes: its payload is the sender's list of SGEs.
@@ -249,7 +244,7 @@ impl Scatter<'_> {
     ///
     /// # Safety
     /// `src` is readable for `len` bytes.
-    #[inline]
+    #[inline(never)]
     unsafe fn put(&mut self, mut src: *const u8, mut len: usize) -> Result<(), PlaceError> {
         while len > 0 {
             let (sge, n) = self.next_part(len)?;

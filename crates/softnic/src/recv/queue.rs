@@ -71,7 +71,7 @@ impl RecvQueue {
     ///
     /// # Errors
     /// `ENOMEM`: full; `EINVAL`: too many SGEs.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&mut self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), i32> {
         if sges.len() > self.max_sge {
             return Err(libc::EINVAL);
@@ -85,7 +85,14 @@ impl RecvQueue {
         self.wqes[slot] = RecvWqe { wr_id, num_sge };
         match sges {
             [] => {}
-            [sge] => self.sges[slot * self.max_sge] = *sge,
+            // Field by field: a program has often just written it so, and a load of more than was stored at a time waits
+            // until the stores have reached the cache.
+            [sge] => {
+                let place = &mut self.sges[slot * self.max_sge];
+                place.addr = sge.addr;
+                place.length = sge.length;
+                place.lkey = sge.lkey;
+            }
             _ => self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges),
         }
         self.tail += 1;

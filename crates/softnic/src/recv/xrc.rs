@@ -56,7 +56,7 @@ impl RecvSide {
             let mut place = [MaybeUninit::uninit()];
             let mut sink = WcSink::new(&mut place);
             let mut queue = srq.queue.lock();
-            let handled = handle(
+            let handled = handle::<false>(
                 qp,
                 &mut queue,
                 &record,

@@ -39,8 +39,12 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if peer_answers(qp, sq.out.as_ref()) => {
                 sends::<false>(qp, sq, wr)
             }
-            IBV_WR_RDMA_WRITE if sq.pending.sends == 0 && peer_answers(qp, sq.out.as_ref()) => {
-                writes(qp, sq, wr)
+            IBV_WR_RDMA_WRITE if !sq.pending.has_sends() && peer_answers(qp, sq.out.as_ref()) => {
+                if first.send_flags & IBV_SEND_INLINE != 0 {
+                    writes::<true>(qp, sq, wr)
+                } else {
+                    writes_from_regions(qp, sq, wr)
+                }
             }
             _ => wr,
         }
@@ -93,6 +97,25 @@ struct Source<'a> {
     max_inline: usize,
 }
 
+/// The payload of a work request whose data is inline in one piece, or that has none.
+///
+/// # Safety
+/// `wr` is as `ibv_post_send(3)` describes it.
+#[inline(always)]
+unsafe fn inline_piece(wr: &ibv_send_wr, max_inline: usize) -> Option<(*const u8, usize)> {
+    match wr.num_sge {
+        0 => Some((std::ptr::null(), 0)),
+        1 if wr.send_flags & IBV_SEND_INLINE != 0 => {
+            // SAFETY: one SGE (contract), or NULL.
+            let sge = unsafe { wr.sg_list.as_ref() }?;
+            let len = sge.length as usize;
+            let src = std::ptr::with_exposed_provenance(sge.addr as usize);
+            (len <= max_inline).then_some((src, len))
+        }
+        _ => None,
+    }
+}
+
 impl Source<'_> {
     /// The payload of a work request that has none, or a short one in one piece: valid until the next call.
     ///
@@ -100,25 +123,19 @@ impl Source<'_> {
     /// `wr` is as `ibv_post_send(3)` describes it.
     #[inline(always)]
     unsafe fn piece(&mut self, wr: &ibv_send_wr) -> Option<(*const u8, usize)> {
-        match wr.num_sge {
-            0 => Some((std::ptr::null(), 0)),
-            1 => {
-                // SAFETY: one SGE (contract), or NULL.
-                let sge = unsafe { wr.sg_list.as_ref() }?;
-                let len = sge.length as usize;
-                if wr.send_flags & IBV_SEND_INLINE != 0 {
-                    let src = std::ptr::with_exposed_provenance(sge.addr as usize);
-                    return (len <= self.max_inline).then_some((src, len));
-                }
-                if len == 0 || len > COPY_MAX {
-                    return None;
-                }
-                let (nic, pd) = (self.qp.nic, self.qp.pd);
-                let src = self.window.buffer(nic, pd, self.local, sge).ok()?;
-                Some((src.cast_const(), len))
-            }
-            _ => None,
+        if wr.num_sge != 1 || wr.send_flags & IBV_SEND_INLINE != 0 {
+            // SAFETY: contract of this function.
+            return unsafe { inline_piece(wr, self.max_inline) };
         }
+        // SAFETY: one SGE (contract), or NULL.
+        let sge = unsafe { wr.sg_list.as_ref() }?;
+        let len = sge.length as usize;
+        if len == 0 || len > COPY_MAX {
+            return None;
+        }
+        let (nic, pd) = (self.qp.nic, self.qp.pd);
+        let src = self.window.buffer(nic, pd, self.local, sge).ok()?;
+        Some((src.cast_const(), len))
     }
 }
 
@@ -217,10 +234,31 @@ unsafe fn sends<const UD: bool>(
     wr
 }
 
+/// [`writes`] whose payloads may lie in memory regions.
+///
 /// # Safety
 /// As for [`run`].
 #[inline(never)]
-unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
+unsafe fn writes_from_regions(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    wr: *mut ibv_send_wr,
+) -> *mut ibv_send_wr {
+    // SAFETY: contract of this function.
+    unsafe { writes::<false>(qp, sq, wr) }
+}
+
+/// `INLINE` ones only are part of the function that posts: a program that WRITEs to a line which its peer reads is as
+/// fast as few of its stores wait for that line, and a function's frame is a dozen of them.
+///
+/// # Safety
+/// As for [`run`].
+#[inline(always)]
+unsafe fn writes<const INLINE: bool>(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    mut wr: *mut ibv_send_wr,
+) -> *mut ibv_send_wr {
     let Some(out) = &sq.out else { return wr };
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { (*wr).wr.rdma };
@@ -251,9 +289,14 @@ unsafe fn writes(qp: &Qp, sq: &mut SendQueue, mut wr: *mut ibv_send_wr) -> *mut 
             break;
         }
         // SAFETY: contract of this function.
-        let Some((src, len)) = (unsafe { source.piece(this) }) else {
-            break;
+        let piece = unsafe {
+            if INLINE {
+                inline_piece(this, sq.max_inline)
+            } else {
+                source.piece(this)
+            }
         };
+        let Some((src, len)) = piece else { break };
         if !region.contains(rdma.remote_addr, len as u64) || sq.posted - sq.freed >= sq.max_wr {
             break;
         }

@@ -12,14 +12,14 @@ pub(super) const COPY_MAX_PRIVATE: usize = 8192;
 /// Is a SEND on its way, as far as the receiver's position tells?
 #[inline]
 pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
-    if sq.pending.sends == 0 {
+    if !sq.pending.has_sends() {
         return false;
     }
     let Some(Ok(consumed)) = sq.out.as_mut().map(|out| out.producer.consumed()) else {
         return true;
     };
     take_consumed(sq, consumed);
-    sq.pending.sends != 0
+    sq.pending.has_sends()
 }
 
 /// Is the peer's queue pair the one that the ring was made for, and ready to receive from us?

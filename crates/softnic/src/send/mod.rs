@@ -96,6 +96,10 @@ pub(crate) enum SendWork {
 }
 
 /// A fixed-size queue.
+///
+/// What is put in is put together where it goes, so all of this is `inline(always)`: an entry that goes through the stack
+/// is read back in larger pieces than it was written in, which waits until every earlier store has reached the cache, and
+/// one of these may be a message that waits for its line (half of the time of a WRITE, when it was so).
 struct Fifo<T> {
     items: Box<[T]>,
     head: usize,
@@ -110,22 +114,22 @@ impl<T: Copy + Default> Fifo<T> {
             tail: 0,
         }
     }
-    #[inline]
+    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.head == self.tail
     }
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, item: T) {
         debug_assert!(self.tail - self.head < self.items.len());
         let mask = self.items.len() - 1;
         self.items[self.tail & mask] = item;
         self.tail += 1;
     }
-    #[inline]
+    #[inline(always)]
     fn front(&self) -> Option<&T> {
         (!self.is_empty()).then(|| &self.items[self.head & (self.items.len() - 1)])
     }
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<T> {
         let item = *self.front()?;
         self.head += 1;
@@ -151,49 +155,62 @@ struct SendWqe {
 }
 
 impl SendWqe {
-    #[inline]
-    fn is_send_on_its_way(&self) -> bool {
-        self.end != 0 && self.opcode == IBV_WC_SEND
+    /// What it adds to the counts of [`Pending`].
+    #[inline(always)]
+    fn counts(&self) -> u64 {
+        let is_send_on_its_way = self.end != 0 && self.opcode == IBV_WC_SEND;
+        u64::from(self.signaled) | u64::from(is_send_on_its_way) << 32
     }
 }
 
 /// The WRs that are not done, in order.
 struct Pending {
     wqes: Fifo<SendWqe>,
-    /// How many of them are signaled.
-    signaled: usize,
-    /// How many of them are SENDs that the receiver has not taken yet.
-    sends: usize,
+    /// How many of them are signaled and, in the upper half, how many are SENDs that the receiver has not taken yet: one
+    /// word, since of two the compiler makes a vector here and two words there, which wait for each other.
+    counts: u64,
 }
 
 impl Pending {
-    #[inline]
+    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.wqes.is_empty()
     }
-    #[inline]
+    /// Is one of them signaled?
+    #[inline(always)]
+    fn has_signaled(&self) -> bool {
+        self.counts & u64::from(u32::MAX) != 0
+    }
+    /// Is one of them a SEND that the receiver has not taken yet?
+    #[inline(always)]
+    fn has_sends(&self) -> bool {
+        self.counts >> 32 != 0
+    }
+    #[inline(always)]
     fn front(&self) -> Option<&SendWqe> {
         self.wqes.front()
     }
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, wqe: SendWqe) {
-        self.signaled += usize::from(wqe.signaled);
-        self.sends += usize::from(wqe.is_send_on_its_way());
+        self.counts += wqe.counts();
         self.wqes.push(wqe);
     }
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<SendWqe> {
         let wqe = *self.front()?;
         self.drop_front(&wqe);
         Some(wqe)
     }
     /// Removes the one at the front, a copy of which the caller has.
-    #[inline]
+    #[inline(always)]
     fn drop_front(&mut self, front: &SendWqe) {
         debug_assert!(self.front().is_some_and(|wqe| wqe.seq == front.seq));
         self.wqes.head += 1;
-        self.signaled -= usize::from(front.signaled);
-        self.sends -= usize::from(front.is_send_on_its_way());
+        self.counts -= front.counts();
+    }
+    fn clear(&mut self) {
+        self.wqes.clear();
+        self.counts = 0;
     }
 }
 
@@ -273,8 +290,7 @@ impl SendQueue {
             sq_sig_all,
             pending: Pending {
                 wqes: Fifo::new(depth),
-                signaled: 0,
-                sends: 0,
+                counts: 0,
             },
             ready: Fifo::new(depth),
             deferred: VecDeque::new(),
@@ -295,7 +311,7 @@ impl SendQueue {
     /// Does anything wait here for a poll?
     #[inline]
     fn work(&self) -> SendWork {
-        if self.pending.signaled != 0 || !self.ready.is_empty() || !self.deferred.is_empty() {
+        if self.pending.has_signaled() || !self.ready.is_empty() || !self.deferred.is_empty() {
             SendWork::Completions
         } else if self.pending.is_empty() {
             SendWork::None
@@ -336,9 +352,7 @@ impl SendQueue {
     /// Back to RESET: forgets all WRs and closes all rings.
     pub(crate) fn reset(&mut self, nic: &Nic) {
         self.withdraw(nic);
-        self.pending.wqes.clear();
-        self.pending.signaled = 0;
-        self.pending.sends = 0;
+        self.pending.clear();
         self.ready.clear();
         self.deferred.clear();
         self.freed = self.posted;
@@ -359,7 +373,7 @@ impl SendQueue {
 
     /// Takes back the SENDs that the receiver has not taken, before the program hears of their end.
     fn withdraw(&self, nic: &Nic) {
-        if self.pending.sends != 0
+        if self.pending.has_sends()
             && let Some(out) = &self.out
         {
             out.withdraw(nic);
@@ -409,6 +423,7 @@ impl SendQueue {
 ///
 /// # Safety
 /// `wr` is null or the first of a list of work requests as `ibv_post_send(3)` describes it.
+#[inline(always)]
 pub(crate) unsafe fn post_send(
     qp: &Qp,
     wr: *mut ibv_send_wr,
@@ -423,6 +438,7 @@ pub(crate) unsafe fn post_send(
 ///
 /// # Safety
 /// As for [`post_send`].
+#[cold]
 pub(crate) unsafe fn post_send_xrc(
     qp: &Qp,
     wr: *mut ibv_send_wr,
@@ -497,7 +513,9 @@ unsafe fn post_list<const XRC: bool>(
     // Said before the receiver can see anything: it may answer, and our engine look here, before this thread
     // goes on; an engine that then finds no work here sleeps, and nobody calls it again.
     let work = sq.work();
-    qp.send_work.store(work as u8, Ordering::Relaxed);
+    if qp.send_work.load(Ordering::Relaxed) != work as u8 {
+        qp.send_work.store(work as u8, Ordering::Relaxed);
+    }
     publish(qp, sq);
     if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
@@ -532,7 +550,8 @@ fn asleep(qp: &Qp, sq: &SendQueue) {
 
 #[inline(always)]
 fn publish(qp: &Qp, sq: &mut SendQueue) {
-    if let Some(i) = sq.ud.open.take() {
+    if let Some(i) = sq.ud.open {
+        sq.ud.open = None;
         if let Some(Some(ring)) = sq.ud.rings.get_mut(i) {
             ring.publish(qp.nic);
         }
@@ -545,7 +564,7 @@ fn publish(qp: &Qp, sq: &mut SendQueue) {
 ///
 /// # Safety
 /// As for [`post_send`].
-#[inline]
+#[inline(never)]
 unsafe fn post_one(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -733,8 +752,6 @@ fn settle(
     signaled: bool,
     outcome: &Outcome,
 ) {
-    // Put together where it goes: read back from the stack in larger pieces than it was written there, it would wait
-    // for all stores before it.
     let wqe = |end, byte_len, status, signaled| SendWqe {
         wr_id: wr.wr_id,
         end,

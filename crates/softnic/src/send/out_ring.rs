@@ -36,7 +36,9 @@ impl OutRing {
     /// Makes the open postlist visible and wakes the receiver if it sleeps.
     #[inline(always)]
     pub(super) fn publish(&mut self, nic: &Nic) {
-        self.producer.publish();
+        if !self.producer.publish() {
+            return;
+        }
         if !self.announced {
             self.announce(nic);
         }
