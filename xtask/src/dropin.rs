@@ -17,10 +17,11 @@ pub(crate) struct Args {
 }
 
 /// What cargo calls each library, and what programs ask the loader for.
-const LIBRARIES: [(&str, &str); 3] = [
+const LIBRARIES: [(&str, &str); 4] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
     ("libverbatim_tap.so", "libverbatim_tap.so"),
+    ("libverbatim_view.so", "libverbatim_view.so"),
 ];
 
 /// Runs the chore.
@@ -41,8 +42,14 @@ pub(crate) fn build() -> Result<bool> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release"])
         .args(
-            ["verbatim", "dropin", "dropin-rdmacm", "tap-preload"]
-                .map(|package| format!("--package={package}")),
+            [
+                "verbatim",
+                "dropin",
+                "dropin-rdmacm",
+                "tap-preload",
+                "view-preload",
+            ]
+            .map(|package| format!("--package={package}")),
         )
         .current_dir(workspace())
         .status()

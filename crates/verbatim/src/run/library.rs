@@ -13,6 +13,8 @@ const LIBRARIES: [(&str, &str); 2] = [
 ];
 /// The tap for programs on the machine's own libibverbs, in a build and in an installation.
 const TAP: &str = "libverbatim_tap.so";
+/// The library that shows the files of the device to programs whose user may not mount them.
+const VIEW: &str = "libverbatim_view.so";
 /// Where an installation has them, from the folder of this program.
 const INSTALLED: &str = "../lib/verbatim";
 /// Where a build gets links with these names, in the folder of this program.
@@ -25,7 +27,12 @@ pub(super) fn find() -> Result<PathBuf> {
 
 /// The library that puts the tap in front of the machine's own libibverbs.
 pub(super) fn find_tap() -> Result<PathBuf> {
-    find_tap_from(&own_folder()?)
+    find_preload(&own_folder()?, TAP).context("the library that counts verbs is not there")
+}
+
+/// The library that shows the files of the device.
+pub(super) fn find_view() -> Result<PathBuf> {
+    find_preload(&own_folder()?, VIEW).context("the library that shows files is not there")
 }
 
 /// The folder of this program.
@@ -36,14 +43,14 @@ fn own_folder() -> Result<PathBuf> {
     Ok(folder.to_owned())
 }
 
-fn find_tap_from(folder: &Path) -> Result<PathBuf> {
-    let places = [folder.join(TAP), folder.join(INSTALLED).join(TAP)];
+/// A library that is to be preloaded, in a build or an installation.
+fn find_preload(folder: &Path, name: &str) -> Result<PathBuf> {
+    let places = [folder.join(name), folder.join(INSTALLED).join(name)];
     let found = places.iter().find(|place| place.exists());
     found.cloned().with_context(|| {
         let [built, installed] = &places;
         format!(
-            "the library that counts verbs is neither {} nor {}; build it: cargo build --release, or cargo xtask \
-             dropin to build and install",
+            "it is neither {} nor {}; build it: cargo build --release, or cargo xtask dropin to build and install",
             built.display(),
             installed.display()
         )
@@ -138,11 +145,11 @@ mod tests {
         for folder in [&bin, &lib] {
             std::fs::create_dir_all(folder).expect("made");
         }
-        let missing = find_tap_from(&bin).expect_err("nothing there");
+        let missing = find_preload(&bin, TAP).expect_err("nothing there");
         assert!(missing.to_string().contains("cargo build"), "{missing}");
         for folder in [&lib, &bin] {
             std::fs::write(folder.join(TAP), "library").expect("written");
-            let found = find_tap_from(&bin).expect("found").canonicalize();
+            let found = find_preload(&bin, TAP).expect("found").canonicalize();
             let there = folder.join(TAP).canonicalize();
             assert_eq!(found.expect("there"), there.expect("there"));
         }

@@ -7,8 +7,10 @@
 //!
 //! - [`identity`]: what the device says that it is;
 //! - [`library`]: where the libraries are;
-//! - [`view`]: the files, in a [`namespace`] of the program's own.
+//! - [`view`]: the files, in a [`namespace`] of the program's own;
+//! - [`copies`]: the files where that is forbidden.
 
+mod copies;
 mod identity;
 mod library;
 mod namespace;
@@ -21,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use softnic::Identity;
+use softnic::SysfsFile;
 
 use crate::Outcome;
 use crate::args::{LinkLayerArgs, Provider};
@@ -75,7 +77,8 @@ Examples:
 
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband,
 where UCX and others look for it, by mounts in a namespace of its own; a user who may not mount gets a
-user namespace for it. Where the system forbids that, a note says so and the program runs without them.
+user namespace for it. Where the system forbids that, a note says so, and a preloaded library shows them to
+programs that use the C library.
 
 Exit status: the program's; 2 when it could not be run.";
 
@@ -129,14 +132,35 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<()> {
         command.env(softnic::DEVICE_VAR, identity.to_string());
     }
     let link_layer = args.link_layer.variable().map(|(_, value)| value);
-    if !args.no_view
-        && let Err(err) = show_files(link_layer, identity.as_ref())
-    {
+    if args.no_view {
+        return Ok(());
+    }
+    // Where there are none, the program's own attempt to use the device will say what is wrong.
+    let Ok(files) = softnic::sysfs_files(link_layer.map(OsStr::new), identity.as_ref()) else {
+        return Ok(());
+    };
+    if let Err(forbidden) = show(&files) {
+        let instead = preload_copies(&files, command);
+        let instead = match &instead {
+            Ok(()) => {
+                "a preloaded library shows them to programs that use the C library".to_owned()
+            }
+            Err(err) => format!("programs that look there, as UCX does, find none ({err:#})"),
+        };
         eprintln!(
-            "note: no private view of /sys/class and /dev ({err:#}): programs that look there for an \
-             RDMA device, as UCX does, find none; --no-view goes without a note"
+            "note: no private view of /sys/class and /dev with the files of the device ({forbidden:#}): {instead}; \
+             --no-view goes without"
         );
     }
+    Ok(())
+}
+
+/// Has a program find the files of the device by a library that is loaded into it.
+fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
+    let library = preload(&library::find_view()?)?;
+    command
+        .env(copies::VARIABLE, copies::make(files)?)
+        .env(PRELOAD, library);
     Ok(())
 }
 
@@ -188,15 +212,10 @@ fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
     file.canonicalize().with_context(cannot)
 }
 
-/// Shows the program the files of the device.
-fn show_files(link_layer: Option<&str>, identity: Option<&Identity>) -> Result<()> {
-    let files = match softnic::sysfs_files(link_layer.map(OsStr::new), identity) {
-        Ok(files) => files,
-        // The program's own attempt to use the device will say what is wrong.
-        Err(_) => return Ok(()),
-    };
+/// Shows the program the files of the device by mounts.
+fn show(files: &[SysfsFile]) -> Result<()> {
     match namespace::enter()? {
-        Entered::New => view::make(&files),
+        Entered::New => view::make(files),
         Entered::Inherited => Ok(()),
     }
 }

@@ -1,0 +1,102 @@
+//! The files of the [`view`](super::view) as ordinary files, for users who may make no namespace: a preloaded library
+//! (`crates/view-preload`) sends a program there that looks for the device's.
+//!
+//! They lie in a folder of the user's whose name says what is in them, so that programs which are started later find them
+//! there, and nobody need clean up.
+
+use std::fs::{self, DirBuilder};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::geteuid;
+use softnic::{SysfsFile, UVERBS_NAME};
+
+/// The folder that the preloaded library looks into.
+pub(super) const VARIABLE: &str = "VERBATIM_VIEW";
+
+/// The folder with the files, made if it is not there.
+pub(super) fn make(files: &[SysfsFile]) -> Result<PathBuf> {
+    let user = geteuid().as_raw();
+    let mut hash = DefaultHasher::new();
+    for file in files {
+        (&file.path, &file.text).hash(&mut hash);
+    }
+    let name = format!("verbatim-{user}.view-{:016x}", hash.finish());
+    make_in(Path::new("/dev/shm"), &name, files)
+}
+
+fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
+    let folder = parent.join(name);
+    let cannot = || format!("cannot make {}", folder.display());
+    if !is_ours(&folder)? {
+        // As a whole: who comes at the same time finds all of it, or makes it, too.
+        let new = parent.join(format!("{name}.{}", std::process::id()));
+        let made = fill(&new, files).and_then(|()| fs::rename(&new, &folder));
+        if let Err(err) = made {
+            let _ = fs::remove_dir_all(&new);
+            if !is_ours(&folder)? {
+                return Err(err).with_context(cannot);
+            }
+        }
+    }
+    Ok(folder)
+}
+
+/// Is the folder there? If it is, nobody else may have put anything in.
+fn is_ours(folder: &Path) -> Result<bool> {
+    let found = match fs::symlink_metadata(folder) {
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(false),
+        found => found.with_context(|| format!("cannot look at {}", folder.display()))?,
+    };
+    let user = geteuid().as_raw();
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+        bail!("{} is not user {user}'s alone; remove it", folder.display());
+    }
+    Ok(true)
+}
+
+fn fill(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(folder)?;
+    for file in files {
+        let path = folder.join("sys/class").join(&file.path);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(&path, &file.text)?;
+    }
+    let devices = folder.join("dev/infiniband");
+    fs::create_dir_all(&devices)?;
+    // Programs ask for a character device that they may open.
+    symlink("/dev/null", devices.join(UVERBS_NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+
+    #[test]
+    fn the_files_are_made_once_and_by_nobody_else() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let files = [SysfsFile {
+            path: "infiniband/softnic0/node_type".to_owned(),
+            text: "1: CA\n".to_owned(),
+        }];
+        for _ in 0..2 {
+            let folder = make_in(parent.path(), "view", &files).expect("made");
+            let text = fs::read_to_string(folder.join("sys/class/infiniband/softnic0/node_type"));
+            assert_eq!(text.expect("there"), "1: CA\n");
+            let device = fs::metadata(folder.join("dev/infiniband/uverbs0")).expect("there");
+            assert!(device.file_type().is_char_device());
+        }
+        let left: Vec<_> = fs::read_dir(parent.path()).expect("a folder").collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(parent.path().join("view"), open).expect("ours");
+        let err = make_in(parent.path(), "view", &files).expect_err("anybody's");
+        assert!(err.to_string().contains("remove it"), "{err}");
+    }
+}
