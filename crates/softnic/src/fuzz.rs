@@ -1,14 +1,16 @@
 //! What the fuzz targets of this crate run, and the replay of their corpora.
 
 use crate::Identity;
-use crate::fabric::{process, ring};
+use crate::fabric::{name, process, ring};
 use crate::mem;
 
-/// Texts of the system and of the environment, of any bytes: `/proc/self/maps`, `/proc/PID/stat`, the device's identity.
+/// Texts of the system and of the environment, of any bytes: `/proc/self/maps`, `/proc/PID/stat`, the device's identity;
+/// and the file that names a process to others.
 ///
 /// # Panics
 /// If a reader does, or an identity does not come back.
 pub fn texts(bytes: &[u8]) {
+    name::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };

@@ -15,7 +15,7 @@
 
 pub(crate) mod layout;
 pub(crate) mod mailbox;
-mod name;
+pub(crate) mod name;
 pub(crate) mod process;
 pub(crate) mod ring;
 pub(crate) mod segment;

@@ -24,13 +24,16 @@ impl Name {
     pub(crate) fn as_file(&self) -> io::Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("verbatim-context", flags)?;
-        let words = [NAME_MAGIC, self.slot as u64, self.incarnation];
-        if write(&file, words.map(u64::to_ne_bytes).as_flattened())? != BYTES {
+        if write(&file, self.words().as_flattened())? != BYTES {
             return Err(io::ErrorKind::WriteZero.into());
         }
         let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         fcntl_add_seals(&file, seals)?;
         Ok(file)
+    }
+
+    fn words(&self) -> [[u8; 8]; 3] {
+        [NAME_MAGIC, self.slot as u64, self.incarnation].map(u64::to_ne_bytes)
     }
 
     /// The name in a file; `None` if it is another kind of file.
@@ -52,6 +55,14 @@ impl Name {
             slot: usize::try_from(u64::from_ne_bytes(slot)).ok()?,
             incarnation: u64::from_ne_bytes(incarnation),
         })
+    }
+}
+
+/// For [`crate::fuzz`]: any bytes in the place of such a file.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(name) = Name::parse(bytes) {
+        assert_eq!(name.words().as_flattened(), bytes);
     }
 }
 
