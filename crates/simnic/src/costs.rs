@@ -137,6 +137,12 @@ fn whole(number: f64) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) operation: Operation,
+    /// As in the ABI.
+    pub(crate) opcode: u8,
+    /// A READ or atomic: the responder's memory comes back.
+    pub(crate) answers: bool,
+    /// Its requester hears from the responder before it is complete.
+    pub(crate) reliable: bool,
     /// Its payload is not in the WQE: the NIC fetches it before the message leaves.
     pub(crate) fetched: bool,
     /// Cache lines of a WQE.
@@ -207,12 +213,12 @@ impl Shapes {
         }
     }
 
-    /// The shape of an operation; nothing if the NIC cannot do it.
-    pub(crate) fn find(&mut self, key: ShapeKey) -> Option<u16> {
+    /// The shape of an operation, with the opcode that it has in the ABI; nothing if the NIC cannot do it.
+    pub(crate) fn find(&mut self, key: ShapeKey, opcode: u32) -> Option<u16> {
         if let Some(&id) = self.known.get(&key) {
             return Some(id);
         }
-        let shape = shape(&self.profile, key)?;
+        let shape = shape(&self.profile, key, u8::try_from(opcode).ok()?)?;
         let id = u16::try_from(self.shapes.len()).ok()?;
         self.shapes.push(shape);
         self.known.insert(key, id);
@@ -256,7 +262,7 @@ impl Shapes {
     }
 }
 
-fn shape(profile: &Profile, key: ShapeKey) -> Option<Shape> {
+fn shape(profile: &Profile, key: ShapeKey, opcode: u8) -> Option<Shape> {
     let operation = Operation {
         inline: key.inline,
         imm: key.imm,
@@ -277,6 +283,9 @@ fn shape(profile: &Profile, key: ShapeKey) -> Option<Shape> {
     Some(Shape {
         fetched: key.verb.sends_payload() && !key.inline && key.payload > 0,
         operation,
+        opcode,
+        answers: !key.verb.sends_payload(),
+        reliable: key.transport == Transport::Rc,
         lines: u64::from(lines),
         by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),
         unit: ps(units * sending(profile, &operation, lines)),

@@ -20,6 +20,7 @@
 mod abi;
 mod cluster;
 mod costs;
+mod line;
 mod memory;
 mod nic;
 mod post;

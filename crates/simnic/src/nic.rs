@@ -14,7 +14,7 @@ use verbs_abi as abi;
 
 use crate::memory::Payload;
 use crate::queue::Ps;
-use crate::world::{Cqe, Event, Fifo, List, SUCCESS, World, code, insert_by};
+use crate::world::{Cqe, Event, Fifo, List, Qp, SUCCESS, World, code};
 
 /// Bytes in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
@@ -43,24 +43,24 @@ impl WqeCache {
 
 impl World {
     /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
-    pub(crate) fn announced(&mut self, index: u32) {
+    pub(crate) fn announced(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qp(index) else { return };
         qp.arrived += 1;
         if !qp.in_service {
             qp.in_service = true;
             let machine = qp.machine;
-            self.want_unit(index, machine);
+            self.want_unit(index, machine, at);
         }
     }
 
-    fn want_unit(&mut self, index: u32, machine: u32) {
-        let (now, units) = (self.now, self.costs.units);
+    fn want_unit(&mut self, index: u32, machine: u32, at: Ps) {
+        let units = self.costs.units;
         let machine = self.machine(machine);
         if machine.busy_units < units {
             machine.busy_units += 1;
-            self.serve(index, now);
+            self.serve(index, at);
         } else {
-            machine.waiting.push_back(index);
+            machine.waiting.push(index);
         }
     }
 
@@ -68,7 +68,9 @@ impl World {
     fn serve(&mut self, index: u32, now: Ps) {
         let wait = self.costs.fetch_wait;
         let Some(qp) = self.qp(index) else { return };
-        let (machine, Some(&List { len, rung, shape })) = (qp.machine, qp.lists.front()) else {
+        let machine = qp.machine;
+        let (Some(&List { len, rung, shape }), Some(&first)) = (qp.lists.front(), qp.wqes.front())
+        else {
             return;
         };
         let ready = if rung {
@@ -80,16 +82,8 @@ impl World {
         } else {
             now
         };
-        if let Some(at) = self.next_emission(index, ready) {
-            self.events.push(at, Event::Emit { qp: index });
-        }
-    }
-
-    /// When the first WQE of the queue pair leaves, if its unit begins with it at `begin`.
-    fn next_emission(&self, index: u32, begin: Ps) -> Option<Ps> {
-        let qp = self.qps.get(index as usize)?.as_ref()?;
-        let message = &self.messages[*qp.wqes.front()?];
-        Some(begin + self.shapes.get(message.shape).unit)
+        let at = ready + self.shapes.get(self.messages[first].shape).unit;
+        self.events.push(at, Event::Emit { qp: index });
     }
 
     /// What happens until then happens with the present event.
@@ -98,29 +92,30 @@ impl World {
     }
 
     /// A WQE leaves for the network, and those that follow soon.
-    pub(crate) fn emit(&mut self, index: u32) {
-        let (mut at, horizon) = (self.now, self.horizon());
+    pub(crate) fn emit(&mut self, index: u32, mut at: Ps) {
+        let horizon = self.horizon();
         loop {
             let Some(qp) = self.qp(index) else { return };
-            let (Some(message), Some(list)) = (qp.wqes.pop_front(), qp.lists.front_mut()) else {
+            let (Some(message), Some(list)) = (qp.wqes.pop(), qp.lists.front_mut()) else {
                 return;
             };
             list.len -= 1;
+            let next = qp.wqes.front().copied();
             let done = list.len == 0;
             if done {
-                qp.lists.pop_front();
+                qp.lists.pop();
                 qp.arrived -= 1;
                 let (more, machine) = (qp.arrived > 0, qp.machine);
+                qp.in_service = more;
                 self.release_unit(index, machine, more, at);
             }
             self.transmit(index, message, at);
-            if done {
+            let (false, Some(next)) = (done, next) else {
                 return;
-            }
-            match self.next_emission(index, at) {
-                Some(next) if next <= horizon => at = next,
-                Some(next) => return self.events.push(next, Event::Emit { qp: index }),
-                None => return,
+            };
+            at += self.shapes.get(self.messages[next].shape).unit;
+            if at > horizon {
+                return self.events.push(at, Event::Emit { qp: index });
             }
         }
     }
@@ -128,70 +123,68 @@ impl World {
     /// The unit has done a list of a queue pair, which may have more.
     fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
-            self.machine(machine).waiting.push_back(index);
-        } else if let Some(qp) = self.qp(index) {
-            qp.in_service = false;
+            self.machine(machine).waiting.push(index);
         }
         self.free_unit(machine, at);
     }
 
     /// A unit takes the queue pair that waits longest, or rests.
     pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
-        match self.machine(machine).waiting.pop_front() {
+        match self.machine(machine).waiting.pop() {
             Some(next) => self.serve(next, at),
             None => self.machine(machine).busy_units -= 1,
         }
     }
 
     /// A message passes the network and waits for the responder's NIC.
+    #[inline]
     fn transmit(&mut self, index: u32, id: u32, at: Ps) {
-        let Some(qp) = self.qps.get(index as usize).and_then(Option::as_ref) else {
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
-        let (source, transport, last) = (qp.machine, qp.transport, qp.last_handled);
-        let reliable = transport == Transport::Rc;
         let message = &mut self.messages[id];
+        let shape = self.shapes.get(message.shape);
+        let transport = qp.transport;
         if transport != Transport::Ud {
             message.dest = qp.peer;
         }
-        let dest = message.dest;
-        let shape = self.shapes.get(message.shape);
-        let (wire, inbound) = (shape.out_wire, shape.inbound);
-        let fetch = if shape.fetched {
-            2 * self.costs.pcie
+        let (dest, last, reliable) = (message.dest, qp.last_handled, shape.reliable);
+        let (wire, inbound, latency) = (shape.out_wire, shape.inbound, self.costs.network);
+        let left = if shape.fetched {
+            at + 2 * self.costs.pcie
         } else {
-            0
+            at
         };
-        let (left, latency) = (at + fetch, self.costs.network);
-        let sent = &mut self.machines[source as usize];
+        let sent = &mut self.machines[qp.machine as usize];
         sent.counters.sent += 1;
         let out = sent.link_out.take(left, wire);
-        if !reliable {
-            // That it has left is all that its requester waits for.
+        // That it has left is all that the requester of an unreliable message waits for.
+        if !reliable && !complete_silently(qp, message.signaled, left) {
             self.finish(id, at, left);
         }
-        let target = self.qps.get(dest as usize).and_then(Option::as_ref);
-        let target = target.filter(|t| t.transport == transport && ready_to_receive(t.state));
-        match target.map(|target| target.machine) {
-            Some(machine) => {
-                let nic = &mut self.machines[machine as usize];
-                let came = nic.link_in.take(out, wire) + latency;
-                let handled = nic.inbound.take(came, inbound).max(last);
-                insert_by(&mut nic.arriving, (handled, id), |(at, _)| *at);
-                if nic.handles_at.is_none_or(|next| handled < next) {
-                    nic.handles_at = Some(handled);
-                    self.events.push(handled, Event::Handle { machine });
-                }
-                if let Some(qp) = self.qp(index) {
-                    qp.last_handled = handled;
-                }
+        let target = match self.qps.get(dest as usize) {
+            Some(Some(target))
+                if target.transport == transport && ready_to_receive(target.state) =>
+            {
+                target.machine
             }
-            None if reliable => {
+            _ if reliable => {
                 self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);
-                self.events
-                    .push(out + 2 * latency, Event::Return { message: id });
+                let back = out + 2 * latency;
+                return self.events.push(back, Event::Return { message: id });
             }
-            None => self.messages.free(id),
+            _ => return self.messages.free(id),
+        };
+        let nic = &mut self.machines[target as usize];
+        let came = nic.link_in.take(out, wire) + latency;
+        let handled = nic.inbound.take(came, inbound).max(last);
+        nic.arriving.insert_by((handled, id), |(at, _)| *at);
+        if nic.handles_at.is_none_or(|next| handled < next) {
+            nic.handles_at = Some(handled);
+            self.events.push(handled, Event::Handle { machine: target });
+        }
+        if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
+            qp.last_handled = handled;
         }
     }
 
@@ -205,7 +198,7 @@ impl World {
         }
         while let Some((at, id)) = self.machines[machine as usize]
             .arriving
-            .pop_front_if(|(at, _)| *at <= horizon)
+            .pop_if(|(at, _)| *at <= horizon)
         {
             self.handled(machine, id, at);
         }
@@ -217,15 +210,15 @@ impl World {
     }
 
     /// A NIC has handled a message: now its DMAs.
+    #[inline(always)]
     fn handled(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
         let nic = &mut self.machines[machine as usize];
-        let message = &self.messages[id];
-        let shape = self.shapes.get(message.shape);
-        let (dma, answers) = (shape.responder, !shape.operation.verb.sends_payload());
+        let shape = self.shapes.get(self.messages[id].shape);
+        let (dma, reliable) = (&shape.responder, shape.reliable);
         nic.counters.read_bytes += dma.read_bytes;
         let written = nic.to_host.take(at, dma.to_host);
-        if answers {
+        if shape.answers {
             nic.counters.received += 1;
             let read = nic.to_device.take(at, dma.to_device);
             self.answer(id, machine, at, read.max(written));
@@ -234,9 +227,9 @@ impl World {
         // WQEs of RECVs, which the NIC fetches ahead, and link-layer packets: what cores write loses their time too.
         nic.to_device.slip_in(at, dma.to_device);
         nic.mmio.take(now, at, dma.to_device);
-        let reliable = shape.operation.transport == Transport::Rc;
-        self.messages[id].status = code(self.deliver(id, machine, written + self.costs.pcie));
+        let status = self.deliver(id, machine, written + self.costs.pcie);
         if reliable {
+            self.messages[id].status = code(status);
             self.events.push(at, Event::Respond { message: id });
         } else {
             self.messages.free(id);
@@ -244,9 +237,10 @@ impl World {
     }
 
     /// A SEND or WRITE takes effect at the responder; a status other than success for its requester.
+    #[inline(always)]
     fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
         let message = &self.messages[id];
-        let (dest, opcode, key) = (message.dest, message.opcode.into(), message.key);
+        let opcode: u32 = message.opcode.into();
         let length = message.payload.bytes().len();
         let write = matches!(
             opcode,
@@ -256,45 +250,50 @@ impl World {
             opcode,
             abi::IBV_WR_RDMA_WRITE_WITH_IMM | abi::IBV_WR_SEND_WITH_IMM
         );
-        let Some(target) = self.qp(dest) else {
+        let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
             return abi::IBV_WC_RETRY_EXC_ERR;
         };
         // What comes to a queue pair keeps its order.
         let visible = visible.max(target.last_delivery);
         target.last_delivery = visible;
-        let (transport, recv_cq, access) = (target.transport, target.recv_cq, target.access);
-        let datagram = transport == Transport::Ud;
-        if datagram && target.qkey != key {
-            self.drop_message(machine);
+        let counters = &mut self.machines[machine as usize].counters;
+        let datagram = target.transport == Transport::Ud;
+        if datagram && target.qkey != message.key {
+            counters.dropped += 1;
             return abi::IBV_WC_SUCCESS;
         }
         if write && length > 0 {
-            let message = &self.messages[id];
-            let addr = message.remote_addr;
-            let region = self.mr(machine, key).filter(|mr| {
+            let (addr, key, access) = (message.remote_addr, message.key, target.access);
+            let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
+            let region = region.filter(|mr| {
                 let wanted = access & mr.access & abi::IBV_ACCESS_REMOTE_WRITE;
-                wanted != 0 && mr.region.contains(addr, length)
+                mr.machine == machine && wanted != 0 && mr.region.contains(addr, length)
             });
             if region.is_none() {
-                self.drop_message(machine);
+                counters.dropped += 1;
                 return abi::IBV_WC_REM_ACCESS_ERR;
             }
             let payload = message.payload.clone();
             self.write_later(key, visible, addr, payload);
         }
+        let counters = &mut self.machines[machine as usize].counters;
         if write && !with_imm {
-            self.machine(machine).counters.received += 1;
+            counters.received += 1;
             return abi::IBV_WC_SUCCESS;
         }
-        let Some(recv) = self.qp(dest).and_then(|target| target.recvs.pop()) else {
-            self.drop_message(machine);
+        let message = &self.messages[id];
+        let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
+            return abi::IBV_WC_RETRY_EXC_ERR;
+        };
+        let Some(recv) = target.recvs.pop() else {
+            counters.dropped += 1;
             return abi::IBV_WC_RNR_RETRY_EXC_ERR;
         };
-        self.machine(machine).counters.received += 1;
+        counters.received += 1;
+        let recv_cq = target.recv_cq;
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let grh = if datagram { GRH_BYTES } else { 0 };
         let placed = if write { 0 } else { length.saturating_add(grh) };
-        let message = &self.messages[id];
         let mut status = abi::IBV_WC_SUCCESS;
         if placed > recv.len {
             status = abi::IBV_WC_LOC_LEN_ERR;
@@ -310,9 +309,9 @@ impl World {
             wr_id: recv.wr_id,
             byte_len: if write { length } else { placed },
             imm: if with_imm { message.imm } else { 0 },
-            qpn: dest,
+            qpn: message.dest,
             src_qp: message.qp,
-            slid: self.home(message.qp).map_or(0, lid),
+            slid: lid(message.home),
             with_imm,
             status: code(status),
             opcode: code(if write {
@@ -327,10 +326,6 @@ impl World {
             abi::IBV_WC_LOC_LEN_ERR => abi::IBV_WC_REM_INV_REQ_ERR,
             _ => abi::IBV_WC_REM_OP_ERR,
         }
-    }
-
-    fn drop_message(&mut self, machine: u32) {
-        self.machine(machine).counters.dropped += 1;
     }
 
     /// The machine of a queue pair.
@@ -511,9 +506,9 @@ impl World {
             Some(list) if qp.in_service => list.len as usize,
             _ => 0,
         };
-        let rest = qp.wqes.split_off(keep.min(qp.wqes.len()));
+        let rest = qp.wqes.split_off(keep);
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
-        qp.lists.truncate(usize::from(keep > 0));
+        qp.lists.split_off(usize::from(keep > 0));
         qp.arrived = qp.arrived.min(qp.lists.len());
         for id in rest {
             self.messages[id].status = code(abi::IBV_WC_WR_FLUSH_ERR);
@@ -536,6 +531,17 @@ impl World {
             self.complete(recv_cq, cqe);
         }
     }
+}
+
+/// That a message has left completes its request, if nobody is told: then this is all.
+#[inline(always)]
+fn complete_silently(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
+    if signaled || qp.signal_all {
+        return false;
+    }
+    qp.outstanding = qp.outstanding.saturating_sub(1);
+    qp.last_completion = qp.last_completion.max(at);
+    true
 }
 
 fn ready_to_receive(state: u32) -> bool {

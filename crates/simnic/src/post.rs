@@ -3,174 +3,223 @@
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
-use crate::costs::ShapeKey;
+use crate::costs::{Pcie, ShapeKey};
 use crate::memory::Payload;
-use crate::world::{Answer, Cqe, Event, List, Message, Recv, SUCCESS, World};
+use crate::world::{Answer, Cqe, Event, List, Message, NO_ANSWER, Recv, SUCCESS, World};
 
 /// A send WR in plain values, as the ABI layer read it.
-pub(crate) struct SendRequest {
+pub(crate) struct SendRequest<'a> {
     pub(crate) wr_id: u64,
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
     /// Big-endian, as in the WR.
     pub(crate) imm: u32,
     pub(crate) dest_qpn: u32,
-    pub(crate) dest_qkey: u32,
+    /// The Q_Key of a SEND's datagram, or the R_Key.
+    pub(crate) key: u32,
     pub(crate) remote_addr: u64,
-    pub(crate) rkey: u32,
+    /// Operands of atomics.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    /// Its SGEs: address, length, L_Key. Payload that is inlined is in `inline`.
-    pub(crate) sges: Sges,
-    pub(crate) inline: Option<Payload>,
-}
-
-/// Scatter/gather elements; few have more than one.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Sges {
-    pub(crate) count: u32,
-    pub(crate) items: [(u64, u32, u32); MAX_SGE],
+    pub(crate) sges: &'a [abi::ibv_sge],
 }
 
 /// Scatter/gather elements of a WR, at most.
 pub(crate) const MAX_SGE: usize = 4;
 
+/// What decides a WR's shape. Most are like the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    opcode: u32,
+    inline: bool,
+    num_sge: usize,
+    length: u64,
+}
+
+/// WQEs that are posted together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Postlist {
+    len: u32,
+    /// How many more fit into the send queue.
+    pub(crate) room: u32,
+    /// Of the first.
+    shape: u16,
+    /// Payload that is not in them.
+    fetch: Pcie,
+}
+
 impl World {
-    /// The message that a send WR becomes, or the errno of its refusal.
+    /// A list without WQEs for a queue pair to which WRs may be posted, or the errno of its refusal.
     #[inline(always)]
-    pub(crate) fn build(&mut self, index: u32, request: SendRequest) -> Result<u32, i32> {
-        let qp = self
-            .qps
-            .get(index as usize)
-            .and_then(Option::as_deref)
-            .ok_or(libc::EINVAL)?;
-        let (transport, machine) = (qp.transport, qp.machine);
-        let (verb, imm) = verb(request.opcode).ok_or(libc::EINVAL)?;
-        let length: u64 = match &request.inline {
-            Some(payload) => payload.bytes().len() as u64,
-            None => request
-                .sges
-                .used()
-                .map(|&(_, length, _)| u64::from(length))
-                .sum(),
+    pub(crate) fn postlist(&self, index: u32) -> Result<Postlist, i32> {
+        let Some(Some(qp)) = self.qps.get(index as usize) else {
+            return Err(libc::EINVAL);
         };
-        let length = u32::try_from(length).map_err(|_| libc::EINVAL)?;
-        if request.inline.is_some() && length > qp.cap.max_inline_data {
+        match qp.state {
+            abi::IBV_QPS_RTS | abi::IBV_QPS_ERR => Ok(Postlist {
+                room: qp.cap.max_send_wr.saturating_sub(qp.outstanding),
+                ..Postlist::default()
+            }),
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    /// Queues the message that a send WR becomes, as the last of the list, or says the errno of its refusal.
+    #[inline(always)]
+    pub(crate) fn build(
+        &mut self,
+        index: u32,
+        list: &mut Postlist,
+        request: &SendRequest<'_>,
+        inlined: impl FnOnce(usize) -> Option<Payload>,
+    ) -> Result<(), i32> {
+        let kind = Kind {
+            opcode: request.opcode,
+            inline: request.flags & abi::IBV_SEND_INLINE != 0,
+            num_sge: request.sges.len(),
+            length: request.sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        };
+        let Some(Some(qp)) = self.qps.get(index as usize) else {
+            return Err(libc::EINVAL);
+        };
+        let home = qp.machine;
+        let id = match qp.last_posted {
+            Some((last, shape)) if last == kind => shape,
+            _ => self.shape_of(index, kind)?,
+        };
+        let shape = self.shapes.get(id);
+        let payload = if kind.length == 0 {
+            Payload::EMPTY
+        } else if kind.inline {
+            usize::try_from(kind.length)
+                .ok()
+                .and_then(inlined)
+                .ok_or(libc::EINVAL)?
+        } else if shape.fetched {
+            self.gather(home, request.sges, kind.length)?
+        } else {
+            Payload::EMPTY
+        };
+        let message = Message {
+            qp: index,
+            dest: request.dest_qpn,
+            home,
+            imm: request.imm,
+            key: request.key,
+            remote_addr: request.remote_addr,
+            wr_id: request.wr_id,
+            payload,
+            shape: id,
+            opcode: shape.opcode,
+            status: SUCCESS,
+            signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
+            answer: NO_ANSWER,
+        };
+        let fetch = &shape.payload_fetch;
+        list.fetch.to_device += fetch.to_device;
+        list.fetch.to_host += fetch.to_host;
+        list.fetch.read_bytes += fetch.read_bytes;
+        if list.len == 0 {
+            list.shape = id;
+        }
+        let message = if shape.answers && !kind.inline {
+            self.put_answering(message, request)?
+        } else {
+            self.messages.put(message)
+        };
+        if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
+            qp.wqes.push(message);
+        }
+        list.len += 1;
+        list.room -= 1;
+        Ok(())
+    }
+
+    /// The message of a READ or atomic.
+    fn put_answering(&mut self, message: Message, request: &SendRequest<'_>) -> Result<u32, i32> {
+        let verb = self.shapes.get(message.shape).operation.verb;
+        if verb.is_atomic() && !request.remote_addr.is_multiple_of(8) {
+            return Err(libc::EINVAL);
+        }
+        let local = request.sges.first();
+        let cache = &mut self.machine(message.home).cached_wqes;
+        let answer = Answer {
+            compare_add: request.compare_add,
+            swap: request.swap,
+            local_addr: local.map_or(0, |sge| sge.addr),
+            local_lkey: local.map_or(0, |sge| sge.lkey),
+            cache_slot: (verb == Verb::RdmaRead).then(|| cache.insert()),
+        };
+        Ok(self.messages.put_with(message, answer))
+    }
+
+    /// The shape of WRs of this kind, or the errno of their refusal.
+    #[cold]
+    #[inline(never)]
+    fn shape_of(&mut self, index: u32, kind: Kind) -> Result<u16, i32> {
+        let qp = self.qp(index).ok_or(libc::EINVAL)?;
+        let (transport, cap) = (qp.transport, qp.cap);
+        let (verb, imm) = verb(kind.opcode).ok_or(libc::EINVAL)?;
+        let length = u32::try_from(kind.length).map_err(|_| libc::EINVAL)?;
+        let num_sge = u32::try_from(kind.num_sge).map_err(|_| libc::EINVAL)?;
+        if kind.inline && length > cap.max_inline_data {
             return Err(libc::ENOMEM);
         }
-        if request.sges.count > qp.cap.max_send_sge && request.inline.is_none() {
+        if num_sge > cap.max_send_sge && !kind.inline {
             return Err(libc::EINVAL);
         }
-        let atomic = verb.is_atomic();
-        if atomic
-            && (length != 8 || !self.costs.has_atomics || !request.remote_addr.is_multiple_of(8))
-        {
+        if verb.is_atomic() && (length != 8 || !self.costs.has_atomics) {
             return Err(libc::EINVAL);
         }
-        // Nothing is as good as inlined: there is nothing to fetch.
-        let inline = request.inline.is_some() || (verb.sends_payload() && length == 0);
         let key = ShapeKey {
             verb,
             transport,
             payload: length,
-            inline: inline && length > 0,
+            // Nothing is as good as inlined: there is nothing to fetch.
+            inline: kind.inline && length > 0,
             imm,
-            num_sge: request.sges.count.max(1),
+            num_sge: num_sge.max(1),
         };
-        let shape = match &qp.last_shape {
-            Some((last, shape)) if *last == key => *shape,
-            _ => self.shapes.find(key).ok_or(libc::EINVAL)?,
-        };
-        let mut answer = None;
-        let payload = match request.inline {
-            Some(payload) => payload,
-            None if verb.sends_payload() => self.gather(machine, &request.sges, length)?,
-            None => {
-                let (local_addr, _, local_lkey) =
-                    request.sges.used().next().copied().unwrap_or_default();
-                answer = Some(Answer {
-                    compare_add: request.compare_add,
-                    swap: request.swap,
-                    local_addr,
-                    local_lkey,
-                    cache_slot: None,
-                });
-                Payload::EMPTY
-            }
-        };
+        let shape = self.shapes.find(key, kind.opcode).ok_or(libc::EINVAL)?;
         if let Some(qp) = self.qp(index) {
-            qp.last_shape = Some((key, shape));
+            qp.last_posted = Some((kind, shape));
         }
-        let datagram = transport == Transport::Ud;
-        let message = Message {
-            qp: index,
-            dest: request.dest_qpn,
-            imm: request.imm,
-            key: if datagram {
-                request.dest_qkey
-            } else {
-                request.rkey
-            },
-            remote_addr: request.remote_addr,
-            wr_id: request.wr_id,
-            payload,
-            shape,
-            opcode: u8::try_from(request.opcode).map_err(|_| libc::EINVAL)?,
-            status: SUCCESS,
-            signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
-            answer: 0,
-        };
-        Ok(self.messages.put(message, answer))
+        Ok(shape)
     }
 
     /// The payload of a WR that is not inlined. A program leaves the buffer alone until the WR is complete,
     /// so when it is read does not matter.
-    fn gather(&self, machine: u32, sges: &Sges, length: u32) -> Result<Payload, i32> {
+    fn gather(&self, machine: u32, sges: &[abi::ibv_sge], length: u64) -> Result<Payload, i32> {
         let fill = |into: &mut [u8]| {
             let mut rest = into;
-            for &(addr, len, lkey) in sges.used() {
-                let (part, after) = rest.split_at_mut(len as usize);
-                let mr = self.mr(machine, lkey);
-                if !mr.is_some_and(|mr| mr.region.read(addr, part)) {
+            for sge in sges {
+                let (part, after) = rest.split_at_mut(sge.length as usize);
+                let mr = self.mr(machine, sge.lkey);
+                if !mr.is_some_and(|mr| mr.region.read(sge.addr, part)) {
                     return false;
                 }
                 rest = after;
             }
             true
         };
-        Payload::with(length as usize, fill).ok_or(libc::EINVAL)
-    }
-
-    /// Whether WRs may be posted, and how many fit.
-    pub(crate) fn send_room(&self, index: u32) -> Result<u32, i32> {
-        let qp = self
-            .qps
-            .get(index as usize)
-            .and_then(Option::as_deref)
-            .ok_or(libc::EINVAL)?;
-        match qp.state {
-            abi::IBV_QPS_RTS | abi::IBV_QPS_ERR => {
-                Ok(qp.cap.max_send_wr.saturating_sub(qp.outstanding))
-            }
-            _ => Err(libc::EINVAL),
-        }
+        let length = usize::try_from(length).map_err(|_| libc::EINVAL)?;
+        Payload::with(length, fill).ok_or(libc::EINVAL)
     }
 
     /// Hands a list of WQEs to the NIC.
-    pub(crate) fn post(&mut self, index: u32, wqes: &[u32]) {
-        let Ok(len) = u32::try_from(wqes.len()) else {
-            return;
-        };
+    #[inline(always)]
+    pub(crate) fn post(&mut self, index: u32, list: Postlist) {
+        let Postlist {
+            len, shape, fetch, ..
+        } = list;
         if len == 0 {
             return;
         }
         let rung = len > 1;
-        let shape = self.messages[wqes[0]].shape;
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding += len;
-        qp.wqes.extend(wqes);
         let machine = qp.machine;
-        qp.lists.push_back(List { len, rung, shape });
+        qp.lists.push(List { len, rung, shape });
         if qp.state == abi::IBV_QPS_ERR {
             self.flush(index);
             return;
@@ -182,29 +231,16 @@ impl World {
             let shape = self.shapes.get(shape);
             (shape.lines, shape.by_mmio)
         };
-        // Payload is fetched over the link as well.
-        let (mut fetch_in, mut fetch_out, mut read_bytes) = (0, 0, 0);
-        for &wqe in wqes {
-            let shape = self.shapes.get(self.messages[wqe].shape);
-            fetch_in += shape.payload_fetch.to_device;
-            fetch_out += shape.payload_fetch.to_host;
-            read_bytes += shape.payload_fetch.read_bytes;
-            if shape.operation.verb == Verb::RdmaRead
-                && let Some(answer) = self.messages.answer(wqe)
-            {
-                answer.cache_slot = Some(self.machines[machine as usize].cached_wqes.insert());
-            }
-        }
         let (now, clock, pcie) = (self.now, self.clock(), self.costs.pcie);
         let nic = self.machine(machine);
         // The write holds the core while earlier ones are on their way. Completions of DMA reads take turns with
-        // it on the link: they lose its time, but a burst of them does not hold it up.
+        // it on the link: they lose its time, but a burst of them does not hold it up. Payload is fetched over it too.
         let left = nic.mmio.take(now, clock, link.to_device);
         let (wait, arrived) = (left - link.to_device - clock, left + pcie);
         nic.to_device.slip_in(clock, link.to_device);
-        nic.to_host.slip_in(clock, link.to_host + fetch_out);
-        nic.to_device.slip_in(clock, fetch_in);
-        nic.counters.read_bytes += read_bytes;
+        nic.to_host.slip_in(clock, link.to_host + fetch.to_host);
+        nic.to_device.slip_in(clock, fetch.to_device);
+        nic.counters.read_bytes += fetch.read_bytes;
         if rung {
             nic.counters.doorbells += 1;
         } else {
@@ -215,42 +251,56 @@ impl World {
         self.catch_up();
     }
 
-    /// Posts a RECV.
-    pub(crate) fn post_recv(&mut self, index: u32, recv: Recv) -> Result<(), i32> {
-        let Some(qp) = self.qp(index) else {
+    /// Posts RECVs up to the first that is refused; how many were, and the errno of that one.
+    #[inline(always)]
+    pub(crate) fn post_recvs(
+        &mut self,
+        index: u32,
+        mut recvs: impl Iterator<Item = Result<Recv, i32>>,
+    ) -> Result<(), i32> {
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return Err(libc::EINVAL);
         };
         if qp.state == abi::IBV_QPS_RESET {
             return Err(libc::EINVAL);
         }
-        if qp.recvs.len() >= qp.cap.max_recv_wr as usize {
-            return Err(libc::ENOMEM);
-        }
-        qp.recvs.push(recv);
+        let (most, before) = (qp.cap.max_recv_wr as usize, qp.recvs.len());
+        let result = recvs.try_for_each(|recv| {
+            if qp.recvs.len() >= most {
+                return Err(libc::ENOMEM);
+            }
+            qp.recvs.push(recv?);
+            Ok(())
+        });
+        let posted = (qp.recvs.len() - before) as u64;
         let in_error = qp.state == abi::IBV_QPS_ERR;
-        self.spend(self.costs.post_recv);
+        self.spend(self.costs.post_recv * posted);
         if in_error {
             self.flush(index);
         }
-        Ok(())
+        self.catch_up();
+        result
     }
 
     /// Takes completions that are visible to the calling thread; `None` if the CQ has overrun.
+    #[inline(always)]
     pub(crate) fn poll(
         &mut self,
         cq: u32,
         most: usize,
         mut each: impl FnMut(Cqe),
     ) -> Option<usize> {
-        self.watch_cq(cq);
         let clock = self.clock();
+        if self.cqs.get(cq as usize)?.as_ref()?.stamp != self.stamp {
+            self.watch_cq(cq);
+        }
         let queue = self.cqs.get_mut(cq as usize)?.as_mut()?;
         if queue.overrun {
             return None;
         }
         let mut taken = 0;
         while taken < most
-            && let Some(cqe) = queue.cqes.pop_front_if(|cqe| cqe.at <= clock)
+            && let Some(cqe) = queue.cqes.pop_if(|cqe| cqe.at <= clock)
         {
             each(cqe);
             taken += 1;
@@ -260,12 +310,6 @@ impl World {
         self.spend(cost * (taken.max(1) as u64));
         self.catch_up();
         Some(taken)
-    }
-}
-
-impl Sges {
-    fn used(&self) -> impl Iterator<Item = &(u64, u32, u32)> {
-        self.items.iter().take(self.count as usize)
     }
 }
 

@@ -2,12 +2,12 @@
 //!
 //! A thread runs real code on a stack of its own. Verbs advance its clock. What an event does becomes
 //! visible one way over PCIe later, so a thread may be that far ahead of the events, and stops only where it
-//! is further ahead or waits ([`idle`]). Events then happen on the stack of who stopped, until a thread is to
-//! go on; often it is the same one.
+//! is further ahead or waits ([`idle`]). Events happen on the stack of who runs the simulation: one that stays in the
+//! processor's cache, as those of many threads do not.
 
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::time::Duration;
 
 use corosensei::stack::DefaultStack;
@@ -33,10 +33,11 @@ pub(crate) struct Thread {
     /// The event that stands for the end of its waits: where a wait ends early it stays, for the next one.
     timer: Ps,
     /// Not there while it runs.
-    stack: Option<Stack>,
+    stack: Option<Box<Stack>>,
     yielder: *const Yielder<(), ()>,
-    /// Completion queues that it polled since it last waited.
+    /// Completion queues that it polled since it last waited, and what tells that time from all others.
     cqs: Vec<u32>,
+    stamp: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,41 +57,53 @@ impl std::fmt::Debug for Thread {
 }
 
 thread_local! {
-    static WORLD: RefCell<Option<Box<World>>> = const { RefCell::new(None) };
+    /// The simulation, from a box; null if there is none, and while it is lent.
+    static WORLD: Cell<*mut World> = const { Cell::new(std::ptr::null_mut()) };
     /// Whether simulated code runs on this thread now.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Puts a simulation in place; false if this thread has one.
 pub(crate) fn install(world: Box<World>) -> bool {
-    WORLD.with(|slot| {
-        let mut slot = slot.borrow_mut();
-        let free = slot.is_none();
-        if free {
-            *slot = Some(world);
-        }
-        free
-    })
+    let free = WORLD.get().is_null();
+    if free {
+        WORLD.set(Box::into_raw(world));
+    }
+    free
 }
 
 /// Ends this thread's simulation. Threads that have not ended are left as they are: unwinding them
 /// would pass through C functions.
 pub(crate) fn remove() {
     INSIDE.with(|inside| inside.set(false));
-    let world = WORLD.with(|slot| slot.borrow_mut().take());
-    if let Some(mut world) = world {
+    let world = WORLD.replace(std::ptr::null_mut());
+    if !world.is_null() {
+        // SAFETY: it came from a box (`install`), and nobody else has it: it is not lent.
+        let mut world = unsafe { Box::from_raw(world) };
         for thread in &mut world.threads {
-            if let Some(stack) = thread.stack.take().filter(Coroutine::started) {
+            if let Some(stack) = thread.stack.take().filter(|stack| stack.started()) {
                 std::mem::forget(stack);
             }
         }
     }
 }
 
-/// Calls `with` on this thread's simulation, if there is one.
-#[inline]
+/// Calls `with` on this thread's simulation, if there is one and it is not lent already.
+#[inline(always)]
 pub(crate) fn world<R>(with: impl FnOnce(&mut World) -> R) -> Option<R> {
-    WORLD.with(|slot| slot.borrow_mut().as_deref_mut().map(with))
+    /// Gives back what was lent, after a panic too.
+    struct Lent(*mut World);
+    impl Drop for Lent {
+        #[inline(always)]
+        fn drop(&mut self) {
+            WORLD.set(self.0);
+        }
+    }
+    let lent = Lent(WORLD.replace(std::ptr::null_mut()));
+    // SAFETY: NULL, or from a box that lives until `remove` (`install`). Whoever has it has taken it out of `WORLD`,
+    // so there is no other reference; a coroutine is never left while it is lent.
+    let world = unsafe { lent.0.as_mut() }?;
+    Some(with(world))
 }
 
 impl World {
@@ -103,6 +116,7 @@ impl World {
             body();
         });
         let clock = self.now;
+        self.stamps += 1;
         self.threads.push(Thread {
             name,
             machine,
@@ -110,42 +124,41 @@ impl World {
             state: State::Stopped,
             resume_at: clock,
             timer: Ps::MAX,
-            stack: Some(stack),
+            stack: Some(Box::new(stack)),
             yielder: std::ptr::null(),
             cqs: Vec::new(),
+            stamp: self.stamps,
         });
         self.events.push(clock, Event::Resume { thread });
     }
 
-    /// The running thread.
-    pub(crate) fn me(&mut self) -> Option<&mut Thread> {
-        let current = self.current?;
-        self.threads.get_mut(current as usize)
-    }
-
     /// The clock of who calls: the running thread's, or the simulation's outside of threads.
+    #[inline(always)]
     pub(crate) fn clock(&self) -> Ps {
-        let me = self
-            .current
-            .and_then(|current| self.threads.get(current as usize));
-        me.map_or(self.now, |me| me.clock)
+        match self.current {
+            Some(_) => self.clock,
+            None => self.now,
+        }
     }
 
     /// The running thread works for so long.
+    #[inline(always)]
     pub(crate) fn spend(&mut self, time: Ps) {
-        if let Some(me) = self.me() {
-            me.clock += time;
+        if self.current.is_some() {
+            self.clock += time;
         }
     }
 
     /// What is due on the running thread's machine becomes visible to it.
+    #[inline(always)]
     pub(crate) fn catch_up(&mut self) {
-        let Some(me) = self.me() else { return };
-        let (machine, clock) = (me.machine, me.clock);
-        self.settle(machine, clock);
+        if self.current.is_some() && !self.machines[self.home as usize].unsettled.is_empty() {
+            self.settle(self.home, self.clock);
+        }
     }
 
-    /// The running thread polls a CQ.
+    /// The running thread polls a CQ for the first time since it last waited, or after another thread.
+    #[cold]
     pub(crate) fn watch_cq(&mut self, cq: u32) {
         let Some(current) = self.current else { return };
         let me = &mut self.threads[current as usize];
@@ -153,7 +166,7 @@ impl World {
             me.cqs.push(cq);
         }
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
-            queue.watcher = Some(current);
+            (queue.watcher, queue.stamp) = (Some(current), me.stamp);
         }
     }
 
@@ -171,6 +184,7 @@ impl World {
     }
 
     /// The running thread goes on at its clock, after all events before it; false if there are none.
+    #[inline]
     fn stop(&mut self) -> bool {
         let clock = self.clock();
         if self.events.next_at().is_none_or(|next| next >= clock) {
@@ -181,7 +195,7 @@ impl World {
             return false;
         };
         let me = &mut self.threads[thread as usize];
-        (me.state, me.resume_at) = (State::Stopped, clock);
+        (me.state, me.resume_at, me.clock) = (State::Stopped, clock, clock);
         self.events.push(clock, Event::Resume { thread });
         true
     }
@@ -189,7 +203,7 @@ impl World {
     /// The running thread waits for what it watches, at most until `deadline`; false if that is over already: what
     /// comes first is known if it comes before any event to come can become visible.
     fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
-        let known = self.now + self.costs.pcie;
+        let (known, clock) = (self.now + self.costs.pcie, self.clock);
         let Some(thread) = self.current else {
             return false;
         };
@@ -198,14 +212,18 @@ impl World {
             cqs,
             mrs,
             events,
+            stamps,
             ..
         } = self;
         let me = &mut threads[thread as usize];
+        *stamps += 1;
+        me.stamp = *stamps;
+        self.stamp = *stamps;
         let mut next = deadline;
         for cq in me.cqs.drain(..) {
             let queue = cqs.get(cq as usize).and_then(Option::as_ref);
             if let Some(first) = queue.and_then(|queue| queue.cqes.front()) {
-                next = next.min(first.at.max(me.clock));
+                next = next.min(first.at.max(clock));
             }
         }
         if let Some(key) = memory
@@ -213,15 +231,15 @@ impl World {
         {
             mr.watcher = Some(thread);
             if let Some((at, ..)) = mr.writes.front() {
-                next = next.min((*at).max(me.clock));
+                next = next.min((*at).max(clock));
             }
         }
         if next <= known {
-            me.clock = next;
+            self.clock = next;
             self.catch_up();
             return false;
         }
-        (me.state, me.resume_at) = (State::Waiting, next);
+        (me.state, me.resume_at, me.clock) = (State::Waiting, next, clock);
         if next < me.timer {
             me.timer = next;
             events.push(next, Event::Resume { thread });
@@ -231,7 +249,8 @@ impl World {
 
     /// An event says that a thread goes on: whether it does, and did not before.
     fn is_due(&mut self, thread: u32) -> bool {
-        let (now, woken) = (self.now, &mut self.threads[thread as usize]);
+        let now = self.now;
+        let woken = &mut self.threads[thread as usize];
         let timer = woken.timer == now;
         if timer {
             woken.timer = Ps::MAX;
@@ -256,7 +275,7 @@ impl World {
             let (at, event) = self.events.pop_until(self.until)?;
             self.now = self.now.max(at);
             let Event::Resume { thread } = event else {
-                self.happen(event);
+                self.happen(event, at);
                 continue;
             };
             if !self.is_due(thread) {
@@ -264,28 +283,24 @@ impl World {
             }
             let woken = &mut self.threads[thread as usize];
             woken.state = State::Running;
-            woken.clock = woken.clock.max(self.now);
+            self.clock = woken.clock.max(woken.resume_at);
+            (self.home, self.stamp) = (woken.machine, woken.stamp);
             self.current = Some(thread);
             self.catch_up();
             return Some(thread);
         }
     }
 
-    /// The thread `me`, which stopped, lets time pass here. Its yielder, if another thread goes on first.
-    fn leave(&mut self, me: Option<u32>) -> Option<*const Yielder<(), ()>> {
-        let me = me?;
-        let next = self.advance();
-        if next == Some(me) {
-            return None;
-        }
-        self.next = next;
-        Some(self.threads[me as usize].yielder).filter(|yielder| !yielder.is_null())
+    /// Where the running thread, which has stopped, is left.
+    fn leave(&self) -> Option<*const Yielder<(), ()>> {
+        let me = self.threads.get(self.current? as usize)?;
+        Some(me.yielder).filter(|yielder| !yielder.is_null())
     }
 }
 
-/// The running thread is left for another one, if there is one to be left for.
-fn switch(yielder: Option<*const Yielder<(), ()>>) {
-    let Some(yielder) = yielder else { return };
+/// The running thread is left for another one.
+#[inline]
+fn switch(yielder: *const Yielder<(), ()>) {
     // SAFETY: set by the running coroutine itself when it began (`spawn`); a coroutine's yielder
     // lives on its stack until it ends, and it runs now.
     unsafe { (*yielder).suspend(()) };
@@ -293,16 +308,21 @@ fn switch(yielder: Option<*const Yielder<(), ()>>) {
 
 /// Lets everything happen that is before the running thread's clock, if it is further ahead than anything can
 /// become visible to it.
-#[inline]
+#[inline(always)]
 pub(crate) fn synchronize() {
-    let yielder = world(|world| {
-        if world.clock() <= world.now + world.costs.pcie {
-            return None;
-        }
-        let me = world.current;
-        if world.stop() { world.leave(me) } else { None }
-    });
-    switch(yielder.flatten());
+    let ahead = world(|world| world.clock() > world.now + world.costs.pcie);
+    if ahead == Some(true) {
+        let_happen();
+    }
+}
+
+/// Lets everything happen that is before the running thread's clock.
+#[inline(never)]
+fn let_happen() {
+    let yielder = world(|world| if world.stop() { world.leave() } else { None });
+    if let Some(yielder) = yielder.flatten() {
+        switch(yielder);
+    }
 }
 
 /// Runs events until a time, or until nothing can happen any more. Panics of threads go on here.
@@ -311,28 +331,23 @@ pub(crate) fn run(until: Ps) {
         world.until = until;
         world.advance()
     });
+    INSIDE.set(true);
     while let Some(Some(thread)) = next {
         let stack = world(|world| world.threads[thread as usize].stack.take());
         let Some(mut stack) = stack.flatten() else {
             break;
         };
-        INSIDE.with(|inside| inside.set(true));
         let result = stack.resume(());
-        INSIDE.with(|inside| inside.set(false));
         next = world(|world| {
             let left = &mut world.threads[thread as usize];
             match result {
-                CoroutineResult::Yield(()) => {
-                    left.stack = Some(stack);
-                    world.next.take()
-                }
-                CoroutineResult::Return(()) => {
-                    left.state = State::Done;
-                    world.advance()
-                }
+                CoroutineResult::Yield(()) => left.stack = Some(stack),
+                CoroutineResult::Return(()) => left.state = State::Done,
             }
+            world.advance()
         });
     }
+    INSIDE.set(false);
     world(|world| {
         world.current = None;
         if until != Ps::MAX {
@@ -370,16 +385,24 @@ pub fn idle(at_most: Duration, memory: Option<u32>) -> Duration {
     if !is_simulated() {
         return Duration::ZERO;
     }
-    let Some((before, yielder)) = world(|world| {
-        let (me, before) = (world.current, world.clock());
-        let most = Ps::try_from(at_most.as_nanos()).unwrap_or(Ps::MAX / 2000) * 1000;
+    let Some((before, after, yielder)) = world(|world| {
+        let before = world.clock();
+        // 584 years of nanoseconds, less three digits.
+        let seconds = at_most.as_secs().min(Ps::MAX / 1_000_000_000_000 - 1);
+        let most = (seconds * 1_000_000_000 + u64::from(at_most.subsec_nanos())) * 1000;
         let waits = world.wait_until(before.saturating_add(most.max(1000)), memory);
-        (before, if waits { world.leave(me) } else { None })
+        let yielder = if waits { world.leave() } else { None };
+        (before, world.clock(), yielder)
     }) else {
         return Duration::ZERO;
     };
-    switch(yielder);
-    let after = world(|world| world.clock()).unwrap_or(before);
+    let after = match yielder {
+        Some(yielder) => {
+            switch(yielder);
+            world(|world| world.clock()).unwrap_or(before)
+        }
+        None => after,
+    };
     Duration::from_nanos(after.saturating_sub(before) / 1000)
 }
 

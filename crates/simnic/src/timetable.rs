@@ -1,7 +1,5 @@
 //! When a resource is taken that several simulated cores ask for.
 
-use std::collections::VecDeque;
-
 use crate::queue::Ps;
 
 /// A resource that serves one at a time, asked by threads that are ahead of each other.
@@ -11,43 +9,56 @@ use crate::queue::Ps;
 #[derive(Debug, Default)]
 pub(crate) struct Timetable {
     /// From when to when it is taken, the first first, with time between each and the next.
-    taken: VecDeque<(Ps, Ps)>,
+    taken: Vec<(Ps, Ps)>,
+    /// Those before this place are over.
+    over: usize,
 }
 
 impl Timetable {
     /// Takes the first `time` that is free from `at` on, in pieces if need be, so that none is left over; returns when
     /// it is over. Nobody asks for a time before `now` any more.
+    #[inline]
     pub(crate) fn take(&mut self, now: Ps, at: Ps, time: Ps) -> Ps {
         if time == 0 {
             return at;
         }
-        while self.taken.pop_front_if(|(_, end)| *end < now).is_some() {}
-        let before = self.taken.iter().rposition(|&(_, end)| end < at);
-        let place = before.map_or(0, |before| before + 1);
+        while self.taken.get(self.over).is_some_and(|(_, end)| *end < now) {
+            self.over += 1;
+        }
+        if self.taken.len() == self.taken.capacity() {
+            self.taken.drain(..self.over);
+            self.over = 0;
+        }
+        let mut place = self.taken.len();
+        while place > self.over && self.taken[place - 1].1 >= at {
+            place -= 1;
+        }
         let (mut start, mut end, mut left) = (at, at, time);
-        let mut over = place;
+        let mut next = place;
         // All that is free up to the end is taken, with what is taken already one piece.
-        while let Some(&(from, until)) = self.taken.get(over)
+        while let Some(&(from, until)) = self.taken.get(next)
             && end + left > from
         {
             left -= from.saturating_sub(end);
             start = start.min(from);
             end = until;
-            over += 1;
+            next += 1;
         }
         end += left;
         let mut joined = end;
-        if let Some(&(from, until)) = self.taken.get(over)
+        if let Some(&(from, until)) = self.taken.get(next)
             && from == end
         {
             joined = until;
-            over += 1;
+            next += 1;
         }
-        if over == place {
+        if next == place {
             self.taken.insert(place, (start, joined));
         } else {
             self.taken[place] = (start, joined);
-            self.taken.drain(place + 1..over);
+            if next > place + 1 {
+                self.taken.drain(place + 1..next);
+            }
         }
         end
     }

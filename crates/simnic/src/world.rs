@@ -6,6 +6,7 @@ use nicmodel::profile::Profile;
 use verbs_abi as abi;
 
 use crate::costs::{Costs, Shapes};
+use crate::line::Line;
 use crate::memory::{Payload, Region};
 use crate::queue::{EventQueue, Ps};
 use crate::threads::Thread;
@@ -90,9 +91,9 @@ pub(crate) struct Machine {
     pub(crate) link_in: Fifo,
     /// Units that work, and queue pairs that wait for one.
     pub(crate) busy_units: usize,
-    pub(crate) waiting: VecDeque<u32>,
+    pub(crate) waiting: Line<u32>,
     /// Messages that the NIC is to have handled at a time, in the order of these times, and when it looks at them.
-    pub(crate) arriving: VecDeque<(Ps, u32)>,
+    pub(crate) arriving: Line<(Ps, u32)>,
     pub(crate) handles_at: Option<Ps>,
     /// When each lock for atomics is free; empty until there is an atomic.
     pub(crate) locks: Vec<Fifo>,
@@ -120,8 +121,8 @@ pub(crate) struct Qp {
     /// WRs that are posted and not complete.
     pub(crate) outstanding: u32,
     /// WQEs that have not left, and the lists that they came in.
-    pub(crate) wqes: VecDeque<u32>,
-    pub(crate) lists: VecDeque<List>,
+    pub(crate) wqes: Line<u32>,
+    pub(crate) lists: Line<List>,
     /// Lists that have arrived at the NIC.
     pub(crate) arrived: usize,
     /// A unit works on it, or it waits for one.
@@ -132,8 +133,8 @@ pub(crate) struct Qp {
     pub(crate) last_handled: Ps,
     /// Nothing that comes to it is visible before this time.
     pub(crate) last_delivery: Ps,
-    /// The shape of what was posted last.
-    pub(crate) last_shape: Option<(crate::costs::ShapeKey, u16)>,
+    /// What was posted last, and its shape.
+    pub(crate) last_posted: Option<(crate::post::Kind, u16)>,
     /// No completion of the send queue before this time.
     pub(crate) last_completion: Ps,
 }
@@ -151,27 +152,28 @@ pub(crate) struct Recv {
 /// entry, so that thousands of queue pairs with hundreds of RECVs each do not need memory for all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Recvs {
-    runs: VecDeque<Run>,
+    runs: Line<Run>,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Run {
     first: Recv,
+    /// What follows.
+    next: Recv,
     /// From each address to the next; of one alone none.
     stride: u64,
     count: u64,
 }
 
-impl Run {
-    fn at(&self, place: u64) -> Recv {
-        Recv {
-            wr_id: self.first.wr_id.wrapping_add(place),
-            addr: self
-                .first
-                .addr
-                .wrapping_add(self.stride.wrapping_mul(place)),
-            ..self.first
+impl Recv {
+    /// The one behind it.
+    #[inline(always)]
+    fn following(self, stride: u64) -> Self {
+        Self {
+            wr_id: self.wr_id.wrapping_add(1),
+            addr: self.addr.wrapping_add(stride),
+            ..self
         }
     }
 }
@@ -181,35 +183,37 @@ impl Recvs {
         self.len
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, recv: Recv) {
         self.len += 1;
         if let Some(last) = self.runs.back_mut() {
-            let stride = match last.count {
-                1 => recv.addr.wrapping_sub(last.first.addr),
-                _ => last.stride,
-            };
-            let longer = Run { stride, ..*last };
-            if longer.at(last.count) == recv {
-                last.stride = stride;
+            if last.count == 1 {
+                last.stride = recv.addr.wrapping_sub(last.first.addr);
+                last.next = last.first.following(last.stride);
+            }
+            if last.next == recv {
+                last.next = recv.following(last.stride);
                 last.count += 1;
                 return;
             }
         }
-        self.runs.push_back(Run {
+        self.runs.push(Run {
             first: recv,
+            next: recv,
             stride: 0,
             count: 1,
         });
     }
 
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<Recv> {
         let run = self.runs.front_mut()?;
         let recv = run.first;
         self.len -= 1;
         if run.count == 1 {
-            self.runs.pop_front();
+            self.runs.pop();
         } else {
-            run.first = run.at(1);
+            run.first = recv.following(run.stride);
             run.count -= 1;
         }
         Some(recv)
@@ -232,6 +236,8 @@ pub(crate) struct Message {
     /// The requester, and the responder once it has left.
     pub(crate) qp: u32,
     pub(crate) dest: u32,
+    /// The requester's machine.
+    pub(crate) home: u32,
     /// Big-endian, as in the WR.
     pub(crate) imm: u32,
     /// The Q_Key of a datagram, or the key of remote memory, and its address.
@@ -282,24 +288,23 @@ pub(crate) struct Messages {
 }
 
 /// The place of [`Answer`]s that are none.
-const NO_ANSWER: u32 = u32::MAX;
+pub(crate) const NO_ANSWER: u32 = u32::MAX;
 
 impl Messages {
-    pub(crate) fn put(&mut self, mut message: Message, answer: Option<Answer>) -> u32 {
-        message.answer = match (answer, self.free_answers.pop()) {
-            (None, free) => {
-                self.free_answers.extend(free);
-                NO_ANSWER
-            }
-            (Some(answer), Some(free)) => {
-                self.answers[free as usize] = answer;
-                free
-            }
-            (Some(answer), None) => {
-                self.answers.push(answer);
-                number(self.answers.len())
-            }
-        };
+    /// A READ or atomic.
+    pub(crate) fn put_with(&mut self, mut message: Message, answer: Answer) -> u32 {
+        if let Some(free) = self.free_answers.pop() {
+            self.answers[free as usize] = answer;
+            message.answer = free;
+        } else {
+            self.answers.push(answer);
+            message.answer = number(self.answers.len());
+        }
+        self.put(message)
+    }
+
+    #[inline(always)]
+    pub(crate) fn put(&mut self, message: Message) -> u32 {
         if let Some(free) = self.free.pop() {
             self.all[free as usize] = message;
             return free;
@@ -308,6 +313,7 @@ impl Messages {
         number(self.all.len())
     }
 
+    #[inline(always)]
     pub(crate) fn free(&mut self, message: u32) {
         let answer = self.all[message as usize].answer;
         if answer != NO_ANSWER {
@@ -363,10 +369,11 @@ pub(crate) struct Cqe {
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) capacity: usize,
-    pub(crate) cqes: VecDeque<Cqe>,
+    pub(crate) cqes: Line<Cqe>,
     pub(crate) overrun: bool,
-    /// The thread that polled it last.
+    /// The thread that polled it last, and since when it has not waited.
     pub(crate) watcher: Option<u32>,
+    pub(crate) stamp: u64,
 }
 
 /// A memory region.
@@ -396,16 +403,18 @@ pub(crate) struct World {
     pub(crate) mrs: Vec<Option<Mr>>,
     pub(crate) messages: Messages,
     pub(crate) threads: Vec<Thread>,
+    /// The running thread, its clock and machine, and since when it has not waited.
     pub(crate) current: Option<u32>,
-    /// The thread that goes on next, when the running one was left for it.
-    pub(crate) next: Option<u32>,
+    pub(crate) clock: Ps,
+    pub(crate) home: u32,
+    pub(crate) stamp: u64,
+    /// Stamps that were given.
+    pub(crate) stamps: u64,
     /// The end of the run.
     pub(crate) until: Ps,
     /// Cache lines that cores add to, by address: when it is free, and whose it is.
     pub(crate) shared_lines: HashMap<u64, (Fifo, u32)>,
     pub(crate) rng: u64,
-    /// Room for the WQEs of a post, used again.
-    pub(crate) building: Vec<u32>,
 }
 
 impl World {
@@ -423,11 +432,13 @@ impl World {
             messages: Messages::default(),
             threads: Vec::new(),
             current: None,
-            next: None,
+            clock: 0,
+            home: 0,
+            stamp: 0,
+            stamps: 0,
             until: 0,
             shared_lines: HashMap::new(),
             rng: seed,
-            building: Vec::new(),
         }
     }
 
@@ -453,7 +464,7 @@ impl World {
         let Some(qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
-        for &message in &qp.wqes {
+        for &message in qp.wqes.iter() {
             self.messages.free(message);
         }
         let machine = self.machine(qp.machine);
@@ -472,11 +483,11 @@ impl World {
     }
 
     /// Runs an event that is not a thread's.
-    pub(crate) fn happen(&mut self, event: Event) {
+    pub(crate) fn happen(&mut self, event: Event, at: Ps) {
         match event {
             Event::Resume { .. } => {}
-            Event::Announce { qp } => self.announced(qp),
-            Event::Emit { qp } => self.emit(qp),
+            Event::Announce { qp } => self.announced(qp, at),
+            Event::Emit { qp } => self.emit(qp, at),
             Event::Handle { machine } => self.handle(machine),
             Event::Respond { message } => self.respond(message),
             Event::Return { message } => self.returned(message),
@@ -484,6 +495,7 @@ impl World {
     }
 
     /// A completion that becomes visible at its time.
+    #[inline]
     pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe) {
         let Some(Some(queue)) = self.cqs.get_mut(cq as usize) else {
             return;
@@ -492,7 +504,7 @@ impl World {
             queue.overrun = true;
             return;
         }
-        insert_by(&mut queue.cqes, cqe, |cqe| cqe.at);
+        queue.cqes.insert_by(cqe, |cqe| cqe.at);
         if let Some(thread) = queue.watcher {
             self.wake(thread, cqe.at);
         }
@@ -534,7 +546,7 @@ impl World {
 
 /// Puts something among what is ordered by time, behind what is as early: seldom far from the end.
 #[inline]
-pub(crate) fn insert_by<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
+fn insert_by<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
     let time = at(&new);
     if queue.back().is_none_or(|last| at(last) <= time) {
         queue.push_back(new);

@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use super::{on, or_errno};
 use crate::memory::Payload;
-use crate::post::{MAX_SGE, SendRequest, Sges};
+use crate::post::{MAX_SGE, SendRequest};
 use crate::threads::synchronize;
 use crate::world::{Cqe, Recv};
 
@@ -24,29 +24,25 @@ pub(super) unsafe extern "C" fn post_send(
                     *place = wr;
                 }
             };
-            let mut room = world.send_room(index).inspect_err(|_| refuse(wr))?;
-            let mut wqes = std::mem::take(&mut world.building);
+            let mut list = world.postlist(index).inspect_err(|_| refuse(wr))?;
             let mut result = Ok(());
             while let Some(this) = wr.as_ref() {
                 let built = match read_send(this) {
-                    _ if room == 0 => Err(libc::ENOMEM),
-                    Some(request) => world.build(index, request),
+                    _ if list.room == 0 => Err(libc::ENOMEM),
+                    Some(request) => {
+                        let inlined = |length| copy_inline(request.sges, length);
+                        world.build(index, &mut list, &request, inlined)
+                    }
                     None => Err(libc::EINVAL),
                 };
-                match built {
-                    Ok(wqe) => wqes.push(wqe),
-                    Err(errno) => {
-                        refuse(wr);
-                        result = Err(errno);
-                        break;
-                    }
+                if let Err(errno) = built {
+                    refuse(wr);
+                    result = Err(errno);
+                    break;
                 }
-                room -= 1;
                 wr = this.next;
             }
-            world.post(index, &wqes);
-            wqes.clear();
-            world.building = wqes;
+            world.post(index, list);
             result
         })
     };
@@ -58,15 +54,7 @@ pub(super) unsafe extern "C" fn post_send(
 /// # Safety
 /// The WR is as `ibv_post_send(3)` says.
 #[inline(always)]
-unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest> {
-    // SAFETY: contract of this function.
-    let sges = unsafe { read_sges(wr.sg_list, wr.num_sge) }?;
-    let inline = if wr.send_flags & IBV_SEND_INLINE != 0 {
-        // SAFETY: inlined data may be anywhere in the program's memory, and is read now.
-        Some(unsafe { copy_inline(&sges) }?)
-    } else {
-        None
-    };
+unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
     let mut request = SendRequest {
         wr_id: wr.wr_id,
         opcode: wr.opcode,
@@ -74,13 +62,12 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest> {
         // SAFETY: both members are `u32`.
         imm: unsafe { wr.imm.imm_data },
         dest_qpn: 0,
-        dest_qkey: 0,
+        key: 0,
         remote_addr: 0,
-        rkey: 0,
         compare_add: 0,
         swap: 0,
-        sges,
-        inline,
+        // SAFETY: contract of this function.
+        sges: unsafe { read_sges(wr.sg_list, wr.num_sge) }?,
     };
     // SAFETY: the member that belongs to the opcode; all are plain numbers and pointers, and which one a
     // datagram's is its queue pair knows: the bytes are there in each case.
@@ -88,56 +75,46 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest> {
         match wr.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {
                 request.dest_qpn = wr.wr.ud.remote_qpn;
-                request.dest_qkey = wr.wr.ud.remote_qkey;
+                request.key = wr.wr.ud.remote_qkey;
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let atomic = wr.wr.atomic;
-                (request.remote_addr, request.rkey) = (atomic.remote_addr, atomic.rkey);
+                (request.remote_addr, request.key) = (atomic.remote_addr, atomic.rkey);
                 (request.compare_add, request.swap) = (atomic.compare_add, atomic.swap);
             }
-            _ => (request.remote_addr, request.rkey) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey),
+            _ => (request.remote_addr, request.key) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey),
         }
     }
     Some(request)
 }
 
 /// # Safety
-/// `list` holds `count` elements.
+/// `list` holds `count` elements that nobody changes for so long.
 #[inline(always)]
-unsafe fn read_sges(list: *const ibv_sge, count: c_int) -> Option<Sges> {
-    let used = usize::try_from(count)
+unsafe fn read_sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_sge]> {
+    let count = usize::try_from(count)
         .ok()
         .filter(|&count| count <= MAX_SGE)?;
-    if used > 0 && list.is_null() {
-        return None;
+    if count == 0 {
+        return Some(&[]);
     }
-    let mut sges = Sges {
-        count: u32::try_from(used).ok()?,
-        ..Sges::default()
-    };
-    for (i, item) in sges.items.iter_mut().take(used).enumerate() {
-        // SAFETY: contract of this function.
-        let sge = unsafe { *list.add(i) };
-        *item = (sge.addr, sge.length, sge.lkey);
-    }
-    Some(sges)
+    // SAFETY: contract of this function.
+    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, count) })
 }
 
 /// # Safety
-/// The elements lie in readable memory.
+/// The elements lie in readable memory, and have this length together.
 #[inline(always)]
-unsafe fn copy_inline(sges: &Sges) -> Option<Payload> {
-    let used = &sges.items[..sges.count as usize];
-    let total: usize = used.iter().map(|&(_, len, _)| len as usize).sum();
-    Payload::with(total, |into| {
+unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
+    Payload::with(length, |into| {
         let mut rest = into;
-        for &(addr, len, _) in used {
-            let (part, after) = rest.split_at_mut(len as usize);
-            let Ok(addr) = usize::try_from(addr) else {
+        for sge in sges {
+            let (part, after) = rest.split_at_mut(sge.length as usize);
+            let Ok(addr) = usize::try_from(sge.addr) else {
                 return false;
             };
             let from = std::ptr::with_exposed_provenance::<u8>(addr);
-            // SAFETY: contract of this function.
+            // SAFETY: contract of this function; inlined data may be anywhere in the program's memory.
             unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
             rest = after;
         }
@@ -153,35 +130,42 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: a queue pair of ours; the list is as `ibv_post_recv(3)` says.
     let posted = unsafe {
         on(qp, |world, index| {
-            while let Some(this) = wr.as_ref() {
-                let posted = match read_sges(this.sg_list, this.num_sge) {
-                    // One buffer a RECV is what is simulated.
-                    Some(sges) if sges.count <= 1 => {
-                        let (addr, len, lkey) = sges.items[0];
-                        let wr_id = this.wr_id;
-                        let recv = Recv {
-                            wr_id,
-                            addr,
-                            len,
-                            lkey,
-                        };
-                        world.post_recv(index, recv)
-                    }
-                    _ => Err(libc::EINVAL),
-                };
-                if let Err(errno) = posted {
-                    if let Some(place) = bad_wr.as_mut() {
-                        *place = wr;
-                    }
-                    return Err(errno);
-                }
+            let mut last = wr;
+            let recvs = std::iter::from_fn(|| {
+                last = wr;
+                let this = wr.as_ref()?;
                 wr = this.next;
-            }
-            world.catch_up();
-            Ok(())
+                Some(read_recv(this).ok_or(libc::EINVAL))
+            });
+            world.post_recvs(index, recvs).inspect_err(|_| {
+                if let Some(place) = bad_wr.as_mut() {
+                    *place = last;
+                }
+            })
         })
     };
     or_errno(posted)
+}
+
+/// A RECV in plain values; nothing if it has more than one buffer, which is not simulated.
+///
+/// # Safety
+/// The WR is as `ibv_post_recv(3)` says.
+#[inline(always)]
+unsafe fn read_recv(wr: &ibv_recv_wr) -> Option<Recv> {
+    // SAFETY: contract of this function.
+    let sges = unsafe { read_sges(wr.sg_list, wr.num_sge) }?;
+    let (addr, len, lkey) = match sges {
+        [] => (0, 0, 0),
+        [sge] => (sge.addr, sge.length, sge.lkey),
+        _ => return None,
+    };
+    Some(Recv {
+        wr_id: wr.wr_id,
+        addr,
+        len,
+        lkey,
+    })
 }
 
 pub(super) unsafe extern "C" fn post_srq_recv(

@@ -7,6 +7,7 @@ use verbs_abi::*;
 
 use super::device::{MAX_CQE, MAX_QP, MAX_WR};
 use super::{Handle, on, or_errno, or_null, set_errno};
+use crate::line::Line;
 use crate::memory::Region;
 use crate::post::{MAX_SGE, transport};
 use crate::world::{Cq, Mr, Qp, Recvs, World};
@@ -121,9 +122,10 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
         on(context, |world, _| {
             let index = place(&mut world.cqs, |_| Cq {
                 capacity: usize::try_from(cqe).unwrap_or(0),
-                cqes: std::collections::VecDeque::new(),
+                cqes: Line::default(),
                 overrun: false,
                 watcher: None,
+                stamp: 0,
             })?;
             cq.handle = index;
             Ok(Handle::give(cq, world, index))
@@ -242,14 +244,14 @@ unsafe fn create_qp(
             peer: 0,
             recvs: Recvs::default(),
             outstanding: 0,
-            wqes: std::collections::VecDeque::new(),
-            lists: std::collections::VecDeque::new(),
+            wqes: Line::default(),
+            lists: Line::default(),
             arrived: 0,
             in_service: false,
             last_answer: 0,
             last_handled: 0,
             last_delivery: 0,
-            last_shape: None,
+            last_posted: None,
             last_completion: 0,
         })
     })?;

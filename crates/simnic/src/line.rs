@@ -1,0 +1,201 @@
+//! A queue that begins anew at its first place whenever it is empty.
+//!
+//! A ring goes round through all the memory that it ever needed; with thousands of queues that are short most of the
+//! time that would be most of what a processor's caches hold.
+
+/// A first-in first-out queue.
+#[derive(Debug)]
+pub(crate) struct Line<T> {
+    items: Vec<T>,
+    /// Places before this one are empty; below the number of items unless that is 0.
+    head: usize,
+}
+
+impl<T> Default for Line<T> {
+    fn default() -> Self {
+        Self {
+            items: Vec::new(),
+            head: 0,
+        }
+    }
+}
+
+impl<T: Copy> Line<T> {
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.items.len() - self.head
+    }
+
+    #[inline(always)]
+    pub(crate) fn front(&self) -> Option<&T> {
+        self.items.get(self.head)
+    }
+
+    #[inline(always)]
+    pub(crate) fn front_mut(&mut self) -> Option<&mut T> {
+        self.items.get_mut(self.head)
+    }
+
+    #[inline(always)]
+    pub(crate) fn back_mut(&mut self) -> Option<&mut T> {
+        self.items.last_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
+        self.items[self.head..].iter()
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, item: T) {
+        if self.items.len() == self.items.capacity() {
+            self.make_room();
+        }
+        self.items.push(item);
+    }
+
+    /// Moves everything to the front, if that gives room for as much again as there is; else the memory grows.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self) {
+        if self.head > self.items.len() / 2 {
+            self.items.drain(..self.head);
+            self.head = 0;
+        } else {
+            self.items.reserve(1);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let item = *self.items.get(self.head)?;
+        self.skip();
+        Some(item)
+    }
+
+    #[inline(always)]
+    pub(crate) fn pop_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+        let item = *self.items.get(self.head)?;
+        if !wanted(&item) {
+            return None;
+        }
+        self.skip();
+        Some(item)
+    }
+
+    #[inline(always)]
+    fn skip(&mut self) {
+        self.head += 1;
+        if self.head == self.items.len() {
+            self.items.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Puts an item behind the last one that is `at` no later time.
+    #[inline(always)]
+    pub(crate) fn insert_by(&mut self, item: T, at: impl Fn(&T) -> u64) {
+        let time = at(&item);
+        let last = self.items.last().map_or(0, &at);
+        self.push(item);
+        if last > time {
+            self.sink(time, at);
+        }
+    }
+
+    /// Moves the last item to its place among those before it: seldom far.
+    #[inline]
+    fn sink(&mut self, time: u64, at: impl Fn(&T) -> u64) {
+        let queued = &mut self.items[self.head..];
+        let mut place = queued.len() - 1;
+        let item = queued[place];
+        while place > 0 && at(&queued[place - 1]) > time {
+            queued[place] = queued[place - 1];
+            place -= 1;
+        }
+        queued[place] = item;
+    }
+
+    /// Takes out those behind the first `keep`.
+    pub(crate) fn split_off(&mut self, keep: usize) -> Vec<T> {
+        let from = self.head + keep.min(self.len());
+        let rest = self.items.split_off(from);
+        if self.head == self.items.len() {
+            self.items.clear();
+            self.head = 0;
+        }
+        rest
+    }
+
+    pub(crate) fn retain(&mut self, wanted: impl Fn(&T) -> bool) {
+        self.items.drain(..self.head);
+        self.head = 0;
+        self.items.retain(wanted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(u64),
+        Insert(u64),
+        Pop,
+        PopIf(u64),
+        Keep(usize),
+        Retain(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0u64..50).prop_map(Step::Push),
+            8 => (0u64..50).prop_map(Step::Insert),
+            12 => Just(Step::Pop),
+            6 => (0u64..50).prop_map(Step::PopIf),
+            1 => (0usize..10).prop_map(Step::Keep),
+            1 => (1u64..5).prop_map(Step::Retain),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn is_a_queue(steps in prop::collection::vec(step(), 0..400)) {
+            let (mut line, mut model) = (Line::default(), VecDeque::new());
+            for (name, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Push(at) => {
+                        line.push((at, name));
+                        model.push_back((at, name));
+                    }
+                    Step::Insert(at) => {
+                        line.insert_by((at, name), |&(at, _)| at);
+                        let before = model.iter().rposition(|&(other, _)| other <= at);
+                        model.insert(before.map_or(0, |before| before + 1), (at, name));
+                    }
+                    Step::Pop => prop_assert_eq!(line.pop(), model.pop_front()),
+                    Step::PopIf(most) => {
+                        let expected = model.pop_front_if(|&mut (at, _)| at <= most);
+                        prop_assert_eq!(line.pop_if(|&(at, _)| at <= most), expected);
+                    }
+                    Step::Keep(keep) => {
+                        let rest = model.split_off(keep.min(model.len()));
+                        prop_assert_eq!(line.split_off(keep), Vec::from(rest));
+                    }
+                    Step::Retain(every) => {
+                        line.retain(|&(at, _)| at % every == 0);
+                        model.retain(|&(at, _)| at % every == 0);
+                    }
+                }
+                prop_assert_eq!(line.front(), model.front());
+                prop_assert_eq!(line.back_mut(), model.back_mut());
+                prop_assert_eq!(line.len(), model.len());
+                prop_assert!(line.iter().eq(model.iter()));
+            }
+        }
+    }
+}
