@@ -20,6 +20,7 @@ tests! { "processes";
     the_peer_needs_no_help_of_the_responder [Processes, Read, Atomics],
     a_stopped_responder_serves_one_sided_verbs [Processes, Read, Atomics],
     a_sleeping_receiver_completes_sends [Processes],
+    a_sleeping_receiver_completes_sends_of_who_polls_now_and_then [Processes],
     an_event_wakes_another_process [Processes],
     bad_keys_are_refused [Processes],
     freed_memory_is_refused [Processes],
@@ -214,6 +215,24 @@ fn a_sleeping_receiver_completes_sends(env: &Env) {
         }
         peer.end();
     }
+}
+
+/// A NIC needs no polls to bring a completion about: one who polls once a millisecond is not to wait for thousands.
+fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &Env) {
+    const POLLS: usize = 2000;
+    let (mut peer, side, _) = Peer::connected(env, &Spec::rc(), 64);
+    let local = side.buf(8);
+    for id in 0..2 {
+        expect(&mut peer, Order::Recv { id, offset: 0, len: 8 });
+        side.post(send([local.all()]).id(id));
+        let sent = (0..POLLS).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            side.scq.poll(1).pop()
+        });
+        sent.expect("a completion").sent(id, Verb::Send);
+        expect_received(peer.ask(&Order::Received), id, 8, None, IBV_WC_RECV);
+    }
+    peer.end();
 }
 
 fn an_event_wakes_another_process(env: &Env) {
