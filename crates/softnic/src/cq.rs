@@ -231,7 +231,7 @@ impl Cq {
         }
         if sink.len() == 0 {
             state.idle_polls = state.idle_polls.saturating_add(1);
-            if state.idle_polls % CLOCK_POLLS == 0 && state.is_starving() {
+            if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
                 state.wake_debtors();
             }
         } else {
