@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{FlockOperation, Mode, flock};
@@ -36,6 +36,9 @@ use layout::*;
 pub(crate) use name::Name;
 pub(crate) use process::random_nonzero;
 use segment::{Arena, DirectoryMap, Segment};
+
+/// How long after a process has ended its peers' reliable queue pairs give up.
+const GIVE_UP_NS: u64 = 50_000_000;
 
 /// Why this process has no fabric.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +100,8 @@ pub(crate) struct Peer {
     /// It is this process.
     pub(crate) is_self: bool,
     dead: AtomicBool,
+    /// When this process noticed that; 0 before.
+    died_ns: AtomicU64,
     wake: File,
     /// Becomes readable when the process ends.
     pub(crate) pidfd: OwnedFd,
@@ -130,8 +135,22 @@ impl Peer {
         self.is_dead()
     }
 
+    /// Is it dead for long enough that who sends to it gives up?
+    ///
+    /// On a wire that takes the timeout of the sender, at least. Two programs that end together count on it: each may have
+    /// sent what the other does not wait for any more (`ibv_srq_pingpong -q 4`), and goes by its own completions.
+    #[cold]
+    pub(crate) fn is_given_up(&self) -> bool {
+        let since = self.died_ns.load(Ordering::Relaxed);
+        self.is_dead() && crate::send::now_ns().saturating_sub(since) >= GIVE_UP_NS
+    }
+
     /// Notes that the process has ended (its pidfd became readable).
     pub(crate) fn mark_dead(&self) {
+        let now = crate::send::now_ns();
+        let _ = self
+            .died_ns
+            .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         self.dead.store(true, Ordering::Release);
     }
 
@@ -256,6 +275,7 @@ impl Fabric {
             segment,
             is_self: true,
             dead: AtomicBool::new(false),
+            died_ns: AtomicU64::new(0),
             wake: open_wake(&wake_path).map_err(io("open the wake FIFO"))?,
             pidfd: open_pidfd(pid).map_err(io("open a pidfd"))?,
         });
@@ -365,6 +385,7 @@ impl Fabric {
             segment,
             is_self: false,
             dead: AtomicBool::new(false),
+            died_ns: AtomicU64::new(0),
             wake: open_wake(&wake_path(&self.dir, incarnation))?,
             pidfd,
         })

@@ -815,7 +815,11 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         return silence(qp, sq, view);
     };
     if out.peer.is_dead() {
-        return dead_for(qp, view);
+        return if qp.qp_type == QpType::Rc && !out.peer.is_given_up() {
+            silence(qp, sq, view)
+        } else {
+            dead_for(qp, view)
+        };
     }
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);

@@ -145,10 +145,14 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         if sq.pending.is_empty() {
             return false;
         }
-        if qp.qp_type == QpType::Rc {
+        if qp.qp_type != QpType::Rc {
+            settle_front(qp, sq, u64::MAX);
+        } else if let Some(out) = &sq.out
+            && out.peer.is_given_up()
+        {
             fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
         } else {
-            settle_front(qp, sq, u64::MAX);
+            return true;
         }
         return false;
     }
