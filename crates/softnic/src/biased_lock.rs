@@ -111,6 +111,13 @@ impl<T> BiasedLock<T> {
         }
     }
 
+    /// The lock, if it leans towards the calling thread.
+    #[inline(always)]
+    pub(crate) fn lock_if_favoured(&self) -> Option<BiasedGuard<'_, T>> {
+        let me = this_thread();
+        self.enter(me, self.favour_of(me)?)
+    }
+
     /// The number of the favour that a thread has.
     #[inline(always)]
     fn favour_of(&self, thread: usize) -> Option<usize> {

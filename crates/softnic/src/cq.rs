@@ -91,6 +91,28 @@ impl<'a> WcSink<'a> {
             self.len += 1;
         }
     }
+
+    /// Adds the completion of a work request that succeeded; there is room.
+    ///
+    /// As words: each store here waits behind the WRITEs that wait for their line, and of fields the compiler makes
+    /// one each.
+    #[inline(always)]
+    pub(crate) fn push_sent(&mut self, wr_id: u64, opcode: u32, byte_len: u32, qp_num: u32) {
+        const {
+            assert!(cfg!(target_endian = "little") && IBV_WC_SUCCESS == 0);
+            assert!(size_of::<ibv_wc>() == 48 && std::mem::offset_of!(ibv_wc, opcode) == 12);
+            assert!(std::mem::offset_of!(ibv_wc, byte_len) == 20);
+            assert!(std::mem::offset_of!(ibv_wc, qp_num) == 28);
+        }
+        debug_assert!(!self.is_full());
+        let upper = |field: u32| u64::from(field) << 32;
+        let words = [wr_id, upper(opcode), upper(byte_len), upper(qp_num), 0, 0];
+        if let Some(place) = self.out.get_mut(self.len) {
+            // SAFETY: as large, and integers only, of which any bytes are a value.
+            place.write(unsafe { std::mem::transmute::<[u64; 6], ibv_wc>(words) });
+            self.len += 1;
+        }
+    }
 }
 
 /// What the lock of a completion queue protects.
@@ -566,6 +588,7 @@ impl CqState {
         }
     }
 
+    /// [`gather`](Self::gather) where there are several queue pairs.
     #[inline(never)]
     fn gather_from_many(
         &mut self,

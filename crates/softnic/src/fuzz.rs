@@ -3,6 +3,7 @@
 use crate::Identity;
 use crate::fabric::{name, process, ring};
 use crate::mem;
+use crate::sysfs_text;
 
 /// Texts of the system and of the environment, of any bytes: `/proc/self/maps`, `/proc/PID/stat`, the device's identity;
 /// and the file that names a process to others.
@@ -11,6 +12,7 @@ use crate::mem;
 /// If a reader does, or an identity does not come back.
 pub fn texts(bytes: &[u8]) {
     name::fuzz(bytes);
+    sysfs_text::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };

@@ -74,9 +74,39 @@ pub(crate) struct Imports {
     next: AtomicU32,
     /// What is imported now, by home, kind and handle: two imports of one object are one.
     known: Mutex<HashMap<(u64, Kind, u32), Weak<Import>>>,
+    /// Own objects whose handles the program has given back while they were there, for others.
+    kept: Mutex<Vec<Arc<dyn Sharing>>>,
 }
 
-/// An object of this process that others may import; it ends when this is dropped.
+/// What a program has a handle of that stands for something shared.
+pub(crate) trait Sharing: Send + Sync {
+    /// What that is, if it is anything shared.
+    fn shared(&self) -> Option<&Shared>;
+}
+
+/// The program gives the handle of `object` back without destroying what it stands for: "the second one way cleanup what
+/// ever is needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until
+/// somebody destroys it, or this process ends.
+pub(crate) fn let_go<T: Sharing + 'static>(object: Arc<T>) {
+    if let Some(Shared::Own(own)) = object.shared()
+        && find(own.nic.me(), own.kind, own.handle).is_some()
+    {
+        let nic = own.nic;
+        lock(&nic.imports.kept).push(object);
+    }
+}
+
+/// Ends the kept objects that others have destroyed, so that their places are free.
+fn end_destroyed(nic: &Nic) {
+    let exists = |object: &Arc<dyn Sharing>| object.shared().is_some_and(Shared::exists);
+    let destroyed: Vec<_> = lock(&nic.imports.kept)
+        .extract_if(.., |object| !exists(object))
+        .collect();
+    // Without the lock.
+    drop(destroyed);
+}
+
+/// An object of this process that others may import; it ends when this is dropped, unless it was [let go](let_go).
 pub(crate) struct Exported {
     nic: &'static Nic,
     kind: Kind,
@@ -94,6 +124,7 @@ impl Exported {
         kind: Kind,
         describe: impl FnOnce(usize),
     ) -> Result<Self, i32> {
+        end_destroyed(nic);
         for _ in 0..kind.places() {
             let handle = nic.imports.next.fetch_add(1, Ordering::Relaxed) % IMPORTED;
             let (at, len) = kind.bytes(handle);

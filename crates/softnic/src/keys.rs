@@ -245,17 +245,34 @@ impl Keys {
         index: usize,
         entry: u64,
     ) -> Option<Pin> {
-        // After a fork the child has keys of its own, and the claim is another process's.
-        let hazard = match CLAIM.get() {
-            Some(claim) if std::ptr::eq(claim.keys, self) => claim.hazard,
-            _ => claim(self, fabric)?,
+        let hazard = match self.known_hazard() {
+            Some(hazard) => hazard,
+            None => claim(self, fabric)?,
         };
         let [first, second] = &hazard.mrs;
-        let hazard = if first.load(Ordering::Relaxed) == 0 {
-            first
-        } else {
-            second
-        };
+        let free = first.load(Ordering::Relaxed) == 0;
+        self.pin_at(if free { first } else { second }, peer, index, entry)
+    }
+
+    /// Where the calling thread says what it accesses, if it has done so before.
+    #[inline(always)]
+    pub(crate) fn known_hazard(&'static self) -> Option<&'static Hazard> {
+        // After a fork the child has keys of its own, and the claim is another process's.
+        CLAIM
+            .get()
+            .filter(|claim| std::ptr::eq(claim.keys, self))
+            .map(|claim| claim.hazard)
+    }
+
+    /// [`pin`](Self::pin) in a free place of the calling thread's hazard.
+    #[inline(always)]
+    pub(crate) fn pin_at(
+        &self,
+        hazard: &'static AtomicU64,
+        peer: &Peer,
+        index: usize,
+        entry: u64,
+    ) -> Option<Pin> {
         debug_assert_eq!(hazard.load(Ordering::Relaxed), 0);
         hazard.store(hazard_name(peer.slot, index), Ordering::Relaxed);
         // SYNC POINT H

@@ -10,7 +10,7 @@
 //!   killed or broken, and is never trusted.
 //! - `mem`, `keys`, `region_cache`: registered memory: what lies behind it, how peers reach it, L_Keys and
 //!   R_Keys, and every copy. No protocol rules.
-//! - `qp_state`, `device`, `strings`, `sysfs`: tables of the specification, the port and its addresses. No state.
+//! - `qp_state`, `device`, `strings`, `sysfs`, `sysfs_text`: tables of the specification, the port and its addresses. No state.
 //! - `send`, `recv`: the verbs: work requests become copies, atomics and records; records become completions.
 //! - `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common home.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
@@ -111,6 +111,7 @@ mod strings;
 mod sync;
 #[cfg(not(loom))]
 mod sysfs;
+mod sysfs_text;
 #[cfg(not(loom))]
 mod xrc;
 
@@ -129,3 +130,4 @@ pub use mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use nic::{NicError, fabric_dir, last_error};
 #[cfg(not(loom))]
 pub use sysfs::{SysfsFile, UVERBS_NAME, sysfs_files};
+pub use sysfs_text::read_sysfs_text;

@@ -67,6 +67,13 @@ impl RegionCache {
         self.miss(nic, peer, key, pd())
     }
 
+    /// What is known of the region with `key`: true if its entry can be pinned.
+    #[inline(always)]
+    pub(crate) fn known(&self, key: u32) -> Option<&Region> {
+        let region = self.entries[key as usize % ENTRIES].as_ref();
+        region.filter(|region| keys::key_of(region.entry) == key)
+    }
+
     #[cold]
     fn miss(
         &mut self,

@@ -10,7 +10,7 @@ use super::domain::share_pd;
 use super::mr::{MrRange, register_mr};
 use super::*;
 use crate::device;
-use crate::imports::{Exported, Kind, Shared};
+use crate::imports::{self, Exported, Kind, Shared, Sharing};
 use crate::mem::{SharedMemory, alloc_shared};
 use crate::nic;
 
@@ -26,6 +26,12 @@ pub(super) struct Dm {
 unsafe impl Send for Dm {}
 // SAFETY: as above.
 unsafe impl Sync for Dm {}
+
+impl Sharing for Dm {
+    fn shared(&self) -> Option<&Shared> {
+        Some(&self.of)
+    }
+}
 
 impl Dm {
     fn new(context: *mut ibv_context, of: Shared, memory: SharedMemory) -> Self {
@@ -121,7 +127,9 @@ pub(super) unsafe extern "C" fn ibv_import_dm(
 
 /// Gives the handle back and leaves the memory as it is, also to the regions that were made with the handle.
 pub(super) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
-    drop(live::take_back::<Dm, _>(dm));
+    if let Some(dm) = live::take_back::<Dm, _>(dm) {
+        imports::let_go(dm);
+    }
 }
 
 /// Frees the memory, whichever process it is of.

@@ -14,7 +14,7 @@ use super::device::context_of;
 use super::objects::busy;
 use super::*;
 use crate::context::Context;
-use crate::imports::{Exported, Kind, Shared};
+use crate::imports::{self, Exported, Kind, Shared, Sharing};
 
 /// A protection domain; the program's handle points to its first field.
 #[repr(C)]
@@ -40,6 +40,12 @@ enum DomainOf {
 unsafe impl Sync for Pd {}
 // SAFETY: as above; the raw pointer in `abi` is only handed back.
 unsafe impl Send for Pd {}
+
+impl Sharing for Pd {
+    fn shared(&self) -> Option<&Shared> {
+        self.itself()
+    }
+}
 
 impl Pd {
     /// `number` is what queue pairs and regions of this process call the domain, `handle` what its home does.
@@ -110,7 +116,7 @@ pub(super) unsafe fn leave_quietly(handle: *mut ibv_pd, seen: bool) {
     }
     let last = pd.uses.fetch_sub(1, Ordering::AcqRel) == 1;
     if last && pd.unimported.load(Ordering::Acquire) {
-        drop(live::take_back::<Pd, _>(handle));
+        let_go(handle);
     }
 }
 
@@ -165,7 +171,13 @@ pub(super) unsafe extern "C" fn ibv_unimport_pd(handle: *mut ibv_pd) {
     };
     pd.unimported.store(true, Ordering::Release);
     if pd.uses.load(Ordering::Acquire) == 0 {
-        drop(live::take_back::<Pd, _>(handle));
+        let_go(handle);
+    }
+}
+
+fn let_go(handle: *mut ibv_pd) {
+    if let Some(pd) = live::take_back::<Pd, _>(handle) {
+        imports::let_go(pd);
     }
 }
 
@@ -176,6 +188,10 @@ pub(super) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
     let Some(pd) = (unsafe { borrow::<Pd, _>(handle) }) else {
         return libc::EINVAL;
     };
+    // It ends with the last object that was made with it.
+    if pd.unimported.load(Ordering::Acquire) {
+        return libc::EINVAL;
+    }
     let destroyed = pd.itself().map_or_else(|| busy(&pd.uses), Shared::destroy);
     or_errno(destroyed.map(|()| drop(live::take_back::<Pd, _>(handle))))
 }
@@ -233,7 +249,9 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
                 }
                 // "pd: a mandatory parameter, an already allocated protection domain".
                 let of = share_pd(init.pd).ok_or(libc::EINVAL)?;
-                if let Some(td) = borrow::<Td, _>(init.td) {
+                // One that was destroyed is none: the next may have its address.
+                if !init.td.is_null() {
+                    let td = borrow::<Td, _>(init.td).ok_or(libc::EINVAL)?;
                     td.uses.fetch_add(1, Ordering::Relaxed);
                 }
                 let names = (of.number, (*of.abi.get()).handle);

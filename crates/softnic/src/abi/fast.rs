@@ -21,10 +21,28 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: a handle of ours that is not being destroyed; the list is as `ibv_post_send(3)` says.
     unsafe {
-        match follow::<Qp, _>(qp) {
-            Some(qp) if !matches!(qp.xrc, Xrc::Send) => send::post_send(qp, wr, bad_wr),
-            Some(qp) => send::post_send_xrc(qp, wr, bad_wr),
-            None => libc::EINVAL,
+        let Some(to) = follow::<Qp, _>(qp) else {
+            return libc::EINVAL;
+        };
+        if send::is_single_write(wr) && send::post_single_write(to, wr) {
+            return 0;
+        }
+        post_any(to, wr, bad_wr)
+    }
+}
+
+/// Out of line, so that a single WRITE does not have its frame.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe fn post_any(qp: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: contract of this function.
+    unsafe {
+        if matches!(qp.xrc, Xrc::Send) {
+            send::post_send_xrc(qp, wr, bad_wr)
+        } else {
+            send::post_send(qp, wr, bad_wr)
         }
     }
 }

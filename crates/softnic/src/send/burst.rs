@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use super::{
-    COPY_MAX, FLAG_SOLICITED, Kind, OutRing, SendQueue, SendWqe, answers, header, recent_ud_ring,
-    wc_opcode,
+    COPY_MAX, FLAG_SOLICITED, Kind, OutRing, SUCCESS, SendQueue, SendWqe, answers, byte, header,
+    recent_ud_ring,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
@@ -219,9 +219,10 @@ unsafe fn sends<const UD: bool>(
                 end: ring.producer.pos(),
                 seq,
                 byte_len,
-                opcode: IBV_WC_SEND,
-                status: IBV_WC_SUCCESS,
+                opcode: byte(IBV_WC_SEND),
+                status: SUCCESS,
                 signaled,
+                _rest: 0,
             };
             if UD {
                 sq.ready.push(wqe);
@@ -316,9 +317,10 @@ unsafe fn writes<const INLINE: bool>(
                 end: 0,
                 seq,
                 byte_len: len as u32,
-                opcode: wc_opcode(this.opcode),
-                status: IBV_WC_SUCCESS,
+                opcode: byte(IBV_WC_RDMA_WRITE),
+                status: SUCCESS,
                 signaled,
+                _rest: 0,
             };
             if behind {
                 sq.pending.push(wqe);

@@ -12,6 +12,7 @@ mod local;
 mod one_sided;
 mod out_ring;
 mod progress;
+mod single_write;
 mod ud;
 
 use std::collections::{HashMap, VecDeque};
@@ -46,6 +47,7 @@ use ud::*;
 
 pub(crate) use one_sided::FlushRange;
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
+pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
 
 /// `flags` of a record: the receiver's CQ may be armed for solicited completions only.
 pub(crate) const FLAG_SOLICITED: u8 = 1;
@@ -129,11 +131,15 @@ impl<T: Copy + Default> Fifo<T> {
     fn front(&self) -> Option<&T> {
         (!self.is_empty()).then(|| &self.items[self.head & (self.items.len() - 1)])
     }
+    /// Takes out each that `wanted` takes, up to one that it does not: where the queue begins is stored once.
     #[inline(always)]
-    fn pop(&mut self) -> Option<T> {
-        let item = *self.front()?;
-        self.head += 1;
-        Some(item)
+    fn pop_each(&mut self, mut wanted: impl FnMut(&T) -> bool) {
+        let (mut head, tail) = (self.head, self.tail);
+        let mask = self.items.len() - 1;
+        while head != tail && wanted(&self.items[head & mask]) {
+            head += 1;
+        }
+        self.head = head;
     }
     fn clear(&mut self) {
         self.head = self.tail;
@@ -149,16 +155,30 @@ struct SendWqe {
     /// Number of the WR in the order of posting.
     seq: u64,
     byte_len: u32,
-    opcode: u32,
-    status: u32,
+    /// `ibv_wc_opcode` and `ibv_wc_status`, of which all fit: an entry is as few stores as can be.
+    opcode: u8,
+    status: u8,
     signaled: bool,
+    /// So that these are stored at once.
+    _rest: u8,
 }
+
+/// A code of a completion in an entry of a queue.
+#[allow(clippy::cast_possible_truncation)] // asserted
+#[inline(always)]
+const fn byte(code: u32) -> u8 {
+    debug_assert!(code <= 0xff);
+    code as u8
+}
+
+/// Of what has not failed.
+const SUCCESS: u8 = byte(IBV_WC_SUCCESS);
 
 impl SendWqe {
     /// What it adds to the counts of [`Pending`].
     #[inline(always)]
     fn counts(&self) -> u64 {
-        let is_send_on_its_way = self.end != 0 && self.opcode == IBV_WC_SEND;
+        let is_send_on_its_way = self.end != 0 && self.opcode == byte(IBV_WC_SEND);
         u64::from(self.signaled) | u64::from(is_send_on_its_way) << 32
     }
 }
@@ -389,12 +409,12 @@ impl SendQueue {
         }
         let mut status = first.unwrap_or(IBV_WC_WR_FLUSH_ERR);
         while let Some(wqe) = self.pending.pop() {
-            if wqe.end == 0 && wqe.status == IBV_WC_SUCCESS {
+            if wqe.end == 0 && wqe.status == SUCCESS {
                 // Executed behind one that was not acknowledged.
                 status = IBV_WC_WR_FLUSH_ERR;
             }
             self.ready.push(SendWqe {
-                status,
+                status: byte(status),
                 signaled: true,
                 ..wqe
             });
@@ -404,7 +424,7 @@ impl SendQueue {
             self.ready.push(SendWqe {
                 wr_id: d.wr.wr_id,
                 seq: d.seq,
-                status,
+                status: byte(status),
                 signaled: true,
                 ..SendWqe::default()
             });
@@ -617,7 +637,7 @@ unsafe fn post_one(
         let flushed = SendWqe {
             wr_id: wr.wr_id,
             seq,
-            status: IBV_WC_WR_FLUSH_ERR,
+            status: byte(IBV_WC_WR_FLUSH_ERR),
             signaled: true,
             ..SendWqe::default()
         };
@@ -757,9 +777,10 @@ fn settle(
         end,
         seq,
         byte_len,
-        opcode: wc_opcode(wr.opcode),
-        status,
+        opcode: byte(wc_opcode(wr.opcode)),
+        status: byte(status),
         signaled,
+        _rest: 0,
     };
     match *outcome {
         Outcome::Done(byte_len) => {
@@ -785,10 +806,10 @@ fn settle(
 fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
     sq.stopped = true;
     if let Some(front) = sq.pending.front()
-        && front.status != IBV_WC_SUCCESS
+        && front.status != SUCCESS
     {
         let status = front.status;
-        fail_now(qp, sq, status);
+        fail_now(qp, sq, status.into());
     }
 }
 

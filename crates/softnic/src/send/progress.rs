@@ -25,9 +25,16 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     if !sq.deferred.is_empty() {
         waiting |= retry_deferred(qp, sq);
     }
-    while !sink.is_full() {
-        let Some(wqe) = sq.ready.pop() else { break };
-        complete(qp, sq, &wqe, sink);
+    if !sq.ready.is_empty() {
+        let mut freed = sq.freed;
+        sq.ready.pop_each(|wqe| {
+            let wanted = !sink.is_full();
+            if wanted {
+                complete(qp, &mut freed, wqe, sink);
+            }
+            wanted
+        });
+        sq.freed = freed;
     }
     qp.send_work.store(sq.work() as u8, Ordering::Relaxed);
     waiting
@@ -35,17 +42,12 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 
 /// Makes the completion of a WR.
 #[inline]
-fn complete(qp: &Qp, sq: &mut SendQueue, wqe: &SendWqe, sink: &mut WcSink<'_>) {
-    sq.freed = wqe.seq + 1;
-    if wqe.status == IBV_WC_SUCCESS {
-        let mut wc = ibv_wc::zeroed();
-        wc.wr_id = wqe.wr_id;
-        wc.opcode = wqe.opcode;
-        wc.byte_len = wqe.byte_len;
-        wc.qp_num = qp.qpn;
-        sink.push(wc);
+fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
+    *freed = wqe.seq + 1;
+    if wqe.status == SUCCESS {
+        sink.push_sent(wqe.wr_id, wqe.opcode.into(), wqe.byte_len, qp.qpn);
     } else {
-        sink.push(failed(qp, wqe.wr_id, wqe.status));
+        sink.push(failed(qp, wqe.wr_id, wqe.status.into()));
     }
 }
 
@@ -61,8 +63,8 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
         return false;
     };
     while let Some(front) = sq.pending.front() {
-        if front.status != IBV_WC_SUCCESS {
-            let status = front.status;
+        if front.status != SUCCESS {
+            let status = front.status.into();
             fail_now(qp, sq, status);
             return false;
         }
@@ -74,7 +76,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
         sq.silent_since = None;
         if wqe.signaled {
             if sq.ready.is_empty() && !sink.is_full() {
-                complete(qp, sq, &wqe, sink);
+                complete(qp, &mut sq.freed, &wqe, sink);
             } else {
                 sq.ready.push(wqe);
             }
@@ -88,9 +90,9 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
 pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
     take_consumed(sq, consumed);
     if let Some(front) = sq.pending.front()
-        && front.status != IBV_WC_SUCCESS
+        && front.status != SUCCESS
     {
-        let status = front.status;
+        let status = front.status.into();
         fail_now(qp, sq, status);
     }
     false
@@ -100,7 +102,7 @@ pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
 #[inline]
 pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
     while let Some(&front) = sq.pending.front() {
-        if front.status != IBV_WC_SUCCESS || front.end > consumed {
+        if front.status != SUCCESS || front.end > consumed {
             return;
         }
         sq.pending.drop_front(&front);
