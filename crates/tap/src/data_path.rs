@@ -9,33 +9,40 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::*;
 
-use crate::count::{self, Completion, Request};
-use crate::objects::{CONTEXTS, CQS, Context, QPS, Qp, SRQS, key_of, qp_key};
+use crate::count::{self, Request};
+use crate::objects::{CONTEXTS, CQS, Context, QPS, Qp, Srq, key_of, qp_key};
+use crate::recvs;
 use crate::session::add;
 use crate::trace;
 
 /// Puts the counting operations into a context whose own are in `context`.
 pub(crate) fn install(ops: &mut ibv_context_ops) {
-    ops.post_send = Some(post_send);
-    ops.post_recv = Some(post_recv);
-    ops.post_srq_recv = Some(post_srq_recv);
+    if trace::is_on() {
+        ops.post_send = Some(post_send_traced);
+        ops.post_recv = Some(recvs::post_traced::<Qp>);
+        ops.post_srq_recv = Some(recvs::post_traced::<Srq>);
+    } else {
+        ops.post_send = Some(post_send);
+        ops.post_recv = Some(recvs::post::<Qp>);
+        ops.post_srq_recv = Some(recvs::post::<Srq>);
+    }
     ops.poll_cq = Some(poll_cq);
 }
 
-/// The queue pair behind a handle.
+/// What the queue pair behind a handle is found by.
 ///
 /// # Safety
 /// `qp` is a live queue pair.
 #[inline(always)]
-unsafe fn qp_of(qp: *mut ibv_qp) -> Option<&'static Qp> {
+pub(crate) unsafe fn key_of_qp(qp: *mut ibv_qp) -> u64 {
     // SAFETY: contract of this function.
-    let key = unsafe { qp_key((*qp).context, (*qp).qp_num) };
-    QPS.find(key)
+    unsafe { qp_key((*qp).context, (*qp).qp_num) }
 }
 
 /// The device behind a handle, for objects that are not counted.
 #[cold]
-fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
+#[inline(never)]
+pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
     CONTEXTS.find(key_of(context))
 }
 
@@ -122,26 +129,86 @@ unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     }
 }
 
+/// Where a refused work request goes, if the program gives no place for it.
+#[inline(always)]
+pub(crate) fn place_for_bad<T>(bad_wr: *mut *mut T, own: &mut *mut T) -> *mut *mut T {
+    if bad_wr.is_null() { own } else { bad_wr }
+}
+
 unsafe extern "C" fn post_send(
     handle: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
+    let mut own = ptr::null_mut();
+    let bad_wr = place_for_bad(bad_wr, &mut own);
     // SAFETY: a live queue pair and what `ibv_post_send(3)` asks for, which is the caller's promise; the provider's
     // operation gets the same.
     unsafe {
-        let qp = qp_of(handle);
-        let Some(post_send) = (match qp {
-            Some(qp) => qp.context.ops.post_send,
-            None => context_of((*handle).context).and_then(|context| context.ops.post_send),
-        }) else {
+        if let Some(qp) = QPS.find_first(key_of_qp(handle))
+            && let Some(post_send) = qp.context.ops.post_send
+        {
+            let result = post_send(handle, wr, bad_wr);
+            if let Some(mine) = qp.known_use()
+                && result == 0
+                && let Some(one) = wr.as_ref()
+                && one.next.is_null()
+                && one.num_sge == 1
+                && !one.sg_list.is_null()
+                && count::posted_again(qp, mine, &one)
+            {
+                return 0;
+            }
+            return count_sent(qp, wr, bad_wr, result);
+        }
+        post_send_traced(handle, wr, bad_wr)
+    }
+}
+
+/// Counts what a provider took of a list, as its `result` says, which is returned: so a caller that ends with this
+/// keeps nothing for itself.
+///
+/// # Safety
+/// It is a list as `ibv_post_send(3)` describes it, and `bad_wr` has what was refused, if something was.
+#[inline(never)]
+unsafe fn count_sent(
+    qp: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+    result: c_int,
+) -> c_int {
+    let end = if result == 0 {
+        ptr::null_mut()
+    } else {
+        // SAFETY: contract of this function.
+        count_refused(qp, unsafe { *bad_wr })
+    };
+    count::posted(qp, List { next: wr, end });
+    result
+}
+
+/// As [`post_send`], with lines of the trace if there is one, and for queue pairs that are hard to find or not counted:
+/// whatever would only take room and time on the way of all others.
+///
+/// # Safety
+/// As that.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn post_send_traced(
+    handle: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut own = ptr::null_mut();
+    let bad_wr = place_for_bad(bad_wr, &mut own);
+    // SAFETY: contract of this function.
+    unsafe {
+        let qp = QPS.find(key_of_qp(handle));
+        let context = qp.map(|qp| qp.context);
+        let context = context.or_else(|| context_of((*handle).context));
+        let Some(post_send) = context.and_then(|context| context.ops.post_send) else {
+            *bad_wr = wr;
             return libc::EINVAL;
-        };
-        let mut bad = ptr::null_mut();
-        let bad_wr = if bad_wr.is_null() {
-            &raw mut bad
-        } else {
-            bad_wr
         };
         let traced = trace::started();
         let result = post_send(handle, wr, bad_wr);
@@ -157,15 +224,10 @@ unsafe extern "C" fn post_send(
             };
             trace::posted(at_ns, handle, (*handle).qp_type, all, bad, result);
         }
-        if let Some(qp) = qp {
-            let end = if result == 0 {
-                ptr::null_mut()
-            } else {
-                count_refused(qp, *bad_wr)
-            };
-            count::posted(qp, List { next: wr, end });
+        match qp {
+            Some(qp) => count_sent(qp, wr, bad_wr, result),
+            None => result,
         }
-        result
     }
 }
 
@@ -180,123 +242,11 @@ fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     bad_wr
 }
 
-/// RECVs of a list up to the first that was refused.
-struct Recvs {
-    next: *mut ibv_recv_wr,
-    end: *mut ibv_recv_wr,
-}
-
-impl Recvs {
-    /// How many, and the room in them.
-    ///
-    /// # Safety
-    /// They are of a list as `ibv_post_recv(3)` describes it.
-    #[inline(always)]
-    unsafe fn sums(mut self) -> (u64, u64) {
-        let (mut count, mut bytes) = (0, 0);
-        while self.next != self.end {
-            // SAFETY: contract of this function.
-            let Some(this) = (unsafe { self.next.as_ref() }) else {
-                break;
-            };
-            count += 1;
-            // SAFETY: as above.
-            bytes += u64::from(unsafe { room(this.sg_list, this.num_sge) }.1);
-            self.next = this.next;
-        }
-        (count, bytes)
-    }
-}
-
-/// Posts a list of RECVs by `post`, which gets the place for the first that is refused, and traces it as a call on
-/// `queue`; its result, and what the provider took.
-///
-/// # Safety
-/// `wr` is NULL or the first of a list, `bad_wr` NULL or writable, as `ibv_post_recv(3)` describes them.
-#[inline(always)]
-unsafe fn tapped_recvs(
-    queue: (&'static str, trace::Kind, usize),
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-    post: impl FnOnce(*mut *mut ibv_recv_wr) -> c_int,
-) -> (c_int, Recvs) {
-    let mut bad = ptr::null_mut();
-    let bad_wr = if bad_wr.is_null() {
-        &raw mut bad
-    } else {
-        bad_wr
-    };
-    let traced = trace::started();
-    let result = post(bad_wr);
-    let end = if result == 0 {
-        ptr::null_mut()
-    } else {
-        // SAFETY: contract of this function; a provider that refuses says what.
-        unsafe { *bad_wr }
-    };
-    if let Some(at_ns) = traced {
-        // SAFETY: contract of this function.
-        unsafe { trace::recvs_posted(at_ns, queue, wr, end, result) };
-    }
-    (result, Recvs { next: wr, end })
-}
-
-unsafe extern "C" fn post_recv(
-    handle: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as in `post_send`.
-    unsafe {
-        let qp = qp_of(handle);
-        let Some(post_recv) = (match qp {
-            Some(qp) => qp.context.ops.post_recv,
-            None => context_of((*handle).context).and_then(|context| context.ops.post_recv),
-        }) else {
-            return libc::EINVAL;
-        };
-        let queue = ("post_recv", trace::Kind("qp"), handle.addr());
-        let (result, taken) = tapped_recvs(queue, wr, bad_wr, |bad| post_recv(handle, wr, bad));
-        if let Some(qp) = qp {
-            let ((count, bytes), cell) = (taken.sums(), qp.mine().cell);
-            add(&cell.recv_posts, 1);
-            add(&cell.recv_wrs, count);
-            add(&cell.recv_bytes, bytes);
-        }
-        result
-    }
-}
-
-unsafe extern "C" fn post_srq_recv(
-    handle: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: as in `post_send`.
-    unsafe {
-        let srq = SRQS.find(key_of(handle));
-        let Some(post_srq_recv) = (match srq {
-            Some(srq) => srq.context.ops.post_srq_recv,
-            None => context_of((*handle).context).and_then(|context| context.ops.post_srq_recv),
-        }) else {
-            return libc::EINVAL;
-        };
-        let queue = ("post_srq_recv", trace::Kind("srq"), handle.addr());
-        let (result, taken) = tapped_recvs(queue, wr, bad_wr, |bad| post_srq_recv(handle, wr, bad));
-        if let Some(srq) = srq {
-            let ((count, bytes), cell) = (taken.sums(), srq.mine().cell);
-            add(&cell.recv_posts, 1);
-            add(&cell.recv_wrs, count);
-            add(&cell.recv_bytes, bytes);
-        }
-        result
-    }
-}
-
 unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: a live queue with room for the completions (`ibv_poll_cq(3)`), the caller's promise.
     unsafe {
-        let cq = CQS.find(key_of(handle));
+        let cq = CQS.find_first(key_of(handle));
+        let cq = cq.or_else(|| CQS.find(key_of(handle)));
         let Some(poll_cq) = (match cq {
             Some(cq) => cq.context.ops.poll_cq,
             None => context_of((*handle).context).and_then(|context| context.ops.poll_cq),
@@ -312,7 +262,7 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
                     if trace::is_on() {
                         trace::found(handle, cq, completions);
                     }
-                    count::completed(cq, completions.iter().map(Completion::of));
+                    count::completed(cq, completions);
                 }
                 _ => {
                     count::polled_empty(cq);

@@ -327,7 +327,7 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &s
             bytes: read(own.read_byte_len),
             imm: read(own.read_wc_flags) & IBV_WC_WITH_IMM != 0,
         };
-        count::completed(cq, std::iter::once(completion));
+        count::add_completed(cq, completion, 1);
         if trace::is_on() {
             let ok = (*handle).status == IBV_WC_SUCCESS;
             let completion = trace::Poll {

@@ -7,9 +7,9 @@ use nicmodel::op_profile::OperationProfile;
 use nicmodel::profile::builtins;
 use zerocopy::IntoBytes;
 
-use crate::Ledger;
 use crate::layout::*;
 use crate::read::{ReadError, Recorded, read_at};
+use crate::{Ledger, PcieLines};
 
 /// Cells of each kind that the file has: what says that it has more is too short.
 const CELLS: usize = 3;
@@ -77,6 +77,27 @@ pub fn ledger(bytes: &[u8]) {
     }
 }
 
+/// What perf wrote, of any bytes: nothing is counted, or one line more counts that much more.
+///
+/// # Panics
+/// If the reader does, or its sum is none.
+pub fn perf(bytes: &[u8]) {
+    const EVENTS: [&str; 2] = ["io_pcirdcur", "io_itom"];
+    const MORE: u64 = 7;
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    if let Some(lines) = PcieLines::from_perf(text, EVENTS) {
+        let [read, _] = EVENTS;
+        let more = PcieLines::from_perf(&format!("{text}\n{MORE},,{read},"), EVENTS);
+        let expected = PcieLines {
+            rd_cur: lines.rd_cur.saturating_add(MORE),
+            ..lines
+        };
+        assert_eq!(more, Some(expected));
+    }
+}
+
 /// The model explains on each NIC, without harm, what agrees with itself.
 fn explain(observed: &OperationProfile) {
     if observed.check().is_err() {
@@ -96,6 +117,11 @@ mod tests {
     #[test]
     fn the_corpus_of_counters_is_replayed() {
         corpus::replay("counters", super::counters);
+    }
+
+    #[test]
+    fn the_corpus_of_perf_is_replayed() {
+        corpus::replay("perf", super::perf);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 /// First word of a file.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of everything in this file.
-pub(crate) const VERSION: u64 = 2;
+pub(crate) const VERSION: u64 = 3;
 
 /// Cells of queue pairs in a file.
 pub(crate) const MAX_QP_CELLS: usize = 1 << 14;
@@ -27,7 +27,7 @@ pub(crate) const SINGLE_RECEIVED_KINDS: usize = 20;
 /// Classes of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const LIST_CLASSES: usize = 17;
 /// Peers that it can tell apart.
-pub(crate) const PEERS: usize = 121;
+pub(crate) const PEERS: usize = 119;
 /// Words of 8 bytes that the low 12 bits of an aligned address tell apart.
 pub(crate) const ATOMIC_SLOTS: usize = 512;
 /// Classes of completions that a poll found: 1, 2, up to 4 …
@@ -93,6 +93,20 @@ pub(crate) struct Received<W> {
     pub(crate) bytes: W,
 }
 
+/// RECVs that were posted.
+#[derive(FromBytes)]
+#[repr(C)]
+pub(crate) struct Recvs<W> {
+    /// Calls that posted them.
+    pub(crate) posts: W,
+    pub(crate) wrs: W,
+    /// Room in them.
+    pub(crate) bytes: W,
+    /// How many were posted one a call with the same room, and that room; no other word knows of them yet.
+    pub(crate) alike: W,
+    pub(crate) alike_room: W,
+}
+
 /// What one thread did with one queue pair.
 #[derive(FromBytes)]
 #[repr(C)]
@@ -115,10 +129,7 @@ pub(crate) struct QpCell<W> {
     pub(crate) outstanding_sum: W,
     pub(crate) outstanding_max: W,
     pub(crate) adjacent_reads: W,
-    /// Calls that posted RECVs, RECVs, and room in them.
-    pub(crate) recv_posts: W,
-    pub(crate) recv_wrs: W,
-    pub(crate) recv_bytes: W,
+    pub(crate) recvs: Recvs<W>,
     /// Completions with an error.
     pub(crate) failed: W,
     /// Operations of more kinds than there is room for.
@@ -157,10 +168,8 @@ pub(crate) struct CqCell<W> {
 pub(crate) struct SrqCell<W> {
     pub(crate) srq: W,
     pub(crate) thread: W,
-    pub(crate) recv_posts: W,
-    pub(crate) recv_wrs: W,
-    pub(crate) recv_bytes: W,
-    pub(crate) reserved: [W; 3],
+    pub(crate) recvs: Recvs<W>,
+    pub(crate) reserved: [W; 1],
 }
 
 /// Where the arrays begin, in bytes.
@@ -285,6 +294,18 @@ impl Repeated {
         count
             .saturating_mul(before)
             .saturating_add(count * (count + 1) / 2)
+    }
+}
+
+impl Recvs<u64> {
+    /// Calls, RECVs, and room in them, in all.
+    pub(crate) fn totals(&self) -> (u64, u64, u64) {
+        let room = self.alike.saturating_mul(self.alike_room);
+        (
+            self.posts.saturating_add(self.alike),
+            self.wrs.saturating_add(self.alike),
+            self.bytes.saturating_add(room),
+        )
     }
 }
 

@@ -14,9 +14,9 @@
 //! - `layout`: the file; `session`: who gets a cell of it.
 //! - `table`, `objects`: what a handle of the verbs stands for here, found without a lock.
 //! - `count`: what a call adds, as plain additions: a cell has one writer.
-//! - `data_path`, `extended`, `control`: the functions of the verbs, each calling the provider's own first.
+//! - `data_path`, `recvs`, `extended`, `control`: the functions of the verbs, each calling the provider's own first.
 //! - [`trace`]: the lines, for these functions and for those that nothing is counted of.
-//! - `read`, `ledger`: the way back. They trust no file.
+//! - `read`, `perf`, `ledger`: the way back. They trust no file.
 #![deny(unsafe_code)]
 // `u64` and `usize` are the same size wherever this compiles.
 #![allow(clippy::cast_possible_truncation)]
@@ -38,7 +38,10 @@ mod ledger;
 mod memory;
 #[allow(unsafe_code)]
 mod objects;
+mod perf;
 mod read;
+#[allow(unsafe_code)]
+mod recvs;
 #[allow(unsafe_code)]
 mod session;
 #[allow(unsafe_code)]

@@ -422,6 +422,12 @@ impl Srq {
         }
     }
 
+    /// The calling thread's part of it, if there is one.
+    #[inline(always)]
+    pub(crate) fn known_use(&self) -> Option<&'static SrqUse> {
+        self.uses.known(thread_token())
+    }
+
     /// The calling thread's part of it.
     #[inline(always)]
     pub(crate) fn mine(&self) -> &'static SrqUse {

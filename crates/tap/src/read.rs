@@ -153,7 +153,7 @@ impl Reading {
 
     fn add_srq(&mut self, cell: &SrqCell<u64>) {
         let thread = self.thread(cell.thread);
-        thread.recv_posts = thread.recv_posts.saturating_add(cell.recv_posts);
+        thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
     }
 
     fn add_qp(&mut self, cell: &QpCell<u64>) {
@@ -167,10 +167,11 @@ impl Reading {
             }
         };
         let repeated = Repeated(cell.repeated);
+        let (recv_posts, recvs, room) = cell.recvs.totals();
         let posts = sum(&cell.lists).saturating_add(repeated.count());
         let thread = self.thread(cell.thread);
         thread.posts = thread.posts.saturating_add(posts);
-        thread.recv_posts = thread.recv_posts.saturating_add(cell.recv_posts);
+        thread.recv_posts = thread.recv_posts.saturating_add(recv_posts);
         self.peers
             .extend(cell.peers.iter().filter(|peer| **peer != 0));
         self.unlisted_peers = self.unlisted_peers.saturating_add(cell.unlisted_peers);
@@ -201,9 +202,9 @@ impl Reading {
             (&mut qp.adjacent_reads, cell.adjacent_reads),
             (&mut qp.refused, cell.refused),
             (&mut qp.failed, cell.failed),
-            (&mut qp.recvs.postlists, cell.recv_posts),
-            (&mut qp.recvs.count, cell.recv_wrs),
-            (&mut qp.recvs.bytes, cell.recv_bytes),
+            (&mut qp.recvs.postlists, recv_posts),
+            (&mut qp.recvs.count, recvs),
+            (&mut qp.recvs.bytes, room),
         ] {
             *all = all.saturating_add(more);
         }

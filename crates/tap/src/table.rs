@@ -24,6 +24,20 @@ struct Slot<T> {
     value: AtomicPtr<T>,
 }
 
+impl<T> Slot<T> {
+    /// The object, if it is that of the key; else the key that is here.
+    #[inline(always)]
+    fn get(&self, key: u64) -> Result<Option<&'static T>, u64> {
+        // Acquire: pairs with the Release of `insert`, so that the value is there.
+        let here = self.key.load(Ordering::Acquire);
+        if here != key {
+            return Err(here);
+        }
+        // SAFETY: only `insert` stores values, and they live for ever.
+        Ok(unsafe { self.value.load(Ordering::Acquire).as_ref() })
+    }
+}
+
 impl<T> Table<T> {
     pub(crate) const fn new() -> Self {
         Self {
@@ -42,20 +56,20 @@ impl<T> Table<T> {
         (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 49) as usize
     }
 
-    /// The object of a key.
+    /// The object of a key, if it is where it is looked for first, as almost every one is.
     #[inline(always)]
+    pub(crate) fn find_first(&self, key: u64) -> Option<&'static T> {
+        self.slots[Self::start(key)].get(key).ok()?
+    }
+
+    /// The object of a key.
     pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
         let start = Self::start(key);
         for step in 0..REACH {
-            let slot = &self.slots[(start + step) % SLOTS];
-            // Acquire: pairs with the Release of `insert`, so that the value is there.
-            let found = slot.key.load(Ordering::Acquire);
-            if found == key {
-                // SAFETY: only `insert` stores values, and they live for ever.
-                return unsafe { slot.value.load(Ordering::Acquire).as_ref() };
-            }
-            if found == FREE {
-                return None;
+            match self.slots[(start + step) % SLOTS].get(key) {
+                Ok(found) => return found,
+                Err(FREE) => return None,
+                Err(_) => {}
             }
         }
         None

@@ -18,12 +18,13 @@ const PROGRAM: &str = "TAP_TEST_PROGRAM";
 type Anything = Result<(), Box<dyn std::error::Error>>;
 type Program = (&'static str, fn() -> Anything);
 
-const PROGRAMS: [Program; 6] = [
+const PROGRAMS: [Program; 7] = [
     ("rc", rc),
     ("ud", ud),
     ("full", full),
     ("threads", threads),
     ("repeats", repeats),
+    ("recvs", recvs),
     ("dies", dies),
 ];
 
@@ -197,6 +198,26 @@ fn repeats() -> Anything {
         poll(&cq, 4)?;
     }
     Ok(())
+}
+
+/// RECVs one at a time, mostly like the one before, and some together.
+fn recvs() -> Anything {
+    let Pair { pd, a, .. } = pair(64)?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE)?;
+    let room = [64, 64, 64, 0, 0, 100, 64, 64];
+    for (index, len) in (0..).zip(room) {
+        let mut list = a.recv_list(1);
+        list.recv(region.slice(0..len)?, index);
+        a.post_recv(&mut list)?;
+    }
+    let mut list = a.recv_list(4);
+    for index in 0..4 {
+        list.recv(region.slice(0..64)?, index);
+    }
+    a.post_recv(&mut list)?;
+    let mut list = a.recv_list(1);
+    list.recv(region.slice(0..64)?, 0);
+    Ok(a.post_recv(&mut list)?)
 }
 
 /// Dies in the middle of its work.
@@ -375,6 +396,17 @@ fn repeated_posts_are_counted_as_all_others() {
     };
     assert_eq!((kind.count, kind.operation.payload_bytes), (400, 8));
     assert!((kind.operation.signaled - 250.0 / 400.0).abs() < 1e-9);
+}
+
+#[test]
+fn recvs_that_are_alike_are_counted_as_all_others() {
+    let profile = profile("recvs");
+    let posted = |qp: &&QueuePair| qp.recvs.count > 0;
+    let qp = profile.queue_pairs.iter().find(posted).expect("one posted");
+    let recvs = &qp.recvs;
+    assert_eq!((recvs.postlists, recvs.count), (10, 13));
+    assert_eq!(recvs.bytes, 10 * 64 + 100);
+    assert_eq!(profile.threads[0].recv_posts, 10);
 }
 
 #[test]

@@ -93,7 +93,8 @@ impl PcieCounters {
     /// What was counted.
     pub(crate) fn read(&self) -> Result<PcieLines> {
         let text = fs::read_to_string(self.output.path()).context("cannot read what perf wrote")?;
-        parse(&text, self.events).with_context(|| format!("perf counted nothing: {}", text.trim()))
+        PcieLines::from_perf(&text, self.events)
+            .with_context(|| format!("perf counted nothing: {}", text.trim()))
     }
 }
 
@@ -108,43 +109,9 @@ fn has_cache_units(units: &Path) -> bool {
     })
 }
 
-/// Sums perf's lines `VALUE,UNIT,EVENT,…` (perf-stat(1), "CSV FORMAT"). Nothing if an event has no value.
-fn parse(text: &str, events: [&str; 2]) -> Option<PcieLines> {
-    let sum = |event: &str| {
-        let mut all: Option<u64> = None;
-        for line in text.lines() {
-            let mut fields = line.split(',');
-            let (value, name) = (fields.next()?, fields.nth(1));
-            if name.is_some_and(|name| name.contains(event)) {
-                all = Some(all.unwrap_or(0).saturating_add(value.parse().ok()?));
-            }
-        }
-        all
-    };
-    let [read, write] = events;
-    Some(PcieLines {
-        rd_cur: sum(read)?,
-        itom: sum(write)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn perfs_lines_are_summed() {
-        let text = "# started on Mon\n\n1200,,unc_cha_tor_inserts.io_pcirdcur,100,100.00,,\n\
-                    34,,unc_cha_tor_inserts.io_itom,100,100.00,,\n6,,unc_cha_tor_inserts.io_itom,100,100.00,,\n";
-        let lines = PcieLines {
-            rd_cur: 1200,
-            itom: 40,
-        };
-        assert_eq!(parse(text, EVENTS[0]), Some(lines));
-        assert_eq!(parse(text, EVENTS[1]), None);
-        let not = text.replace("1200", "<not supported>");
-        assert_eq!(parse(&not, EVENTS[0]), None);
-    }
 
     #[test]
     fn only_intels_cache_units_will_do() {

@@ -540,10 +540,41 @@ impl Pointee for libc::sockaddr {
                     let ip = std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr);
                     let _ = write!(text, "[{ip}]:{}", u16::from_be(v6.sin6_port));
                 }
+                verbs_abi::AF_IB => {
+                    let ib = this.cast::<verbs_abi::sockaddr_ib>().read_unaligned();
+                    let gid = std::net::Ipv6Addr::from(ib.sib_addr.ib_u);
+                    let service_id = u64::from_be(ib.sib_sid);
+                    let _ = write!(text, "gid {gid} service {service_id:#018x}");
+                }
                 family => {
                     let _ = write!(text, "an address of family {family}");
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_as_their_families_are() {
+        let text = |addr: *const libc::sockaddr| {
+            let mut text = String::new();
+            // SAFETY: an address as long as its family says.
+            unsafe { Pointee::input(addr, "addr", &mut text) };
+            text
+        };
+        let mut ib = sockaddr_ib::zeroed();
+        ib.sib_family = u16::try_from(AF_IB).unwrap();
+        ib.sib_addr.ib_u[..2].copy_from_slice(&[0xfe, 0x80]);
+        ib.sib_sid = 0x0106_1d2f_u64.to_be();
+        assert_eq!(
+            text((&raw const ib).cast()),
+            "gid fe80:: service 0x0000000001061d2f"
+        );
+        ib.sib_family = 1;
+        assert_eq!(text((&raw const ib).cast()), "an address of family 1");
     }
 }
