@@ -481,11 +481,6 @@ struct Run {
 /// Longer latencies than a minute count as that, in nanoseconds.
 const MOST_LATENCY_NS: u64 = 60_000_000_000;
 
-/// Three significant digits, and memory for what has been recorded.
-fn growing_histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("3 is a number of digits")
-}
-
 impl Run {
     fn new(until: Until, config: &ClientConfig) -> Self {
         let started = time::now();
@@ -501,7 +496,7 @@ impl Run {
             deadline: config.deadline(),
             started,
             last: started,
-            latency: growing_histogram(),
+            latency: Histogram::new(config.latency_digits).expect("checked with the configuration"),
             doorbells: 0,
             failures: Failures::default(),
         }

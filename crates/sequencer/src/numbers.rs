@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Numbers a chunk covers.
-const CHUNK: u64 = 1 << 16;
-const WORDS: usize = (CHUNK / 64) as usize;
+mod chunk;
 
-/// A set of `u64`. Full chunks of 65,536 are kept as runs, others as bitmaps: one bit a number.
+use chunk::{Chunk, NUMBERS as CHUNK, Twice, WORDS};
+
+/// A set of `u64`. Full chunks of 65,536 are kept as runs, others as what is smaller of their runs and a bit a number.
 ///
 /// ```
 /// let mut set = sequencer::NumberSet::new();
@@ -21,34 +21,12 @@ const WORDS: usize = (CHUNK / 64) as usize;
 pub struct NumberSet {
     /// First chunk of a run of full ones → the chunk after it.
     full: BTreeMap<u64, u64>,
-    partial: BTreeMap<u64, Bits>,
+    partial: BTreeMap<u64, Chunk>,
     len: u64,
     /// `start..end` came in order and is not in the maps yet; in one chunk only.
     start: u64,
     end: u64,
     twice: u64,
-}
-
-#[derive(Debug, Clone)]
-struct Bits {
-    words: Box<[u64; WORDS]>,
-    count: u64,
-}
-
-impl Bits {
-    fn new() -> Self {
-        Self {
-            words: Box::new([0; WORDS]),
-            count: 0,
-        }
-    }
-}
-
-/// Numbers that were added a second time.
-#[derive(Debug, Clone, Copy, Default)]
-struct Twice {
-    count: u64,
-    first: Option<u64>,
 }
 
 impl NumberSet {
@@ -91,7 +69,6 @@ impl NumberSet {
     /// Adds `count` numbers from `start` on, all of one chunk; returns what was there before.
     fn insert_run(&mut self, start: u64, count: u64) -> Twice {
         let chunk = start / CHUNK;
-        let mut twice = Twice::default();
         if self.is_full(chunk) {
             let first = Some(start);
             return Twice { count, first };
@@ -99,27 +76,14 @@ impl NumberSet {
         if count == CHUNK && !self.partial.contains_key(&chunk) {
             self.len += CHUNK;
             self.add_full(chunk, chunk + 1);
-            return twice;
+            return Twice::default();
         }
-        let bits = self.partial.entry(chunk).or_insert_with(Bits::new);
-        let (mut at, end) = (start % CHUNK, start % CHUNK + count);
-        while at < end {
-            let n = (64 - at % 64).min(end - at);
-            let mask = (u64::MAX >> (64 - n)) << (at % 64);
-            let word = &mut bits.words[(at / 64) as usize];
-            let there = mask & *word;
-            if there != 0 {
-                let first = chunk * CHUNK + at / 64 * 64 + u64::from(there.trailing_zeros());
-                twice.first.get_or_insert(first);
-                twice.count += u64::from(there.count_ones());
-            }
-            *word |= mask;
-            at += n;
-        }
-        let added = count - twice.count;
-        bits.count += added;
-        self.len += added;
-        if bits.count == CHUNK {
+        let entry = self.partial.entry(chunk);
+        let places = entry.or_insert_with(Chunk::new);
+        let mut twice = places.add(place(start), place(start + (count - 1)));
+        twice.first = twice.first.map(|place| chunk * CHUNK + place);
+        self.len += count - twice.count;
+        if places.len() == CHUNK {
             self.partial.remove(&chunk);
             self.add_full(chunk, chunk + 1);
         }
@@ -151,10 +115,10 @@ impl NumberSet {
 
     /// Whether a number is in it.
     pub fn contains(&self, n: u64) -> bool {
-        let bit = |b: &Bits| b.words[(n % CHUNK / 64) as usize] >> (n % 64) & 1 == 1;
+        let chunk = self.partial.get(&(n / CHUNK));
         (self.start..self.end).contains(&n)
             || self.is_full(n / CHUNK)
-            || self.partial.get(&(n / CHUNK)).is_some_and(bit)
+            || chunk.is_some_and(|chunk| chunk.contains(place(n)))
     }
 
     /// How many numbers it holds.
@@ -192,20 +156,9 @@ impl NumberSet {
                     add(f * CHUNK, (end - 1) * CHUNK + (CHUNK - 1));
                     full.next();
                 }
-                (_, Some(&(&chunk, bits))) => {
-                    for (i, &word) in bits.words.iter().enumerate() {
-                        let (mut word, mut at) = (word, 0);
-                        while word != 0 {
-                            let skip = word.trailing_zeros();
-                            word >>= skip;
-                            at += skip;
-                            let n = word.trailing_ones();
-                            let first = chunk * CHUNK + i as u64 * 64 + u64::from(at);
-                            add(first, first + u64::from(n) - 1);
-                            word = word.checked_shr(n).unwrap_or(0);
-                            at += n;
-                        }
-                    }
+                (_, Some(&(&chunk, places))) => {
+                    let base = chunk * CHUNK;
+                    places.for_each_run(|first, last| add(base + first, base + last));
                     partial.next();
                 }
                 _ => return runs,
@@ -239,12 +192,21 @@ impl NumberSet {
         if self.is_full(chunk) {
             return 0;
         }
-        let Some(bits) = self.partial.get(&chunk) else {
+        let Some(places) = self.partial.get(&chunk) else {
             return self.end - self.start;
         };
-        let is_new = |n: &u64| bits.words[(n % CHUNK / 64) as usize] >> (n % 64) & 1 == 0;
+        let is_new = |n: &u64| !places.contains(place(*n));
         (self.start..self.end).filter(is_new).count() as u64
     }
+}
+
+/// The place of a number in its chunk.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "below the numbers of a chunk"
+)]
+fn place(n: u64) -> u16 {
+    (n % CHUNK) as u16
 }
 
 impl FromIterator<u64> for NumberSet {
@@ -284,9 +246,9 @@ impl From<NumberSet> for Packed {
             runs: vec![],
             bitmaps: vec![],
         };
-        for (chunk, bits) in std::mem::take(&mut set.partial) {
+        for (chunk, places) in std::mem::take(&mut set.partial) {
             let only = NumberSet {
-                partial: BTreeMap::from([(chunk, bits)]),
+                partial: BTreeMap::from([(chunk, places.clone())]),
                 ..NumberSet::default()
             };
             let runs = only.runs();
@@ -295,7 +257,7 @@ impl From<NumberSet> for Packed {
                 packed.runs.extend(runs);
             } else {
                 let mut text = String::with_capacity(WORDS * 16);
-                for word in only.partial[&chunk].words.iter() {
+                for word in places.words() {
                     // Writing to a String does not fail.
                     let _ = write!(text, "{word:016x}");
                 }

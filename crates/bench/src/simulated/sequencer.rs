@@ -161,6 +161,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let config = ClientConfig {
             window,
             batch: setup.postlist.min(window),
+            latency_digits: 2,
             ..ClientConfig::default()
         };
         let until = Until::DurationMs(ran_ms(setup.time));

@@ -89,6 +89,13 @@ fn a_client_says_what_is_wrong() {
     );
     assert!(
         error(ClientConfig {
+            latency_digits: 6,
+            ..good()
+        })
+        .contains("latency_digits is 6: it must be 1 to 5")
+    );
+    assert!(
+        error(ClientConfig {
             window: 8,
             design: Some(Design::Rpc),
             ..good()

@@ -1,0 +1,141 @@
+//! Some of the numbers of one chunk, in as little memory as they need.
+
+/// Numbers of a chunk.
+pub(super) const NUMBERS: u64 = 1 << 16;
+/// Words of a chunk as a bitmap.
+pub(super) const WORDS: usize = (NUMBERS / 64) as usize;
+/// More runs than this are a bitmap: a client that gets every hundredth number has fewer.
+const MOST_RUNS: usize = WORDS;
+
+/// Numbers that were added a second time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Twice {
+    pub(super) count: u64,
+    pub(super) first: Option<u64>,
+}
+
+/// A set of places in a chunk.
+#[derive(Debug, Clone)]
+pub(super) struct Chunk {
+    places: Places,
+    len: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Places {
+    /// First and last place of each run, in order.
+    Runs(Vec<(u16, u16)>),
+    /// A bit for each place.
+    Bits(Box<[u64; WORDS]>),
+}
+
+impl Chunk {
+    pub(super) fn new() -> Self {
+        Self {
+            places: Places::Runs(Vec::new()),
+            len: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Adds the places from `at` to `last`; returns those that were there before.
+    #[inline]
+    pub(super) fn add(&mut self, at: u16, last: u16) -> Twice {
+        let count = u64::from(last - at) + 1;
+        if let Places::Runs(runs) = &mut self.places {
+            let before = runs.last().map(|run| run.1);
+            let follows = before.is_some_and(|before| before.checked_add(1) == Some(at));
+            if let Some(run) = runs.last_mut().filter(|_| follows) {
+                run.1 = last;
+                self.len += count;
+                return Twice::default();
+            }
+            if before.is_none_or(|before| before < at) && runs.len() < MOST_RUNS {
+                runs.push((at, last));
+                self.len += count;
+                return Twice::default();
+            }
+        }
+        let twice = set(self.bits(), at, last);
+        self.len += count - twice.count;
+        twice
+    }
+
+    /// The places as a bitmap, from now on. Few need it: numbers come in order.
+    fn bits(&mut self) -> &mut [u64; WORDS] {
+        if let Places::Runs(runs) = &self.places {
+            let mut bits = Box::new([0; WORDS]);
+            for &(first, last) in runs {
+                set(&mut bits, first, last);
+            }
+            self.places = Places::Bits(bits);
+        }
+        match &mut self.places {
+            Places::Bits(bits) => bits,
+            Places::Runs(_) => unreachable!("made a bitmap above"),
+        }
+    }
+
+    pub(super) fn contains(&self, place: u16) -> bool {
+        match &self.places {
+            Places::Runs(runs) => {
+                let next = runs.partition_point(|&(first, _)| first <= place);
+                next > 0 && runs[next - 1].1 >= place
+            }
+            Places::Bits(bits) => bits[usize::from(place / 64)] >> (place % 64) & 1 == 1,
+        }
+    }
+
+    /// Calls `each` on first and last of each run, in order; where a word of a bitmap ends, so does a run.
+    pub(super) fn for_each_run(&self, mut each: impl FnMut(u64, u64)) {
+        let bits = match &self.places {
+            Places::Runs(runs) => {
+                for &(first, last) in runs {
+                    each(first.into(), last.into());
+                }
+                return;
+            }
+            Places::Bits(bits) => bits,
+        };
+        for (i, &word) in bits.iter().enumerate() {
+            let (mut word, mut at) = (word, i as u64 * 64);
+            while word != 0 {
+                let skip = word.trailing_zeros();
+                word >>= skip;
+                at += u64::from(skip);
+                let n = word.trailing_ones();
+                each(at, at + u64::from(n) - 1);
+                word = word.checked_shr(n).unwrap_or(0);
+                at += u64::from(n);
+            }
+        }
+    }
+
+    /// The words of the bitmap.
+    pub(super) fn words(mut self) -> [u64; WORDS] {
+        *self.bits()
+    }
+}
+
+/// Sets the bits from `at` to `last`; returns those that were set before.
+fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> Twice {
+    let mut twice = Twice::default();
+    let (mut at, end) = (u64::from(at), u64::from(last) + 1);
+    while at < end {
+        let n = (64 - at % 64).min(end - at);
+        let mask = (u64::MAX >> (64 - n)) << (at % 64);
+        let word = &mut bits[(at / 64) as usize];
+        let there = mask & *word;
+        if there != 0 {
+            let first = at / 64 * 64 + u64::from(there.trailing_zeros());
+            twice.first.get_or_insert(first);
+            twice.count += u64::from(there.count_ones());
+        }
+        *word |= mask;
+        at += n;
+    }
+    twice
+}
