@@ -38,14 +38,22 @@ fn server(fabric: &Fabric, link_layer: &str, program: &str, args: &[&str]) -> Wa
 fn both(program: [&str; 2], server_args: &[&str], client_args: &[&str]) -> Vec<[String; 2]> {
     ["roce", "ib"]
         .into_iter()
-        .map(|link_layer| {
-            let fabric = Fabric::new();
-            let server = server(&fabric, link_layer, program[0], server_args);
-            let mut client = fabric.command(program[1], link_layer);
-            let client = Watched::start(client.args(client_args)).finish();
-            [client, server.finish()]
-        })
+        .map(|link_layer| on(link_layer, program, server_args, client_args))
         .collect()
+}
+
+/// The same on one link layer.
+fn on(
+    link_layer: &str,
+    program: [&str; 2],
+    server_args: &[&str],
+    client_args: &[&str],
+) -> [String; 2] {
+    let fabric = Fabric::new();
+    let server = server(&fabric, link_layer, program[0], server_args);
+    let mut client = fabric.command(program[1], link_layer);
+    let client = Watched::start(client.args(client_args)).finish();
+    [client, server.finish()]
 }
 
 #[test]
@@ -134,6 +142,23 @@ fn riostream() {
                 assert!(client.contains("custom"), "{mode} {size}: {client}");
             }
         }
+    }
+}
+
+/// Addresses of `AF_IB`: here the loopback address, since the port's GID is another one on each host.
+#[test]
+fn programs_that_take_gids_reach_each_other_on_infiniband() {
+    for (program, args) in [
+        ("ucmatose", &["-f", "gid"][..]),
+        ("ucmatose", &["-f", "gid", "-P", "ib", "-c", "3"]),
+        ("udaddy", &["-f", "gid"]),
+        ("rstream", &["-f", "gid", "-C", "10", "-S", "5000"]),
+        ("riostream", &["-f", "gid", "-C", "10", "-S", "5000"]),
+    ] {
+        let client = [args, &["-s", "::1"]].concat();
+        let [client, _] = on("ib", [program; 2], args, &client);
+        let done = client.contains("return status 0") || client.contains("custom");
+        assert!(done, "{program} {args:?}: {client}");
     }
 }
 

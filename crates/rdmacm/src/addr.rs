@@ -3,13 +3,124 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::{io, ptr};
 
-use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use libc::{
+    AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+};
+use verbs_abi::{AF_IB, rdma_port_space, sockaddr_ib};
+
+use crate::errno::{Errno, Result};
+use crate::ib::IbAddr;
+
+/// The address of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Addr {
+    Ip(SocketAddr),
+    Ib(IbAddr),
+}
+
+impl From<SocketAddr> for Addr {
+    fn from(addr: SocketAddr) -> Self {
+        Self::Ip(addr)
+    }
+}
+
+impl From<IpAddr> for Addr {
+    fn from(ip: IpAddr) -> Self {
+        Self::Ip(SocketAddr::new(ip, 0))
+    }
+}
+
+impl Addr {
+    /// The address that an id has before it has one.
+    pub(crate) const NONE: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
+
+    /// The address, where it is of IP.
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT` where it is not.
+    pub(crate) fn ip(self) -> Result<SocketAddr> {
+        match self {
+            Self::Ip(addr) => Ok(addr),
+            Self::Ib(_) => Err(Errno(libc::EAFNOSUPPORT)),
+        }
+    }
+
+    /// The port that an id asks for with this address; 0 for any.
+    pub(crate) fn port(&self) -> u16 {
+        match self {
+            Self::Ip(addr) => addr.port(),
+            Self::Ib(addr) => addr.port(),
+        }
+    }
+
+    /// The port as `rdma_get_src_port(3)` and `rdma_get_dst_port(3)` tell it.
+    pub(crate) fn told_port(&self) -> u16 {
+        match self {
+            Self::Ip(addr) => addr.port(),
+            // Whatever the mask says.
+            Self::Ib(addr) => addr.service_id as u16,
+        }
+    }
+
+    /// The address of an id that has got its port.
+    pub(crate) fn with_port(self, port: u16) -> Self {
+        match self {
+            Self::Ip(mut addr) => {
+                addr.set_port(port);
+                Self::Ip(addr)
+            }
+            Self::Ib(addr) => Self::Ib(addr.with_port(port)),
+        }
+    }
+
+    /// The service at this address, port space and port, for an id of `port_space`: addresses of `AF_IB` have a port space
+    /// of their own. `None` where no port space has such a service.
+    pub(crate) fn service(&self, port_space: rdma_port_space) -> Option<(rdma_port_space, u16)> {
+        match self {
+            Self::Ip(addr) => Some((port_space, addr.port())),
+            Self::Ib(addr) => addr.service(),
+        }
+    }
+
+    /// Whether it is no address in particular.
+    pub(crate) fn is_any(&self) -> bool {
+        match self {
+            Self::Ip(addr) => addr.ip().is_unspecified(),
+            Self::Ib(addr) => addr.is_any(),
+        }
+    }
+}
+
+/// Bytes of an address of that family, or `None` for families that ids have no addresses of.
+pub(crate) fn size_of_family(family: c_int) -> Option<usize> {
+    match family {
+        AF_INET => Some(size_of::<sockaddr_in>()),
+        AF_INET6 => Some(size_of::<sockaddr_in6>()),
+        AF_IB => Some(size_of::<sockaddr_ib>()),
+        _ => None,
+    }
+}
+
+/// Reads an address of IPv4, IPv6 or `AF_IB`; `None` for NULL and for other families.
+///
+/// # Safety
+/// `addr` is NULL or points to an address that is as long as its family says.
+pub(crate) unsafe fn read(addr: *const sockaddr) -> Option<Addr> {
+    // SAFETY: contract of this function; not NULL, so at least the family is there.
+    unsafe {
+        if i32::from(addr.as_ref()?.sa_family) == AF_IB {
+            let c = addr.cast::<sockaddr_ib>().read_unaligned();
+            return Some(Addr::Ib(IbAddr::from_c(&c)));
+        }
+        read_ip(addr).map(Addr::Ip)
+    }
+}
 
 /// Reads an IPv4 or IPv6 address; `None` for NULL and for other families.
 ///
 /// # Safety
-/// `addr` is NULL or points to an address that is as long as its family says.
-pub(crate) unsafe fn read(addr: *const sockaddr) -> Option<SocketAddr> {
+/// As for [`read`].
+unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
     // SAFETY: not NULL, so at least the family is there; it says how much more is.
     unsafe {
         match i32::from(addr.as_ref()?.sa_family) {
@@ -38,12 +149,12 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Option<SocketAddr> {
 }
 
 /// The address as C has it, and its length.
-pub(crate) fn to_c(addr: SocketAddr) -> (sockaddr_storage, socklen_t) {
+pub(crate) fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
     // SAFETY: plain integers, for which zero is a value.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let at = &raw mut storage;
     let len = match addr {
-        SocketAddr::V4(a) => {
+        Addr::Ip(SocketAddr::V4(a)) => {
             // SAFETY: as above.
             let mut c: sockaddr_in = unsafe { std::mem::zeroed() };
             c.sin_family = AF_INET as u16;
@@ -53,7 +164,7 @@ pub(crate) fn to_c(addr: SocketAddr) -> (sockaddr_storage, socklen_t) {
             unsafe { at.cast::<sockaddr_in>().write(c) };
             size_of::<sockaddr_in>()
         }
-        SocketAddr::V6(a) => {
+        Addr::Ip(SocketAddr::V6(a)) => {
             // SAFETY: as above.
             let mut c: sockaddr_in6 = unsafe { std::mem::zeroed() };
             c.sin6_family = AF_INET6 as u16;
@@ -64,6 +175,11 @@ pub(crate) fn to_c(addr: SocketAddr) -> (sockaddr_storage, socklen_t) {
             // SAFETY: as above.
             unsafe { at.cast::<sockaddr_in6>().write(c) };
             size_of::<sockaddr_in6>()
+        }
+        Addr::Ib(a) => {
+            // SAFETY: as above.
+            unsafe { at.cast::<sockaddr_ib>().write(a.to_c()) };
+            size_of::<sockaddr_ib>()
         }
     };
     (storage, socklen_t::try_from(len).unwrap_or(0))
@@ -90,7 +206,7 @@ fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     // SAFETY: the list stays as it is until it is freed; `ifa_addr` is NULL or an address of its family.
     unsafe {
         while let Some(entry) = at.as_ref() {
-            addresses.extend(read(entry.ifa_addr).map(|a| a.ip()));
+            addresses.extend(read_ip(entry.ifa_addr).map(|a| a.ip()));
             at = entry.ifa_next;
         }
         libc::freeifaddrs(list);
@@ -111,16 +227,28 @@ mod tests {
             "[::]:1",
         ] {
             let addr: SocketAddr = text.parse().unwrap();
-            let (c, len) = to_c(addr);
+            let (c, len) = to_c(addr.into());
             // SAFETY: a whole address.
             let read = unsafe { read((&raw const c).cast()) };
-            assert_eq!(read, Some(addr));
+            assert_eq!(read, Some(addr.into()));
             assert_eq!(len, if addr.is_ipv4() { 16 } else { 28 });
         }
+        let ib = Addr::Ib(IbAddr {
+            pkey: 1,
+            flowinfo: 2,
+            gid: [3; 16],
+            service_id: 4,
+            mask: 5,
+            scope_id: 6,
+        });
+        let (c, len) = to_c(ib);
+        // SAFETY: a whole address.
+        assert_eq!(unsafe { read((&raw const c).cast()) }, Some(ib));
+        assert_eq!(len, 48);
         // SAFETY: NULL is allowed.
         assert_eq!(unsafe { read(ptr::null()) }, None);
-        let mut other = to_c("1.2.3.4:5".parse().unwrap()).0;
-        other.ss_family = 27;
+        let mut other = to_c(Addr::NONE).0;
+        other.ss_family = libc::AF_UNIX as u16;
         // SAFETY: a whole address.
         assert_eq!(unsafe { read((&raw const other).cast()) }, None);
     }

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 
 use verbs_abi::*;
 
+use crate::addr::Addr;
 use crate::endpoint::Ends;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock;
@@ -14,7 +15,7 @@ use crate::wire::QpAddress;
 
 /// The port: there is one (`ibv_query_port(3)` counts from 1).
 pub(crate) const PORT_NUM: u8 = 1;
-/// The default P_Key, big-endian.
+/// The default P_Key, in either byte order.
 pub(crate) const DEFAULT_PKEY: u16 = u16::MAX;
 
 /// The default of the ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
@@ -34,6 +35,8 @@ pub(crate) struct Device {
     pub(crate) active_mtu: ibv_mtu,
     lid: u16,
     gids: Vec<[u8; 16]>,
+    /// The P_Key table, in host order.
+    pkeys: Vec<u16>,
     pub(crate) max_responder_resources: u8,
     pub(crate) max_initiator_depth: u8,
 }
@@ -92,6 +95,17 @@ impl Device {
                 }
                 gids.push(gid.raw);
             }
+            let mut pkeys = Vec::new();
+            for index in 0..c_int::from(port.pkey_tbl_len) {
+                let mut pkey = 0;
+                check((verbs.ibv_query_pkey)(
+                    context,
+                    PORT_NUM,
+                    index,
+                    &raw mut pkey,
+                ))?;
+                pkeys.push(u16::from_be(pkey));
+            }
             let pd = (verbs.ibv_alloc_pd)(context);
             if pd.is_null() {
                 return Err(last_errno());
@@ -105,6 +119,7 @@ impl Device {
                 active_mtu: port.active_mtu,
                 lid: port.lid,
                 gids,
+                pkeys,
                 max_responder_resources: u8::try_from(device.max_qp_rd_atom).unwrap_or(u8::MAX),
                 max_initiator_depth: u8::try_from(device.max_qp_init_rd_atom).unwrap_or(u8::MAX),
             })
@@ -133,42 +148,79 @@ impl Device {
         Ok(xrcd.0)
     }
 
-    /// Which entry of the GID table stands for the own address `ip`. Addresses without an entry of their own
-    /// (the loopback network) go by the first that is made of an address.
-    fn gid_index(&self, ip: IpAddr) -> usize {
-        let gid = match ip.to_canonical() {
+    /// Which entry of the GID table stands for the own address `own`. Addresses of IP without an entry of their own
+    /// (the loopback network) go by the first that is made of an address, other GIDs by the first (`cma_bind_loopback` of
+    /// `linux:drivers/infiniband/core/cma.c`).
+    fn gid_index(&self, own: Addr) -> usize {
+        let position = |gid: [u8; 16]| self.gids.iter().position(|&g| g == gid);
+        let ip = match own {
+            Addr::Ip(addr) => addr.ip().to_canonical(),
+            Addr::Ib(addr) => return position(addr.gid).unwrap_or(0),
+        };
+        let gid = match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
         };
         let link_local = |gid: &[u8; 16]| Ipv6Addr::from(*gid).is_unicast_link_local();
-        self.gids
-            .iter()
-            .position(|&g| g == gid)
+        position(gid)
             .or_else(|| self.gids.iter().position(|g| !link_local(g)))
             .unwrap_or(0)
     }
 
-    /// The GID of the own address `ip`.
-    pub(crate) fn gid(&self, ip: IpAddr) -> [u8; 16] {
+    /// The GID of the own address `own`.
+    pub(crate) fn gid(&self, own: Addr) -> [u8; 16] {
         self.gids
-            .get(self.gid_index(ip))
+            .get(self.gid_index(own))
             .copied()
             .unwrap_or_default()
     }
 
-    /// How peers reach a queue pair of this device that belongs to the own address `ip`.
-    pub(crate) fn address_of(&self, ip: IpAddr, qpn: u32, psn: u32) -> QpAddress {
+    /// Whether the port has this GID.
+    pub(crate) fn has_gid(&self, gid: &[u8; 16]) -> bool {
+        self.gids.contains(gid)
+    }
+
+    /// The port's own GIDs.
+    pub(crate) fn gids(&self) -> &[[u8; 16]] {
+        &self.gids
+    }
+
+    /// Whether the port is of InfiniBand: addresses of `AF_IB` are bound to such ports, and routes between them go there.
+    pub(crate) fn is_infiniband(&self) -> bool {
+        self.link_layer == IBV_LINK_LAYER_INFINIBAND
+    }
+
+    /// The place in the P_Key table of the partition of the own address `own`: as a full member if the port is one, else
+    /// as a limited one (IBTA vol. 1, 10.9.1). Addresses of IP are in the default partition.
+    ///
+    /// # Errors
+    /// `ENOENT` where the port is not in the partition.
+    pub(crate) fn pkey_index(&self, own: Addr) -> Result<u16> {
+        const FULL_MEMBER: u16 = 0x8000;
+        let pkey = match own {
+            Addr::Ip(_) => DEFAULT_PKEY,
+            Addr::Ib(addr) => addr.pkey,
+        };
+        let find = |pkey: u16| self.pkeys.iter().position(|&k| k == pkey);
+        find(pkey | FULL_MEMBER)
+            .or_else(|| find(pkey & !FULL_MEMBER))
+            .and_then(|index| u16::try_from(index).ok())
+            .ok_or(Errno(libc::ENOENT))
+    }
+
+    /// How peers reach a queue pair of this device that belongs to the own address `own`.
+    pub(crate) fn address_of(&self, own: Addr, qpn: u32, psn: u32) -> QpAddress {
         QpAddress {
             qpn,
             psn,
             lid: self.lid,
-            gid: self.gid(ip),
+            gid: self.gid(own),
             qkey: RDMA_UDP_QKEY,
         }
     }
 
     /// The address vector that leads from the own address `from` to `to`.
-    pub(crate) fn address_vector(&self, from: IpAddr, to: &QpAddress) -> ibv_ah_attr {
+    pub(crate) fn address_vector(&self, from: Addr, to: &QpAddress) -> ibv_ah_attr {
         let mut av = ibv_ah_attr::zeroed();
         av.port_num = PORT_NUM;
         av.dlid = to.lid;
@@ -180,7 +232,7 @@ impl Device {
     }
 
     /// The path record between two of the own addresses.
-    pub(crate) fn path(&self, from: IpAddr, to: IpAddr) -> ibv_sa_path_rec {
+    pub(crate) fn path(&self, from: Addr, to: Addr) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
             raw: self.gid(from),
@@ -192,6 +244,11 @@ impl Device {
         path.reversible = 1;
         path.numb_path = 1;
         path.pkey = DEFAULT_PKEY;
+        if let Addr::Ib(from) = from {
+            path.pkey = from.pkey.to_be();
+            // Above the 20 bits of the flow label: `cma_query_ib_route` of `linux:drivers/infiniband/core/cma.c`.
+            path.traffic_class = (from.flowinfo >> 20) as u8;
+        }
         // 2: exactly.
         path.mtu_selector = 2;
         path.mtu = u8::try_from(self.active_mtu).unwrap_or(0);
@@ -205,12 +262,13 @@ impl Device {
     /// The attributes with which a queue pair goes to `state`, and their mask: `rdma_init_qp_attr(3)`.
     ///
     /// # Errors
-    /// `EINVAL` for a state that connections do not lead to.
+    /// `EINVAL` for a state that connections do not lead to, `ENOENT` for an own address in a partition that the port is
+    /// not in.
     pub(crate) fn qp_attr(
         &self,
         state: ibv_qp_state,
         qp_type: ibv_qp_type,
-        from: IpAddr,
+        from: Addr,
         ends: &Ends,
         ack_timeout: Option<u8>,
     ) -> Result<(ibv_qp_attr, c_int)> {
@@ -223,7 +281,7 @@ impl Device {
         let mut mask = IBV_QP_STATE;
         match state {
             IBV_QPS_INIT => {
-                attr.pkey_index = 0;
+                attr.pkey_index = self.pkey_index(from)?;
                 attr.port_num = PORT_NUM;
                 mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT;
                 if is_datagram {

@@ -9,7 +9,6 @@
 //! in every state that has a peer.
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -18,6 +17,7 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 use verbs_abi::*;
 
+use crate::addr::Addr;
 use crate::channel::{Channel, Detail, Event};
 use crate::cm::Cm;
 use crate::errno::{Errno, INVALID, Result};
@@ -266,12 +266,17 @@ impl Endpoint {
     // What the program asks for.
 
     /// Takes a port. The result is the address, with the port.
-    pub(crate) fn bind(&self, binding: Binding) -> Result<SocketAddr> {
+    pub(crate) fn bind(&self, mut binding: Binding) -> Result<Addr> {
         let mut state = lock(&self.state);
         if state.phase != Phase::Idle {
             return Err(INVALID);
         }
-        let claim = self.cm.ports.claim(self.port_space, binding)?;
+        if let Addr::Ib(addr) = binding.addr {
+            binding.addr = Addr::Ib(addr.select_service(self.port_space)?);
+        }
+        let service = binding.addr.service(self.port_space);
+        let (port_space, _) = service.ok_or(Errno(libc::EPROTONOSUPPORT))?;
+        let claim = self.cm.ports.claim(port_space, binding)?;
         let addr = claim.binding.addr;
         state.claim = Some(claim);
         state.phase = Phase::Bound;
@@ -553,9 +558,12 @@ impl Endpoint {
             ..request.params
         };
         let mut listening = lock(&listener.state);
+        let claimed = listening.claim.as_ref().map(|claim| claim.port_space);
         if listening.phase != Phase::Listening
             || listening.waiting >= listening.backlog
-            || request.port_space != self.port_space
+            || claimed != Some(request.port_space)
+            // A port space may have services of either kind, behind different ports.
+            || (request.qp_type == IBV_QPT_UD) != self.is_datagram
         {
             drop(listening);
             return self.turn_away(state);

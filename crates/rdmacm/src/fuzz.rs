@@ -1,5 +1,14 @@
 //! What the fuzz target of this crate runs, and the replay of its corpus.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use crate::addr::Addr;
+use crate::ports::{Binding, Ports, owner_of, port_range};
 use crate::process::{Process, parse_stat};
 use crate::rsocket;
 use crate::wire::Message;
@@ -22,8 +31,107 @@ pub fn messages(bytes: &[u8]) {
     }
 }
 
+/// The folder of port numbers, in which other processes have left any names: a line is a file's name, or a link's and
+/// behind a tab what it points to. And a text of `/proc` with the ports that are free to have.
+///
+/// # Panics
+/// If something that is no port is deleted, or a port is had twice, or its listener is not reached.
+pub fn ports(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        assert!(port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
+        assert!(owner_of(text).is_none() || !text.contains('/'));
+    }
+    let folder = Folder::new();
+    for line in bytes.split(|&b| b == b'\n').take(16) {
+        folder.add(line);
+    }
+    if let Ok(ports) = Ports::open(&folder.0) {
+        use_ports(&ports, &folder);
+    }
+    assert!(folder.kept().exists(), "what is no port was deleted");
+}
+
+const PORT_SPACE: u32 = 0x0106;
+const PORT: u16 = 7471;
+
+fn use_ports(ports: &Ports, folder: &Folder) {
+    let at = |port| Addr::Ip(SocketAddr::from(([10, 0, 0, 1], port)));
+    let binding = |port, reuse| Binding {
+        addr: at(port),
+        afonly: false,
+        reuse,
+    };
+    for reuse in [false, true] {
+        let Ok(mut claim) = ports.claim(PORT_SPACE, binding(PORT, reuse)) else {
+            continue;
+        };
+        assert!(ports.claim(PORT_SPACE, binding(PORT, false)).is_err());
+        assert!(ports.connect(PORT_SPACE, at(PORT)).is_err());
+        assert!(!reuse || ports.claim(PORT_SPACE, binding(0, false)).is_ok());
+        if let Ok(_listener) = ports.listen(&mut claim) {
+            // Whoever comes anew cleans up.
+            drop(Ports::open(&folder.0));
+            assert!(ports.connect(PORT_SPACE, at(PORT)).is_ok());
+        }
+        ports.closing(&claim);
+        ports.release(&claim);
+        assert!(ports.connect(PORT_SPACE, at(PORT)).is_err());
+        ports.opens_soon(PORT_SPACE, at(PORT));
+    }
+}
+
+/// A fabric's folder of its own.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let path =
+            Path::new("/dev/shm").join(format!("verbatim-fuzz-ports-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(path.join("rdma_cm")).expect("shared memory");
+        let folder = Self(path);
+        fs::write(folder.kept(), "").expect("shared memory");
+        folder
+    }
+
+    /// A file that is nobody's port.
+    fn kept(&self) -> PathBuf {
+        self.0.join("kept")
+    }
+
+    fn add(&self, line: &[u8]) {
+        let (name, target) = match line.iter().position(|&b| b == b'\t') {
+            Some(tab) => (&line[..tab], &line[tab + 1..]),
+            None => (line, &[][..]),
+        };
+        // Names that lead out of the folder are no names in it.
+        if name.is_empty() || name.contains(&b'/') || matches!(name, b"." | b"..") {
+            return;
+        }
+        let name = self.0.join("rdma_cm").join(OsStr::from_bytes(name));
+        // Not all names can be had, and some are there.
+        let _ = match target {
+            b"" => fs::write(name, ""),
+            // Nothing but what is the test's own may be deleted if it fails.
+            target if target.contains(&b'/') && target != b"../kept" => Ok(()),
+            target => symlink(OsStr::from_bytes(target), name),
+        };
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn the_corpus_of_ports_is_replayed() {
+        corpus::replay("ports", super::ports);
+    }
+
     #[test]
     fn the_corpus_of_messages_is_replayed() {
         corpus::replay("messages", super::messages);

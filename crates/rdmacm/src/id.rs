@@ -6,12 +6,12 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use verbs_abi::*;
 
+use crate::addr::Addr;
 use crate::channel::Channel;
 use crate::device::{DEFAULT_PKEY, Device, PORT_NUM, check, last_errno};
 use crate::endpoint::{Endpoint, Ends};
@@ -194,28 +194,27 @@ impl CmId {
     }
 
     /// The own address; none before the id is bound.
-    pub(crate) fn source(&self) -> Option<SocketAddr> {
+    pub(crate) fn source(&self) -> Option<Addr> {
         // SAFETY: the field holds what `set_source` wrote, or zeroes, which are no family's address.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.src.src_addr) }
     }
 
     /// The peer's address; none before it is resolved.
-    pub(crate) fn destination(&self) -> Option<SocketAddr> {
+    pub(crate) fn destination(&self) -> Option<Addr> {
         // SAFETY: as above.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.dst.dst_addr) }
     }
 
-    fn source_ip(&self) -> IpAddr {
-        self.source()
-            .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |a| a.ip())
+    fn source_or_none(&self) -> Addr {
+        self.source().unwrap_or(Addr::NONE)
     }
 
-    pub(crate) fn set_source(&self, to: SocketAddr) {
+    pub(crate) fn set_source(&self, to: Addr) {
         // SAFETY: a field of the live object.
         unsafe { (*self.abi()).route.addr.src.src_storage = addr::to_c(to).0 };
     }
 
-    pub(crate) fn set_destination(&self, to: SocketAddr) {
+    pub(crate) fn set_destination(&self, to: Addr) {
         // SAFETY: a field of the live object.
         unsafe { (*self.abi()).route.addr.dst.dst_storage = addr::to_c(to).0 };
     }
@@ -224,6 +223,7 @@ impl CmId {
     pub(crate) fn bind_to_device(&self) {
         let device = self.device();
         let abi = self.abi();
+        let source = self.source_or_none();
         // SAFETY: fields of the live object.
         unsafe {
             (*abi).verbs = device.context;
@@ -231,15 +231,19 @@ impl CmId {
             if (*abi).pd.is_null() {
                 (*abi).pd = device.pd;
             }
-            (*abi).route.addr.addr.ibaddr.pkey = DEFAULT_PKEY;
-            (*abi).route.addr.addr.ibaddr.sgid.raw = device.gid(self.source_ip());
+            (*abi).route.addr.addr.ibaddr.pkey = match source {
+                Addr::Ip(_) => DEFAULT_PKEY,
+                Addr::Ib(source) => source.pkey.to_be(),
+            };
+            (*abi).route.addr.addr.ibaddr.sgid.raw = device.gid(source);
         }
     }
 
     /// Fills in the path to the destination.
     pub(crate) fn set_path(&self) {
-        let to = self.destination().map_or(self.source_ip(), |a| a.ip());
-        let path = Box::new(UnsafeCell::new(self.device().path(self.source_ip(), to)));
+        let from = self.source_or_none();
+        let to = self.destination().unwrap_or(from);
+        let path = Box::new(UnsafeCell::new(self.device().path(from, to)));
         // SAFETY: fields of the live object; the path lives as long as the id or until the next.
         unsafe {
             (*self.abi()).route.addr.addr.ibaddr.dgid = (*path.get()).dgid;
@@ -268,7 +272,7 @@ impl CmId {
         };
         let ack_timeout = self.extra().ack_timeout;
         self.device()
-            .qp_attr(state, qp_type, self.source_ip(), ends, ack_timeout)
+            .qp_attr(state, qp_type, self.source_or_none(), ends, ack_timeout)
     }
 
     /// Moves the queue pair, if there is one, to RTR and RTS, for a connection with these parameters.

@@ -5,7 +5,7 @@
 //!
 //! # The layers, bottom up
 //!
-//! - `errno`, `addr`, `process`, `fork`: small things of the system.
+//! - `errno`, `addr`, `ib`, `process`, `fork`: small things of the system; addresses, those of `AF_IB` too.
 //! - `wire`: the messages between the ends of a connection, by the names of IBTA vol. 1, chapter 12.
 //! - `ports`: who has which port number, and who listens. **The seam for other hosts**: whoever can be asked by
 //!   other means than a socket of this host is reached from here on.
@@ -36,6 +36,7 @@ mod errno;
 mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod ib;
 #[allow(unsafe_code)]
 mod id;
 mod multicast;

@@ -1,14 +1,17 @@
 //! Multicast groups: which GID an address stands for.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_abi::IBV_LINK_LAYER_ETHERNET;
+
+use crate::addr::Addr;
+use crate::errno::{INVALID, Result};
 
 /// An id's membership of a group.
 #[derive(Debug)]
 pub(crate) struct Membership {
     /// The group, as the program named it.
-    pub(crate) addr: SocketAddr,
+    pub(crate) addr: Addr,
     /// What the program gets back with the event.
     pub(crate) context: usize,
     /// The queue pair only sends to the group.
@@ -23,21 +26,28 @@ const MLID: u16 = 0xc000;
 
 impl Membership {
     /// The membership of the group at `addr`, as `link_layer` addresses it.
-    pub(crate) fn new(addr: SocketAddr, context: usize, send_only: bool, link_layer: u8) -> Self {
+    ///
+    /// # Errors
+    /// `EINVAL` for a GID on Ethernet, whose groups are those of IP.
+    pub(crate) fn new(addr: Addr, context: usize, send_only: bool, link_layer: u8) -> Result<Self> {
         let ethernet = link_layer == IBV_LINK_LAYER_ETHERNET;
-        let mgid = match addr.ip() {
-            IpAddr::V6(ip) => ip.octets(),
-            // RoCEv2: the group's own address (IBTA annex A17).
-            IpAddr::V4(ip) if ethernet => ip.to_ipv6_mapped().octets(),
-            IpAddr::V4(ip) => ipoib_mgid(ip),
+        let mgid = match addr {
+            Addr::Ib(_) if ethernet => return Err(INVALID),
+            Addr::Ib(addr) => addr.gid,
+            Addr::Ip(addr) => match addr.ip() {
+                IpAddr::V6(ip) => ip.octets(),
+                // RoCEv2: the group's own address (IBTA annex A17).
+                IpAddr::V4(ip) if ethernet => ip.to_ipv6_mapped().octets(),
+                IpAddr::V4(ip) => ipoib_mgid(ip),
+            },
         };
-        Self {
+        Ok(Self {
             addr,
             context,
             send_only,
             mgid,
             mlid: if ethernet { 0 } else { MLID },
-        }
+        })
     }
 }
 
@@ -56,13 +66,15 @@ fn ipoib_mgid(ip: Ipv4Addr) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ib::IbAddr;
     use std::net::Ipv6Addr;
     use verbs_abi::IBV_LINK_LAYER_INFINIBAND;
 
     #[test]
     fn groups_have_the_gids_that_linux_gives_them() {
         let mgid = |addr: &str, link_layer| {
-            let m = Membership::new(addr.parse().unwrap(), 0, false, link_layer);
+            let addr = Addr::Ip(addr.parse().unwrap());
+            let m = Membership::new(addr, 0, false, link_layer).unwrap();
             Ipv6Addr::from(m.mgid).to_string()
         };
         let roce = IBV_LINK_LAYER_ETHERNET;
@@ -71,5 +83,9 @@ mod tests {
         assert_eq!(mgid("239.1.2.3:0", ib), "ff12:4001:ffff::f01:203");
         assert_eq!(mgid("[ff0e::5]:0", roce), "ff0e::5");
         assert_eq!(mgid("[ff0e::5]:0", ib), "ff0e::5");
+        let group = Addr::Ib(IbAddr::new([0xff; 16], 0xffff));
+        let joined = |link_layer| Membership::new(group, 0, false, link_layer).map(|m| m.mgid);
+        assert_eq!(joined(ib), Ok([0xff; 16]));
+        assert_eq!(joined(roce), Err(INVALID));
     }
 }

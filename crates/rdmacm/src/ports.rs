@@ -5,7 +5,7 @@
 //! and so is taking over one whose process has died. Whoever listens makes a socket under the name that the
 //! link points to, so connecting *through the link* finds the listener, or nobody.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +19,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
+use crate::addr::Addr;
 use crate::errno::{Errno, Result};
 use crate::process::Process;
 
@@ -26,6 +27,8 @@ use crate::process::Process;
 const REOPENING: Duration = Duration::from_secs(2);
 /// What follows the port in the name of a file that was written when a listener closed.
 const CLOSED: &str = ".closed";
+/// What follows the name of a socket that does not listen yet.
+const UNFINISHED: char = '~';
 
 /// The folder of port numbers, as one process uses it.
 pub(crate) struct Ports {
@@ -39,8 +42,9 @@ pub(crate) struct Ports {
 /// What a bound id is bound to, beside its port space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Binding {
-    pub(crate) addr: SocketAddr,
-    /// `RDMA_OPTION_ID_AFONLY`: a wildcard of one family leaves the other family alone.
+    /// Of `AF_IB`: with the service id of the port space in which the port is.
+    pub(crate) addr: Addr,
+    /// `RDMA_OPTION_ID_AFONLY`: a wildcard of one family leaves the other families alone.
     pub(crate) afonly: bool,
     /// `RDMA_OPTION_ID_REUSEADDR`: others with the same option may have the port too.
     pub(crate) reuse: bool,
@@ -53,7 +57,7 @@ pub(crate) struct Claim {
     link: String,
     /// The socket's name, were there one.
     target: String,
-    port_space: u32,
+    pub(crate) port_space: u32,
     pub(crate) binding: Binding,
 }
 
@@ -110,7 +114,7 @@ impl Ports {
         }
         let _held = self.hold()?;
         self.check_conflicts(port_space, binding, binding.reuse, None)?;
-        let claim = self.new_claim(port_space, binding);
+        let claim = self.new_claim(port_space, binding, binding.addr.port());
         symlinkat(&claim.target, &self.folder, &claim.link)?;
         Ok(claim)
     }
@@ -121,8 +125,6 @@ impl Ports {
         for _ in 0..count {
             let nth = self.next_port.fetch_add(1, Ordering::Relaxed) % count;
             let port = low + u16::try_from(nth).unwrap_or(0);
-            let mut binding = binding;
-            binding.addr.set_port(port);
             // A port that anybody has under any name is passed over; no need to lock the folder for that.
             let wildcards = Address::WILDCARDS.iter().map(|a| a.link(port_space, port));
             if wildcards
@@ -131,7 +133,7 @@ impl Ports {
             {
                 continue;
             }
-            let claim = self.new_claim(port_space, binding);
+            let claim = self.new_claim(port_space, binding, port);
             match symlinkat(&claim.target, &self.folder, &claim.link) {
                 Ok(()) => return Ok(claim),
                 Err(rustix::io::Errno::EXIST) => {
@@ -145,9 +147,10 @@ impl Ports {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    fn new_claim(&self, port_space: u32, binding: Binding) -> Claim {
+    fn new_claim(&self, port_space: u32, mut binding: Binding, port: u16) -> Claim {
+        binding.addr = binding.addr.with_port(port);
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut link = Address::of(binding).link(port_space, binding.addr.port());
+        let mut link = Address::of(binding).link(port_space, port);
         if binding.reuse {
             // There may be several of the same name until one of them listens.
             link = format!("{link}+{}-{n}", self.me);
@@ -172,7 +175,7 @@ impl Ports {
             self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
         }
         // Under its name it is found when it listens, and not before.
-        let unfinished = format!("{}~", claim.target);
+        let unfinished = format!("{}{UNFINISHED}", claim.target);
         bind(&socket, &self.address(&unfinished)?)?;
         let listens = listen(&socket, libc::SOMAXCONN).and_then(|()| {
             renameat_with(
@@ -229,12 +232,15 @@ impl Ports {
     /// Programs listen for one connection, close, and listen for the next (perftest does, and for datagrams if it
     /// is to measure them); or they bind to a port, tell its number, and then listen (qperf). Over a network, the
     /// resolution of the address gives them the time for that.
-    pub(crate) fn opens_soon(&self, port_space: u32, addr: SocketAddr) -> bool {
-        let candidates = Address::listeners_for(addr.ip());
-        self.is_recent(&closed_file(addr.port()))
+    pub(crate) fn opens_soon(&self, port_space: u32, addr: Addr) -> bool {
+        let Some((port_space, port)) = addr.service(port_space) else {
+            return false;
+        };
+        let candidates = Address::listeners_for(addr);
+        self.is_recent(&closed_file(port))
             || candidates
                 .into_iter()
-                .any(|candidate| self.is_recent(&candidate.link(port_space, addr.port())))
+                .any(|candidate| self.is_recent(&candidate.link(port_space, port)))
     }
 
     fn is_recent(&self, name: &str) -> bool {
@@ -247,15 +253,16 @@ impl Ports {
         changed.elapsed().is_ok_and(|age| age < REOPENING)
     }
 
-    /// A connection to whoever listens at `addr`.
+    /// A connection to whoever listens at `addr`, for an id of `port_space`.
     pub(crate) fn connect(
         &self,
         port_space: u32,
-        addr: SocketAddr,
+        addr: Addr,
     ) -> std::result::Result<OwnedFd, Unreached> {
+        let (port_space, port) = addr.service(port_space).ok_or(Unreached::Refused)?;
         let socket = new_socket().map_err(Unreached::Failed)?;
-        for candidate in Address::listeners_for(addr.ip()) {
-            let link = candidate.link(port_space, addr.port());
+        for candidate in Address::listeners_for(addr) {
+            let link = candidate.link(port_space, port);
             let to = self.address(&link).map_err(Unreached::Failed)?;
             match connect(&socket, &to) {
                 Ok(()) => return Ok(socket),
@@ -329,9 +336,13 @@ impl Ports {
         Ok(())
     }
 
-    /// Removes a link of a dead process, and its socket.
+    /// Removes a link of a dead process, and its socket; of a link that is nobody's, only itself.
     fn remove(&self, link: &str) {
-        if let Ok(target) = readlinkat(&self.folder, link, Vec::new()) {
+        if let Ok(target) = readlinkat(&self.folder, link, Vec::new())
+            && target
+                .to_str()
+                .is_ok_and(|target| owner_of(target).is_some())
+        {
             let _ = unlinkat(&self.folder, target.as_c_str(), AtFlags::empty());
         }
         let _ = unlinkat(&self.folder, link, AtFlags::empty());
@@ -372,9 +383,14 @@ impl Ports {
     }
 }
 
-/// The process in `PID-STARTTIME-N`, also where more follows.
-fn owner_of(target: &str) -> Option<Process> {
-    target.rsplit_once('-')?.0.parse().ok()
+/// The process in `PID-STARTTIME-N`, the name of a socket, also while it is unfinished.
+pub(crate) fn owner_of(target: &str) -> Option<Process> {
+    let (process, n) = target.rsplit_once('-')?;
+    n.strip_suffix(UNFINISHED)
+        .unwrap_or(n)
+        .parse::<u64>()
+        .ok()?;
+    process.parse().ok()
 }
 
 fn new_socket() -> Result<OwnedFd> {
@@ -389,14 +405,17 @@ fn new_socket() -> Result<OwnedFd> {
 
 /// The ports that Linux gives to those who ask for any: `ip(7)`, `ip_local_port_range`.
 fn ephemeral_ports() -> (u16, u16) {
-    let read = || {
-        let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
-        let mut numbers = text.split_ascii_whitespace().map(str::parse::<u16>);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-    };
-    read()
-        .filter(|&(low, high)| 0 < low && low <= high)
+    std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .ok()
+        .and_then(|text| port_range(&text))
         .unwrap_or((32_768, 60_999))
+}
+
+/// The first and the last port of a range.
+pub(crate) fn port_range(text: &str) -> Option<(u16, u16)> {
+    let mut numbers = text.split_ascii_whitespace().map(str::parse::<u16>);
+    let range = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some(range).filter(|&(low, high)| 0 < low && low <= high)
 }
 
 fn closed_file(port: u16) -> String {
@@ -407,37 +426,77 @@ fn link_prefix(port_space: u32, port: u16) -> String {
     format!("{port_space:04x}.{port}.")
 }
 
+/// Kinds of addresses, each with a wildcard of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+    Ib,
+}
+
 /// The address part of a link's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Address {
-    Any4,
-    Any6,
-    /// `RDMA_OPTION_ID_AFONLY`.
-    Any4Only,
-    Any6Only,
+    /// A wildcard; `only` with `RDMA_OPTION_ID_AFONLY`.
+    Any {
+        family: Family,
+        only: bool,
+    },
     Ip(IpAddr),
+    Gid([u8; 16]),
+}
+
+const fn any(family: Family) -> Address {
+    Address::Any {
+        family,
+        only: false,
+    }
+}
+
+const fn any_only(family: Family) -> Address {
+    Address::Any { family, only: true }
 }
 
 impl Address {
-    const WILDCARDS: [Self; 4] = [Self::Any4, Self::Any6, Self::Any4Only, Self::Any6Only];
+    const WILDCARDS: [Self; 6] = [
+        any(Family::V4),
+        any(Family::V6),
+        any(Family::Ib),
+        any_only(Family::V4),
+        any_only(Family::V6),
+        any_only(Family::Ib),
+    ];
 
     fn of(binding: Binding) -> Self {
-        match (binding.addr.ip(), binding.afonly) {
-            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), false) => Self::Any4,
-            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), true) => Self::Any4Only,
-            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), false) => Self::Any6,
-            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), true) => Self::Any6Only,
-            (ip, _) => Self::Ip(ip.to_canonical()),
+        let wildcard = |family| Self::Any {
+            family,
+            only: binding.afonly,
+        };
+        match binding.addr {
+            Addr::Ib(addr) if addr.is_any() => wildcard(Family::Ib),
+            Addr::Ib(addr) => Self::Gid(addr.gid),
+            Addr::Ip(addr) => match addr.ip() {
+                IpAddr::V4(ip) if ip.is_unspecified() => wildcard(Family::V4),
+                IpAddr::V6(ip) if ip.is_unspecified() => wildcard(Family::V6),
+                ip => Self::Ip(ip.to_canonical()),
+            },
         }
     }
 
-    /// The names under which a listener for `ip` may be found, the closest first.
-    fn listeners_for(ip: IpAddr) -> [Self; 4] {
-        let ip = ip.to_canonical();
-        match ip {
-            // A wildcard of IPv6 takes IPv4 as well, as sockets do; not the other way round.
-            IpAddr::V4(_) => [Self::Ip(ip), Self::Any4, Self::Any4Only, Self::Any6],
-            IpAddr::V6(_) => [Self::Ip(ip), Self::Any6, Self::Any6Only, Self::Any6],
+    /// The names under which a listener for `addr` may be found, the closest first.
+    fn listeners_for(addr: Addr) -> Vec<Self> {
+        let of = |address, family| vec![address, any(family), any_only(family)];
+        match addr {
+            Addr::Ib(addr) => of(Self::Gid(addr.gid), Family::Ib),
+            Addr::Ip(addr) => match addr.ip().to_canonical() {
+                ip @ IpAddr::V4(_) => {
+                    let mut found = of(Self::Ip(ip), Family::V4);
+                    // A wildcard of IPv6 takes IPv4 as well, as sockets do; not the other way round.
+                    found.push(any(Family::V6));
+                    found
+                }
+                ip @ IpAddr::V6(_) => of(Self::Ip(ip), Family::V6),
+            },
         }
     }
 
@@ -447,22 +506,38 @@ impl Address {
 
     fn text(self) -> String {
         match self {
-            Self::Any4 => "any4".to_owned(),
-            Self::Any6 => "any6".to_owned(),
-            Self::Any4Only => "any4only".to_owned(),
-            Self::Any6Only => "any6only".to_owned(),
+            Self::Any { family, only } => {
+                let family = match family {
+                    Family::V4 => "any4",
+                    Family::V6 => "any6",
+                    Family::Ib => "anyib",
+                };
+                format!("{family}{}", if only { "only" } else { "" })
+            }
             // Colons are legal in file names, and so are dots.
             Self::Ip(ip) => ip.to_string(),
+            Self::Gid(gid) => format!("gid-{}", Ipv6Addr::from(gid)),
         }
     }
 
     /// The errno with which a port at this address is refused because of one at the address with the text
     /// `other`.
     fn conflict(self, other: &str) -> Option<i32> {
-        let other_any = Self::WILDCARDS.iter().find(|a| a.text() == other);
+        let other_any = Self::WILDCARDS.into_iter().find(|a| a.text() == other);
         match (self, other_any) {
-            (Self::Any4Only, Some(Self::Any6Only)) | (Self::Any6Only, Some(Self::Any4Only)) => None,
-            (Self::Ip(_), None) => (self.text() == other).then_some(libc::EADDRINUSE),
+            (
+                Self::Any {
+                    family: a,
+                    only: true,
+                },
+                Some(Self::Any {
+                    family: b,
+                    only: true,
+                }),
+            ) if a != b => None,
+            (Self::Ip(_) | Self::Gid(_), None) => {
+                (self.text() == other).then_some(libc::EADDRINUSE)
+            }
             _ => Some(libc::EADDRNOTAVAIL),
         }
     }
@@ -476,9 +551,13 @@ mod tests {
     const TCP: u32 = 0x0106;
     const UDP: u32 = 0x0111;
 
+    fn ip(addr: &str) -> Addr {
+        Addr::Ip(addr.parse().unwrap())
+    }
+
     fn binding(addr: &str) -> Binding {
         Binding {
-            addr: addr.parse().unwrap(),
+            addr: ip(addr),
             afonly: false,
             reuse: false,
         }
@@ -493,7 +572,7 @@ mod tests {
     #[test]
     fn who_listens_is_reached_and_who_is_only_bound_is_not() {
         let (_dir, ports) = ports();
-        let to = "127.0.0.1:7471".parse().unwrap();
+        let to = ip("127.0.0.1:7471");
         assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
         assert!(!ports.opens_soon(TCP, to));
         let mut claim = ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
@@ -503,14 +582,14 @@ mod tests {
         let listener = ports.listen(&mut claim).unwrap();
         let _client = ports.connect(TCP, to).unwrap();
         accept(&listener).unwrap();
-        let v6 = "[::1]:7471".parse().unwrap();
+        let v6 = ip("[::1]:7471");
         assert_eq!(ports.connect(TCP, v6).unwrap_err(), Unreached::Refused);
         assert_eq!(ports.connect(UDP, to).unwrap_err(), Unreached::Refused);
         ports.closing(&claim);
         ports.release(&claim);
         assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
         assert!(ports.opens_soon(TCP, to));
-        assert!(!ports.opens_soon(TCP, "127.0.0.1:7472".parse().unwrap()));
+        assert!(!ports.opens_soon(TCP, ip("127.0.0.1:7472")));
         ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
     }
 
@@ -519,14 +598,14 @@ mod tests {
         let (_dir, ports) = ports();
         let mut any = ports.claim(TCP, binding("[::]:99")).unwrap();
         let any = ports.listen(&mut any).unwrap();
-        let _client = ports.connect(TCP, "10.0.0.1:99".parse().unwrap()).unwrap();
+        let _client = ports.connect(TCP, ip("10.0.0.1:99")).unwrap();
         accept(&any).unwrap();
         let (_dir, ports) = self::ports();
         let mut one = ports.claim(TCP, binding("10.0.0.1:99")).unwrap();
         let mut two = ports.claim(TCP, binding("10.0.0.2:99")).unwrap();
         let one = ports.listen(&mut one).unwrap();
         let two = ports.listen(&mut two).unwrap();
-        let _client = ports.connect(TCP, "10.0.0.2:99".parse().unwrap()).unwrap();
+        let _client = ports.connect(TCP, ip("10.0.0.2:99")).unwrap();
         accept(&two).unwrap();
         assert!(accept(&one).is_err());
     }
@@ -560,6 +639,74 @@ mod tests {
     }
 
     #[test]
+    fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
+        use crate::ib::IbAddr;
+        let (_dir, ports) = ports();
+        let at = |gid: &str| {
+            let gid = gid.parse::<Ipv6Addr>().unwrap().octets();
+            Addr::Ib(IbAddr::new(gid, 0xffff).with_service(TCP, 99))
+        };
+        let bound = |addr| Binding {
+            addr,
+            ..binding("0.0.0.0:99")
+        };
+        let only = |addr| Binding {
+            afonly: true,
+            ..bound(addr)
+        };
+        let claim = |b| ports.claim(TCP, b).map_err(|e| e.0);
+        let mut gid = claim(bound(at("fe80::1"))).unwrap();
+        assert_eq!(claim(bound(at("fe80::1"))).err(), Some(libc::EADDRINUSE));
+        assert_eq!(claim(bound(at("::"))).err(), Some(libc::EADDRNOTAVAIL));
+        let mut ip = claim(bound(ip("[fe80::1]:99"))).unwrap();
+        let gid_listener = ports.listen(&mut gid).unwrap();
+        let ip_listener = ports.listen(&mut ip).unwrap();
+        let _client = ports.connect(TCP, at("fe80::1")).unwrap();
+        accept(&gid_listener).unwrap();
+        assert!(accept(&ip_listener).is_err());
+        // Its service id says which port space an address of AF_IB is in.
+        let _client = ports.connect(UDP, at("fe80::1")).unwrap();
+        accept(&gid_listener).unwrap();
+        assert_eq!(
+            ports.connect(TCP, at("fe80::2")).unwrap_err(),
+            Unreached::Refused
+        );
+        ports.release(&gid);
+        ports.release(&ip);
+        // The loopback address is no address of its own.
+        let mut any_gid = claim(only(at("::1"))).unwrap();
+        assert!(claim(only(self::ip("0.0.0.0:99"))).is_ok());
+        assert_eq!(
+            claim(only(at("::"))).err(),
+            Some(libc::EADDRNOTAVAIL),
+            "the same family"
+        );
+        let listener = ports.listen(&mut any_gid).unwrap();
+        let _client = ports.connect(TCP, at("fe80::2")).unwrap();
+        accept(&listener).unwrap();
+    }
+
+    #[test]
+    fn links_that_lead_elsewhere_delete_nothing_there() {
+        let (dir, ports) = ports();
+        let keep = dir.path().join("keep");
+        std::fs::write(&keep, "").unwrap();
+        std::fs::write(dir.path().join("rdma_cm/4294967295-1-keep"), "").unwrap();
+        for (n, target) in ["../keep", "4294967295-1-keep", keep.to_str().unwrap()]
+            .into_iter()
+            .enumerate()
+        {
+            let link = any(Family::V4).link(TCP, 7471 + n as u16);
+            symlinkat(target, &ports.folder, &link).unwrap();
+            let taken = binding(&format!("10.0.0.1:{}", 7471 + n));
+            ports.claim(TCP, taken).unwrap();
+        }
+        drop(Ports::open(dir.path()).unwrap());
+        assert!(keep.exists());
+        assert!(dir.path().join("rdma_cm/4294967295-1-keep").exists());
+    }
+
+    #[test]
     fn of_those_who_share_a_port_none_listens_until_it_is_alone() {
         let (_dir, ports) = ports();
         let shared = Binding {
@@ -571,7 +718,7 @@ mod tests {
         assert_eq!(ports.listen(&mut first).unwrap_err().0, libc::EADDRINUSE);
         ports.release(&second);
         let listener = ports.listen(&mut first).unwrap();
-        let _client = ports.connect(TCP, "10.0.0.1:5".parse().unwrap()).unwrap();
+        let _client = ports.connect(TCP, ip("10.0.0.1:5")).unwrap();
         accept(&listener).unwrap();
         assert_eq!(ports.claim(TCP, shared).unwrap_err().0, libc::EADDRINUSE);
     }
@@ -591,7 +738,7 @@ mod tests {
     fn ports_of_the_dead_are_taken_over() {
         let (dir, ports) = ports();
         let dead = "4294967295-1-0";
-        let link = Address::Any4.link(TCP, 7471);
+        let link = any(Family::V4).link(TCP, 7471);
         symlinkat(dead, &ports.folder, &link).unwrap();
         std::fs::write(dir.path().join("rdma_cm").join(dead), "").unwrap();
         let claim = ports.claim(TCP, binding("10.0.0.1:7471")).unwrap();
@@ -601,7 +748,7 @@ mod tests {
         expected.sort();
         assert_eq!(names, expected);
         // A new member cleans up as well.
-        symlinkat(dead, &ports.folder, Address::Any4.link(TCP, 1)).unwrap();
+        symlinkat(dead, &ports.folder, any(Family::V4).link(TCP, 1)).unwrap();
         drop(Ports::open(dir.path()).unwrap());
         assert_eq!(ports.names().len(), 2);
     }

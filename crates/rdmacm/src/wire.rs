@@ -6,6 +6,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use crate::addr::Addr;
+use crate::ib::IbAddr;
+
 /// First byte of every message: the version of this encoding.
 const VERSION: u8 = 1;
 /// Most bytes of a message: its fixed part and 255 bytes of private data.
@@ -41,14 +44,14 @@ pub(crate) struct Params {
 /// A request for a connection (REQ), or for the number of a datagram service's queue pair (SIDR_REQ).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Port space, `RDMA_PS_*`.
+    /// Port space of what was asked for, `RDMA_PS_*`.
     pub(crate) port_space: u32,
     /// `IBV_QPT_*` of the requester.
     pub(crate) qp_type: u32,
     /// The requester's address.
-    pub(crate) src: SocketAddr,
+    pub(crate) src: Addr,
     /// The address that was asked for.
-    pub(crate) dst: SocketAddr,
+    pub(crate) dst: Addr,
     pub(crate) qp: QpAddress,
     pub(crate) params: Params,
     /// Vendor and options of `struct ibv_ece`.
@@ -92,6 +95,11 @@ const KIND_READY_TO_USE: u8 = 3;
 const KIND_REJECT: u8 = 4;
 const KIND_DISCONNECT: u8 = 5;
 const KIND_DISCONNECTED: u8 = 6;
+
+/// What follows the first two bytes of an address, which are the port, or the P_Key where there are service ids.
+const ADDRESS_IPV4: u8 = 4;
+const ADDRESS_IPV6: u8 = 6;
+const ADDRESS_IB: u8 = 27;
 
 impl Message {
     /// The bytes of the message. Private data beyond 255 bytes is left out: `rdma_conn_param` has no more.
@@ -188,18 +196,32 @@ impl Writer {
         self.0.extend(n.to_le_bytes());
     }
 
-    fn address(&mut self, a: SocketAddr) {
-        self.u16(a.port());
+    fn u64(&mut self, n: u64) {
+        self.0.extend(n.to_le_bytes());
+    }
+
+    fn address(&mut self, a: Addr) {
         match a {
-            SocketAddr::V4(a) => {
-                self.u8(4);
+            Addr::Ip(SocketAddr::V4(a)) => {
+                self.u16(a.port());
+                self.u8(ADDRESS_IPV4);
                 self.0.extend(a.ip().octets());
             }
-            SocketAddr::V6(a) => {
-                self.u8(6);
+            Addr::Ip(SocketAddr::V6(a)) => {
+                self.u16(a.port());
+                self.u8(ADDRESS_IPV6);
                 self.0.extend(a.ip().octets());
                 self.u32(a.flowinfo());
                 self.u32(a.scope_id());
+            }
+            Addr::Ib(a) => {
+                self.u16(a.pkey);
+                self.u8(ADDRESS_IB);
+                self.0.extend(a.gid);
+                self.u32(a.flowinfo);
+                self.u64(a.service_id);
+                self.u64(a.mask);
+                self.u64(a.scope_id);
             }
         }
     }
@@ -251,14 +273,30 @@ impl Reader<'_> {
         self.bytes().map(u32::from_le_bytes)
     }
 
-    fn address(&mut self) -> Result<SocketAddr, Malformed> {
-        let port = self.u16()?;
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    fn address(&mut self) -> Result<Addr, Malformed> {
+        let first = self.u16()?;
         Ok(match self.u8()? {
-            4 => SocketAddr::new(IpAddr::V4(Ipv4Addr::from(self.bytes::<4>()?)), port),
-            6 => {
-                let ip = Ipv6Addr::from(self.bytes::<16>()?);
-                SocketAddr::V6(SocketAddrV6::new(ip, port, self.u32()?, self.u32()?))
+            ADDRESS_IPV4 => {
+                let ip = IpAddr::V4(Ipv4Addr::from(self.bytes::<4>()?));
+                Addr::Ip(SocketAddr::new(ip, first))
             }
+            ADDRESS_IPV6 => {
+                let ip = Ipv6Addr::from(self.bytes::<16>()?);
+                let v6 = SocketAddrV6::new(ip, first, self.u32()?, self.u32()?);
+                Addr::Ip(SocketAddr::V6(v6))
+            }
+            ADDRESS_IB => Addr::Ib(IbAddr {
+                pkey: first,
+                gid: self.bytes()?,
+                flowinfo: self.u32()?,
+                service_id: self.u64()?,
+                mask: self.u64()?,
+                scope_id: self.u64()?,
+            }),
             _ => return Err(Malformed),
         })
     }
@@ -309,8 +347,8 @@ mod tests {
         Request {
             port_space: 0x0106,
             qp_type: 2,
-            src: "127.0.0.1:4000".parse().unwrap(),
-            dst: "[fe80::1%3]:7471".parse().unwrap(),
+            src: Addr::Ip("127.0.0.1:4000".parse().unwrap()),
+            dst: Addr::Ip("[fe80::1%3]:7471".parse().unwrap()),
             qp: QpAddress {
                 qpn: 0x00ab_cdef,
                 psn: 0x0012_3456,
@@ -333,7 +371,20 @@ mod tests {
 
     fn all() -> Vec<Message> {
         let r = request();
+        let ib = IbAddr {
+            pkey: 1,
+            flowinfo: 2,
+            gid: [3; 16],
+            service_id: 4,
+            mask: 5,
+            scope_id: 6,
+        };
         vec![
+            Message::Request(Request {
+                src: Addr::Ib(ib),
+                dst: Addr::Ib(IbAddr::default()),
+                ..request()
+            }),
             Message::Reply(Reply {
                 qp: r.qp,
                 params: r.params,

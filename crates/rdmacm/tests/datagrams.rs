@@ -258,6 +258,15 @@ fn messages_of_several_buffers_are_one_datagram() {
     }
 }
 
+/// Their names are those of UDP.
+#[test]
+fn datagrams_have_no_addresses_of_infiniband() {
+    fabric();
+    // SAFETY: numbers.
+    let made = unsafe { rsocket(verbs_abi::AF_IB, libc::SOCK_DGRAM, 0) };
+    assert_eq!((made, errno()), (-1, libc::EAFNOSUPPORT));
+}
+
 #[test]
 fn options_and_flags_are_remembered() {
     let socket = Socket::new();

@@ -3,13 +3,17 @@
 //! Everything in a result comes from `malloc(3)`, because programs put addresses of their own into it.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::net::SocketAddr;
 use std::ptr;
 
 use libc::{addrinfo, sockaddr, socklen_t};
 use verbs_abi::*;
 
 use super::or_minus_one;
+use crate::addr::{self, Addr};
+use crate::device::DEFAULT_PKEY;
 use crate::errno::{Errno, INVALID, Result};
+use crate::ib::IbAddr;
 
 /// Resolves a node and a service: `rdma_getaddrinfo(3)`.
 pub unsafe extern "C" fn rdma_getaddrinfo(
@@ -87,6 +91,12 @@ unsafe fn fill(
     Ok(())
 }
 
+/// Whether the node is the text of a GID, for an address of `AF_IB`: `RAI_FAMILY` makes the family count for it.
+fn wants_gid(hints: &rdma_addrinfo) -> bool {
+    let flags = RAI_NUMERICHOST | RAI_FAMILY;
+    hints.ai_flags & flags == flags && hints.ai_family == AF_IB
+}
+
 /// What `getaddrinfo(3)` is asked.
 fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
     // SAFETY: integers and pointers, for which zero is a value.
@@ -99,6 +109,9 @@ fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
     }
     if hints.ai_family != AF_IB {
         ai.ai_family = hints.ai_family;
+    } else if wants_gid(hints) {
+        // GIDs are written as addresses of IPv6 are.
+        ai.ai_family = libc::AF_INET6;
     }
     ai.ai_socktype = match ibv_qp_type::try_from(hints.ai_qp_type) {
         Ok(IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) => libc::SOCK_STREAM,
@@ -132,10 +145,15 @@ unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo)
         (0, _) => number(RDMA_PS_TCP),
         (asked, _) => asked,
     };
-    rai.ai_family = ai.ai_family;
     // SAFETY: contract of this function.
     unsafe {
-        let address = copy(ai.ai_addr, ai.ai_addrlen)?;
+        let address = if wants_gid(given) {
+            rai.ai_family = AF_IB;
+            gid_address(ai.ai_addr, rai.ai_port_space)?
+        } else {
+            rai.ai_family = ai.ai_family;
+            copy(ai.ai_addr, ai.ai_addrlen)?
+        };
         let name = if ai.ai_canonname.is_null() {
             ptr::null_mut()
         } else {
@@ -151,6 +169,30 @@ unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo)
         }
     }
     Ok(())
+}
+
+/// The address of `AF_IB` with the GID that an address of IPv6 is the text of, in the default partition, and with the
+/// service id of its port.
+///
+/// # Safety
+/// As for [`crate::addr::read`].
+unsafe fn gid_address(
+    addr: *const sockaddr,
+    port_space: c_int,
+) -> Result<(*mut sockaddr, socklen_t)> {
+    // SAFETY: contract of this function.
+    let Some(Addr::Ip(SocketAddr::V6(v6))) = (unsafe { addr::read(addr) }) else {
+        return Err(Errno(libc::EAFNOSUPPORT));
+    };
+    let port_space = u32::try_from(port_space).map_err(|_| INVALID)?;
+    let gid = IbAddr {
+        flowinfo: u32::from_be(v6.flowinfo()),
+        scope_id: v6.scope_id().into(),
+        ..IbAddr::new(v6.ip().octets(), DEFAULT_PKEY)
+    };
+    let (c, len) = addr::to_c(Addr::Ib(gid.with_service(port_space, v6.port())));
+    // SAFETY: an address and its length.
+    unsafe { copy((&raw const c).cast(), len) }
 }
 
 /// A copy of an address.

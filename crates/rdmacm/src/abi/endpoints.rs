@@ -4,7 +4,8 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::ids::{bind, destroy, give, new_id, resolve_addr, resolve_route};
+use super::addresses::{bind, resolve_addr, resolve_route};
+use super::ids::{destroy, give, new_id};
 use super::{events::complete, or_minus_one};
 use crate::addr;
 use crate::errno::{INVALID, Result};

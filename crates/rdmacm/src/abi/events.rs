@@ -8,6 +8,7 @@ use std::time::Duration;
 use verbs_abi::*;
 
 use super::{or_minus_one, set_errno};
+use crate::addr::Addr;
 use crate::channel::{Channel, Detail, Event};
 use crate::cm::Cm;
 use crate::device::check;
@@ -19,28 +20,33 @@ use crate::wire::{Params, QpAddress, Request};
 
 /// Private data that a program gets with an event: what the message has room for, padded with zeroes, as from
 /// the kernel ("may be larger than that requested", `rdma_get_cm_event(3)`). IBTA vol. 1, 12.6 and 12.11; of a
-/// request the first 36 bytes belong to IP addressing (annex A11).
+/// request between addresses of IP the first 36 bytes belong to these (annex A11).
 mod room {
-    pub(super) const REQ: usize = 92 - 36;
+    pub(super) const IP_ADDRESSING: usize = 36;
+    pub(super) const REQ: usize = 92;
     pub(super) const REP: usize = 196;
     pub(super) const REJ: usize = 148;
-    pub(super) const SIDR_REQ: usize = 216 - 36;
+    pub(super) const SIDR_REQ: usize = 216;
     pub(super) const SIDR_REP: usize = 136;
 }
 
 /// Private data that does not fit its message is refused.
-pub(super) fn check_room(kind: rdma_cm_event_type, is_datagram: bool, len: usize) -> Result {
-    if len <= room_of(kind, is_datagram) {
+pub(super) fn check_room(kind: rdma_cm_event_type, id: &CmId, len: usize) -> Result {
+    if len <= room_of(kind, id) {
         Ok(())
     } else {
         Err(INVALID)
     }
 }
 
-fn room_of(kind: rdma_cm_event_type, is_datagram: bool) -> usize {
-    match (kind, is_datagram) {
-        (RDMA_CM_EVENT_CONNECT_REQUEST, false) => room::REQ,
-        (RDMA_CM_EVENT_CONNECT_REQUEST, true) => room::SIDR_REQ,
+fn room_of(kind: rdma_cm_event_type, id: &CmId) -> usize {
+    let addressing = match id.source() {
+        Some(Addr::Ib(_)) => 0,
+        _ => room::IP_ADDRESSING,
+    };
+    match (kind, id.is_datagram()) {
+        (RDMA_CM_EVENT_CONNECT_REQUEST, false) => room::REQ - addressing,
+        (RDMA_CM_EVENT_CONNECT_REQUEST, true) => room::SIDR_REQ - addressing,
         (RDMA_CM_EVENT_CONNECT_RESPONSE, _) => room::REP,
         (RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE, true) => room::SIDR_REP,
         (RDMA_CM_EVENT_REJECTED, _) => room::REJ,
@@ -179,7 +185,7 @@ unsafe fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
             qpn,
             params,
             private_data,
-        } => made.set_connection(qpn, params, &private_data),
+        } => made.set_connection(id, qpn, params, &private_data),
         Detail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
         Detail::Request { new, request } => {
             // SAFETY: made by `make_id`; nobody else knows it yet.
@@ -197,7 +203,7 @@ unsafe fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
             if id.is_datagram() {
                 made.set_datagram(new_id, &QpAddress::default(), &request.private_data);
             } else {
-                made.set_connection(ends.remote.qpn, ends.params, &request.private_data);
+                made.set_connection(new_id, ends.remote.qpn, ends.params, &request.private_data);
             }
         }
         Detail::Joined(membership) => made.set_joined(id, &membership),
@@ -237,8 +243,14 @@ fn connect_qp(id: &CmId) -> Result {
 /// Gives the id of a requested connection what it must know.
 fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
     listener.endpoint.request_taken();
-    new.set_source(request.dst);
-    new.set_destination(request.src);
+    new.set_source(match request.dst {
+        Addr::Ib(addr) => Addr::Ib(addr.as_asked_for()),
+        addr @ Addr::Ip(_) => addr,
+    });
+    new.set_destination(match request.src {
+        Addr::Ib(addr) => Addr::Ib(addr.as_requester()),
+        addr @ Addr::Ip(_) => addr,
+    });
     new.bind_to_device();
     new.set_path();
     {
@@ -261,8 +273,8 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
 
 impl CmEvent {
     /// Copies private data in, padded to the room that the message has for it.
-    fn set_private_data(&mut self, data: &[u8], is_datagram: bool) -> (*const c_void, u8) {
-        let room = room_of(self.abi.event, is_datagram);
+    fn set_private_data(&mut self, id: &CmId, data: &[u8]) -> (*const c_void, u8) {
+        let room = room_of(self.abi.event, id);
         let len = data.len().min(room);
         if let (Some(to), Some(from)) = (self.private_data.get_mut(..len), data.get(..len)) {
             to.copy_from_slice(from);
@@ -277,8 +289,8 @@ impl CmEvent {
         }
     }
 
-    fn set_connection(&mut self, qpn: u32, params: Params, private_data: &[u8]) {
-        let (private_data, private_data_len) = self.set_private_data(private_data, false);
+    fn set_connection(&mut self, id: &CmId, qpn: u32, params: Params, private_data: &[u8]) {
+        let (private_data, private_data_len) = self.set_private_data(id, private_data);
         self.abi.param.conn = rdma_conn_param {
             private_data,
             private_data_len,
@@ -293,14 +305,14 @@ impl CmEvent {
     }
 
     fn set_datagram(&mut self, id: &CmId, qp: &QpAddress, private_data: &[u8]) {
-        let (private_data, private_data_len) = self.set_private_data(private_data, true);
+        let (private_data, private_data_len) = self.set_private_data(id, private_data);
         let mut ud = rdma_ud_param::zeroed();
         ud.private_data = private_data;
         ud.private_data_len = private_data_len;
         if self.abi.event == RDMA_CM_EVENT_ESTABLISHED
             && let Some(from) = id.source()
         {
-            ud.ah_attr = id.device().address_vector(from.ip(), qp);
+            ud.ah_attr = id.device().address_vector(from, qp);
             ud.qp_num = qp.qpn;
             ud.qkey = qp.qkey;
         }
@@ -317,7 +329,7 @@ impl CmEvent {
                 gid: membership.mgid,
                 ..QpAddress::default()
             };
-            ud.ah_attr = id.device().address_vector(from.ip(), &group);
+            ud.ah_attr = id.device().address_vector(from, &group);
             // Groups are known by GID on either link layer.
             ud.ah_attr.is_global = 1;
             ud.qp_num = 0x00ff_ffff;

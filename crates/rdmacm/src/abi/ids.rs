@@ -1,21 +1,18 @@
-//! Ids: their life, their addresses, their connections.
+//! Ids: their life, their connections.
 
 use std::ffi::{c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
 
-use libc::sockaddr;
 use verbs_abi::*;
 
+use super::addresses::bind;
 use super::events::{acknowledge_last, check_room, complete, next_request};
 use super::{channel_of, or_minus_one, with_id};
-use crate::addr;
-use crate::channel::Detail;
+use crate::addr::Addr;
 use crate::cm::Cm;
-use crate::endpoint::{Endpoint, Phase, reason};
+use crate::endpoint::{Endpoint, reason};
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
-use crate::ports::Binding;
 use crate::wire::{Params, Reply, Request};
 
 /// Requests that a listener holds unless it says otherwise: the default of `linux:drivers/infiniband/core/ucma.c`.
@@ -137,133 +134,6 @@ pub unsafe extern "C" fn rdma_migrate_id(
     }
 }
 
-/// Binds an id to an address: `rdma_bind_addr(3)`.
-pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe { with_id(id, |id| bind(id, addr::read(addr).ok_or(INVALID)?)) }
-}
-
-/// Binds an id.
-pub(crate) fn bind(id: &CmId, addr: SocketAddr) -> Result {
-    let specific = !addr.ip().is_unspecified();
-    if specific && !addr::is_local(addr.ip())? {
-        return Err(Errno(libc::EADDRNOTAVAIL));
-    }
-    let (afonly, reuse) = {
-        let extra = id.extra();
-        (extra.afonly, extra.reuse_address)
-    };
-    let mut bound = addr;
-    let port = id
-        .endpoint
-        .bind(Binding {
-            addr,
-            afonly,
-            reuse,
-        })?
-        .port();
-    bound.set_port(port);
-    id.set_source(bound);
-    if specific {
-        id.bind_to_device();
-    }
-    Ok(())
-}
-
-/// Resolves the peer's address: `rdma_resolve_addr(3)`. Its outcome is an event.
-pub unsafe extern "C" fn rdma_resolve_addr(
-    id: *mut rdma_cm_id,
-    src_addr: *mut sockaddr,
-    dst_addr: *mut sockaddr,
-    _timeout_ms: c_int,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            let dst = addr::read(dst_addr).ok_or(INVALID)?;
-            let src = match src_addr.as_ref() {
-                None => None,
-                Some(src) => Some(addr::read(src).ok_or(INVALID)?),
-            };
-            resolve_addr(id, src, dst)?;
-            complete(id)
-        })
-    }
-}
-
-fn loopback_like(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    }
-}
-
-/// Resolves the peer's address: those of this host are its own business.
-pub(crate) fn resolve_addr(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
-    let mut dst = dst;
-    if dst.ip().is_unspecified() {
-        // "Any" host to connect to is this one, as for sockets.
-        dst.set_ip(loopback_like(dst.ip()));
-    }
-    let src = src.filter(|a| !a.ip().is_unspecified() || a.port() != 0);
-    let is_multicast = dst.ip().to_canonical().is_multicast();
-    let is_here = is_multicast || addr::is_local(dst.ip())?;
-    // From the address that was asked for, or from the peer's own: that is how a host talks to itself.
-    let from = |asked: Option<SocketAddr>| {
-        let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
-        match asked {
-            Some(ip) => ip,
-            None if is_multicast => loopback_like(dst.ip()),
-            None => dst.ip(),
-        }
-    };
-    match id.source() {
-        None => {
-            let ip = if is_here {
-                from(src)
-            } else {
-                src.map_or(loopback_like(dst.ip()), |a| a.ip())
-            };
-            bind(id, SocketAddr::new(ip, src.map_or(0, |a| a.port())))?;
-        }
-        Some(bound) if bound.ip().is_unspecified() => {
-            id.set_source(SocketAddr::new(from(src), bound.port()));
-        }
-        Some(_) => {}
-    }
-    id.set_destination(dst);
-    if !is_here {
-        id.endpoint.advance(&[Phase::Bound], Phase::Bound)?;
-        id.endpoint.report(
-            RDMA_CM_EVENT_ADDR_ERROR,
-            -libc::EHOSTUNREACH,
-            Detail::Nothing,
-        );
-        return Ok(());
-    }
-    id.endpoint.advance(&[Phase::Bound], Phase::AddrResolved)?;
-    id.bind_to_device();
-    id.endpoint
-        .report(RDMA_CM_EVENT_ADDR_RESOLVED, 0, Detail::Nothing);
-    Ok(())
-}
-
-/// Resolves the route: `rdma_resolve_route(3)`. Its outcome is an event.
-pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe { with_id(id, |id| resolve_route(id).and_then(|()| complete(id))) }
-}
-
-/// Resolves the route.
-pub(crate) fn resolve_route(id: &CmId) -> Result {
-    id.endpoint
-        .advance(&[Phase::AddrResolved], Phase::RouteResolved)?;
-    id.set_path();
-    id.endpoint
-        .report(RDMA_CM_EVENT_ROUTE_RESOLVED, 0, Detail::Nothing);
-    Ok(())
-}
-
 /// The parameters of a connection, as the program gave them.
 struct Given {
     private_data: Vec<u8>,
@@ -316,7 +186,7 @@ unsafe fn read_param(
     {
         return Err(INVALID);
     }
-    check_room(kind, is_datagram, private_data.len())?;
+    check_room(kind, id, private_data.len())?;
     Ok(Given {
         private_data,
         params: Params {
@@ -362,7 +232,7 @@ pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result
     if param.is_null() && id.qp().is_null() && !id.is_datagram() {
         return Err(INVALID);
     }
-    let (Some(src), Some(dst)) = (id.source(), id.destination()) else {
+    let (Some(mut src), Some(mut dst)) = (id.source(), id.destination()) else {
         return Err(INVALID);
     };
     if !id.has_device() {
@@ -371,15 +241,17 @@ pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result
     // SAFETY: contract of this function.
     let mut given = unsafe { read_param(param, RDMA_CM_EVENT_CONNECT_REQUEST, id) }?;
     let device = id.device();
+    for end in [&mut src, &mut dst] {
+        if let Addr::Ib(addr) = end {
+            // The loopback address stands for the port itself, and messages name its GID.
+            addr.gid = device.gid(Addr::Ib(*addr));
+        }
+    }
     let (ece, private_data) = {
         let mut extra = id.extra();
         let mut private_data = extra.connect_data.clone();
         private_data.append(&mut given.private_data);
-        check_room(
-            RDMA_CM_EVENT_CONNECT_REQUEST,
-            id.is_datagram(),
-            private_data.len(),
-        )?;
+        check_room(RDMA_CM_EVENT_CONNECT_REQUEST, id, private_data.len())?;
         if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
             given.params.initiator_depth = device.max_initiator_depth;
         }
@@ -393,12 +265,16 @@ pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result
     let psn = id.endpoint.ends().local.psn;
     // SAFETY: a field of the live id.
     let qp_type = unsafe { (*id.abi()).qp_type };
+    // A service id of no port space is nobody's; whoever is asked for it refuses.
+    let port_space = dst
+        .service(id.endpoint.port_space)
+        .map_or(id.endpoint.port_space, |(port_space, _)| port_space);
     id.endpoint.connect(Request {
-        port_space: id.endpoint.port_space,
+        port_space,
         qp_type,
         src,
         dst,
-        qp: device.address_of(src.ip(), given.qpn, psn),
+        qp: device.address_of(src, given.qpn, psn),
         params: given.params,
         ece,
         private_data,
@@ -413,7 +289,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
     unsafe {
         with_id(id, |id| {
             if id.source().is_none() {
-                bind(id, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
+                bind(id, Addr::NONE)?;
             }
             listen(id, backlog)
         })
@@ -514,7 +390,7 @@ pub(crate) unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result 
         id.connect_qp(&ends)?;
     }
     let accepted = id.endpoint.accept(Reply {
-        qp: device.address_of(src.ip(), given.qpn, ends.local.psn),
+        qp: device.address_of(src, given.qpn, ends.local.psn),
         params: given.params,
         ece,
         private_data: given.private_data,
@@ -564,7 +440,7 @@ unsafe fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8, why:
             } else {
                 RDMA_CM_EVENT_REJECTED
             };
-            check_room(kind, id.is_datagram(), private_data.len())?;
+            check_room(kind, id, private_data.len())?;
             id.endpoint.reject(why, private_data)
         })
     }
@@ -611,20 +487,6 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             Ok(())
         })
     }
-}
-
-/// Port of the own address, big-endian: `rdma_get_src_port(3)`.
-pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: contract of this module.
-    let addr = unsafe { CmId::borrow(id) }.ok().and_then(CmId::source);
-    addr.map_or(0, |a| a.port().to_be())
-}
-
-/// Port of the peer's address, big-endian: `rdma_get_dst_port(3)`.
-pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: contract of this module.
-    let addr = unsafe { CmId::borrow(id) }.ok().and_then(CmId::destination);
-    addr.map_or(0, |a| a.port().to_be())
 }
 
 /// Lists the open devices: `rdma_get_devices(3)`. NULL with errno on failure.

@@ -11,6 +11,7 @@
     reason = "the module says it for all of them, and the man page for each"
 )]
 
+pub(crate) mod addresses;
 mod addrinfo;
 mod endpoints;
 pub(crate) mod events;
@@ -22,6 +23,7 @@ mod rsockets;
 
 use std::ffi::c_int;
 
+pub use addresses::*;
 pub use addrinfo::*;
 pub use endpoints::*;
 pub use events::*;

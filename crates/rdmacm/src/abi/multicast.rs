@@ -1,7 +1,6 @@
 //! Multicast groups.
 
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use libc::sockaddr;
@@ -9,7 +8,7 @@ use verbs_abi::*;
 
 use super::events::complete;
 use super::with_id;
-use crate::addr;
+use crate::addr::{self, Addr};
 use crate::channel::Detail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
@@ -56,7 +55,7 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     }
 }
 
-fn join(id: &CmId, addr: SocketAddr, send_only: bool, context: *mut c_void) -> Result {
+fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result {
     if !id.has_device() || !id.is_datagram() {
         return Err(INVALID);
     }
@@ -65,7 +64,7 @@ fn join(id: &CmId, addr: SocketAddr, send_only: bool, context: *mut c_void) -> R
         context.expose_provenance(),
         send_only,
         id.device().link_layer,
-    ));
+    )?);
     id.extra().memberships.push(Arc::clone(&membership));
     // There is nobody to be asked: whoever attaches a queue pair gets what is sent to the group.
     id.endpoint

@@ -50,7 +50,7 @@ pub unsafe extern "C" fn rdma_set_option(
                     return Err(INVALID);
                 }
                 // There is one path, whatever the program found.
-                super::ids::resolve_route(id)
+                super::addresses::resolve_route(id)
             }
             _ => Err(Errno(libc::ENOSYS)),
         })

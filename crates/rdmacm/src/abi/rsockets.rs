@@ -8,7 +8,7 @@ use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ss
 use verbs_abi::{RDMA_ROUTE, SOL_RDMA};
 
 use super::{or_minus_one, set_errno};
-use crate::addr;
+use crate::addr::{self, Addr};
 use crate::errno::{Errno, INVALID, Result};
 use crate::rsocket::{RSocket, find, rpoll as poll, rselect as select};
 
@@ -36,18 +36,15 @@ fn or_minus_one_s(result: Result<usize>) -> ssize_t {
 
 /// # Safety
 /// `addr` is NULL or valid for `len` bytes.
-unsafe fn address(addr: *const sockaddr, len: socklen_t) -> Result<std::net::SocketAddr> {
+unsafe fn address(addr: *const sockaddr, len: socklen_t) -> Result<Addr> {
     let len = len as usize;
     // SAFETY: contract of this function; the family is within the first bytes of every address.
     unsafe {
         if addr.is_null() || len < size_of::<libc::sa_family_t>() {
             return Err(INVALID);
         }
-        let needed = match c_int::from((*addr).sa_family) {
-            libc::AF_INET => size_of::<libc::sockaddr_in>(),
-            libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-            _ => return Err(Errno(libc::EAFNOSUPPORT)),
-        };
+        let needed = addr::size_of_family((*addr).sa_family.into());
+        let needed = needed.ok_or(Errno(libc::EAFNOSUPPORT))?;
         if len < needed {
             return Err(INVALID);
         }
@@ -59,7 +56,7 @@ unsafe fn address(addr: *const sockaddr, len: socklen_t) -> Result<std::net::Soc
 ///
 /// # Safety
 /// `to` is NULL, or valid for `*len` bytes.
-unsafe fn give_address(from: std::net::SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
+unsafe fn give_address(from: Addr, to: *mut sockaddr, len: *mut socklen_t) {
     // SAFETY: contract of this function.
     unsafe {
         if let (false, Some(len)) = (to.is_null(), len.as_mut()) {
@@ -258,7 +255,7 @@ unsafe fn recv_datagram(
     socket: &RSocket,
     buffers: &[iovec],
     flags: c_int,
-) -> Result<(usize, std::net::SocketAddr)> {
+) -> Result<(usize, Addr)> {
     let room = buffers
         .iter()
         .fold(0, |n: usize, b| n.saturating_add(b.iov_len));
@@ -282,7 +279,7 @@ unsafe fn send_datagram(
     socket: &RSocket,
     buffers: &[iovec],
     flags: c_int,
-    to: Option<std::net::SocketAddr>,
+    to: Option<Addr>,
 ) -> Result<usize> {
     let mut bytes = Vec::new();
     for buffer in buffers {

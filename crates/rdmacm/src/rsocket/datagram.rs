@@ -109,7 +109,7 @@ impl DatagramSocket {
         let mut state = self.lock();
         // Ready before anyone can know the name.
         state.pair()?;
-        let (c, len) = crate::addr::to_c(addr);
+        let (c, len) = crate::addr::to_c(addr.into());
         // SAFETY: an address and its length.
         let bound = unsafe { libc::bind(state.udp.as_raw_fd(), (&raw const c).cast(), len) };
         if bound == 0 {
@@ -362,7 +362,7 @@ impl State {
                 SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
                 SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
             };
-            let (c, len) = crate::addr::to_c(any);
+            let (c, len) = crate::addr::to_c(any.into());
             // SAFETY: an address and its length.
             if unsafe { libc::bind(self.udp.as_raw_fd(), (&raw const c).cast(), len) } != 0 {
                 return Err(io::Error::last_os_error().into());

@@ -5,13 +5,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::ptr;
 
 use verbs_abi::*;
 
 use super::memory::Memory;
 use super::stream::Sizes;
+use crate::addr::Addr;
 use crate::device::{Device, check, last_errno};
 use crate::endpoint::Ends;
 use crate::errno::{Errno, Result};
@@ -114,7 +115,7 @@ impl Pair {
                 return Err(last_errno());
             }
             for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-                let from = Ipv4Addr::UNSPECIFIED.into();
+                let from = Addr::NONE;
                 let (mut attr, mask) =
                     device.qp_attr(state, IBV_QPT_UD, from, &Ends::default(), None)?;
                 device.modify_qp(pair.qp, &mut attr, mask)?;
@@ -130,7 +131,7 @@ impl Pair {
     pub(super) fn address(&self, ip: IpAddr) -> QpAddress {
         // SAFETY: a live queue pair.
         let qpn = unsafe { (*self.qp).qp_num };
-        self.device.address_of(ip, qpn, 0)
+        self.device.address_of(ip.into(), qpn, 0)
     }
 
     /// Bytes of the longest datagram.
@@ -192,7 +193,7 @@ impl Pair {
         match self.handles.entry((to.lid, to.gid)) {
             Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(new) => {
-                let mut av = device.address_vector(from, to);
+                let mut av = device.address_vector(from.into(), to);
                 // SAFETY: the device's own domain; attributes of the right type.
                 let ah = unsafe { (device.verbs.ibv_create_ah)(device.pd, &raw mut av) };
                 if ah.is_null() {

@@ -1,7 +1,7 @@
 //! A socket for streams: an id, and a stream once it is connected.
 
 use std::ffi::{c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,9 +13,12 @@ use super::options::Remembered;
 use super::protocol::{ConnData, Immediate};
 use super::stream::{Sizes, Stream};
 use super::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
-use crate::abi::{self, events, ids};
+use crate::abi::{self, addresses, events, ids};
+use crate::addr::Addr;
 use crate::channel::Channel;
+use crate::device::DEFAULT_PKEY;
 use crate::errno::{Errno, INVALID, Result};
+use crate::ib::IbAddr;
 use crate::id::{ChannelHandle, CmId};
 use crate::lock;
 
@@ -57,7 +60,7 @@ pub(super) struct Inner {
 unsafe impl Send for Inner {}
 
 /// A socket that was just connected, its number, and the peer's address.
-type New = (Arc<StreamSocket>, RawFd, SocketAddr);
+type New = (Arc<StreamSocket>, RawFd, Addr);
 
 /// A socket for streams.
 pub(crate) struct StreamSocket {
@@ -151,7 +154,7 @@ impl StreamSocket {
 
     // Names and connections.
 
-    pub(super) fn bind(&self, addr: SocketAddr) -> Result {
+    pub(super) fn bind(&self, addr: Addr) -> Result {
         let inner = self.lock();
         let id = inner.cm_id()?;
         {
@@ -159,7 +162,7 @@ impl StreamSocket {
             extra.reuse_address = inner.reuse_address != 0;
             extra.afonly = inner.v6only != 0;
         }
-        ids::bind(id, addr)
+        addresses::bind(id, addr)
     }
 
     pub(crate) fn listen(&self, backlog: c_int) -> Result {
@@ -169,23 +172,22 @@ impl StreamSocket {
         }
         let id = inner.cm_id()?;
         if id.source().is_none() {
-            ids::bind(id, self.any_address())?;
+            addresses::bind(id, self.any_address())?;
         }
         ids::listen(id, backlog)?;
         inner.phase = Phase::Listening;
         Ok(())
     }
 
-    fn any_address(&self) -> SocketAddr {
-        let ip: IpAddr = if self.domain == libc::AF_INET6 {
-            Ipv6Addr::UNSPECIFIED.into()
-        } else {
-            Ipv4Addr::UNSPECIFIED.into()
-        };
-        SocketAddr::new(ip, 0)
+    fn any_address(&self) -> Addr {
+        match self.domain {
+            AF_IB => Addr::Ib(IbAddr::new([0; 16], DEFAULT_PKEY)),
+            libc::AF_INET6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED).into(),
+            _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED).into(),
+        }
     }
 
-    pub(super) fn connect(&self, addr: SocketAddr) -> Result {
+    pub(super) fn connect(&self, addr: Addr) -> Result {
         {
             let mut inner = self.lock();
             inner.progress();
@@ -231,7 +233,7 @@ impl StreamSocket {
     }
 
     /// The own address, or the peer's.
-    pub(super) fn name(&self, peer: bool) -> Result<SocketAddr> {
+    pub(super) fn name(&self, peer: bool) -> Result<Addr> {
         let inner = self.lock();
         let id = inner.cm_id()?;
         if peer {
@@ -543,9 +545,9 @@ impl Inner {
         }
     }
 
-    fn start_connecting(&mut self, addr: SocketAddr) -> Result {
+    fn start_connecting(&mut self, addr: Addr) -> Result {
         let id = self.cm_id()?;
-        ids::resolve_addr(id, None, addr)?;
+        addresses::resolve_addr(id, None, addr)?;
         // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
         let resolved = unsafe {
             let event = events::next_event(&self.channel)?;
@@ -556,7 +558,7 @@ impl Inner {
         if resolved.0 != RDMA_CM_EVENT_ADDR_RESOLVED {
             return Err(Errno(resolved.1.abs()));
         }
-        ids::resolve_route(id)?;
+        addresses::resolve_route(id)?;
         // SAFETY: as above.
         unsafe {
             abi::rdma_ack_cm_event(events::next_event(&self.channel)?);

@@ -1,13 +1,15 @@
 //! The sockets of a process, by number.
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, PoisonError, RwLock};
+
+use verbs_abi::AF_IB;
 
 use super::datagram::DatagramSocket;
 use super::socket::StreamSocket;
 use super::wait::Waiter;
+use crate::addr::Addr;
 use crate::errno::{Errno, Result};
 
 /// A socket.
@@ -54,7 +56,7 @@ impl RSocket {
     pub(crate) fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd> {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-        if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
             return Err(Errno(libc::ENOTSUP));
         }
         match (kind, protocol) {
@@ -99,31 +101,31 @@ impl RSocket {
         matches!(self, Datagram(_))
     }
 
-    pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
+    pub(crate) fn bind(&self, addr: Addr) -> Result {
         match self {
             Stream(s) => s.bind(addr),
-            Datagram(s) => s.bind(addr),
+            Datagram(s) => s.bind(addr.ip()?),
         }
     }
 
     /// The next connection, and the peer's address.
-    pub(crate) fn accept(&self) -> Result<(RawFd, SocketAddr)> {
+    pub(crate) fn accept(&self) -> Result<(RawFd, Addr)> {
         let (socket, fd, peer) = self.stream()?.accept()?;
         Ok((insert(Stream(socket), fd), peer))
     }
 
-    pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
+    pub(crate) fn connect(&self, addr: Addr) -> Result {
         match self {
             Stream(s) => s.connect(addr),
-            Datagram(s) => s.connect(addr),
+            Datagram(s) => s.connect(addr.ip()?),
         }
     }
 
     /// The own address, or the peer's.
-    pub(crate) fn name(&self, peer: bool) -> Result<SocketAddr> {
+    pub(crate) fn name(&self, peer: bool) -> Result<Addr> {
         match self {
             Stream(s) => s.name(peer),
-            Datagram(s) => s.name(peer),
+            Datagram(s) => s.name(peer).map(Addr::Ip),
         }
     }
 
@@ -131,24 +133,21 @@ impl RSocket {
     ///
     /// # Errors
     /// `EISCONN` for an address beside that of a stream's peer.
-    pub(crate) fn send_to(
-        &self,
-        bytes: &[u8],
-        flags: c_int,
-        to: Option<SocketAddr>,
-    ) -> Result<usize> {
+    pub(crate) fn send_to(&self, bytes: &[u8], flags: c_int, to: Option<Addr>) -> Result<usize> {
         match self {
             Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
             Stream(s) => s.send(bytes, flags),
-            Datagram(s) => s.send(bytes, flags, to),
+            Datagram(s) => s.send(bytes, flags, to.map(Addr::ip).transpose()?),
         }
     }
 
     /// `recvfrom(2)`.
-    pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
+    pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, Addr)> {
         match self {
             Stream(s) => Ok((s.recv(bytes, flags)?, s.name(true)?)),
-            Datagram(s) => s.recv(bytes, flags),
+            Datagram(s) => s
+                .recv(bytes, flags)
+                .map(|(len, from)| (len, Addr::Ip(from))),
         }
     }
 

@@ -1,0 +1,313 @@
+//! Addresses of the family `AF_IB`: a GID and a service id, `struct sockaddr_ib` of `<infiniband/ib.h>`.
+//!
+//! The service ids of connection management are those of IBTA vol. 1, annex A11: the port space above, the port number
+//! in the lower 16 bits. An address that is asked for says with a mask which bits of its service id count.
+
+use std::net::Ipv6Addr;
+
+use verbs_abi::{
+    AF_IB, RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP, ib_addr, rdma_port_space, sockaddr_ib,
+};
+
+use crate::errno::{Errno, Result};
+
+/// The bits of a service id that are the port space: `RDMA_IB_IP_PS_MASK` of `<rdma/rdma_cma.h>`.
+pub(crate) const PORT_SPACE_MASK: u64 = !PORT_MASK;
+/// The bits of a service id that are the port: `RDMA_IB_IP_PORT_MASK` of `<rdma/rdma_cma.h>`.
+pub(crate) const PORT_MASK: u64 = 0xffff;
+/// Where the port space begins in a service id.
+const PORT_SPACE_SHIFT: u32 = 16;
+/// The subnet prefix of a GID: IBTA vol. 1, 4.1.1.
+const PREFIX_BYTES: usize = 8;
+
+/// An address of the family `AF_IB`, its numbers in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IbAddr {
+    /// P_Key of the partition.
+    pub(crate) pkey: u16,
+    /// Traffic class and flow label, as in `sin6_flowinfo`.
+    pub(crate) flowinfo: u32,
+    /// GID of the port, in network order; all zeroes for any.
+    pub(crate) gid: [u8; 16],
+    pub(crate) service_id: u64,
+    /// The bits of `service_id` that count.
+    pub(crate) mask: u64,
+    pub(crate) scope_id: u64,
+}
+
+impl IbAddr {
+    /// An address of no service yet.
+    pub(crate) fn new(gid: [u8; 16], pkey: u16) -> Self {
+        Self {
+            gid,
+            pkey,
+            ..Self::default()
+        }
+    }
+
+    /// The same with the service id of a port, as `rdma_getaddrinfo(3)` makes it: 0 for either leaves its bits open.
+    pub(crate) fn with_service(self, port_space: rdma_port_space, port: u16) -> Self {
+        let of = |number: u64, mask: u64| if number == 0 { 0 } else { mask };
+        Self {
+            service_id: (u64::from(port_space) << PORT_SPACE_SHIFT) | u64::from(port),
+            mask: of(u64::from(port_space), PORT_SPACE_MASK) | of(u64::from(port), PORT_MASK),
+            ..self
+        }
+    }
+
+    pub(crate) fn from_c(c: &sockaddr_ib) -> Self {
+        Self {
+            pkey: u16::from_be(c.sib_pkey),
+            flowinfo: u32::from_be(c.sib_flowinfo),
+            gid: c.sib_addr.ib_u,
+            service_id: u64::from_be(c.sib_sid),
+            mask: u64::from_be(c.sib_sid_mask),
+            scope_id: c.sib_scope_id,
+        }
+    }
+
+    pub(crate) fn to_c(self) -> sockaddr_ib {
+        sockaddr_ib {
+            sib_family: AF_IB as u16,
+            sib_pkey: self.pkey.to_be(),
+            sib_flowinfo: self.flowinfo.to_be(),
+            sib_addr: ib_addr { ib_u: self.gid },
+            sib_sid: self.service_id.to_be(),
+            sib_sid_mask: self.mask.to_be(),
+            sib_scope_id: self.scope_id,
+        }
+    }
+
+    /// The port that an id asks for with this address; 0 for any.
+    pub(crate) fn port(&self) -> u16 {
+        (self.service_id & self.mask) as u16
+    }
+
+    /// The service that this address names: port space and port. `None` where no port space has such a service id.
+    pub(crate) fn service(&self) -> Option<(rdma_port_space, u16)> {
+        let port_space = u32::try_from(self.service_id >> PORT_SPACE_SHIFT).ok()?;
+        Some((port_space, self.service_id as u16))
+    }
+
+    /// No GID in particular: that of any port, or the loopback address (`cma_any_addr` of
+    /// `linux:drivers/infiniband/core/cma.c`).
+    pub(crate) fn is_any(&self) -> bool {
+        let gid = Ipv6Addr::from(self.gid);
+        gid.is_unspecified() || gid.is_loopback()
+    }
+
+    /// The loopback address of the same service.
+    pub(crate) fn on_loopback(self) -> Self {
+        Self {
+            gid: Ipv6Addr::LOCALHOST.octets(),
+            ..self
+        }
+    }
+
+    /// Whether a GID is of the same subnet.
+    pub(crate) fn shares_subnet(&self, gid: &[u8; 16]) -> bool {
+        self.gid
+            .iter()
+            .take(PREFIX_BYTES)
+            .eq(gid.iter().take(PREFIX_BYTES))
+    }
+
+    /// The address to which an id of `port_space` is bound that asks for this one, but for the port: its service id names
+    /// the port space that the masked one asks for (`cma_select_ib_ps` of `linux:drivers/infiniband/core/cma.c`).
+    ///
+    /// # Errors
+    /// `EPROTONOSUPPORT` where the id cannot have what is asked for.
+    pub(crate) fn select_service(self, port_space: rdma_port_space) -> Result<Self> {
+        let mask = self.mask & PORT_SPACE_MASK;
+        let asked = self.service_id & mask;
+        // An id of RDMA_PS_IB may be of each of them.
+        let selected = [RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP]
+            .into_iter()
+            .filter(|&ps| port_space == RDMA_PS_IB || port_space == ps)
+            .map(|ps| u64::from(ps) << PORT_SPACE_SHIFT)
+            .find(|ps| ps & mask == asked)
+            .ok_or(Errno(libc::EPROTONOSUPPORT))?;
+        Ok(Self {
+            service_id: selected | u64::from(self.port()),
+            mask: self.mask | PORT_SPACE_MASK,
+            ..self
+        })
+    }
+
+    /// The address of an id that has got its port.
+    pub(crate) fn with_port(self, port: u16) -> Self {
+        Self {
+            service_id: (self.service_id & self.mask & PORT_SPACE_MASK) | u64::from(port),
+            mask: u64::MAX,
+            ..self
+        }
+    }
+
+    /// What the id of a request knows of its own end, the service that was asked for: what the message says
+    /// (`cma_save_ib_info` of `linux:drivers/infiniband/core/cma.c`).
+    pub(crate) fn as_asked_for(self) -> Self {
+        Self {
+            mask: u64::MAX,
+            scope_id: 0,
+            ..self
+        }
+    }
+
+    /// What the id of a request knows of its peer: a requester has no service.
+    pub(crate) fn as_requester(self) -> Self {
+        Self {
+            service_id: 0,
+            mask: 0,
+            scope_id: 0,
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbs_abi::RDMA_PS_IPOIB;
+
+    fn addr(gid: &str) -> IbAddr {
+        IbAddr::new(gid.parse::<Ipv6Addr>().unwrap().octets(), 0xffff)
+    }
+
+    /// The bytes of the C structure, in the order of `<infiniband/ib.h>`.
+    #[test]
+    fn the_c_structure_is_in_network_order_but_for_its_scope() {
+        let addr = IbAddr {
+            pkey: 0x8001,
+            flowinfo: 0x0123_4567,
+            service_id: 0x0106_1d2f,
+            mask: 0xffff_ffff_ffff_0000,
+            scope_id: 3,
+            ..addr("fe80::1:2")
+        };
+        let c = addr.to_c();
+        let mut expected = AF_IB_BYTES.to_vec();
+        expected.extend([0x80, 0x01, 0x01, 0x23, 0x45, 0x67]);
+        expected.extend(addr.gid);
+        expected.extend([0, 0, 0, 0, 0x01, 0x06, 0x1d, 0x2f]);
+        expected.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
+        expected.extend(3_u64.to_ne_bytes());
+        let mut bytes = c.sib_family.to_ne_bytes().to_vec();
+        bytes.extend(c.sib_pkey.to_ne_bytes());
+        bytes.extend(c.sib_flowinfo.to_ne_bytes());
+        bytes.extend(c.sib_addr.ib_u);
+        bytes.extend(c.sib_sid.to_ne_bytes());
+        bytes.extend(c.sib_sid_mask.to_ne_bytes());
+        bytes.extend(c.sib_scope_id.to_ne_bytes());
+        assert_eq!(bytes, expected);
+        assert_eq!(IbAddr::from_c(&c), addr);
+    }
+
+    const AF_IB_BYTES: [u8; 2] = 27_u16.to_ne_bytes();
+
+    #[test]
+    fn a_service_id_is_a_port_space_and_a_port() {
+        let at = |ps, port| {
+            let a = addr("fe80::1").with_service(ps, port);
+            (a.service_id, a.mask)
+        };
+        assert_eq!(at(RDMA_PS_TCP, 7471), (0x0106_1d2f, u64::MAX));
+        assert_eq!(at(RDMA_PS_UDP, 0), (0x0111_0000, !0xffff));
+        assert_eq!(at(0, 7471), (0x1d2f, 0xffff));
+        assert_eq!(at(0, 0), (0, 0));
+        let service = |id| {
+            IbAddr {
+                service_id: id,
+                ..addr("::")
+            }
+            .service()
+        };
+        assert_eq!(service(0x013f_0001), Some((RDMA_PS_IB, 1)));
+        assert_eq!(service(0x1_0000_0000_0001), None);
+    }
+
+    #[test]
+    fn an_id_gets_the_port_space_that_the_mask_lets_it_have() {
+        let select = |ps, service_id, mask| {
+            let asked = IbAddr {
+                service_id,
+                mask,
+                ..addr("::")
+            };
+            asked
+                .select_service(ps)
+                .map(|a| (a.service_id, a.mask))
+                .map_err(|e| e.0)
+        };
+        let unsupported = Err(libc::EPROTONOSUPPORT);
+        // Nothing asked for: the id's own.
+        assert_eq!(select(RDMA_PS_TCP, 0, 0), Ok((0x0106_0000, !0xffff)));
+        assert_eq!(select(RDMA_PS_UDP, 0, 0), Ok((0x0111_0000, !0xffff)));
+        assert_eq!(select(RDMA_PS_IB, 0, 0), Ok((0x013f_0000, !0xffff)));
+        // What the mask leaves open does not count, the port neither.
+        assert_eq!(
+            select(RDMA_PS_TCP, 0x0111_0007, 0),
+            Ok((0x0106_0000, !0xffff))
+        );
+        assert_eq!(
+            select(RDMA_PS_TCP, 0x0111_0007, 0xffff),
+            Ok((0x0106_0007, u64::MAX))
+        );
+        // Asked for, and had.
+        assert_eq!(
+            select(RDMA_PS_TCP, 0x0106_0007, u64::MAX),
+            Ok((0x0106_0007, u64::MAX))
+        );
+        assert_eq!(
+            select(RDMA_PS_IB, 0x0111_0007, u64::MAX),
+            Ok((0x0111_0007, u64::MAX))
+        );
+        assert_eq!(
+            select(RDMA_PS_IB, 0x0106_0000, !0xffff),
+            Ok((0x0106_0000, !0xffff))
+        );
+        // Asked for, and not to be had.
+        assert_eq!(select(RDMA_PS_TCP, 0x0111_0007, u64::MAX), unsupported);
+        assert_eq!(select(RDMA_PS_UDP, 0x013f_0000, !0xffff), unsupported);
+        assert_eq!(select(RDMA_PS_IB, 0x0002_0000, !0xffff), unsupported);
+        assert_eq!(select(RDMA_PS_IPOIB, 0, 0), unsupported);
+        assert_eq!(select(RDMA_PS_IB, 0x7_0106_0000, !0xffff), unsupported);
+    }
+
+    #[test]
+    fn a_bound_address_names_its_service_in_full() {
+        let asked = addr("fe80::1").with_service(RDMA_PS_TCP, 0);
+        let bound = asked.select_service(RDMA_PS_TCP).unwrap().with_port(99);
+        assert_eq!((bound.service_id, bound.mask), (0x0106_0063, u64::MAX));
+        assert_eq!(
+            (bound.port(), bound.service()),
+            (99, Some((RDMA_PS_TCP, 99)))
+        );
+        assert_eq!(bound.gid, asked.gid);
+    }
+
+    #[test]
+    fn any_gid_is_none_or_loopback_and_subnets_are_told_by_prefix() {
+        assert!(addr("::").is_any() && addr("::1").is_any());
+        assert!(!addr("fe80::1").is_any());
+        assert!(addr("fe80::1").on_loopback().is_any());
+        assert!(addr("fe80::1").shares_subnet(&addr("fe80::ffff:2").gid));
+        assert!(!addr("fe80::1").shares_subnet(&addr("fec0::1").gid));
+    }
+
+    #[test]
+    fn a_request_says_which_service_and_that_its_sender_has_none() {
+        let asked = IbAddr {
+            mask: 7,
+            scope_id: 5,
+            ..addr("fe80::1")
+        }
+        .with_service(RDMA_PS_IB, 4);
+        let own = asked.as_asked_for();
+        assert_eq!(
+            (own.service_id, own.mask, own.scope_id),
+            (0x013f_0004, u64::MAX, 0)
+        );
+        let peer = asked.as_requester();
+        assert_eq!((peer.service_id, peer.mask, peer.gid), (0, 0, asked.gid));
+    }
+}
