@@ -1,8 +1,6 @@
 //! Reading sysfs, which libibverbs offers to its users.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
-use std::fs::File;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -11,7 +9,11 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads a file of sysfs into `buf`, without the newline at its end. Bytes read, or -1 with errno.
+/// Bytes of the longest file of sysfs: a page (`linux:Documentation/filesystems/sysfs.rst`), here of any size that there is.
+const MOST_BYTES: usize = 65_536;
+
+/// Reads a file of sysfs into `buf`, without the newline at its end, with a zero behind it. Bytes read, or -1 with errno, also
+/// where it does not fit.
 ///
 /// # Safety
 /// `dir` and `file` are strings, `buf` has `size` bytes.
@@ -28,27 +30,15 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path =
         Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
-    let mut text = Vec::new();
-    let read = File::open(path).and_then(|f| {
-        let limit = u64::try_from(size).unwrap_or(u64::MAX);
-        f.take(limit).read_to_end(&mut text)
-    });
-    if let Err(e) = read {
-        return fail(e.raw_os_error().unwrap_or(libc::EIO));
-    }
-    let mut len = text.len();
-    if text.last() == Some(&b'\n') {
-        len -= 1;
-        if let Some(newline) = text.last_mut() {
-            *newline = 0;
-        }
-    }
-    // SAFETY: at most `size` bytes were read.
-    unsafe { buf.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
-    if len < size {
-        // SAFETY: the byte behind the text lies in the buffer.
-        unsafe { *buf.add(len) = 0 };
-    }
+    let mut text = vec![0; size.min(MOST_BYTES)];
+    let len = match softnic::read_sysfs_text(&path, &mut text) {
+        Ok(len) => len,
+        Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO)),
+    };
+    // With the zero behind the text, for which there is no room where there is none for anything.
+    let written = text.get(..=len).map_or(0, <[u8]>::len);
+    // SAFETY: at most `size` bytes.
+    unsafe { buf.copy_from_nonoverlapping(text.as_ptr().cast(), written) };
     c_int::try_from(len).unwrap_or(c_int::MAX)
 }
 

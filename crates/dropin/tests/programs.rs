@@ -51,6 +51,20 @@ fn processes_share_domains_regions_and_device_memory() {
     }
 }
 
+/// Beside regions of plain memory: what else is made of a domain, in another process than its own.
+#[test]
+fn processes_share_windows_implicit_regions_and_xrc_receive_queues() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("shared_kinds", folder.path());
+    for case in ["windows", "implicit", "xrc", "original"] {
+        for link_layer in ["ib", "roce"] {
+            let fabric = Fabric::new();
+            let out = Watched::start(fabric.command(&program, link_layer).arg(case)).finish();
+            assert_eq!(out, "ok\n", "{case} {link_layer}");
+        }
+    }
+}
+
 #[test]
 fn a_c_program_built_against_the_headers_runs() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -122,11 +122,9 @@ fn nothing_else_is_exported_and_the_name_is_right() {
     assert_eq!(exported, wanted);
 }
 
-/// Functions that give the same answers here as in the machine's own libibverbs.
-#[test]
-fn rates_are_those_of_the_systems_library() {
-    let ours = Library::open(&common::library());
-    let theirs = [
+/// The machine's own libibverbs.
+fn the_systems() -> Library {
+    let path = [
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib/aarch64-linux-gnu",
         "/usr/lib64",
@@ -135,7 +133,14 @@ fn rates_are_those_of_the_systems_library() {
     .map(|folder| Path::new(folder).join("libibverbs.so.1"))
     .find(|path| path.exists())
     .expect("libibverbs1 is installed; cargo xtask test does so");
-    let theirs = Library::open(&theirs);
+    Library::open(&path)
+}
+
+/// Functions that give the same answers here as in the machine's own libibverbs.
+#[test]
+fn rates_are_those_of_the_systems_library() {
+    let ours = Library::open(&common::library());
+    let theirs = the_systems();
     type Convert = unsafe extern "C" fn(c_int) -> c_int;
     for (name, inputs) in [
         ("ibv_rate_to_mult", -2..300),
@@ -162,20 +167,35 @@ fn rates_are_those_of_the_systems_library() {
 #[test]
 fn a_file_of_sysfs_is_read_without_its_newline() {
     type Read = unsafe extern "C" fn(*const c_char, *const c_char, *mut c_char, usize) -> c_int;
-    let library = Library::open(&common::library());
-    let read = library.find("ibv_read_sysfs_file", Some("IBVERBS_1.0"));
-    // SAFETY: its type in rdma-core's driver.h.
-    let read = unsafe { std::mem::transmute::<*mut c_void, Read>(read) };
+    let libraries = [Library::open(&common::library()), the_systems()];
+    let [read, theirs] = libraries.each_ref().map(|library| {
+        let read = library.find("ibv_read_sysfs_file", Some("IBVERBS_1.0"));
+        // SAFETY: its type in rdma-core's driver.h.
+        unsafe { std::mem::transmute::<*mut c_void, Read>(read) }
+    });
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("fw_ver"), "1.0\n").expect("written");
     let dir = CString::new(folder.path().as_os_str().as_bytes()).expect("a path");
-    let ask = |file: &std::ffi::CStr, size: usize| {
+    let ask_of = |read: Read, file: &std::ffi::CStr, size: usize| {
         let mut buf = [0x55u8; 8];
         // SAFETY: strings, and a buffer of at least `size` bytes.
         let n = unsafe { read(dir.as_ptr(), file.as_ptr(), buf.as_mut_ptr().cast(), size) };
         (n, buf)
     };
+    let ask = |file, size| ask_of(read, file, size);
     assert_eq!(ask(c"fw_ver", 8), (3, *b"1.0\0UUUU"));
-    assert_eq!(ask(c"fw_ver", 2), (2, *b"1.UUUUUU"));
     assert_eq!(ask(c"board_id", 8), (-1, [0x55; 8]));
+    // What is not whole in the buffer, with a zero behind it, is none.
+    assert_eq!(ask(c"fw_ver", 4), (3, *b"1.0\0UUUU"));
+    assert_eq!(ask(c"fw_ver", 2), (-1, [0x55; 8]));
+    for text in ["1.0\n", "1.0", "\n", "\n\n", ""] {
+        std::fs::write(folder.path().join("fw_ver"), text).expect("written");
+        for size in 0..=8 {
+            let (ours, theirs) = (ask(c"fw_ver", size), ask_of(theirs, c"fw_ver", size));
+            assert_eq!(ours.0, theirs.0, "{text:?} into {size} bytes");
+            if ours.0 > 0 {
+                assert_eq!(ours.1, theirs.1, "{text:?} into {size} bytes");
+            }
+        }
+    }
 }

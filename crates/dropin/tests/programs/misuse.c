@@ -159,6 +159,7 @@ static void closed(void)
 	struct ibv_ah *ah = ibv_create_ah(pd, &ah_attr);
 	struct ibv_pd *other = ibv_alloc_pd(context);
 	struct ibv_cq *event_cq;
+	struct ibv_td *td;
 	void *cq_context;
 
 	CHECK(channel && srq && ah && other);
@@ -174,6 +175,10 @@ static void closed(void)
 	REFUSED(ibv_dealloc_pd(other), EINVAL);
 	FAILS(!ibv_reg_mr(other, memory[0], LENGTH, 0), EINVAL);
 	FAILS(!ibv_create_ah(other, &ah_attr), EINVAL);
+	/* A thread domain that was is none: the next one may have its address. */
+	td = ibv_alloc_td(context, &(struct ibv_td_init_attr){ 0 });
+	CHECK(td && !ibv_dealloc_td(td));
+	FAILS(!ibv_alloc_parent_domain(context, &(struct ibv_parent_domain_init_attr){ .pd = pd, .td = td }), EINVAL);
 	/* A handle of another kind. */
 	REFUSED(ibv_destroy_qp((struct ibv_qp *)pd), EINVAL);
 	REFUSED(ibv_dealloc_pd((struct ibv_pd *)cq), EINVAL);

@@ -62,6 +62,7 @@ impl World<'_> {
             addr: addr.addr(),
             len,
         };
+        self.registered(place);
     }
 
     /// A range of the arena, and access rights.
@@ -82,9 +83,17 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_mr(&mut self, input: &mut Input<'_>) {
-        let place = &mut self.mrs[input.one_of(PLACES)];
-        // SAFETY: as in `make_pd`.
-        place.ended(unsafe { (self.tables.symbols.ibv_dereg_mr)(place.handle) });
+        let place = input.one_of(PLACES);
+        let region = &mut self.mrs[place];
+        // SAFETY: as in `make_pd`; the fields of a live handle are there.
+        let (handle, errno) = unsafe {
+            let handle = region.live().as_ref().map(|mr| mr.handle);
+            (handle, (self.tables.symbols.ibv_dereg_mr)(region.handle))
+        };
+        region.ended(errno);
+        if let Some(handle) = handle {
+            self.deregistered(place, handle, errno);
+        }
     }
 
     pub(super) unsafe fn change_mr(&mut self, input: &mut Input<'_>) {

@@ -1,0 +1,198 @@
+//! Handles of what there is already: `ibv_import_pd(3)`, `ibv_import_mr(3)`, `ibv_import_dm(3)`, within one process.
+//!
+//! Who destroys an object by one handle leaves the others with handles of nothing, which are only given back. So a handle
+//! is live until it is given back, and an object of which all handles were given back is still there: at the end it is
+//! imported again, to be destroyed.
+
+use super::*;
+
+/// What the world remembers of handles, beside where they are.
+#[derive(Default)]
+pub(super) struct Imports {
+    /// The places of regions that hold imported ones.
+    mrs: [bool; PLACES],
+    /// The places of regions that were destroyed by another handle.
+    gone: [bool; PLACES],
+    /// Handles in the sense of the kernel, of domains and of device memory, that were given back.
+    pds: Vec<u32>,
+    dms: Vec<u32>,
+}
+
+/// Which verb refused to destroy what: another handle has done so.
+fn is_gone(errno: c_int) -> bool {
+    errno == libc::ENOENT
+}
+
+impl World<'_> {
+    /// The handle that is imported: mostly of something there is, sometimes of nothing.
+    fn number(input: &mut Input<'_>, of: Option<u32>) -> u32 {
+        match (of, input.byte()) {
+            (Some(handle), 0..=239) => handle,
+            (Some(handle), byte @ 240..=247) => handle.wrapping_add(u32::from(byte)),
+            _ => input.word(),
+        }
+    }
+
+    pub(super) unsafe fn import(&mut self, input: &mut Input<'_>) {
+        let later = self.tables.later;
+        let context = if input.rarely(16) {
+            null_mut()
+        } else {
+            self.device.context
+        };
+        // SAFETY: as in `make_pd`; fields of live handles are there.
+        unsafe {
+            match input.one_of(6) {
+                0 => {
+                    let (from, place) = (input.one_of(PLACES), input.one_of(PLACES));
+                    let of = self.pds[from].live().as_ref().map(|pd| pd.handle);
+                    let handle = Self::number(input, of);
+                    if !self.pds[place].live {
+                        let made = (later.ibv_import_pd)(context, handle);
+                        fill(&mut self.pds, place, made);
+                    }
+                }
+                1 => {
+                    let place = &mut self.pds[input.one_of(PLACES)];
+                    self.imports
+                        .pds
+                        .extend(place.live().as_ref().map(|pd| pd.handle));
+                    (later.ibv_unimport_pd)(place.handle);
+                    place.live = false;
+                }
+                2 => self.import_mr(input),
+                3 => self.unimport_mr(input.one_of(PLACES)),
+                4 => {
+                    let (from, place) = (input.one_of(2), input.one_of(2));
+                    let of = self.dms[from].live().as_ref().map(|dm| dm.handle);
+                    let handle = Self::number(input, of);
+                    if !self.dms[place].live {
+                        let made = (later.ibv_import_dm)(context, handle);
+                        fill(&mut self.dms, place, made);
+                    }
+                }
+                _ => {
+                    let place = &mut self.dms[input.one_of(2)];
+                    self.imports
+                        .dms
+                        .extend(place.live().as_ref().map(|dm| dm.handle));
+                    (later.ibv_unimport_dm)(place.handle);
+                    place.live = false;
+                }
+            }
+        }
+    }
+
+    unsafe fn import_mr(&mut self, input: &mut Input<'_>) {
+        let (from, place) = (input.one_of(PLACES), input.one_of(PLACES));
+        let pd = self.pds[input.one_of(PLACES)].handle;
+        // SAFETY: as in `import`.
+        unsafe {
+            let of = self.mrs[from].live().as_ref().map(|mr| mr.handle);
+            let handle = Self::number(input, of);
+            if self.mrs[place].live {
+                return;
+            }
+            let made = (self.tables.later.ibv_import_mr)(pd, handle);
+            fill(&mut self.mrs, place, made);
+            self.imports.mrs[place] = true;
+            self.imports.gone[place] = false;
+            if let Some(mr) = made.as_ref() {
+                assert!(mr.addr.is_null() && mr.handle == handle);
+            }
+        }
+        self.ranges[place] = self.ranges[from];
+    }
+
+    /// A region was registered in a place.
+    pub(super) fn registered(&mut self, place: usize) {
+        self.imports.mrs[place] = false;
+        self.imports.gone[place] = false;
+    }
+
+    /// A region was asked to be destroyed. What it left to other handles is nothing.
+    pub(super) fn deregistered(&mut self, place: usize, handle: u32, errno: c_int) {
+        if errno != 0 {
+            return;
+        }
+        for other in (0..PLACES).filter(|&other| other != place) {
+            // SAFETY: the fields of a live handle are there.
+            let mr = unsafe { self.mrs[other].live().as_ref() };
+            if mr.is_some_and(|mr| mr.handle == handle) {
+                self.imports.gone[other] = true;
+            }
+        }
+    }
+
+    /// Gives a region's handle back. That of an own one that is there stays: only destroying it ends it.
+    unsafe fn unimport_mr(&mut self, place: usize) {
+        // SAFETY: as in `import`.
+        unsafe { (self.tables.later.ibv_unimport_mr)(self.mrs[place].handle) };
+        if self.imports.mrs[place] || self.imports.gone[place] {
+            self.mrs[place].live = false;
+        }
+    }
+
+    /// Destroys the regions, and gives back the handles of those that others have destroyed.
+    pub(super) unsafe fn end_mrs(&mut self) {
+        for place in 0..PLACES {
+            // SAFETY: as in `import`.
+            unsafe {
+                let Some(handle) = self.mrs[place].live().as_ref().map(|mr| mr.handle) else {
+                    continue;
+                };
+                let errno = (self.tables.symbols.ibv_dereg_mr)(self.mrs[place].handle);
+                self.mrs[place].ended(errno);
+                self.deregistered(place, handle, errno);
+                if errno != 0 {
+                    assert!(self.imports.gone[place], "a region is in use: {errno}");
+                    self.unimport_mr(place);
+                }
+            }
+        }
+    }
+
+    /// Destroys the domains and the device memory that are left, by whichever handle.
+    pub(super) unsafe fn end_shared(&mut self) {
+        let later = self.tables.later;
+        let verbs = self.tables.symbols;
+        let context = self.device.context;
+        // SAFETY: as in `import`.
+        unsafe {
+            for dm in self.dms.iter_mut().filter(|dm| dm.live) {
+                let errno = extended!(self.free_dm(dm.handle)).unwrap_or(libc::EOPNOTSUPP);
+                if errno != 0 {
+                    assert!(is_gone(errno), "device memory is in use: {errno}");
+                    (later.ibv_unimport_dm)(dm.handle);
+                }
+                dm.live = false;
+            }
+            for handle in std::mem::take(&mut self.imports.dms) {
+                let dm = (later.ibv_import_dm)(context, handle);
+                if !dm.is_null() {
+                    let errno = extended!(self.free_dm(dm)).unwrap_or(libc::EOPNOTSUPP);
+                    assert_eq!(errno, 0, "device memory is in use");
+                }
+            }
+            // A parent domain before what it was made of: as often as there are domains.
+            for last in [false, false, false, true] {
+                for pd in self.pds.iter_mut().filter(|pd| pd.live) {
+                    let errno = (verbs.ibv_dealloc_pd)(pd.handle);
+                    pd.ended(errno);
+                    if is_gone(errno) {
+                        (later.ibv_unimport_pd)(pd.handle);
+                        pd.live = false;
+                    }
+                    assert!(!last || !pd.live, "a domain is in use: {errno}");
+                }
+            }
+            for handle in std::mem::take(&mut self.imports.pds) {
+                let pd = (later.ibv_import_pd)(context, handle);
+                if !pd.is_null() {
+                    let errno = (verbs.ibv_dealloc_pd)(pd);
+                    assert_eq!(errno, 0, "a domain is in use");
+                }
+            }
+        }
+    }
+}
