@@ -32,7 +32,7 @@ pub(super) struct Pd {
 /// What a handle stands for.
 enum DomainOf {
     Itself(Shared),
-    Parent(#[allow(dead_code, reason = "counts the use of what it was made of")] Parent),
+    Parent(Parent),
 }
 
 // SAFETY: `abi` is written before the handle is given out and only read afterwards; the rest is atomic or
@@ -79,15 +79,27 @@ impl Pd {
         }
     }
 
+    /// The domain that all see: of a parent domain, the one at the end of what it was made of.
+    fn root(&self) -> &Shared {
+        let mut pd = self;
+        loop {
+            match &pd.of {
+                DomainOf::Itself(shared) => return shared,
+                DomainOf::Parent(parent) => pd = &parent.of,
+            }
+        }
+    }
+
     /// May objects be made of it? Not once it has been given back, or somebody who shares it has destroyed it.
     fn is_usable(&self) -> bool {
-        !self.unimported.load(Ordering::Relaxed) && self.itself().is_none_or(Shared::exists)
+        !self.unimported.load(Ordering::Relaxed) && self.root().exists()
     }
 
     /// An object is made of it, which [leaves](leave) it when it is destroyed.
     pub(super) fn enter(&self) {
         self.uses.fetch_add(1, Ordering::Relaxed);
-        if let Some(uses) = self.itself().and_then(Shared::uses) {
+        // A parent domain's objects, too: who destroys one by an import knows its domain only by the number.
+        if let Some(uses) = self.root().uses() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
@@ -111,7 +123,7 @@ pub(super) unsafe fn leave_quietly(handle: *mut ibv_pd, seen: bool) {
     let Some(pd) = (unsafe { borrow::<Pd, _>(handle) }) else {
         return;
     };
-    if seen && let Some(uses) = pd.itself().and_then(Shared::uses) {
+    if seen && let Some(uses) = pd.root().uses() {
         uses.fetch_sub(1, Ordering::Release);
     }
     let last = pd.uses.fetch_sub(1, Ordering::AcqRel) == 1;
