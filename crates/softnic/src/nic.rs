@@ -150,8 +150,9 @@ extern "C" fn leave() {
     }
 }
 
-/// How long a process that ends waits for its peers to read their mail.
-const LAST_MAIL: Duration = Duration::from_millis(200);
+/// How long a process that ends waits for its peers to read their mail: longer than a busy machine keeps a thread from
+/// running. Only a peer that was stopped makes it wait so long.
+const LAST_MAIL: Duration = Duration::from_secs(2);
 
 impl Nic {
     fn new() -> Result<&'static Self, NicError> {
@@ -339,24 +340,19 @@ impl Nic {
             .opened_peers()
             .into_iter()
             .filter_map(|peer| {
-                let mailbox = peer.segment.mailbox();
-                let upto = mailbox.tail.load(Ordering::Acquire);
-                (mailbox.head.load(Ordering::Acquire) < upto).then_some((peer, upto))
+                let count = peer.segment.mailbox().count();
+                (!peer.segment.mailbox().has_dealt_with(count)).then_some((peer, count))
             })
             .collect();
         let start = Instant::now();
-        for (peer, upto) in &unread {
+        for (peer, count) in &unread {
             peer.wake();
-            while peer.segment.mailbox().head.load(Ordering::Acquire) < *upto
+            while !peer.segment.mailbox().has_dealt_with(*count)
                 && !peer.is_dead()
                 && start.elapsed() < LAST_MAIL
             {
                 std::thread::sleep(Duration::from_micros(100));
             }
-        }
-        if !unread.is_empty() {
-            // Whoever has just taken a letter is about to open what it speaks of.
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -371,32 +367,35 @@ impl Nic {
 
     #[cold]
     fn read_mail(&'static self) {
-        loop {
-            let letter = {
-                let mut pos = self.mail.lock();
-                let letter = self.me().segment.mailbox().take(&mut pos);
-                self.mail_at.store(*pos as usize, Ordering::Relaxed);
-                letter
-            };
-            let Some(letter) = letter else { return };
+        let mailbox = self.me().segment.mailbox();
+        // Held until all is dealt with, in the order in which it came.
+        let mut pos = self.mail.lock();
+        while let Some(letter) = mailbox.take(&mut pos) {
+            self.mail_at.store(*pos as usize, Ordering::Relaxed);
             let (slot, offset) = (
                 (letter >> 32) as usize,
                 (letter & 0xffff_ffff) as usize * 64,
             );
-            let Some(peer) = self.fabric.peer(slot) else {
-                continue;
-            };
-            let Some(header) = peer.segment.ring_header(offset) else {
-                continue;
-            };
-            let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
-            let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
-                && header.dest_incarnation.load(Ordering::Relaxed) == self.me().incarnation
-                && qpn >> QP_BITS == self.me().slot;
-            match self.qp(qpn % MAX_QPS) {
-                Some(qp) if ours => qp.new_ring(peer, offset),
-                _ => header.detached.store(1, Ordering::Release),
-            }
+            self.open_ring(slot, offset);
+            mailbox.dealt_with(*pos);
+        }
+    }
+
+    /// Opens the ring that the process in `slot` has made at `offset`.
+    fn open_ring(&self, slot: usize, offset: usize) {
+        let Some(peer) = self.fabric.peer(slot) else {
+            return;
+        };
+        let Some(header) = peer.segment.ring_header(offset) else {
+            return;
+        };
+        let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
+        let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
+            && header.dest_incarnation.load(Ordering::Relaxed) == self.me().incarnation
+            && qpn >> QP_BITS == self.me().slot;
+        match self.qp(qpn % MAX_QPS) {
+            Some(qp) if ours => qp.new_ring(peer, offset),
+            _ => header.detached.store(1, Ordering::Release),
         }
     }
 

@@ -28,7 +28,8 @@ pub(crate) struct Mailbox<'a> {
     pub(crate) slots: &'a [AtomicU64],
     /// At or behind the first empty slot; a hint for producers.
     pub(crate) tail: &'a AtomicU64,
-    /// The consumer's position, published for producers that find the mailbox full.
+    /// The consumer's position: the letters before it have been taken and [dealt with](Self::dealt_with). Producers
+    /// that find the mailbox full look at it, and those that end.
     pub(crate) head: &'a AtomicU64,
 }
 
@@ -80,8 +81,23 @@ impl Mailbox<'_> {
         }
         slot.store(empty(*pos + n, n), Ordering::Release);
         *pos += 1;
-        self.head.store(*pos, Ordering::Release);
         Some(value & LETTER_MASK)
+    }
+
+    /// Says that the owner needs the senders of the letters before `pos` no more: until then, what a letter speaks of
+    /// may be gone with its sender.
+    pub(crate) fn dealt_with(&self, pos: u64) {
+        self.head.store(pos, Ordering::Release);
+    }
+
+    /// How many letters there were up to now. Never fewer than the caller has put in.
+    pub(crate) fn count(&self) -> u64 {
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// Has the owner dealt with the first `count` letters?
+    pub(crate) fn has_dealt_with(&self, count: u64) -> bool {
+        self.head.load(Ordering::Acquire) >= count
     }
 }
 
@@ -132,6 +148,7 @@ mod tests {
             while count < 2 {
                 match owned.mailbox().take(&mut pos) {
                     Some(n) => {
+                        owned.mailbox().dealt_with(pos);
                         sum += n;
                         count += 1;
                     }
@@ -155,8 +172,24 @@ mod tests {
             // The producer died before it moved the hint.
             owned.tail.store(0, Ordering::Relaxed);
             assert_eq!(owned.mailbox().take(&mut pos), Some(n));
+            owned.mailbox().dealt_with(pos);
             assert_eq!(owned.mailbox().take(&mut pos), None);
         }
+    }
+
+    /// A sender that ends waits until its letters have been dealt with: one that was only taken speaks of memory that
+    /// is yet to be opened.
+    #[cfg(not(loom))]
+    #[test]
+    fn a_letter_that_was_taken_is_not_dealt_with_yet() {
+        let owned = Owned::new(4);
+        owned.mailbox().put(7).unwrap();
+        let count = owned.mailbox().count();
+        let mut pos = 0;
+        assert_eq!(owned.mailbox().take(&mut pos), Some(7));
+        assert!(!owned.mailbox().has_dealt_with(count));
+        owned.mailbox().dealt_with(pos);
+        assert!(owned.mailbox().has_dealt_with(count));
     }
 
     #[cfg(not(loom))]
@@ -169,6 +202,7 @@ mod tests {
         assert_eq!(owned.mailbox().put(5), Err(MailboxFull));
         let mut pos = 0;
         assert_eq!(owned.mailbox().take(&mut pos), Some(1));
+        owned.mailbox().dealt_with(pos);
         owned.mailbox().put(5).unwrap();
     }
 }
