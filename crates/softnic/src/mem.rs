@@ -661,19 +661,27 @@ impl Region {
             return Err(Fault);
         };
         let at = addr.wrapping_add(self.shift) as usize;
+        // The last bytes come last, as in `copy`: the kernel takes one piece after the other.
+        let rest = len.saturating_sub(copy::LAST);
         let mut done = 0;
         while done < len {
-            let local = libc::iovec {
-                iov_base: local.wrapping_add(done).cast(),
-                iov_len: len - done,
+            let piece = if done < rest { rest - done } else { len - done };
+            let pieces = |base: *mut u8| {
+                let from = base.wrapping_add(done);
+                [
+                    (from, piece),
+                    (from.wrapping_add(piece), len - done - piece),
+                ]
+                .map(|(base, iov_len)| libc::iovec {
+                    iov_base: base.cast(),
+                    iov_len,
+                })
             };
-            let remote = libc::iovec {
-                iov_base: std::ptr::without_provenance_mut(at + done),
-                iov_len: len - done,
-            };
-            // SAFETY: one iovec each; `local` is valid for `len` bytes (contract of the callers), and the
+            let local = pieces(local);
+            let remote = pieces(std::ptr::without_provenance_mut(at));
+            // SAFETY: two iovecs each; `local` is valid for `len` bytes (contract of the callers), and the
             // kernel checks the remote addresses.
-            let n = unsafe { call(pid, &raw const local, 1, &raw const remote, 1, 0) };
+            let n = unsafe { call(pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
             match usize::try_from(n) {
                 Ok(n) if n > 0 => done += n,
                 _ => return Err(Fault),
