@@ -156,6 +156,31 @@ pub(crate) const DAPL2_UTILS: Package = Package {
     why: "a suite of conformance/",
     present: Present::Program("dtest"),
 };
+pub(crate) const TGT: Package = Package {
+    name: "tgt",
+    why: "the target of a suite of conformance/",
+    present: Present::Program("tgtd"),
+};
+pub(crate) const LIBISCSI_BIN: Package = Package {
+    name: "libiscsi-bin",
+    why: "a suite of conformance/",
+    present: Present::Program("iscsi-inq"),
+};
+pub(crate) const LIBGLOO_DEV: Package = Package {
+    name: "libgloo-dev",
+    why: "a program of conformance/ is compiled with it",
+    present: Present::File("/usr/include/gloo/context.h"),
+};
+pub(crate) const GXX: Package = Package {
+    name: "g++",
+    why: "a program of conformance/ is compiled with it",
+    present: Present::Program("g++"),
+};
+pub(crate) const LIBRPMA_DEV: Package = Package {
+    name: "librpma-dev",
+    why: "a program of conformance/ is compiled with it",
+    present: Present::File("/usr/include/librpma.h"),
+};
 
 /// What the data files of `conformance/` may ask for.
 pub(crate) const FOR_CONFORMANCE: &[Package] = &[
@@ -177,6 +202,12 @@ pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     PYTHON3_MINIMAL,
     FIO,
     DAPL2_UTILS,
+    TGT,
+    LIBISCSI_BIN,
+    LIBGLOO_DEV,
+    LIBIBVERBS_DEV,
+    GXX,
+    LIBRPMA_DEV,
 ];
 
 /// The package that a data file names.
