@@ -305,6 +305,12 @@ impl OperationProfile {
         self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
     }
 
+    /// Whether no queue pair ever had a second operation outstanding: its rate is that of round trips.
+    pub fn waits_for_each(&self) -> bool {
+        let mut active = self.active().peekable();
+        active.peek().is_some() && active.all(|qp| qp.max_outstanding == 1)
+    }
+
     /// Threads that posted to send queues, at least one.
     pub fn posting_threads(&self) -> u32 {
         let posting = self.threads.iter().filter(|thread| thread.posts > 0);

@@ -53,6 +53,11 @@ fn impossible_values() {
             "1000 bytes of inline data and a header of 36 do not fit",
         ),
         ("read_completion_bytes", "100", "100 is no power of two"),
+        (
+            "lanes",
+            "7",
+            "pcie.lanes: PCIe knows no link of 7 lanes; there are 1, 2, 4, 8, 12, 16 and 32",
+        ),
         ("mtu_bytes", "0", "port.mtu_bytes"),
         ("gbps", "-1", "port.gbps: -1 is out of range"),
         ("lock_bits", "33", "from 0 to 32"),
@@ -143,9 +148,15 @@ fn numbers_without_evidence() {
 
 #[test]
 fn keys_of_the_wrong_kind_or_name() {
-    refused("lanes", &assumed("lanes", "16.5"), &["lanes", "u32"]);
-    refused("lanes", &assumed("lanes", "-1"), &["lanes", "u32"]);
-    refused("lanes", &assumed("lanes", "\"16\""), &["lanes"]);
+    let range = "pcie.lanes must be from 1 to 32";
+    for value in ["16.5", "-1", "\"16\"", "true", "99999999999999999999"] {
+        refused("lanes", &assumed("lanes", value), &["lanes", value, range]);
+    }
+    refused(
+        "gbps",
+        &assumed("gbps", "\"fast\""),
+        &["port.gbps must be from "],
+    );
     refused(
         "lanes",
         &assumed("lains", "16"),

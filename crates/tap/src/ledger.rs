@@ -52,7 +52,7 @@ pub struct PcieLines {
 #[non_exhaustive]
 pub enum LedgerError {
     /// It is no JSON, or not of this form.
-    #[error("it is no ledger ({0}); make one by --ledger FILE of verbatim run, sequencer or bench")]
+    #[error("it is no ledger; make one by --ledger FILE of verbatim run, sequencer or bench")]
     Form(#[from] serde_json::Error),
     /// It is JSON of something else.
     #[error(
@@ -66,7 +66,7 @@ pub enum LedgerError {
     )]
     Version(String),
     /// A process's numbers contradict each other.
-    #[error("it contradicts itself: process {pid}: {source}")]
+    #[error("it contradicts itself: process {pid}")]
     Profile {
         /// The process.
         pid: u32,
@@ -150,6 +150,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -194,8 +196,13 @@ mod tests {
                 "missing field",
             ),
         ] {
-            let message = Ledger::parse(text).expect_err("no ledger").to_string();
+            let error = Ledger::parse(text).expect_err("no ledger");
+            let source = error.source().map(ToString::to_string).unwrap_or_default();
+            let message = format!("{error}: {source}");
             assert!(message.contains(words), "{text}: {message}");
+            // Who prints an error with its sources would say it twice.
+            let once = source.is_empty() || !error.to_string().contains(&source);
+            assert!(once, "{text}: {message}");
         }
     }
 

@@ -46,6 +46,7 @@ Examples:
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
+  verbatim explain l.json         what a program's verbs cost on a NIC, and what to change
   verbatim paper                  every published number beside ours
 
 Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
@@ -119,5 +120,22 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    fn commands_without_examples(command: &clap::Command, without: &mut Vec<String>) {
+        let help = command.get_after_help().map(ToString::to_string);
+        let shown = help.is_some_and(|help| help.contains("  verbatim "));
+        if !shown && !command.is_hide_set() {
+            without.push(command.get_name().to_owned());
+        }
+        let inner = command.get_subcommands().filter(|c| c.get_name() != "help");
+        inner.for_each(|inner| commands_without_examples(inner, without));
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        let mut without = Vec::new();
+        commands_without_examples(&Cli::command(), &mut without);
+        assert_eq!(without, [""; 0]);
     }
 }

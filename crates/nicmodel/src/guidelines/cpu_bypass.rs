@@ -1,4 +1,5 @@
 use super::{Finding, Guideline};
+use crate::bounds::Role;
 use crate::op_profile::{Counted, OperationProfile, total};
 use crate::operation::Operation;
 use crate::profile::Profile;
@@ -22,19 +23,30 @@ const REQUEST_BYTES: u32 = 16;
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let now = observed.predict(profile).ok()??;
     let then = fixed(observed, profile)?.predict(profile).ok()??;
-    if then.rate_mops < WORTHWHILE * now.rate_mops || !then.responder.unknown.is_empty() {
+    // What binds on the program's own machine is no work of the peer's NIC.
+    if now.slower != Role::Responder
+        || then.rate_mops < WORTHWHILE * now.rate_mops
+        || !then.responder.unknown.is_empty()
+    {
         return None;
     }
-    let count = |wanted: fn(Verb) -> bool| -> u64 {
+    let count = |name: &str, wanted: fn(Verb) -> bool| {
         let all = observed.queue_pairs.iter().flat_map(|qp| &qp.sent);
         let wanted = all.filter(|counted| wanted(counted.operation.verb));
-        total(wanted.map(|counted| counted.count))
+        match total(wanted.map(|counted| counted.count)) {
+            0 => None,
+            count => Some(format!("{count} {name}")),
+        }
     };
+    let counts = [
+        count("READs", |verb| verb == Verb::RdmaRead),
+        count("atomics", Verb::is_atomic),
+    ];
+    let counts: Vec<_> = counts.into_iter().flatten().collect();
     Some(Finding {
         seen: format!(
-            "{} READs and {} atomics are executed by the peer's NIC, whose {} binds",
-            count(|verb| verb == Verb::RdmaRead),
-            count(Verb::is_atomic),
+            "{} are executed by the peer's NIC, where this binds: {}",
+            counts.join(" and "),
             now.bottleneck
         ),
         advice: "send requests to the peer's processor (UC WRITE into a request region, or UD \

@@ -103,36 +103,40 @@ pub fn advise(
     profile: &Profile,
 ) -> Result<Vec<Advice>, OperationError> {
     let now = observed.predict(profile)?;
+    // The same work may take another number of operations. A fix that the NIC could not do would be none.
+    let gain_of = |fixed: &OperationProfile| {
+        let then = fixed.predict(profile).ok().flatten()?;
+        let now = now.as_ref()?;
+        let then_mops = then.rate_mops * real(observed.requests()) / real(fixed.requests().max(1));
+        Some(Gain {
+            now_mops: now.rate_mops,
+            then_mops,
+            relative: then_mops / now.rate_mops - 1.0,
+            then_bottleneck: then.bottleneck,
+        })
+    };
+    let second = multi_queue::GUIDELINE;
+    let seconds = (second.finds)(observed, profile)
+        .and_then(|_| (second.fixed)(observed, profile))
+        .as_ref()
+        .and_then(gain_of);
     let mut all = Vec::new();
     for guideline in ALL {
         let Some(finding) = (guideline.finds)(observed, profile) else {
             continue;
         };
-        let gain_of = |fixed: &OperationProfile| {
-            // A fix that the NIC could not do would be none.
-            let then = fixed.predict(profile).ok().flatten()?;
-            let now = now.as_ref()?;
-            // The same work may take another number of operations.
-            let then_mops =
-                then.rate_mops * real(observed.requests()) / real(fixed.requests().max(1));
-            Some(Gain {
-                now_mops: now.rate_mops,
-                then_mops,
-                relative: then_mops / now.rate_mops - 1.0,
-                then_bottleneck: then.bottleneck,
-            })
-        };
         let fixed = (guideline.fixed)(observed, profile);
         let mut gain = fixed.as_ref().and_then(gain_of);
         let mut together_with = None;
-        // Lists on one queue pair make its processing unit the bottleneck, which is that guideline's subject.
-        let second = multi_queue::GUIDELINE;
+        // Lists on one queue pair make its processing unit the bottleneck, which is that guideline's subject. What it
+        // brings alone is no gain of this one.
         if let (Some(fixed), Some(alone)) = (&fixed, gain)
             && guideline.name != second.name
             && alone.then_bottleneck == Resource::QueuePairUnits
             && (second.finds)(fixed, profile).is_some()
             && let Some(both) = (second.fixed)(fixed, profile).as_ref().and_then(gain_of)
             && both.relative > alone.relative
+            && seconds.is_none_or(|seconds| both.then_mops > 1.005 * seconds.then_mops)
         {
             gain = Some(both);
             together_with = Some(second.name);

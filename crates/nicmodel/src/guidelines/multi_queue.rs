@@ -32,7 +32,8 @@ fn is_bound(observed: &OperationProfile, profile: &Profile) -> bool {
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    if times(observed) == 1 || !is_bound(observed, profile) {
+    // Who waits for each operation before the next has nothing to spread.
+    if times(observed) == 1 || observed.waits_for_each() || !is_bound(observed, profile) {
         return None;
     }
     let busy = observed.active().count();

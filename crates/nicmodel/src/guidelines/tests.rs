@@ -261,6 +261,32 @@ fn multi_queue() {
         Some(3.0),
     );
     keeps("multi-queue", &Program::new(ud(8)).profile(), "cib");
+    let mut one_at_a_time = one.profile();
+    one_at_a_time.queue_pairs[0].max_outstanding = 1;
+    keeps("multi-queue", &one_at_a_time, "cib");
+}
+
+#[test]
+fn what_several_queue_pairs_bring_is_no_gain_of_another_guideline() {
+    let program = |inline| Program {
+        queue_pairs: 1,
+        threads: 1,
+        ..Program::new(Operation { inline, ..ud(8) })
+    };
+    let observed = program(false).profile();
+    let advice = find("inlining", &observed, nic("cib")).expect("it breaks the guideline");
+    assert_eq!(advice.together_with, None, "{advice:?}");
+    assert!(
+        advice.gain.expect("predicted").relative < 0.01,
+        "{advice:?}"
+    );
+    // Lists are of use with several queue pairs only, and bring more than those alone.
+    let single = Program {
+        postlist: 1,
+        ..program(true)
+    };
+    let advice = find("doorbell-batching", &single.profile(), nic("cib")).expect("it breaks it");
+    assert_eq!(advice.together_with, Some("multi-queue"), "{advice:?}");
 }
 
 fn atomics(slots: u32) -> OperationProfile {
@@ -299,7 +325,8 @@ fn atomic_locks() {
 
 #[test]
 fn cpu_bypass() {
-    let words = "executed by the peer's NIC, whose NIC atomic locks binds; send requests to the peer's processor";
+    let words = "806400 atomics are executed by the peer's NIC, where this binds: NIC atomic locks; send requests to the peer's \
+                 processor";
     let advice = find("cpu-bypass", &atomics(1), nic("cib")).expect("an RPC is faster");
     let text = format!("{}; {}", advice.finding.seen, advice.finding.advice);
     assert!(text.contains(words), "{text}");
@@ -309,6 +336,14 @@ fn cpu_bypass() {
         "{advice:?}"
     );
     keeps("cpu-bypass", &Program::new(read(32)).profile(), "cib");
+    // The program's own queue pair binds, and the peer's NIC is idle for the most part.
+    let one = Program {
+        queue_pairs: 1,
+        threads: 1,
+        postlist: 1,
+        ..Program::new(read(8))
+    };
+    keeps("cpu-bypass", &one.profile(), "cib");
 }
 
 #[test]

@@ -213,6 +213,42 @@ section! {
     }
 }
 
+/// The error of the TOML reader; where a number is of the wrong kind, with its key and range, since the reader knows
+/// only which kind it wanted.
+fn in_words(err: &toml::de::Error, text: &str) -> String {
+    let mut message = err.to_string().trim_end().to_owned();
+    let wrong_kind = ["invalid type", "invalid value"];
+    if wrong_kind
+        .iter()
+        .any(|kind| err.message().starts_with(kind))
+        && let Some((key, (low, high))) = err.span().and_then(|span| numeric_key(text, span.start))
+    {
+        message.push_str(&format!("\n{key} must be from {low} to {high}"));
+    }
+    message
+}
+
+/// The key of the line at this place, with its table, and its range, if it is a number's.
+fn numeric_key(text: &str, at: usize) -> Option<(String, (f64, f64))> {
+    let before = text.get(..at)?;
+    let begin = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let (field, _) = text.get(begin..)?.lines().next()?.split_once('=')?;
+    let field = field.trim();
+    let header = before.lines().rev().find(|line| line.starts_with('['))?;
+    let (table, _) = header.strip_prefix('[')?.split_once(']')?;
+    let range = match table.trim() {
+        "host" => Host::range(field),
+        "pcie" => Pcie::range(field),
+        "wqe" => Wqe::range(field),
+        "processing" => Processing::range(field),
+        "atomics" => Atomics::range(field),
+        "port" => Port::range(field),
+        "cache" => Cache::range(field),
+        _ => None,
+    };
+    Some((format!("{}.{field}", table.trim()), range?))
+}
+
 impl Profile {
     /// Reads a profile from TOML.
     ///
@@ -221,8 +257,8 @@ impl Profile {
     ///   evidence; with line and column.
     /// - [`ProfileError::Impossible`]: every value outside its range, or at odds with another.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
-        let profile: Self = toml::from_str(text)
-            .map_err(|err| ProfileError::Malformed(err.to_string().trim_end().to_owned()))?;
+        let profile: Self =
+            toml::from_str(text).map_err(|err| ProfileError::Malformed(in_words(&err, text)))?;
         let problems = profile.problems(text);
         if problems.is_empty() {
             Ok(profile)
@@ -368,6 +404,17 @@ impl Profile {
                     ),
                 );
             }
+        }
+        let lanes = &self.pcie.lanes;
+        if ![1, 2, 4, 8, 12, 16, 32].contains(&lanes.value) {
+            found(
+                lanes.span.start,
+                "pcie.lanes",
+                format!(
+                    "PCIe knows no link of {} lanes; there are 1, 2, 4, 8, 12, 16 and 32",
+                    lanes.value
+                ),
+            );
         }
         if let (Some(wait), None) = (&self.processing.wqe_fetch_wait_ns, &self.processing.units) {
             found(

@@ -82,6 +82,16 @@ macro_rules! section {
                 )+
             }
 
+            /// The range of a field.
+            fn range(field: &str) -> Option<(f64, f64)> {
+                $(
+                    if field == stringify!($field) {
+                        return Some((f64::from($low), f64::from($high)));
+                    }
+                )+
+                None
+            }
+
             fn out_of_range(&self, into: &mut Vec<$crate::profile::section::OutOfRange>) {
                 $(
                     if let Some((value, _, at)) = $crate::profile::section::Field::number(&self.$field)

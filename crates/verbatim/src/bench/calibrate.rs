@@ -24,8 +24,8 @@ Examples:
   verbatim sequencer --nic-file my-nic.toml
   verbatim bench calibrate --nic cib --like cx3           a simulated NIC, to see that calibration works
 
-Each number says which rates it was fitted to, or that it is assumed and from where. Sizes of WQEs and PCIe headers and
-the work of programs cannot be seen from outside: those are of the profile that --like names. On the software NIC all
+Each number says which rates it was fitted to, or that it is assumed and from where. Sizes of WQEs and PCIe headers and \
+the work of programs cannot be seen from outside: those are of the profile that --like names. On the software NIC all \
 costs are those of software; what comes out describes no hardware.";
 
 /// Arguments of the command.

@@ -41,7 +41,7 @@ Examples:
   verbatim bench guidelines --only doorbell-batching --only inlining --rounds 9
   verbatim bench guidelines --json
 
-Exit status 1 when a guideline's advice is missing for the program that breaks it, or is given to the one that
+Exit status 1 when a guideline's advice is missing for the program that breaks it, or is given to the one that \
 keeps it.";
 
 /// Arguments of the program itself, which the command runs as a process.

@@ -36,12 +36,22 @@ use crate::output::{figure, print_json};
 
 /// Arguments of `verbatim bench`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
     #[command(flatten)]
     ledger: LedgerArgs,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim bench peers                                  beside UCX, Redis and plain copies
+  verbatim bench ud-send --payload 60 --queue-pairs 4   one verb with every knob
+  verbatim bench rc-read --nic cib                      the same on a simulated Connect-IB
+  verbatim bench latency --verb read
+  verbatim bench sweep rc-write --svg writes.svg        over payloads, with a picture
+  verbatim bench --ledger l.json ud-send; verbatim explain l.json";
 
 #[derive(Subcommand)]
 enum What {

@@ -19,8 +19,8 @@ Examples:
   verbatim bench write-order --payload 64,4K --verb uc-write
   verbatim bench write-order --provider system --device mlx5_0 --json
 
-All words of a WRITE are its number. The target polls the last word; when it sees a new number there, it looks at all
-words left of it: one that is older was overtaken. No specification promises an order, but systems that poll for the
+All words of a WRITE are its number. The target polls the last word; when it sees a new number there, it looks at all \
+words left of it: one that is older was overtaken. No specification promises an order, but systems that poll for the \
 last byte of a message need it.";
 
 pub(super) const VISIBLE_EXAMPLES: &str = "\
@@ -28,7 +28,7 @@ Examples:
   verbatim bench write-visible
   verbatim bench write-visible --payload 4K --writes 100000 --provider system
 
-When a WRITE has completed, the target is told by other means than the NIC, and looks for it in its memory. Exit status
+When a WRITE has completed, the target is told by other means than the NIC, and looks for it in its memory. Exit status \
 1 when one was not there.";
 
 /// Arguments of both commands.

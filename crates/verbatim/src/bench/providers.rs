@@ -25,8 +25,8 @@ Examples:
   verbatim bench providers --device mlx5_0 --rounds 5 --json
   verbatim bench providers --markdown table.md
 
-Without an RDMA device, `cargo xtask rxe -- COMMAND` runs a command in a virtual machine that has the
-kernel's Soft-RoCE. There only the ratios mean anything. With the package perftest installed its tools
+Without an RDMA device, `cargo xtask rxe -- COMMAND` runs a command in a virtual machine that has the \
+kernel's Soft-RoCE. There only the ratios mean anything. With the package perftest installed its tools \
 run beside, with the same window, batch and signaled period.";
 
 /// Arguments of `verbatim bench providers`.

@@ -32,7 +32,7 @@ Examples:
   verbatim bench sweep atomics --over addresses --direction inbound --nic cib
   verbatim bench sweep atomics --over spacing --addresses 512 --direction inbound --nic cib
 
-The rounds of all points are interleaved, so that what disturbs the machine for a while disturbs all alike. In CSV,
+The rounds of all points are interleaved, so that what disturbs the machine for a while disturbs all alike. In CSV, \
 --json and --record there is every point's median with its least and most.";
 
 /// Arguments of `verbatim bench sweep`.

@@ -26,7 +26,7 @@ Examples:
   verbatim bench rc-read --listen                       the other side; on another host, with the same settings:
   verbatim bench rc-read --connect HOST --provider system
 
-Every SEND, READ and atomic is checked, and of WRITEs what came last to each place. The time is the
+Every SEND, READ and atomic is checked, and of WRITEs what came last to each place. The time is the \
 receiver's for SENDs and the requester's for the others; the first tenth is warm-up.";
 
 pub(super) const LATENCY_EXAMPLES: &str = "\

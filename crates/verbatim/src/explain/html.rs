@@ -8,7 +8,7 @@ use nicmodel::guidelines::Advice;
 use super::report::{Process, Report, Verdict, real, verdict};
 use super::svg::{Bar, bars, escape};
 use super::text;
-use crate::model::percent;
+use crate::model::{percent, unknown_line};
 use crate::output::figure;
 
 const STYLE: &str = "\
@@ -49,10 +49,10 @@ pub(super) fn page(report: &Report) -> String {
     for process in &report.processes {
         add_process(&mut html, process);
     }
-    if report.processes.is_empty() {
-        html.push_str(
-            "<p>No process of it posted or received anything: there is nothing to explain.</p>",
-        );
+    let on_one_line = |pcie| text::counted_on_pcie(pcie).replace('\n', " ");
+    let pcie = report.pcie.as_ref().map(on_one_line);
+    for line in report.unexplained().into_iter().chain(pcie) {
+        add(&mut html, format_args!("<p>{}</p>", escape(&line)));
     }
     for note in &report.notes {
         add(
@@ -79,7 +79,8 @@ fn add_process(html: &mut String, process: &Process) {
     add(
         html,
         format_args!(
-            "<p>The model allows <b>{} M/s</b>; what binds is the {}{}.</p>",
+            "<p>The model allows {}<b>{} M/s</b>; what binds is the {}{}.</p>",
+            text::at_most(process),
             figure(process.predicted_mops),
             escape(&process.bottleneck.to_string()),
             if process.slower == Role::Responder {
@@ -138,16 +139,15 @@ fn add_advice(html: &mut String, process: &Process) {
     for (wanted, words) in [
         (
             Verdict::Unknown,
-            "Worth a try; the model has no rate for it:",
+            "worth a try; the model has no rate for it",
         ),
-        (
-            Verdict::BringsNothing,
-            "Brings nothing yet, since something else binds:",
-        ),
+        (Verdict::BringsNothing, text::brings_nothing(process)),
     ] {
         let all: Vec<_> = of(process, wanted).collect();
         if !all.is_empty() {
-            add(html, format_args!("<p>{words}</p><ul>"));
+            let (first, rest) = words.split_at(1);
+            let words = format!("{}{rest}", first.to_uppercase());
+            add(html, format_args!("<p>{words}:</p><ul>"));
             for advice in all {
                 add(
                     html,
@@ -236,6 +236,12 @@ fn add_pictures(html: &mut String, process: &Process) {
         })
         .collect();
     html.push_str(&bars("share of time that each resource is busy", &rows));
+    if let Some(unknown) = unknown_line(&process.bounds) {
+        add(
+            html,
+            format_args!("<p class=\"dim\">{}</p>", escape(&unknown)),
+        );
+    }
     for (title, counts) in [
         ("Work requests in a postlist", &process.postlists),
         ("Payload in bytes", &process.payloads),

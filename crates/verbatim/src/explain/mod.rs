@@ -43,8 +43,8 @@ Examples:
   verbatim explain l.json --nic cx3 --html report.html
   verbatim sequencer --ledger l.json --design rpc; verbatim explain l.json --json
 
-Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the
-NIC's resources allow, in 10^6 operations a second, not measurements. A guideline's gain is what the model
+Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the \
+NIC's resources allow, in 10^6 operations a second, not measurements. A guideline's gain is what the model \
 predicts for the same program with that change alone, unless another one is named with it.";
 
 /// No ledger of this program is longer.

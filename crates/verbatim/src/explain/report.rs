@@ -22,6 +22,8 @@ pub(super) struct Report {
     pub(super) processes: Vec<Process>,
     /// Processes that opened a device and did nothing with it.
     pub(super) idle_processes: usize,
+    /// Processes of whose operations this NIC can do none: the notes say why.
+    pub(super) impossible_processes: usize,
     /// What the processor counted on PCIe beside what is expected.
     pub(super) pcie: Option<PcieBeside>,
     pub(super) notes: Vec<String>,
@@ -66,6 +68,8 @@ pub(super) struct Process {
     pub(super) bottleneck: Resource,
     /// Resources of the slower side that the profile does not describe.
     pub(super) unknown: Vec<Resource>,
+    pub(super) polls: u64,
+    /// The share of polls that found nothing.
     pub(super) empty_polls: f64,
     pub(super) completions_a_poll: f64,
     pub(super) postlists: Vec<(u64, u64)>,
@@ -83,7 +87,13 @@ fn unseen(observed: &OperationProfile) -> Vec<String> {
         && observed.active().any(|qp| qp.mean_run() > LONG_RUN);
     let note = "it receives no messages and seldom finds completions, so its work may come through its memory, which \
                 is not seen: fewer work requests may have waited than is said";
-    from_memory.then(|| note.to_owned()).into_iter().collect()
+    let round_trips = "it waits for each operation before it posts the next on a queue pair: round trips bound its rate, \
+                       and they are in none of these bounds";
+    let notes = [
+        from_memory.then(|| note.to_owned()),
+        observed.waits_for_each().then(|| round_trips.to_owned()),
+    ];
+    notes.into_iter().flatten().collect()
 }
 
 /// What one kind of operation costs.
@@ -137,13 +147,20 @@ impl Report {
     /// An operation that the model cannot take after what the NIC cannot do was left out.
     pub(super) fn new(ledger: &Ledger, profile: &Profile) -> Result<Self, OperationError> {
         let mut processes = Vec::new();
-        let mut idle_processes = 0;
+        let (mut idle_processes, mut impossible_processes) = (0, 0);
         let mut notes = ledger.notes.clone();
         for process in &ledger.processes {
             match Process::new(process, profile)? {
                 Some(process) => processes.push(process),
                 None => {
-                    idle_processes += 1;
+                    if process.requests() == 0 {
+                        idle_processes += 1;
+                    } else {
+                        impossible_processes += 1;
+                        let (_, not_possible) = process.fitted_to(profile);
+                        let of = |note| format!("process {}: {note}", process.pid);
+                        notes.extend(not_possible.into_iter().map(of));
+                    }
                     notes.extend(process.notes.iter().cloned());
                 }
             }
@@ -172,9 +189,38 @@ impl Report {
             provider: ledger.provider.clone(),
             processes,
             idle_processes,
+            impossible_processes,
             pcie,
             notes,
         })
+    }
+
+    /// What is to be said of processes that are not explained.
+    pub(super) fn unexplained(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.processes.is_empty() && self.impossible_processes == 0 {
+            lines.push(
+                "No process of it posted or received anything: there is nothing to explain. One-sided verbs are in the \
+                 ledger of the program that posts them, not in that of its peer."
+                    .to_owned(),
+            );
+        } else if self.idle_processes > 0 {
+            lines.push(format!(
+                "{} more of its processes opened a device and posted and received nothing.",
+                self.idle_processes
+            ));
+        }
+        if self.impossible_processes > 0 {
+            let which = match (self.processes.is_empty(), self.impossible_processes) {
+                (true, _) => "what its processes did".to_owned(),
+                (false, 1) => "what one more of its processes did".to_owned(),
+                (false, many) => format!("what {many} more of its processes did"),
+            };
+            lines.push(format!(
+                "This NIC can do nothing of {which}; the notes say why."
+            ));
+        }
+        lines
     }
 }
 
@@ -204,7 +250,7 @@ impl Process {
             ..
         } = prediction;
         let sum = |of: fn(&nicmodel::op_profile::Thread) -> u64| {
-            real(observed.threads.iter().map(of).fold(0, u64::saturating_add))
+            observed.threads.iter().map(of).fold(0, u64::saturating_add)
         };
         let polls = sum(|thread| thread.polls);
         let empty = sum(|thread| thread.empty_polls);
@@ -231,8 +277,12 @@ impl Process {
             slower,
             bottleneck,
             unknown,
-            empty_polls: ratio(empty, polls),
-            completions_a_poll: ratio(sum(|thread| thread.completions), polls - empty),
+            polls,
+            empty_polls: ratio(real(empty), real(polls)),
+            completions_a_poll: ratio(
+                real(sum(|thread| thread.completions)),
+                real(polls.saturating_sub(empty)),
+            ),
             postlists: postlists(observed),
             payloads: payloads(observed),
             advice: guidelines::advise(&fitted, profile)?,

@@ -4,7 +4,7 @@ use anyhow::Result;
 use nicmodel::bounds::Role;
 use nicmodel::guidelines::Advice;
 
-use super::report::{Process, Report, Verdict, verdict};
+use super::report::{PcieBeside, Process, Report, Verdict, verdict};
 use crate::model::{bounds_lines, percent};
 use crate::output::{figure, print, table, time};
 
@@ -14,30 +14,30 @@ pub(super) fn show(report: &Report) -> Result<()> {
         print("")?;
         show_process(process)?;
     }
-    if report.processes.is_empty() {
-        print("\nNo process of it posted or received anything: there is nothing to explain.")?;
-    } else if report.idle_processes > 0 {
-        print(format_args!(
-            "\n{} more of its processes opened a device and posted and received nothing.",
-            report.idle_processes
-        ))?;
+    for line in report.unexplained() {
+        print(format_args!("\n{line}"))?;
     }
     if let Some(pcie) = &report.pcie {
-        print(format_args!(
-            "\ncounted on PCIe while it ran: {} lines read (PCIeRdCur; {:.0} expected on this NIC), {} written (ItoM; {:.0} \
-             expected).\nReads beyond the expected ones, {:.0}, estimate what the NIC's caches missed, if this is the NIC \
-             and nothing else used PCIe.",
-            pcie.rd_cur_counted,
-            pcie.rd_cur_expected,
-            pcie.itom_counted,
-            pcie.itom_expected,
-            pcie.cache_misses
-        ))?;
+        print(format_args!("\n{}", counted_on_pcie(pcie)))?;
     }
     for note in &report.notes {
         print(format_args!("note: {note}"))?;
     }
     Ok(())
+}
+
+/// What the processor counted on PCIe.
+pub(super) fn counted_on_pcie(pcie: &PcieBeside) -> String {
+    format!(
+        "counted on PCIe while it ran: {} lines read (PCIeRdCur; {:.0} expected on this NIC), {} written (ItoM; {:.0} \
+         expected).\nReads beyond the expected ones, {:.0}, estimate what the NIC's caches missed, if this is the NIC \
+         and nothing else used PCIe.",
+        pcie.rd_cur_counted,
+        pcie.rd_cur_expected,
+        pcie.itom_counted,
+        pcie.itom_expected,
+        pcie.cache_misses
+    )
 }
 
 fn show_process(process: &Process) -> Result<()> {
@@ -111,7 +111,8 @@ fn show_process(process: &Process) -> Result<()> {
     }
     if process.slower == Role::Responder {
         print(format_args!(
-            "its peers are slower: {} M/s, {}",
+            "its peers are slower: {}{} M/s, {}",
+            at_most(process),
             figure(process.predicted_mops),
             process.bottleneck
         ))?;
@@ -155,11 +156,15 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         ));
     }
     lines.push(work);
-    lines.push(format!(
-        "{:.0} % of its polls found nothing; the others {} completions on average",
-        100.0 * process.empty_polls,
-        figure(process.completions_a_poll)
-    ));
+    lines.push(if process.polls == 0 {
+        "it polled no completion queue".to_owned()
+    } else {
+        format!(
+            "{:.0} % of its polls found nothing; the others {} completions on average",
+            100.0 * process.empty_polls,
+            figure(process.completions_a_poll)
+        )
+    });
     lines
 }
 
@@ -180,16 +185,31 @@ fn show_advice(process: &Process) -> Result<()> {
             Verdict::Unknown,
             "worth a try; the model has no rate for it",
         ),
-        (
-            Verdict::BringsNothing,
-            "brings nothing yet, since something else binds",
-        ),
+        (Verdict::BringsNothing, brings_nothing(process)),
     ] {
         for advice in of(wanted) {
             print(format_args!("   - {} ({words})", line(advice)))?;
         }
     }
     Ok(())
+}
+
+/// What stands before a rate that resources without a number may lower.
+pub(super) fn at_most(process: &Process) -> &'static str {
+    if process.unknown.is_empty() {
+        ""
+    } else {
+        "at most "
+    }
+}
+
+/// Why an advice has no gain. Where a resource has no number, it may be the one that binds.
+pub(super) fn brings_nothing(process: &Process) -> &'static str {
+    if process.unknown.is_empty() && process.bounds.unknown.is_empty() {
+        "brings nothing yet, since something else binds"
+    } else {
+        "brings nothing as far as this NIC is known: what is unknown of it may bind"
+    }
 }
 
 /// An advice in one line.

@@ -107,10 +107,10 @@ impl Way {
 }
 
 const EXAMPLES: &str = "\
-Starts a server and clients, processes all, that GET, PUT, compare-and-set and DELETE the same few keys. Clients are killed
-(SIGKILL) and replaced; server and clients are stopped for a while and go on (SIGSTOP, SIGCONT), for longer than it takes
+Starts a server and clients, processes all, that GET, PUT, compare-and-set and DELETE the same few keys. Clients are killed \
+(SIGKILL) and replaced; server and clients are stopped for a while and go on (SIGSTOP, SIGCONT), for longer than it takes \
 clients to lose patience and send again. What each client asked and got is recorded with the times, and judged in the end:
-is there, for each key, an order of all operations that gives what everybody saw? Operations of killed clients may have
+is there, for each key, an order of all operations that gives what everybody saw? Operations of killed clients may have \
 happened or not. A server that ends takes its store with it, so none is killed.
 
 Examples:

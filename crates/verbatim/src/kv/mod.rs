@@ -30,7 +30,7 @@ pub(crate) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Without a subcommand: starts a server process and client processes for each design in turn, fills the store, measures,
+Without a subcommand: starts a server process and client processes for each design in turn, fills the store, measures, \
 checks every value that comes back, and prints the designs side by side, with Redis and memcached where they are installed.
 
 Examples:

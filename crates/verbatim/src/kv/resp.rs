@@ -47,7 +47,7 @@ pub(crate) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Starts `verbatim kv serve --resp` and redis-server, and has redis-benchmark ask both for SETs and GETs in turn. It counts
+Starts `verbatim kv serve --resp` and redis-server, and has redis-benchmark ask both for SETs and GETs in turn. It counts \
 answers and looks at no value; when all is over, each key that is there must have a value of the length that was set.
 
 Examples:

@@ -108,7 +108,7 @@ impl RecordArgs {
 }
 
 const EXAMPLES: &str = "\
-Without --store it is a cache: when there is no room the oldest items are dropped, so a key that was put may be gone later.
+Without --store it is a cache: when there is no room the oldest items are dropped, so a key that was put may be gone later. \
 Records (atomics, and reads with --read-size) are always a store: they have a size, drop nothing, and keep no time to live.
 
 Examples:

@@ -257,11 +257,12 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
          are the profile's, and those of a look-up by RPC were fitted to one core of the paper's.",
         setup.clients, setup.window, setup.value_bytes,
     ))?;
-    if rows.iter().any(|row| row.setup.design == Design::Atomics) {
+    let atomics = rows.iter().find(|row| row.setup.design == Design::Atomics);
+    if let Some(Row { setup, .. }) = atomics {
         print(format_args!(
-            "atomics: locks: {}, records aligned to {}; published (Figure 10): on cib 10 % PUTs cost 31 %, on cx3 PUTs alone \
-             are 4 % of GETs alone",
-            setup.locks, setup.record_align
+            "atomics: {} requests outstanding each; locks: {}, records aligned to {}; published (Figure 10): on cib 10 % PUTs \
+             cost 31 %, on cx3 PUTs alone are 4 % of GETs alone",
+            setup.window, setup.locks, setup.record_align
         ))?;
     }
     Ok(())

@@ -35,7 +35,7 @@ pub(crate) struct WorkloadArgs {
     /// A workload of YCSB: A, B, C, D or F
     #[arg(long, value_name = "LETTER")]
     pub(super) ycsb: Option<Ycsb>,
-    /// Requests that a client has outstanding [default: 64; 32 on a simulated NIC]
+    /// Requests that a client has outstanding [default: 64; on a simulated NIC 32, and 8 with atomics]
     #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell

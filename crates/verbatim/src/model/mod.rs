@@ -217,11 +217,14 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
         rows.add_row([resource.to_string(), figure(*busy_ns), figure(*rate_mops)]);
     }
     lines.push(rows.to_string());
-    if !bounds.unknown.is_empty() {
-        let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
-        lines.push(format!("unknown for this NIC: {}", names.join(", ")));
-    }
+    lines.extend(unknown_line(bounds));
     lines
+}
+
+/// The resources that the profile has no numbers for.
+pub(crate) fn unknown_line(bounds: &Bounds) -> Option<String> {
+    let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
+    (!names.is_empty()).then(|| format!("unknown for this NIC: {}", names.join(", ")))
 }
 
 /// A share in percent with its sign; what rounds to nothing has none.

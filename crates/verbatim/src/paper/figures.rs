@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::simulated::{kv, windows};
+use nicmodel::bounds::Resource;
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{
     Bounds, Load, Mix, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
@@ -333,6 +334,15 @@ fn ud_send(cib: &Profile) -> Figure {
     }
 }
 
+/// The rate of READs at which their responses fill the responder's link.
+fn read_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
+    let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
+    let mix = Mix::new(vec![Load::new(read, Role::Responder)]);
+    let bounds = Bounds::of(profile, &mix).ok()?.bounds;
+    let link = bounds.iter().find(|b| b.resource == Resource::LinkOut);
+    link.map(|bound| bound.rate_mops)
+}
+
 fn inbound() -> Figure {
     let over = |nic: &str, verb, transport| {
         let profile = builtin(nic);
@@ -346,6 +356,17 @@ fn inbound() -> Figure {
         })
     };
     let reads = |nic| over(nic, Verb::RdmaRead, Transport::Rc);
+    let writes = |nic| over(nic, Verb::RdmaWrite, Transport::Uc);
+    // Small READs come nowhere near the limit, which would take most of the picture.
+    let limit = |nic: &str| {
+        let profile = builtin(nic);
+        powers(5..=10).map(move |payload| {
+            (
+                f64::from(payload),
+                profile.and_then(|profile| read_link_limit(profile, payload)),
+            )
+        })
+    };
     Figure {
         file: "figure-12.svg",
         title: "Figure 12: inbound READs and WRITEs",
@@ -354,12 +375,14 @@ fn inbound() -> Figure {
         y: "10^6 operations/s",
         log: true,
         curves: vec![
+            curve("InfiniBand limit, Connect-IB", limit("cib")),
+            curve("WRITE, Connect-IB", writes("cib")),
             curve("READ, Connect-IB", reads("cib")),
-            curve(
-                "WRITE, Connect-IB",
-                over("cib", Verb::RdmaWrite, Transport::Uc),
-            ),
+            curve("InfiniBand limit, ConnectX-3", limit("cx3")),
+            curve("WRITE, ConnectX-3", writes("cx3")),
             curve("READ, ConnectX-3", reads("cx3")),
+            curve("InfiniBand limit, ConnectX", limit("cx")),
+            curve("WRITE, ConnectX", writes("cx")),
             curve("READ, ConnectX", reads("cx")),
         ],
         points: published_at(&[
@@ -413,4 +436,31 @@ fn svg(figure: &Figure) -> Result<String> {
         marks_are: "published",
     };
     chart.svg().with_context(|| figure.file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inbound_operations_of_three_nics_stay_below_the_infiniband_limit() {
+        let figure = inbound();
+        let curves: Vec<_> = figure.curves.iter().map(|(name, _)| name).collect();
+        assert_eq!(curves.len(), 9, "{curves:?}");
+        for nic in figure.curves.chunks(3) {
+            let [(limit, limits), (write, writes), (read, reads)] = nic else {
+                panic!("three curves for each NIC: {nic:?}");
+            };
+            assert!(read.starts_with("READ") && write.starts_with("WRITE"));
+            assert!(limit.starts_with("InfiniBand limit, ") && limits.len() == 6);
+            assert_eq!((reads.len(), writes.len()), (9, 9), "{read}");
+            for (payload, limit) in limits {
+                let (_, rate) = reads.iter().find(|(x, _)| x == payload).expect("drawn");
+                assert!(*rate <= limit * 1.0001, "{read} of {payload} bytes");
+            }
+            // The largest READs reach it.
+            let (last, limit) = (reads[8].1, limits[5].1);
+            assert!((last / limit - 1.0).abs() < 1e-6, "{read}: {last} {limit}");
+        }
+    }
 }

@@ -34,7 +34,7 @@ Each published number has ours beside it, of one of three kinds:
   arithmetic   counted and added up; exact to the digits that were printed
   fitted       a number of the profile was fitted to it; within 3 %
   predicted    nothing was fitted to it; within 10 %
-What is off by more is listed below the table with the reason, and so is what has no number of ours.
+What is off by more, and does not round to what was printed, is listed below the table with the reason, and so is what has no number of ours.
 
 Examples:
   verbatim paper
@@ -51,6 +51,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(folder) = &args.figures {
         let drawn = figures::draw(folder, &simulated)?;
         eprintln!("drawn in {}: {}", folder.display(), drawn.join(", "));
+        for (figure, what) in why::FIGURES {
+            eprintln!("note: {figure}: {what}");
+        }
     }
     let numbers = numbers(&simulated);
     if args.json {

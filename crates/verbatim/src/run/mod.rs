@@ -75,9 +75,9 @@ Examples:
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
   verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
-The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband,
-where UCX and others look for it, by mounts in a namespace of its own; a user who may not mount gets a
-user namespace for it. Where the system forbids that, a note says so, and a preloaded library shows them to
+The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, \
+where UCX and others look for it, by mounts in a namespace of its own; a user who may not mount gets a \
+user namespace for it. Where the system forbids that, a note says so, and a preloaded library shows them to \
 programs that use the C library.
 
 Exit status: the program's; 2 when it could not be run.";

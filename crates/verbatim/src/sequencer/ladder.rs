@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Worker threads of the server
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
     workers: usize,
-    /// Requests that a client has outstanding [default: 256; 64 on a simulated NIC]
+    /// Requests that a client has outstanding [default: 256; 32 on a simulated NIC]
     #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell
@@ -56,7 +56,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=64usize))]
     pub(super) batch: Option<usize>,
     /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
-    /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1]
+    /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1; on a simulated NIC for each of its ports, and 3 in
+    /// spec-s0, too]
     #[arg(long, value_name = "N", value_parser = args::number("a count of queue pairs", 1..=64usize))]
     pub(super) queues: Option<usize>,
     /// The first number

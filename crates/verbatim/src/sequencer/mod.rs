@@ -26,7 +26,7 @@ pub(crate) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Without a subcommand: starts a server process and client processes for each design in turn, measures
+Without a subcommand: starts a server process and client processes for each design in turn, measures \
 them, checks every number that was handed out, and prints the designs side by side.
 
 Examples:

@@ -156,7 +156,7 @@ fn setup(args: &ladder::Args, design: Design, cores: usize) -> Setup {
 fn one(profile: &Profile, setup: Setup) -> Result<Row> {
     let begun = Instant::now();
     let outcome = simulated::run(profile, &setup)
-        .with_context(|| format!("{} on {} cores", setup.design, setup.cores))?;
+        .with_context(|| format!("{} with --cores {}", setup.design, setup.cores))?;
     let published = published_rate(profile, &setup);
     Ok(Row {
         nic: profile.name.clone(),

@@ -216,6 +216,105 @@ fn what_the_nic_cannot_do_is_said_and_the_rest_is_explained() {
     assert!(text.contains("taken as fetched by DMA"), "{text}");
 }
 
+#[test]
+fn what_was_done_and_the_nic_cannot_do_is_not_called_nothing() {
+    // ConnectX sends no datagrams over 2048 bytes.
+    let mut long = ledger();
+    for qp in &mut long.processes[1].queue_pairs {
+        for counted in qp.sent.iter_mut().chain(&mut qp.received) {
+            counted.operation.payload_bytes = 4096;
+            counted.operation.inline = false;
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("report.html");
+    let (text, _, status) = explained(&long, &["--nic", "cx"]);
+    assert_eq!(status, Some(0));
+    let (_, _, status) = explained(
+        &long,
+        &["--nic", "cx", "--html", page.to_str().expect("text")],
+    );
+    assert_eq!(status, Some(0));
+    let html = std::fs::read_to_string(&page).expect("written");
+    for shown in [&text, &html] {
+        assert!(!shown.contains("posted or received anything"), "{shown}");
+        for words in [
+            "This NIC can do nothing of what its processes did",
+            "process 4711: 142000 operations are left out",
+            "1 more of its processes",
+        ] {
+            assert!(shown.contains(words), "{words}: {shown}");
+        }
+    }
+}
+
+#[test]
+fn where_the_profile_has_no_number_a_change_is_not_called_useless() {
+    let (known, _, _) = explained(&ledger(), &["--nic", "cib"]);
+    assert!(!known.contains("what is unknown of it"), "{known}");
+    // The costs of BlueField-2's processor and processing units are not published.
+    let (text, _, _) = explained(&ledger(), &["--nic", "bf2"]);
+    assert!(!text.contains("something else binds"), "{text}");
+    assert!(text.contains("what is unknown of it may bind"), "{text}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("report.html");
+    let args = ["--nic", "bf2", "--html", page.to_str().expect("text")];
+    let (_, _, status) = explained(&ledger(), &args);
+    assert_eq!(status, Some(0));
+    let html = std::fs::read_to_string(&page).expect("written");
+    for words in [
+        "at most <b>",
+        "unknown for this NIC: ",
+        "what is unknown of it may bind",
+    ] {
+        assert!(html.contains(words), "{words}: {html}");
+    }
+}
+
+#[test]
+fn a_program_that_never_polls_is_said_to_do_so() {
+    let mut silent = ledger();
+    silent.processes[1].threads[0].polls = 0;
+    silent.processes[1].threads[0].empty_polls = 0;
+    silent.processes[1].threads[0].completions = 0;
+    let (text, _, status) = explained(&silent, &[]);
+    assert_eq!(status, Some(0));
+    assert!(text.contains("it polled no completion queue"), "{text}");
+    assert!(!text.contains("of its polls"), "{text}");
+}
+
+#[test]
+fn who_waits_for_each_operation_is_told_what_bounds_it() {
+    let mut slow = ledger();
+    for qp in &mut slow.processes[1].queue_pairs {
+        (qp.max_outstanding, qp.mean_outstanding) = (1, 1.0);
+        qp.runs = qp.postlists;
+    }
+    let (text, _, _) = explained(&slow, &[]);
+    assert!(text.contains("round trips bound its rate"), "{text}");
+    assert!(!text.contains("[multi-queue"), "{text}");
+    let (text, _, _) = explained(&ledger(), &[]);
+    assert!(!text.contains("round trips bound its rate"), "{text}");
+}
+
+#[test]
+fn the_page_has_the_counters_of_pcie_and_idle_processes() {
+    let mut counted = ledger();
+    counted.pcie = Some(tap::PcieLines {
+        rd_cur: 5_000_123,
+        itom: 77,
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("report.html");
+    let (_, _, status) = explained(&counted, &["--html", page.to_str().expect("text")]);
+    assert_eq!(status, Some(0));
+    let html = std::fs::read_to_string(&page).expect("written");
+    for words in ["5000123 lines read (PCIeRdCur", "1 more of its processes"] {
+        assert!(html.contains(words), "{words}: {html}");
+    }
+    assert!(!html.contains('\u{fffd}'), "{html}");
+}
+
 /// Looks at every picture: is all text within it, does none of it lie over another, are there bars?
 const LOOK: &str = "<script>
 const svgs = [...document.querySelectorAll('svg')];
