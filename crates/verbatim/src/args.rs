@@ -82,6 +82,16 @@ pub(crate) enum LinkLayer {
     Roce,
 }
 
+impl LinkLayer {
+    /// What the environment variable says.
+    fn value(self) -> &'static str {
+        match self {
+            LinkLayer::Ib => "ib",
+            LinkLayer::Roce => "roce",
+        }
+    }
+}
+
 /// Tells the software NIC of this process and its children which link layer to present.
 const LINK_LAYER_VARIABLE: &str = "VERBATIM_LINK_LAYER";
 
@@ -95,11 +105,17 @@ impl NicArgs {
 impl LinkLayerArgs {
     /// The environment variable that tells the software NIC, and its value; none if nothing was asked for.
     pub(crate) fn variable(&self) -> Option<(&'static str, &'static str)> {
-        let value = match self.link_layer? {
-            LinkLayer::Ib => "ib",
-            LinkLayer::Roce => "roce",
-        };
-        Some((LINK_LAYER_VARIABLE, value))
+        Some((LINK_LAYER_VARIABLE, self.link_layer?.value()))
+    }
+
+    /// The same; where neither a flag nor the environment says anything, `default` decides.
+    pub(crate) fn variable_or(
+        &self,
+        default: Option<LinkLayer>,
+    ) -> Option<(&'static str, &'static str)> {
+        let default = default.filter(|_| std::env::var_os(LINK_LAYER_VARIABLE).is_none());
+        let chosen = self.link_layer.or(default)?;
+        Some((LINK_LAYER_VARIABLE, chosen.value()))
     }
 
     /// Makes the link layer hold, for this process and its children.

@@ -1,4 +1,4 @@
-//! What the device is to say that it is.
+//! What the device is to say that it is, and its port.
 
 use std::path::Path;
 
@@ -6,8 +6,10 @@ use anyhow::{Context, Result, bail};
 use nicmodel::profile::{self, Profile};
 use softnic::Identity;
 
-/// The identity in a profile, which is named or in a file.
-pub(super) fn of_profile(profile: &str) -> Result<Identity> {
+use crate::args::LinkLayer;
+
+/// The identity in a profile, which is named or in a file, and the link layer of its port.
+pub(super) fn of_profile(profile: &str) -> Result<(Identity, LinkLayer)> {
     let read;
     let found = match profile::builtin(profile) {
         Some(builtin) => builtin,
@@ -40,7 +42,11 @@ pub(super) fn of_profile(profile: &str) -> Result<Identity> {
     if let Some(firmware) = &says.firmware {
         identity = identity.with_firmware(&firmware.value)?;
     }
-    Ok(identity)
+    let link_layer = match found.link_layer {
+        profile::LinkLayer::Infiniband => LinkLayer::Ib,
+        profile::LinkLayer::Roce => LinkLayer::Roce,
+    };
+    Ok((identity, link_layer))
 }
 
 #[cfg(test)]
@@ -50,7 +56,7 @@ mod tests {
     #[test]
     fn every_built_in_profile_has_one() {
         for profile in profile::builtins() {
-            let identity = of_profile(&profile.name).expect(&profile.name);
+            let (identity, _) = of_profile(&profile.name).expect(&profile.name);
             assert_eq!(identity.vendor_id(), 0x02c9);
         }
     }

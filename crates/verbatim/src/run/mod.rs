@@ -48,7 +48,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// What the device says that it is, since programs choose features by it: a NIC of `verbatim model` (cx, cx3,
-    /// cib, bf2), or a file with a profile [default: the software NIC itself]
+    /// cib, bf2), or a file with a profile [default: the software NIC itself]. Its link layer is that of the NIC, unless
+    /// --link-layer or the environment says otherwise
     #[arg(long, value_name = "PROFILE")]
     nic: Option<String>,
     /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
@@ -121,17 +122,19 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 /// Has a program find the software NIC.
 fn prepare_softnic(args: &Args, command: &mut Command) -> Result<()> {
     let folder = library::find()?;
+    let nic = args.nic.as_deref().map(identity::of_profile).transpose()?;
+    let (identity, port) = nic.unzip();
+    let link_layer = args.link_layer.variable_or(port);
     command
         .env(LIBRARY_PATH, library_path(&folder)?)
-        .envs(args.link_layer.variable());
+        .envs(link_layer);
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
     }
-    let identity = args.nic.as_deref().map(identity::of_profile).transpose()?;
     if let Some(identity) = &identity {
         command.env(softnic::DEVICE_VAR, identity.to_string());
     }
-    let link_layer = args.link_layer.variable().map(|(_, value)| value);
+    let link_layer = link_layer.map(|(_, value)| value);
     if args.no_view {
         return Ok(());
     }

@@ -232,8 +232,8 @@ fn the_device_is_what_its_profile_says() {
     for (nic, shown) in [
         ("cx", &["mlx4_0", "25418", "MT_04A0110002", "2.7.000"][..]),
         ("cx3", &["mlx4_0", "4099", "MT_1100120019", "2.42.5000"]),
-        ("cib", &["mlx5_0", "4113"]),
-        ("bf2", &["mlx5_0", "41686"]),
+        ("cib", &["mlx5_0", "4113", "InfiniBand"]),
+        ("bf2", &["mlx5_0", "41686", "Ethernet"]),
     ] {
         let out = run(&["--nic", nic, "--fabric", "tests_7", "ibv_devinfo", "-v"]);
         let text = stdout(&out);
@@ -246,6 +246,25 @@ fn the_device_is_what_its_profile_says() {
         }
         assert!(!text.contains("softnic0"), "{text}");
     }
+}
+
+#[test]
+fn a_port_is_what_was_asked_for_whatever_its_nic_has() {
+    let args = [
+        "--nic",
+        "cib",
+        "--link-layer",
+        "roce",
+        "--fabric",
+        "tests_7",
+    ];
+    let out = run(&[&args[..], &["ibv_devinfo"]].concat());
+    assert!(stdout(&out).contains("Ethernet"), "{out:?}");
+    let out = command(&[], &["--nic", "cib", "--fabric", "tests_7", "ibv_devinfo"])
+        .env("VERBATIM_LINK_LAYER", "roce")
+        .output()
+        .expect("it starts");
+    assert!(stdout(&out).contains("Ethernet"), "{out:?}");
 }
 
 #[test]
