@@ -101,6 +101,7 @@ mod region_cache;
 #[allow(unsafe_code)]
 mod send;
 #[cfg(not(loom))]
+#[allow(unsafe_code)]
 mod sge;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

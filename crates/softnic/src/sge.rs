@@ -1,12 +1,55 @@
 //! The memory that the SGEs of a work request name: this process's, or that of one that shares its
 //! protection domain.
 
+use std::mem::MaybeUninit;
+
 use verbs_abi::*;
 
+use crate::device::MAX_SGE;
 use crate::keys::{IMPLICIT, Pin};
 use crate::mem::Region;
 use crate::nic::Nic;
 use crate::region_cache::RegionCache;
+
+/// Room for the SGEs of a work request that lie where a processor would not have them: programs put them into packed
+/// structures (libiscsi's `iser_rx_desc`), and C reads them there.
+pub(crate) struct Copies([MaybeUninit<ibv_sge>; MAX_SGE as usize]);
+
+impl Copies {
+    #[inline(always)]
+    pub(crate) const fn none() -> Self {
+        Self([const { MaybeUninit::uninit() }; MAX_SGE as usize])
+    }
+
+    /// The SGEs at `list`, wherever that is.
+    ///
+    /// # Safety
+    /// There are `count` of them, at most [`MAX_SGE`], which nobody changes while they are used.
+    #[inline(always)]
+    pub(crate) unsafe fn of(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
+        // SAFETY: contract of this function.
+        unsafe {
+            if list.is_aligned() {
+                std::slice::from_raw_parts(list, count)
+            } else {
+                self.copied(list, count)
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`of`](Self::of).
+    #[cold]
+    unsafe fn copied(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
+        for (i, copy) in self.0.iter_mut().take(count).enumerate() {
+            // SAFETY: one of the `count`, at any address.
+            copy.write(unsafe { list.add(i).read_unaligned() });
+        }
+        let count = count.min(self.0.len());
+        // SAFETY: so many were written just now.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) }
+    }
+}
 
 /// Why an SGE gives no access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,4 +162,39 @@ fn on_demand(region: &Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
     // In another process that is not known; the system call finds out.
     let mapped = || !region.own || crate::mem::populate(sge.addr, sge.length.into(), write);
     region.pd == IMPLICIT | pd && mapped()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sges_may_lie_anywhere() {
+        let sge = |n: u32| ibv_sge {
+            addr: u64::from(n) << 40,
+            length: n,
+            lkey: n + 1,
+        };
+        let mut memory = [0u64; 8];
+        for shift in 0..8 {
+            let list = memory
+                .as_mut_ptr()
+                .cast::<u8>()
+                .wrapping_add(shift)
+                .cast::<ibv_sge>();
+            // SAFETY: 7 + 3 * 16 bytes are 55 of 64.
+            let read = unsafe {
+                for n in 0..3 {
+                    list.add(n as usize).write_unaligned(sge(n));
+                }
+                Copies::none().of(list, 3).to_vec()
+            };
+            let seen: Vec<_> = read.iter().map(|s| (s.addr, s.length, s.lkey)).collect();
+            assert_eq!(
+                seen,
+                [(0, 0, 1), (1 << 40, 1, 2), (2 << 40, 2, 3)],
+                "{shift}"
+            );
+        }
+    }
 }

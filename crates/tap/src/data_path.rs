@@ -106,10 +106,20 @@ impl Request for &ibv_send_wr {
 pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     if num_sge == 1 && !sges.is_null() {
         // SAFETY: contract of this function.
-        return (1, unsafe { (*sges).length });
+        return (1, unsafe { length_at(sges) });
     }
     // SAFETY: as above.
     unsafe { room_of_many(sges, num_sge) }
+}
+
+/// The length of an SGE, which may lie in a packed structure.
+///
+/// # Safety
+/// It is there.
+#[inline(always)]
+pub(crate) unsafe fn length_at(sge: *const ibv_sge) -> u32 {
+    // SAFETY: contract of this function.
+    unsafe { (&raw const (*sge).length).read_unaligned() }
 }
 
 /// As [`room`].
@@ -120,10 +130,11 @@ pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
 unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     match usize::try_from(num_sge) {
         Ok(many @ 1..) if !sges.is_null() => {
-            // SAFETY: contract of this function.
-            let sges = unsafe { std::slice::from_raw_parts(sges, many) };
-            let sum = |sum: u32, sge: &ibv_sge| sum.saturating_add(sge.length);
-            (many as u32, sges.iter().fold(0, sum))
+            let lengths = (0..many).map(|i| {
+                // SAFETY: contract of this function.
+                unsafe { length_at(sges.add(i)) }
+            });
+            (many as u32, lengths.fold(0, u32::saturating_add))
         }
         _ => (0, 0),
     }

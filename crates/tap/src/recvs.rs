@@ -116,7 +116,7 @@ pub(crate) unsafe extern "C" fn post<Q: Queue>(
                 && let Some(one) = wr.as_ref()
                 && one.next.is_null()
                 && one.num_sge == 1
-                && known.add_one_alike((*one.sg_list).length)
+                && known.add_one_alike(crate::data_path::length_at(one.sg_list))
             {
                 return 0;
             }

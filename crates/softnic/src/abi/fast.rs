@@ -11,6 +11,7 @@ use crate::qp::Qp;
 use crate::qp_state::QpState;
 use crate::recv::RecvQueue;
 use crate::send;
+use crate::sge::Copies;
 use crate::srq::Srq;
 use crate::xrc::Xrc;
 
@@ -137,13 +138,14 @@ unsafe fn post_list(
     mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let mut copies = Copies::none();
     // SAFETY: contract of this function.
     unsafe {
         while let Some(this) = wr.as_ref() {
             let sges = match usize::try_from(this.num_sge) {
                 Ok(0) => &[][..],
                 Ok(n) if !this.sg_list.is_null() && n <= queue.max_sge() => {
-                    std::slice::from_raw_parts(this.sg_list, n)
+                    copies.of(this.sg_list, n)
                 }
                 _ => return refuse(wr, bad_wr, libc::EINVAL),
             };

@@ -106,14 +106,28 @@ unsafe fn inline_piece(wr: &ibv_send_wr, max_inline: usize) -> Option<(*const u8
     match wr.num_sge {
         0 => Some((std::ptr::null(), 0)),
         1 if wr.send_flags & IBV_SEND_INLINE != 0 => {
-            // SAFETY: one SGE (contract), or NULL.
-            let sge = unsafe { wr.sg_list.as_ref() }?;
+            // SAFETY: contract of this function.
+            let sge = unsafe { aligned_sge(wr) }?;
             let len = sge.length as usize;
             let src = std::ptr::with_exposed_provenance(sge.addr as usize);
             (len <= max_inline).then_some((src, len))
         }
         _ => None,
     }
+}
+
+/// The SGE of a work request with one, unless it lies in a packed structure.
+///
+/// # Safety
+/// `wr` is as `ibv_post_send(3)` describes it.
+#[inline(always)]
+unsafe fn aligned_sge(wr: &ibv_send_wr) -> Option<&ibv_sge> {
+    let sge = wr.sg_list.cast_const();
+    if !sge.is_aligned() {
+        return None;
+    }
+    // SAFETY: one SGE (contract), or NULL.
+    unsafe { sge.as_ref() }
 }
 
 impl Source<'_> {
@@ -127,8 +141,8 @@ impl Source<'_> {
             // SAFETY: contract of this function.
             return unsafe { inline_piece(wr, self.max_inline) };
         }
-        // SAFETY: one SGE (contract), or NULL.
-        let sge = unsafe { wr.sg_list.as_ref() }?;
+        // SAFETY: contract of this function.
+        let sge = unsafe { aligned_sge(wr) }?;
         let len = sge.length as usize;
         if len == 0 || len > COPY_MAX {
             return None;

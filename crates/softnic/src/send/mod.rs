@@ -35,7 +35,7 @@ use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
 use crate::recv::{call_if_armed, failed, header};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::sge::checked_sge;
+use crate::sge::{Copies, checked_sge};
 
 use connected::*;
 use gather::*;
@@ -601,13 +601,14 @@ unsafe fn post_one(
     if count > sq.max_sge {
         return Err(libc::EINVAL);
     }
+    let mut copies = Copies::none();
     let sges = if count == 0 {
         &[]
     } else if wr.sg_list.is_null() {
         return Err(libc::EINVAL);
     } else {
         // SAFETY: `sg_list` has `num_sge` entries (contract).
-        unsafe { std::slice::from_raw_parts(wr.sg_list, count) }
+        unsafe { copies.of(wr.sg_list, count) }
     };
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
     if inline {

@@ -25,6 +25,7 @@ pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
         wr.opcode == IBV_WR_RDMA_WRITE
             && wr.send_flags & IBV_SEND_INLINE != 0
             && wr.num_sge == 1
+            && wr.sg_list.is_aligned()
             && wr.next.is_null()
     })
 }

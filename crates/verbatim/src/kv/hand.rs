@@ -13,6 +13,10 @@ use crate::output::print;
 
 /// Arguments of `verbatim kv get`.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  verbatim kv get 127.0.0.1:7471 name
+  verbatim kv get 127.0.0.1:7471 first second third")]
 pub(crate) struct GetArgs {
     /// The server's TCP address, as it printed it
     #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
@@ -28,6 +32,11 @@ pub(crate) struct GetArgs {
 
 /// Arguments of `verbatim kv put`.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  verbatim kv put 127.0.0.1:7471 name Ada
+  verbatim kv put 127.0.0.1:7471 name Grace --if-version 1 --ttl 30s
+  verbatim kv put 127.0.0.1:7471 name              remove it")]
 pub(crate) struct PutArgs {
     /// The server's TCP address, as it printed it
     #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]

@@ -458,9 +458,10 @@ mod tests {
                 let (_, rate) = reads.iter().find(|(x, _)| x == payload).expect("drawn");
                 assert!(*rate <= limit * 1.0001, "{read} of {payload} bytes");
             }
-            // The largest READs reach it.
+            // The largest READs reach it, but for the oldest NIC's: its PCIe is slower than its port.
             let (last, limit) = (reads[8].1, limits[5].1);
-            assert!((last / limit - 1.0).abs() < 1e-6, "{read}: {last} {limit}");
+            let reaches = (last / limit - 1.0).abs() < 1e-6;
+            assert_eq!(reaches, read != "READ, ConnectX", "{read}: {last} {limit}");
         }
     }
 }
