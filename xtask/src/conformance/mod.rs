@@ -125,9 +125,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             "none of these suites is for {}",
             target.name
         );
-        let now = run_on(target, &suites, args)?;
+        let before = Record::load(&folder(), &target.name)?;
+        let now = run_on(target, &suites, args, &before)?;
         total += record::counts(&now.results);
-        good &= conclude(args, &conformance, target, &suites, now)?;
+        good &= conclude(args, &conformance, target, &suites, (before, now))?;
     }
     if args.json {
         print_line(&Line::Total(total))?;
@@ -142,8 +143,9 @@ fn for_target<'a>(suites: &[&'a Suite], target: &Target) -> Vec<&'a Suite> {
 }
 
 /// Runs `suites` on `target`, and says on standard error what comes of each case. The results are in
-/// the suites' order.
-fn run_on(target: &Target, suites: &[&Suite], args: &Args) -> Result<Record> {
+/// the suites' order. A check says nothing more of what failed when it was recorded `before`: its
+/// errors would hide those that matter.
+fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> Result<Record> {
     let mut environment = Environment::new();
     let mut cases = Vec::new();
     let elapsed = std::time::Instant::now();
@@ -154,7 +156,7 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args) -> Result<Record> {
         match line {
             Line::Environment(versions) => environment = versions,
             Line::Case(case) => {
-                progress(&case);
+                progress(&case, !args.check || !before.holds(&case.result));
                 cases.push(case);
             }
             Line::Total(_) => {}
@@ -176,16 +178,16 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args) -> Result<Record> {
     })
 }
 
-/// Prints or records what came of `target`; false when an outcome is not the recorded one.
+/// Prints or records what came of `target`, `before` and now; false when an outcome is not the
+/// recorded one.
 fn conclude(
     args: &Args,
     conformance: &Conformance,
     target: &Target,
     suites: &[&Suite],
-    now: Record,
+    (before, now): (Record, Record),
 ) -> Result<bool> {
     let folder = folder();
-    let before = Record::load(&folder, &target.name)?;
     let compared = before.compare(&target.name, suites, &now.results);
     if args.check {
         return print_check(&target.name, &compared);
@@ -225,8 +227,8 @@ fn print_line(line: &Line) -> Result<()> {
     Ok(())
 }
 
-/// Says on standard error what came of a case.
-fn progress(case: &CaseLine) {
+/// Says on standard error what came of a case, and if it failed and its output is wanted, that.
+fn progress(case: &CaseLine, with_output: bool) {
     let CaseResult {
         suite,
         case: name,
@@ -241,7 +243,7 @@ fn progress(case: &CaseLine) {
         outcome.word(),
         case.elapsed_s
     );
-    if let (Outcome::Failed { .. }, Some(output)) = (outcome, &case.output) {
+    if let (Outcome::Failed { .. }, Some(output), true) = (outcome, &case.output, with_output) {
         eprintln!("{}", output.trim_end());
     }
 }

@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,10 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 pub(crate) struct Program {
     child: Child,
     output: Arc<Mutex<Vec<u8>>>,
-    /// Says that nobody can write any more.
-    closed: Receiver<()>,
+    /// The end that programs write to: while it is open, no byte of the terminal can be lost.
+    screen: File,
+    /// Says that a [`MARK`] has been read.
+    marks: Receiver<()>,
 }
 
 /// What a program leaves behind.
@@ -51,21 +53,18 @@ impl Program {
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(screen.try_clone()?)
-            .stderr(screen)
+            .stderr(screen.try_clone()?)
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
         let output = Arc::new(Mutex::new(Vec::new()));
-        let (done, closed) = mpsc::channel();
+        let (mark, marks) = mpsc::channel();
         let sink = Arc::clone(&output);
-        std::thread::spawn(move || {
-            collect(terminal, &sink);
-            // The program may have been dropped meanwhile.
-            let _ = done.send(());
-        });
+        std::thread::spawn(move || collect(terminal, &sink, &mark));
         Ok(Program {
             child,
             output,
-            closed,
+            screen,
+            marks,
         })
     }
 
@@ -111,10 +110,14 @@ impl Program {
         self.end()
     }
 
-    /// Waits until all is collected that was printed, once the program has ended. Who has left its group may hold the
-    /// terminal longer; it is not waited for.
+    /// Waits until all is collected that has been printed so far. Who has left its group may print
+    /// more; it is not waited for.
     pub(crate) fn wait_for_output(&self) {
-        let _ = self.closed.recv_timeout(POLITENESS);
+        // What is behind the last byte comes behind it, however late who reads gets a processor.
+        // Neither fails but when reading has: then there is nothing to wait for.
+        if (&self.screen).write_all(MARK).is_ok() {
+            let _ = self.marks.recv();
+        }
     }
 
     /// Ends what is left of its group, and collects what it has printed.
@@ -167,6 +170,8 @@ const POLL: Duration = Duration::from_millis(5);
 const POLITENESS: Duration = Duration::from_secs(2);
 /// A program that prints without end shall not fill the memory.
 const KEEP_BYTES: usize = 4 << 20;
+/// What no program prints. No byte of it is one that a terminal translates.
+const MARK: &[u8] = b"\0the end of what was printed\0";
 
 fn pseudo_terminal() -> Result<(File, File)> {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
@@ -182,22 +187,37 @@ fn pseudo_terminal() -> Result<(File, File)> {
     Ok((File::from(terminal), screen))
 }
 
-/// Reads until nobody holds the other end.
-fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>) {
+/// Reads until nobody holds the other end. `marks` hears of each [`MARK`], which is not kept.
+fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>, marks: &Sender<()>) {
     let mut buffer = vec![0; 16 << 10];
+    let mut unsorted = Vec::new();
     loop {
         match terminal.read(&mut buffer) {
             Ok(0) => return,
-            Ok(n) => {
-                let mut bytes = sink.lock().unwrap_or_else(PoisonError::into_inner);
-                let room = KEEP_BYTES.saturating_sub(bytes.len()).min(n);
-                bytes.extend_from_slice(&buffer[..room]);
-            }
-            Err(err) if err.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-            // EIO: the last program has closed the terminal.
+            Ok(n) => unsorted.extend_from_slice(&buffer[..n]),
+            Err(err) if err.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
+            // EIO: the last one has closed the terminal.
             Err(_) => return,
         }
+        while let Some(at) = unsorted.windows(MARK.len()).position(|w| w == MARK) {
+            keep(sink, &unsorted[..at]);
+            unsorted.drain(..at + MARK.len());
+            // The program may have been dropped meanwhile.
+            let _ = marks.send(());
+        }
+        let begun = (0..MARK.len())
+            .rev()
+            .find(|&n| unsorted.ends_with(&MARK[..n]));
+        let sure = unsorted.len() - begun.unwrap_or(0);
+        keep(sink, &unsorted[..sure]);
+        unsorted.drain(..sure);
     }
+}
+
+fn keep(sink: &Mutex<Vec<u8>>, printed: &[u8]) {
+    let mut bytes = sink.lock().unwrap_or_else(PoisonError::into_inner);
+    let room = KEEP_BYTES.saturating_sub(bytes.len()).min(printed.len());
+    bytes.extend_from_slice(&printed[..room]);
 }
 
 #[cfg(test)]
@@ -233,6 +253,41 @@ mod tests {
         }
         assert!(!program.wait(Instant::now()).unwrap());
         assert_eq!(program.stop().unwrap().how(), "killed by signal 15");
+    }
+
+    #[test]
+    fn nothing_printed_is_lost_however_slowly_it_is_read() {
+        let (mut terminal, screen) = pseudo_terminal().unwrap();
+        let output = Arc::new(Mutex::new(Vec::new()));
+        let (mark, marks) = mpsc::channel();
+        // A terminal that hands over three bytes at a time cuts every mark.
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let (read, mut write) = (File::from(read), File::from(write));
+        let sink = Arc::clone(&output);
+        std::thread::spawn(move || collect(read, &sink, &mark));
+        std::thread::spawn(move || {
+            let mut few = [0; 3];
+            while let Ok(n) = terminal.read(&mut few) {
+                std::thread::sleep(Duration::from_micros(100));
+                if write.write_all(&few[..n]).is_err() {
+                    return;
+                }
+            }
+        });
+        let child = Command::new("true").spawn().unwrap();
+        let program = Program {
+            child,
+            output,
+            screen,
+            marks,
+        };
+        // It holds less than this, so that who writes waits for who reads.
+        let printed = "\0the end\0 of what was".repeat(1000);
+        (&program.screen).write_all(printed.as_bytes()).unwrap();
+        program.wait_for_output();
+        assert_eq!(program.output(), printed);
+        (&program.screen).write_all(b"more").unwrap();
+        assert_eq!(program.end().unwrap().output, printed + "more");
     }
 
     #[test]

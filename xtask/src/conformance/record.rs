@@ -98,6 +98,15 @@ impl Record {
         self.environment.extend(new.environment);
     }
 
+    /// Whether the case of `now` is recorded with an outcome of the same kind.
+    pub(crate) fn holds(&self, now: &CaseResult) -> bool {
+        let mut results = self.results.iter();
+        results.any(|recorded| {
+            (&recorded.suite, &recorded.case) == (&now.suite, &now.case)
+                && recorded.outcome.same_kind(&now.outcome)
+        })
+    }
+
     /// Compares what `suites` have come to in `new` with this record.
     pub(crate) fn compare(
         &self,
@@ -514,6 +523,22 @@ mod tests {
             compare(&passed, result("two", fails()), "a"),
             Comparison::Different(_)
         ));
+    }
+
+    #[test]
+    fn a_case_is_recorded_by_its_suite_and_name_and_kind_of_outcome() {
+        let record = record(&[
+            result("a", Outcome::failed("x")),
+            result("b", Outcome::Passed),
+        ]);
+        assert!(record.holds(&result("a", Outcome::failed("for another reason"))));
+        assert!(!record.holds(&result("b", Outcome::failed("x"))));
+        assert!(!record.holds(&result("c", Outcome::failed("x"))));
+        let elsewhere = CaseResult {
+            suite: "t".to_owned(),
+            ..result("a", Outcome::failed("x"))
+        };
+        assert!(!record.holds(&elsewhere));
     }
 
     #[test]
