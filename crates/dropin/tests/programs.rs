@@ -26,7 +26,8 @@ fn misuse_gets_an_errno() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = compiled("misuse", folder.path());
     for case in [
-        "closed", "nulls", "order", "garbage", "overrun", "forked", "threads", "many",
+        "closed", "nulls", "order", "garbage", "overrun", "gone", "faults", "forked", "threads",
+        "many",
     ] {
         let fabric = Fabric::new();
         let out = Watched::start(fabric.command(&program, "ib").arg(case)).finish();

@@ -112,7 +112,8 @@ pub(crate) fn at_exit(f: extern "C" fn()) {
     unsafe { libc::atexit(f) };
 }
 
-/// All signals are blocked in this thread, and in threads that it starts, until this is dropped.
+/// All signals of others are blocked in this thread, and in threads that it starts, until this is dropped. What a thread
+/// brings upon itself is not: it ends the process if it is blocked, where [`mem`](crate::mem) gets over it.
 struct BlockedSignals(libc::sigset_t);
 
 #[allow(unsafe_code)]
@@ -123,6 +124,8 @@ impl BlockedSignals {
             let mut all: libc::sigset_t = std::mem::zeroed();
             let mut old: libc::sigset_t = std::mem::zeroed();
             libc::sigfillset(&raw mut all);
+            libc::sigdelset(&raw mut all, libc::SIGSEGV);
+            libc::sigdelset(&raw mut all, libc::SIGBUS);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
             Self(old)
         }

@@ -7,8 +7,10 @@ mod areas;
 mod copy;
 mod coverage;
 mod fork;
+mod guard;
 mod replace;
 mod share;
+mod word;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -621,12 +623,13 @@ impl Region {
     /// Copies `len` bytes from `src` to `addr` of this region.
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes; the region [contains](Self::contains) the range and is pinned.
+    /// Nobody has a mutable reference to the `len` bytes at `src`; the region [contains](Self::contains) the range and is
+    /// pinned.
     #[inline]
     pub(crate) unsafe fn write(&self, addr: u64, src: *const u8, len: usize) -> Result<(), Fault> {
         match self.direct(addr) {
-            // SAFETY: contract of this function; the pin keeps the memory registered and so mapped.
-            Some(dst) => unsafe { copy(dst, src, len) },
+            // SAFETY: contract of this function; the pin keeps peers' memory mapped, and programs may unmap their own.
+            Some(dst) => unsafe { copy(dst, src, len)? },
             None if self.is_null() => {}
             None => self.process_vm(addr, src.cast_mut(), len, libc::process_vm_writev)?,
         }
@@ -636,14 +639,19 @@ impl Region {
     /// Copies `len` bytes from `addr` of this region to `dst`.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes; the region [contains](Self::contains) the range and is pinned.
+    /// Nobody has a reference to the `len` bytes at `dst`; the region [contains](Self::contains) the range and is pinned.
     #[inline]
     pub(crate) unsafe fn read(&self, addr: u64, dst: *mut u8, len: usize) -> Result<(), Fault> {
         match self.direct(addr) {
             // SAFETY: as in `write`.
-            Some(src) => unsafe { copy(dst, src, len) },
-            // SAFETY: contract of this function.
-            None if self.is_null() => unsafe { dst.write_bytes(0, len) },
+            Some(src) => unsafe { copy(dst, src, len)? },
+            None if self.is_null() => {
+                static ZEROS: [u8; BOUNCE] = [0; BOUNCE];
+                for (at, n) in pieces(len) {
+                    // SAFETY: contract of this function; there are as many zeros.
+                    unsafe { copy(dst.wrapping_add(at), ZEROS.as_ptr(), n)? };
+                }
+            }
             None => self.process_vm(addr, dst, len, libc::process_vm_readv)?,
         }
         Ok(())
@@ -701,14 +709,7 @@ impl Region {
         {
             // SAFETY: within the pinned region and aligned (the caller checked both). Other accesses of the
             // same bytes race only with whole words.
-            let word = unsafe { &*ptr.cast::<AtomicU64>() };
-            return Ok(match op {
-                AtomicOp::FetchAdd(n) => word.fetch_add(n, Ordering::SeqCst),
-                AtomicOp::Store(new) => word.swap(new, Ordering::SeqCst),
-                AtomicOp::CompareSwap { expect, swap } => word
-                    .compare_exchange(expect, swap, Ordering::SeqCst, Ordering::SeqCst)
-                    .unwrap_or_else(|old| old),
-            });
+            return unsafe { word::change(ptr.cast(), op) };
         }
         self.atomic_locked(peer, addr, op)
     }
@@ -789,27 +790,41 @@ impl Drop for HeldAtomicLock<'_> {
     }
 }
 
-/// Is this memory of the own process mapped, as far as its first and its last byte show? By a system call.
-pub(crate) fn is_mapped(at: *const u8, len: usize) -> bool {
-    let Some(last) = len.checked_sub(1) else {
-        return true;
-    };
-    [0, last].into_iter().all(|offset| {
+/// Lets accesses to what a program has unmapped be errors.
+pub(crate) fn survive_faults() {
+    guard::install();
+}
+
+/// May this memory of the own process be read? To be asked when a copy has failed: it takes a system call for each page.
+#[cold]
+pub(crate) fn is_readable(at: *const u8, len: usize) -> bool {
+    is_accessible(at.cast_mut(), len, libc::process_vm_readv)
+}
+
+/// May this memory of the own process be written? As [`is_readable`]; the first bytes of its pages are overwritten, for
+/// what a copy that failed has left there is undefined.
+#[cold]
+pub(crate) fn is_writable(at: *mut u8, len: usize) -> bool {
+    is_accessible(at, len, libc::process_vm_writev)
+}
+
+fn is_accessible(at: *mut u8, len: usize, call: ProcessVmCall) -> bool {
+    let first = at.addr() % PAGE;
+    let pages = (0..first + len).step_by(PAGE);
+    pages.map(|page| page.saturating_sub(first)).all(|offset| {
         let mut byte = 0u8;
         let local = libc::iovec {
             iov_base: (&raw mut byte).cast(),
             iov_len: 1,
         };
         let remote = libc::iovec {
-            iov_base: at.wrapping_add(offset).cast_mut().cast(),
+            iov_base: at.wrapping_add(offset).cast(),
             iov_len: 1,
         };
         // SAFETY: one iovec of one byte each; the local one is `byte`, and the kernel checks the other.
-        let n = unsafe {
-            libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
-        };
+        let n = unsafe { call(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
         // Where the call is not allowed nothing is known.
-        n == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
+        n == 1 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     })
 }
 

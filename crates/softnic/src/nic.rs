@@ -160,6 +160,7 @@ impl Nic {
         let identity = Identity::from_env()?;
         let keys = Keys::new();
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
+        crate::mem::survive_faults();
         // It lives as long as the process: handles that a program forgot to destroy stay valid.
         let nic: &'static Self = Box::leak(Box::new(Self {
             fabric,

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,8 @@
 #define FAILS(call, error) CHECK((errno = 0, (call)) && errno == (error))
 
 enum { LENGTH = 4096, DEPTH = 64 };
-static const int ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+static const int ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+			  IBV_ACCESS_REMOTE_ATOMIC;
 
 static struct ibv_device **list;
 static struct ibv_context *context;
@@ -119,9 +121,9 @@ static int post_send(int from, enum ibv_wr_opcode opcode, int length)
 	return ibv_post_send(qps[from], &wr, &bad);
 }
 
-static int post_recv(int at)
+static int post_recv(int at, int length)
 {
-	struct ibv_sge sge = { (uintptr_t)memory[at], LENGTH, mrs[at]->lkey };
+	struct ibv_sge sge = { (uintptr_t)memory[at], length, mrs[at]->lkey };
 	struct ibv_recv_wr *bad, wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1 };
 
 	return ibv_post_recv(qps[at], &wr, &bad);
@@ -300,9 +302,133 @@ static void forked(void)
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
 	for (int i = 0; i < 100; i++)
 		works();
-	CHECK(!post_recv(1));
+	CHECK(!post_recv(1, LENGTH));
 	CHECK(!post_send(0, IBV_WR_SEND, 16));
 	CHECK(next().status == IBV_WC_SUCCESS && next().status == IBV_WC_SUCCESS);
+}
+
+/* Makes the queue pairs work again after an error. */
+static void reconnect(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+
+	for (int i = 0; i < 2; i++)
+		CHECK(!ibv_modify_qp(qps[i], &attr, IBV_QP_STATE));
+	for (int i = 0; i < 2; i++)
+		connect_to(qps[i], qps[1 - i]);
+}
+
+static void fails_with(enum ibv_wr_opcode opcode, int length, enum ibv_wc_status status)
+{
+	CHECK(!post_send(0, opcode, length));
+	CHECK(next().status == status);
+	reconnect();
+}
+
+static void send_fails_with(int length, enum ibv_wc_status sent, enum ibv_wc_status received)
+{
+	CHECK(!post_recv(1, length));
+	CHECK(!post_send(0, IBV_WR_SEND, length));
+	for (int i = 0; i < 2 && (i == 0 || received != IBV_WC_SUCCESS); i++) {
+		struct ibv_wc wc = next();
+		CHECK(wc.status == (wc.wr_id == 1 ? sent : received));
+	}
+	reconnect();
+}
+
+/* Memory that is registered, and has been unmapped or protected since. */
+static void gone(void)
+{
+	enum { PART = 1 << 20 };
+	static const int LENGTHS[] = { 1, 2, 7, 8, 16, 24, 40, 64, 100, 1000, 10000, PART };
+	struct ibv_mr *bad, *good;
+	char *all;
+
+	all = mmap(NULL, 2 * PART, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(all != MAP_FAILED);
+	CHECK((bad = ibv_reg_mr(pd, all, 2 * PART, ACCESS)));
+	CHECK(!munmap(all + PART, PART));
+	char *here = mmap(NULL, PART, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(here != MAP_FAILED);
+	CHECK((good = ibv_reg_mr(pd, here, PART, ACCESS)));
+	for (int i = 0; i < (int)(sizeof(LENGTHS) / sizeof(*LENGTHS)); i++) {
+		int length = LENGTHS[i];
+		/* All of it is gone, and the second half. */
+		char *places[] = { all + PART, all + PART - length / 2 };
+		for (int place = 0; place < 2; place++) {
+			memory[0] = places[place], mrs[0] = bad;
+			memory[1] = here, mrs[1] = good;
+			fails_with(IBV_WR_RDMA_WRITE, length, IBV_WC_LOC_PROT_ERR);
+			fails_with(IBV_WR_RDMA_READ, length, IBV_WC_LOC_PROT_ERR);
+			send_fails_with(length, IBV_WC_LOC_PROT_ERR, IBV_WC_SUCCESS);
+			memory[0] = here, mrs[0] = good;
+			memory[1] = places[place], mrs[1] = bad;
+			fails_with(IBV_WR_RDMA_WRITE, length, IBV_WC_REM_ACCESS_ERR);
+			fails_with(IBV_WR_RDMA_READ, length, IBV_WC_REM_ACCESS_ERR);
+			send_fails_with(length, IBV_WC_REM_OP_ERR, IBV_WC_LOC_PROT_ERR);
+		}
+	}
+	memory[1] = all + PART;
+	fails_with(IBV_WR_ATOMIC_FETCH_AND_ADD, 8, IBV_WC_REM_ACCESS_ERR);
+	fails_with(IBV_WR_ATOMIC_CMP_AND_SWP, 8, IBV_WC_REM_ACCESS_ERR);
+	CHECK(!mprotect(all, PART, PROT_READ));
+	memory[1] = all;
+	fails_with(IBV_WR_RDMA_WRITE, 8, IBV_WC_REM_ACCESS_ERR);
+	fails_with(IBV_WR_ATOMIC_FETCH_AND_ADD, 8, IBV_WC_REM_ACCESS_ERR);
+	send_fails_with(1000, IBV_WC_REM_OP_ERR, IBV_WC_LOC_PROT_ERR);
+	memory[0] = all, mrs[0] = bad;
+	memory[1] = here, mrs[1] = good;
+	works();
+}
+
+static char *nothing = (char *)64;
+
+static void got_fault(int signal, siginfo_t *info, void *machine)
+{
+	_exit(signal == SIGSEGV && info->si_addr == nothing && machine ? 42 : 1);
+}
+
+static void got_signal(int signal)
+{
+	_exit(signal == SIGSEGV ? 42 : 1);
+}
+
+/* A program's own faults are its own: what it has asked for happens. */
+static void faults(void)
+{
+	enum { DEFAULT, FAULT, SIGNAL, IGNORE, SENT };
+	int status;
+
+	for (int what = DEFAULT; what <= SENT; what++) {
+		pid_t child = fork();
+		CHECK(child >= 0);
+		if (!child) {
+			struct sigaction action = { .sa_sigaction = got_fault, .sa_flags = SA_SIGINFO };
+			if (what == FAULT)
+				CHECK(!sigaction(SIGSEGV, &action, NULL));
+			else if (what == SIGNAL)
+				signal(SIGSEGV, got_signal);
+			else if (what == IGNORE)
+				signal(SIGSEGV, SIG_IGN);
+			begin(DEPTH);
+			works();
+			if (what == IGNORE) {
+				raise(SIGSEGV);
+				works();
+				_exit(42);
+			}
+			if (what == SENT)
+				kill(getpid(), SIGSEGV);
+			else
+				*(volatile char *)nothing = 1;
+			_exit(2);
+		}
+		CHECK(waitpid(child, &status, 0) == child);
+		if (what == DEFAULT || what == SENT)
+			CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+		else
+			CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+	}
 }
 
 static void *posts(void *accepted)
@@ -351,6 +477,11 @@ int main(int argc, char **argv)
 {
 	const char *name = argc > 1 ? argv[1] : "";
 
+	if (!strcmp(name, "faults")) {
+		faults();
+		puts("ok");
+		return 0;
+	}
 	begin(strcmp(name, "overrun") ? 4 * DEPTH : 1);
 	if (!strcmp(name, "closed"))
 		closed();
@@ -362,6 +493,8 @@ int main(int argc, char **argv)
 		garbage();
 	else if (!strcmp(name, "overrun"))
 		overrun();
+	else if (!strcmp(name, "gone"))
+		gone();
 	else if (!strcmp(name, "forked"))
 		forked();
 	else if (!strcmp(name, "threads"))

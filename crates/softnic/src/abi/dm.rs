@@ -11,7 +11,7 @@ use super::mr::{MrRange, register_mr};
 use super::*;
 use crate::device;
 use crate::imports::{self, Exported, Kind, Shared, Sharing};
-use crate::mem::{SharedMemory, alloc_shared};
+use crate::mem::{Fault, SharedMemory, alloc_shared, copy};
 use crate::nic;
 
 /// Device memory; the program's handle points to its first field.
@@ -156,7 +156,7 @@ unsafe extern "C" fn memcpy_to_dm(
         borrow::<Dm, _>(dm)
             .ok_or(libc::EINVAL)
             .and_then(|dm| dm.range(offset, length, true))
-            .map(|to| crate::mem::copy(to.cast(), from.cast(), length))
+            .and_then(|to| copy(to.cast(), from.cast(), length).map_err(|_: Fault| libc::EFAULT))
     })
 }
 
@@ -171,7 +171,7 @@ unsafe extern "C" fn memcpy_from_dm(
         borrow::<Dm, _>(dm)
             .ok_or(libc::EINVAL)
             .and_then(|dm| dm.range(offset, length, true))
-            .map(|from| crate::mem::copy(to.cast(), from.cast(), length))
+            .and_then(|from| copy(to.cast(), from.cast(), length).map_err(|_: Fault| libc::EFAULT))
     })
 }
 

@@ -1,6 +1,6 @@
-//! Copies between memory that other processes see.
+//! Copies between memory that other processes see, and that programs may have unmapped.
 
-use std::sync::atomic::{Ordering, fence};
+use super::Fault;
 
 /// Bytes that [`copy`] stores last, in one move.
 pub(super) const LAST: usize = 8;
@@ -12,51 +12,231 @@ pub(super) const LAST: usize = 8;
 /// poll on the last byte of what a peer WRITEs are as old as RDMA, and adapters, which write from front to back, let
 /// them.
 ///
+/// # Errors
+/// When one of the two is memory of this process that is not there, or not to be accessed so. Some of the bytes may have
+/// been copied.
+///
 /// # Safety
-/// `dst` is writable and `src` readable for `len` bytes, and they do not overlap unless they are equal.
+/// Nobody has a reference to the `len` bytes at `dst`, or a mutable one to those at `src`, and the two do not overlap
+/// unless they are equal. What is mapped there may be written and read.
 #[inline(always)]
-pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: contract of this function; the parts below stay within `len` bytes.
-    unsafe {
-        match len {
-            0 => {}
-            1..=3 => {
-                for i in 0..len {
-                    dst.add(i).write_volatile(src.add(i).read_volatile());
-                }
-            }
-            4..=7 => {
-                let (a, b) = (part::<u32>(src, 0), part::<u32>(src, len - 4));
-                dst.cast::<u32>().write_unaligned(a);
-                dst.add(len - 4).cast::<u32>().write_unaligned(b);
-            }
-            8 => dst.cast::<u64>().write_unaligned(part(src, 0)),
-            9..=16 => {
-                let (a, b) = (part::<u64>(src, 0), part::<u64>(src, len - 8));
-                dst.cast::<u64>().write_unaligned(a);
-                dst.add(len - 8).cast::<u64>().write_unaligned(b);
-            }
-            // The GRH of every UD message.
-            40 => dst.cast::<[u64; 5]>().write_unaligned(part(src, 0)),
-            _ => {
-                // `memcpy` is free to store the end before the middle, and does.
-                let rest = len - LAST;
-                std::ptr::copy(src, dst, rest);
-                fence(Ordering::Release);
-                dst.add(rest).cast::<u64>().write_unaligned(part(src, rest));
-            }
-        }
+pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Fault> {
+    // SAFETY: contract of this function.
+    if unsafe { moves::copy(dst, src, len) } {
+        Ok(())
+    } else {
+        Err(Fault)
     }
 }
 
-/// Reads a `T` at `offset`.
-///
-/// # Safety
-/// The bytes are readable and any of them make a `T`.
-#[inline]
-unsafe fn part<T>(src: *const u8, offset: usize) -> T {
-    // SAFETY: contract of this function.
-    unsafe { src.add(offset).cast::<T>().read_unaligned() }
+#[cfg(target_arch = "x86_64")]
+mod moves {
+    use super::super::guard::guarded;
+    use super::LAST;
+
+    /// Two loads and two stores of words of a size, at the front and at the end.
+    macro_rules! ends {
+        ($word:literal, $dst:ident, $src:ident, $end:expr) => {
+            guarded!(
+                [
+                    concat!("mov {a", $word, "}, [{src}]"),
+                    concat!("mov {b", $word, "}, [{src} + {end}]"),
+                    concat!("mov [{dst}], {a", $word, "}"),
+                    concat!("mov [{dst} + {end}], {b", $word, "}")
+                ],
+                a = out(reg) _, b = out(reg) _, dst = in(reg) $dst, src = in(reg) $src, end = in(reg) $end,
+            )
+        };
+    }
+
+    /// False if it came upon memory that is not there.
+    ///
+    /// # Safety
+    /// As for [`copy`](super::copy).
+    #[inline(always)]
+    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: contract of this function; the moves stay within `len` bytes.
+        unsafe {
+            match len {
+                8 => guarded!(
+                    ["mov {a}, [{src}]", "mov [{dst}], {a}"],
+                    a = out(reg) _, dst = in(reg) dst, src = in(reg) src,
+                ),
+                0 => true,
+                1 => guarded!(
+                    ["movzx {a:e}, byte ptr [{src}]", "mov [{dst}], {a:l}"],
+                    a = out(reg) _, dst = in(reg) dst, src = in(reg) src,
+                ),
+                2..=3 => ends!(":x", dst, src, len - 2),
+                4..=7 => ends!(":e", dst, src, len - 4),
+                9..=16 => ends!("", dst, src, len - 8),
+                17..=24 => guarded!(
+                    [
+                        "movups {x}, [{src}]",
+                        "mov {a}, [{src} + {end} - 8]",
+                        "movups [{dst}], {x}",
+                        "mov [{dst} + {end} - 8], {a}"
+                    ],
+                    a = out(reg) _, x = out(xmm_reg) _,
+                    dst = in(reg) dst, src = in(reg) src, end = in(reg) len,
+                ),
+                // 40: the GRH of every UD message.
+                25..=40 => guarded!(
+                    [
+                        "movups {x}, [{src}]",
+                        "movups {y}, [{src} + {end} - 24]",
+                        "mov {a}, [{src} + {end} - 8]",
+                        "movups [{dst}], {x}",
+                        "movups [{dst} + {end} - 24], {y}",
+                        "mov [{dst} + {end} - 8], {a}"
+                    ],
+                    a = out(reg) _, x = out(xmm_reg) _, y = out(xmm_reg) _,
+                    dst = in(reg) dst, src = in(reg) src, end = in(reg) len,
+                ),
+                _ => {
+                    let rest = len - LAST;
+                    long(dst, src, rest)
+                        && copy_word(dst.wrapping_add(rest), src.wrapping_add(rest))
+                }
+            }
+        }
+    }
+
+    /// 8 bytes.
+    ///
+    /// # Safety
+    /// As for [`copy`](super::copy).
+    #[inline(always)]
+    unsafe fn copy_word(dst: *mut u8, src: *const u8) -> bool {
+        // SAFETY: contract of this function.
+        unsafe {
+            guarded!(
+                ["mov {a}, [{src}]", "mov [{dst}], {a}"],
+                a = out(reg) _, dst = in(reg) dst, src = in(reg) src,
+            )
+        }
+    }
+
+    /// 32 bytes and more, in no order.
+    ///
+    /// # Safety
+    /// As for [`copy`](super::copy).
+    #[inline(never)]
+    unsafe fn long(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        debug_assert!(len >= 32);
+        // SAFETY: contract of this function; every move stays within `len` bytes.
+        unsafe {
+            if len <= 64 {
+                return guarded!(
+                    [
+                        "movups {x}, [{src}]",
+                        "movups {y}, [{src} + 16]",
+                        "movups {z}, [{src} + {end} - 32]",
+                        "movups {w}, [{src} + {end} - 16]",
+                        "movups [{dst}], {x}",
+                        "movups [{dst} + 16], {y}",
+                        "movups [{dst} + {end} - 32], {z}",
+                        "movups [{dst} + {end} - 16], {w}"
+                    ],
+                    x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _, w = out(xmm_reg) _,
+                    dst = in(reg) dst, src = in(reg) src, end = in(reg) len,
+                );
+            }
+            if len >= BY_STRING && std::arch::is_x86_feature_detected!("ermsb") {
+                return guarded!(
+                    ["rep movsb"],
+                    inout("rcx") len => _, inout("rdi") dst => _, inout("rsi") src => _,
+                );
+            }
+            // Lines from the front; then the last 64 bytes, of which some may have been copied before.
+            guarded!(
+                [
+                    "5:",
+                    "movups {x}, [{src}]",
+                    "movups {y}, [{src} + 16]",
+                    "movups {z}, [{src} + 32]",
+                    "movups {w}, [{src} + 48]",
+                    "movups [{dst}], {x}",
+                    "movups [{dst} + 16], {y}",
+                    "movups [{dst} + 32], {z}",
+                    "movups [{dst} + 48], {w}",
+                    "add {src}, 64",
+                    "add {dst}, 64",
+                    "sub {left}, 64",
+                    "cmp {left}, 64",
+                    "ja 5b",
+                    "movups {x}, [{src} + {left} - 64]",
+                    "movups {y}, [{src} + {left} - 48]",
+                    "movups {z}, [{src} + {left} - 32]",
+                    "movups {w}, [{src} + {left} - 16]",
+                    "movups [{dst} + {left} - 64], {x}",
+                    "movups [{dst} + {left} - 48], {y}",
+                    "movups [{dst} + {left} - 32], {z}",
+                    "movups [{dst} + {left} - 16], {w}"
+                ],
+                x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _, w = out(xmm_reg) _,
+                dst = inout(reg) dst => _, src = inout(reg) src => _, left = inout(reg) len => _,
+            )
+        }
+    }
+
+    /// From here on `rep movsb` is as fast as anything, where the processor says that it is.
+    const BY_STRING: usize = 4096;
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod moves {
+    use std::sync::atomic::{Ordering, fence};
+
+    use super::LAST;
+
+    /// True; memory that is not there ends the process.
+    ///
+    /// # Safety
+    /// As for [`copy`](super::copy), and the memory is there.
+    #[inline(always)]
+    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: contract of this function; the parts stay within `len` bytes.
+        unsafe {
+            match len {
+                0 => {}
+                1..=3 => {
+                    for i in 0..len {
+                        dst.add(i).write_volatile(src.add(i).read_volatile());
+                    }
+                }
+                4..=7 => {
+                    let (a, b) = (part::<u32>(src, 0), part::<u32>(src, len - 4));
+                    dst.cast::<u32>().write_unaligned(a);
+                    dst.add(len - 4).cast::<u32>().write_unaligned(b);
+                }
+                8 => dst.cast::<u64>().write_unaligned(part(src, 0)),
+                9..=16 => {
+                    let (a, b) = (part::<u64>(src, 0), part::<u64>(src, len - 8));
+                    dst.cast::<u64>().write_unaligned(a);
+                    dst.add(len - 8).cast::<u64>().write_unaligned(b);
+                }
+                _ => {
+                    // `memcpy` is free to store the end before the middle, and does.
+                    let rest = len - LAST;
+                    std::ptr::copy(src, dst, rest);
+                    fence(Ordering::Release);
+                    dst.add(rest).cast::<u64>().write_unaligned(part(src, rest));
+                }
+            }
+        }
+        true
+    }
+
+    /// Reads a `T` at `offset`.
+    ///
+    /// # Safety
+    /// The bytes are readable and any of them make a `T`.
+    #[inline]
+    unsafe fn part<T>(src: *const u8, offset: usize) -> T {
+        // SAFETY: contract of this function.
+        unsafe { src.add(offset).cast::<T>().read_unaligned() }
+    }
 }
 
 #[cfg(test)]
@@ -79,7 +259,7 @@ mod tests {
                         let new = vec![(round % 251) as u8; len];
                         let dst = memory.as_ptr().cast_mut().cast::<u8>();
                         // SAFETY: both are of that length; others only look at `memory`, as atomics.
-                        unsafe { copy(dst, new.as_ptr(), len) };
+                        unsafe { copy(dst, new.as_ptr(), len) }.unwrap();
                         while seen.load(Ordering::Acquire) < round {
                             std::thread::yield_now();
                         }
@@ -110,9 +290,80 @@ mod tests {
             let src: Vec<u8> = (0..len).map(|i| (i % 251) as u8 + 1).collect();
             let mut dst = vec![0xa5u8; len + 2];
             // SAFETY: both are long enough.
-            unsafe { copy(dst.as_mut_ptr().add(1), src.as_ptr(), len) };
+            unsafe { copy(dst.as_mut_ptr().add(1), src.as_ptr(), len) }.unwrap();
             assert_eq!(&dst[1..=len], &src[..]);
             assert_eq!((dst[0], dst[len + 1]), (0xa5, 0xa5));
+        }
+    }
+
+    /// Two pages, of which the second is not there.
+    struct Edge(*mut u8);
+
+    impl Edge {
+        fn new() -> Self {
+            super::super::survive_faults();
+            // SAFETY: new pages, of which one is given back at once.
+            unsafe {
+                let at = rustix::mm::mmap_anonymous(
+                    std::ptr::null_mut(),
+                    2 * PAGE,
+                    rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                    rustix::mm::MapFlags::PRIVATE,
+                )
+                .unwrap();
+                rustix::mm::munmap(at.byte_add(PAGE), PAGE).unwrap();
+                Self(at.cast())
+            }
+        }
+
+        /// So many bytes before the end.
+        fn before(&self, bytes: usize) -> *mut u8 {
+            self.0.wrapping_add(PAGE - bytes)
+        }
+    }
+
+    impl Drop for Edge {
+        fn drop(&mut self) {
+            // SAFETY: mapped by `new`, and nobody else knows of it.
+            unsafe { rustix::mm::munmap(self.0.cast(), PAGE) }.unwrap();
+        }
+    }
+
+    const PAGE: usize = 4096;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn memory_that_is_not_there_is_an_error() {
+        let edge = Edge::new();
+        let there = Edge::new();
+        for len in (1..200).chain([1000, 4000, PAGE]) {
+            // From all of it there to nothing of it there.
+            for present in (0..=len).rev().step_by(if len < 80 { 1 } else { 13 }) {
+                let expected = if present == len { Ok(()) } else { Err(Fault) };
+                let (at, good) = (edge.before(present), there.before(len));
+                // SAFETY: the pages are the test's, and nobody has a reference to them.
+                let (read, written) = unsafe { (copy(good, at, len), copy(at, good, len)) };
+                assert_eq!((read, written), (expected, expected), "{present} of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_copy_changes_nothing_beyond_its_bytes() {
+        // The loops of the longer ones, at every alignment.
+        for len in (300..700).chain([4095, 4096, 4103, 4104, 5000, 70_000]) {
+            let src: Vec<u8> = (0..len + 64).map(|i| (i % 251) as u8 + 1).collect();
+            for (to, from) in [(0, 0), (1, 0), (0, 7), (16, 31), (33, 63)] {
+                let mut dst = vec![0; len + 128];
+                // SAFETY: both are long enough.
+                unsafe { copy(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len) }.unwrap();
+                assert_eq!(dst[to..to + len], src[from..from + len]);
+                let beyond = dst[..to].iter().chain(&dst[to + len..]);
+                assert!(
+                    beyond.into_iter().all(|&byte| byte == 0),
+                    "{len} {to} {from}"
+                );
+            }
         }
     }
 }

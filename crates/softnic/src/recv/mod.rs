@@ -489,7 +489,7 @@ fn handle<const UD: bool>(
         wc.dlid_path_bits = path.dlid_path_bits;
         if place_len != 0 || !wqe.sges.is_empty() {
             let grh = path.grh(header.len, flags != 0);
-            placed = place_ud(qp, pd, wqe.sges, record, grh, window, local, by_engine);
+            placed = place_ud(qp, pd, wqe.sges, record, grh, window, local);
         }
     } else if place_len != 0 {
         placed = place(

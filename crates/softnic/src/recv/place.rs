@@ -1,7 +1,7 @@
 //! Placing a payload in the memory that a receive WR names.
 
 use super::*;
-use crate::mem::{BOUNCE, pieces};
+use crate::mem::{BOUNCE, Fault, copy, is_readable, is_writable, pieces};
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
@@ -44,7 +44,6 @@ pub(super) fn place_ud(
     grh: Option<&[u8; GRH_BYTES]>,
     window: &mut Window<true>,
     local: &mut RegionCache,
-    by_engine: bool,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
     if (len + GRH_BYTES) as u64 > room(sges) {
@@ -58,18 +57,13 @@ pub(super) fn place_ud(
         // Both parts go into one buffer, which is looked up once.
         match window.buffer(qp.nic, pd, local, sge) {
             Ok(dst) => {
-                if by_engine && !crate::mem::is_mapped(dst, len + GRH_BYTES) {
-                    return Err(PlaceError::Local);
-                }
                 // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has
                 // `len` bytes behind the header.
-                unsafe {
-                    if let Some(grh) = grh {
-                        crate::mem::copy(dst, grh.as_ptr(), GRH_BYTES);
-                    }
-                    crate::mem::copy(dst.add(GRH_BYTES), payload, len);
-                }
-                return Ok(());
+                let placed = unsafe {
+                    grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
+                        .and_then(|()| copy(dst.wrapping_add(GRH_BYTES), payload, len))
+                };
+                return placed.map_err(|Fault| PlaceError::Local);
             }
             // As a list of SGEs.
             Err(SgeError::Unmapped) => {}
@@ -122,8 +116,8 @@ pub(super) fn place(
                 Ok(dst) => {
                     // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len`
                     // bytes behind the header.
-                    unsafe { crate::mem::copy(dst, payload, len) };
-                    return Ok(());
+                    let placed = unsafe { copy(dst, payload, len) };
+                    return placed.map_err(|Fault| PlaceError::Local);
                 }
                 // As a list of SGEs.
                 Err(SgeError::Unmapped) => {}
@@ -243,7 +237,7 @@ impl Scatter<'_> {
     /// Writes `len` bytes at `src`.
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes.
+    /// Nobody has a mutable reference to the `len` bytes at `src`.
     #[inline(never)]
     unsafe fn put(&mut self, mut src: *const u8, mut len: usize) -> Result<(), PlaceError> {
         while len > 0 {
@@ -252,7 +246,13 @@ impl Scatter<'_> {
                 let addr = sge.addr + u64::from(self.offset);
                 let (region, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
                 // SAFETY: `src` by contract; `checked_sge` has checked and pinned the SGE.
-                unsafe { region.write(addr, src, n) }.map_err(|_| PlaceError::Local)?;
+                unsafe { region.write(addr, src, n) }.map_err(|Fault| {
+                    if is_readable(src, n) {
+                        PlaceError::Local
+                    } else {
+                        PlaceError::Sender
+                    }
+                })?;
                 src = src.wrapping_add(n);
             }
             self.step(n);
@@ -275,7 +275,13 @@ impl Scatter<'_> {
                 let (region, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
                 if let Some(dst) = region.direct(to) {
                     // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
-                    unsafe { from.read(addr, dst, n) }.map_err(|_| PlaceError::Sender)?;
+                    unsafe { from.read(addr, dst, n) }.map_err(|Fault| {
+                        if is_writable(dst, n) {
+                            PlaceError::Sender
+                        } else {
+                            PlaceError::Local
+                        }
+                    })?;
                 } else if !region.is_null() {
                     let mut buffer = [0; BOUNCE];
                     for (at, n) in pieces(n) {

@@ -205,9 +205,9 @@ unsafe fn sends<const UD: bool>(
             break;
         }
         let place = ring.producer.place(len);
-        if len != 0 {
-            // SAFETY: the payload is readable now; the place has `len` bytes.
-            unsafe { crate::mem::copy(place.as_mut_ptr(), src, len) };
+        // SAFETY: the payload is the program's; the place has `len` bytes.
+        if len != 0 && unsafe { crate::mem::copy(place.as_mut_ptr(), src, len) }.is_err() {
+            break;
         }
         let mut flags = 0;
         if this.send_flags & IBV_SEND_SOLICITED != 0 {
@@ -318,8 +318,10 @@ unsafe fn writes<const INLINE: bool>(
         let Some(dst) = region.direct(rdma.remote_addr) else {
             break;
         };
-        // SAFETY: the range lies in the region, pinned for the whole burst; `src` is readable now.
-        unsafe { crate::mem::copy(dst, src, len) };
+        // SAFETY: the range lies in the region, pinned for the whole burst; `src` is the program's.
+        if unsafe { crate::mem::copy(dst, src, len) }.is_err() {
+            break;
+        }
         let seq = sq.posted;
         sq.posted += 1;
         let signaled = sq.sq_sig_all || this.send_flags & IBV_SEND_SIGNALED != 0;

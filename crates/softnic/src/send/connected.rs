@@ -177,8 +177,9 @@ pub(super) fn connected_send(
         }
     }
     let place = out.producer.place(bytes);
-    // SAFETY: the place has `bytes` bytes, the size of the list.
-    unsafe { crate::mem::copy(place.as_mut_ptr(), view.sges.as_ptr().cast(), bytes) };
+    let sges: *const u8 = view.sges.as_ptr().cast();
+    // SAFETY: the place has `bytes` bytes, the size of the list; nobody else sees them yet.
+    unsafe { std::ptr::copy_nonoverlapping(sges, place.as_mut_ptr(), bytes) };
     out.producer.commit(
         header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.srqn),
         bytes,

@@ -17,14 +17,14 @@ pub(super) fn gather(
     }
     let mut dst = place.as_mut_ptr();
     for_each_part(qp, local, view, |src, len| {
-        // SAFETY: the parts add up to `total` bytes, which the place has; `src` is readable for `len` bytes.
-        unsafe { crate::mem::copy(dst, src, len) };
+        // SAFETY: the parts add up to `total` bytes, which the place has.
+        unsafe { crate::mem::copy(dst, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
         dst = dst.wrapping_add(len);
         Ok(())
     })
 }
 
-/// Calls `f` for each run of bytes of the payload of a WR; they are readable during the call.
+/// Calls `f` for each run of bytes of the payload of a WR; they are registered during the call.
 #[inline]
 pub(super) fn for_each_part(
     qp: &Qp,

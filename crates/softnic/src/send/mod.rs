@@ -29,7 +29,7 @@ use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::ring::{Producer, SLOT_BYTES, record_slots};
 use crate::keys::{BindRequest, window_admits};
-use crate::mem::{AtomicOp, BOUNCE, pieces};
+use crate::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable, pieces};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
@@ -744,7 +744,7 @@ unsafe fn defer(
             let old = bytes.len();
             bytes.resize(old + sge.length as usize, 0);
             // SAFETY: inline data is readable while the WR is posted (`ibv_post_send(3)`).
-            unsafe { crate::mem::copy(bytes[old..].as_mut_ptr(), src, sge.length as usize) };
+            unsafe { std::ptr::copy(src, bytes[old..].as_mut_ptr(), sge.length as usize) };
         }
     }
     // SAFETY: `post_one` has looked at the handle.

@@ -124,14 +124,13 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
     )?;
     let mut fault = false;
     let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
-        // SAFETY: `src` is readable; the parts add up to `total`, which the pinned region has at `addr`.
-        fault |= unsafe { region.write(addr, src, len) }.is_err();
+        // SAFETY: the parts add up to `total`, which the pinned region has at `addr`.
+        let written = unsafe { region.write(addr, src, len) };
         addr += len as u64;
-        if fault {
-            Err(IBV_WC_REM_ACCESS_ERR)
-        } else {
-            Ok(())
-        }
+        written.map_err(|Fault| {
+            fault = is_readable(src, len);
+            IBV_WC_LOC_PROT_ERR
+        })
     });
     if fault {
         return Err(unreachable_memory(qp, out));
@@ -210,7 +209,11 @@ pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Out
         };
         // SAFETY: both ranges are checked and pinned.
         if unsafe { region.read(addr, dst, sge.length as usize) }.is_err() {
-            return Err(unreachable_memory(qp, out));
+            return Err(if is_writable(dst, sge.length as usize) {
+                unreachable_memory(qp, out)
+            } else {
+                Outcome::Failed(IBV_WC_LOC_PROT_ERR)
+            });
         }
         addr += u64::from(sge.length);
     }
@@ -338,8 +341,8 @@ pub(super) fn atomic_write(
     let mut bytes = [0u8; 8];
     let mut at = bytes.as_mut_ptr();
     for_each_part(qp, &mut sq.local, view, |src, len| {
-        // SAFETY: `src` is readable; the parts add up to the 8 bytes of the array.
-        unsafe { crate::mem::copy(at, src, len) };
+        // SAFETY: the parts add up to the 8 bytes of the array.
+        unsafe { crate::mem::copy(at, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
         at = at.wrapping_add(len);
         Ok(())
     })

@@ -86,8 +86,8 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let keys = &qp.nic.keys;
     let pin = keys.pin_at(hazard, &out.peer, region.index, region.entry)?;
     let src = std::ptr::with_exposed_provenance(sge.addr as usize);
-    // SAFETY: the range lies in the region, which is pinned; `src` is readable now (contract).
-    unsafe { crate::mem::copy(dst, src, len) };
+    // SAFETY: the range lies in the region, which is pinned; `src` is the program's (contract).
+    unsafe { crate::mem::copy(dst, src, len) }.ok()?;
     drop(pin);
     let seq = sq.posted;
     sq.posted += 1;
