@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -93,8 +93,9 @@ fn record(
     let place = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
+    // The error itself names a file that nobody has asked for.
     let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
-        .with_context(|| format!("cannot write {}", file.display()))?;
+        .map_err(|err| anyhow!("cannot write {}: {}", file.display(), err.kind()))?;
     let folder = counters_folder().context("cannot make a folder for the counters")?;
     // This process ends when the command has: a signal that ends the command must leave time to write.
     let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;

@@ -4,19 +4,46 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kv::store::Condition;
-use kv::{Client, ClientConfig, ClientError};
+use kv::{Client, ClientConfig, ClientError, Value};
+use serde::Serialize;
 
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
-use crate::output::print;
+use crate::output::{print, print_json};
+
+/// A line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// `get`: what a key has.
+    Value {
+        key: &'a str,
+        /// Counts the key's changes; 0 if it is not there.
+        version: u64,
+        /// If the key is there, and this is text.
+        value: Option<String>,
+        /// In hexadecimal digits, if it is not text.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        value_hex: Option<String>,
+    },
+    /// `put`: what has become of it.
+    Put {
+        key: &'a str,
+        /// The key's new version, or the one that was removed; 0 if nothing was changed.
+        version: u64,
+        /// Why nothing was changed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        refused: Option<String>,
+    },
+}
 
 /// Arguments of `verbatim kv get`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   verbatim kv get 127.0.0.1:7471 name
-  verbatim kv get 127.0.0.1:7471 first second third")]
+  verbatim kv get 127.0.0.1:7471 first second third --json")]
 pub(crate) struct GetArgs {
     /// The server's TCP address, as it printed it
     #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
@@ -24,6 +51,9 @@ pub(crate) struct GetArgs {
     /// The keys
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,
+    /// Print one JSON object for each key, on a line
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
@@ -51,6 +81,9 @@ pub(crate) struct PutArgs {
     /// How long the value stays
     #[arg(long, value_name = "TIME", value_parser = args::duration, requires = "value")]
     ttl: Option<Duration>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
@@ -74,18 +107,40 @@ pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
     let keys: Vec<&[u8]> = args.keys.iter().map(String::as_bytes).collect();
     let mut all = true;
     for (key, value) in args.keys.iter().zip(client.multi_get(&keys)?) {
+        all &= value.is_some();
+        if args.json {
+            print_json(&line(key, value))?;
+            continue;
+        }
         match value {
             Some(value) => {
                 let text = String::from_utf8_lossy(&value.bytes);
                 print(format_args!("{key} = {text} (version {})", value.version))?;
             }
-            None => {
-                eprintln!("{key} is not there");
-                all = false;
-            }
+            None => eprintln!("{key} is not there"),
         }
     }
     Ok(if all { Outcome::Done } else { Outcome::No })
+}
+
+fn line(key: &str, value: Option<Value>) -> Line<'_> {
+    let version = value.as_ref().map_or(0, |value| value.version);
+    let text = value.map(|value| String::from_utf8(value.bytes));
+    let (value, other) = match text {
+        Some(Ok(text)) => (Some(text), None),
+        Some(Err(other)) => (None, Some(hex(other.as_bytes()))),
+        None => (None, None),
+    };
+    Line::Value {
+        key,
+        version,
+        value,
+        value_hex: other,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Sets or removes a value; exit status 1 when the condition does not hold, or there was nothing to remove.
@@ -106,19 +161,27 @@ pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
         }
         None => client.delete_if(key, args.if_version),
     };
-    match done {
-        Ok(0) => {
-            eprintln!("{} was not there", args.key);
-            Ok(Outcome::No)
-        }
-        Ok(version) => {
-            print(format_args!("version {version}"))?;
-            Ok(Outcome::Done)
-        }
-        Err(e @ ClientError::Condition { .. }) => {
-            eprintln!("{e}");
-            Ok(Outcome::No)
-        }
-        Err(e) => Err(e.into()),
+    let (version, refused) = match done {
+        Ok(0) => (0, Some(format!("{} was not there", args.key))),
+        Ok(version) => (version, None),
+        Err(e @ ClientError::Condition { .. }) => (0, Some(e.to_string())),
+        Err(e) => return Err(e.into()),
+    };
+    let outcome = if refused.is_some() {
+        Outcome::No
+    } else {
+        Outcome::Done
+    };
+    if args.json {
+        print_json(&Line::Put {
+            key: &args.key,
+            version,
+            refused,
+        })?;
+    } else if let Some(why) = refused {
+        eprintln!("{why}");
+    } else {
+        print(format_args!("version {version}"))?;
     }
+    Ok(outcome)
 }

@@ -104,7 +104,22 @@ fn by_hand_on(design: &&[&str]) {
         String::from_utf8_lossy(&get.stdout),
         "colour = green (version 1)\n"
     );
-    assert_eq!(run(&["put", address, "colour"]).status.code(), Some(0));
+    let json = |args: &[&str], status: i32| {
+        let out = run(&[args, &["--json"]].concat());
+        assert_eq!(out.status.code(), Some(status), "{args:?}");
+        String::from_utf8(out.stdout).expect("JSON is text")
+    };
+    assert_eq!(
+        json(&["get", address, "colour", "size"], 1),
+        "{\"type\":\"value\",\"data\":{\"key\":\"colour\",\"version\":1,\"value\":\"green\"}}\n\
+         {\"type\":\"value\",\"data\":{\"key\":\"size\",\"version\":0,\"value\":null}}\n"
+    );
+    let refused = json(&["put", address, "colour", "red", "--if-version", "7"], 1);
+    assert!(refused.contains("the version there is 1"), "{refused}");
+    assert_eq!(
+        json(&["put", address, "colour"], 0),
+        "{\"type\":\"put\",\"data\":{\"key\":\"colour\",\"version\":1}}\n"
+    );
     let gone = run(&["get", address, "colour"]);
     assert_eq!(gone.status.code(), Some(1));
 
