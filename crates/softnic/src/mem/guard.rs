@@ -4,8 +4,7 @@
 //! kernel before each copy costs a hundred times what the copy does. So the instructions that touch a
 //! program's memory stand in a table, each with the place where it goes on when it faults, as those of the
 //! kernel do that touch memory of processes. The handler of the signal looks the instruction up, and hands what
-//! is not in the table to the handler that was there before. Where nothing faults, an access costs one
-//! comparison of a register.
+//! is not in the table to the handler that was there before. Where nothing faults, this costs nothing.
 //!
 //! A thread that blocks SIGSEGV, and a program that sets a handler of its own later and does not call the one that
 //! it replaces, are without it: such a fault ends the process.
@@ -22,34 +21,30 @@ mod x86_64 {
     use std::mem::MaybeUninit;
     use std::ptr;
     use std::sync::Once;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-    /// Instructions any of which may fault; false if one did, and then those behind it were not executed. They change no
-    /// memory but what they are given, and neither the stack nor the direction flag.
+    /// Instructions any of which may fault: the value is false if one did, and then those behind it were not executed. They
+    /// change no memory but what they are given, and neither the stack nor the direction flag; of registers they change
+    /// those that are named as `out`, as values that are not used.
     macro_rules! guarded {
-        ([$($instruction:expr),+ $(,)?], $($operands:tt)*) => {{
-            let fault: u32;
-            std::arch::asm!(
-                "xor {fault:e}, {fault:e}",
-                "2:",
-                $($instruction,)+
-                "3:",
-                ".pushsection .text.softnic_fault, \"ax\", @progbits",
-                "4:",
-                "mov {fault:e}, 1",
-                "jmp 3b",
-                ".popsection",
-                // "R": nothing in the program names it.
-                ".pushsection softnic_faults, \"aR\", @progbits",
-                ".balign 4",
-                ".long 2b - ., 3b - ., 4b - .",
-                ".popsection",
-                fault = out(reg) fault,
-                $($operands)*
-                options(nostack)
-            );
-            fault == 0
-        }};
+        ([$($instruction:expr),+ $(,)?], $($operands:tt)*) => {
+            'accessed: {
+                std::arch::asm!(
+                    "2:",
+                    $($instruction,)+
+                    "3:",
+                    // "R": nothing in the program names it.
+                    ".pushsection softnic_faults, \"aR\", @progbits",
+                    ".balign 4",
+                    ".long 2b - ., 3b - ., {landing} - .",
+                    ".popsection",
+                    $($operands)*
+                    landing = label { break 'accessed false },
+                    options(nostack)
+                );
+                true
+            }
+        };
     }
     pub(in crate::mem) use guarded;
 
@@ -96,8 +91,8 @@ mod x86_64 {
     const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
     /// What was there before, for each of [`SIGNALS`]: `sa_sigaction` and `sa_flags`.
-    static BEFORE: [(AtomicUsize, AtomicUsize); 2] =
-        [const { (AtomicUsize::new(libc::SIG_DFL), AtomicUsize::new(0)) }; 2];
+    static BEFORE: [(AtomicUsize, AtomicI32); 2] =
+        [const { (AtomicUsize::new(libc::SIG_DFL), AtomicI32::new(0)) }; 2];
 
     /// Sets the handler, once.
     pub(in crate::mem) fn install() {
@@ -112,8 +107,7 @@ mod x86_64 {
                 // SAFETY: the call has filled it.
                 let old = unsafe { old.assume_init() };
                 before.0.store(old.sa_sigaction, Ordering::Relaxed);
-                #[allow(clippy::cast_sign_loss)] // bits
-                before.1.store(old.sa_flags as usize, Ordering::Relaxed);
+                before.1.store(old.sa_flags, Ordering::Relaxed);
                 let mut new = old;
                 new.sa_sigaction = handler as *const () as usize;
                 // On the stack that the thread has set up for it, if any: who is called from here may need that.
@@ -156,7 +150,7 @@ mod x86_64 {
         let which = usize::from(signal != libc::SIGSEGV);
         let action = BEFORE[which].0.load(Ordering::Relaxed);
         let flags = BEFORE[which].1.load(Ordering::Relaxed);
-        if flags & libc::SA_RESETHAND as usize != 0 {
+        if flags & libc::SA_RESETHAND != 0 {
             BEFORE[which].0.store(libc::SIG_DFL, Ordering::Relaxed);
         }
         match action {
@@ -171,7 +165,7 @@ mod x86_64 {
                     }
                 }
             }
-            _ if flags & libc::SA_SIGINFO as usize != 0 => {
+            _ if flags & libc::SA_SIGINFO != 0 => {
                 type Action = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
                 // SAFETY: a handler that was set as one with three arguments.
                 let action = unsafe { std::mem::transmute::<usize, Action>(action) };

@@ -14,31 +14,35 @@ use super::{AtomicOp, Fault};
 #[inline]
 pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
     use super::guard::guarded;
-    let mut old;
+    // In and out by memory: what can fault has no other result.
+    let mut word;
     // SAFETY: contract of this function.
     let done = unsafe {
         match op {
             AtomicOp::FetchAdd(n) => {
-                old = n;
+                word = n;
                 guarded!(
-                    ["lock xadd [{ptr}], {n}"],
-                    ptr = in(reg) ptr, n = inout(reg) old,
+                    ["mov rax, [{word}]", "lock xadd [{ptr}], rax", "mov [{word}], rax"],
+                    out("rax") _, ptr = in(reg) ptr, word = in(reg) &raw mut word,
                 )
             }
             AtomicOp::Store(new) => {
-                old = new;
-                guarded!(["xchg [{ptr}], {new}"], ptr = in(reg) ptr, new = inout(reg) old,)
+                word = new;
+                guarded!(
+                    ["mov rax, [{word}]", "xchg [{ptr}], rax", "mov [{word}], rax"],
+                    out("rax") _, ptr = in(reg) ptr, word = in(reg) &raw mut word,
+                )
             }
             AtomicOp::CompareSwap { expect, swap } => {
-                old = expect;
+                word = expect;
                 guarded!(
-                    ["lock cmpxchg [{ptr}], {new}"],
-                    ptr = in(reg) ptr, new = in(reg) swap, inout("rax") old,
+                    ["mov rax, [{word}]", "lock cmpxchg [{ptr}], {new}", "mov [{word}], rax"],
+                    out("rax") _, ptr = in(reg) ptr, word = in(reg) &raw mut word, new = in(reg) swap,
                 )
             }
         }
     };
-    if done { Ok(old) } else { Err(Fault) }
+    if done { Ok(word) } else { Err(Fault) }
 }
 
 /// Does `op` on the word at `ptr`, and returns what was there.
