@@ -62,10 +62,7 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
         .iter()
         .all(|(built, _)| folder.join(built).exists())
     {
-        let links = folder.join(LINKS);
-        return link(&links)
-            .map(|()| links.clone())
-            .with_context(|| format!("cannot make links to the libraries in {}", links.display()));
+        return linked(folder, cache().as_deref());
     }
     let installed = folder.join(INSTALLED);
     if LIBRARIES
@@ -83,11 +80,35 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
     )
 }
 
-/// Makes `folder` hold links to the libraries, under the names that programs ask for.
-fn link(folder: &Path) -> io::Result<()> {
+/// Where this user's programs keep what they can make again.
+fn cache() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).map(PathBuf::from);
+    set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))
+}
+
+/// A folder of links to the libraries in `build`: beside them, or if this user may not write there, in `cache`.
+fn linked(build: &Path, cache: Option<&Path>) -> Result<PathBuf> {
+    let links = build.join(LINKS);
+    let made = link(&links, Path::new("../.."));
+    if made.is_ok() {
+        return Ok(links);
+    }
+    if let Some(cache) = cache {
+        let place = build.strip_prefix("/").unwrap_or(build);
+        let own = cache.join("verbatim/dropin").join(place);
+        if link(&own, build).is_ok() {
+            return Ok(own);
+        }
+    }
+    made.map(|()| links.clone())
+        .with_context(|| format!("cannot make links to the libraries in {}", links.display()))
+}
+
+/// Makes `folder` hold links to the `libraries`, under the names that programs ask for.
+fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (built, name) in LIBRARIES {
-        let target = Path::new("../..").join(built);
+        let target = libraries.join(built);
         let link = folder.join(name);
         if std::fs::read_link(&link).is_ok_and(|to| to == target) {
             continue;
@@ -113,6 +134,26 @@ mod tests {
         }
         for _ in 0..2 {
             let found = find_from(folder.path()).expect("the libraries are there");
+            for (built, name) in LIBRARIES {
+                let text = std::fs::read_to_string(found.join(name)).expect("a link to it");
+                assert_eq!(text, built);
+            }
+        }
+    }
+
+    #[test]
+    fn a_build_of_somebody_else_gets_its_links_elsewhere() {
+        let (build, cache) = (tempfile::tempdir(), tempfile::tempdir());
+        let (build, cache) = (build.expect("a folder"), cache.expect("a folder"));
+        for (built, _) in LIBRARIES {
+            std::fs::write(build.path().join(built), built).expect("written");
+        }
+        // No user may make a folder where a file is.
+        std::fs::write(build.path().join("dropin"), "in the way").expect("written");
+        assert!(linked(build.path(), None).is_err());
+        for _ in 0..2 {
+            let found = linked(build.path(), Some(cache.path())).expect("links");
+            assert!(found.starts_with(cache.path()), "{}", found.display());
             for (built, name) in LIBRARIES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");
                 assert_eq!(text, built);
