@@ -558,6 +558,9 @@ fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
         if fresh || meta.len() >= DirectoryMap::BYTES as u64 {
             let map = DirectoryMap::new(&file).map_err(io("map its directory"))?;
             if fresh {
+                // Fabrics begin at slots of their own: QP numbers of another one are most likely nobody's here.
+                let first = getrandom::u64().unwrap_or(0) % MAX_PROCS as u64;
+                map.get().procs[0].last_slot.store(first, Ordering::Relaxed);
                 map.get().version.store(LAYOUT_VERSION, Ordering::Relaxed);
                 map.get().magic.store(MAGIC, Ordering::Release);
             }

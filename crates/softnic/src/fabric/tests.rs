@@ -23,6 +23,20 @@ fn two_members_see_each_other_and_the_last_one_leaves_nothing() {
     assert!(!dir.exists());
 }
 
+/// A program that was told of a queue pair of another fabric must not find one of its own.
+#[test]
+fn fabrics_do_not_begin_with_the_same_numbers() {
+    let slots: Vec<usize> = (0..4)
+        .map(|_| {
+            let (_tmp, dir) = folder();
+            let only = Fabric::join(&dir).unwrap();
+            only.leave();
+            only.me.slot
+        })
+        .collect();
+    assert!(slots.iter().any(|slot| *slot != slots[0]), "{slots:?}");
+}
+
 #[test]
 fn a_folder_that_others_can_enter_is_refused() {
     let (_tmp, dir) = folder();
