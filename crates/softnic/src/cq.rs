@@ -443,9 +443,23 @@ impl Cq {
 
     /// Gives it a completion, for a program that has not polled it yet.
     pub(crate) fn deliver(&self, wc: ibv_wc, solicited: bool) {
+        self.deliver_all(|buffer, any_solicited| {
+            buffer.push_back(wc);
+            *any_solicited |= solicited;
+        });
+    }
+
+    /// Gives it the completions that `make` adds; nobody polls it meanwhile. They say whether one was solicited.
+    pub(crate) fn deliver_all(&self, make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool)) {
         let mut state = self.state.lock();
-        state.buffer.push_back(wc);
-        state.solicited |= solicited;
+        let CqState {
+            buffer, solicited, ..
+        } = &mut *state;
+        let before = buffer.len();
+        make(buffer, solicited);
+        if buffer.len() == before {
+            return;
+        }
         let armed = self.armed().map_or(ARMED_NO, |a| a.load(Ordering::Relaxed));
         match armed & !ARMED_CALLED {
             ARMED_NO => {}

@@ -19,9 +19,9 @@ use verbs_abi::{
     IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_ODP_SUPPORT,
     IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
     IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
-    IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_WC_GRH,
-    ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
-    ibv_port_attr, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
+    IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_TM_CAP_RC,
+    IBV_WC_GRH, ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_tm_caps, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
 };
 
 /// Most queue pairs of a context. 16 Ki leave room above the 10,000 that the benchmark connects.
@@ -56,6 +56,12 @@ pub(crate) const MAX_SRQ: u32 = MAX_QP;
 pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 /// Most scatter/gather elements of a WR on a shared receive queue: as on any other.
 pub(crate) const MAX_SRQ_SGE: u32 = MAX_SGE;
+/// Bytes of the headers of a rendezvous message.
+pub(crate) const MAX_RNDV_HEADER: u32 = 32;
+/// Entries of the list of a shared receive queue for tag matching, each of which a message may have to be compared with.
+pub(crate) const MAX_TAGS: u32 = 1024;
+/// Operations on such a list that have not been polled.
+pub(crate) const MAX_TAG_OPS: u32 = 1024;
 /// Most address handles of a context.
 pub(crate) const MAX_AH: u32 = 65_536;
 
@@ -226,6 +232,13 @@ pub(crate) fn device_attr_ex(identity: &Identity) -> ibv_device_attr_ex {
         | IBV_DEVICE_ATOMIC_WRITE
         | IBV_DEVICE_FLUSH_GLOBAL;
     attr.max_dm_size = MAX_DM_SIZE;
+    attr.tm_caps = ibv_tm_caps {
+        max_rndv_hdr_size: MAX_RNDV_HEADER,
+        max_num_tags: MAX_TAGS,
+        flags: IBV_TM_CAP_RC,
+        max_ops: MAX_TAG_OPS,
+        max_sge: MAX_SRQ_SGE,
+    };
     attr.phys_port_cnt_ex = PORT_NUM.into();
     attr
 }

@@ -1,12 +1,14 @@
 //! Shared receive queues.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_srq};
 
 use crate::biased_lock::{BiasedGuard, BiasedLock};
 use crate::context::Context;
+use crate::cq::Cq;
 use crate::event::Unacknowledged;
 use crate::recv::RecvQueue;
 use crate::xrc::XrcSrq;
@@ -20,6 +22,8 @@ pub(crate) struct Srq {
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) xrc: Option<XrcSrq>,
+    /// Of one for tag matching: where its operations complete.
+    pub(crate) tags_cq: Option<Arc<Cq>>,
 }
 
 // SAFETY: `abi` is written before the handle is given out and only read by the program.
@@ -33,6 +37,7 @@ impl Srq {
         abi: ibv_srq,
         queue: RecvQueue,
         xrc: Option<XrcSrq>,
+        tags_cq: Option<Arc<Cq>>,
     ) -> Self {
         Self {
             abi: UnsafeCell::new(abi),
@@ -41,6 +46,7 @@ impl Srq {
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
             xrc,
+            tags_cq,
         }
     }
 

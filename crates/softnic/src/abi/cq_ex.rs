@@ -14,10 +14,12 @@ use verbs_abi::*;
 use super::objects::create_cq;
 use super::*;
 use crate::cq::Cq;
+use crate::recv::TagInfo;
 use crate::xrc;
 
 /// The fields of completions that are delivered.
 const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS
+    | IBV_WC_EX_WITH_TM_INFO
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
@@ -36,6 +38,7 @@ struct Current {
     wc: ibv_wc,
     timestamp_ns: u64,
     wallclock_ns: u64,
+    tag: TagInfo,
 }
 
 impl Polling {
@@ -48,6 +51,7 @@ impl Polling {
                 wc: ibv_wc::zeroed(),
                 timestamp_ns: 0,
                 wallclock_ns: 0,
+                tag: TagInfo::default(),
             }),
         }
     }
@@ -119,6 +123,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         ops.read_sl = Some(read_sl);
         ops.read_dlid_path_bits = Some(read_dlid_path_bits);
         ops.read_completion_ts = Some(read_completion_ts);
+        ops.read_tm_info = Some(read_tm_info);
         ops.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         cq
     }))
@@ -144,6 +149,7 @@ unsafe fn advance(handle: *mut ibv_cq_ex, cq: &Cq, polling: &Polling) -> c_int {
         (*handle).status = wc.status;
         let current = &mut *polling.current.get();
         current.wc = wc;
+        current.tag = TagInfo::take(&mut current.wc);
         if polling.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0 {
             current.timestamp_ns = now_ns(ClockId::Monotonic);
         }
@@ -215,6 +221,17 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
 unsafe fn read<T: Default>(handle: *mut ibv_cq_ex, f: impl FnOnce(&Current) -> T) -> T {
     // SAFETY: contract of this function.
     unsafe { polled(handle).map_or_else(T::default, |(_, p)| f(&*p.current.get())) }
+}
+
+unsafe extern "C" fn read_tm_info(handle: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: as for the readers below; NULL or a place for the answer.
+    unsafe {
+        let tag = read(handle, |c| c.tag);
+        if let Some(info) = info.as_mut() {
+            info.tag = tag.tag;
+            info.r#priv = tag.app;
+        }
+    }
 }
 
 macro_rules! readers {

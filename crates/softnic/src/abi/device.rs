@@ -129,6 +129,7 @@ pub(super) fn new_context(
     abi.create_cq_ex = Some(cq_ex::create_cq_ex);
     abi.create_qp_ex = Some(qp_ex::create_qp_ex);
     abi.create_srq_ex = Some(objects::create_srq_ex);
+    abi.post_srq_ops = Some(srq_ops::post_srq_ops);
     abi.modify_cq = Some(objects::modify_cq);
     abi.open_xrcd = Some(xrc::open_xrcd);
     abi.close_xrcd = Some(xrc::close_xrcd);

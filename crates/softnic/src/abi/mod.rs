@@ -17,6 +17,7 @@ mod mr;
 mod mw;
 mod objects;
 mod qp_ex;
+mod srq_ops;
 mod xrc;
 
 pub(crate) use cq_ex::Polling;

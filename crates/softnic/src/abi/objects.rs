@@ -224,15 +224,16 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
     let (Some(pd), Some(init)) = (pd, init) else {
         return or_null(Err(libc::EINVAL));
     };
-    or_null(new_srq(pd, init.srq_context, init.attr, None))
+    or_null(new_srq(pd, init.srq_context, init.attr, None, None))
 }
 
-/// Makes a shared receive queue.
+/// Makes a shared receive queue: for XRC, for tag matching (where operations complete, and entries at most), or neither.
 pub(super) fn new_srq(
     pd: &Pd,
     srq_context: *mut c_void,
     attr: ibv_srq_attr,
     xrc: Option<XrcSrq>,
+    tags: Option<(Arc<Cq>, u32)>,
 ) -> Result<*mut ibv_srq, c_int> {
     if attr.max_wr == 0 || attr.max_wr > device::MAX_SRQ_WR || attr.max_sge > device::MAX_SRQ_SGE {
         return Err(libc::EINVAL);
@@ -242,9 +243,14 @@ pub(super) fn new_srq(
     abi.context = unsafe { (*pd.abi.get()).context };
     abi.srq_context = srq_context;
     abi.pd = pd.abi.get();
-    let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
+    let mut queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
+    let tags_cq = tags.map(|(cq, max_entries)| {
+        queue.match_tags(max_entries);
+        cq.uses.fetch_add(1, Ordering::Relaxed);
+        cq
+    });
     pd.enter();
-    let srq = Arc::new(Srq::new(pd.context, abi, queue, xrc));
+    let srq = Arc::new(Srq::new(pd.context, abi, queue, xrc, tags_cq));
     if let Some(xrc) = &srq.xrc {
         xrc.cq.uses.fetch_add(1, Ordering::Relaxed);
         xrc.uses.fetch_add(1, Ordering::Relaxed);
@@ -259,6 +265,7 @@ pub(super) unsafe extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     const BASIC: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
     const KNOWN: u32 = BASIC | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    const TAGS: u32 = BASIC | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
     // SAFETY: a handle of ours; NULL or the program's attributes.
     let (c, attr) = unsafe { (context_of(context), init.as_mut()) };
     let Some((_, attr)) = c.zip(attr) else {
@@ -268,6 +275,10 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     if attr.comp_mask & !KNOWN == 0 && has_type && attr.srq_type == IBV_SRQT_XRC {
         // SAFETY: handles of ours.
         return or_null(unsafe { xrc::create_srq(attr) });
+    }
+    if attr.comp_mask & !TAGS == 0 && has_type && attr.srq_type == IBV_SRQT_TM {
+        // SAFETY: handles of ours.
+        return or_null(unsafe { srq_ops::create_srq(attr) });
     }
     let basic = !has_type || attr.srq_type == IBV_SRQT_BASIC;
     if attr.comp_mask & !BASIC != 0 || !basic {
@@ -339,6 +350,9 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
             xrc.cq.uses.fetch_sub(1, Ordering::Relaxed);
             xrc.uses.fetch_sub(1, Ordering::Relaxed);
         }
+        if let Some(cq) = &srq.tags_cq {
+            cq.uses.fetch_sub(1, Ordering::Relaxed);
+        }
         srq.context.discard_events(handle.cast());
         srq.unacknowledged.wait();
         domain::leave((*handle).pd);
@@ -392,6 +406,12 @@ pub(super) unsafe fn create_qp(
             ),
         }
     };
+    if let Some(cq) = srq.as_ref().and_then(|srq| srq.tags_cq.as_ref())
+        && (qp_type != QpType::Rc || !Arc::ptr_eq(cq, &recv_cq))
+    {
+        // `ibv_tm_caps` of the device: RC alone. Receives of the queue complete where its operations do.
+        return Err(libc::EINVAL);
+    }
     let xrc = if qp_type == QpType::XrcSend {
         Xrc::Send
     } else {

@@ -112,7 +112,7 @@ pub(super) unsafe fn create_srq(attr: &mut ibv_srq_init_attr_ex) -> Result<*mut 
         cq,
         number,
     };
-    new_srq(pd, attr.srq_context, attr.attr, Some(xrc))
+    new_srq(pd, attr.srq_context, attr.attr, Some(xrc), None)
         .inspect_err(|_| handle.domain.remove_srq(number))
 }
 

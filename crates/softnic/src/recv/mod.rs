@@ -3,6 +3,7 @@
 mod inbound;
 mod place;
 mod queue;
+mod tags;
 mod xrc;
 
 use std::sync::Arc;
@@ -14,18 +15,21 @@ use crate::cq::WcSink;
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::ring::{Consumer, Header, Record};
+use crate::mem::{Fault, copy};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, rnr_timer_ns};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::send::{FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
+use crate::send::{self, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
 use crate::sge::{SgeError, Window, checked_sge};
 
 use inbound::Path;
 use place::*;
+use tags::{Rendezvous, Tagged};
 
 pub(crate) use inbound::{Inbound, call_if_armed};
 pub(crate) use queue::RecvQueue;
+pub(crate) use tags::{RemotePayload, TagInfo, TagList};
 
 /// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
 pub(crate) const GRH_BYTES: usize = 40;
@@ -43,6 +47,8 @@ pub(crate) struct RecvSide {
     turn: u32,
     /// One of the rings is to be removed when its sender has let go of it.
     any_stopped: bool,
+    /// What the messages behind it wait for.
+    rendezvous: Option<Box<Rendezvous>>,
     local: RegionCache,
 }
 
@@ -56,6 +62,8 @@ enum Handled {
     Failed(ibv_wc_status),
     /// The sender is gone, and with it what the record speaks of.
     Lost,
+    /// Its payload is still to come.
+    Rendezvous(Box<Rendezvous>),
     /// The requester's own memory cannot be read: it gets a local error, and here nothing has happened.
     Unsendable,
 }
@@ -69,6 +77,7 @@ impl RecvSide {
             cursor: 0,
             turn: 0,
             any_stopped: false,
+            rendezvous: None,
             local: RegionCache::new(),
         }
     }
@@ -87,6 +96,7 @@ impl RecvSide {
         for ring in self.rings.drain(..) {
             ring.detach();
         }
+        self.rendezvous = None;
         self.local.clear();
     }
 
@@ -96,6 +106,7 @@ impl RecvSide {
     pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         if let [_] = self.rings[..]
             && !self.any_stopped
+            && self.rendezvous.is_none()
             && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
             && self.qp.shared().remote_error.load(Ordering::Relaxed) == 0
         {
@@ -109,6 +120,9 @@ impl RecvSide {
     fn receive_in_any_state(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let state = self.qp.state();
         if state == QpState::Err {
+            if let Some(rendezvous) = self.rendezvous.take() {
+                rendezvous.flush(&self.qp, sink);
+            }
             self.flush(sink);
             return false;
         }
@@ -122,11 +136,26 @@ impl RecvSide {
             self.take_remote_error();
             return false;
         }
+        if self.go_on(sink) {
+            return true;
+        }
         let waiting = self.receive_from_many(sink, scan, ended);
         if self.any_stopped {
             self.remove_finished();
         }
         waiting
+    }
+
+    /// Goes on with a rendezvous; true if it has to wait.
+    fn go_on(&mut self, sink: &mut WcSink<'_>) -> bool {
+        let Some(rendezvous) = &mut self.rendezvous else {
+            return false;
+        };
+        if sink.is_full() || !rendezvous.go_on(&self.qp, sink) {
+            return true;
+        }
+        self.rendezvous = None;
+        false
     }
 
     #[inline]
@@ -293,7 +322,12 @@ impl RecvSide {
                 sink,
                 by_engine,
             );
-            if !Self::conclude(qp, ring, &handled, slots, &mut waiting) {
+            let goes_on = Self::conclude(qp, ring, &handled, slots, &mut waiting);
+            if let Handled::Rendezvous(begun) = handled {
+                self.rendezvous = Some(begun);
+                break;
+            }
+            if !goes_on {
                 break;
             }
         }
@@ -305,7 +339,7 @@ impl RecvSide {
         drop(rq);
         ring.release(!UD);
         self.any_stopped |= ring.stopped;
-        waiting
+        waiting | self.go_on(sink)
     }
 
     /// Goes on behind a record, or not: false. `waiting` becomes true if the record waits for a deadline.
@@ -318,7 +352,7 @@ impl RecvSide {
         waiting: &mut bool,
     ) -> bool {
         match *handled {
-            Handled::Done => {
+            Handled::Done | Handled::Rendezvous(_) => {
                 ring.consumer.advance(slots);
                 ring.rnr_since = None;
                 return true;
@@ -433,7 +467,7 @@ fn handle<const UD: bool>(
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
         return Handled::Done;
     }
-    let (opcode, flags) = match Kind::from_header(header.kind) {
+    let (mut opcode, flags) = match Kind::from_header(header.kind) {
         Some(Kind::Send) => (IBV_WC_RECV, 0),
         Some(Kind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
         Some(Kind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
@@ -445,6 +479,19 @@ fn handle<const UD: bool>(
         }
         None => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
     };
+    if !UD && rq.tags.is_some() && opcode == IBV_WC_RECV {
+        let source = tags::Source {
+            peer,
+            ring_at,
+            src_qpn,
+            local,
+            remote,
+        };
+        match tags::receive(qp, rq, record, source, flags, sink) {
+            Tagged::Handled(handled) => return handled,
+            Tagged::Unmatched(as_what) => opcode = as_what,
+        }
+    }
     let pd = rq.pd;
     let Some(wqe) = rq.take() else {
         return if qp.qp_type == QpType::Rc || (UD && by_engine) {
@@ -501,6 +548,11 @@ fn handle<const UD: bool>(
     }
     if let Err(e) = placed {
         return not_placed(qp, rq, wr_id, &e, sink);
+    }
+    if opcode == IBV_WC_TM_RECV
+        && let Some(list) = &mut rq.tags
+    {
+        list.note_unexpected();
     }
     sink.solicited |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);

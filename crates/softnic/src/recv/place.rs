@@ -22,7 +22,7 @@ impl From<SgeError> for PlaceError {
 
 /// Bytes of a scatter list.
 #[inline(always)]
-fn room(sges: &[ibv_sge]) -> u64 {
+pub(super) fn room(sges: &[ibv_sge]) -> u64 {
     match sges {
         // By far the most frequent, without the set-up of a loop.
         [sge] => u64::from(sge.length),
@@ -31,9 +31,6 @@ fn room(sges: &[ibv_sge]) -> u64 {
 }
 
 /// Scatters a UD message and its GRH over the SGEs of a receive WR.
-///
-/// The engine does so at a time of its own, when the program may have given the memory back and is about to destroy the
-/// queue pair (UCX does it in this order): it looks first whether there is memory.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
 pub(super) fn place_ud(
@@ -137,18 +134,45 @@ pub(super) fn place(
         // SAFETY: the ring has `len` bytes behind the header (checked).
         unsafe { to.put(record.payload.as_mut_ptr(), len) }
     } else {
-        gather_by_reference(qp, record, (peer, src_qpn), remote, &mut to)
+        gather_by_reference(qp, record, (peer, src_qpn), remote, 0, &mut to)
     }
 }
 
-/// Copies a message that the record only describes: its payload is the sender's list of SGEs.
+/// Copies a message that the record only describes, but for the first `skip` bytes: its payload is the sender's list of
+/// SGEs.
 #[cold]
 pub(super) fn gather_by_reference(
     qp: &Qp,
     record: &Record<'_>,
+    sender: (&Arc<Peer>, u32),
+    remote: &mut RegionCache,
+    mut skip: u64,
+    to: &mut Scatter<'_>,
+) -> Result<(), PlaceError> {
+    for_each_referenced(qp, record, sender, remote, |region, addr, len| {
+        let skipped = skip.min(len);
+        skip -= skipped;
+        let (addr, len) = (addr + skipped, (len - skipped) as usize);
+        match region.direct(addr) {
+            _ if len == 0 => Ok(()),
+            // SAFETY: in the pinned region.
+            Some(src) => unsafe { to.put(src, len) },
+            None => to.put_from(region, addr, len).map_err(|e| match e {
+                PlaceError::Sender => gone(sender.0),
+                other => other,
+            }),
+        }
+    })
+}
+
+/// Calls `f` for each run of bytes of a message that the record only describes: address and length in a region, which
+/// is pinned.
+pub(super) fn for_each_referenced(
+    qp: &Qp,
+    record: &Record<'_>,
     (peer, src_qpn): (&Arc<Peer>, u32),
     remote: &mut RegionCache,
-    to: &mut Scatter<'_>,
+    mut f: impl FnMut(&crate::mem::Region, u64, u64) -> Result<(), PlaceError>,
 ) -> Result<(), PlaceError> {
     let sender = peer.segment.qp(src_qpn as usize % MAX_QPS);
     let domain = || sender.map_or(0, |qp| qp.pd.load(Ordering::Relaxed));
@@ -172,35 +196,28 @@ pub(super) fn gather_by_reference(
         if len == 0 {
             continue;
         }
-        let gone = || {
-            if peer.has_ended() {
-                PlaceError::SenderGone
-            } else {
-                PlaceError::Sender
-            }
-        };
         let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey, domain) {
             Ok(found) => found,
-            Err(KeyError::Unknown | KeyError::Fault) => return Err(gone()),
+            Err(KeyError::Unknown | KeyError::Fault) => return Err(gone(peer)),
         };
         if !region.contains(sge.addr, len) {
-            return Err(gone());
+            return Err(gone(peer));
         }
-        match region.direct(sge.addr) {
-            // SAFETY: in the pinned region.
-            Some(src) => unsafe { to.put(src, len as usize)? },
-            None => to
-                .put_from(region, sge.addr, len as usize)
-                .map_err(|e| match e {
-                    PlaceError::Sender => gone(),
-                    other => other,
-                })?,
-        }
+        f(region, sge.addr, len)?;
     }
     if left > 0 {
         return Err(PlaceError::Sender);
     }
     Ok(())
+}
+
+/// Why a sender's memory cannot be read.
+fn gone(peer: &Peer) -> PlaceError {
+    if peer.has_ended() {
+        PlaceError::SenderGone
+    } else {
+        PlaceError::Sender
+    }
 }
 
 /// Writes bytes one after the other into the SGEs of a receive WR.
@@ -239,7 +256,11 @@ impl Scatter<'_> {
     /// # Safety
     /// Nobody has a mutable reference to the `len` bytes at `src`.
     #[inline(never)]
-    unsafe fn put(&mut self, mut src: *const u8, mut len: usize) -> Result<(), PlaceError> {
+    pub(super) unsafe fn put(
+        &mut self,
+        mut src: *const u8,
+        mut len: usize,
+    ) -> Result<(), PlaceError> {
         while len > 0 {
             let (sge, n) = self.next_part(len)?;
             if n > 0 {

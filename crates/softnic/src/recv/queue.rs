@@ -25,6 +25,8 @@ pub(crate) struct RecvQueue {
     pub(crate) limit: u32,
     /// A message waits for a receive WR.
     pub(super) wanted: bool,
+    /// For tag matching.
+    pub(super) tags: Option<Box<TagList>>,
 }
 
 /// A receive WR that was taken from its queue.
@@ -47,7 +49,18 @@ impl RecvQueue {
             tail: 0,
             limit: 0,
             wanted: false,
+            tags: None,
         }
+    }
+
+    /// Makes it one for tag matching, with so many entries at most.
+    pub(crate) fn match_tags(&mut self, max_entries: u32) {
+        self.tags = Some(Box::new(TagList::new(max_entries)));
+    }
+
+    /// Its list of tags.
+    pub(crate) fn tags_mut(&mut self) -> Option<&mut TagList> {
+        self.tags.as_deref_mut()
     }
 
     /// WRs in the queue.

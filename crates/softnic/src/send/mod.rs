@@ -12,6 +12,7 @@ mod local;
 mod one_sided;
 mod out_ring;
 mod progress;
+mod rendezvous;
 mod single_write;
 mod ud;
 
@@ -43,6 +44,7 @@ use local::*;
 use one_sided::*;
 use out_ring::*;
 use progress::*;
+pub(crate) use rendezvous::rendezvous;
 use ud::*;
 
 pub(crate) use one_sided::FlushRange;
@@ -860,7 +862,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         _ if sends_on_their_way(sq) => Outcome::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
-        IBV_WR_RDMA_READ => read(qp, sq, view).unwrap_or_else(|o| o),
+        IBV_WR_RDMA_READ => read(qp, sq, view, qp.pd).unwrap_or_else(|o| o),
         IBV_WR_ATOMIC_WRITE => atomic_write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_FLUSH => flush_remote(qp, sq, view).unwrap_or_else(|o| o),
         _ => atomic(qp, sq, view).unwrap_or_else(|o| o),

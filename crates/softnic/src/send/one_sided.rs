@@ -167,8 +167,13 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     Outcome::InRing(out.producer.pos())
 }
 
-/// RDMA READ.
-pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
+/// RDMA READ, into memory of the protection domain `pd`.
+pub(super) fn read(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    pd: u32,
+) -> Result<Outcome, Outcome> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
         return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
@@ -191,7 +196,7 @@ pub(super) fn read(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Out
         IBV_ACCESS_REMOTE_READ,
     )?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
+        let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, pd, sge, true) else {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
         let Some(dst) = local.direct(sge.addr) else {

@@ -1,0 +1,67 @@
+//! What a receiver of a rendezvous message does with its send queue, without a work request.
+
+use super::*;
+use crate::recv::RemotePayload;
+
+/// READs the payload of a rendezvous message into `sges` of the protection domain `pd`, unless it `is_read`, and tells the
+/// sender by a message, `fin`. False if that cannot be yet; the SGEs have room for the payload.
+///
+/// # Errors
+/// The status of a READ that fails.
+#[cold]
+pub(crate) fn rendezvous(
+    qp: &Qp,
+    (pd, sges): (u32, &[ibv_sge]),
+    payload: RemotePayload,
+    is_read: &mut bool,
+    fin: &[u8],
+) -> Result<bool, ibv_wc_status> {
+    if qp.state() != QpState::Rts {
+        return Ok(false);
+    }
+    let sq = &mut *qp.sq.lock();
+    if !*is_read {
+        let mut wr = ibv_send_wr::zeroed();
+        wr.opcode = IBV_WR_RDMA_READ;
+        wr.wr.rdma.remote_addr = payload.addr;
+        wr.wr.rdma.rkey = payload.rkey;
+        let mut left = payload.len;
+        let sges: Vec<ibv_sge> = sges
+            .iter()
+            .map(|sge| {
+                let length = sge.length.min(left);
+                left -= length;
+                ibv_sge { length, ..*sge }
+            })
+            .collect();
+        let view = WrView {
+            wr: &wr,
+            sges: &sges,
+            inline: None,
+            ah: None,
+            bind: None,
+        };
+        match read(qp, sq, &view, pd) {
+            Ok(Outcome::Later) | Err(Outcome::Later) => return Ok(false),
+            Err(Outcome::Failed(status)) => return Err(status),
+            Ok(_) | Err(_) => *is_read = true,
+        }
+    }
+    let Some(out) = &mut sq.out else {
+        return Ok(false);
+    };
+    match out.producer.has_room(fin.len()) {
+        Ok(true) => {}
+        Ok(false) => return Ok(false),
+        Err(_) => return Err(IBV_WC_REM_OP_ERR),
+    }
+    let place = out.producer.place(fin.len());
+    // SAFETY: the place has as many bytes; nobody else sees them yet.
+    unsafe { std::ptr::copy_nonoverlapping(fin.as_ptr(), place.as_mut_ptr(), fin.len()) };
+    #[allow(clippy::cast_possible_truncation)] // 16
+    let len = fin.len() as u32;
+    out.producer
+        .commit(header(Kind::Send, 0, 0, len, 0), fin.len());
+    out.publish(qp.nic);
+    Ok(true)
+}
