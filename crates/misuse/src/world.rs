@@ -154,6 +154,9 @@ impl<'a> World<'a> {
             if verb >= 240 {
                 return self.import(input);
             }
+            if verb == 239 {
+                return self.tags(input);
+            }
             match verb % 40 {
                 0 => self.make_pd(input),
                 1 => self.end_pd(input),

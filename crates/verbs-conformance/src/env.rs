@@ -181,6 +181,8 @@ caps! {
     Multicast = "multicast",
     /// XRC domains.
     Xrc = "xrc",
+    /// Tag matching.
+    Tags = "tags",
     /// Memory windows of both types.
     Windows = "windows",
     /// Several processes use the device.

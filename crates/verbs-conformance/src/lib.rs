@@ -35,6 +35,8 @@ mod provider;
 mod rng;
 mod suite;
 #[allow(unsafe_code)]
+pub mod tags;
+#[allow(unsafe_code)]
 pub mod window;
 pub mod worker;
 #[allow(unsafe_code)]

@@ -9,7 +9,7 @@ use crate::objects::{Context, Cq, Pd, Qp, Srq};
 use crate::wr::SendWr;
 
 /// The operations of an open device, behind its context.
-fn ops(ctx: &Context) -> &'static verbs_context {
+pub(crate) fn ops(ctx: &Context) -> &'static verbs_context {
     let before = std::mem::offset_of!(verbs_context, context);
     // SAFETY: a live context of a provider whose `abi_compat` says so (asserted) lies in a `verbs_context`
     // (`verbs_get_ctx` of verbs.h), which lives as long; tests use it no longer.

@@ -96,6 +96,10 @@ impl World<'_> {
                 init.pd = pd;
                 init.xrcd = self.xrcds[input.one_of(2)].handle;
                 init.cq = self.cqs[input.one_of(PLACES)].handle;
+                init.tm_cap = ibv_tm_cap {
+                    max_num_tags: 4,
+                    max_ops: 4,
+                };
                 extended!(self.create_srq_ex(self.device.context, &raw mut init))
                     .unwrap_or(null_mut())
             } else {
@@ -104,6 +108,38 @@ impl World<'_> {
                 (self.tables.symbols.ibv_create_srq)(pd, &raw mut init)
             };
             fill(&mut self.srqs, place, made);
+        }
+    }
+
+    /// Tag matching: an operation on a list, or a message for it in memory that is registered.
+    pub(super) unsafe fn tags(&mut self, input: &mut Input<'_>) {
+        let place = self.srqs[input.one_of(2)];
+        let mut sges = [self.element(input), self.element(input)];
+        if input.rarely(2) {
+            let at = usize::from(input.short()) % (self.arena.len() - 1);
+            self.arena[at] = u64::from(input.byte() % 5);
+            self.arena[at + 1] = u64::from(input.byte() % 4).to_be();
+            return;
+        }
+        let mut wr = ibv_ops_wr::zeroed();
+        wr.wr_id = 1;
+        wr.opcode = u32::from(input.byte() % 4);
+        wr.flags = c_int::from(input.byte() % 5);
+        wr.tm.unexpected_cnt = input.number(3);
+        wr.tm.handle = input.number(8);
+        wr.tm.add = ibv_ops_wr_tm_add {
+            recv_wr_id: 2,
+            sg_list: sges.as_mut_ptr(),
+            num_sge: c_int::from(input.byte() % 3),
+            tag: u64::from(input.byte() % 4),
+            mask: u64::from(input.byte() % 4),
+        };
+        let mut bad = null_mut();
+        // SAFETY: as in `make_pd`; a list of one.
+        unsafe {
+            if place.live {
+                extended!(self.post_srq_ops(place.handle, &raw mut wr, &raw mut bad));
+            }
         }
     }
 

@@ -44,34 +44,43 @@ pub(super) unsafe extern "C" fn post_srq_ops(
     bad_wr: *mut *mut ibv_ops_wr,
 ) -> c_int {
     // SAFETY: a handle of ours.
-    let Some(srq) = (unsafe { borrow::<Srq, _>(srq) }) else {
-        return libc::EINVAL;
+    let srq = unsafe { borrow::<Srq, _>(srq) };
+    let result = match srq.and_then(|srq| srq.tags_cq.as_ref().zip(Some(srq))) {
+        // SAFETY: contract of `ibv_post_srq_ops`.
+        Some((cq, srq)) => unsafe { post(cq, srq, &mut wr) },
+        None => Err(libc::EINVAL),
     };
-    let Some(cq) = &srq.tags_cq else {
-        return libc::EINVAL;
-    };
-    let mut result = 0;
+    // SAFETY: NULL, or a place for the work request that was refused.
+    if let Some(place) = unsafe { bad_wr.as_mut() }
+        && result.is_err()
+    {
+        *place = wr;
+    }
+    or_errno(result)
+}
+
+/// Does the operations of a list; after an error, `wr` is the one that was refused. Nobody polls meanwhile: a message that an
+/// entry matches completes behind its addition.
+///
+/// # Safety
+/// A list of the program's work requests, which ends with NULL (`ibv_post_srq_ops(3)`).
+unsafe fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
+    let mut result = Ok(());
     cq.deliver_all(|completions, _| {
         let mut queue = srq.queue.lock();
-        // SAFETY: a list of the program's work requests, which end with NULL (`ibv_post_srq_ops(3)`).
+        // SAFETY: contract of this function.
         while let Some(this) = unsafe { wr.as_mut() } {
             // SAFETY: as above.
             match unsafe { apply(&mut queue, this) } {
                 Ok(wc) => completions.extend(wc),
                 Err(errno) => {
-                    result = errno;
+                    result = Err(errno);
                     return;
                 }
             }
-            wr = this.next;
+            *wr = this.next;
         }
     });
-    // SAFETY: NULL, or a place for the work request that was refused.
-    if let Some(place) = unsafe { bad_wr.as_mut() }
-        && result != 0
-    {
-        *place = wr;
-    }
     result
 }
 

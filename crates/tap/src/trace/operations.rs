@@ -107,6 +107,7 @@ operations! {
         fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int, "ibv_modify_cq";
         fn open_xrcd(context: *mut ibv_context, xrcd_init_attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd, "ibv_open_xrcd";
         fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int, "ibv_close_xrcd";
+        fn post_srq_ops(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> c_int, "ibv_post_srq_ops";
         fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int, "ibv_get_srq_num";
         fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp, "ibv_open_qp";
         fn alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td, "ibv_alloc_td";

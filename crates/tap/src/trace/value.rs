@@ -339,6 +339,35 @@ structures! {
     ibv_srq_init_attr_ex pollfd iovec msghdr fd_set timeval
 }
 
+impl Pointee for ibv_ops_wr {
+    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+        let mut list = this;
+        text.push('[');
+        while let Some(op) = unsafe { list.as_ref() } {
+            if list != this {
+                text.push_str(", ");
+            }
+            name_number(text, op.opcode, "IBV_WR_", SRQ_OPCODES);
+            let _ = write!(text, " wr_id={}", op.wr_id);
+            let _ = match op.opcode {
+                IBV_WR_TAG_ADD => {
+                    let add = op.tm.add;
+                    let (tag, mask) = (add.tag, add.mask);
+                    write!(
+                        text,
+                        " recv_wr_id={} tag {tag:#x} mask {mask:#x}",
+                        add.recv_wr_id
+                    )
+                }
+                IBV_WR_TAG_DEL => write!(text, " handle {}", op.tm.handle),
+                _ => write!(text, " unexpected_cnt {}", op.tm.unexpected_cnt),
+            };
+            list = op.next;
+        }
+        text.push(']');
+    }
+}
+
 impl Pointee for ibv_gid {
     unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
         let _ = this;

@@ -51,6 +51,7 @@ suites! {
     refusals,
     srq,
     state,
+    tags,
     threads,
     ud,
     windows,

@@ -1,0 +1,279 @@
+//! Tag matching: `ibv_post_srq_ops`.
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::rng::pattern;
+use crate::objects::{Buf, QpInit};
+use crate::pair::{Side, Spec};
+use crate::tags::{EAGER, FIN, NO_TAG, RNDV, TagSrq, header, operation, post_ops};
+use crate::wr::{Verb, Wc, send, send_imm};
+
+tests! { "tags";
+    a_message_goes_to_what_it_matches [Tags],
+    what_matches_nothing_is_unexpected [Tags],
+    messages_without_a_tag_go_to_receives [Tags],
+    what_comes_behind_an_unexpected_message_waits [Tags],
+    what_is_deleted_matches_nothing [Tags],
+    a_rendezvous_is_read_and_finished [Tags],
+    a_rendezvous_that_cannot_be_read_fails [Tags],
+    a_message_that_is_too_long_fails [Tags],
+    what_is_not_for_tags_is_refused [Tags],
+}
+
+const ANY: u64 = u64::MAX;
+
+/// A queue pair that sends, and one that receives for a queue with tags. Fields are dropped in this order.
+struct Tags {
+    sender: Side,
+    receiver: Side,
+    tags: TagSrq,
+}
+
+impl Tags {
+    fn new(env: &Env) -> Self {
+        let spec = Spec::rc();
+        let mut sender = spec.side(env);
+        let mut receiver = Side::new(&sender.ctx, &spec);
+        let tags = TagSrq::new(&receiver.pd, &receiver.rcq, 4).expect("ibv_create_srq_ex");
+        let mut init = QpInit::new(IBV_QPT_RC, &receiver.scq, &receiver.rcq);
+        init.srq = Some(tags.srq.clone());
+        receiver.qp = receiver.pd.qp(&mut init);
+        receiver.srq = Some(tags.srq.clone());
+        let (to, from) = (receiver.address(), sender.address());
+        receiver.connect(&from);
+        sender.connect(&to);
+        Self { sender, receiver, tags }
+    }
+
+    /// Adds a receive for one tag.
+    fn add(&self, wr_id: u64, tag: u64, to: &Buf) -> u32 {
+        let handle = self.tags.add(wr_id, (tag, ANY), &[to.all()]).expect("ibv_post_srq_ops");
+        self.completes(wr_id, IBV_WC_TM_ADD);
+        handle
+    }
+
+    /// The next completion of the receiver: an operation, or the parts of a message.
+    fn completes(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
+        let wc = self.receiver.received();
+        wc.ok(wr_id, opcode);
+        wc
+    }
+
+    /// A buffer with a message.
+    fn message(&self, header: &[u8], len: usize, seed: u64) -> Buf {
+        let buf = self.sender.buf(header.len() + len);
+        buf.memory.write(0, header);
+        buf.memory.fill_at(header.len(), len, seed);
+        buf
+    }
+
+    fn send(&self, wr_id: u64, message: &Buf) {
+        self.sender.post(send([message.all()]).id(wr_id));
+    }
+}
+
+fn flags(wc: &Wc) -> u32 {
+    wc.raw().wc_flags
+}
+
+fn a_message_goes_to_what_it_matches(env: &Env) {
+    let tags = Tags::new(env);
+    for (i, len) in [0, 1, 48, 1000, 5000, 100_000].into_iter().enumerate() {
+        let i = i as u64;
+        let (first, second) = (tags.receiver.buf(len.max(1)), tags.receiver.buf(len.max(1)));
+        tags.add(10, 7, &first);
+        // Any tag that ends with 5.
+        tags.tags.add(11, (5, 0xf), &[second.all()]).expect("ibv_post_srq_ops");
+        tags.completes(11, IBV_WC_TM_ADD);
+        for (tag, wr_id, to) in [(0x1235, 11, &second), (7, 10, &first)] {
+            let message = tags.message(&header(EAGER, 99, tag), len, i + tag);
+            tags.sender.post(send_imm([message.all()], 77).id(i));
+            let wc = tags.completes(wr_id, IBV_WC_TM_RECV);
+            assert_eq!(wc.raw().byte_len as usize, len);
+            assert_eq!(wc.imm(), Some(77));
+            let expected = IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID | IBV_WC_WITH_IMM;
+            assert_eq!(flags(&wc), expected);
+            tags.sender.sent().sent(i, Verb::SendWithImm);
+            to.memory.check_at(0, len, i + tag);
+        }
+    }
+}
+
+fn what_matches_nothing_is_unexpected(env: &Env) {
+    let tags = Tags::new(env);
+    let (tagged, plain) = (tags.receiver.buf(8192), tags.receiver.buf(8192));
+    tags.add(1, 7, &tagged);
+    for (i, operation) in [EAGER, RNDV].into_iter().enumerate() {
+        let i = i as u64;
+        let message = tags.message(&header(operation, 0, 8), 6000, i);
+        tags.tags.srq.recv(20 + i, [plain.all()]);
+        tags.send(i, &message);
+        let wc = tags.completes(20 + i, IBV_WC_TM_RECV);
+        assert_eq!((flags(&wc), wc.raw().byte_len), (0, 6016));
+        assert_eq!(plain.memory.read(0, 16), header(operation, 0, 8));
+        plain.memory.check_at(16, 6000, i);
+        tags.sender.sent().sent(i, Verb::Send);
+    }
+}
+
+fn messages_without_a_tag_go_to_receives(env: &Env) {
+    let tags = Tags::new(env);
+    let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
+    tags.add(1, 0, &tagged);
+    let messages = [
+        header(NO_TAG, 0, 0),
+        header(FIN, 0, 0),
+        header(200, 0, 0),
+        // No whole header, also of a rendezvous.
+        header(EAGER, 0, 0)[..15].to_vec(),
+        header(RNDV, 0, 0),
+    ];
+    for (i, bytes) in messages.iter().enumerate() {
+        let i = i as u64;
+        tags.tags.srq.recv(20 + i, [plain.all()]);
+        tags.send(i, &tags.message(bytes, 0, 0));
+        let wc = tags.completes(20 + i, IBV_WC_TM_NO_TAG);
+        assert_eq!((flags(&wc), wc.raw().byte_len as usize), (0, bytes.len()));
+        assert_eq!(plain.memory.read(0, bytes.len()), *bytes);
+        tags.sender.sent().sent(i, Verb::Send);
+    }
+}
+
+fn what_comes_behind_an_unexpected_message_waits(env: &Env) {
+    let tags = Tags::new(env);
+    let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
+    for id in 0..2 {
+        tags.tags.srq.recv(20 + id, [plain.all()]);
+    }
+    let message = tags.message(&header(EAGER, 0, 7), 8, 0);
+    tags.send(0, &message);
+    tags.completes(20, IBV_WC_TM_RECV);
+    tags.sender.sent().sent(0, Verb::Send);
+    // The program does not know of it yet: had it looked, it would not have added this.
+    tags.tags.add(1, (7, ANY), &[tagged.all()]).expect("ibv_post_srq_ops");
+    assert_eq!(flags(&tags.completes(1, IBV_WC_TM_ADD)), IBV_WC_TM_SYNC_REQ);
+    tags.send(1, &message);
+    tags.completes(21, IBV_WC_TM_RECV);
+    tags.sender.sent().sent(1, Verb::Send);
+    tags.tags.sync(2, 1).expect("ibv_post_srq_ops");
+    assert_eq!(flags(&tags.completes(2, IBV_WC_TM_SYNC)), IBV_WC_TM_SYNC_REQ);
+    tags.tags.sync(3, 2).expect("ibv_post_srq_ops");
+    assert_eq!(flags(&tags.completes(3, IBV_WC_TM_SYNC)), 0);
+    tags.send(2, &message);
+    tags.completes(1, IBV_WC_TM_RECV);
+    tags.sender.sent().sent(2, Verb::Send);
+}
+
+fn what_is_deleted_matches_nothing(env: &Env) {
+    let tags = Tags::new(env);
+    let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
+    let handle = tags.add(1, 7, &tagged);
+    tags.tags.delete(2, handle).expect("ibv_post_srq_ops");
+    tags.completes(2, IBV_WC_TM_DEL);
+    tags.tags.srq.recv(20, [plain.all()]);
+    tags.send(0, &tags.message(&header(EAGER, 0, 7), 8, 0));
+    tags.completes(20, IBV_WC_TM_RECV);
+    tags.sender.sent().sent(0, Verb::Send);
+    // "Operation may fail due to concurrent tag consumption".
+    tags.tags.delete(3, handle).expect("ibv_post_srq_ops");
+    tags.receiver.received().failed(3, &[IBV_WC_TM_ERR]);
+}
+
+/// A message that says where `payload` is.
+fn rendezvous(tags: &Tags, tag: u64, payload: &Buf, rkey: u32) -> Buf {
+    let mut bytes = header(RNDV, 55, tag);
+    bytes.extend(payload.memory.addr().to_be_bytes());
+    bytes.extend(rkey.to_be_bytes());
+    let len = u32::try_from(payload.memory.len()).expect("short");
+    bytes.extend(len.to_be_bytes());
+    tags.message(&bytes, 0, 0)
+}
+
+fn a_rendezvous_is_read_and_finished(env: &Env) {
+    let tags = Tags::new(env);
+    let fins = tags.sender.buf(64);
+    for (i, len) in [1, 1000, 5000, 1_000_000].into_iter().enumerate() {
+        let i = i as u64;
+        let payload = tags.sender.buf(len);
+        payload.memory.fill(i);
+        let halves = [tags.receiver.buf(len / 2 + 1), tags.receiver.buf(len)];
+        let sges = [halves[0].all(), halves[1].all()];
+        tags.tags.add(30 + i, (i, ANY), &sges).expect("ibv_post_srq_ops");
+        tags.completes(30 + i, IBV_WC_TM_ADD);
+        let behind = tags.receiver.buf(8);
+        tags.add(40, 77, &behind);
+        tags.sender.recv(50 + i, [fins.all()]);
+        tags.send(i, &rendezvous(&tags, i, &payload, payload.mr.rkey()));
+        tags.send(10 + i, &tags.message(&header(EAGER, 0, 77), 8, i));
+        let wc = tags.completes(30 + i, IBV_WC_TM_RECV);
+        assert_eq!((flags(&wc), wc.raw().byte_len as usize), (IBV_WC_TM_MATCH, len));
+        let wc = tags.completes(30 + i, IBV_WC_TM_RECV);
+        assert_eq!((flags(&wc), wc.raw().byte_len as usize), (IBV_WC_TM_DATA_VALID, len));
+        let mut found = halves[0].memory.read(0, (len / 2 + 1).min(len));
+        found.extend(halves[1].memory.read(0, len - found.len()));
+        assert_eq!(found, pattern(i, len));
+        tags.completes(40, IBV_WC_TM_RECV);
+        tags.sender.received().received(50 + i, 16);
+        assert_eq!(fins.memory.read(0, 16), header(FIN, 55, i));
+        tags.sender.sent().sent(i, Verb::Send);
+        tags.sender.sent().sent(10 + i, Verb::Send);
+    }
+}
+
+fn a_rendezvous_that_cannot_be_read_fails(env: &Env) {
+    let tags = Tags::new(env);
+    let (payload, to) = (tags.sender.buf(100), tags.receiver.buf(100));
+    tags.add(1, 7, &to);
+    let wrong = payload.mr.rkey() ^ 0x10;
+    tags.send(0, &rendezvous(&tags, 7, &payload, wrong));
+    assert_eq!(flags(&tags.completes(1, IBV_WC_TM_RECV)), IBV_WC_TM_MATCH);
+    let statuses = env.failure(IBV_WC_REM_ACCESS_ERR);
+    tags.receiver.received().failed(1, &statuses);
+    assert_eq!(tags.receiver.qp.state(), IBV_QPS_ERR);
+}
+
+fn a_message_that_is_too_long_fails(env: &Env) {
+    for operation in [EAGER, RNDV] {
+        let tags = Tags::new(env);
+        let to = tags.receiver.buf(99);
+        tags.add(1, 7, &to);
+        if operation == EAGER {
+            tags.send(0, &tags.message(&header(EAGER, 0, 7), 100, 0));
+            let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
+            tags.receiver.received().failed(1, &statuses);
+            let statuses = env.failure(IBV_WC_REM_INV_REQ_ERR);
+            tags.sender.sent().failed(0, &statuses);
+        } else {
+            let payload = tags.sender.buf(100);
+            tags.send(0, &rendezvous(&tags, 7, &payload, payload.mr.rkey()));
+            tags.completes(1, IBV_WC_TM_RECV);
+            let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
+            tags.receiver.received().failed(1, &statuses);
+        }
+    }
+}
+
+fn what_is_not_for_tags_is_refused(env: &Env) {
+    let tags = Tags::new(env);
+    let (pd, ctx) = (&tags.receiver.pd, &tags.receiver.ctx);
+    let to = tags.receiver.buf(8);
+    for tag in 0..4 {
+        tags.add(1, tag, &to);
+    }
+    assert_eq!(tags.tags.add(1, (4, ANY), &[to.all()]), Err(libc::ENOMEM));
+    assert_eq!(tags.tags.add(1, (4, ANY), &[to.all(); 3]), Err(libc::EINVAL));
+    assert_eq!(tags.tags.post(operation(9, 1)), Err(libc::EINVAL));
+    let plain = pd.srq();
+    let mut sync = operation(IBV_WR_TAG_SYNC, 1);
+    assert_eq!(post_ops(ctx, &plain, &mut sync), Err(libc::EINVAL));
+    assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 0).err(), Some(libc::EINVAL));
+    assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 1 << 30).err(), Some(libc::EINVAL));
+    // Its receives complete where its operations do, and it is for reliable connections.
+    for (qp_type, cq) in [(IBV_QPT_RC, &tags.receiver.scq), (IBV_QPT_UC, &tags.receiver.rcq)] {
+        let mut init = QpInit::new(qp_type, cq, cq);
+        init.srq = Some(tags.tags.srq.clone());
+        assert_eq!(pd.try_qp(&mut init).err(), Some(libc::EINVAL), "type {qp_type}");
+    }
+    tags.receiver.rcq.expect_empty();
+}

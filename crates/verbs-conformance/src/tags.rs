@@ -1,0 +1,136 @@
+//! Shared receive queues for tag matching: what goes through `verbs_context`.
+
+use verbs_abi::*;
+
+use crate::objects::{Context, Cq, Pd, Srq};
+use crate::xrc::ops;
+
+/// The operations of a tag matching header: `enum ibv_tmh_op` of `infiniband/tm_types.h`.
+pub const NO_TAG: u8 = 0;
+/// The message says where its payload is.
+pub const RNDV: u8 = 1;
+/// The payload of such a message was read.
+pub const FIN: u8 = 2;
+/// The payload follows.
+pub const EAGER: u8 = 3;
+
+/// A tag matching header: `struct ibv_tmh`.
+#[must_use]
+pub fn header(operation: u8, app: u32, tag: u64) -> Vec<u8> {
+    let mut bytes = vec![operation, 0, 0, 0];
+    bytes.extend(app.to_be_bytes());
+    bytes.extend(tag.to_be_bytes());
+    bytes
+}
+
+/// A shared receive queue of 16 WRs for tag matching. Fields are dropped in this order.
+pub struct TagSrq {
+    /// The queue.
+    pub srq: Srq,
+    /// Where its operations complete.
+    pub cq: Cq,
+    ctx: Context,
+}
+
+impl TagSrq {
+    /// `ibv_create_srq_ex` of one with so many tags, whose completions go to `cq`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn new(pd: &Pd, cq: &Cq, max_num_tags: u32) -> Result<Self, i32> {
+        let mut attr = ibv_srq_init_attr_ex::zeroed();
+        attr.attr.max_wr = 16;
+        attr.attr.max_sge = 2;
+        attr.comp_mask = IBV_SRQ_INIT_ATTR_TYPE
+            | IBV_SRQ_INIT_ATTR_PD
+            | IBV_SRQ_INIT_ATTR_CQ
+            | IBV_SRQ_INIT_ATTR_TM;
+        attr.srq_type = IBV_SRQT_TM;
+        attr.pd = pd.raw();
+        attr.cq = cq.raw();
+        attr.tm_cap = ibv_tm_cap {
+            max_num_tags,
+            max_ops: 16,
+        };
+        let ctx = pd.ctx().clone();
+        let create = ops(&ctx).create_srq_ex.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: live objects, readable attributes.
+        let raw = unsafe { create(ctx.raw(), &raw mut attr) };
+        Ok(Self {
+            srq: Srq::adopt(raw, pd)?,
+            cq: cq.clone(),
+            ctx,
+        })
+    }
+
+    /// `ibv_post_srq_ops` of one operation; the handle that an addition gives.
+    ///
+    /// # Errors
+    /// Its errno; the work request is then the bad one.
+    pub fn post(&self, mut wr: ibv_ops_wr) -> Result<u32, i32> {
+        post_ops(&self.ctx, &self.srq, &mut wr).map(|()| wr.tm.handle)
+    }
+
+    /// Adds a receive for messages whose tag is `tag` where `mask` has bits; the WR and its receive have `wr_id`.
+    ///
+    /// # Errors
+    /// As of [`post`](Self::post).
+    pub fn add(&self, wr_id: u64, (tag, mask): (u64, u64), sges: &[ibv_sge]) -> Result<u32, i32> {
+        let mut wr = operation(IBV_WR_TAG_ADD, wr_id);
+        wr.tm.add = ibv_ops_wr_tm_add {
+            recv_wr_id: wr_id,
+            sg_list: sges.as_ptr().cast_mut(),
+            num_sge: i32::try_from(sges.len()).expect("few"),
+            tag,
+            mask,
+        };
+        self.post(wr)
+    }
+
+    /// Removes what [`add`](Self::add) has added.
+    ///
+    /// # Errors
+    /// As of [`post`](Self::post).
+    pub fn delete(&self, wr_id: u64, handle: u32) -> Result<(), i32> {
+        let mut wr = operation(IBV_WR_TAG_DEL, wr_id);
+        wr.tm.handle = handle;
+        self.post(wr).map(|_| ())
+    }
+
+    /// Says that so many unexpected messages have been handled.
+    ///
+    /// # Errors
+    /// As of [`post`](Self::post).
+    pub fn sync(&self, wr_id: u64, handled: u32) -> Result<(), i32> {
+        let mut wr = operation(IBV_WR_TAG_SYNC, wr_id);
+        wr.flags |= IBV_OPS_TM_SYNC.cast_signed();
+        wr.tm.unexpected_cnt = handled;
+        self.post(wr).map(|_| ())
+    }
+}
+
+/// `ibv_post_srq_ops` of one operation.
+///
+/// # Errors
+/// Its errno; the work request is then the bad one.
+pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32> {
+    let post = ops(ctx).post_srq_ops.ok_or(libc::EOPNOTSUPP)?;
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: a live queue, and a list of one.
+    let errno = unsafe { post(srq.raw(), wr, &raw mut bad) };
+    if errno == 0 {
+        return Ok(());
+    }
+    assert!(std::ptr::eq(bad, wr), "the bad work request is named");
+    Err(errno)
+}
+
+/// A signaled operation.
+#[must_use]
+pub fn operation(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
+    let mut wr = ibv_ops_wr::zeroed();
+    wr.wr_id = wr_id;
+    wr.opcode = opcode;
+    wr.flags = IBV_OPS_SIGNALED.cast_signed();
+    wr
+}
