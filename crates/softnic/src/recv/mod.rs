@@ -20,7 +20,7 @@ use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, rnr_timer_ns};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::send::{self, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
+use crate::send::{self, FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
 use crate::sge::{SgeError, Window, checked_sge};
 
 use inbound::Path;
@@ -306,6 +306,9 @@ impl RecvSide {
                     break;
                 }
             };
+            if !UD && record.header.flags & FLAG_BEHIND_SENDS != 0 && sends_come_first(qp, sink) {
+                break;
+            }
             let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
             let slots = record.slots();
             let handled = handle::<UD>(
@@ -575,6 +578,16 @@ fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Handle
         sink.push(failed(qp, wr_id, IBV_WC_REM_INV_REQ_ERR));
     }
     Handled::Failed(IBV_WC_REM_OP_ERR)
+}
+
+/// Completes the sends of a queue pair before a message that answers one, where both complete in one queue: on a NIC the
+/// acknowledgement has come long before. True if there is no room for more.
+#[cold]
+fn sends_come_first(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+    if Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
+        qp.poll_sends(sink, true);
+    }
+    sink.is_full()
 }
 
 /// Has the sender taken back what is in its ring? Asked when the payload has been copied: a sender says so

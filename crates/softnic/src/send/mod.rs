@@ -57,6 +57,9 @@ pub(crate) const FLAG_SOLICITED: u8 = 1;
 /// `flags` of a record: the payload is a list of SGEs in the sender's memory.
 pub(crate) const FLAG_BY_REFERENCE: u8 = 2;
 
+/// `flags` of a record: it answers a message of the receiver's, whose completion comes first.
+pub(crate) const FLAG_BEHIND_SENDS: u8 = 4;
+
 /// `kind` of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -61,7 +61,7 @@ pub(crate) fn rendezvous(
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;
     out.producer
-        .commit(header(Kind::Send, 0, 0, len, 0), fin.len());
+        .commit(header(Kind::Send, FLAG_BEHIND_SENDS, 0, len, 0), fin.len());
     out.publish(qp.nic);
     Ok(true)
 }
