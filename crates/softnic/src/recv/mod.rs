@@ -306,8 +306,12 @@ impl RecvSide {
                     break;
                 }
             };
-            if !UD && record.header.flags & FLAG_BEHIND_SENDS != 0 && sends_come_first(qp, sink) {
-                break;
+            if !UD && record.header.flags & FLAG_BEHIND_SENDS != 0 {
+                // A send queue's lock is taken before that of a receive queue.
+                rq = None;
+                if sends_come_first(qp, sink) {
+                    break;
+                }
             }
             let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
             let slots = record.slots();
