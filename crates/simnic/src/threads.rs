@@ -13,8 +13,8 @@ use std::time::Duration;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::queue::Ps;
-use crate::world::{Event, Fifo, World};
+use crate::queue::{EventQueue, Ps};
+use crate::world::{Cq, Event, Fifo, SharedLine, World};
 
 /// Bytes of a thread's stack; pages that are not touched take no memory.
 const STACK_BYTES: usize = 256 << 10;
@@ -157,30 +157,22 @@ impl World {
         }
     }
 
-    /// The running thread polls a CQ for the first time since it last waited, or after another thread.
-    #[cold]
-    pub(crate) fn watch_cq(&mut self, cq: u32) {
-        let Some(current) = self.current else { return };
-        let me = &mut self.threads[current as usize];
-        if !me.cqs.contains(&cq) {
-            me.cqs.push(cq);
-        }
-        if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
-            (queue.watcher, queue.stamp) = (Some(current), me.stamp);
-        }
-    }
-
-    /// Something that a thread watches changes at a time.
+    /// A line that cores add to; a thread's if it is the first to.
     #[inline]
-    pub(crate) fn wake(&mut self, thread: u32, at: Ps) {
-        let Some(sleeper) = self.threads.get_mut(thread as usize) else {
-            return;
-        };
-        let at = at.max(sleeper.clock);
-        if sleeper.state == State::Waiting && at < sleeper.resume_at {
-            sleeper.resume_at = at;
-            self.events.push(at, Event::Resume { thread });
-        }
+    fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
+        let lines = &mut self.shared_lines;
+        let known = lines.iter().position(|line| line.number == number);
+        let place = known.unwrap_or_else(|| {
+            lines.push(SharedLine {
+                number,
+                free: Fifo::default(),
+                owner: thread,
+            });
+            lines.len() - 1
+        });
+        // Mostly it is added to again.
+        lines.swap(0, place);
+        &mut lines[0]
     }
 
     /// The running thread goes on at its clock, after all events before it; false if there are none.
@@ -269,7 +261,7 @@ impl World {
     }
 
     /// Lets events happen until a thread goes on; nothing if none does before the end of the run.
-    fn advance(&mut self) -> Option<u32> {
+    fn advance(&mut self) -> Option<(u32, Box<Stack>)> {
         self.current = None;
         loop {
             let (at, event) = self.events.pop_until(self.until)?;
@@ -282,12 +274,13 @@ impl World {
                 continue;
             }
             let woken = &mut self.threads[thread as usize];
+            let stack = woken.stack.take()?;
             woken.state = State::Running;
             self.clock = woken.clock.max(woken.resume_at);
             (self.home, self.stamp) = (woken.machine, woken.stamp);
             self.current = Some(thread);
             self.catch_up();
-            return Some(thread);
+            return Some((thread, stack));
         }
     }
 
@@ -295,6 +288,22 @@ impl World {
     fn leave(&self) -> Option<*const Yielder<(), ()>> {
         let me = self.threads.get(self.current? as usize)?;
         Some(me.yielder).filter(|yielder| !yielder.is_null())
+    }
+}
+
+/// Something that a thread watches changes at a time.
+#[inline(always)]
+pub(crate) fn wake(threads: &mut [Thread], events: &mut EventQueue<Event>, thread: u32, at: Ps) {
+    let Some(sleeper) = threads.get_mut(thread as usize) else {
+        return;
+    };
+    if sleeper.state != State::Waiting {
+        return;
+    }
+    let at = at.max(sleeper.clock);
+    if at < sleeper.resume_at {
+        sleeper.resume_at = at;
+        events.push(at, Event::Resume { thread });
     }
 }
 
@@ -332,11 +341,7 @@ pub(crate) fn run(until: Ps) {
         world.advance()
     });
     INSIDE.set(true);
-    while let Some(Some(thread)) = next {
-        let stack = world(|world| world.threads[thread as usize].stack.take());
-        let Some(mut stack) = stack.flatten() else {
-            break;
-        };
+    while let Some(Some((thread, mut stack))) = next {
         let result = stack.resume(());
         next = world(|world| {
             let left = &mut world.threads[thread as usize];
@@ -357,6 +362,16 @@ pub(crate) fn run(until: Ps) {
 }
 
 impl Thread {
+    /// It polls a CQ for the first time since it last waited, or after another thread.
+    #[inline]
+    pub(crate) fn watch_cq(&mut self, me: u32, cq: u32, queue: &mut Cq) {
+        // Whoever polled it last and has waited since does not watch it any more.
+        if queue.watcher == Some(me) || !self.cqs.contains(&cq) {
+            self.cqs.push(cq);
+        }
+        (queue.watcher, queue.stamp) = (Some(me), self.stamp);
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.state == State::Done
     }
@@ -380,21 +395,19 @@ pub fn now() -> Option<Duration> {
 
 /// The calling simulated thread found nothing to do: it goes on when what it polled since the last
 /// call, or the region with this key, may have something, and at the latest after `at_most`.
-/// Returns how long that was.
-pub fn idle(at_most: Duration, memory: Option<u32>) -> Duration {
+/// Returns how long that was. Both are in nanoseconds: a loop that waits comes here more often than anywhere.
+pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     if !is_simulated() {
-        return Duration::ZERO;
+        return 0;
     }
     let Some((before, after, yielder)) = world(|world| {
         let before = world.clock();
-        // 584 years of nanoseconds, less three digits.
-        let seconds = at_most.as_secs().min(Ps::MAX / 1_000_000_000_000 - 1);
-        let most = (seconds * 1_000_000_000 + u64::from(at_most.subsec_nanos())) * 1000;
+        let most = at_most.saturating_mul(1000);
         let waits = world.wait_until(before.saturating_add(most.max(1000)), memory);
         let yielder = if waits { world.leave() } else { None };
         (before, world.clock(), yielder)
     }) else {
-        return Duration::ZERO;
+        return 0;
     };
     let after = match yielder {
         Some(yielder) => {
@@ -403,7 +416,7 @@ pub fn idle(at_most: Duration, memory: Option<u32>) -> Duration {
         }
         None => after,
     };
-    Duration::from_nanos(after.saturating_sub(before) / 1000)
+    after.saturating_sub(before) / 1000
 }
 
 /// The calling simulated thread handles so many requests of a server: what a core does for them
@@ -445,13 +458,10 @@ pub fn spend_shared_add(addr: u64) {
         let Some(thread) = world.current else { return };
         let clock = world.clock();
         let (own, contended) = (world.costs.atomic_add, world.costs.contended_add);
-        let (line, owner) = world
-            .shared_lines
-            .entry(addr / 64)
-            .or_insert((Fifo::default(), thread));
-        let cost = if *owner == thread { own } else { contended };
-        *owner = thread;
-        let done = line.take(clock, cost);
+        let line = world.shared_line(addr / 64, thread);
+        let cost = if line.owner == thread { own } else { contended };
+        line.owner = thread;
+        let done = line.free.take(clock, cost);
         world.spend(done - clock);
         world.catch_up();
     });
