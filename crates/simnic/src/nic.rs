@@ -102,7 +102,14 @@ impl World {
             if at > horizon {
                 return self.events.push(at, Event::Emit { qp: index });
             }
-            next = match self.emit_datagrams(index, at, horizon) {
+            // At the end of a list more happens.
+            let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
+            let datagrams = if self.qp(index).is_some_and(several) {
+                self.emit_datagrams(index, at, horizon)
+            } else {
+                None
+            };
+            next = match datagrams {
                 None => self.emit_one(index, at),
                 next => next,
             };
@@ -758,5 +765,28 @@ fn completed(opcode: u32) -> u32 {
         abi::IBV_WR_ATOMIC_CMP_AND_SWP => abi::IBV_WC_COMP_SWAP,
         abi::IBV_WR_ATOMIC_FETCH_AND_ADD => abi::IBV_WC_FETCH_ADD,
         _ => abi::IBV_WC_SEND,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_is_taken_out_of_the_middle_of_a_message_too() {
+        let messages = [(7, 2), (8, 3), (9, 1)];
+        let each = |messages: &[(u32, u32)]| {
+            let times = messages.iter();
+            let ids = times.flat_map(|&(id, times)| std::iter::repeat_n(id, times as usize));
+            ids.collect::<Vec<_>>()
+        };
+        for keep in 0..8 {
+            let mut wqes = Line::default();
+            messages.iter().for_each(|&message| wqes.push(message));
+            let rest = behind(&mut wqes, keep);
+            let (kept, taken) = (each(wqes.as_slice()), each(&rest));
+            assert_eq!(kept.len(), 6.min(keep as usize));
+            assert_eq!([kept, taken].concat(), each(&messages));
+        }
     }
 }

@@ -24,8 +24,10 @@ pub(crate) struct SendRequest<'a> {
     pub(crate) sges: &'a [abi::ibv_sge],
 }
 
-/// What a datagram without payload has of its own, as in its WR.
+/// A WR of a datagram without payload.
 pub(crate) struct Datagram {
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
     pub(crate) wr_id: u64,
     pub(crate) imm: u32,
     pub(crate) dest_qpn: u32,
@@ -54,8 +56,9 @@ pub(crate) struct Postlist {
     shape: u16,
     /// Payload that is not in them.
     fetch: Pcie,
-    /// The last of them, if it is a datagram without payload.
+    /// The last of them, if it is a datagram without payload, and its flags.
     last: Option<u32>,
+    flags: u32,
 }
 
 impl World {
@@ -74,8 +77,8 @@ impl World {
         }
     }
 
-    /// Queues a datagram without payload behind another one, as the last of the list, if the last one is such. Where
-    /// both are the same they are one message.
+    /// Queues a datagram without payload as the last of the list, if one of its kind was posted before. Where it is the
+    /// same as the one in front of it both are one message.
     #[inline(always)]
     pub(crate) fn build_like(
         &mut self,
@@ -83,30 +86,36 @@ impl World {
         list: &mut Postlist,
         datagram: &Datagram,
     ) -> bool {
-        let (Some(last), Some(Some(qp))) = (list.last, self.qps.get_mut(index as usize)) else {
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return false;
         };
-        let Datagram {
-            wr_id,
-            imm,
-            dest_qpn,
-            key,
-        } = *datagram;
-        let before = &mut self.messages[last];
-        if before.wr_id == wr_id
+        let shape = match qp.last_empty {
+            Some((opcode, flags, shape))
+                if opcode == datagram.opcode && flags == datagram.flags =>
+            {
+                shape
+            }
+            _ => return false,
+        };
+        let (wr_id, imm) = (datagram.wr_id, datagram.imm);
+        let (dest, key) = (datagram.dest_qpn, datagram.key);
+        if let Some(last) = list.last
+            && let before = &mut self.messages[last]
+            && before.wr_id == wr_id
             && before.imm == imm
-            && before.dest == dest_qpn
+            && before.dest == dest
             && before.key == key
+            && before.shape == shape
+            && list.flags == datagram.flags
             && let Some((_, times)) = qp.wqes.back_mut()
         {
             *times += 1;
             before.count += 1;
         } else {
-            let (home, shape, signaled) = (before.home, before.shape, before.signaled);
             let message = self.messages.put(Message {
                 qp: index,
-                dest: dest_qpn,
-                home,
+                dest,
+                home: qp.machine,
                 imm,
                 key,
                 remote_addr: 0,
@@ -114,12 +123,16 @@ impl World {
                 payload: Payload::EMPTY,
                 shape,
                 status: SUCCESS,
-                signaled,
+                signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
                 answer: NO_ANSWER,
                 count: 1,
             });
             qp.wqes.push((message, 1));
+            if list.len == 0 {
+                list.shape = shape;
+            }
             list.last = Some(message);
+            list.flags = datagram.flags;
         }
         list.len += 1;
         list.room -= 1;
@@ -195,8 +208,11 @@ impl World {
         });
         if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
             qp.wqes.push((message, 1));
+            if empty_datagram {
+                qp.last_empty = Some((request.opcode, request.flags, id));
+            }
         }
-        list.last = empty_datagram.then_some(message);
+        (list.last, list.flags) = (empty_datagram.then_some(message), request.flags);
         list.len += 1;
         list.room -= 1;
         Ok(())

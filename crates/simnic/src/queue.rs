@@ -37,7 +37,7 @@ pub(crate) struct EventQueue<E> {
     base: u64,
     /// The bin after that of the base, counted from time 0: it is the last whose events are in buckets.
     near: u64,
-    /// First node of each bin, in any order but that of its last node: those of a bin are a ring, and this is its last.
+    /// Last node of each bin, which is a ring; what it holds is not of use if its bit is not set.
     bins: [u32; BINS],
     /// Bins that are not empty.
     binned: u64,
@@ -80,6 +80,13 @@ impl<E> Ord for Later<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
+}
+
+/// A word whose first bit is this one, and whose last is the one before it.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a bit of a word")]
+fn from_bit(word: u64, bit: usize) -> u64 {
+    word.rotate_right(bit as u32)
 }
 
 /// The place of a bucket, or of a bin, among so many.
@@ -175,7 +182,7 @@ impl<E: Copy> EventQueue<E> {
             return Some(from + here.trailing_zeros() as usize);
         }
         // The words behind this one come first; this one last, for what is before the base in it.
-        let behind = self.summary.rotate_right(word as u32) & !1;
+        let behind = from_bit(self.summary, word) & !1;
         let behind = if behind == 0 {
             if self.summary == 0 {
                 return None;
@@ -315,7 +322,7 @@ impl<E: Copy> EventQueue<E> {
     /// The first bin that is not empty, counted from time 0, with nothing in buckets.
     fn first_bin(&self) -> Option<u64> {
         let next = self.near + 1;
-        let ahead = self.binned.rotate_right(place::<BINS>(next) as u32);
+        let ahead = from_bit(self.binned, place::<BINS>(next));
         (ahead != 0).then(|| next + u64::from(ahead.trailing_zeros()))
     }
 

@@ -212,12 +212,13 @@ impl World {
         me.stamp = *stamps;
         self.stamp = *stamps;
         let mut next = deadline;
-        for cq in me.cqs.drain(..) {
+        for &cq in &me.cqs {
             let queue = cqs.get(cq as usize).and_then(Option::as_ref);
             if let Some(first) = queue.and_then(|queue| queue.cqes.front()) {
                 next = next.min(first.at.max(clock));
             }
         }
+        me.cqs.clear();
         if let Some(key) = memory
             && let Some(Some(mr)) = mrs.get_mut(key as usize)
         {

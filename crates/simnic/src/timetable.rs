@@ -42,7 +42,11 @@ impl Timetable {
                 }
             }
             [(from, _), ..] if at + time < *from => {
-                self.taken.insert(place, (at, at + time));
+                self.taken.push((at, at + time));
+                // Behind it are a few, which are moved one by one.
+                for behind in (place + 1..self.taken.len()).rev() {
+                    self.taken.swap(behind - 1, behind);
+                }
                 return at + time;
             }
             _ => {}

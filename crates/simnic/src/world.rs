@@ -133,6 +133,8 @@ pub(crate) struct Qp {
     pub(crate) last_handled: Ps,
     /// Nothing that comes to it is visible before this time.
     pub(crate) last_delivery: Ps,
+    /// Opcode and flags of the last datagram without payload that was posted, and its shape.
+    pub(crate) last_empty: Option<(u32, u32, u16)>,
     /// What was posted last, and its shape.
     pub(crate) last_posted: Option<(crate::post::Kind, u16)>,
     /// No completion of the send queue before this time.

@@ -26,17 +26,14 @@ pub(super) unsafe extern "C" fn post_send(
             };
             let mut list = world.postlist(index).inspect_err(|_| refuse(wr))?;
             let mut result = Ok(());
-            let mut before: Option<&ibv_send_wr> = None;
             while let Some(this) = wr.as_ref() {
                 if list.room > 0
-                    && let Some(before) = before
-                    && let Some(datagram) = datagram_like(this, before)
+                    && let Some(datagram) = as_datagram(this)
                     && world.build_like(index, &mut list, &datagram)
                 {
                     wr = this.next;
                     continue;
                 }
-                before = Some(this);
                 let built = match read_send(this) {
                     _ if list.room == 0 => Err(libc::ENOMEM),
                     Some(request) => {
@@ -59,21 +56,21 @@ pub(super) unsafe extern "C" fn post_send(
     or_errno(posted)
 }
 
-/// A WR as a datagram without payload, if it is one given that the WR before it is.
-///
-/// # Safety
-/// The WRs are as `ibv_post_send(3)` says.
+/// A WR without payload as a datagram; whether it is one its queue pair knows.
 #[inline(always)]
-unsafe fn datagram_like(wr: &ibv_send_wr, before: &ibv_send_wr) -> Option<Datagram> {
-    let alike = wr.num_sge == 0 && wr.opcode == before.opcode && wr.send_flags == before.send_flags;
-    // SAFETY: all members of the unions are plain numbers and pointers; which are meant the queue pair knows.
-    alike.then(|| unsafe {
-        Datagram {
-            wr_id: wr.wr_id,
-            imm: wr.imm.imm_data,
-            dest_qpn: wr.wr.ud.remote_qpn,
-            key: wr.wr.ud.remote_qkey,
-        }
+fn as_datagram(wr: &ibv_send_wr) -> Option<Datagram> {
+    if wr.num_sge != 0 {
+        return None;
+    }
+    // SAFETY: all members of the unions are plain numbers and pointers.
+    let (imm, ud) = unsafe { (wr.imm.imm_data, wr.wr.ud) };
+    Some(Datagram {
+        opcode: wr.opcode,
+        flags: wr.send_flags,
+        wr_id: wr.wr_id,
+        imm,
+        dest_qpn: ud.remote_qpn,
+        key: ud.remote_qkey,
     })
 }
 
