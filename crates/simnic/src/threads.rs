@@ -22,23 +22,30 @@ const STACK_BYTES: usize = 256 << 10;
 /// The stack of a thread, and where it goes on.
 pub(crate) type Stack = Coroutine<(), (), ()>;
 
-/// A simulated thread.
+/// A simulated thread. There are many, and each is looked at seldom: what most of them need is in one cache line.
+#[repr(C, align(64))]
 pub(crate) struct Thread {
-    pub(crate) name: String,
     pub(crate) machine: u32,
-    pub(crate) clock: Ps,
     state: State,
+    /// There is something in `more_cqs`.
+    several_cqs: bool,
+    pub(crate) clock: Ps,
     /// When it goes on, unless it runs. There is an event for it then, or the timer's before.
     resume_at: Ps,
     /// The event that stands for the end of its waits: where a wait ends early it stays, for the next one.
     timer: Ps,
+    /// The completion queue that it polled first since it last waited.
+    first_cq: Option<u32>,
+    /// What tells this time from all others.
+    stamp: u64,
+    yielder: *const Yielder<(), ()>,
     /// Not there while it runs.
     stack: Option<Box<Stack>>,
-    yielder: *const Yielder<(), ()>,
-    /// Completion queues that it polled since it last waited, and what tells that time from all others.
-    cqs: Vec<u32>,
-    stamp: u64,
+    /// Those that it polled besides.
+    more_cqs: Vec<u32>,
 }
+
+const _: () = assert!(std::mem::offset_of!(Thread, more_cqs) == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -52,7 +59,7 @@ enum State {
 
 impl std::fmt::Debug for Thread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Thread({}, {:?})", self.name, self.state)
+        write!(f, "Thread({:?})", self.state)
     }
 }
 
@@ -117,8 +124,8 @@ impl World {
         });
         let clock = self.now;
         self.stamps += 1;
+        self.thread_names.push(name);
         self.threads.push(Thread {
-            name,
             machine,
             clock,
             state: State::Stopped,
@@ -126,7 +133,9 @@ impl World {
             timer: Ps::MAX,
             stack: Some(Box::new(stack)),
             yielder: std::ptr::null(),
-            cqs: Vec::new(),
+            several_cqs: false,
+            first_cq: None,
+            more_cqs: Vec::new(),
             stamp: self.stamps,
         });
         self.events.push(clock, Event::Resume { thread });
@@ -212,13 +221,20 @@ impl World {
         me.stamp = *stamps;
         self.stamp = *stamps;
         let mut next = deadline;
-        for &cq in &me.cqs {
-            let queue = cqs.get(cq as usize).and_then(Option::as_ref);
-            if let Some(first) = queue.and_then(|queue| queue.cqes.front()) {
+        let mut look = |cq: u32| {
+            if let Some(Some(queue)) = cqs.get(cq as usize)
+                && let Some(first) = queue.cqes.front()
+            {
                 next = next.min(first.at.max(clock));
             }
+        };
+        if let Some(cq) = me.first_cq.take() {
+            look(cq);
         }
-        me.cqs.clear();
+        if std::mem::take(&mut me.several_cqs) {
+            me.more_cqs.iter().for_each(|&cq| look(cq));
+            me.more_cqs.clear();
+        }
         if let Some(key) = memory
             && let Some(Some(mr)) = mrs.get_mut(key as usize)
         {
@@ -367,8 +383,10 @@ impl Thread {
     #[inline]
     pub(crate) fn watch_cq(&mut self, me: u32, cq: u32, queue: &mut Cq) {
         // Whoever polled it last and has waited since does not watch it any more.
-        if queue.watcher == Some(me) || !self.cqs.contains(&cq) {
-            self.cqs.push(cq);
+        let first = *self.first_cq.get_or_insert(cq);
+        if first != cq && (queue.watcher == Some(me) || !self.more_cqs.contains(&cq)) {
+            self.more_cqs.push(cq);
+            self.several_cqs = true;
         }
         (queue.watcher, queue.stamp) = (Some(me), self.stamp);
     }

@@ -104,8 +104,9 @@ pub(crate) struct Machine {
     pub(crate) counters: Counters,
 }
 
-/// A queue pair.
+/// A queue pair, at the beginning of a cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Qp {
     pub(crate) machine: u32,
     pub(crate) transport: nicmodel::Transport,
@@ -425,8 +426,9 @@ pub(crate) struct Cqe {
     pub(crate) opcode: u8,
 }
 
-/// A completion queue.
+/// A completion queue: a cache line, as there are many.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Cq {
     pub(crate) capacity: usize,
     pub(crate) cqes: Line<Cqe>,
@@ -435,6 +437,8 @@ pub(crate) struct Cq {
     pub(crate) watcher: Option<u32>,
     pub(crate) stamp: u64,
 }
+
+const _: () = assert!(size_of::<Option<Cq>>() == 64);
 
 impl Cq {
     /// A completion that becomes visible at its time, and then to the thread that waits for it.
@@ -489,6 +493,7 @@ pub(crate) struct World {
     pub(crate) mrs: Vec<Option<Mr>>,
     pub(crate) messages: Messages,
     pub(crate) threads: Vec<Thread>,
+    pub(crate) thread_names: Vec<String>,
     /// The running thread, its clock and machine, and since when it has not waited.
     pub(crate) current: Option<u32>,
     pub(crate) clock: Ps,
@@ -517,6 +522,7 @@ impl World {
             mrs: vec![None],
             messages: Messages::default(),
             threads: Vec::new(),
+            thread_names: Vec::new(),
             current: None,
             clock: 0,
             home: 0,
