@@ -69,6 +69,18 @@ impl NumberSet {
     /// Adds `count` numbers from `start` on, all of one chunk; returns what was there before.
     fn insert_run(&mut self, start: u64, count: u64) -> Twice {
         let chunk = start / CHUNK;
+        // Mostly it goes on with the last chunk, which has room then: full ones are not here.
+        if let Some(mut last) = self.partial.last_entry()
+            && *last.key() == chunk
+        {
+            let twice = add(last.get_mut(), start, count);
+            self.len += count - twice.count;
+            if last.get().len() == CHUNK {
+                last.remove();
+                self.add_full(chunk, chunk + 1);
+            }
+            return twice;
+        }
         if self.is_full(chunk) {
             let first = Some(start);
             return Twice { count, first };
@@ -80,8 +92,7 @@ impl NumberSet {
         }
         let entry = self.partial.entry(chunk);
         let places = entry.or_insert_with(Chunk::new);
-        let mut twice = places.add(place(start), place(start + (count - 1)));
-        twice.first = twice.first.map(|place| chunk * CHUNK + place);
+        let twice = add(places, start, count);
         self.len += count - twice.count;
         if places.len() == CHUNK {
             self.partial.remove(&chunk);
@@ -198,6 +209,14 @@ impl NumberSet {
         let is_new = |n: &u64| !places.contains(place(*n));
         (self.start..self.end).filter(is_new).count() as u64
     }
+}
+
+/// Adds `count` numbers from `start` on to their chunk; returns what was there before.
+#[inline]
+fn add(chunk: &mut Chunk, start: u64, count: u64) -> Twice {
+    let twice = chunk.add(place(start), place(start + (count - 1)));
+    let first = twice.first.map(|place| start / CHUNK * CHUNK + place);
+    Twice { first, ..twice }
 }
 
 /// The place of a number in its chunk.

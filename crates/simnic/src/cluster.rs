@@ -131,10 +131,9 @@ impl Cluster {
     pub fn run(&self) -> Result<(), Unfinished> {
         threads::run(Ps::MAX);
         let names = self.with(|world| {
-            let waiting = world.threads.iter().filter(|thread| !thread.is_done());
-            waiting
-                .map(|thread| thread.name.clone())
-                .collect::<Vec<_>>()
+            let threads = world.threads.iter().zip(&world.thread_names);
+            let waiting = threads.filter(|(thread, _)| !thread.is_done());
+            waiting.map(|(_, name)| name.clone()).collect::<Vec<_>>()
         });
         if names.is_empty() {
             Ok(())

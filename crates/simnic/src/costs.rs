@@ -141,6 +141,11 @@ pub(crate) struct Shape {
     pub(crate) opcode: u8,
     /// A READ or atomic: the responder's memory comes back.
     pub(crate) answers: bool,
+    /// A WRITE, and whether the message has an immediate.
+    pub(crate) write: bool,
+    pub(crate) with_imm: bool,
+    /// A SEND of a datagram.
+    pub(crate) datagram: bool,
     /// Its requester hears from the responder before it is complete.
     pub(crate) reliable: bool,
     /// Its payload is not in the WQE: the NIC fetches it before the message leaves.
@@ -285,6 +290,9 @@ fn shape(profile: &Profile, key: ShapeKey, opcode: u8) -> Option<Shape> {
         operation,
         opcode,
         answers: !key.verb.sends_payload(),
+        write: key.verb == Verb::RdmaWrite,
+        with_imm: key.imm,
+        datagram: key.verb == Verb::Send && key.transport == Transport::Ud,
         reliable: key.transport == Transport::Rc,
         lines: u64::from(lines),
         by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),

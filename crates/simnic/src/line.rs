@@ -41,8 +41,10 @@ impl<T: Copy> Line<T> {
         self.items.last_mut()
     }
 
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
-        self.items[self.head..].iter()
+    /// All of it, the first first.
+    #[inline(always)]
+    pub(crate) fn as_slice(&self) -> &[T] {
+        &self.items[self.head..]
     }
 
     #[inline(always)]
@@ -84,8 +86,14 @@ impl<T: Copy> Line<T> {
 
     #[inline(always)]
     fn skip(&mut self) {
-        self.head += 1;
-        if self.head == self.items.len() {
+        self.drop_front(1);
+    }
+
+    /// Takes out the first `count`, which are there.
+    #[inline(always)]
+    pub(crate) fn drop_front(&mut self, count: usize) {
+        self.head += count;
+        if self.head >= self.items.len() {
             self.items.clear();
             self.head = 0;
         }
@@ -147,6 +155,7 @@ mod tests {
         Insert(u64),
         Pop,
         PopIf(u64),
+        DropFront(usize),
         Keep(usize),
         Retain(u64),
     }
@@ -157,6 +166,7 @@ mod tests {
             8 => (0u64..50).prop_map(Step::Insert),
             12 => Just(Step::Pop),
             6 => (0u64..50).prop_map(Step::PopIf),
+            2 => (0usize..5).prop_map(Step::DropFront),
             1 => (0usize..10).prop_map(Step::Keep),
             1 => (1u64..5).prop_map(Step::Retain),
         ]
@@ -182,6 +192,11 @@ mod tests {
                         let expected = model.pop_front_if(|&mut (at, _)| at <= most);
                         prop_assert_eq!(line.pop_if(|&(at, _)| at <= most), expected);
                     }
+                    Step::DropFront(count) => {
+                        let count = count.min(model.len());
+                        prop_assert!(line.as_slice()[..count].iter().eq(model.drain(..count).collect::<Vec<_>>().iter()));
+                        line.drop_front(count);
+                    }
                     Step::Keep(keep) => {
                         let rest = model.split_off(keep.min(model.len()));
                         prop_assert_eq!(line.split_off(keep), Vec::from(rest));
@@ -194,7 +209,7 @@ mod tests {
                 prop_assert_eq!(line.front(), model.front());
                 prop_assert_eq!(line.back_mut(), model.back_mut());
                 prop_assert_eq!(line.len(), model.len());
-                prop_assert!(line.iter().eq(model.iter()));
+                prop_assert!(line.as_slice().iter().eq(model.iter()));
             }
         }
     }

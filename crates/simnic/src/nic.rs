@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
+use crate::line::Line;
 use crate::memory::Payload;
 use crate::queue::Ps;
 use crate::world::{Cqe, Event, Fifo, List, Qp, SUCCESS, World, code};
@@ -69,7 +70,8 @@ impl World {
         let wait = self.costs.fetch_wait;
         let Some(qp) = self.qp(index) else { return };
         let machine = qp.machine;
-        let (Some(&List { len, rung, shape }), Some(&first)) = (qp.lists.front(), qp.wqes.front())
+        let (Some(&List { len, rung, shape }), Some(&(first, _))) =
+            (qp.lists.front(), qp.wqes.front())
         else {
             return;
         };
@@ -92,32 +94,133 @@ impl World {
     }
 
     /// A WQE leaves for the network, and those that follow soon.
-    pub(crate) fn emit(&mut self, index: u32, mut at: Ps) {
+    #[inline(never)]
+    pub(crate) fn emit(&mut self, index: u32, at: Ps) {
         let horizon = self.horizon();
-        loop {
-            let Some(qp) = self.qp(index) else { return };
-            let (Some(message), Some(list)) = (qp.wqes.pop(), qp.lists.front_mut()) else {
-                return;
-            };
-            list.len -= 1;
-            let next = qp.wqes.front().copied();
-            let done = list.len == 0;
-            if done {
-                qp.lists.pop();
-                qp.arrived -= 1;
-                let (more, machine) = (qp.arrived > 0, qp.machine);
-                qp.in_service = more;
-                self.release_unit(index, machine, more, at);
-            }
-            self.transmit(index, message, at);
-            let (false, Some(next)) = (done, next) else {
-                return;
-            };
-            at += self.shapes.get(self.messages[next].shape).unit;
+        let mut next = Some(at);
+        while let Some(at) = next {
             if at > horizon {
                 return self.events.push(at, Event::Emit { qp: index });
             }
+            // At the end of a list more happens.
+            let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
+            let datagrams = if self.qp(index).is_some_and(several) {
+                self.emit_datagrams(index, at, horizon)
+            } else {
+                None
+            };
+            next = match datagrams {
+                None => self.emit_one(index, at),
+                next => next,
+            };
         }
+    }
+
+    /// A WQE leaves; returns when the next one of its list does.
+    fn emit_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
+        let qp = self.qp(index)?;
+        let ((message, times), list) = (qp.wqes.front_mut()?, qp.lists.front_mut()?);
+        let message = *message;
+        *times -= 1;
+        list.len -= 1;
+        let done = list.len == 0;
+        if *times == 0 {
+            qp.wqes.pop();
+        }
+        let next = qp.wqes.front().map(|&(next, _)| next);
+        if done {
+            qp.lists.pop();
+            qp.arrived -= 1;
+            let (more, machine) = (qp.arrived > 0, qp.machine);
+            qp.in_service = more;
+            self.release_unit(index, machine, more, at);
+        }
+        self.transmit(index, message, at);
+        let next = next.filter(|_| !done)?;
+        Some(at + self.shapes.get(self.messages[next].shape).unit)
+    }
+
+    /// What most WQEs are leaves: unsignaled datagrams for queue pairs that are there, up to the last but one of the
+    /// list, with whose end more happens. Returns when the next WQE of the list leaves; nothing if none of these was
+    /// the first. What `emit_one` and `transmit` do, with what is the same for all done once, and in variables that
+    /// stay in registers.
+    fn emit_datagrams(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
+        let Self {
+            qps,
+            machines,
+            messages,
+            shapes,
+            events,
+            costs,
+            ..
+        } = self;
+        // Taken out, so that others can be looked at; one that sends to itself is none of these.
+        let mut qp = qps.get_mut(index as usize)?.take()?;
+        let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
+        let mut link_out = machines[qp.machine as usize].link_out;
+        let (mut sent, mut next) = (0, at);
+        while left > 0
+            && next <= horizon
+            && let Some((id, times)) = qp.wqes.front_mut()
+        {
+            let id = *id;
+            let message = &messages[id];
+            let shape = shapes.get(message.shape);
+            let target = match qps.get(message.dest as usize) {
+                Some(Some(target))
+                    if target.transport == Transport::Ud && ready_to_receive(target.state) =>
+                {
+                    target.machine
+                }
+                _ => break,
+            };
+            if !shape.datagram || message.signaled || qp.signal_all {
+                break;
+            }
+            let to = &mut machines[target as usize];
+            let (wire, inbound) = (shape.out_wire, shape.inbound);
+            let fetch = if shape.fetched { 2 * costs.pcie } else { 0 };
+            // All that this message stands for; behind the last one it is the next message that takes its time.
+            loop {
+                let leaves = next + fetch;
+                qp.last_completion = qp.last_completion.max(leaves);
+                let out = link_out.take(leaves, wire);
+                let came = to.link_in.take(out, wire) + costs.network;
+                let handled = to.inbound.take(came, inbound).max(qp.last_handled);
+                qp.last_handled = handled;
+                to.arriving.insert_by((handled, id), |(at, _)| *at);
+                if to.handles_at.is_none_or(|next| handled < next) {
+                    to.handles_at = Some(handled);
+                    events.push(handled, Event::Handle { machine: target });
+                }
+                sent += 1;
+                left -= 1;
+                *times -= 1;
+                if *times == 0 {
+                    break;
+                }
+                next += shape.unit;
+                if left == 0 || next > horizon {
+                    break;
+                }
+            }
+            if *times == 0 {
+                qp.wqes.pop();
+                let following = qp.wqes.front().map(|&(id, _)| messages[id].shape);
+                next += following.map_or(0, |shape| shapes.get(shape).unit);
+            }
+        }
+        if sent > 0 {
+            qp.outstanding = qp.outstanding.saturating_sub(sent);
+            if let Some(list) = qp.lists.front_mut() {
+                list.len -= sent;
+            }
+            let from = &mut machines[qp.machine as usize];
+            from.link_out = link_out;
+            from.counters.sent += u64::from(sent);
+        }
+        qps[index as usize] = Some(qp);
+        (sent > 0).then_some(next)
     }
 
     /// The unit has done a list of a queue pair, which may have more.
@@ -137,7 +240,6 @@ impl World {
     }
 
     /// A message passes the network and waits for the responder's NIC.
-    #[inline]
     fn transmit(&mut self, index: u32, id: u32, at: Ps) {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
@@ -160,7 +262,7 @@ impl World {
         let out = sent.link_out.take(left, wire);
         // That it has left is all that the requester of an unreliable message waits for.
         if !reliable && !complete_silently(qp, message.signaled, left) {
-            self.finish(id, at, left);
+            self.finish(id, SUCCESS, at, left);
         }
         let target = match self.qps.get(dest as usize) {
             Some(Some(target))
@@ -189,6 +291,7 @@ impl World {
     }
 
     /// A NIC has handled the message that came first, and those that follow soon.
+    #[inline(never)]
     pub(crate) fn handle(&mut self, machine: u32) {
         let (now, horizon) = (self.now, self.horizon());
         let nic = &mut self.machines[machine as usize];
@@ -196,10 +299,12 @@ impl World {
             // One that came before it had an event of its own.
             return;
         }
-        while let Some((at, id)) = self.machines[machine as usize]
-            .arriving
-            .pop_if(|(at, _)| *at <= horizon)
-        {
+        loop {
+            self.receive_datagrams(machine, horizon);
+            let arriving = &mut self.machines[machine as usize].arriving;
+            let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
+                break;
+            };
             self.handled(machine, id, at);
         }
         let nic = &mut self.machines[machine as usize];
@@ -209,8 +314,84 @@ impl World {
         }
     }
 
+    /// What `handled` does, for what most messages are: those that come first and are SENDs of datagrams.
+    fn receive_datagrams(&mut self, machine: u32, horizon: Ps) {
+        let now = self.now;
+        let Self {
+            qps,
+            cqs,
+            mrs,
+            machines,
+            messages,
+            shapes,
+            threads,
+            events,
+            costs,
+            ..
+        } = self;
+        let nic = &mut machines[machine as usize];
+        while let Some(&(at, id)) = nic.arriving.front()
+            && at <= horizon
+        {
+            let message = &messages[id];
+            let shape = shapes.get(message.shape);
+            let target = match qps.get_mut(message.dest as usize) {
+                Some(Some(target)) if shape.datagram && target.transport == Transport::Ud => target,
+                _ => return,
+            };
+            nic.arriving.drop_front(1);
+            let dma = &shape.responder;
+            nic.counters.read_bytes += dma.read_bytes;
+            let written = nic.to_host.take(at, dma.to_host);
+            nic.to_device.slip_in(at, dma.to_device);
+            nic.mmio.take(now, at, dma.to_device);
+            let visible = (written + costs.pcie).max(target.last_delivery);
+            target.last_delivery = visible;
+            let recv = if target.qkey == message.key {
+                target.recvs.pop()
+            } else {
+                None
+            };
+            let Some(recv) = recv else {
+                nic.counters.dropped += 1;
+                messages.free(id);
+                continue;
+            };
+            nic.counters.received += 1;
+            let length = shape.operation.payload_bytes;
+            let placed = length.saturating_add(GRH_BYTES);
+            let mut status = SUCCESS;
+            if placed > recv.len {
+                status = code(abi::IBV_WC_LOC_LEN_ERR);
+            } else if length > 0 {
+                let region = mrs.get(recv.lkey as usize).and_then(Option::as_ref);
+                let region = region.filter(|mr| mr.machine == machine);
+                let (addr, bytes) = (recv.addr + u64::from(GRH_BYTES), message.payload.bytes());
+                if !region.is_some_and(|mr| mr.region.write(addr, bytes)) {
+                    status = code(abi::IBV_WC_LOC_PROT_ERR);
+                }
+            }
+            if let Some(Some(queue)) = cqs.get_mut(target.recv_cq as usize) {
+                let cqe = Cqe {
+                    at: visible,
+                    wr_id: recv.wr_id,
+                    byte_len: placed,
+                    imm: if shape.with_imm { message.imm } else { 0 },
+                    qpn: message.dest,
+                    src_qp: message.qp,
+                    slid: lid(message.home),
+                    with_imm: shape.with_imm,
+                    status,
+                    opcode: const { code(abi::IBV_WC_RECV) },
+                };
+                queue.put(cqe, threads, events);
+            }
+            messages.free(id);
+        }
+    }
+
     /// A NIC has handled a message: now its DMAs.
-    #[inline(always)]
+    #[inline(never)]
     fn handled(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
         let nic = &mut self.machines[machine as usize];
@@ -240,16 +421,9 @@ impl World {
     #[inline(always)]
     fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
         let message = &self.messages[id];
-        let opcode: u32 = message.opcode.into();
+        let shape = self.shapes.get(message.shape);
+        let (write, with_imm) = (shape.write, shape.with_imm);
         let length = message.payload.bytes().len();
-        let write = matches!(
-            opcode,
-            abi::IBV_WR_RDMA_WRITE | abi::IBV_WR_RDMA_WRITE_WITH_IMM
-        );
-        let with_imm = matches!(
-            opcode,
-            abi::IBV_WR_RDMA_WRITE_WITH_IMM | abi::IBV_WR_SEND_WITH_IMM
-        );
         let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
             return abi::IBV_WC_RETRY_EXC_ERR;
         };
@@ -262,6 +436,8 @@ impl World {
             counters.dropped += 1;
             return abi::IBV_WC_SUCCESS;
         }
+        // Of a WRITE, what it writes.
+        let mut written = None;
         if write && length > 0 {
             let (addr, key, access) = (message.remote_addr, message.key, target.access);
             let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
@@ -273,24 +449,27 @@ impl World {
                 counters.dropped += 1;
                 return abi::IBV_WC_REM_ACCESS_ERR;
             }
-            let payload = message.payload.clone();
+            written = Some((key, addr, message.payload.clone()));
+        }
+        let takes_recv = !write || with_imm;
+        let recv = if takes_recv { target.recvs.pop() } else { None };
+        let recv_cq = target.recv_cq;
+        if takes_recv && recv.is_none() {
+            counters.dropped += 1;
+        } else {
+            counters.received += 1;
+        }
+        if let Some((key, addr, payload)) = written {
             self.write_later(key, visible, addr, payload);
         }
-        let counters = &mut self.machines[machine as usize].counters;
-        if write && !with_imm {
-            counters.received += 1;
-            return abi::IBV_WC_SUCCESS;
-        }
+        let Some(recv) = recv else {
+            return if takes_recv {
+                abi::IBV_WC_RNR_RETRY_EXC_ERR
+            } else {
+                abi::IBV_WC_SUCCESS
+            };
+        };
         let message = &self.messages[id];
-        let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
-            return abi::IBV_WC_RETRY_EXC_ERR;
-        };
-        let Some(recv) = target.recvs.pop() else {
-            counters.dropped += 1;
-            return abi::IBV_WC_RNR_RETRY_EXC_ERR;
-        };
-        counters.received += 1;
-        let recv_cq = target.recv_cq;
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let grh = if datagram { GRH_BYTES } else { 0 };
         let placed = if write { 0 } else { length.saturating_add(grh) };
@@ -339,7 +518,8 @@ impl World {
         let (lock_bits, hold, pcie) = (self.costs.lock_bits, self.costs.lock_hold, self.costs.pcie);
         let message = &self.messages[id];
         let (dest, addr) = (message.dest, message.remote_addr);
-        let mut leaves = if u32::from(message.opcode) == abi::IBV_WR_RDMA_READ {
+        let shape = self.shapes.get(message.shape);
+        let mut leaves = if shape.operation.verb == Verb::RdmaRead {
             moved.max(now + 2 * pcie)
         } else {
             let locks = &mut self.machine(machine).locks;
@@ -457,7 +637,8 @@ impl World {
             }
         }
         let failed = self.messages[id].status != SUCCESS;
-        self.finish(id, now, done);
+        let status = self.messages[id].status;
+        self.finish(id, status, now, done);
         self.messages.free(id);
         if failed && let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
@@ -466,11 +647,11 @@ impl World {
     }
 
     /// A WR is done: makes its completion if it is signaled or failed.
-    fn finish(&mut self, id: u32, now: Ps, at: Ps) {
+    fn finish(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
         let (cqe_cost, pcie) = (self.shapes.cqe(), self.costs.pcie);
         let message = &self.messages[id];
-        let (index, wr_id, opcode) = (message.qp, message.wr_id, message.opcode);
-        let (status, signaled, shape) = (message.status, message.signaled, message.shape);
+        let (index, wr_id) = (message.qp, message.wr_id);
+        let (signaled, shape) = (message.signaled, message.shape);
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding = qp.outstanding.saturating_sub(1);
         let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
@@ -481,7 +662,8 @@ impl World {
         }
         let to_host = &mut self.machine(machine).to_host;
         let written = to_host.take(now, cqe_cost.to_host).max(at);
-        let byte_len = self.shapes.get(shape).operation.payload_bytes;
+        let shape = self.shapes.get(shape);
+        let (opcode, byte_len) = (shape.opcode, shape.operation.payload_bytes);
         let cqe = Cqe {
             at: written + pcie,
             wr_id,
@@ -503,17 +685,18 @@ impl World {
         let Some(qp) = self.qp(index) else { return };
         // The list that a unit works on ends as events expect it: one WQE at a time.
         let keep = match qp.lists.front() {
-            Some(list) if qp.in_service => list.len as usize,
+            Some(list) if qp.in_service => list.len,
             _ => 0,
         };
-        let rest = qp.wqes.split_off(keep);
+        let rest = behind(&mut qp.wqes, keep);
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         qp.lists.split_off(usize::from(keep > 0));
         qp.arrived = qp.arrived.min(qp.lists.len());
-        for id in rest {
-            self.messages[id].status = code(abi::IBV_WC_WR_FLUSH_ERR);
-            self.finish(id, now, now);
-            self.messages.free(id);
+        for (id, times) in rest {
+            for _ in 0..times {
+                self.finish(id, code(abi::IBV_WC_WR_FLUSH_ERR), now, now);
+                self.messages.free(id);
+            }
         }
         while let Some(recv) = recvs.pop() {
             let cqe = Cqe {
@@ -531,6 +714,27 @@ impl World {
             self.complete(recv_cq, cqe);
         }
     }
+}
+
+/// Takes out the WQEs behind the first `keep`: messages, and how often each.
+fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
+    let mut whole = 0;
+    for &(_, times) in wqes.as_slice() {
+        if times > keep {
+            break;
+        }
+        keep -= times;
+        whole += 1;
+    }
+    let mut rest = wqes.split_off(whole);
+    // One of which some are kept and some are not.
+    if keep > 0
+        && let Some((id, times)) = rest.first_mut()
+    {
+        *times -= keep;
+        wqes.push((*id, keep));
+    }
+    rest
 }
 
 /// That a message has left completes its request, if nobody is told: then this is all.
@@ -561,5 +765,28 @@ fn completed(opcode: u32) -> u32 {
         abi::IBV_WR_ATOMIC_CMP_AND_SWP => abi::IBV_WC_COMP_SWAP,
         abi::IBV_WR_ATOMIC_FETCH_AND_ADD => abi::IBV_WC_FETCH_ADD,
         _ => abi::IBV_WC_SEND,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_is_taken_out_of_the_middle_of_a_message_too() {
+        let messages = [(7, 2), (8, 3), (9, 1)];
+        let each = |messages: &[(u32, u32)]| {
+            let times = messages.iter();
+            let ids = times.flat_map(|&(id, times)| std::iter::repeat_n(id, times as usize));
+            ids.collect::<Vec<_>>()
+        };
+        for keep in 0..8 {
+            let mut wqes = Line::default();
+            messages.iter().for_each(|&message| wqes.push(message));
+            let rest = behind(&mut wqes, keep);
+            let (kept, taken) = (each(wqes.as_slice()), each(&rest));
+            assert_eq!(kept.len(), 6.min(keep as usize));
+            assert_eq!([kept, taken].concat(), each(&messages));
+        }
     }
 }

@@ -5,7 +5,7 @@ use verbs_abi as abi;
 
 use crate::costs::{Pcie, ShapeKey};
 use crate::memory::Payload;
-use crate::world::{Answer, Cqe, Event, List, Message, NO_ANSWER, Recv, SUCCESS, World};
+use crate::world::{Answer, Cqe, Event, List, Message, NO_ANSWER, RecvList, SUCCESS, World};
 
 /// A send WR in plain values, as the ABI layer read it.
 pub(crate) struct SendRequest<'a> {
@@ -22,6 +22,16 @@ pub(crate) struct SendRequest<'a> {
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
     pub(crate) sges: &'a [abi::ibv_sge],
+}
+
+/// A WR of a datagram without payload.
+pub(crate) struct Datagram {
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) imm: u32,
+    pub(crate) dest_qpn: u32,
+    pub(crate) key: u32,
 }
 
 /// Scatter/gather elements of a WR, at most.
@@ -46,6 +56,9 @@ pub(crate) struct Postlist {
     shape: u16,
     /// Payload that is not in them.
     fetch: Pcie,
+    /// The last of them, if it is a datagram without payload, and its flags.
+    last: Option<u32>,
+    flags: u32,
 }
 
 impl World {
@@ -62,6 +75,68 @@ impl World {
             }),
             _ => Err(libc::EINVAL),
         }
+    }
+
+    /// Queues a datagram without payload as the last of the list, if one of its kind was posted before. Where it is the
+    /// same as the one in front of it both are one message.
+    #[inline(always)]
+    pub(crate) fn build_like(
+        &mut self,
+        index: u32,
+        list: &mut Postlist,
+        datagram: &Datagram,
+    ) -> bool {
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return false;
+        };
+        let shape = match qp.last_empty {
+            Some((opcode, flags, shape))
+                if opcode == datagram.opcode && flags == datagram.flags =>
+            {
+                shape
+            }
+            _ => return false,
+        };
+        let (wr_id, imm) = (datagram.wr_id, datagram.imm);
+        let (dest, key) = (datagram.dest_qpn, datagram.key);
+        if let Some(last) = list.last
+            && let before = &mut self.messages[last]
+            && before.wr_id == wr_id
+            && before.imm == imm
+            && before.dest == dest
+            && before.key == key
+            && before.shape == shape
+            && list.flags == datagram.flags
+            && let Some((_, times)) = qp.wqes.back_mut()
+        {
+            *times += 1;
+            before.count += 1;
+        } else {
+            let message = self.messages.put(Message {
+                qp: index,
+                dest,
+                home: qp.machine,
+                imm,
+                key,
+                remote_addr: 0,
+                wr_id,
+                payload: Payload::EMPTY,
+                shape,
+                status: SUCCESS,
+                signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
+                answer: NO_ANSWER,
+                count: 1,
+            });
+            qp.wqes.push((message, 1));
+            if list.len == 0 {
+                list.shape = shape;
+            }
+            list.last = Some(message);
+            list.flags = datagram.flags;
+        }
+        list.len += 1;
+        list.room -= 1;
+        true
     }
 
     /// Queues the message that a send WR becomes, as the last of the list, or says the errno of its refusal.
@@ -100,7 +175,23 @@ impl World {
         } else {
             Payload::EMPTY
         };
-        let message = Message {
+        let answer = if shape.answers && !kind.inline {
+            self.put_answer(id, home, request)?
+        } else {
+            NO_ANSWER
+        };
+        let shape = self.shapes.get(id);
+        if shape.fetched {
+            let fetch = &shape.payload_fetch;
+            list.fetch.to_device += fetch.to_device;
+            list.fetch.to_host += fetch.to_host;
+            list.fetch.read_bytes += fetch.read_bytes;
+        }
+        if list.len == 0 {
+            list.shape = id;
+        }
+        let empty_datagram = shape.datagram && kind.num_sge == 0;
+        let message = self.messages.put(Message {
             qp: index,
             dest: request.dest_qpn,
             home,
@@ -110,39 +201,31 @@ impl World {
             wr_id: request.wr_id,
             payload,
             shape: id,
-            opcode: shape.opcode,
             status: SUCCESS,
             signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
-            answer: NO_ANSWER,
-        };
-        let fetch = &shape.payload_fetch;
-        list.fetch.to_device += fetch.to_device;
-        list.fetch.to_host += fetch.to_host;
-        list.fetch.read_bytes += fetch.read_bytes;
-        if list.len == 0 {
-            list.shape = id;
-        }
-        let message = if shape.answers && !kind.inline {
-            self.put_answering(message, request)?
-        } else {
-            self.messages.put(message)
-        };
+            answer,
+            count: 1,
+        });
         if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
-            qp.wqes.push(message);
+            qp.wqes.push((message, 1));
+            if empty_datagram {
+                qp.last_empty = Some((request.opcode, request.flags, id));
+            }
         }
+        (list.last, list.flags) = (empty_datagram.then_some(message), request.flags);
         list.len += 1;
         list.room -= 1;
         Ok(())
     }
 
-    /// The message of a READ or atomic.
-    fn put_answering(&mut self, message: Message, request: &SendRequest<'_>) -> Result<u32, i32> {
-        let verb = self.shapes.get(message.shape).operation.verb;
+    /// Where the answer of a READ or atomic will be.
+    fn put_answer(&mut self, shape: u16, home: u32, request: &SendRequest<'_>) -> Result<u32, i32> {
+        let verb = self.shapes.get(shape).operation.verb;
         if verb.is_atomic() && !request.remote_addr.is_multiple_of(8) {
             return Err(libc::EINVAL);
         }
         let local = request.sges.first();
-        let cache = &mut self.machine(message.home).cached_wqes;
+        let cache = &mut self.machine(home).cached_wqes;
         let answer = Answer {
             compare_add: request.compare_add,
             swap: request.swap,
@@ -150,7 +233,7 @@ impl World {
             local_lkey: local.map_or(0, |sge| sge.lkey),
             cache_slot: (verb == Verb::RdmaRead).then(|| cache.insert()),
         };
-        Ok(self.messages.put_with(message, answer))
+        Ok(self.messages.put_answer(answer))
     }
 
     /// The shape of WRs of this kind, or the errno of their refusal.
@@ -253,11 +336,7 @@ impl World {
 
     /// Posts RECVs up to the first that is refused; how many were, and the errno of that one.
     #[inline(always)]
-    pub(crate) fn post_recvs(
-        &mut self,
-        index: u32,
-        mut recvs: impl Iterator<Item = Result<Recv, i32>>,
-    ) -> Result<(), i32> {
+    pub(crate) fn post_recvs(&mut self, index: u32, recvs: impl RecvList<i32>) -> Result<(), i32> {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return Err(libc::EINVAL);
         };
@@ -265,13 +344,7 @@ impl World {
             return Err(libc::EINVAL);
         }
         let (most, before) = (qp.cap.max_recv_wr as usize, qp.recvs.len());
-        let result = recvs.try_for_each(|recv| {
-            if qp.recvs.len() >= most {
-                return Err(libc::ENOMEM);
-            }
-            qp.recvs.push(recv?);
-            Ok(())
-        });
+        let result = qp.recvs.extend(recvs, most, libc::ENOMEM);
         let posted = (qp.recvs.len() - before) as u64;
         let in_error = qp.state == abi::IBV_QPS_ERR;
         self.spend(self.costs.post_recv * posted);
@@ -288,23 +361,27 @@ impl World {
         &mut self,
         cq: u32,
         most: usize,
-        mut each: impl FnMut(Cqe),
+        mut each: impl FnMut(&Cqe),
     ) -> Option<usize> {
         let clock = self.clock();
-        if self.cqs.get(cq as usize)?.as_ref()?.stamp != self.stamp {
-            self.watch_cq(cq);
-        }
         let queue = self.cqs.get_mut(cq as usize)?.as_mut()?;
+        if queue.stamp != self.stamp
+            && let Some(current) = self.current
+        {
+            self.threads[current as usize].watch_cq(current, cq, queue);
+        }
         if queue.overrun {
             return None;
         }
         let mut taken = 0;
-        while taken < most
-            && let Some(cqe) = queue.cqes.pop_if(|cqe| cqe.at <= clock)
-        {
+        for cqe in queue.cqes.as_slice().iter().take(most) {
+            if cqe.at > clock {
+                break;
+            }
             each(cqe);
             taken += 1;
         }
+        queue.cqes.drop_front(taken);
         // A look at an empty queue takes time too, or a loop that does nothing else would never end.
         let cost = self.costs.poll_cqe.max(1000);
         self.spend(cost * (taken.max(1) as u64));

@@ -1,8 +1,10 @@
 //! The event queue: what happens next in virtual time.
 //!
-//! A calendar: the next 17 µs lie in buckets of 4 ns, found through a bitmap of those that are not empty; what is
-//! later waits in a heap until its bucket comes. Events are a few nanoseconds apart, so a bucket has one or two, and
-//! pushing and popping cost the same however many there are.
+//! A calendar: the next 8 to 17 µs lie in buckets of 4 ns, found through a bitmap of those that are not empty. What is
+//! later waits in a bin of 8 µs, one behind the other as it came, until the bin's time is near, and what is behind half
+//! a millisecond of bins in a heap. Events are a few nanoseconds apart, so a bucket has one or two, and pushing and
+//! popping cost the same however many there are: threads that wait are woken long before their time is over, but
+//! leave an event for it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,6 +16,10 @@ pub(crate) type Ps = u64;
 const SHIFT: u32 = 12;
 /// Buckets: a bit of the summary for each word of 64.
 const BUCKETS: usize = 64 * 64;
+/// A bin is half the calendar: its buckets are all there when the bin before it begins.
+const BIN_SHIFT: u32 = SHIFT + 11;
+/// Bins: a bit for each.
+const BINS: usize = 64;
 const NONE: u32 = u32::MAX;
 
 /// Events in the order of their time, and of their insertion where times are equal: the order is
@@ -22,15 +28,20 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct EventQueue<E> {
     nodes: Vec<Node<E>>,
     free: u32,
-    /// First and last node of each bucket.
-    buckets: Box<[(u32, u32)]>,
+    /// First node of each bucket; what it holds is not of use if its bit is not set.
+    buckets: Box<[u32; BUCKETS]>,
     /// Buckets that are not empty, and words of this that are not zero.
     words: Box<[u64; 64]>,
     summary: u64,
     /// The bucket of the event that was popped last, counted from time 0: those before it are empty.
     base: u64,
-    /// Events behind the last bucket. None may be there whose bucket is among the next `BUCKETS`: what is pushed
-    /// then would come before it.
+    /// The bin after that of the base, counted from time 0: it is the last whose events are in buckets.
+    near: u64,
+    /// Last node of each bin, which is a ring; what it holds is not of use if its bit is not set.
+    bins: [u32; BINS],
+    /// Bins that are not empty.
+    binned: u64,
+    /// Events behind the last bin.
     later: BinaryHeap<Reverse<Later<E>>>,
     inserted: u64,
 }
@@ -40,6 +51,8 @@ struct Node<E> {
     at: Ps,
     event: E,
     next: u32,
+    /// Of the first node of a bucket, the last one.
+    tail: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,15 +82,35 @@ impl<E> Ord for Later<E> {
     }
 }
 
+/// A word whose first bit is this one, and whose last is the one before it.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a bit of a word")]
+fn from_bit(word: u64, bit: usize) -> u64 {
+    word.rotate_right(bit as u32)
+}
+
+/// The place of a bucket, or of a bin, among so many.
+#[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "below the number of places"
+)]
+fn place<const PLACES: usize>(counted: u64) -> usize {
+    (counted % PLACES as u64) as usize
+}
+
 impl<E: Copy> EventQueue<E> {
     pub(crate) fn new() -> Self {
         Self {
             nodes: Vec::new(),
             free: NONE,
-            buckets: vec![(NONE, NONE); BUCKETS].into_boxed_slice(),
+            buckets: Box::new([NONE; BUCKETS]),
             words: Box::new([0; 64]),
             summary: 0,
             base: 0,
+            near: 1,
+            bins: [NONE; BINS],
+            binned: 0,
             later: BinaryHeap::new(),
             inserted: 0,
         }
@@ -86,35 +119,47 @@ impl<E: Copy> EventQueue<E> {
     /// An event at a time; one in the past is the next.
     #[inline]
     pub(crate) fn push(&mut self, at: Ps, event: E) {
-        let bucket = (at >> SHIFT).max(self.base);
-        if bucket - self.base < BUCKETS as u64 {
-            self.insert(bucket, at, event);
+        let bin = at >> BIN_SHIFT;
+        if bin <= self.near {
+            let new = self.node(at, event);
+            self.insert((at >> SHIFT).max(self.base), at, new);
         } else {
-            let order = self.inserted;
-            self.inserted += 1;
-            self.later.push(Reverse(Later { at, order, event }));
+            self.put_off(bin, at, event);
         }
     }
 
     /// Takes the next event, if it is not after `until`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pop_until(&mut self, until: Ps) -> Option<(Ps, E)> {
         let Some(index) = self.first() else {
             return self.pop_later(until);
         };
-        let head = self.buckets[index].0;
-        let Node { at, event, next } = self.nodes[head as usize];
+        let head = self.buckets[index];
+        let Node {
+            at,
+            event,
+            next,
+            tail,
+        } = self.nodes[head as usize];
         if at > until {
             return None;
         }
-        self.buckets[index].0 = next;
-        if next == NONE {
-            self.words[index / 64] &= !(1 << (index % 64));
-            self.summary &= !(u64::from(self.words[index / 64] == 0) << (index / 64));
-        }
         self.nodes[head as usize].next = self.free;
         self.free = head;
-        self.move_to(at >> SHIFT);
+        if next == NONE {
+            let word = &mut self.words[index / 64];
+            *word &= !(1 << (index % 64));
+            if *word == 0 {
+                self.summary &= !(1 << (index / 64));
+            }
+        } else {
+            self.buckets[index] = next;
+            self.nodes[next as usize].tail = tail;
+        }
+        self.base = self.base.max(at >> SHIFT);
+        if at >> BIN_SHIFT >= self.near {
+            self.move_to(at >> BIN_SHIFT);
+        }
         Some((at, event))
     }
 
@@ -122,65 +167,75 @@ impl<E: Copy> EventQueue<E> {
     #[inline]
     pub(crate) fn next_at(&self) -> Option<Ps> {
         match self.first() {
-            Some(index) => Some(self.nodes[self.buckets[index].0 as usize].at),
-            None => self.later.peek().map(|Reverse(later)| later.at),
+            Some(index) => Some(self.nodes[self.buckets[index] as usize].at),
+            None => self.next_later(),
         }
     }
 
     /// The first bucket that is not empty, from the base on and round.
     #[inline]
     fn first(&self) -> Option<usize> {
-        if self.summary == 0 {
-            return None;
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "below the buckets")]
-        let from = (self.base % BUCKETS as u64) as usize;
+        let from = place::<BUCKETS>(self.base);
         let (word, bit) = (from / 64, from % 64);
-        let here = self.words[word] & (u64::MAX << bit);
+        let here = self.words[word] >> bit;
         if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
+            return Some(from + here.trailing_zeros() as usize);
         }
         // The words behind this one come first; this one last, for what is before the base in it.
-        let behind = (self.summary & (u64::MAX << word)) & !(1 << word);
-        let word = if behind == 0 {
-            self.summary.trailing_zeros()
+        let behind = from_bit(self.summary, word) & !1;
+        let behind = if behind == 0 {
+            if self.summary == 0 {
+                return None;
+            }
+            0
         } else {
-            behind.trailing_zeros()
-        } as usize;
+            behind.trailing_zeros() as usize
+        };
+        let word = (word + behind) % 64;
         Some(word * 64 + self.words[word].trailing_zeros() as usize)
     }
 
-    /// Into its bucket, behind all that are as early or earlier.
+    /// A node that is in no list yet.
     #[inline]
-    fn insert(&mut self, bucket: u64, at: Ps, event: E) {
+    fn node(&mut self, at: Ps, event: E) -> u32 {
         let node = Node {
             at,
             event,
             next: NONE,
+            tail: NONE,
         };
-        let new = if self.free == NONE {
-            self.nodes.push(node);
-            u32::try_from(self.nodes.len() - 1).expect("fewer events than 2^32")
-        } else {
-            let free = self.free;
-            self.free = self.nodes[free as usize].next;
-            self.nodes[free as usize] = node;
-            free
-        };
-        #[expect(clippy::cast_possible_truncation, reason = "below the buckets")]
-        let index = (bucket % BUCKETS as u64) as usize;
-        let word = 1 << (index % 64);
-        let (head, tail) = self.buckets[index];
-        if self.words[index / 64] & word == 0 {
-            self.words[index / 64] |= word;
+        let free = self.free;
+        if let Some(unused) = self.nodes.get_mut(free as usize) {
+            self.free = unused.next;
+            *unused = node;
+            return free;
+        }
+        self.nodes.push(node);
+        u32::try_from(self.nodes.len() - 1).expect("fewer events than 2^32")
+    }
+
+    /// Into its bucket, behind all that are as early or earlier.
+    #[inline]
+    fn insert(&mut self, bucket: u64, at: Ps, new: u32) {
+        let index = place::<BUCKETS>(bucket);
+        let bit = 1 << (index % 64);
+        let word = &mut self.words[index / 64];
+        if *word & bit == 0 {
+            *word |= bit;
             self.summary |= 1 << (index / 64);
-            self.buckets[index] = (new, new);
-        } else if self.nodes[tail as usize].at <= at {
+            self.buckets[index] = new;
+            self.nodes[new as usize].tail = new;
+            return;
+        }
+        let head = self.buckets[index];
+        let tail = self.nodes[head as usize].tail;
+        if self.nodes[tail as usize].at <= at {
             self.nodes[tail as usize].next = new;
-            self.buckets[index].1 = new;
+            self.nodes[head as usize].tail = new;
         } else if self.nodes[head as usize].at > at {
             self.nodes[new as usize].next = head;
-            self.buckets[index].0 = new;
+            self.nodes[new as usize].tail = tail;
+            self.buckets[index] = new;
         } else {
             let mut before = head;
             // It ends at the tail, which is later.
@@ -196,29 +251,110 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// Buckets before this one are done; what was behind the last one and is not any more gets its bucket.
-    #[inline]
-    fn move_to(&mut self, bucket: u64) {
-        if bucket <= self.base {
+    /// Into its bin, behind all that came before it, or into the heap.
+    #[inline(never)]
+    fn put_off(&mut self, bin: u64, at: Ps, event: E) {
+        if bin - self.near >= BINS as u64 {
+            let order = self.inserted;
+            self.inserted += 1;
+            self.later.push(Reverse(Later { at, order, event }));
             return;
         }
-        self.base = bucket;
-        while let Some(Reverse(later)) = self.later.peek()
-            && (later.at >> SHIFT) - bucket < BUCKETS as u64
-        {
-            let Later { at, event, .. } = *later;
-            self.later.pop();
-            self.insert(at >> SHIFT, at, event);
+        let new = self.node(at, event);
+        let index = place::<BINS>(bin);
+        if self.binned & 1 << index == 0 {
+            self.binned |= 1 << index;
+            self.nodes[new as usize].next = new;
+        } else {
+            let last = self.bins[index] as usize;
+            self.nodes[new as usize].next = self.nodes[last].next;
+            self.nodes[last].next = new;
+        }
+        self.bins[index] = new;
+    }
+
+    /// The base is in another bin: events of the one after it get their buckets, and bins those that were behind the
+    /// last one and are not any more. In each bin and bucket these are the first: what is pushed later comes behind.
+    #[cold]
+    #[inline(never)]
+    fn move_to(&mut self, bin: u64) {
+        while self.near <= bin {
+            if self.binned == 0 {
+                // Whatever is later is not before this one either.
+                self.near = bin;
+            }
+            self.near += 1;
+            self.unbin(self.near);
+            let last = self.near + (BINS as u64 - 1);
+            while let Some(Reverse(later)) = self.later.peek()
+                && later.at >> BIN_SHIFT <= last
+            {
+                let Later { at, event, .. } = *later;
+                self.later.pop();
+                self.push(at, event);
+            }
         }
     }
 
+    /// Events of a bin get their buckets.
+    fn unbin(&mut self, bin: u64) {
+        let index = place::<BINS>(bin);
+        if self.binned & 1 << index == 0 {
+            return;
+        }
+        self.binned &= !(1 << index);
+        let last = self.bins[index];
+        let mut next = self.nodes[last as usize].next;
+        loop {
+            let this = next;
+            let Node {
+                at, next: after, ..
+            } = self.nodes[this as usize];
+            self.nodes[this as usize].next = NONE;
+            self.insert(at >> SHIFT, at, this);
+            if this == last {
+                break;
+            }
+            next = after;
+        }
+    }
+
+    /// The first bin that is not empty, counted from time 0, with nothing in buckets.
+    fn first_bin(&self) -> Option<u64> {
+        let next = self.near + 1;
+        let ahead = from_bit(self.binned, place::<BINS>(next));
+        (ahead != 0).then(|| next + u64::from(ahead.trailing_zeros()))
+    }
+
+    /// When the next event is that is in no bucket.
     #[cold]
+    #[inline(never)]
+    fn next_later(&self) -> Option<Ps> {
+        let Some(bin) = self.first_bin() else {
+            return self.later.peek().map(|Reverse(later)| later.at);
+        };
+        let last = self.bins[place::<BINS>(bin)];
+        let (mut first, mut node) = (Ps::MAX, last);
+        loop {
+            node = self.nodes[node as usize].next;
+            first = first.min(self.nodes[node as usize].at);
+            if node == last {
+                return Some(first);
+            }
+        }
+    }
+
+    /// Takes the next event when there is none in a bucket.
+    #[cold]
+    #[inline(never)]
     fn pop_later(&mut self, until: Ps) -> Option<(Ps, E)> {
-        let first = self.later.peek().map(|Reverse(later)| later.at)?;
+        let first = self.next_later()?;
         if first > until {
             return None;
         }
-        self.move_to(first >> SHIFT);
+        self.base = first >> SHIFT;
+        self.move_to(first >> BIN_SHIFT);
+        // Now there is one in a bucket.
         self.pop_until(until)
     }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::queue::Ps;
-use crate::world::{Event, Fifo, World};
+use crate::queue::{EventQueue, Ps};
+use crate::world::{Cq, Event, Fifo, SharedLine, World};
 
 /// Bytes of a thread's stack; pages that are not touched take no memory.
 const STACK_BYTES: usize = 256 << 10;
@@ -22,23 +22,30 @@ const STACK_BYTES: usize = 256 << 10;
 /// The stack of a thread, and where it goes on.
 pub(crate) type Stack = Coroutine<(), (), ()>;
 
-/// A simulated thread.
+/// A simulated thread. There are many, and each is looked at seldom: what most of them need is in one cache line.
+#[repr(C, align(64))]
 pub(crate) struct Thread {
-    pub(crate) name: String,
     pub(crate) machine: u32,
-    pub(crate) clock: Ps,
     state: State,
+    /// There is something in `more_cqs`.
+    several_cqs: bool,
+    pub(crate) clock: Ps,
     /// When it goes on, unless it runs. There is an event for it then, or the timer's before.
     resume_at: Ps,
     /// The event that stands for the end of its waits: where a wait ends early it stays, for the next one.
     timer: Ps,
+    /// The completion queue that it polled first since it last waited.
+    first_cq: Option<u32>,
+    /// What tells this time from all others.
+    stamp: u64,
+    yielder: *const Yielder<(), ()>,
     /// Not there while it runs.
     stack: Option<Box<Stack>>,
-    yielder: *const Yielder<(), ()>,
-    /// Completion queues that it polled since it last waited, and what tells that time from all others.
-    cqs: Vec<u32>,
-    stamp: u64,
+    /// Those that it polled besides.
+    more_cqs: Vec<u32>,
 }
+
+const _: () = assert!(std::mem::offset_of!(Thread, more_cqs) == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -52,7 +59,7 @@ enum State {
 
 impl std::fmt::Debug for Thread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Thread({}, {:?})", self.name, self.state)
+        write!(f, "Thread({:?})", self.state)
     }
 }
 
@@ -117,8 +124,8 @@ impl World {
         });
         let clock = self.now;
         self.stamps += 1;
+        self.thread_names.push(name);
         self.threads.push(Thread {
-            name,
             machine,
             clock,
             state: State::Stopped,
@@ -126,7 +133,9 @@ impl World {
             timer: Ps::MAX,
             stack: Some(Box::new(stack)),
             yielder: std::ptr::null(),
-            cqs: Vec::new(),
+            several_cqs: false,
+            first_cq: None,
+            more_cqs: Vec::new(),
             stamp: self.stamps,
         });
         self.events.push(clock, Event::Resume { thread });
@@ -157,30 +166,22 @@ impl World {
         }
     }
 
-    /// The running thread polls a CQ for the first time since it last waited, or after another thread.
-    #[cold]
-    pub(crate) fn watch_cq(&mut self, cq: u32) {
-        let Some(current) = self.current else { return };
-        let me = &mut self.threads[current as usize];
-        if !me.cqs.contains(&cq) {
-            me.cqs.push(cq);
-        }
-        if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
-            (queue.watcher, queue.stamp) = (Some(current), me.stamp);
-        }
-    }
-
-    /// Something that a thread watches changes at a time.
+    /// A line that cores add to; a thread's if it is the first to.
     #[inline]
-    pub(crate) fn wake(&mut self, thread: u32, at: Ps) {
-        let Some(sleeper) = self.threads.get_mut(thread as usize) else {
-            return;
-        };
-        let at = at.max(sleeper.clock);
-        if sleeper.state == State::Waiting && at < sleeper.resume_at {
-            sleeper.resume_at = at;
-            self.events.push(at, Event::Resume { thread });
-        }
+    fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
+        let lines = &mut self.shared_lines;
+        let known = lines.iter().position(|line| line.number == number);
+        let place = known.unwrap_or_else(|| {
+            lines.push(SharedLine {
+                number,
+                free: Fifo::default(),
+                owner: thread,
+            });
+            lines.len() - 1
+        });
+        // Mostly it is added to again.
+        lines.swap(0, place);
+        &mut lines[0]
     }
 
     /// The running thread goes on at its clock, after all events before it; false if there are none.
@@ -220,11 +221,19 @@ impl World {
         me.stamp = *stamps;
         self.stamp = *stamps;
         let mut next = deadline;
-        for cq in me.cqs.drain(..) {
-            let queue = cqs.get(cq as usize).and_then(Option::as_ref);
-            if let Some(first) = queue.and_then(|queue| queue.cqes.front()) {
+        let mut look = |cq: u32| {
+            if let Some(Some(queue)) = cqs.get(cq as usize)
+                && let Some(first) = queue.cqes.front()
+            {
                 next = next.min(first.at.max(clock));
             }
+        };
+        if let Some(cq) = me.first_cq.take() {
+            look(cq);
+        }
+        if std::mem::take(&mut me.several_cqs) {
+            me.more_cqs.iter().for_each(|&cq| look(cq));
+            me.more_cqs.clear();
         }
         if let Some(key) = memory
             && let Some(Some(mr)) = mrs.get_mut(key as usize)
@@ -269,7 +278,7 @@ impl World {
     }
 
     /// Lets events happen until a thread goes on; nothing if none does before the end of the run.
-    fn advance(&mut self) -> Option<u32> {
+    fn advance(&mut self) -> Option<(u32, Box<Stack>)> {
         self.current = None;
         loop {
             let (at, event) = self.events.pop_until(self.until)?;
@@ -282,12 +291,13 @@ impl World {
                 continue;
             }
             let woken = &mut self.threads[thread as usize];
+            let stack = woken.stack.take()?;
             woken.state = State::Running;
             self.clock = woken.clock.max(woken.resume_at);
             (self.home, self.stamp) = (woken.machine, woken.stamp);
             self.current = Some(thread);
             self.catch_up();
-            return Some(thread);
+            return Some((thread, stack));
         }
     }
 
@@ -295,6 +305,22 @@ impl World {
     fn leave(&self) -> Option<*const Yielder<(), ()>> {
         let me = self.threads.get(self.current? as usize)?;
         Some(me.yielder).filter(|yielder| !yielder.is_null())
+    }
+}
+
+/// Something that a thread watches changes at a time.
+#[inline(always)]
+pub(crate) fn wake(threads: &mut [Thread], events: &mut EventQueue<Event>, thread: u32, at: Ps) {
+    let Some(sleeper) = threads.get_mut(thread as usize) else {
+        return;
+    };
+    if sleeper.state != State::Waiting {
+        return;
+    }
+    let at = at.max(sleeper.clock);
+    if at < sleeper.resume_at {
+        sleeper.resume_at = at;
+        events.push(at, Event::Resume { thread });
     }
 }
 
@@ -332,11 +358,7 @@ pub(crate) fn run(until: Ps) {
         world.advance()
     });
     INSIDE.set(true);
-    while let Some(Some(thread)) = next {
-        let stack = world(|world| world.threads[thread as usize].stack.take());
-        let Some(mut stack) = stack.flatten() else {
-            break;
-        };
+    while let Some(Some((thread, mut stack))) = next {
         let result = stack.resume(());
         next = world(|world| {
             let left = &mut world.threads[thread as usize];
@@ -357,6 +379,18 @@ pub(crate) fn run(until: Ps) {
 }
 
 impl Thread {
+    /// It polls a CQ for the first time since it last waited, or after another thread.
+    #[inline]
+    pub(crate) fn watch_cq(&mut self, me: u32, cq: u32, queue: &mut Cq) {
+        // Whoever polled it last and has waited since does not watch it any more.
+        let first = *self.first_cq.get_or_insert(cq);
+        if first != cq && (queue.watcher == Some(me) || !self.more_cqs.contains(&cq)) {
+            self.more_cqs.push(cq);
+            self.several_cqs = true;
+        }
+        (queue.watcher, queue.stamp) = (Some(me), self.stamp);
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.state == State::Done
     }
@@ -380,21 +414,19 @@ pub fn now() -> Option<Duration> {
 
 /// The calling simulated thread found nothing to do: it goes on when what it polled since the last
 /// call, or the region with this key, may have something, and at the latest after `at_most`.
-/// Returns how long that was.
-pub fn idle(at_most: Duration, memory: Option<u32>) -> Duration {
+/// Returns how long that was. Both are in nanoseconds: a loop that waits comes here more often than anywhere.
+pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     if !is_simulated() {
-        return Duration::ZERO;
+        return 0;
     }
     let Some((before, after, yielder)) = world(|world| {
         let before = world.clock();
-        // 584 years of nanoseconds, less three digits.
-        let seconds = at_most.as_secs().min(Ps::MAX / 1_000_000_000_000 - 1);
-        let most = (seconds * 1_000_000_000 + u64::from(at_most.subsec_nanos())) * 1000;
+        let most = at_most.saturating_mul(1000);
         let waits = world.wait_until(before.saturating_add(most.max(1000)), memory);
         let yielder = if waits { world.leave() } else { None };
         (before, world.clock(), yielder)
     }) else {
-        return Duration::ZERO;
+        return 0;
     };
     let after = match yielder {
         Some(yielder) => {
@@ -403,7 +435,7 @@ pub fn idle(at_most: Duration, memory: Option<u32>) -> Duration {
         }
         None => after,
     };
-    Duration::from_nanos(after.saturating_sub(before) / 1000)
+    after.saturating_sub(before) / 1000
 }
 
 /// The calling simulated thread handles so many requests of a server: what a core does for them
@@ -445,13 +477,10 @@ pub fn spend_shared_add(addr: u64) {
         let Some(thread) = world.current else { return };
         let clock = world.clock();
         let (own, contended) = (world.costs.atomic_add, world.costs.contended_add);
-        let (line, owner) = world
-            .shared_lines
-            .entry(addr / 64)
-            .or_insert((Fifo::default(), thread));
-        let cost = if *owner == thread { own } else { contended };
-        *owner = thread;
-        let done = line.take(clock, cost);
+        let line = world.shared_line(addr / 64, thread);
+        let cost = if line.owner == thread { own } else { contended };
+        line.owner = thread;
+        let done = line.free.take(clock, cost);
         world.spend(done - clock);
         world.catch_up();
     });

@@ -10,8 +10,6 @@ use crate::queue::Ps;
 pub(crate) struct Timetable {
     /// From when to when it is taken, the first first, with time between each and the next.
     taken: Vec<(Ps, Ps)>,
-    /// Those before this place are over.
-    over: usize,
 }
 
 impl Timetable {
@@ -22,17 +20,52 @@ impl Timetable {
         if time == 0 {
             return at;
         }
-        while self.taken.get(self.over).is_some_and(|(_, end)| *end < now) {
-            self.over += 1;
-        }
         if self.taken.len() == self.taken.capacity() {
-            self.taken.drain(..self.over);
-            self.over = 0;
+            self.make_room(now);
         }
-        let mut place = self.taken.len();
-        while place > self.over && self.taken[place - 1].1 >= at {
-            place -= 1;
+        let place = match self.taken.iter().rposition(|(_, end)| *end < at) {
+            Some(before) => before + 1,
+            None => 0,
+        };
+        // Mostly it comes behind all, or makes what is taken at its time longer, or lies between two, and reaches no
+        // other.
+        match &mut self.taken[place..] {
+            [] => {
+                self.taken.push((at, at + time));
+                return at + time;
+            }
+            [(from, until), rest @ ..] if *from <= at => {
+                let end = *until + time;
+                if rest.first().is_none_or(|(next, _)| end < *next) {
+                    *until = end;
+                    return end;
+                }
+            }
+            [(from, _), ..] if at + time < *from => {
+                self.taken.push((at, at + time));
+                // Behind it are a few, which are moved one by one.
+                for behind in (place + 1..self.taken.len()).rev() {
+                    self.taken.swap(behind - 1, behind);
+                }
+                return at + time;
+            }
+            _ => {}
         }
+        self.take_pieces(place, at, time)
+    }
+
+    /// Takes out what is over, or makes room for as much again.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, now: Ps) {
+        let over = self.taken.partition_point(|(_, end)| *end < now);
+        self.taken.drain(..over);
+        self.taken.reserve(self.taken.len().max(8));
+    }
+
+    /// The same where what is taken already is in the way; all before `place` ends before `at`.
+    #[inline(never)]
+    fn take_pieces(&mut self, place: usize, at: Ps, time: Ps) -> Ps {
         let (mut start, mut end, mut left) = (at, at, time);
         let mut next = place;
         // All that is free up to the end is taken, with what is taken already one piece.

@@ -1,6 +1,6 @@
 //! Everything that is simulated: machines, their NICs and cores, and the objects of the verbs.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use nicmodel::profile::Profile;
 use verbs_abi as abi;
@@ -9,7 +9,7 @@ use crate::costs::{Costs, Shapes};
 use crate::line::Line;
 use crate::memory::{Payload, Region};
 use crate::queue::{EventQueue, Ps};
-use crate::threads::Thread;
+use crate::threads::{Thread, wake};
 use crate::timetable::Timetable;
 
 /// Something that happens at a time.
@@ -104,8 +104,9 @@ pub(crate) struct Machine {
     pub(crate) counters: Counters,
 }
 
-/// A queue pair.
+/// A queue pair, at the beginning of a cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Qp {
     pub(crate) machine: u32,
     pub(crate) transport: nicmodel::Transport,
@@ -120,8 +121,8 @@ pub(crate) struct Qp {
     pub(crate) recvs: Recvs,
     /// WRs that are posted and not complete.
     pub(crate) outstanding: u32,
-    /// WQEs that have not left, and the lists that they came in.
-    pub(crate) wqes: Line<u32>,
+    /// Messages that have not left, each with how often it is still to leave, and the lists that they came in.
+    pub(crate) wqes: Line<(u32, u32)>,
     pub(crate) lists: Line<List>,
     /// Lists that have arrived at the NIC.
     pub(crate) arrived: usize,
@@ -133,6 +134,8 @@ pub(crate) struct Qp {
     pub(crate) last_handled: Ps,
     /// Nothing that comes to it is visible before this time.
     pub(crate) last_delivery: Ps,
+    /// Opcode and flags of the last datagram without payload that was posted, and its shape.
+    pub(crate) last_empty: Option<(u32, u32, u16)>,
     /// What was posted last, and its shape.
     pub(crate) last_posted: Option<(crate::post::Kind, u16)>,
     /// No completion of the send queue before this time.
@@ -178,31 +181,76 @@ impl Recv {
     }
 }
 
+impl Run {
+    /// Takes a RECV that follows, if it is one.
+    #[inline(always)]
+    fn join(&mut self, recv: Recv) -> bool {
+        if self.count == 1 {
+            self.stride = recv.addr.wrapping_sub(self.first.addr);
+            self.next = self.first.following(self.stride);
+        }
+        let joins = self.next == recv;
+        if joins {
+            self.next = recv.following(self.stride);
+            self.count += 1;
+        }
+        joins
+    }
+}
+
+/// RECVs that are posted together.
+pub(crate) trait RecvList<E> {
+    /// The next one, or why it is none.
+    fn next(&mut self) -> Option<Result<Recv, E>>;
+    /// Goes on behind the next one, if it is this.
+    fn skip(&mut self, recv: &Recv) -> bool;
+}
+
 impl Recvs {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    #[inline]
-    pub(crate) fn push(&mut self, recv: Recv) {
-        self.len += 1;
-        if let Some(last) = self.runs.back_mut() {
-            if last.count == 1 {
-                last.stride = recv.addr.wrapping_sub(last.first.addr);
-                last.next = last.first.following(last.stride);
+    /// Adds RECVs up to the first that is refused, which is one behind `most` of them if none is before it; says why.
+    #[inline(always)]
+    pub(crate) fn extend<E>(
+        &mut self,
+        mut recvs: impl RecvList<E>,
+        most: usize,
+        full: E,
+    ) -> Result<(), E> {
+        loop {
+            // Mostly all go on with the last run.
+            if let Some(run) = self.runs.back_mut()
+                && run.count > 1
+            {
+                let (mut next, room) = (run.next, most.saturating_sub(self.len));
+                let mut more = 0;
+                while more < room && recvs.skip(&next) {
+                    next = next.following(run.stride);
+                    more += 1;
+                }
+                run.next = next;
+                run.count += more as u64;
+                self.len += more;
             }
-            if last.next == recv {
-                last.next = recv.following(last.stride);
-                last.count += 1;
-                return;
+            let Some(recv) = recvs.next() else {
+                return Ok(());
+            };
+            if self.len >= most {
+                return Err(full);
+            }
+            let recv = recv?;
+            self.len += 1;
+            if !self.runs.back_mut().is_some_and(|run| run.join(recv)) {
+                self.runs.push(Run {
+                    first: recv,
+                    next: recv,
+                    stride: 0,
+                    count: 1,
+                });
             }
         }
-        self.runs.push(Run {
-            first: recv,
-            next: recv,
-            stride: 0,
-            count: 1,
-        });
     }
 
     #[inline]
@@ -247,13 +295,17 @@ pub(crate) struct Message {
     /// What it carries; of a READ or atomic, what it brings back.
     pub(crate) payload: Payload,
     pub(crate) shape: u16,
-    pub(crate) opcode: u8,
     /// What becomes of a reliable request.
     pub(crate) status: u8,
     pub(crate) signaled: bool,
     /// The place of what only READs and atomics have, among [`Messages`]' own.
     pub(crate) answer: u32,
+    /// WRs that it stands for and that are under way: programs post lists of datagrams without payload that are all
+    /// the same. Nothing changes in it while it stands for several.
+    pub(crate) count: u32,
 }
+
+const _: () = assert!(size_of::<Message>() == 64);
 
 /// A code of the ABI, of which all fit a byte.
 #[expect(clippy::cast_possible_truncation, reason = "asserted")]
@@ -291,16 +343,14 @@ pub(crate) struct Messages {
 pub(crate) const NO_ANSWER: u32 = u32::MAX;
 
 impl Messages {
-    /// A READ or atomic.
-    pub(crate) fn put_with(&mut self, mut message: Message, answer: Answer) -> u32 {
+    /// What a READ or atomic will have besides.
+    pub(crate) fn put_answer(&mut self, answer: Answer) -> u32 {
         if let Some(free) = self.free_answers.pop() {
             self.answers[free as usize] = answer;
-            message.answer = free;
-        } else {
-            self.answers.push(answer);
-            message.answer = number(self.answers.len());
+            return free;
         }
-        self.put(message)
+        self.answers.push(answer);
+        number(self.answers.len())
     }
 
     #[inline(always)]
@@ -313,13 +363,24 @@ impl Messages {
         number(self.all.len())
     }
 
+    /// So many of the WRs that a message stands for are not under way any more.
     #[inline(always)]
-    pub(crate) fn free(&mut self, message: u32) {
-        let answer = self.all[message as usize].answer;
+    pub(crate) fn free_some(&mut self, message: u32, count: u32) {
+        let this = &mut self.all[message as usize];
+        this.count -= count;
+        if this.count > 0 {
+            return;
+        }
+        let answer = this.answer;
         if answer != NO_ANSWER {
             self.free_answers.push(answer);
         }
         self.free.push(message);
+    }
+
+    #[inline(always)]
+    pub(crate) fn free(&mut self, message: u32) {
+        self.free_some(message, 1);
     }
 
     /// What a READ or atomic has besides.
@@ -365,8 +426,9 @@ pub(crate) struct Cqe {
     pub(crate) opcode: u8,
 }
 
-/// A completion queue.
+/// A completion queue: a cache line, as there are many.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Cq {
     pub(crate) capacity: usize,
     pub(crate) cqes: Line<Cqe>,
@@ -374,6 +436,23 @@ pub(crate) struct Cq {
     /// The thread that polled it last, and since when it has not waited.
     pub(crate) watcher: Option<u32>,
     pub(crate) stamp: u64,
+}
+
+const _: () = assert!(size_of::<Option<Cq>>() == 64);
+
+impl Cq {
+    /// A completion that becomes visible at its time, and then to the thread that waits for it.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, cqe: Cqe, threads: &mut [Thread], events: &mut EventQueue<Event>) {
+        if self.cqes.len() >= self.capacity {
+            self.overrun = true;
+            return;
+        }
+        self.cqes.insert_by(cqe, |cqe| cqe.at);
+        if let Some(thread) = self.watcher {
+            wake(threads, events, thread, cqe.at);
+        }
+    }
 }
 
 /// A memory region.
@@ -386,6 +465,17 @@ pub(crate) struct Mr {
     pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
     /// The thread that waits for WRITEs to it.
     pub(crate) watcher: Option<u32>,
+}
+
+/// A cache line that several cores add to.
+#[derive(Debug)]
+pub(crate) struct SharedLine {
+    /// Its number: its address by the bytes of a line.
+    pub(crate) number: u64,
+    /// When it is free.
+    pub(crate) free: Fifo,
+    /// The thread that has it.
+    pub(crate) owner: u32,
 }
 
 /// The simulation.
@@ -403,6 +493,7 @@ pub(crate) struct World {
     pub(crate) mrs: Vec<Option<Mr>>,
     pub(crate) messages: Messages,
     pub(crate) threads: Vec<Thread>,
+    pub(crate) thread_names: Vec<String>,
     /// The running thread, its clock and machine, and since when it has not waited.
     pub(crate) current: Option<u32>,
     pub(crate) clock: Ps,
@@ -412,8 +503,8 @@ pub(crate) struct World {
     pub(crate) stamps: u64,
     /// The end of the run.
     pub(crate) until: Ps,
-    /// Cache lines that cores add to, by address: when it is free, and whose it is.
-    pub(crate) shared_lines: HashMap<u64, (Fifo, u32)>,
+    /// Cache lines that cores add to. Few are.
+    pub(crate) shared_lines: Vec<SharedLine>,
     pub(crate) rng: u64,
 }
 
@@ -431,13 +522,14 @@ impl World {
             mrs: vec![None],
             messages: Messages::default(),
             threads: Vec::new(),
+            thread_names: Vec::new(),
             current: None,
             clock: 0,
             home: 0,
             stamp: 0,
             stamps: 0,
             until: 0,
-            shared_lines: HashMap::new(),
+            shared_lines: Vec::new(),
             rng: seed,
         }
     }
@@ -464,8 +556,8 @@ impl World {
         let Some(qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
-        for &message in qp.wqes.iter() {
-            self.messages.free(message);
+        for &(message, count) in qp.wqes.as_slice() {
+            self.messages.free_some(message, count);
         }
         let machine = self.machine(qp.machine);
         let waiting = machine.waiting.len();
@@ -495,18 +587,10 @@ impl World {
     }
 
     /// A completion that becomes visible at its time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe) {
-        let Some(Some(queue)) = self.cqs.get_mut(cq as usize) else {
-            return;
-        };
-        if queue.cqes.len() >= queue.capacity {
-            queue.overrun = true;
-            return;
-        }
-        queue.cqes.insert_by(cqe, |cqe| cqe.at);
-        if let Some(thread) = queue.watcher {
-            self.wake(thread, cqe.at);
+        if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
+            queue.put(cqe, &mut self.threads, &mut self.events);
         }
     }
 
@@ -521,7 +605,7 @@ impl World {
         }
         insert_by(&mut mr.writes, (at, addr, payload), |(at, ..)| *at);
         if let Some(thread) = mr.watcher {
-            self.wake(thread, at);
+            wake(&mut self.threads, &mut self.events, thread, at);
         }
     }
 
@@ -562,21 +646,39 @@ mod tests {
 
     use super::*;
 
+    struct List(VecDeque<Recv>);
+
+    impl RecvList<()> for List {
+        fn next(&mut self) -> Option<Result<Recv, ()>> {
+            self.0.pop_front().map(Ok)
+        }
+
+        fn skip(&mut self, recv: &Recv) -> bool {
+            self.0.pop_front_if(|first| first == recv).is_some()
+        }
+    }
+
     proptest! {
         /// Runs or not, RECVs come out as they went in.
         #[test]
         fn recvs_are_a_queue(steps in prop::collection::vec(prop::option::weighted(0.6, (0u64..3, 0u64..3, 0u32..2)), 0..200)) {
             let (mut recvs, mut model) = (Recvs::default(), VecDeque::new());
             let (mut wr_id, mut addr) = (u64::MAX - 20, 1000);
+            let (mut posted, most) = (VecDeque::new(), 20);
             for step in steps {
                 if let Some((id, distance, len)) = step {
                     (wr_id, addr) = (wr_id.wrapping_add(id), addr + 64 * distance);
                     let recv = Recv { wr_id, addr, len, lkey: 1 };
-                    recvs.push(recv);
-                    model.push_back(recv);
-                } else {
-                    prop_assert_eq!(recvs.pop(), model.pop_front());
+                    posted.push_back(recv);
+                    continue;
                 }
+                // Together, as many as there is room for.
+                let room = most - model.len();
+                let expected = if posted.len() > room { Err(()) } else { Ok(()) };
+                model.extend(posted.iter().take(room));
+                prop_assert_eq!(recvs.extend(List(std::mem::take(&mut posted)), most, ()), expected);
+                prop_assert_eq!(recvs.len(), model.len());
+                prop_assert_eq!(recvs.pop(), model.pop_front());
                 prop_assert_eq!(recvs.len(), model.len());
             }
             while let Some(recv) = model.pop_front() {

@@ -108,13 +108,12 @@ impl Waiter {
     #[cold]
     fn idle_simulated(&mut self, memory: Option<u32>) {
         /// A look at memory that has not changed, and the loop around it.
-        const SPIN: Duration = Duration::from_nanos(20);
+        const SPIN_NS: u32 = 20;
         /// Misses after which it waits no longer: 655 µs.
         const LONGEST: u32 = 1 << 15;
         let left = self.misses.clamp(256, LONGEST).next_multiple_of(256) - self.misses % 256;
-        let passed = simnic::idle(SPIN * left, memory);
-        let spins = passed.as_nanos() / SPIN.as_nanos();
-        let spins = u32::try_from(spins).unwrap_or(left).min(left);
+        let passed = simnic::idle(u64::from(SPIN_NS * left), memory);
+        let spins = u32::try_from(passed).map_or(left, |passed| (passed / SPIN_NS).min(left));
         self.misses = self.misses.saturating_add(spins);
     }
 

@@ -299,8 +299,8 @@ pub(crate) fn reap<const N: usize>(
 /// How long a benchmark waits for something that should come at once.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 
-/// What a look at memory that has not changed takes of a simulated core, as in [`verbs::Waiter`].
-const LOOK: std::time::Duration = std::time::Duration::from_nanos(20);
+/// What a look at memory that has not changed takes of a simulated core in nanoseconds, as in [`verbs::Waiter`].
+const LOOK: u64 = 20;
 
 /// Notices when nothing has come for too long, without reading the clock each time.
 pub(crate) struct Patience {

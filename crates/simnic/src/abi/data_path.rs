@@ -6,9 +6,9 @@ use verbs_abi::*;
 
 use super::{on, or_errno};
 use crate::memory::Payload;
-use crate::post::{MAX_SGE, SendRequest};
+use crate::post::{Datagram, MAX_SGE, SendRequest};
 use crate::threads::synchronize;
-use crate::world::{Cqe, Recv};
+use crate::world::{Cqe, Recv, RecvList};
 
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -27,6 +27,13 @@ pub(super) unsafe extern "C" fn post_send(
             let mut list = world.postlist(index).inspect_err(|_| refuse(wr))?;
             let mut result = Ok(());
             while let Some(this) = wr.as_ref() {
+                if list.room > 0
+                    && let Some(datagram) = as_datagram(this)
+                    && world.build_like(index, &mut list, &datagram)
+                {
+                    wr = this.next;
+                    continue;
+                }
                 let built = match read_send(this) {
                     _ if list.room == 0 => Err(libc::ENOMEM),
                     Some(request) => {
@@ -47,6 +54,24 @@ pub(super) unsafe extern "C" fn post_send(
         })
     };
     or_errno(posted)
+}
+
+/// A WR without payload as a datagram; whether it is one its queue pair knows.
+#[inline(always)]
+fn as_datagram(wr: &ibv_send_wr) -> Option<Datagram> {
+    if wr.num_sge != 0 {
+        return None;
+    }
+    // SAFETY: all members of the unions are plain numbers and pointers.
+    let (imm, ud) = unsafe { (wr.imm.imm_data, wr.wr.ud) };
+    Some(Datagram {
+        opcode: wr.opcode,
+        flags: wr.send_flags,
+        wr_id: wr.wr_id,
+        imm,
+        dest_qpn: ud.remote_qpn,
+        key: ud.remote_qkey,
+    })
 }
 
 /// A WR in plain values; nothing if its SGEs cannot be.
@@ -124,27 +149,62 @@ unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
 
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: a queue pair of ours; the list is as `ibv_post_recv(3)` says.
     let posted = unsafe {
         on(qp, |world, index| {
-            let mut last = wr;
-            let recvs = std::iter::from_fn(|| {
-                last = wr;
-                let this = wr.as_ref()?;
-                wr = this.next;
-                Some(read_recv(this).ok_or(libc::EINVAL))
-            });
-            world.post_recvs(index, recvs).inspect_err(|_| {
+            let mut recvs = Recvs { next: wr, last: wr };
+            world.post_recvs(index, &mut recvs).inspect_err(|_| {
                 if let Some(place) = bad_wr.as_mut() {
-                    *place = last;
+                    *place = recvs.last;
                 }
             })
         })
     };
     or_errno(posted)
+}
+
+/// A list as `ibv_post_recv(3)` says, while it is posted.
+struct Recvs {
+    next: *mut ibv_recv_wr,
+    /// The one that was taken last.
+    last: *mut ibv_recv_wr,
+}
+
+impl RecvList<c_int> for &mut Recvs {
+    #[inline(always)]
+    fn next(&mut self) -> Option<Result<Recv, c_int>> {
+        self.last = self.next;
+        // SAFETY: the caller of `post_recv` gave such a list.
+        unsafe {
+            let this = self.next.as_ref()?;
+            self.next = this.next;
+            Some(read_recv(this).ok_or(libc::EINVAL))
+        }
+    }
+
+    #[inline(always)]
+    fn skip(&mut self, recv: &Recv) -> bool {
+        // SAFETY: the caller of `post_recv` gave such a list, and one SGE is there if the WR says so and its address
+        // is not NULL.
+        unsafe {
+            let Some(this) = self.next.as_ref().filter(|this| this.num_sge == 1) else {
+                return false;
+            };
+            let is_next = this.sg_list.as_ref().is_some_and(|sge| {
+                this.wr_id == recv.wr_id
+                    && sge.addr == recv.addr
+                    && sge.length == recv.len
+                    && sge.lkey == recv.lkey
+            });
+            if is_next {
+                self.next = this.next;
+            }
+            is_next
+        }
+    }
 }
 
 /// A RECV in plain values; nothing if it has more than one buffer, which is not simulated.
@@ -184,10 +244,10 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     // SAFETY: a CQ of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
         on(cq, |world, index| {
-            let mut filled = 0;
-            let each = |cqe: Cqe| {
-                wc.add(filled).write(completion(&cqe));
-                filled += 1;
+            let mut place = wc;
+            let each = |cqe: &Cqe| {
+                place.write(completion(cqe));
+                place = place.add(1);
             };
             world.poll(index, most, each).ok_or(libc::EIO)
         })

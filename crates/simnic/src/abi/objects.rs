@@ -251,6 +251,7 @@ unsafe fn create_qp(
             last_answer: 0,
             last_handled: 0,
             last_delivery: 0,
+            last_empty: None,
             last_posted: None,
             last_completion: 0,
         })
