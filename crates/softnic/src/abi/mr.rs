@@ -32,6 +32,8 @@ struct Mr {
     dm: Option<Arc<Dm>>,
     /// False after a re-registration that failed.
     registered: bool,
+    /// A re-registration found that it had been destroyed by an import, which its domain has heard of.
+    gone: bool,
     /// It was imported, and belongs to that process.
     owner: Option<Arc<Peer>>,
 }
@@ -147,6 +149,7 @@ fn hand_out(
         backing: hold,
         dm,
         registered: true,
+        gone: false,
         owner: None,
     });
     live::hand_out_box(mr)
@@ -301,13 +304,19 @@ fn rereg(
         mr.range
     };
     let key = mr.key;
-    let registered = &mut mr.registered;
+    let (registered, gone) = (&mut mr.registered, &mut mr.gone);
     let ((), hold) = enter(&pd, &range, access, |nic, new| {
+        if *gone {
+            return Err(libc::ENOENT);
+        }
         if *registered {
-            nic.keys.deregister(&nic.fabric, key)?;
+            *gone = !nic.keys.deregister(&nic.fabric, key)?;
         }
         *registered = false;
         *given_up = true;
+        if *gone {
+            return Err(libc::ENOENT);
+        }
         nic.keys.register_as(&nic.fabric, key, new)?;
         *registered = true;
         Ok(())
@@ -345,7 +354,7 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
         return if mr.registered {
             nic.keys.deregister(&nic.fabric, mr.key)
         } else {
-            Ok(true)
+            Ok(!mr.gone)
         };
     };
     if owner.has_ended() {
@@ -417,6 +426,7 @@ fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
         backing: Hold::Nothing,
         dm: None,
         registered: true,
+        gone: false,
         owner: Some(owner),
     });
     Ok(live::hand_out_box(mr))
