@@ -135,6 +135,8 @@ pub(crate) struct CqState {
     idle_since: Option<u64>,
     /// Something solicited or failed came into the buffer since the last arming.
     solicited: bool,
+    /// Something came into the buffer since the last arming that the engine has not seen come.
+    unreported: bool,
     /// When the first completion came that moderation keeps from being reported.
     held_since: Option<u64>,
     /// That it was armed, until it is polled.
@@ -201,6 +203,7 @@ impl Cq {
                 wake_at: STARVING_POLLS,
                 idle_since: None,
                 solicited: false,
+                unreported: false,
                 held_since: None,
                 arming: None,
             }),
@@ -316,7 +319,8 @@ impl Cq {
         loop {
             let (n, deadline) = state.fill(self.depth.load(Ordering::Relaxed));
             waiting |= deadline;
-            let new = state.buffer.len() > before || state.held_since.is_some();
+            let unreported = state.unreported && !state.buffer.is_empty();
+            let new = state.buffer.len() > before || unreported || state.held_since.is_some();
             if n == 0 && armed && new && self.holds_back(&mut state) {
                 return true;
             }
@@ -423,6 +427,7 @@ impl Cq {
         // it for new.
         while state.fill(self.depth.load(Ordering::Relaxed)).0 > 0 {}
         state.solicited = false;
+        state.unreported = false;
         state.arming = Some(Arming::now());
         state.wake_debtors();
         drop(state);
@@ -563,7 +568,7 @@ impl Cq {
         });
     }
 
-    /// Takes into the buffer what `gather` makes, until that is nothing.
+    /// Takes into the buffer what `gather` makes, until that is nothing. If the queue is armed, the engine reports it.
     fn drain(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
         let mut state = self.state.lock();
         loop {
@@ -572,12 +577,19 @@ impl Cq {
             gather(&mut state, &mut sink);
             let n = sink.len();
             if n == 0 {
-                return;
+                break;
             }
+            state.solicited |= sink.solicited;
+            state.unreported = true;
             // SAFETY: the sink has initialised the first `n` places.
             state
                 .buffer
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
+        }
+        let unreported = state.unreported;
+        drop(state);
+        if unreported {
+            self.nudge();
         }
     }
 }

@@ -38,6 +38,7 @@ tests! { "cq";
     event_driven_ping_pong [],
     a_moderated_queue_holds_its_event_back [Moderation],
     a_moderated_queue_makes_its_event_at_the_count [Moderation],
+    a_completion_that_came_before_a_failure_is_reported [],
 }
 
 fn capacity_is_at_least_what_was_asked_for(env: &Env) {
@@ -533,5 +534,29 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &Env) {
         for i in 0..4 {
             pair.b.received().received(10 * round + i, 0);
         }
+    }
+}
+
+/// What has completed since a queue was armed is reported, also where it is found because the queue pair fails.
+fn a_completion_that_came_before_a_failure_is_reported(env: &Env) {
+    for round in 0..50 {
+        let pair = Spec::rc().with_channels().pair(env);
+        let (to, from) = (pair.b.buf(8), pair.a.buf(8));
+        pair.b.recv(1, [to.all()]);
+        let channel = pair.a.schannel.as_ref().expect("channels");
+        pair.a.post(send([from.all()]).id(round));
+        pair.a.scq.arm(false);
+        if !pair.a.scq.poll(1).is_empty() {
+            continue;
+        }
+        pair.b.received().received(1, 8);
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_ERR;
+        pair.a.qp.modify(&attr, IBV_QP_STATE).expect("to ERR");
+        channel.expect_event(&pair.a.scq);
+        pair.a.scq.ack(1);
+        let wc = pair.a.scq.next();
+        let ways = [IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR];
+        assert!(wc.id() == round && ways.contains(&wc.status()), "{wc:?}");
     }
 }
