@@ -24,6 +24,7 @@ mod line;
 mod memory;
 mod nic;
 mod post;
+mod prefetch;
 mod queue;
 mod threads;
 mod timetable;

@@ -31,6 +31,12 @@ impl<T: Copy> Line<T> {
         self.items.get(self.head)
     }
 
+    /// The one behind the first.
+    #[inline(always)]
+    pub(crate) fn second(&self) -> Option<&T> {
+        self.items.get(self.head + 1)
+    }
+
     #[inline(always)]
     pub(crate) fn front_mut(&mut self) -> Option<&mut T> {
         self.items.get_mut(self.head)

@@ -14,6 +14,7 @@ use verbs_abi as abi;
 
 use crate::line::Line;
 use crate::memory::Payload;
+use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::world::{Cqe, Event, Fifo, List, Qp, SUCCESS, World, code};
 
@@ -161,8 +162,12 @@ impl World {
         let (mut sent, mut next) = (0, at);
         while left > 0
             && next <= horizon
+            && let second = qp.wqes.second().copied()
             && let Some((id, times)) = qp.wqes.front_mut()
         {
+            if let Some((second, _)) = second {
+                prefetch(&messages[second]);
+            }
             let id = *id;
             let message = &messages[id];
             let shape = shapes.get(message.shape);
@@ -333,6 +338,17 @@ impl World {
         while let Some(&(at, id)) = nic.arriving.front()
             && at <= horizon
         {
+            // Those behind it: of the next one the queue pair, of the one after that the message, to find it by.
+            let following = nic.arriving.as_slice();
+            if let Some(&(_, next)) = following.get(1)
+                && let Some(Some(target)) = qps.get(messages[next].dest as usize)
+            {
+                prefetch(&target.transport);
+                prefetch(&target.recvs);
+            }
+            if let Some(&(_, later)) = following.get(2) {
+                prefetch(&messages[later]);
+            }
             let message = &messages[id];
             let shape = shapes.get(message.shape);
             let target = match qps.get_mut(message.dest as usize) {
