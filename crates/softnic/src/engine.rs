@@ -2,17 +2,18 @@
 //! for.
 //!
 //! It is called through the process's FIFO, by a peer that has sent to an armed completion queue or that
-//! waits for this process; it watches a pidfd of every peer. While a deadline runs (a receiver that is not
+//! waits for this process; it watches a pidfd of every peer, or looks for it now and then where there are none. While a deadline runs (a receiver that is not
 //! ready, a peer that does not answer), and shortly after, it looks every millisecond; otherwise it sleeps
 //! without limit.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::barrier;
+use crate::fabric::Peer;
 use crate::nic::Nic;
 use crate::xrc;
 
@@ -20,6 +21,12 @@ use crate::xrc;
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 1_000_000,
+};
+
+/// How often it looks whether a peer is still there that no descriptor tells of.
+const WATCH: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
 };
 
 /// Ticks in a row without a deadline until it sleeps without limit. What is kept back under load comes and goes,
@@ -43,12 +50,13 @@ fn run(nic: &'static Nic) {
     loop {
         let peers = nic.fabric.opened_peers();
         let mut fds = vec![PollFd::new(nic.me().wake_fd(), PollFlags::IN)];
-        fds.extend(
-            peers
-                .iter()
-                .map(|p| PollFd::from_borrowed_fd(p.pidfd.as_fd(), PollFlags::IN)),
-        );
-        let timeout = nic.engine_ticks.load(Ordering::Relaxed).then_some(&TICK);
+        let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
+        fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
+        let timeout = if nic.engine_ticks.load(Ordering::Relaxed) {
+            Some(&TICK)
+        } else {
+            peers.iter().any(|peer| peer.pidfd.is_none()).then_some(&WATCH)
+        };
         match poll(&mut fds, timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
@@ -57,16 +65,17 @@ fn run(nic: &'static Nic) {
             }
         }
         let called = fds.first().is_some_and(|f| !f.revents().is_empty());
-        let ended: Vec<bool> = fds
-            .iter()
-            .skip(1)
-            .map(|f| !f.revents().is_empty())
-            .collect();
+        let mut signs = fds.iter().skip(1).map(|f| !f.revents().is_empty());
+        let has_ended = |peer: &&Arc<Peer>| match peer.pidfd {
+            Some(_) => signs.next() == Some(true),
+            None => peer.has_ended(),
+        };
+        let ended: Vec<_> = peers.iter().filter(has_ended).collect();
         drop(fds);
         if called {
             nic.me().drain_calls();
         }
-        for (peer, _) in peers.iter().zip(&ended).filter(|(_, ended)| **ended) {
+        for peer in ended {
             tracing::debug!("process {} of the fabric has ended", peer.pid);
             peer.mark_dead();
             nic.fabric.forget(peer);

@@ -103,8 +103,9 @@ pub(crate) struct Peer {
     /// When this process noticed that; 0 before.
     died_ns: AtomicU64,
     wake: File,
-    /// Becomes readable when the process ends.
-    pub(crate) pidfd: OwnedFd,
+    /// Becomes readable when the process ends; not there where the system has no such descriptors (Linux before 5.3,
+    /// programs under valgrind).
+    pub(crate) pidfd: Option<OwnedFd>,
 }
 
 impl Peer {
@@ -454,9 +455,13 @@ fn open_wake(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn open_pidfd(pid: u64) -> io::Result<OwnedFd> {
+fn open_pidfd(pid: u64) -> io::Result<Option<OwnedFd>> {
     let pid = process::to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
-    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(rustix::io::Errno::NOSYS) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// Makes the folder if it is not there, checks that it is ours alone, and takes its lock.
