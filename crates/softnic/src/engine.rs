@@ -55,7 +55,10 @@ fn run(nic: &'static Nic) {
         let timeout = if nic.engine_ticks.load(Ordering::Relaxed) {
             Some(&TICK)
         } else {
-            peers.iter().any(|peer| peer.pidfd.is_none()).then_some(&WATCH)
+            peers
+                .iter()
+                .any(|peer| peer.pidfd.is_none())
+                .then_some(&WATCH)
         };
         match poll(&mut fds, timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::mem::size_of;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::io::retry_on_intr;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 
 use super::layout::*;
 use super::mailbox::{MAILBOX_SLOTS, Mailbox};
@@ -34,12 +34,16 @@ impl Mapping {
 
     /// Maps `len` bytes of `file` from `offset` on, a page's start, readable and writable.
     pub(crate) fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
+        Self::with(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn with(file: impl AsFd, offset: u64, len: usize, prot: ProtFlags) -> std::io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this process.
         let ptr = unsafe {
             mmap(
                 std::ptr::null_mut(),
                 len,
-                ProtFlags::READ | ProtFlags::WRITE,
+                prot,
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 file,
                 offset,
@@ -90,7 +94,14 @@ impl DirectoryMap {
 }
 
 /// A process's segment: its own, or a peer's.
-pub(crate) struct Segment(Mapping);
+///
+/// Most of it is never used. What is not yet cannot be accessed: valgrind's search for leaks reads all memory that can be
+/// read, and 4 GiB of a file in memory are there as soon as they are read.
+pub(crate) struct Segment {
+    map: Mapping,
+    /// Bytes from the start that can be accessed, the tables at least.
+    usable: AtomicUsize,
+}
 
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident, $ty:ty, $at:expr, $count:expr) => {
@@ -100,9 +111,9 @@ macro_rules! table {
             if index >= $count {
                 return None;
             }
-            // SAFETY: the table lies within `SEGMENT_BYTES` (asserted in `layout`), which are mapped; it is
+            // SAFETY: the table lies before the arena (asserted in `layout`), where all is usable; it is
             // aligned because tables start on pages; its elements are atomics.
-            Some(unsafe { &*self.0.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
+            Some(unsafe { &*self.map.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
         }
     };
 }
@@ -128,7 +139,38 @@ impl Segment {
         reserve(file, 0, QPS_AT)?;
         let locks = ATOMIC_LOCKS * size_of::<AtomicLock>();
         reserve(file, LOCKS_AT, locks)?;
-        Ok(Self(Mapping::new(file, SEGMENT_BYTES)?))
+        Self::map(file)
+    }
+
+    fn map(file: &File) -> std::io::Result<Self> {
+        let segment = Self {
+            map: Mapping::with(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
+            usable: AtomicUsize::new(0),
+        };
+        segment.use_until(ARENA_AT)?;
+        Ok(segment)
+    }
+
+    /// Makes the bytes before `end`, which are in the mapping, accessible.
+    #[inline]
+    fn use_until(&self, end: usize) -> std::io::Result<()> {
+        // Relaxed: that it can be accessed is true for all threads once `mprotect` has returned.
+        if end <= self.usable.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.use_more(end)
+    }
+
+    #[cold]
+    fn use_more(&self, end: usize) -> std::io::Result<()> {
+        /// At a time, so that there are few calls.
+        const STEP: usize = 4 << 20;
+        let end = end.next_multiple_of(STEP).min(self.map.len());
+        let prot = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: of a mapping of our own, more can be accessed than before.
+        unsafe { mprotect(self.map.as_ptr().cast(), end, prot)? };
+        self.usable.fetch_max(end, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Maps a peer's segment.
@@ -136,14 +178,14 @@ impl Segment {
         if file.metadata()?.len() < SEGMENT_BYTES as u64 {
             return Err(std::io::Error::other("the peer's segment is too short"));
         }
-        Ok(Self(Mapping::new(file, SEGMENT_BYTES)?))
+        Self::map(file)
     }
 
     /// Its header.
     #[inline]
     pub(crate) fn header(&self) -> &SegmentHeader {
         // SAFETY: the segment starts with its header, made of atomics.
-        unsafe { &*self.0.as_ptr().cast::<SegmentHeader>() }
+        unsafe { &*self.map.as_ptr().cast::<SegmentHeader>() }
     }
 
     table!(
@@ -195,7 +237,7 @@ impl Segment {
         // SAFETY: the slots lie in the mapping between `MAILBOX_AT` and `QPS_AT`, aligned, and are atomics.
         let slots = unsafe {
             std::slice::from_raw_parts(
-                self.0.as_ptr().add(MAILBOX_AT).cast::<AtomicU64>(),
+                self.map.as_ptr().add(MAILBOX_AT).cast::<AtomicU64>(),
                 MAILBOX_SLOTS,
             )
         };
@@ -214,8 +256,9 @@ impl Segment {
         {
             return None;
         }
-        // SAFETY: in the mapping, aligned to 64 bytes, atomics.
-        Some(unsafe { &*self.0.as_ptr().add(offset).cast::<RingHeader>() })
+        self.use_until(offset + size_of::<RingHeader>()).ok()?;
+        // SAFETY: in the mapping and usable, aligned to 64 bytes, atomics.
+        Some(unsafe { &*self.map.as_ptr().add(offset).cast::<RingHeader>() })
     }
 
     /// The ring at `offset` with `slots` slots; `None` where that is no possible ring.
@@ -226,16 +269,15 @@ impl Segment {
     pub(crate) unsafe fn ring(&self, offset: usize, slots: u32) -> Option<RingMemory> {
         let header = self.ring_header(offset)?;
         let first = offset + size_of::<RingHeader>();
-        if !slots.is_power_of_two()
-            || !(16..=32768).contains(&slots)
-            || first + slots as usize * SLOT_BYTES > SEGMENT_BYTES
-        {
+        let end = first + slots as usize * SLOT_BYTES;
+        if !slots.is_power_of_two() || !(16..=32768).contains(&slots) || end > SEGMENT_BYTES {
             return None;
         }
-        // SAFETY: the slots lie in the mapping (just checked), which the caller keeps.
+        self.use_until(end).ok()?;
+        // SAFETY: the slots lie in the mapping and are usable (just checked), which the caller keeps.
         Some(unsafe {
             RingMemory::new(
-                self.0.as_ptr().add(first).cast::<AtomicU64>(),
+                self.map.as_ptr().add(first).cast::<AtomicU64>(),
                 &raw const header.head,
                 u64::from(slots),
             )
@@ -243,11 +285,13 @@ impl Segment {
     }
 
     /// Fills `len` bytes at `offset` with zeros; both lie in the arena.
-    pub(crate) fn zero(&self, offset: usize, len: usize) {
+    pub(crate) fn zero(&self, offset: usize, len: usize) -> std::io::Result<()> {
         assert!(offset >= ARENA_AT && offset + len <= SEGMENT_BYTES);
-        // SAFETY: in the mapping. The owner does this to a range that it has just taken from its free list,
+        self.use_until(offset + len)?;
+        // SAFETY: in the mapping, and usable. The owner does this to a range that it has just taken from its free list,
         // which no correct peer uses; an incorrect one races on bytes that have no invalid value.
-        unsafe { self.0.as_ptr().add(offset).write_bytes(0, len) };
+        unsafe { self.map.as_ptr().add(offset).write_bytes(0, len) };
+        Ok(())
     }
 }
 
@@ -282,7 +326,7 @@ impl Arena {
         const STEP: usize = 1 << 20;
         let bytes = Self::rounded(bytes);
         if let Some(offset) = self.free.get_mut(&bytes).and_then(Vec::pop) {
-            segment.zero(offset, bytes);
+            segment.zero(offset, bytes)?;
             return Ok(offset);
         }
         let end = self.next + bytes;

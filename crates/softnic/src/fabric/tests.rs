@@ -140,3 +140,38 @@ fn memory_is_reserved_under_a_fast_timer() {
     assert_eq!(status, 0);
     assert_eq!(file.metadata().unwrap().len(), BYTES as u64);
 }
+
+#[test]
+fn what_is_not_used_of_a_segment_cannot_be_read() {
+    let file = tempfile::tempfile().unwrap();
+    let segment = Segment::create(&file).unwrap();
+    // Its name in /proc is that of an unlinked file; nothing else here is as large.
+    let readable = || -> usize {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()).to_string();
+        let ours = maps
+            .lines()
+            .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+        ours.filter(|words| words[1] == "rw-s" && words[4] == inode)
+            .map(|words| {
+                let (from, to) = words[0].split_once('-').unwrap();
+                let address = |text| usize::from_str_radix(text, 16).unwrap();
+                address(to) - address(from)
+            })
+            .sum()
+    };
+    assert!((ARENA_AT..ARENA_AT + (8 << 20)).contains(&readable()));
+    let far = 1 << 30;
+    assert_eq!(
+        segment
+            .ring_header(far)
+            .unwrap()
+            .head
+            .load(Ordering::Relaxed),
+        0
+    );
+    assert!(readable() > far);
+    let end = SEGMENT_BYTES - size_of::<RingHeader>();
+    assert!(segment.ring_header(end).is_some());
+    assert_eq!(readable(), SEGMENT_BYTES);
+}
