@@ -5,6 +5,7 @@
 //! `Spec::rc().rnr_retry(0).pair(env)`.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use verbs_abi::*;
@@ -12,6 +13,7 @@ use verbs_abi::*;
 use crate::env::{Cap, Env};
 use crate::memory::MemKind;
 use crate::objects::*;
+use crate::tags::TagSrq;
 use crate::wr::{SendWr, Wc};
 
 /// The Q_Key of UD queue pairs.
@@ -43,6 +45,8 @@ pub struct Spec {
     pub sig_all: bool,
     /// A shared receive queue of 64 WRs on both sides.
     pub srq: bool,
+    /// A shared receive queue for messages with so many tags; none if 0.
+    pub tags: u32,
     pub cqe: c_int,
     pub access: u32,
     pub timeout: u8,
@@ -71,6 +75,7 @@ impl Spec {
             max_inline_data: 64,
             sig_all: false,
             srq: false,
+            tags: 0,
             cqe: 256,
             access: ALL_ACCESS.cast_unsigned(),
             // 1.07 s: nothing but death takes as long.
@@ -160,6 +165,13 @@ impl Spec {
         self
     }
 
+    /// With a shared receive queue for tag matching.
+    #[must_use]
+    pub fn with_tags(mut self, max_num_tags: u32) -> Self {
+        self.tags = max_num_tags;
+        self
+    }
+
     /// With completion channels.
     #[must_use]
     pub fn with_channels(mut self) -> Self {
@@ -204,6 +216,8 @@ pub struct Side {
     pub cap: ibv_qp_cap,
     /// Its SRQ.
     pub srq: Option<Srq>,
+    /// The same, where it is for tag matching.
+    pub tags: Option<Arc<TagSrq>>,
     /// CQ of its sends.
     pub scq: Cq,
     /// CQ of its receives.
@@ -233,7 +247,12 @@ impl Side {
             None => ctx.cq(spec.cqe),
         };
         let (scq, rcq) = (cq(&schannel), cq(&rchannel));
-        let srq = spec.srq.then(|| pd.srq());
+        let new_tags = || TagSrq::new(&pd, &rcq, spec.tags).expect("ibv_create_srq_ex");
+        let tags = (spec.tags > 0).then(new_tags).map(Arc::new);
+        let srq = match &tags {
+            Some(tags) => Some(tags.srq.clone()),
+            None => spec.srq.then(|| pd.srq()),
+        };
         let mut side = Self {
             qp: {
                 let mut init = Self::init(spec, ctx.env(), &scq, &rcq, srq.as_ref());
@@ -248,6 +267,7 @@ impl Side {
             },
             spec: spec.clone(),
             srq,
+            tags,
             scq,
             rcq,
             schannel,
@@ -295,6 +315,7 @@ impl Side {
             qp,
             cap: init.cap,
             srq: self.srq.clone(),
+            tags: self.tags.clone(),
             scq: self.scq.clone(),
             rcq: self.rcq.clone(),
             schannel: self.schannel.clone(),

@@ -31,6 +31,21 @@ pub enum Order {
         /// How many bytes.
         len: usize,
     },
+    /// Add a receive for messages with a tag into a part of the buffer.
+    AddTag {
+        /// Its `wr_id`, and that of its addition.
+        id: u64,
+        /// The tag.
+        tag: u64,
+        /// Where in the buffer.
+        offset: u64,
+        /// How many bytes.
+        len: usize,
+    },
+    /// Write bytes into a part of the buffer.
+    Write(usize, Vec<u8>),
+    /// Read so many bytes of the buffer.
+    Read(usize, usize),
     /// Wait for a completion of the receive queue.
     Received,
     /// Wait for an event on the channel of the receive CQ, then for a completion.
@@ -60,6 +75,8 @@ pub enum Answer {
     Made(Address, Remote),
     /// A number.
     Word(u64),
+    /// What is in the buffer.
+    Bytes(Vec<u8>),
     /// A completion.
     Completion {
         /// `wr_id`.
@@ -228,6 +245,20 @@ fn obey(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Resu
     match order {
         Order::Connect(address) => side.connect(&address),
         Order::Recv { id, offset, len } => side.recv(id, [buf.sge(offset, len)]),
+        Order::AddTag {
+            id,
+            tag,
+            offset,
+            len,
+        } => {
+            let tags = side.tags.as_ref().context("no queue for tags")?;
+            let to = [buf.sge(offset, len)];
+            tags.add(id, (tag, u64::MAX), &to)
+                .expect("ibv_post_srq_ops");
+            side.received().ok(id, verbs_abi::IBV_WC_TM_ADD);
+        }
+        Order::Write(offset, bytes) => buf.memory.write(offset, &bytes),
+        Order::Read(offset, len) => return Ok(Answer::Bytes(buf.memory.read(offset, len))),
         Order::Received | Order::ReceivedByEvent => {
             if matches!(order, Order::ReceivedByEvent) {
                 let channel = side.rchannel.as_ref().context("no channel")?;

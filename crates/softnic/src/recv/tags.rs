@@ -2,7 +2,9 @@
 //!
 //! A message to a shared receive queue of this kind begins with a tag matching header. What matches an entry of the list
 //! goes there, without the header; what matches none is unexpected and goes, with it, into the oldest receive WR. A
-//! rendezvous message only says where the payload is: it is READ, and a message of the kind FIN tells the sender.
+//! rendezvous message only says where the payload is: it is READ, and a message of the kind FIN tells the sender. If the entry
+//! has no room for it the program goes on with the rendezvous itself (`Documentation/tag_matching.md` of rdma-core, "TM
+//! completion processing").
 
 use super::*;
 
@@ -199,6 +201,9 @@ pub(super) fn receive(
             rkey: half(&rest[8..]),
             len: half(&rest[12..]),
         };
+        if u64::from(payload.len) > room(&entry.sges) {
+            return Tagged::Handled(hand_over(qp, pd, &entry, &head, &mut source, (wc, sink)));
+        }
         let mut own = [0; TMH_BYTES];
         own.copy_from_slice(header);
         wc.byte_len = payload.len;
@@ -236,6 +241,51 @@ pub(super) fn receive(
     };
     list.entries.remove(at);
     Tagged::Handled(handled)
+}
+
+/// Gives the headers of a rendezvous to an entry that has no room for its payload: "the HW completes the buffer with an
+/// IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer".
+fn hand_over(
+    qp: &Qp,
+    pd: u32,
+    entry: &Entry,
+    head: &[u8; MAX_HEADER_BYTES],
+    source: &mut Source<'_>,
+    (wc, sink): (ibv_wc, &mut WcSink<'_>),
+) -> Handled {
+    let mut to = Scatter {
+        nic: qp.nic,
+        pd,
+        sges: &entry.sges,
+        offset: 0,
+        cache: source.local,
+    };
+    let placed = if head.len() as u64 > room(&entry.sges) {
+        Err(PlaceError::TooLong)
+    } else {
+        // SAFETY: all of the array.
+        unsafe { to.put(head.as_ptr(), head.len()) }
+    };
+    match placed {
+        Ok(()) => {
+            #[allow(clippy::cast_possible_truncation)] // 32
+            let byte_len = head.len() as u32;
+            sink.push(ibv_wc {
+                status: IBV_WC_TM_RNDV_INCOMPLETE,
+                byte_len,
+                ..wc
+            });
+            Handled::Done
+        }
+        Err(PlaceError::TooLong) => {
+            sink.push(failed(qp, wc.wr_id, IBV_WC_LOC_LEN_ERR));
+            Handled::Failed(IBV_WC_REM_INV_REQ_ERR)
+        }
+        Err(_) => {
+            sink.push(failed(qp, wc.wr_id, IBV_WC_LOC_PROT_ERR));
+            Handled::Failed(IBV_WC_REM_OP_ERR)
+        }
+    }
 }
 
 /// Places what stands behind the header of an eager message.
@@ -305,15 +355,10 @@ impl Rendezvous {
     /// first, it has first. False if that cannot be yet. There is room for a completion.
     #[cold]
     pub(super) fn go_on(&mut self, qp: &Qp, sink: &mut WcSink<'_>) -> bool {
-        let result = if u64::from(self.payload.len) > room(&self.sges) {
-            Err(IBV_WC_LOC_LEN_ERR)
-        } else {
-            let mut fin = self.header;
-            fin[0] = TMH_FIN;
-            let to = (self.pd, &self.sges[..]);
-            send::rendezvous(qp, to, self.payload, &mut self.is_read, &fin)
-        };
-        match result {
+        let mut fin = self.header;
+        fin[0] = TMH_FIN;
+        let to = (self.pd, &self.sges[..]);
+        match send::rendezvous(qp, to, self.payload, &mut self.is_read, &fin) {
             Ok(false) => return false,
             Ok(true) => sink.push(ibv_wc {
                 wr_id: self.wr_id,

@@ -154,7 +154,8 @@ tables! {
         IBV_WC_WR_FLUSH_ERR IBV_WC_MW_BIND_ERR IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR IBV_WC_REM_INV_REQ_ERR
         IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR IBV_WC_RETRY_EXC_ERR IBV_WC_RNR_RETRY_EXC_ERR
         IBV_WC_LOC_RDD_VIOL_ERR IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR IBV_WC_INV_EECN_ERR
-        IBV_WC_INV_EEC_STATE_ERR IBV_WC_FATAL_ERR IBV_WC_RESP_TIMEOUT_ERR IBV_WC_GENERAL_ERR;
+        IBV_WC_INV_EEC_STATE_ERR IBV_WC_FATAL_ERR IBV_WC_RESP_TIMEOUT_ERR IBV_WC_GENERAL_ERR IBV_WC_TM_ERR
+        IBV_WC_TM_RNDV_INCOMPLETE;
     /// `enum ibv_send_flags`.
     SEND_FLAGS: IBV_SEND_FENCE IBV_SEND_SIGNALED IBV_SEND_SOLICITED IBV_SEND_INLINE IBV_SEND_IP_CSUM;
     /// `enum ibv_qp_type`.
@@ -226,5 +227,15 @@ mod tests {
         text.push(' ');
         name_number(&mut text, IBV_WR_SEND, "IBV_WR_", WR_OPCODES);
         assert_eq!(text, "INLINE|0x100000 0x100000 77 SEND");
+    }
+
+    #[test]
+    fn every_status_has_a_name() {
+        // The last one of `enum ibv_wc_status`.
+        for status in 0..=IBV_WC_TM_RNDV_INCOMPLETE {
+            let mut text = String::new();
+            name_number(&mut text, status, "IBV_WC_", STATUSES);
+            assert!(!text.starts_with(|c: char| c.is_ascii_digit()), "{text}");
+        }
     }
 }

@@ -360,8 +360,11 @@ impl Pointee for ibv_ops_wr {
                     )
                 }
                 IBV_WR_TAG_DEL => write!(text, " handle {}", op.tm.handle),
-                _ => write!(text, " unexpected_cnt {}", op.tm.unexpected_cnt),
+                _ => Ok(()),
             };
+            if op.opcode == IBV_WR_TAG_SYNC || op.flags.cast_unsigned() & IBV_OPS_TM_SYNC != 0 {
+                let _ = write!(text, " unexpected_cnt {}", op.tm.unexpected_cnt);
+            }
             list = op.next;
         }
         text.push(']');
@@ -605,5 +608,24 @@ mod tests {
         );
         ib.sib_family = 1;
         assert_eq!(text((&raw const ib).cast()), "an address of family 1");
+    }
+
+    #[test]
+    fn operations_on_tags_are_written_with_what_they_acknowledge() {
+        let mut sync = ibv_ops_wr::zeroed();
+        (sync.wr_id, sync.opcode) = (9, IBV_WR_TAG_SYNC);
+        let mut removal = ibv_ops_wr::zeroed();
+        (removal.wr_id, removal.opcode) = (8, IBV_WR_TAG_DEL);
+        removal.flags = IBV_OPS_TM_SYNC.cast_signed();
+        removal.tm.handle = 3;
+        removal.tm.unexpected_cnt = 5;
+        removal.next = &raw mut sync;
+        let mut text = String::new();
+        // SAFETY: a list of two.
+        unsafe { Pointee::input(&raw const removal, "op", &mut text) };
+        assert_eq!(
+            text,
+            "[TAG_DEL wr_id=8 handle 3 unexpected_cnt 5, TAG_SYNC wr_id=9 unexpected_cnt 0]"
+        );
     }
 }

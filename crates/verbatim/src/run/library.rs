@@ -1,10 +1,12 @@
 //! Where the drop-in libraries are.
 
+use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::geteuid;
 
 /// What cargo calls each library, beside this program in the build's folder, and what programs ask the loader for.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -62,7 +64,7 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
         .iter()
         .all(|(built, _)| folder.join(built).exists())
     {
-        return linked(folder, cache().as_deref());
+        return linked(folder, caches);
     }
     let installed = folder.join(INSTALLED);
     if LIBRARIES
@@ -80,22 +82,44 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
     )
 }
 
-/// Where this user's programs keep what they can make again.
-fn cache() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))
+/// Where this user's programs may keep what they can make again, the best place first.
+fn caches() -> Vec<PathBuf> {
+    // "If an implementation encounters a relative path [...] it should consider the path invalid and ignore it" (XDG
+    // Base Directory Specification); so is one that is empty.
+    let set = |name| {
+        let set = std::env::var_os(name).map(PathBuf::from);
+        set.filter(|folder| folder.is_absolute())
+    };
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    let home = cache.map(|cache| cache.join("verbatim"));
+    // A user of the system's, such as nobody, has no home: then beside the fabrics.
+    home.into_iter().chain(shared_memory()).collect()
 }
 
-/// A folder of links to the libraries in `build`: beside them, or if this user may not write there, in `cache`.
-fn linked(build: &Path, cache: Option<&Path>) -> Result<PathBuf> {
+/// A folder of this user's alone in shared memory, made if it is not there.
+fn shared_memory() -> Option<PathBuf> {
+    let user = geteuid().as_raw();
+    let folder = PathBuf::from(format!("/dev/shm/verbatim-{user}.libraries"));
+    let made = DirBuilder::new().mode(0o700).create(&folder);
+    match made {
+        Err(err) if err.kind() != io::ErrorKind::AlreadyExists => return None,
+        _ => {}
+    }
+    // What lies there is loaded into programs: it may be nobody else's.
+    let found = std::fs::symlink_metadata(&folder).ok()?;
+    (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
+}
+
+/// A folder of links to the libraries in `build`: beside them, or if this user may not write there, in one of `caches`.
+fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
     let links = build.join(LINKS);
     let made = link(&links, Path::new("../.."));
     if made.is_ok() {
         return Ok(links);
     }
-    if let Some(cache) = cache {
-        let place = build.strip_prefix("/").unwrap_or(build);
-        let own = cache.join("verbatim/dropin").join(place);
+    let place = build.strip_prefix("/").unwrap_or(build);
+    for cache in caches() {
+        let own = cache.join("dropin").join(place);
         if link(&own, build).is_ok() {
             return Ok(own);
         }
@@ -150,9 +174,10 @@ mod tests {
         }
         // No user may make a folder where a file is.
         std::fs::write(build.path().join("dropin"), "in the way").expect("written");
-        assert!(linked(build.path(), None).is_err());
+        assert!(linked(build.path(), Vec::new).is_err());
+        let caches = || vec![PathBuf::from("/dev/null"), cache.path().to_owned()];
         for _ in 0..2 {
-            let found = linked(build.path(), Some(cache.path())).expect("links");
+            let found = linked(build.path(), caches).expect("links");
             assert!(found.starts_with(cache.path()), "{}", found.display());
             for (built, name) in LIBRARIES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");

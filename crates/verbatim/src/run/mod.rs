@@ -28,7 +28,7 @@ use softnic::SysfsFile;
 use crate::Outcome;
 use crate::args::{LinkLayerArgs, Provider};
 use crate::ledger::{self, LedgerArgs};
-use namespace::Entered;
+use namespace::{Door, Entered};
 
 /// Arguments of `verbatim run`.
 #[derive(clap::Args)]
@@ -98,13 +98,20 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     };
     let mut command = Command::new(program);
     command.args(rest);
-    match args.provider {
+    let door = match args.provider {
         Provider::Softnic => prepare_softnic(args, &mut command)?,
-        Provider::System => prepare_system(args, &mut command)?,
-    }
+        Provider::System => {
+            prepare_system(args, &mut command)?;
+            None
+        }
+    };
     let words = ledger::words(&args.command);
     if let Some(file) = &args.trace {
         command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
+    }
+    if args.ledger.is_wanted() {
+        // It would be held for as long as the program runs.
+        drop(door);
     }
     let mut command = match args.ledger.record_program(command, &words)? {
         Ok(outcome) => return Ok(outcome),
@@ -119,8 +126,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
 }
 
-/// Has a program find the software NIC.
-fn prepare_softnic(args: &Args, command: &mut Command) -> Result<()> {
+/// Has a program find the software NIC. What it returns may go when the program is there.
+fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     let folder = library::find()?;
     let nic = args.nic.as_deref().map(identity::of_profile).transpose()?;
     let (identity, port) = nic.unzip();
@@ -136,13 +143,14 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<()> {
     }
     let link_layer = link_layer.map(|(_, value)| value);
     if args.no_view {
-        return Ok(());
+        return Ok(None);
     }
     // Where there are none, the program's own attempt to use the device will say what is wrong.
     let Ok(files) = softnic::sysfs_files(link_layer.map(OsStr::new), identity.as_ref()) else {
-        return Ok(());
+        return Ok(None);
     };
-    if let Err(forbidden) = show(&files) {
+    let mut door = None;
+    if let Err(forbidden) = show(&files, &mut door) {
         let instead = preload_copies(&files, command);
         let instead = match &instead {
             Ok(()) => {
@@ -155,7 +163,11 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<()> {
              --no-view goes without"
         );
     }
-    Ok(())
+    if door.is_some() {
+        let own = namespace::own().context("cannot tell which user namespace this is")?;
+        command.env(namespace::VARIABLE, own);
+    }
+    Ok(door)
 }
 
 /// Has a program find the files of the device by a library that is loaded into it.
@@ -216,8 +228,8 @@ fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
 }
 
 /// Shows the program the files of the device by mounts.
-fn show(files: &[SysfsFile]) -> Result<()> {
-    match namespace::enter()? {
+fn show(files: &[SysfsFile], door: &mut Option<Door>) -> Result<()> {
+    match namespace::enter(door)? {
         Entered::New => view::make(files),
         Entered::Inherited => Ok(()),
     }

@@ -17,6 +17,8 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_bind_recursive, mount_remount};
 use softnic::{SysfsFile, UVERBS_NAME};
 
+use super::namespace::MOUNT_SOURCE;
+
 /// Makes the view in this process's mount namespace, which must be its own.
 pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
     let class = Path::new("/sys/class");
@@ -105,10 +107,16 @@ fn keep(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Covers `folder` with an empty file system.
+/// Covers `folder` with an empty file system, which is known for ours.
 fn empty(folder: &Path) -> Result<()> {
-    mount("tmpfs", folder, "tmpfs", MountFlags::NOSUID, c"mode=755")
-        .with_context(|| format!("cannot mount a file system at {}", folder.display()))
+    mount(
+        MOUNT_SOURCE,
+        folder,
+        "tmpfs",
+        MountFlags::NOSUID,
+        c"mode=755",
+    )
+    .with_context(|| format!("cannot mount a file system at {}", folder.display()))
 }
 
 /// Ends writing to file systems that [`empty`] made.

@@ -178,6 +178,68 @@ fn programs_that_may_not_mount_share_a_user_namespace() {
     assert_ne!(one.lines().next(), own.to_str(), "it is not everybody's");
 }
 
+/// The kernel gives a namespace the number of one that has ended: here the note of the user's says that a namespace which
+/// somebody else has made is the user's.
+#[test]
+fn a_namespace_of_somebody_else_is_not_taken_for_the_users() {
+    if !namespaces_are_allowed() {
+        return;
+    }
+    // A user of a number that has no fabric, in a namespace of its own, in which it may not mount.
+    const USER: &str = "64321";
+    let enter = format!(
+        "readlink /proc/self/ns/user | tr -d '\\n' > /dev/shm/verbatim-{USER}.userns
+         exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin \"$0\" \"$@\""
+    );
+    let user = format!("--map-user={USER}");
+    let before = ["unshare", "--user", &user, "sh", "-c", &enter];
+    let file = "/sys/class/infiniband_verbs/uverbs0/ibdev";
+    let out = command(&before, &["--", "cat", file]).output();
+    for left in std::fs::read_dir("/dev/shm").expect("a folder").flatten() {
+        if left
+            .file_name()
+            .to_string_lossy()
+            .starts_with(&format!("verbatim-{USER}"))
+        {
+            let path = left.path();
+            let removed = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path));
+            removed.expect("it is ours");
+        }
+    }
+    let out = out.expect("it starts");
+    assert_eq!(stdout(&out), "softnic0\n", "{out:?}");
+}
+
+/// Who may not write where the program is, and has no home, has the libraries all the same, and no links where they happen
+/// to be.
+#[test]
+fn a_user_without_a_home_needs_none() {
+    common::build_libraries();
+    let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
+    let built = program.parent().expect("the build's folder");
+    let place = tempfile::tempdir_in(built).expect("a folder");
+    let link = |name: &str| std::fs::hard_link(built.join(name), place.path().join(name));
+    link("verbatim").expect("a program");
+    for library in ["libverbatim_dropin.so", "libverbatim_dropin_rdmacm.so"] {
+        link(library).expect("a library");
+    }
+    // Nobody may make a folder where a file is.
+    std::fs::write(place.path().join("dropin"), "in the way").expect("written");
+    let here = tempfile::tempdir().expect("a folder");
+    for cache in ["", "relative"] {
+        let out = Command::new(place.path().join("verbatim"))
+            .args(["run", "--no-view", "--fabric", "tests_8", "ibv_devices"])
+            .current_dir(here.path())
+            .env("XDG_CACHE_HOME", cache)
+            .env("HOME", "/dev/null/nobody")
+            .output()
+            .expect("it starts");
+        assert!(stdout(&out).contains("softnic0"), "{out:?}");
+        let left = std::fs::read_dir(here.path()).expect("a folder").count();
+        assert_eq!(left, 0, "with {cache:?}");
+    }
+}
+
 /// Runs commands of `verbatim run` where nobody may make a namespace: in a user namespace that has nobody in it.
 fn without_namespaces(args: &[&str]) -> Output {
     let out = command(&["unshare", "--user"], args).output();

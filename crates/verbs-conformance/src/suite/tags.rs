@@ -1,13 +1,17 @@
 //! Tag matching: `ibv_post_srq_ops`.
 
+use std::time::Duration;
+
 use verbs_abi::*;
 
 use crate::Env;
-use crate::rng::pattern;
+use crate::harness::case;
 use crate::objects::{Buf, QpInit};
 use crate::pair::{Side, Spec};
+use crate::peer::{Answer, Order, Peer};
+use crate::rng::pattern;
 use crate::tags::{EAGER, FIN, NO_TAG, RNDV, TagSrq, header, operation, post_ops};
-use crate::wr::{Verb, Wc, send, send_imm};
+use crate::wr::{Remote, Verb, Wc, read, send, send_imm};
 
 tests! { "tags";
     a_message_goes_to_what_it_matches [Tags],
@@ -18,7 +22,12 @@ tests! { "tags";
     a_rendezvous_is_read_and_finished [Tags],
     a_rendezvous_that_cannot_be_read_fails [Tags],
     a_message_that_is_too_long_fails [Tags],
+    a_rendezvous_that_is_too_long_is_left_to_the_program [Tags, Read],
     what_is_not_for_tags_is_refused [Tags],
+    messages_of_another_process_are_matched [Tags, Processes],
+    another_process_matches [Tags, Processes],
+    a_killed_sender_of_a_rendezvous_ends_it [Tags, Processes],
+    a_killed_receiver_of_a_rendezvous_ends_it [Tags, Processes],
 }
 
 const ANY: u64 = u64::MAX;
@@ -182,12 +191,17 @@ fn what_is_deleted_matches_nothing(env: &Env) {
 
 /// A message that says where `payload` is.
 fn rendezvous(tags: &Tags, tag: u64, payload: &Buf, rkey: u32) -> Buf {
+    let place = Remote { rkey, ..payload.remote() };
+    tags.message(&rendezvous_header(tag, place, payload.memory.len()), 0, 0)
+}
+
+/// What it begins with: the headers for tag matching and for a rendezvous.
+fn rendezvous_header(tag: u64, payload: Remote, len: usize) -> Vec<u8> {
     let mut bytes = header(RNDV, 55, tag);
-    bytes.extend(payload.memory.addr().to_be_bytes());
-    bytes.extend(rkey.to_be_bytes());
-    let len = u32::try_from(payload.memory.len()).expect("short");
-    bytes.extend(len.to_be_bytes());
-    tags.message(&bytes, 0, 0)
+    bytes.extend(payload.addr.to_be_bytes());
+    bytes.extend(payload.rkey.to_be_bytes());
+    bytes.extend(u32::try_from(len).expect("short").to_be_bytes());
+    bytes
 }
 
 fn a_rendezvous_is_read_and_finished(env: &Env) {
@@ -234,24 +248,44 @@ fn a_rendezvous_that_cannot_be_read_fails(env: &Env) {
 }
 
 fn a_message_that_is_too_long_fails(env: &Env) {
-    for operation in [EAGER, RNDV] {
-        let tags = Tags::new(env);
-        let to = tags.receiver.buf(99);
-        tags.add(1, 7, &to);
-        if operation == EAGER {
-            tags.send(0, &tags.message(&header(EAGER, 0, 7), 100, 0));
-            let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
-            tags.receiver.received().failed(1, &statuses);
-            let statuses = env.failure(IBV_WC_REM_INV_REQ_ERR);
-            tags.sender.sent().failed(0, &statuses);
-        } else {
-            let payload = tags.sender.buf(100);
-            tags.send(0, &rendezvous(&tags, 7, &payload, payload.mr.rkey()));
-            tags.completes(1, IBV_WC_TM_RECV);
-            let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
-            tags.receiver.received().failed(1, &statuses);
-        }
-    }
+    let tags = Tags::new(env);
+    let to = tags.receiver.buf(99);
+    tags.add(1, 7, &to);
+    tags.send(0, &tags.message(&header(EAGER, 0, 7), 100, 0));
+    let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
+    tags.receiver.received().failed(1, &statuses);
+    let statuses = env.failure(IBV_WC_REM_INV_REQ_ERR);
+    tags.sender.sent().failed(0, &statuses);
+}
+
+/// "When a posted tagged buffer is insufficient to hold the data of a rendezvous request, the HW completes the buffer with an
+/// IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer (tag-matching
+/// has still been completed!), and message handling is resumed by SW" (`Documentation/tag_matching.md` of rdma-core).
+fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
+    let tags = Tags::new(env);
+    let (to, payload) = (tags.receiver.buf(99), tags.sender.buf(100));
+    let place = rendezvous_header(7, payload.remote(), 100);
+    tags.add(1, 7, &to);
+    tags.add(2, 7, &to);
+    tags.send(0, &tags.message(&place, 0, 0));
+    tags.receiver.received().failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
+    assert_eq!(to.memory.read(0, 32), place);
+    tags.sender.sent().sent(0, Verb::Send);
+    // It reads and finishes; nothing else has happened to the queue pairs.
+    let all = tags.receiver.buf(100);
+    payload.memory.fill(3);
+    tags.receiver.post(read([all.all()], payload.remote()).id(4));
+    tags.receiver.sent().sent(4, Verb::RdmaRead);
+    all.memory.check_at(0, 100, 3);
+    tags.send(1, &tags.message(&header(EAGER, 0, 7), 50, 4));
+    tags.completes(2, IBV_WC_TM_RECV);
+    tags.sender.sent().sent(1, Verb::Send);
+    // There must be room for that much.
+    let small = tags.receiver.buf(31);
+    tags.add(3, 7, &small);
+    tags.send(2, &tags.message(&place, 0, 0));
+    tags.receiver.received().failed(3, &env.failure(IBV_WC_LOC_LEN_ERR));
+    tags.sender.sent().failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
 }
 
 fn what_is_not_for_tags_is_refused(env: &Env) {
@@ -276,4 +310,185 @@ fn what_is_not_for_tags_is_refused(env: &Env) {
         assert_eq!(pd.try_qp(&mut init).err(), Some(libc::EINVAL), "type {qp_type}");
     }
     tags.receiver.rcq.expect_empty();
+}
+
+const LEN: usize = 1 << 20;
+
+fn do_it(peer: &mut Peer, order: Order) {
+    assert_eq!(peer.ask(&order), Answer::Done);
+}
+
+/// Another process, connected with a new side of this one: of a list for tags here, or there.
+fn with_peer(env: &Env, here: u32, there: u32) -> (Peer, Side, Remote) {
+    let spec = |tags| Spec::rc().impatient().with_tags(tags);
+    let mut peer = Peer::start(env);
+    let make = Order::Make(Box::new(spec(there)), LEN + 4096);
+    let Answer::Made(address, remote) = peer.ask(&make) else { panic!("nothing was made") };
+    let mut side = spec(here).side(env);
+    do_it(&mut peer, Order::Connect(side.address()));
+    side.connect(&address);
+    (peer, side, remote)
+}
+
+/// The next completion of a side's receives, which is of a message with a tag.
+fn matched(side: &Side, wr_id: u64, expected: u32, len: usize) {
+    let wc = side.received();
+    wc.ok(wr_id, IBV_WC_TM_RECV);
+    assert_eq!((flags(&wc), wc.raw().byte_len as usize), (expected, len));
+}
+
+/// The peer's buffer: payload, and behind it messages and what comes back.
+const MESSAGE: usize = LEN;
+const BACK: usize = LEN + 64;
+
+fn messages_of_another_process_are_matched(env: &Env) {
+    let (mut peer, side, remote) = with_peer(env, 4, 0);
+    let tags = side.tags.clone().expect("it has a list");
+    let (to, plain) = (side.buf(LEN), side.buf(4096));
+    let add = |id, tag| {
+        tags.add(id, (tag, ANY), &[to.all()]).expect("ibv_post_srq_ops");
+        side.received().ok(id, IBV_WC_TM_ADD);
+    };
+    for (seed, len) in [0, 1, 100, 5000, LEN - 16].into_iter().enumerate() {
+        case(format!("an eager message of {len} bytes"));
+        let seed = seed as u64;
+        add(seed, 7);
+        do_it(&mut peer, Order::Write(0, header(EAGER, 1, 7)));
+        do_it(&mut peer, Order::Fill(16, len, seed));
+        do_it(&mut peer, Order::Send(0, 16 + len));
+        matched(&side, seed, IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID, len);
+        to.memory.check_at(0, len, seed);
+    }
+    for (seed, len) in [1, 5000, LEN].into_iter().enumerate() {
+        case(format!("a rendezvous of {len} bytes"));
+        let seed = 10 + seed as u64;
+        add(seed, 8);
+        do_it(&mut peer, Order::Fill(0, len, seed));
+        do_it(&mut peer, Order::Recv { id: 1, offset: BACK as u64, len: 64 });
+        do_it(&mut peer, Order::Write(MESSAGE, rendezvous_header(8, remote, len)));
+        do_it(&mut peer, Order::Send(MESSAGE, 32));
+        matched(&side, seed, IBV_WC_TM_MATCH, len);
+        matched(&side, seed, IBV_WC_TM_DATA_VALID, len);
+        to.memory.check_at(0, len, seed);
+        let Answer::Completion { status, .. } = peer.ask(&Order::Received) else {
+            panic!("no completion")
+        };
+        assert_eq!(status, IBV_WC_SUCCESS);
+        let fin = peer.ask(&Order::Read(BACK, 16));
+        assert_eq!(fin, Answer::Bytes(header(FIN, 55, 8)));
+    }
+    case("one that nothing matches");
+    side.srq.as_ref().expect("the same").recv(20, [plain.all()]);
+    do_it(&mut peer, Order::Write(0, header(EAGER, 1, 9)));
+    do_it(&mut peer, Order::Send(0, 16));
+    matched(&side, 20, 0, 16);
+    tags.sync(21, 1).expect("ibv_post_srq_ops");
+    side.received().ok(21, IBV_WC_TM_SYNC);
+    peer.end();
+}
+
+fn another_process_matches(env: &Env) {
+    let (mut peer, side, _) = with_peer(env, 0, 4);
+    let (message, payload, back) = (side.buf(5016), side.buf(LEN), side.buf(64));
+    let add = |peer: &mut Peer, id, tag| {
+        do_it(peer, Order::AddTag { id, tag, offset: 0, len: LEN });
+    };
+    let finished = |peer: &mut Peer, id, len| {
+        let Answer::Completion { id: found, status, opcode, byte_len, .. } =
+            peer.ask(&Order::Received)
+        else {
+            panic!("no completion")
+        };
+        let expected = (id, IBV_WC_SUCCESS, IBV_WC_TM_RECV, len);
+        assert_eq!((found, status, opcode, byte_len as usize), expected);
+    };
+    add(&mut peer, 1, 7);
+    add(&mut peer, 2, 8);
+    payload.memory.fill(5);
+    message.memory.write(0, &rendezvous_header(8, payload.remote(), LEN));
+    side.recv(9, [back.all()]);
+    side.post(send([message.sge(0, 32)]).id(3));
+    side.sent().sent(3, Verb::Send);
+    finished(&mut peer, 2, LEN);
+    finished(&mut peer, 2, LEN);
+    do_it(&mut peer, Order::Check(0, LEN, 5));
+    side.received().received(9, 16);
+    assert_eq!(back.memory.read(0, 16), header(FIN, 55, 8));
+    message.memory.write(0, &header(EAGER, 0, 7));
+    message.memory.fill_at(16, 5000, 6);
+    side.post(send([message.all()]).id(4));
+    side.sent().sent(4, Verb::Send);
+    finished(&mut peer, 1, 5000);
+    do_it(&mut peer, Order::Check(0, 5000, 6));
+    peer.end();
+}
+
+/// How long after the message one of the two dies: before it is taken, while the payload is read, and behind that.
+const MOMENTS_US: [u64; 6] = [0, 50, 200, 500, 1000, 5000];
+
+fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
+    for us in MOMENTS_US {
+        case(format!("killed {us} µs after it was told to send"));
+        let (mut peer, side, remote) = with_peer(env, 4, 0);
+        let (tags, to) = (side.tags.clone().expect("it has a list"), side.buf(LEN));
+        tags.add(1, (7, ANY), &[to.all()]).expect("ibv_post_srq_ops");
+        side.received().ok(1, IBV_WC_TM_ADD);
+        do_it(&mut peer, Order::Fill(0, LEN, 3));
+        do_it(&mut peer, Order::Recv { id: 1, offset: BACK as u64, len: 64 });
+        do_it(&mut peer, Order::Write(MESSAGE, rendezvous_header(7, remote, LEN)));
+        peer.order(&Order::Send(MESSAGE, 32));
+        std::thread::sleep(Duration::from_micros(us));
+        peer.kill();
+        // Nothing has come, or what was matched ends: with the payload, or without.
+        let ended = match side.rcq.poll(1).first() {
+            None => {
+                side.rcq.expect_empty();
+                continue;
+            }
+            Some(wc) => {
+                wc.ok(1, IBV_WC_TM_RECV);
+                assert_eq!(flags(wc), IBV_WC_TM_MATCH);
+                side.received()
+            }
+        };
+        if ended.status() == IBV_WC_SUCCESS {
+            ended.ok(1, IBV_WC_TM_RECV);
+            to.memory.check_at(0, LEN, 3);
+        } else {
+            ended.failed(1, &env.failure(IBV_WC_RETRY_EXC_ERR));
+        }
+        // The list is still there, for whom it is connected with next.
+        tags.sync(2, 0).expect("ibv_post_srq_ops");
+        side.received().ok(2, IBV_WC_TM_SYNC);
+    }
+}
+
+fn a_killed_receiver_of_a_rendezvous_ends_it(env: &Env) {
+    for us in MOMENTS_US {
+        case(format!("killed {us} µs after the message"));
+        let (mut peer, side, _) = with_peer(env, 0, 4);
+        let (message, payload, back) = (side.buf(64), side.buf(LEN), side.buf(64));
+        do_it(&mut peer, Order::AddTag { id: 1, tag: 7, offset: 0, len: LEN });
+        message.memory.write(0, &rendezvous_header(7, payload.remote(), LEN));
+        side.recv(9, [back.all()]);
+        side.post(send([message.sge(0, 32)]).id(3));
+        // It takes the message when it polls.
+        peer.order(&Order::Received);
+        std::thread::sleep(Duration::from_micros(us));
+        peer.kill();
+        let wc = side.sent();
+        if wc.status() == IBV_WC_SUCCESS {
+            wc.sent(3, Verb::Send);
+            side.post(send([message.sge(0, 32)]).id(4));
+            side.sent().failed(4, &env.failure(IBV_WC_RETRY_EXC_ERR));
+        } else {
+            wc.failed(3, &env.failure(IBV_WC_RETRY_EXC_ERR));
+        }
+        let wc = side.received();
+        if wc.status() == IBV_WC_SUCCESS {
+            wc.received(9, 16);
+        } else {
+            wc.flushed(9);
+        }
+    }
 }
