@@ -166,6 +166,11 @@ pub(crate) const LIBISCSI_BIN: Package = Package {
     why: "a suite of conformance/",
     present: Present::Program("iscsi-inq"),
 };
+pub(crate) const VALGRIND: Package = Package {
+    name: "valgrind",
+    why: "a suite of conformance/ runs programs under it",
+    present: Present::Program("valgrind"),
+};
 pub(crate) const LIBGLOO_DEV: Package = Package {
     name: "libgloo-dev",
     why: "a program of conformance/ is compiled with it",
@@ -204,6 +209,7 @@ pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     DAPL2_UTILS,
     TGT,
     LIBISCSI_BIN,
+    VALGRIND,
     LIBGLOO_DEV,
     LIBIBVERBS_DEV,
     GXX,
