@@ -11,6 +11,7 @@
 //! - `post`: what verbs cost a core.
 //! - `threads`: coroutines with clocks; the only places where they stop.
 //! - `abi`, `memory`: C structures and raw memory, and all that is unsafe about them.
+//! - `prefetch`: cache lines that are needed soon.
 //!
 //! What is not simulated: shared receive queues, completion events, limits on outstanding READs,
 //! loss, and retries (a RECV that is not there when a reliable SEND comes fails it at once).

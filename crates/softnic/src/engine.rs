@@ -2,9 +2,9 @@
 //! for.
 //!
 //! It is called through the process's FIFO, by a peer that has sent to an armed completion queue or that
-//! waits for this process; it watches a pidfd of every peer, or looks for it now and then where there are none. While a deadline runs (a receiver that is not
-//! ready, a peer that does not answer), and shortly after, it looks every millisecond; otherwise it sleeps
-//! without limit.
+//! waits for this process; it watches a pidfd of every peer, or where there are none looks ten times a second whether
+//! they are there. While a deadline runs (a receiver that is not ready, a peer that does not answer), and shortly after,
+//! it looks every millisecond; otherwise it sleeps without limit.
 
 use std::io;
 use std::sync::Arc;
