@@ -55,13 +55,6 @@ impl Ah {
         }
     }
 
-    /// What makes two handles address alike.
-    pub(crate) fn path_key(&self) -> Vec<u8> {
-        let mut key = self.path.to_ne_bytes().to_vec();
-        key.extend(self.grh.iter().flatten());
-        key
-    }
-
     /// The program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_ah {
         self.abi.get()

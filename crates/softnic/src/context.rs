@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use verbs_abi::{
-    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_device, ibv_event_type, ibv_qp, ibv_srq,
+    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_device, ibv_event_type, ibv_qp, ibv_srq, ibv_wq,
     verbs_context,
 };
 
@@ -70,6 +70,13 @@ impl Context {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.srq = srq;
+        self.events.push(AsyncEvent(e));
+    }
+
+    pub(crate) fn raise_wq(&self, event: ibv_event_type, wq: *mut ibv_wq) {
+        let mut e = ibv_async_event::zeroed();
+        e.event_type = event;
+        e.element.wq = wq;
         self.events.push(AsyncEvent(e));
     }
 

@@ -11,17 +11,20 @@ use std::sync::OnceLock;
 use std::{fs, io, ptr};
 
 use crate::identity::Identity;
+use crate::steering::spread::HASH_FIELDS;
 use libc::EINVAL;
 use verbs_abi::{
-    IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
-    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID,
-    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2,
-    IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_ODP_SUPPORT,
-    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
-    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
-    IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_TM_CAP_RC,
-    IBV_WC_GRH, ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
-    ibv_gid_entry, ibv_port_attr, ibv_tm_caps, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
+    IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MANAGED_FLOW_STEERING,
+    IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_RAW_IP_CSUM,
+    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE,
+    IBV_DEVICE_XRC, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET,
+    IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC,
+    IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND,
+    IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS,
+    IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_QPT_RAW_PACKET,
+    IBV_RAW_PACKET_CAP_IP_CSUM, IBV_RX_HASH_FUNC_TOEPLITZ, IBV_TM_CAP_RC, IBV_WC_GRH,
+    ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
+    ibv_port_attr, ibv_rss_caps, ibv_tm_caps, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
 };
 
 /// Most queue pairs of a context. 16 Ki leave room above the 10,000 that the benchmark connects.
@@ -56,6 +59,9 @@ pub(crate) const MAX_SRQ: u32 = MAX_QP;
 pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 /// Most scatter/gather elements of a WR on a shared receive queue: as on any other.
 pub(crate) const MAX_SRQ_SGE: u32 = MAX_SGE;
+/// Most work queues of a table that raw packets are spread by: what its place in shared memory has room for.
+#[allow(clippy::cast_possible_truncation)] // 128
+pub(crate) const MAX_IND_TBL_SIZE: u32 = crate::fabric::layout::MAX_IND_TBL as u32;
 /// Bytes of the headers of a rendezvous message.
 pub(crate) const MAX_RNDV_HEADER: u32 = 32;
 /// Entries of the list of a shared receive queue for tag matching, each of which a message may have to be compared with.
@@ -139,8 +145,8 @@ fn guid_from(host_id: &str) -> [u8; 8] {
 /// Properties and limits of the device: what `ibv_query_device` fills in.
 ///
 /// - `hw_ver` is 0.
-/// - `max_ee`, `max_rdd` and the raw queue pairs are 0: not supported.
-pub(crate) fn device_attr(identity: &Identity) -> ibv_device_attr {
+/// - `max_ee`, `max_rdd` and the raw datagram queue pairs of IBTA vol. 1 (which raw packets are not) are 0: not supported.
+pub(crate) fn device_attr(identity: &Identity, link_layer: LinkLayer) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     for (to, from) in attr.fw_ver.iter_mut().zip(identity.firmware.bytes()) {
         *to = from.cast_signed();
@@ -162,6 +168,9 @@ pub(crate) fn device_attr(identity: &Identity) -> ibv_device_attr {
         | IBV_DEVICE_XRC
         | IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    if link_layer == LinkLayer::Ethernet {
+        attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
+    }
     attr.max_mw = int(MAX_MR);
     attr.max_mcast_grp = int(MAX_MCASTS);
     attr.max_mcast_qp_attach = int(MAX_MCASTS);
@@ -212,9 +221,9 @@ pub(crate) const IBV_FLUSH_GLOBAL: u8 = 1;
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
 /// Properties of the extensions: what `ibv_query_device_ex` fills in. What is zero is not supported.
-pub(crate) fn device_attr_ex(identity: &Identity) -> ibv_device_attr_ex {
+pub(crate) fn device_attr_ex(identity: &Identity, link_layer: LinkLayer) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::zeroed();
-    attr.orig_attr = device_attr(identity);
+    attr.orig_attr = device_attr(identity, link_layer);
     // Memory is not pinned: every page may be on demand.
     const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
     const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;
@@ -239,6 +248,17 @@ pub(crate) fn device_attr_ex(identity: &Identity) -> ibv_device_attr_ex {
         max_ops: MAX_TAG_OPS,
         max_sge: MAX_SRQ_SGE,
     };
+    if link_layer == LinkLayer::Ethernet {
+        attr.raw_packet_caps = IBV_RAW_PACKET_CAP_IP_CSUM;
+        attr.max_wq_type_rq = MAX_QP;
+        attr.rss_caps = ibv_rss_caps {
+            supported_qpts: 1 << IBV_QPT_RAW_PACKET,
+            max_rwq_indirection_tables: MAX_QP,
+            max_rwq_indirection_table_size: MAX_IND_TBL_SIZE,
+            rx_hash_fields_mask: HASH_FIELDS,
+            rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ,
+        };
+    }
     attr.phys_port_cnt_ex = PORT_NUM.into();
     attr
 }

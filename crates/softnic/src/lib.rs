@@ -107,6 +107,8 @@ mod sge;
 #[allow(unsafe_code)]
 mod srq;
 #[cfg(not(loom))]
+mod steering;
+#[cfg(not(loom))]
 mod strings;
 #[allow(unsafe_code)]
 mod sync;

@@ -18,6 +18,8 @@ use crate::keys::Keys;
 use crate::mem::Mappings;
 use crate::multicast::Attachments;
 use crate::qp::Qp;
+use crate::steering::Flows;
+use crate::steering::spread::Spreads;
 use crate::sync::SpinLock;
 use crate::xrc::{FileId, Xrcd};
 
@@ -83,6 +85,8 @@ pub(crate) struct Nic {
     pub(crate) engine_ticks: AtomicBool,
     xrcds: Mutex<Vec<Weak<Xrcd>>>,
     pub(crate) attachments: Attachments,
+    pub(crate) flows: Flows,
+    pub(crate) spreads: Spreads,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -180,6 +184,8 @@ impl Nic {
             engine_ticks: AtomicBool::new(false),
             xrcds: Mutex::new(Vec::new()),
             attachments: Attachments::default(),
+            flows: Flows::default(),
+            spreads: Spreads::default(),
         }));
         engine::start(nic).map_err(NicError::Engine)?;
         Ok(nic)

@@ -1,7 +1,7 @@
 //! Queue pairs: creation, state, and how their two queues fail together.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
@@ -39,8 +39,12 @@ pub(crate) struct Qp {
     pub(crate) xrc: Xrc,
     /// Uses of it: its creation, and every `ibv_open_qp`.
     pub(crate) opened: AtomicUsize,
-    /// Multicast groups that it is attached to.
+    /// Multicast groups that it is attached to, or flows.
     pub(crate) attached: AtomicUsize,
+    /// How it spreads raw packets over work queues.
+    pub(crate) spread: Option<SpreadUse>,
+    /// The work queue that it is to the program; NULL: it is a queue pair.
+    wq: AtomicPtr<ibv_wq>,
     /// It does not get what it sends to its groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
     pub(crate) block_self: AtomicBool,
     pub(crate) pd: u32,
@@ -91,6 +95,15 @@ pub(crate) struct NewQp {
     pub(crate) init_attr: ibv_qp_init_attr,
     pub(crate) builder: Option<Builder>,
     pub(crate) xrc: Xrc,
+    pub(crate) spread: Option<SpreadUse>,
+}
+
+/// A table of work queues that a queue pair spreads raw packets over.
+pub(crate) struct SpreadUse {
+    /// The place that tells peers how.
+    pub(crate) place: usize,
+    /// Counts the queue pairs that use the table.
+    pub(crate) table: Arc<AtomicUsize>,
 }
 
 impl Qp {
@@ -122,6 +135,8 @@ impl Qp {
             full_type: new.qp_type,
             opened: AtomicUsize::new(1),
             attached: AtomicUsize::new(0),
+            spread: new.spread,
+            wq: AtomicPtr::default(),
             block_self: AtomicBool::new(false),
             pd: new.pd,
             send_cq: new.send_cq,
@@ -174,6 +189,11 @@ impl Qp {
         self.abi.get().cast()
     }
 
+    /// Was it made through the same context as `other`?
+    pub(crate) fn has_context_of(&self, other: &Self) -> bool {
+        std::ptr::eq(self.context, other.context)
+    }
+
     /// What peers see of it.
     #[inline(always)]
     pub(crate) fn shared(&self) -> &'static QpShared {
@@ -217,7 +237,27 @@ impl Qp {
 
     /// Raises an asynchronous event.
     pub(crate) fn raise(&self, event: ibv_event_type) {
-        self.context.raise_qp(event, self.handle());
+        let wq = self.wq.load(Ordering::Acquire);
+        if wq.is_null() {
+            self.context.raise_qp(event, self.handle());
+        } else {
+            // The one event that a work queue has.
+            self.context.raise_wq(IBV_EVENT_WQ_FATAL, wq);
+        }
+    }
+
+    /// From now on it is a work queue to the program.
+    pub(crate) fn stand_for(&self, wq: *mut ibv_wq) {
+        self.wq.store(wq, Ordering::Release);
+    }
+
+    /// Its state as a work queue.
+    pub(crate) fn wq_state(&self) -> ibv_wq_state {
+        match self.state() {
+            QpState::Reset | QpState::Init => IBV_WQS_RESET,
+            QpState::Err | QpState::Sqe => IBV_WQS_ERR,
+            QpState::Rtr | QpState::Rts | QpState::Sqd => IBV_WQS_RDY,
+        }
     }
 
     /// Into the error state; the caller has flushed (or is about to flush) the send queue. Holds no lock of
@@ -292,7 +332,7 @@ impl Qp {
         ) {
             return false;
         }
-        self.qp_type == QpType::Ud
+        !self.qp_type.is_connected()
             || (control.attr.dest_qp_num == ring.src_qpn()
                 && control
                     .peer
@@ -341,7 +381,7 @@ impl Qp {
             }
             return Ok(());
         }
-        let connects = from == QpState::Init && to == QpState::Rtr && self.qp_type != QpType::Ud;
+        let connects = from == QpState::Init && to == QpState::Rtr && self.qp_type.is_connected();
         if connects {
             let local = self.nic.port.reaches(&new.ah_attr);
             control.peer = if local {
@@ -446,7 +486,7 @@ impl Qp {
         // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not:
         // take it, and forget its completion below. Nobody waits to hear of a datagram, and a program may have
         // given back the memory of its RECVs already, since a NIC holds the pages (UCX does so).
-        if self.qp_type != QpType::Ud {
+        if self.qp_type.is_connected() {
             self.drain_receiver();
         }
         self.set_state(QpState::Reset);
@@ -507,7 +547,13 @@ impl Qp {
             Xrc::No | Xrc::Send => self.recv_cq.remove_receiver(self),
         }
         self.shared().state.store(0, Ordering::Release);
-        self.context.discard_events(self.handle().cast());
+        let wq = self.wq.load(Ordering::Acquire);
+        let handle = if wq.is_null() {
+            self.handle().cast()
+        } else {
+            wq.cast()
+        };
+        self.context.discard_events(handle);
         self.unacknowledged.wait();
         self.nic.remove_qp(self.index);
         self.send_cq.uses.fetch_sub(1, Ordering::Relaxed);
@@ -517,6 +563,10 @@ impl Qp {
         }
         if let Xrc::Recv(_, uses) = &self.xrc {
             uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(spread) = &self.spread {
+            self.nic.spreads.remove(&self.nic.fabric, spread.place);
+            spread.table.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -17,8 +17,9 @@ use verbs_abi::{
     IBV_QP_PATH_MIG_STATE, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
     IBV_QP_RATE_LIMIT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
     IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV,
-    IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_mtu, ibv_qp_attr, ibv_qp_state, ibv_qp_type,
+    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
+    IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_mtu, ibv_qp_attr, ibv_qp_state,
+    ibv_qp_type,
 };
 
 /// State of a queue pair: IBTA vol. 1, 10.3.1.
@@ -113,6 +114,8 @@ pub(crate) enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Whole Ethernet frames.
+    RawPacket,
     /// XRC, sending: a reliable connection's requester.
     XrcSend,
     /// XRC, receiving: a reliable connection's responder.
@@ -121,7 +124,14 @@ pub(crate) enum QpType {
 
 impl QpType {
     /// Every transport service, in the order of their codes.
-    pub(crate) const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcSend, Self::XrcRecv];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Rc,
+        Self::Uc,
+        Self::Ud,
+        Self::RawPacket,
+        Self::XrcSend,
+        Self::XrcRecv,
+    ];
 
     /// The attributes of `mask` that this type has. The kernel drops the others before it looks at what is
     /// left (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on it.
@@ -130,7 +140,7 @@ impl QpType {
         match self {
             Self::XrcSend => mask & !RESPONDER,
             Self::XrcRecv => mask & !REQUESTER,
-            Self::Rc | Self::Uc | Self::Ud => mask,
+            Self::Rc | Self::Uc | Self::Ud | Self::RawPacket => mask,
         }
     }
 
@@ -141,7 +151,14 @@ impl QpType {
             Self::Rc | Self::XrcSend | Self::XrcRecv => Self::Rc,
             Self::Uc => Self::Uc,
             Self::Ud => Self::Ud,
+            Self::RawPacket => Self::RawPacket,
         }
+    }
+
+    /// Has it one peer, that it is connected to?
+    #[must_use]
+    pub(crate) const fn is_connected(self) -> bool {
+        !matches!(self, Self::Ud | Self::RawPacket)
     }
 
     /// The code in the ABI: one of `IBV_QPT_*`.
@@ -151,6 +168,7 @@ impl QpType {
             Self::Rc => IBV_QPT_RC,
             Self::Uc => IBV_QPT_UC,
             Self::Ud => IBV_QPT_UD,
+            Self::RawPacket => IBV_QPT_RAW_PACKET,
             Self::XrcSend => IBV_QPT_XRC_SEND,
             Self::XrcRecv => IBV_QPT_XRC_RECV,
         }
@@ -159,7 +177,9 @@ impl QpType {
 
 /// A code that is no [`QpType`]: unknown, or a transport service that is not implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("QP type {0} is not supported (2 RC, 3 UC, 4 UD, 9 XRC_SEND and 10 XRC_RECV are)")]
+#[error(
+    "QP type {0} is not supported (2 RC, 3 UC, 4 UD, 8 RAW_PACKET, 9 XRC_SEND and 10 XRC_RECV are)"
+)]
 pub(crate) struct UnsupportedQpType(pub(crate) u32);
 
 impl TryFrom<u32> for QpType {
@@ -179,6 +199,7 @@ impl fmt::Display for QpType {
             Self::Rc => "RC",
             Self::Uc => "UC",
             Self::Ud => "UD",
+            Self::RawPacket => "RAW_PACKET",
             Self::XrcSend => "XRC_SEND",
             Self::XrcRecv => "XRC_RECV",
         })
@@ -267,6 +288,7 @@ struct Transition {
     rc: Attrs,
     uc: Attrs,
     ud: Attrs,
+    raw: Attrs,
 }
 
 /// Alternate path and migration, which travel together on the connected transports.
@@ -290,6 +312,7 @@ const TRANSITIONS: [Transition; 9] = [
         rc: (CONNECTED_PORT, 0),
         uc: (CONNECTED_PORT, 0),
         ud: (DATAGRAM_PORT, 0),
+        raw: (IBV_QP_PORT, 0),
     },
     Transition {
         from: QpState::Init,
@@ -297,6 +320,7 @@ const TRANSITIONS: [Transition; 9] = [
         rc: (0, CONNECTED_PORT),
         uc: (0, CONNECTED_PORT),
         ud: (0, DATAGRAM_PORT),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Init,
@@ -310,6 +334,7 @@ const TRANSITIONS: [Transition; 9] = [
             IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
         ),
         ud: (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Rtr,
@@ -324,6 +349,7 @@ const TRANSITIONS: [Transition; 9] = [
         ),
         uc: (IBV_QP_SQ_PSN, UC_TO_RTS),
         ud: (IBV_QP_SQ_PSN, UD_TO_RTS),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Rts,
@@ -331,6 +357,7 @@ const TRANSITIONS: [Transition; 9] = [
         rc: (0, RC_TO_RTS),
         uc: (0, UC_TO_RTS),
         ud: (0, UD_TO_RTS),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Rts,
@@ -338,6 +365,7 @@ const TRANSITIONS: [Transition; 9] = [
         rc: (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
         uc: (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
         ud: (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Sqd,
@@ -345,6 +373,7 @@ const TRANSITIONS: [Transition; 9] = [
         rc: (0, RC_TO_RTS),
         uc: (0, UC_TO_RTS),
         ud: (0, UD_TO_RTS),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Sqd,
@@ -368,6 +397,7 @@ const TRANSITIONS: [Transition; 9] = [
             IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | MIGRATION,
         ),
         ud: (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        raw: (0, 0),
     },
     Transition {
         from: QpState::Sqe,
@@ -375,6 +405,7 @@ const TRANSITIONS: [Transition; 9] = [
         rc: (0, 0), // RC has no SQE; Linux allows the way out all the same.
         uc: (0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
         ud: (0, IBV_QP_CUR_STATE | IBV_QP_QKEY),
+        raw: (0, 0),
     },
 ];
 
@@ -406,6 +437,7 @@ pub(crate) fn transition_attrs(
                 QpType::Rc => transition.rc,
                 QpType::Uc => transition.uc,
                 QpType::Ud => transition.ud,
+                QpType::RawPacket => transition.raw,
                 QpType::XrcSend => without(transition.rc, RESPONDER),
                 QpType::XrcRecv => without(transition.rc, REQUESTER),
             }

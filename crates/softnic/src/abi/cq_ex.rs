@@ -20,6 +20,7 @@ use crate::xrc;
 /// The fields of completions that are delivered.
 const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_TM_INFO
+    | IBV_WC_EX_WITH_FLOW_TAG
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
@@ -124,6 +125,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         ops.read_dlid_path_bits = Some(read_dlid_path_bits);
         ops.read_completion_ts = Some(read_completion_ts);
         ops.read_tm_info = Some(read_tm_info);
+        ops.read_flow_tag = Some(read_flow_tag);
         ops.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         cq
     }))
@@ -250,6 +252,8 @@ readers! {
     fn read_byte_len -> u32 = |c| c.wc.byte_len;
     /// Also for the invalidated R_Key: `ibv_wc_read_invalidated_rkey` of verbs.h calls this.
     fn read_imm_data -> u32 = |c| c.wc.imm.imm_data;
+    /// A raw packet has its flow's tag where others have an immediate.
+    fn read_flow_tag -> u32 = |c| c.wc.imm.imm_data;
     fn read_qp_num -> u32 = |c| c.wc.qp_num;
     fn read_src_qp -> u32 = |c| c.wc.src_qp;
     fn read_wc_flags -> c_uint = |c| c.wc.wc_flags;

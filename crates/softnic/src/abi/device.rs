@@ -143,6 +143,13 @@ pub(super) fn new_context(
     abi.reg_dm_mr = Some(dm::reg_dm_mr);
     abi.advise_mr = Some(mr::advise_mr);
     abi.alloc_null_mr = Some(mr::alloc_null_mr);
+    abi.ibv_create_flow = Some(flow::create_flow);
+    abi.ibv_destroy_flow = Some(flow::destroy_flow);
+    abi.create_wq = Some(wq::create_wq);
+    abi.modify_wq = Some(wq::modify_wq);
+    abi.destroy_wq = Some(wq::destroy_wq);
+    abi.create_rwq_ind_table = Some(wq::create_rwq_ind_table);
+    abi.destroy_rwq_ind_table = Some(wq::destroy_rwq_ind_table);
     abi.sz = size_of::<verbs_context>();
     let c = &mut abi.context;
     c.device = device;
@@ -244,7 +251,7 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     or_errno(nic_of(context).and_then(|nic| {
         // SAFETY: NULL or a place for the attributes.
         let attr = unsafe { attr.as_mut() }.ok_or(libc::EINVAL)?;
-        *attr = device::device_attr(&nic.identity);
+        *attr = device::device_attr(&nic.identity, nic.port.link_layer);
         Ok(())
     }))
 }

@@ -23,7 +23,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         if asked != 0 || attr.is_null() || attr_size < size_of::<ibv_device_attr>() {
             return Err(libc::EINVAL);
         }
-        let all = device::device_attr_ex(&nic.identity);
+        let all = device::device_attr_ex(&nic.identity, nic.port.link_layer);
         let n = attr_size.min(size_of::<ibv_device_attr_ex>());
         // SAFETY: the place has `attr_size` bytes; the attributes are plain data. What a newer header has
         // behind ours is zeroes.

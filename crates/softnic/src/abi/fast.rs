@@ -84,9 +84,23 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: as in `post_send`.
     unsafe {
-        let Some(qp) = follow::<Qp, _>(qp) else {
-            return libc::EINVAL;
-        };
+        match follow::<Qp, _>(qp) {
+            Some(qp) => post_recv_to(qp, wr, bad_wr),
+            None => libc::EINVAL,
+        }
+    }
+}
+
+/// # Safety
+/// As for [`post_recv`].
+#[inline(always)]
+pub(super) unsafe fn post_recv_to(
+    qp: &Qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: contract of this function.
+    unsafe {
         let state = qp.state();
         if state == QpState::Reset || qp.srq.is_some() {
             return refuse(wr, bad_wr, libc::EINVAL);

@@ -10,6 +10,7 @@ mod device_ex;
 mod dm;
 mod domain;
 mod fast;
+mod flow;
 mod import;
 mod later;
 mod live;
@@ -18,6 +19,7 @@ mod mw;
 mod objects;
 mod qp_ex;
 mod srq_ops;
+mod wq;
 mod xrc;
 
 pub(crate) use cq_ex::Polling;

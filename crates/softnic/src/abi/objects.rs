@@ -14,7 +14,7 @@ use super::*;
 use crate::ah::Ah;
 use crate::context::Context;
 use crate::cq::{Channel, Cq};
-use crate::device;
+use crate::device::{self, LinkLayer};
 use crate::event::EventQueue;
 use crate::keys::MAX_PD_NUMBER;
 use crate::multicast::Group;
@@ -387,6 +387,9 @@ pub(super) unsafe fn create_qp(
         Err(_) if init.qp_type <= IBV_QPT_DRIVER => return Err(libc::EOPNOTSUPP),
         Err(_) => return Err(libc::EINVAL),
     };
+    if qp_type == QpType::RawPacket && pd.context.nic.port.link_layer != LinkLayer::Ethernet {
+        return Err(libc::EOPNOTSUPP);
+    }
     // SAFETY: contract of this function: handles of ours that are not being destroyed.
     let (send_cq, recv_cq, srq) = unsafe {
         let send_cq = share::<Cq, _>(init.send_cq).ok_or(libc::EINVAL)?;
@@ -459,6 +462,7 @@ pub(super) unsafe fn create_qp(
                 init_attr: *init,
                 builder,
                 xrc,
+                spread: None,
             },
         )))
     })?;
@@ -523,6 +527,7 @@ pub(super) unsafe fn create_xrc_recv(
             init_attr,
             builder: None,
             xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.uses)),
+            spread: None,
         };
         Ok(Arc::new(Qp::new(index, new)))
     })?;
@@ -579,7 +584,8 @@ pub(super) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
         let Some(qp) = borrow::<Qp, _>(handle) else {
             return libc::EINVAL;
         };
-        // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page.
+        // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page. So do flows
+        // (`ib_destroy_qp_user` of linux:drivers/infiniband/core/verbs.c counts both).
         if let Err(errno) = busy(&qp.attached) {
             return errno;
         }
@@ -691,6 +697,7 @@ pub(super) unsafe fn count_async_event(event: &ibv_async_event, change: i32) {
             | IBV_EVENT_QP_LAST_WQE_REACHED
             | IBV_EVENT_SQ_DRAINED
             | IBV_EVENT_COMM_EST => borrow::<Qp, _>(event.element.qp).map(|q| &q.unacknowledged),
+            IBV_EVENT_WQ_FATAL => wq::unacknowledged(event.element.wq),
             _ => None,
         }
     };

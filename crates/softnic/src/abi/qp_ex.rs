@@ -29,6 +29,7 @@ fn supported(qp_type: ibv_qp_type) -> u64 {
         IBV_QPT_UC => SEND | WRITE | WINDOWS,
         IBV_QPT_XRC_SEND => SEND | WRITE | FETCH | WINDOWS | IBV_QP_EX_WITH_SEND_WITH_INV,
         IBV_QPT_UD => SEND,
+        IBV_QPT_RAW_PACKET => IBV_QP_EX_WITH_SEND,
         _ => 0,
     }
 }
@@ -104,6 +105,7 @@ unsafe fn create(
 ) -> Result<*mut ibv_qp, c_int> {
     const KNOWN: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const SPREAD: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
     // SAFETY: contract of this function.
     let attr = unsafe { init.as_ref() }.ok_or(libc::EINVAL)?;
     let mask = attr.comp_mask;
@@ -116,6 +118,14 @@ unsafe fn create(
         }
         // SAFETY: handles of ours.
         return unsafe { create_xrc_recv(context, attr) };
+    }
+    if mask & SPREAD == SPREAD && mask & !(KNOWN | SPREAD) == 0 {
+        let flags = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
+        if flags || mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        // SAFETY: handles of ours, and a key.
+        return unsafe { wq::create_spreading_qp(context, attr) };
     }
     if mask & !KNOWN != 0 {
         return Err(libc::EOPNOTSUPP);

@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 5;
+pub(crate) const LAYOUT_VERSION: u64 = 6;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -26,6 +26,12 @@ pub(crate) const MAX_CQS: usize = 1 << 14;
 pub(crate) const MAX_SRQS: usize = 1 << QP_BITS;
 /// Attachments of a process's queue pairs to multicast groups.
 pub(crate) const MAX_MCASTS: usize = 4096;
+/// Flows that steer raw packets to a process's queue pairs.
+pub(crate) const MAX_FLOWS: usize = 4096;
+/// Queue pairs of a process that spread raw packets over work queues.
+pub(crate) const MAX_SPREADS: usize = 1024;
+/// Work queues that such a queue pair can spread packets over, a power of two.
+pub(crate) const MAX_IND_TBL: usize = 128;
 /// Protection domains of a process.
 pub(crate) const MAX_PDS: usize = 1 << 16;
 /// Allocations of device memory of a process.
@@ -44,6 +50,8 @@ pub(crate) const ATOMIC_LOCKS: usize = 512;
 pub(crate) struct Directory {
     pub(crate) magic: AtomicU64,
     pub(crate) version: AtomicU64,
+    /// Counts the changes of any process's flows: senders look at the flows again when they see it change.
+    pub(crate) flow_changes: AtomicU64,
     pub(crate) procs: [ProcEntry; MAX_PROCS],
 }
 
@@ -84,7 +92,9 @@ pub(crate) struct SegmentHeader {
     pub(crate) imports_used: AtomicU64,
     /// Not zero: other processes have imported something of this one.
     pub(crate) exported: AtomicU64,
-    pad2: [AtomicU64; 6],
+    /// Places of flows in use are below this.
+    pub(crate) flows_used: AtomicU64,
+    pad2: [AtomicU64; 5],
 }
 
 /// What peers need to know of a queue pair.
@@ -150,6 +160,48 @@ pub(crate) struct McastShared {
     /// 0: the place is free; else 1 + the queue pair's index.
     pub(crate) qp: AtomicU32,
     pad0: AtomicU32,
+}
+
+/// A flow: which raw packets go to a queue pair (`ibv_create_flow(3)`).
+#[repr(C, align(64))]
+pub(crate) struct FlowShared {
+    /// In the low half 0 if the place is free, else 1 + the queue pair's index; in the high half how often the place was
+    /// taken, so that what was read of it meanwhile is known to be out of date.
+    pub(crate) entry: AtomicU64,
+    /// `ibv_flow_attr_type`.
+    pub(crate) kind: AtomicU32,
+    /// Its priority; `FLOW_*`.
+    pub(crate) priority: AtomicU32,
+    /// Layers that a packet must have: bits of `steering::Layers`.
+    pub(crate) layers: AtomicU32,
+    /// What its completions are tagged with.
+    pub(crate) tag: AtomicU32,
+    /// 0, or 1 + the place of what says how its packets are spread.
+    pub(crate) spread: AtomicU32,
+    pad0: [AtomicU32; 9],
+    /// The headers to match, laid out as in `steering::Headers`.
+    pub(crate) value: [AtomicU64; 8],
+    /// Bits of them that count.
+    pub(crate) mask: [AtomicU64; 8],
+}
+
+/// Added to a flow's priority: packets that match are tried against flows of lower priority too.
+pub(crate) const FLOW_DONT_TRAP: u32 = 1 << 16;
+/// Packets that match are dropped.
+pub(crate) const FLOW_DROP: u32 = 1 << 17;
+
+/// How a queue pair spreads raw packets over work queues (receive side scaling).
+#[repr(C, align(64))]
+pub(crate) struct SpreadShared {
+    /// Bits of `ibv_rx_hash_fields`.
+    pub(crate) fields: AtomicU64,
+    /// Work queues in the table: a power of two; 0: the place is free.
+    pub(crate) size: AtomicU32,
+    pad0: AtomicU32,
+    /// The key of the Toeplitz function.
+    pub(crate) key: [AtomicU64; 5],
+    /// Indices of the queue pairs that stand for the work queues.
+    pub(crate) table: [AtomicU32; MAX_IND_TBL],
 }
 
 /// What peers need to know of a memory region or a memory window.
@@ -318,9 +370,13 @@ pub(crate) const PDS_AT: usize = after(MCASTS_AT, MAX_MCASTS * size_of::<McastSh
 pub(crate) const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<ObjectShared>());
 /// Offset of the imports.
 pub(crate) const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
+/// Offset of the flows.
+pub(crate) const FLOWS_AT: usize = after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
+/// Offset of what spreads raw packets.
+pub(crate) const SPREADS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
 /// Offset of the arena from which rings are allocated.
 pub(crate) const ARENA_AT: usize =
-    after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>()).next_multiple_of(1 << 20);
+    after(SPREADS_AT, MAX_SPREADS * size_of::<SpreadShared>()).next_multiple_of(1 << 20);
 /// Bytes of a segment. It is a sparse file: what is not used takes no memory.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 30;
 
@@ -331,6 +387,7 @@ const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);
 const _: () = assert!(size_of::<ObjectShared>() == 8 && size_of::<DmShared>() == 32);
 const _: () = assert!(size_of::<ImportShared>() == 32);
+const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<SpreadShared>() == 576);
 const _: () = assert!(size_of::<RingHeader>() == 192);
 const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);
 // A ring's offset in units of 64 bytes and its process's slot fit into a letter of the mailbox.

@@ -410,6 +410,11 @@ impl Fabric {
         (1..MAX_PROCS).filter_map(|slot| self.peer(slot)).collect()
     }
 
+    /// Counts the changes of the flows of all processes.
+    pub(crate) fn flow_changes(&self) -> &AtomicU64 {
+        &self.directory.get().flow_changes
+    }
+
     /// Forgets a peer that has ended.
     pub(crate) fn forget(&self, peer: &Peer) {
         let mut peers = lock(&self.peers);

@@ -221,6 +221,14 @@ impl Segment {
         import, ImportShared, IMPORTS_AT, MAX_IMPORTS
     );
     table!(
+        /// Flow `index`.
+        flow, FlowShared, FLOWS_AT, MAX_FLOWS
+    );
+    table!(
+        /// What spreads raw packets, `index`.
+        spread, SpreadShared, SPREADS_AT, MAX_SPREADS
+    );
+    table!(
         /// Hazard `index`.
         hazard, Hazard, HAZARDS_AT, HAZARDS
     );

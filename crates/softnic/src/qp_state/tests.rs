@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Required and optional bits by transition and transport (RC, UC, UD, XRC_SEND, XRC_RECV), without `IBV_QP_STATE`: what
+/// Required and optional bits by transition and transport (RC, UC, UD, XRC_SEND, XRC_RECV, RAW_PACKET), without `IBV_QP_STATE`: what
 /// the tables of `ibv_modify_qp(3)` and of Linux `ib_modify_qp_is_ok` come to as numbers.
-const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
+const GOLDEN: [(QpState, QpState, [Attrs; 6]); 9] = [
     (
         QpState::Reset,
         QpState::Init,
@@ -16,6 +16,7 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x70, 0x0),
             (0x38, 0x0),
             (0x38, 0x0),
+            (0x20, 0x0),
         ],
     ),
     (
@@ -27,6 +28,7 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x0, 0x70),
             (0x0, 0x38),
             (0x0, 0x38),
+            (0x0, 0x0),
         ],
     ),
     (
@@ -38,6 +40,7 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x0, 0x50),
             (0x0010_1180, 0x4018),
             (0x0012_9180, 0x4018),
+            (0x0, 0x0),
         ],
     ),
     (
@@ -49,6 +52,7 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x10000, 0x42),
             (0x12e00, 0x4400a),
             (0x10200, 0x4c00a),
+            (0x0, 0x0),
         ],
     ),
     (
@@ -60,12 +64,20 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x0, 0x42),
             (0x0, 0x4400a),
             (0x0, 0x4c00a),
+            (0x0, 0x0),
         ],
     ),
     (
         QpState::Rts,
         QpState::Sqd,
-        [(0x0, 0x4), (0x0, 0x4), (0x0, 0x4), (0x0, 0x4), (0x0, 0x4)],
+        [
+            (0x0, 0x4),
+            (0x0, 0x4),
+            (0x0, 0x4),
+            (0x0, 0x4),
+            (0x0, 0x4),
+            (0x0, 0x0),
+        ],
     ),
     (
         QpState::Sqd,
@@ -76,6 +88,7 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x0, 0x42),
             (0x0, 0x4400a),
             (0x0, 0x4c00a),
+            (0x0, 0x0),
         ],
     ),
     (
@@ -87,12 +100,20 @@ const GOLDEN: [(QpState, QpState, [Attrs; 5]); 9] = [
             (0x0, 0x50),
             (0x0, 0x46eb8),
             (0x0, 0x6c2b8),
+            (0x0, 0x0),
         ],
     ),
     (
         QpState::Sqe,
         QpState::Rts,
-        [(0x0, 0x0), (0x0, 0xa), (0x0, 0x42), (0x0, 0x0), (0x0, 0x0)],
+        [
+            (0x0, 0x0),
+            (0x0, 0xa),
+            (0x0, 0x42),
+            (0x0, 0x0),
+            (0x0, 0x0),
+            (0x0, 0x0),
+        ],
     ),
 ];
 
@@ -108,6 +129,7 @@ fn golden(qp_type: QpType, from: QpState, to: QpState) -> Option<Attrs> {
         QpType::Ud => attrs[2],
         QpType::XrcSend => attrs[3],
         QpType::XrcRecv => attrs[4],
+        QpType::RawPacket => attrs[5],
     })
 }
 
@@ -158,11 +180,11 @@ fn codes_round_trip_and_others_are_refused() {
     for code in [7, 8, 255, u32::MAX] {
         assert_eq!(QpState::try_from(code), Err(UnknownQpState(code)));
     }
-    for (code, qp_type) in [2, 3, 4, 9, 10].into_iter().zip(QpType::ALL) {
+    for (code, qp_type) in [2, 3, 4, 8, 9, 10].into_iter().zip(QpType::ALL) {
         assert_eq!(qp_type.as_abi(), code);
         assert_eq!(QpType::try_from(code), Ok(qp_type));
     }
-    for code in [0, 1, 5, 8, 11, 255, u32::MAX] {
+    for code in [0, 1, 5, 7, 11, 255, u32::MAX] {
         assert_eq!(QpType::try_from(code), Err(UnsupportedQpType(code)));
     }
 }
@@ -286,8 +308,8 @@ fn required_bits_suffice_each_is_needed_and_no_foreign_bit_is_taken() {
             );
         }
     }
-    // To RESET from all 7, to ERR from 6, and the 9 rows, for each of 5 types.
-    assert_eq!(legal, 5 * (7 + 6 + 9));
+    // To RESET from all 7, to ERR from 6, and the 9 rows, for each of 6 types.
+    assert_eq!(legal, 6 * (7 + 6 + 9));
 }
 
 #[test]

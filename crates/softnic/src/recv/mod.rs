@@ -240,7 +240,7 @@ impl RecvSide {
         let qp = Arc::clone(&self.qp);
         self.rings.retain_mut(|ring| {
             let over = ring.stopped
-                && (qp.qp_type == QpType::Ud
+                && (!qp.qp_type.is_connected()
                     || ring.peer.is_dead()
                     || ring
                         .header()
@@ -364,7 +364,7 @@ impl RecvSide {
                 ring.rnr_since = None;
                 return true;
             }
-            Handled::NotReady if qp.qp_type == QpType::Ud => {}
+            Handled::NotReady if !qp.qp_type.is_connected() => {}
             Handled::NotReady => *waiting |= Self::not_ready(qp, ring),
             Handled::Failed(status) => Self::refuse(qp, ring, status),
             Handled::Lost => ring.stopped = true,
@@ -477,6 +477,8 @@ fn handle<const UD: bool>(
     let (mut opcode, flags) = match Kind::from_header(header.kind) {
         Some(Kind::Send) => (IBV_WC_RECV, 0),
         Some(Kind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
+        Some(Kind::Frame) => (IBV_WC_RECV, 0),
+        Some(Kind::CheckedFrame) => (IBV_WC_RECV, IBV_WC_IP_CSUM_OK),
         Some(Kind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
         Some(Kind::SendWithInv) => {
             if rq.len() != 0 && !invalidated(qp, header.imm) {
@@ -501,8 +503,8 @@ fn handle<const UD: bool>(
     }
     let pd = rq.pd;
     let Some(wqe) = rq.take() else {
-        return if qp.qp_type == QpType::Rc || (UD && by_engine) {
-            // On UD the program is about to poll, or sleeps: either way it is the one to lose a datagram.
+        return if qp.qp_type == QpType::Rc || (by_engine && !qp.qp_type.is_connected()) {
+            // A datagram's program is about to poll, or sleeps: either way it is the one to lose a datagram.
             rq.wanted = true;
             Handled::NotReady
         } else {

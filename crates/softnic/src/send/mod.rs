@@ -12,6 +12,7 @@ mod local;
 mod one_sided;
 mod out_ring;
 mod progress;
+mod raw;
 mod rendezvous;
 mod single_write;
 mod ud;
@@ -68,6 +69,10 @@ pub(crate) enum Kind {
     SendWithImm = 2,
     WriteWithImm = 3,
     SendWithInv = 4,
+    /// An Ethernet frame; in the place of an immediate its flow's tag.
+    Frame = 5,
+    /// The same, with right checksums.
+    CheckedFrame = 6,
 }
 
 impl Kind {
@@ -78,6 +83,8 @@ impl Kind {
             2 => Some(Self::SendWithImm),
             3 => Some(Self::WriteWithImm),
             4 => Some(Self::SendWithInv),
+            5 => Some(Self::Frame),
+            6 => Some(Self::CheckedFrame),
             _ => None,
         }
     }
@@ -296,6 +303,8 @@ pub(crate) struct SendQueue {
     out: Option<OutRing>,
     /// UD: rings by destination.
     ud: UdRings,
+    /// What a raw packet queue pair needs to send.
+    raw: Option<Box<raw::Raw>>,
     local: RegionCache,
     remote: RegionCache,
     /// When the peer of a reliable queue pair was first found not to answer.
@@ -321,6 +330,7 @@ impl SendQueue {
             deferred: VecDeque::new(),
             out: None,
             ud: UdRings::default(),
+            raw: None,
             local: RegionCache::new(),
             remote: RegionCache::new(),
             silent_since: None,
@@ -690,15 +700,16 @@ unsafe fn post_one(
 #[inline]
 fn allowed(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
     match opcode {
-        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => true,
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => qp_type != QpType::Ud,
+        IBV_WR_SEND => true,
+        IBV_WR_SEND_WITH_IMM => qp_type != QpType::RawPacket,
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => qp_type.is_connected(),
         IBV_WR_RDMA_READ
         | IBV_WR_ATOMIC_CMP_AND_SWP
         | IBV_WR_ATOMIC_FETCH_AND_ADD
         | IBV_WR_ATOMIC_WRITE
         | IBV_WR_FLUSH
         | IBV_WR_SEND_WITH_INV => qp_type == QpType::Rc,
-        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => qp_type != QpType::Ud,
+        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => qp_type.is_connected(),
         _ => false,
     }
 }
@@ -838,6 +849,9 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         return ud_send(qp, sq, view);
     }
     let Some(out) = &mut sq.out else {
+        if qp.qp_type == QpType::RawPacket {
+            return raw::send(qp, sq, view);
+        }
         // RTS without a peer: its process was not there when it was connected.
         return silence(qp, sq, view);
     };

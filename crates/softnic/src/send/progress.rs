@@ -196,13 +196,12 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             let now = now_ns();
             let waited = now - *d.since.get_or_insert(now);
             if waited >= UNRELIABLE_WAIT_NS {
-                outcome = match d.ah.as_ref().and_then(|ah| ah.group) {
-                    // The other members get it.
-                    Some(_) => {
-                        ud::wait_no_more(sq);
-                        execute(qp, sq, &view)
-                    }
-                    None => Outcome::Done(0),
+                outcome = if is_for_many(qp, &d) {
+                    // The others get it.
+                    ud::wait_no_more(sq);
+                    execute(qp, sq, &view)
+                } else {
+                    Outcome::Done(0)
                 };
             } else if waited >= d.wake_after {
                 d.wake_after = 2 * waited;
@@ -224,18 +223,23 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
     false
 }
 
-/// Sends the datagrams for groups that wait for room at a member, before their queue pair ends: on a wire they would
+/// Is it a datagram that several queue pairs may get?
+fn is_for_many(qp: &Qp, d: &Deferred) -> bool {
+    qp.qp_type == QpType::RawPacket || d.ah.as_ref().is_some_and(|ah| ah.group.is_some())
+}
+
+/// Sends the datagrams for many that wait for room at one of them, before their queue pair ends: on a wire they would
 /// have left long ago, and programs that want no completions for them end without waiting.
 pub(crate) fn send_rest(qp: &Qp) {
-    if qp.qp_type != QpType::Ud {
+    if qp.qp_type.is_connected() {
         return;
     }
     let start = now_ns();
     loop {
         {
             let mut sq = qp.sq.lock();
-            let for_group = |d: &Deferred| d.ah.as_ref().is_some_and(|ah| ah.group.is_some());
-            if !sq.deferred.front().is_some_and(for_group) || !retry_deferred(qp, &mut sq) {
+            let front = sq.deferred.front();
+            if !front.is_some_and(|d| is_for_many(qp, d)) || !retry_deferred(qp, &mut sq) {
                 return;
             }
         }
@@ -267,6 +271,8 @@ pub(crate) fn wake_debtor(qp: &Qp) {
 fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
     if let Some(out) = &sq.out {
         out.peer.wake();
+    } else if qp.qp_type == QpType::RawPacket {
+        raw::wake_receivers(sq);
     } else if qp.qp_type == QpType::Ud {
         // SAFETY: the union's member for UD; a plain integer.
         let qpn = unsafe { d.wr.wr.ud.remote_qpn };

@@ -1,4 +1,4 @@
-//! SEND on UD, and the rings of a UD queue pair.
+//! SEND on UD, and the rings of a queue pair that sends datagrams.
 
 use super::*;
 use crate::multicast::{self, Group, MULTICAST_QPN};
@@ -9,7 +9,7 @@ pub(crate) const UD_MAX_PAYLOAD: usize = 4096;
 /// Slots of the ring from one UD queue pair to another: 16 KiB, so that several fit in the L1 cache.
 pub(super) const UD_RING_SLOTS: u64 = 1024;
 
-/// Rings of a UD queue pair.
+/// Rings of a queue pair that sends datagrams.
 #[derive(Default)]
 pub(super) struct UdRings {
     pub(super) rings: Vec<Option<OutRing>>,
@@ -73,21 +73,7 @@ fn to_group(
             rings.extend(ring_to(qp, sq, ah, Arc::clone(&peer), index));
         }
     }
-    let mut wait = false;
-    rings.retain(|&i| {
-        let Some(Some(ring)) = sq.ud.rings.get_mut(i) else {
-            return false;
-        };
-        let full = matches!(ring.producer.has_room(total), Ok(false));
-        if full {
-            ring.publish(qp.nic);
-            wait |= !ring.lags;
-        } else {
-            ring.lags = false;
-        }
-        !full
-    });
-    if wait {
+    if !keep_those_with_room(qp, sq, total, &mut rings, |&i| i) {
         return Outcome::Later;
     }
     for i in rings {
@@ -100,7 +86,34 @@ fn to_group(
     Outcome::Done(len)
 }
 
-/// A datagram for a group has waited long enough: the members that have no room lose this one and those behind it,
+/// Keeps of the rings that a datagram is for those that have room for it; false if it has to wait for one of the others.
+pub(super) fn keep_those_with_room<T>(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    total: usize,
+    to: &mut Vec<T>,
+    ring_of: impl Fn(&T) -> usize,
+) -> bool {
+    let mut wait = false;
+    to.retain(|to| {
+        let Some(Some(ring)) = sq.ud.rings.get_mut(ring_of(to)) else {
+            return false;
+        };
+        match ring.producer.has_room(total) {
+            Ok(true) => ring.lags = false,
+            Ok(false) => {
+                ring.publish(qp.nic);
+                wait |= !ring.lags;
+                return false;
+            }
+            Err(_) => return false,
+        }
+        true
+    });
+    !wait
+}
+
+/// A datagram for many has waited long enough: the members that have no room lose this one and those behind it,
 /// until they have room again.
 #[cold]
 pub(super) fn wait_no_more(sq: &mut SendQueue) {
@@ -110,6 +123,20 @@ pub(super) fn wait_no_more(sq: &mut SendQueue) {
     }
 }
 
+/// Makes a ring the one with the open postlist.
+#[inline(always)]
+pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<&'a mut OutRing> {
+    if let Some(open) = ud.open
+        && open != i
+        && let Some(Some(ring)) = ud.rings.get_mut(open)
+    {
+        ring.publish(nic);
+    }
+    let ring = ud.rings.get_mut(i)?.as_mut()?;
+    ud.open = Some(i);
+    Some(ring)
+}
+
 /// Puts a datagram into a ring.
 #[inline(always)]
 fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -> Outcome {
@@ -117,16 +144,9 @@ fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -
     let qkey = unsafe { view.wr.wr.ud.remote_qkey };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
-    if let Some(open) = sq.ud.open
-        && open != i
-        && let Some(Some(ring)) = sq.ud.rings.get_mut(open)
-    {
-        ring.publish(qp.nic);
-    }
-    let Some(Some(ring)) = sq.ud.rings.get_mut(i) else {
+    let Some(ring) = open_ring(qp.nic, &mut sq.ud, i) else {
         return Outcome::Done(len);
     };
-    sq.ud.open = Some(i);
     match ring.producer.has_room(total) {
         Ok(true) => {}
         Ok(false) => {
@@ -201,17 +221,55 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
     Some(i)
 }
 
-/// The ring to queue pair `index` of `peer`, if datagrams can be sent there.
+/// The ring to queue pair `index` of `peer`, if it takes datagrams that `ah` addresses.
 fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) -> Option<usize> {
+    let way = Way {
+        to: IBV_QPT_UD,
+        slots: UD_RING_SLOTS,
+        grh: ah.grh,
+        path: ah.path,
+    };
+    datagram_ring(qp, sq, &way, peer, index)
+}
+
+/// How datagrams travel.
+pub(super) struct Way {
+    /// The type of queue pair that takes them.
+    pub(super) to: ibv_qp_type,
+    /// Slots of the ring.
+    pub(super) slots: u64,
+    /// The GRH in front of each.
+    pub(super) grh: Option<[u8; 40]>,
+    /// As in `RingHeader::path`.
+    pub(super) path: u64,
+}
+
+impl Way {
+    /// What makes two alike, for queue pairs of one type.
+    fn key(&self) -> Vec<u8> {
+        let mut key = self.path.to_ne_bytes().to_vec();
+        key.extend(self.grh.iter().flatten());
+        key
+    }
+}
+
+/// The ring to queue pair `index` of `peer`, if it takes such datagrams.
+pub(super) fn datagram_ring(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    way: &Way,
+    peer: Arc<Peer>,
+    index: usize,
+) -> Option<usize> {
     #[allow(clippy::cast_possible_truncation)] // 24 bits
     let qpn = (peer.slot << QP_BITS | index) as u32;
     let dest = peer.segment.qp(index)?;
     let state = dest.state.load(Ordering::Acquire);
     let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
-    if !receives || dest.qp_type.load(Ordering::Relaxed) != IBV_QPT_UD {
+    if !receives || dest.qp_type.load(Ordering::Relaxed) != way.to {
         return None;
     }
-    let key = (ah.path_key(), qpn);
+    let key = (way.key(), qpn);
     let known = sq.ud.by_destination.get(&key).copied().filter(|&i| {
         matches!(sq.ud.rings.get(i), Some(Some(r)) if r.peer.incarnation == peer.incarnation
             && r.dest_epoch == dest.epoch.load(Ordering::Relaxed))
@@ -224,11 +282,11 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) 
                 qp,
                 peer,
                 &RingUse {
-                    slots: UD_RING_SLOTS,
+                    slots: way.slots,
                     dest_index: index,
                     rnr_retry: 0,
-                    grh: ah.grh,
-                    path: ah.path,
+                    grh: way.grh,
+                    path: way.path,
                 },
             )?;
             let i = match sq.ud.rings.iter().position(Option::is_none) {

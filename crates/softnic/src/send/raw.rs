@@ -1,0 +1,123 @@
+//! SEND on a raw packet queue pair: whole Ethernet frames, to whoever's flows they match.
+
+use super::*;
+use crate::steering::headers::Headers;
+use crate::steering::{Steering, Target};
+
+/// Shortest frame on a wire, without its check sequence: IEEE 802.3, 3.2.8. Shorter ones are padded with zeroes.
+const MIN_FRAME: usize = 60;
+
+/// Longest frame: a payload of 9000 bytes, the usual size of jumbo frames, behind an Ethernet header and a VLAN tag.
+pub(crate) const MAX_FRAME: usize = 9018;
+
+/// Slots of the ring from one raw packet queue pair to another: room for seven of the longest frames.
+const RAW_RING_SLOTS: u64 = 4096;
+
+/// What a raw packet queue pair keeps for sending.
+#[derive(Default)]
+pub(super) struct Raw {
+    steering: Steering,
+    /// The frame in hand.
+    frame: Vec<u8>,
+}
+
+/// Sends a frame to each queue pair whose flow it matches, but not to those of the context that it comes from: a port
+/// does not hear itself (the self-loopback block of mlx5 devices, which goes by transport domain, one a context).
+#[inline(never)]
+pub(super) fn send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    let mut raw = sq.raw.take().unwrap_or_default();
+    let outcome = send_with(&mut raw, qp, sq, view);
+    sq.raw = Some(raw);
+    outcome
+}
+
+fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    let total = view
+        .sges
+        .iter()
+        .fold(0, |sum, sge| sum + sge.length as usize);
+    if total > MAX_FRAME {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    }
+    let frame = &mut raw.frame;
+    frame.clear();
+    frame.resize(total.max(MIN_FRAME), 0);
+    let mut at = 0;
+    let gathered = for_each_part(qp, &mut sq.local, view, |src, len| {
+        let part = frame.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
+        at += len;
+        // SAFETY: `part` has `len` bytes of our own.
+        unsafe { crate::mem::copy(part.as_mut_ptr(), src, len) }
+            .map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+    });
+    if let Err(status) = gathered {
+        return Outcome::Failed(status);
+    }
+    let Some(headers) = Headers::of(&frame[..total]) else {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    };
+    if view.wr.send_flags & IBV_SEND_IP_CSUM != 0 {
+        headers.fill_in_checksums(frame);
+    }
+    raw.steering.refresh(&qp.nic.fabric);
+    let mut to = Vec::new();
+    for target in raw.steering.targets(&headers) {
+        let ring = (!is_own(qp, &target)).then(|| ring_to(qp, sq, &target));
+        to.extend(ring.flatten().map(|i| (i, target.tag)));
+    }
+    if !keep_those_with_room(qp, sq, frame.len(), &mut to, |&(i, _)| i) {
+        return Outcome::Later;
+    }
+    #[allow(clippy::cast_possible_truncation)] // at most MAX_FRAME
+    let len = frame.len() as u32;
+    let kind = if headers.checksums_are_right(frame) {
+        Kind::CheckedFrame
+    } else {
+        Kind::Frame
+    };
+    let solicited = view.wr.send_flags & IBV_SEND_SOLICITED != 0;
+    for (i, tag) in to {
+        let Some(ring) = open_ring(qp.nic, &mut sq.ud, i) else {
+            continue;
+        };
+        let place = ring.producer.place(frame.len());
+        // SAFETY: the place has as many bytes as the frame, in memory that is not the frame's.
+        unsafe {
+            place
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(frame.as_ptr(), frame.len());
+        }
+        ring.solicited |= solicited;
+        let flags = if solicited { FLAG_SOLICITED } else { 0 };
+        ring.producer
+            .commit(header(kind, flags, tag, len, 0), frame.len());
+    }
+    Outcome::Done(u32::try_from(total).unwrap_or(u32::MAX))
+}
+
+/// Is the target a queue pair of the context that sends?
+fn is_own(qp: &Qp, target: &Target<'_>) -> bool {
+    target.peer.is_self
+        && qp
+            .nic
+            .qp(target.qp)
+            .is_some_and(|other| other.has_context_of(qp))
+}
+
+fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &Target<'_>) -> Option<usize> {
+    let way = Way {
+        to: IBV_QPT_RAW_PACKET,
+        slots: RAW_RING_SLOTS,
+        grh: None,
+        path: 0,
+    };
+    datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp)
+}
+
+/// Wakes the engines of all that may get frames.
+#[cold]
+pub(super) fn wake_receivers(sq: &SendQueue) {
+    for peer in sq.raw.iter().flat_map(|raw| raw.steering.peers()) {
+        peer.wake();
+    }
+}

@@ -1,0 +1,318 @@
+//! Flow steering: which queue pairs get a raw packet (`ibv_create_flow(3)`).
+//!
+//! There is no switch and no receiving port: a sender matches its frame against the flows of all processes, which lie in
+//! their segments, and copies it to each queue pair that gets it. It keeps what it has read of the flows until some process
+//! changes its own, which is counted in the fabric's directory.
+
+pub(crate) mod headers;
+pub(crate) mod spread;
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use verbs_abi::*;
+
+use crate::fabric::layout::*;
+use crate::fabric::{Fabric, Peer};
+use crate::nic::lock;
+use headers::{HEADER_BYTES, Headers};
+use spread::Spread;
+
+/// What packets of a flow look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    /// Layers that a packet must have: bits of [`headers::layer`].
+    pub(crate) layers: u32,
+    value: [u8; HEADER_BYTES],
+    mask: [u8; HEADER_BYTES],
+}
+
+impl Pattern {
+    /// Any packet.
+    pub(crate) fn any() -> Self {
+        Self {
+            layers: 0,
+            value: [0; HEADER_BYTES],
+            mask: [0; HEADER_BYTES],
+        }
+    }
+
+    /// The bits of `mask` of a field have those of `value`; both begin where the field does.
+    pub(crate) fn want(&mut self, field: Range<usize>, value: &[u8], mask: &[u8]) {
+        let at = field.start..field.start + mask.len();
+        for ((place, value), mask) in self.value[at.clone()].iter_mut().zip(value).zip(mask) {
+            *place = value & mask;
+        }
+        self.mask[at].copy_from_slice(mask);
+    }
+
+    fn matches(&self, headers: &Headers) -> bool {
+        let has_layers = headers.layers & self.layers == self.layers;
+        let fields = headers.fields.iter().zip(&self.value).zip(&self.mask);
+        has_layers
+            && fields
+                .map(|((field, value), mask)| (field ^ value) & mask)
+                .fold(0, |different, bits| different | bits)
+                == 0
+    }
+}
+
+/// A flow of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Flow {
+    /// The queue pair, by its place in the process.
+    pub(crate) qp: usize,
+    pub(crate) kind: ibv_flow_attr_type,
+    /// Lower numbers come first.
+    pub(crate) priority: u16,
+    /// Packets that match are tried against flows of lower priority too.
+    pub(crate) dont_trap: bool,
+    /// Packets that match are dropped.
+    pub(crate) drop: bool,
+    /// What completions are tagged with.
+    pub(crate) tag: u32,
+    /// The place that says how the queue pair spreads packets.
+    pub(crate) spread: Option<usize>,
+    pub(crate) pattern: Pattern,
+}
+
+/// Which places of a table of the own segment are taken.
+#[derive(Default)]
+struct Places {
+    /// Those from here on never were.
+    used: usize,
+    free: Vec<usize>,
+}
+
+impl Places {
+    fn take(&mut self, limit: usize) -> Option<usize> {
+        self.free.pop().or_else(|| {
+            let place = self.used;
+            (place < limit).then(|| {
+                self.used += 1;
+                place
+            })
+        })
+    }
+
+    fn give_back(&mut self, place: usize) {
+        self.free.push(place);
+    }
+}
+
+/// The flows of this process.
+#[derive(Default)]
+pub(crate) struct Flows(Mutex<Places>);
+
+impl Flows {
+    /// Enters a flow; its place.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the table or shared memory is full.
+    pub(crate) fn add(&self, fabric: &Fabric, flow: &Flow) -> Result<usize, i32> {
+        // Held until it is counted: the number of places in use grows with the places.
+        let mut places = lock(&self.0);
+        let place = places.take(MAX_FLOWS).ok_or(libc::ENOMEM)?;
+        if let Err(errno) = write(fabric, place, flow) {
+            places.give_back(place);
+            return Err(errno);
+        }
+        let used = &fabric.me.segment.header().flows_used;
+        used.fetch_max(place as u64 + 1, Ordering::Release);
+        fabric.flow_changes().fetch_add(1, Ordering::Release);
+        Ok(place)
+    }
+
+    /// Takes a flow out.
+    pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
+        let mut places = lock(&self.0);
+        if let Some(shared) = fabric.me.segment.flow(place) {
+            // How often the place was taken stays.
+            shared
+                .entry
+                .fetch_and(!u64::from(u32::MAX), Ordering::Release);
+        }
+        places.give_back(place);
+        fabric.flow_changes().fetch_add(1, Ordering::Release);
+    }
+}
+
+fn write(fabric: &Fabric, place: usize, flow: &Flow) -> Result<(), i32> {
+    let at = FLOWS_AT + place * size_of::<FlowShared>();
+    fabric
+        .reserve(at, size_of::<FlowShared>())
+        .map_err(|_| libc::ENOMEM)?;
+    let shared = fabric.me.segment.flow(place).ok_or(libc::ENOMEM)?;
+    let number = |n: usize| u32::try_from(n).map_err(|_| libc::EINVAL);
+    let flag = |set, bit| if set { bit } else { 0 };
+    shared.kind.store(flow.kind, Ordering::Relaxed);
+    shared.priority.store(
+        u32::from(flow.priority)
+            | flag(flow.dont_trap, FLOW_DONT_TRAP)
+            | flag(flow.drop, FLOW_DROP),
+        Ordering::Relaxed,
+    );
+    shared.layers.store(flow.pattern.layers, Ordering::Relaxed);
+    shared.tag.store(flow.tag, Ordering::Relaxed);
+    let spread = flow.spread.map_or(0, |place| 1 + place);
+    shared.spread.store(number(spread)?, Ordering::Relaxed);
+    for (to, from) in [
+        (&shared.value, &flow.pattern.value),
+        (&shared.mask, &flow.pattern.mask),
+    ] {
+        for (word, bytes) in to.iter().zip(from.as_chunks::<8>().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+    let taken = shared.entry.load(Ordering::Relaxed) >> 32;
+    let entry = (taken + 1) << 32 | u64::from(number(1 + flow.qp)?);
+    shared.entry.store(entry, Ordering::Release);
+    Ok(())
+}
+
+/// The flow at a place of a process, if one is there.
+fn read(peer: &Peer, place: usize) -> Option<Flow> {
+    let shared = peer.segment.flow(place)?;
+    let entry = shared.entry.load(Ordering::Acquire);
+    #[allow(clippy::cast_possible_truncation)] // the lower half
+    let qp = (entry as u32).checked_sub(1)? as usize;
+    let priority = shared.priority.load(Ordering::Relaxed);
+    let spread = shared.spread.load(Ordering::Relaxed);
+    let bytes = |words: &[std::sync::atomic::AtomicU64; 8]| {
+        let mut bytes = [0; HEADER_BYTES];
+        for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        bytes
+    };
+    let flow = Flow {
+        qp,
+        kind: shared.kind.load(Ordering::Relaxed),
+        #[allow(clippy::cast_possible_truncation)] // the lower half
+        priority: priority as u16,
+        dont_trap: priority & FLOW_DONT_TRAP != 0,
+        drop: priority & FLOW_DROP != 0,
+        tag: shared.tag.load(Ordering::Relaxed),
+        spread: spread.checked_sub(1).map(|place| place as usize),
+        pattern: Pattern {
+            layers: shared.layers.load(Ordering::Relaxed),
+            value: bytes(&shared.value),
+            mask: bytes(&shared.mask),
+        },
+    };
+    // Taken out or replaced meanwhile: whoever did so has counted it, and this is read again.
+    std::sync::atomic::fence(Ordering::Acquire);
+    (shared.entry.load(Ordering::Relaxed) == entry).then_some(flow)
+}
+
+/// A flow of some process, as a sender keeps it.
+struct Rule {
+    flow: Flow,
+    spread: Option<Spread>,
+    peer: Arc<Peer>,
+}
+
+/// A queue pair that gets a packet.
+pub(crate) struct Target<'a> {
+    pub(crate) peer: &'a Arc<Peer>,
+    /// Its place in its process.
+    pub(crate) qp: usize,
+    /// What its completion is tagged with.
+    pub(crate) tag: u32,
+}
+
+/// The flows of all processes as a sender has read them.
+#[derive(Default)]
+pub(crate) struct Steering {
+    /// The count of changes at which they were read.
+    changes: Option<u64>,
+    /// In the order in which packets are tried against them.
+    rules: Vec<Rule>,
+}
+
+impl Steering {
+    /// Reads them again if they have changed.
+    pub(crate) fn refresh(&mut self, fabric: &Fabric) {
+        let changes = fabric.flow_changes().load(Ordering::Acquire);
+        if self.changes == Some(changes) {
+            return;
+        }
+        self.changes = Some(changes);
+        self.rules.clear();
+        for peer in fabric.all_peers() {
+            let used = peer.segment.header().flows_used.load(Ordering::Acquire);
+            let used = usize::try_from(used).unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
+            for flow in (0..used).filter_map(|place| read(&peer, place)) {
+                let spread = flow.spread.map(|place| Spread::read(&peer, place));
+                if matches!(spread, Some(None)) {
+                    continue;
+                }
+                self.rules.push(Rule {
+                    spread: spread.flatten(),
+                    peer: Arc::clone(&peer),
+                    flow,
+                });
+            }
+        }
+        self.rules.sort_by_key(|rule| order(&rule.flow));
+    }
+
+    /// The queue pairs that get a packet: of the flows with specifications those that match and have the best priority,
+    /// without such a flow those with a default flow; and in any case those that sniff.
+    pub(crate) fn targets<'a>(
+        &'a self,
+        headers: &'a Headers,
+    ) -> impl Iterator<Item = Target<'a>> + 'a {
+        // The priority of the flows that have trapped it, and whether they drop it.
+        let mut trapped: Option<(u16, bool)> = None;
+        self.rules.iter().filter_map(move |rule| {
+            let flow = &rule.flow;
+            let gets_it = match flow.kind {
+                IBV_FLOW_ATTR_SNIFFER => true,
+                IBV_FLOW_ATTR_NORMAL => {
+                    if trapped.is_some_and(|(at, dropped)| dropped || at < flow.priority)
+                        || !flow.pattern.matches(headers)
+                    {
+                        false
+                    } else {
+                        if !flow.dont_trap {
+                            trapped = Some((flow.priority, flow.drop));
+                        }
+                        !flow.drop
+                    }
+                }
+                IBV_FLOW_ATTR_ALL_DEFAULT => trapped.is_none(),
+                IBV_FLOW_ATTR_MC_DEFAULT => trapped.is_none() && headers.is_multicast(),
+                _ => false,
+            };
+            if !gets_it || rule.peer.is_dead() {
+                return None;
+            }
+            let qp = match &rule.spread {
+                Some(spread) => spread.queue_of(headers)?,
+                None => flow.qp,
+            };
+            Some(Target {
+                peer: &rule.peer,
+                qp,
+                tag: flow.tag,
+            })
+        })
+    }
+
+    /// The processes that have flows.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &Arc<Peer>> {
+        self.rules.iter().map(|rule| &rule.peer)
+    }
+}
+
+/// What a flow is sorted by: sniffers, flows with specifications by priority, where those that drop come first, and
+/// defaults.
+fn order(flow: &Flow) -> (u8, u16, bool) {
+    match flow.kind {
+        IBV_FLOW_ATTR_SNIFFER => (0, 0, false),
+        IBV_FLOW_ATTR_NORMAL => (1, flow.priority, !flow.drop),
+        _ => (2, flow.priority, false),
+    }
+}
