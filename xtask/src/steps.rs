@@ -178,7 +178,7 @@ const RXE_SUITE: &[(&str, &str)] = &[
     ("VERBATIM_TEST_GID_INDEX", "1"),
     (
         "VERBATIM_TEST_WITHOUT",
-        "implicit-odp,moderation,multicast,null-mr,tags,windows,xrc",
+        "implicit-odp,moderation,multicast,null-mr,raw-packets,tags,windows,xrc",
     ),
 ];
 

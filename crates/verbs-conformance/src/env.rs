@@ -179,6 +179,8 @@ caps! {
     NullMr = "null-mr",
     /// Multicast groups.
     Multicast = "multicast",
+    /// Raw packet queue pairs.
+    RawPackets = "raw-packets",
     /// XRC domains.
     Xrc = "xrc",
     /// Tag matching.

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
 use crate::deviations::{Deviation, Deviations, Kind};
-use crate::env::{Env, Outcome, Settings, Test};
+use crate::env::{Cap, Env, Outcome, Settings, Test};
 use crate::{peer, worker};
 
 const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
@@ -62,6 +62,9 @@ impl Variant {
             "ib" => verbs_abi::IBV_LINK_LAYER_INFINIBAND,
             _ => verbs_abi::IBV_LINK_LAYER_ETHERNET,
         });
+        if link_layer == "ib" {
+            settings.without.insert(Cap::RawPackets);
+        }
         let fabric = fresh_fabric(link_layer);
         Self {
             name: link_layer.to_owned(),

@@ -32,6 +32,8 @@ pub mod pair;
 pub mod peer;
 #[allow(unsafe_code)]
 mod provider;
+#[allow(unsafe_code)]
+pub mod raw;
 mod rng;
 mod suite;
 #[allow(unsafe_code)]

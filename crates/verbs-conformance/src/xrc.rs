@@ -19,7 +19,7 @@ pub(crate) fn ops(ctx: &Context) -> &'static verbs_context {
     }
 }
 
-fn errno() -> i32 {
+pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 

@@ -34,7 +34,11 @@ pub(super) unsafe extern "C" fn create_flow(
 /// As for `ibv_create_flow`.
 unsafe fn create(handle: *mut ibv_qp, attr: *const ibv_flow_attr) -> Result<*mut ibv_flow, c_int> {
     // SAFETY: contract of this function.
-    let (qp, first) = unsafe { (share::<Qp, _>(handle), attr.as_ref()) };
+    let (qp, first) = unsafe {
+        // Programs pack the attributes with what follows, so they need not be aligned.
+        let first = (!attr.is_null()).then(|| attr.read_unaligned());
+        (share::<Qp, _>(handle), first)
+    };
     let (qp, first) = qp.zip(first).ok_or(libc::EINVAL)?;
     match qp.qp_type {
         QpType::RawPacket => {}
@@ -66,7 +70,13 @@ unsafe fn create(handle: *mut ibv_qp, attr: *const ibv_flow_attr) -> Result<*mut
         pattern: Pattern::any(),
     };
     // SAFETY: the specifications follow the attributes.
-    unsafe { add_specs(&mut flow, attr.add(1).cast(), first.num_of_specs)? };
+    unsafe {
+        add_specs(
+            &mut flow,
+            attr.cast::<u8>().add(size_of::<ibv_flow_attr>()),
+            first.num_of_specs,
+        )?
+    };
     let nic = qp.nic;
     let place = nic.flows.add(&nic.fabric, &flow)?;
     qp.attached.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +98,7 @@ unsafe fn create(handle: *mut ibv_qp, attr: *const ibv_flow_attr) -> Result<*mut
 unsafe fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
     let mut seen = Vec::new();
     for _ in 0..count {
-        // SAFETY: contract of this function; programs pack them, so they need not be aligned.
+        // SAFETY: contract of this function; they need not be aligned either.
         let header = unsafe { spec.cast::<ibv_flow_spec_spec_hdr>().read_unaligned() };
         let size = usize::from(header.size);
         // At most one for each layer: the innermost kinds (of tunnels) are not supported.

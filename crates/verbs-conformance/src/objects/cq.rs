@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
-use super::{Channel, Cq, MOMENT, last_errno, must, readable, set_errno, set_nonblocking};
+use super::{Channel, Context, Cq, MOMENT, last_errno, must, readable, set_errno, set_nonblocking};
 use crate::harness::{note, patience};
 use crate::wr::Wc;
 
@@ -66,6 +66,11 @@ impl Channel {
     }
 }
 impl Cq {
+    /// Takes over what another call of the provider than `ibv_create_cq` has made.
+    pub(crate) fn adopt(raw: *mut ibv_cq, ctx: &Context) -> Result<Self, i32> {
+        Self::wrap(ctx.symbols(), raw, ctx.clone(), None)
+    }
+
     /// Its capacity.
     #[must_use]
     pub fn cqe(&self) -> usize {

@@ -151,7 +151,7 @@ impl Context {
         &self.0.env
     }
 
-    fn symbols(&self) -> &'static Symbols {
+    pub(super) fn symbols(&self) -> &'static Symbols {
         self.0.symbols
     }
 

@@ -46,6 +46,7 @@ suites! {
     pd,
     processes,
     queues,
+    raw,
     rnr,
     qp,
     refusals,

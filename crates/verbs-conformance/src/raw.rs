@@ -1,0 +1,378 @@
+//! Raw packet queue pairs, flows and work queues: what goes through `verbs_context`.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use verbs_abi::*;
+
+use crate::env::Env;
+use crate::objects::{Buf, Context, Cq, Pd, Qp, QpInit};
+use crate::wr::{RecvWr, Refused, link_recv, recv};
+use crate::xrc::{errno, ops};
+
+/// A raw packet queue pair with a context of its own. Fields are dropped in this order.
+pub struct Raw {
+    /// Flows that lead to it.
+    pub flows: Vec<Flow>,
+    /// The queue pair.
+    pub qp: Qp,
+    /// Where both of its queues complete.
+    pub cq: Cq,
+    /// Its domain.
+    pub pd: Pd,
+    /// Its context.
+    pub ctx: Context,
+}
+
+impl Raw {
+    /// One that is ready to send.
+    #[must_use]
+    #[track_caller]
+    pub fn new(env: &Env) -> Self {
+        Self::of(&Context::open(env))
+    }
+
+    /// One of this context that is ready to send.
+    #[must_use]
+    #[track_caller]
+    pub fn of(ctx: &Context) -> Self {
+        let (pd, cq) = (ctx.pd(), ctx.cq(64));
+        let qp = pd.qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
+        let raw = Self {
+            flows: Vec::new(),
+            qp,
+            cq,
+            pd,
+            ctx: ctx.clone(),
+        };
+        raw.to_rts();
+        raw
+    }
+
+    /// RESET to RTS: no transition but the first takes attributes.
+    #[track_caller]
+    pub fn to_rts(&self) {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_INIT;
+        attr.port_num = self.ctx.env().settings.port;
+        self.qp
+            .modify(&attr, IBV_QP_STATE | IBV_QP_PORT)
+            .expect("to INIT");
+        self.qp.to_state(IBV_QPS_RTR);
+        self.qp.to_state(IBV_QPS_RTS);
+    }
+
+    /// Gets what a flow says.
+    #[track_caller]
+    pub fn steer(&mut self, rule: &Rule) {
+        let flow = Flow::new(&self.ctx, &self.qp, rule).expect("ibv_create_flow");
+        self.flows.push(flow);
+    }
+}
+
+/// What `ibv_create_flow` is given.
+#[derive(Clone)]
+pub struct Rule {
+    /// The attributes; `size` and `num_of_specs` are filled in.
+    pub attr: ibv_flow_attr,
+    /// Their bytes; some are padding.
+    specs: Vec<MaybeUninit<u8>>,
+    count: u8,
+}
+
+impl Rule {
+    /// A rule of this kind, priority 0, without specifications.
+    #[must_use]
+    pub fn new(env: &Env, kind: ibv_flow_attr_type) -> Self {
+        let mut attr = ibv_flow_attr::zeroed();
+        attr.r#type = kind;
+        attr.port = env.settings.port;
+        Self {
+            attr,
+            specs: Vec::new(),
+            count: 0,
+        }
+    }
+
+    /// With this priority.
+    #[must_use]
+    pub fn priority(mut self, priority: u16) -> Self {
+        self.attr.priority = priority;
+        self
+    }
+
+    /// With one more specification.
+    #[must_use]
+    pub fn spec<T: Copy>(mut self, spec: T) -> Self {
+        self.specs.extend(bytes_of(&spec));
+        self.count += 1;
+        self
+    }
+
+    /// All of it, at an odd address: programs pack what they pass.
+    fn bytes(&self) -> Vec<MaybeUninit<u8>> {
+        let mut attr = self.attr;
+        attr.num_of_specs = self.count;
+        attr.size = u16::try_from(size_of::<ibv_flow_attr>() + self.specs.len()).expect("short");
+        let mut bytes = vec![MaybeUninit::new(0)];
+        bytes.extend(bytes_of(&attr));
+        bytes.extend(&self.specs);
+        bytes
+    }
+}
+
+fn bytes_of<T: Copy>(value: &T) -> &[MaybeUninit<u8>] {
+    // SAFETY: as many bytes, which may be padding.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// A flow, destroyed when dropped.
+pub struct Flow {
+    raw: NonNull<ibv_flow>,
+    ctx: Context,
+    _qp: Qp,
+}
+
+impl Flow {
+    /// `ibv_create_flow`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn new(ctx: &Context, qp: &Qp, rule: &Rule) -> Result<Self, i32> {
+        let mut bytes = rule.bytes();
+        let create = ops(ctx).ibv_create_flow.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: a live queue pair; behind the first byte the attributes with their specifications.
+        let raw = unsafe { create(qp.raw(), bytes.as_mut_ptr().add(1).cast()) };
+        Ok(Self {
+            raw: NonNull::new(raw).ok_or_else(errno)?,
+            ctx: ctx.clone(),
+            _qp: qp.clone(),
+        })
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let destroy = ops(&self.ctx).ibv_destroy_flow;
+        // SAFETY: a live flow, destroyed once.
+        let errno = unsafe { destroy.expect("it was created")(self.raw.as_ptr()) };
+        assert!(
+            errno == 0 || std::thread::panicking(),
+            "ibv_destroy_flow: {errno}"
+        );
+    }
+}
+
+/// A work queue of 16 WRs, destroyed when dropped.
+pub struct Wq {
+    raw: NonNull<ibv_wq>,
+    gone: bool,
+    pd: Pd,
+    /// Where its RECVs complete.
+    pub cq: Cq,
+}
+
+impl Wq {
+    /// `ibv_create_wq`.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn new(pd: &Pd, cq: &Cq) -> Result<Self, i32> {
+        let mut attr = ibv_wq_init_attr::zeroed();
+        attr.wq_type = IBV_WQT_RQ;
+        attr.max_wr = 16;
+        attr.max_sge = 2;
+        attr.pd = pd.raw();
+        attr.cq = cq.raw();
+        let create = ops(pd.ctx()).create_wq.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: live objects, readable attributes.
+        let raw = unsafe { create(pd.ctx().raw(), &raw mut attr) };
+        Ok(Self {
+            raw: NonNull::new(raw).ok_or_else(errno)?,
+            gone: false,
+            pd: pd.clone(),
+            cq: cq.clone(),
+        })
+    }
+
+    /// `ibv_modify_wq` to a state; what it returned.
+    #[must_use]
+    pub fn to_state(&self, state: ibv_wq_state) -> i32 {
+        let mut attr = ibv_wq_attr::zeroed();
+        attr.attr_mask = IBV_WQ_ATTR_STATE;
+        attr.wq_state = state;
+        let modify = ops(self.pd.ctx()).modify_wq.expect("it was created");
+        // SAFETY: a live work queue, readable attributes.
+        unsafe { modify(self.raw.as_ptr(), &raw mut attr) }
+    }
+
+    /// The state that the library believes it to be in.
+    #[must_use]
+    pub fn believed_state(&self) -> ibv_wq_state {
+        // SAFETY: live; a plain number.
+        unsafe { (*self.raw.as_ptr()).state }
+    }
+
+    /// Its number, which its completions name.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.raw.as_ptr()).wq_num }
+    }
+
+    /// `ibv_post_wq_recv` of one WR.
+    ///
+    /// # Errors
+    /// What it returned and where it stopped.
+    pub fn recv(&self, wr_id: u64, to: &Buf) -> Result<(), Refused> {
+        let mut wrs: Vec<RecvWr> = vec![recv(wr_id, [to.all()])];
+        let head = link_recv(&mut wrs);
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: a live work queue; the list lives until the call returns.
+        let errno = unsafe {
+            let post = (*self.raw.as_ptr()).post_recv.expect("every one has it");
+            post(self.raw.as_ptr(), head, &raw mut bad)
+        };
+        if errno == 0 {
+            return Ok(());
+        }
+        let bad = std::ptr::eq(bad, head).then_some(0);
+        Err(Refused { errno, bad })
+    }
+
+    /// `ibv_destroy_wq`, while it may be in use; what it returned.
+    #[must_use]
+    pub fn try_destroy(&mut self) -> i32 {
+        let destroy = ops(self.pd.ctx()).destroy_wq.expect("it was created");
+        // SAFETY: a live work queue.
+        let errno = unsafe { destroy(self.raw.as_ptr()) };
+        self.gone = errno == 0;
+        errno
+    }
+}
+
+impl Drop for Wq {
+    fn drop(&mut self) {
+        if !self.gone {
+            let errno = self.try_destroy();
+            assert!(
+                errno == 0 || std::thread::panicking(),
+                "ibv_destroy_wq: {errno}"
+            );
+        }
+    }
+}
+
+/// A table of work queues, destroyed when dropped.
+pub struct IndTable {
+    raw: NonNull<ibv_rwq_ind_table>,
+    gone: bool,
+    pd: Pd,
+}
+
+impl IndTable {
+    /// `ibv_create_rwq_ind_table` of 2 to the power of `log_size` entries, which are the work queues in turn.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn new(pd: &Pd, wqs: &[Wq], log_size: u32) -> Result<Self, i32> {
+        let entries = 1_usize.checked_shl(log_size).unwrap_or(0).min(1 << 16);
+        let mut table: Vec<*mut ibv_wq> = wqs
+            .iter()
+            .map(|wq| wq.raw.as_ptr())
+            .cycle()
+            .take(entries)
+            .collect();
+        let mut attr = ibv_rwq_ind_table_init_attr {
+            log_ind_tbl_size: log_size,
+            ind_tbl: table.as_mut_ptr(),
+            comp_mask: 0,
+        };
+        let create = ops(pd.ctx()).create_rwq_ind_table;
+        // SAFETY: a live context; as many live work queues as the table has entries.
+        let raw = unsafe { create.ok_or(libc::EOPNOTSUPP)?(pd.ctx().raw(), &raw mut attr) };
+        Ok(Self {
+            raw: NonNull::new(raw).ok_or_else(errno)?,
+            gone: false,
+            pd: pd.clone(),
+        })
+    }
+
+    /// `ibv_create_qp_ex` of a queue pair that spreads packets over the table by these header fields; `cq` is any.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn qp(&self, key: &mut [u8], fields: u64, cq: &Cq) -> Result<Qp, i32> {
+        let mut attr = ibv_qp_init_attr_ex::zeroed();
+        attr.qp_type = IBV_QPT_RAW_PACKET;
+        attr.comp_mask =
+            IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
+        attr.pd = self.pd.raw();
+        attr.rwq_ind_tbl = self.raw.as_ptr();
+        attr.rx_hash_conf = ibv_rx_hash_conf {
+            rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ,
+            rx_hash_key_len: u8::try_from(key.len()).expect("short"),
+            rx_hash_key: key.as_mut_ptr(),
+            rx_hash_fields_mask: fields,
+        };
+        let create = ops(self.pd.ctx()).create_qp_ex.ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: live objects, readable attributes.
+        let raw = unsafe { create(self.pd.ctx().raw(), &raw mut attr) };
+        Qp::adopt(raw, &self.pd, cq)
+    }
+
+    /// `ibv_destroy_rwq_ind_table`, while it may be in use; what it returned.
+    #[must_use]
+    pub fn try_destroy(&mut self) -> i32 {
+        let destroy = ops(self.pd.ctx()).destroy_rwq_ind_table;
+        // SAFETY: a live table.
+        let errno = unsafe { destroy.expect("it was created")(self.raw.as_ptr()) };
+        self.gone = errno == 0;
+        errno
+    }
+}
+
+impl Drop for IndTable {
+    fn drop(&mut self) {
+        if !self.gone {
+            let errno = self.try_destroy();
+            assert!(
+                errno == 0 || std::thread::panicking(),
+                "ibv_destroy_rwq_ind_table: {errno}"
+            );
+        }
+    }
+}
+
+/// `ibv_create_cq_ex` of a queue that tells the tags of flows.
+///
+/// # Errors
+/// Its errno.
+pub fn tagged_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
+    let mut attr = ibv_cq_init_attr_ex::zeroed();
+    attr.cqe = cqe;
+    attr.wc_flags = IBV_WC_EX_WITH_FLOW_TAG;
+    let create = ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
+    // SAFETY: a live context, readable attributes.
+    let raw = unsafe { create(ctx.raw(), &raw mut attr) };
+    Cq::adopt(raw.cast(), ctx)
+}
+
+/// The tag of the flow by which the next completion of a [`tagged_cq`] came; `None` if there is none.
+#[must_use]
+pub fn next_flow_tag(cq: &Cq) -> Option<u32> {
+    let raw: *mut ibv_cq_ex = cq.raw().cast();
+    let mut attr = ibv_poll_cq_attr::zeroed();
+    // SAFETY: a live extended queue with these operations; readable attributes.
+    unsafe {
+        let (start, end, read) = ((*raw).start_poll?, (*raw).end_poll?, (*raw).read_flow_tag?);
+        let result: c_int = start(raw, &raw mut attr);
+        if result != 0 {
+            return None;
+        }
+        let tag = read(raw);
+        end(raw);
+        Some(tag)
+    }
+}

@@ -1,0 +1,580 @@
+//! Raw packet queue pairs: whole Ethernet frames, flows, and work queues that they are spread over.
+
+use std::collections::BTreeMap;
+
+use etherparse::{PacketBuilder, VlanId};
+use verbs_abi::*;
+
+use crate::Env;
+use crate::harness::case;
+use crate::objects::{Buf, Context, Cq, QpInit};
+use crate::raw::{Flow, IndTable, Raw, Rule, Wq, next_flow_tag, tagged_cq};
+use crate::wr::{Refused, Verb, Wc, send};
+
+tests! { "raw";
+    frames_go_to_whose_flow_they_match [RawPackets],
+    everyone_whose_flow_matches_gets_a_copy [RawPackets],
+    the_best_priority_traps [RawPackets],
+    what_nobody_else_gets_goes_to_defaults [RawPackets],
+    a_sniffer_gets_what_others_get [RawPackets],
+    a_context_does_not_hear_itself [RawPackets],
+    a_flow_ends [RawPackets],
+    flows_tag_completions [RawPackets],
+    checksums_are_filled_in_and_checked [RawPackets],
+    short_frames_are_padded_and_impossible_ones_fail [RawPackets],
+    a_frame_without_a_receive_is_lost [RawPackets],
+    a_queue_pair_with_a_flow_cannot_be_destroyed [RawPackets],
+    flows_that_cannot_be_are_refused [RawPackets],
+    only_sends_can_be_posted [RawPackets],
+    packets_are_spread_over_work_queues [RawPackets],
+    work_queues_have_states [RawPackets],
+    what_is_used_cannot_be_destroyed [RawPackets],
+    a_table_that_cannot_be_is_refused [RawPackets],
+    infiniband_has_no_raw_packets [],
+}
+
+/// An address that no other test, of which many run at a time on one fabric, sends to.
+fn mac(last: u8) -> [u8; 6] {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    [2, a, b, c, 0, last]
+}
+
+/// A UDP datagram over IPv4 to an address, with the process's own addresses in it.
+fn datagram(to: [u8; 6], source_port: u16, payload: &[u8]) -> Vec<u8> {
+    let builder = PacketBuilder::ethernet2(mac(99), to)
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .udp(source_port, 5678);
+    let mut frame = Vec::new();
+    builder.write(&mut frame, payload).expect("a frame");
+    frame
+}
+
+fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
+    let mut spec = ibv_flow_spec_eth::zeroed();
+    spec.r#type = IBV_FLOW_SPEC_ETH;
+    spec.size = u16::try_from(size_of::<ibv_flow_spec_eth>()).expect("short");
+    spec.val.dst_mac = to;
+    spec.mask.dst_mac = [0xff; 6];
+    spec
+}
+
+fn ports(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
+    let mut spec = ibv_flow_spec_tcp_udp::zeroed();
+    spec.r#type = kind;
+    spec.size = u16::try_from(size_of::<ibv_flow_spec_tcp_udp>()).expect("short");
+    spec.val.src_port = source.to_be();
+    spec.mask.src_port = u16::MAX;
+    spec
+}
+
+fn to_mac(env: &Env, to: [u8; 6]) -> Rule {
+    Rule::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth(to))
+}
+
+/// Sends a frame and waits for its completion.
+#[track_caller]
+fn transmit(raw: &Raw, frame: &[u8]) {
+    let source = raw.pd.buf(frame.len());
+    source.memory.write(0, frame);
+    raw.qp.post(send([source.all()]).id(7));
+    raw.cq.next().sent(7, Verb::Send);
+}
+
+/// A receiver with this rule and so many RECVs, `wr_id` from 0 on.
+fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
+    let mut raw = Raw::new(env);
+    let buffers = (0..recvs).map(|id| {
+        let buffer = raw.pd.buf(2048);
+        raw.qp.recv(id, [buffer.all()]);
+        buffer
+    });
+    let buffers = buffers.collect();
+    raw.steer(rule);
+    (raw, buffers)
+}
+
+/// The next completion is that of this frame.
+#[track_caller]
+fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
+    let wc = cq.next();
+    wc.received(id, frame.len());
+    let at = usize::try_from(id).expect("few");
+    assert_eq!(buffers[at].memory.read(0, frame.len()), frame);
+    wc
+}
+
+fn frames_go_to_whose_flow_they_match(env: &Env) {
+    let built = |result: Result<(), _>, frame: Vec<u8>| result.map(|()| frame).expect("a frame");
+    let ethernet = || PacketBuilder::ethernet2(mac(99), mac(1));
+    let tcp6 = |port| {
+        let mut frame = Vec::new();
+        let packet = ethernet().ipv6([0xa0; 16], [0xb0; 16], 9);
+        built(packet.tcp(port, 2, 3, 4).write(&mut frame, &[1; 60]), frame)
+    };
+    let tagged = |vlan| {
+        let mut frame = Vec::new();
+        let vlan = VlanId::try_new(vlan).expect("12 bits");
+        let packet = ethernet().single_vlan(vlan).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        built(packet.udp(1, 2).write(&mut frame, &[1; 60]), frame)
+    };
+    let mut source_mac = eth(mac(1));
+    source_mac.val.src_mac = mac(99);
+    source_mac.mask.src_mac = [0xff; 6];
+    let mut vlan = eth(mac(1));
+    vlan.val.vlan_tag = 0xc0c_u16.to_be();
+    vlan.mask.vlan_tag = 0xfff_u16.to_be();
+    let mut type6 = eth(mac(1));
+    type6.val.ether_type = 0x86dd_u16.to_be();
+    type6.mask.ether_type = u16::MAX;
+    let mut ipv4 = ibv_flow_spec_ipv4::zeroed();
+    ipv4.r#type = IBV_FLOW_SPEC_IPV4;
+    ipv4.size = u16::try_from(size_of::<ibv_flow_spec_ipv4>()).expect("short");
+    ipv4.val.dst_ip = u32::from_ne_bytes([10, 0, 0, 2]);
+    ipv4.mask.dst_ip = u32::MAX;
+    let mut ipv4_ext = ibv_flow_spec_ipv4_ext::zeroed();
+    ipv4_ext.r#type = IBV_FLOW_SPEC_IPV4_EXT;
+    ipv4_ext.size = u16::try_from(size_of::<ibv_flow_spec_ipv4_ext>()).expect("short");
+    ipv4_ext.val.proto = 17;
+    ipv4_ext.mask.proto = 0xff;
+    ipv4_ext.val.ttl = 64;
+    ipv4_ext.mask.ttl = 0xff;
+    let mut ipv6 = ibv_flow_spec_ipv6::zeroed();
+    ipv6.r#type = IBV_FLOW_SPEC_IPV6;
+    ipv6.size = u16::try_from(size_of::<ibv_flow_spec_ipv6>()).expect("short");
+    ipv6.val.src_ip = [0xa0; 16];
+    ipv6.mask.src_ip = [0xff; 16];
+    ipv6.val.hop_limit = 9;
+    ipv6.mask.hop_limit = 0xff;
+    let udp4 = datagram(mac(1), 1234, &[1; 60]);
+    let elsewhere = datagram(mac(2), 1234, &[1; 60]);
+    let here = to_mac(env, mac(1));
+    let normal = Rule::new(env, IBV_FLOW_ATTR_NORMAL);
+    let cases: [(&str, Rule, Vec<u8>, Vec<u8>); 10] = [
+        ("destination", here.clone(), udp4.clone(), elsewhere.clone()),
+        ("source", normal.clone().spec(source_mac), udp4.clone(), elsewhere.clone()),
+        ("VLAN", normal.clone().spec(vlan), tagged(0xc0c), tagged(0xc0d)),
+        ("no VLAN", normal.clone().spec(vlan), tagged(0xc0c), udp4.clone()),
+        ("type", normal.clone().spec(type6), tcp6(1), udp4.clone()),
+        ("IPv4", here.clone().spec(ipv4), udp4.clone(), tcp6(1)),
+        ("IPv4, more", here.clone().spec(ipv4_ext), udp4.clone(), tcp6(1)),
+        ("IPv6", here.clone().spec(ipv6), tcp6(1), udp4.clone()),
+        (
+            "UDP",
+            here.clone().spec(ports(IBV_FLOW_SPEC_UDP, 1234)),
+            udp4.clone(),
+            datagram(mac(1), 1235, &[1; 60]),
+        ),
+        (
+            "TCP",
+            here.spec(ports(IBV_FLOW_SPEC_TCP, 1)),
+            tcp6(1),
+            tcp6(2),
+        ),
+    ];
+    let sender = Raw::new(env);
+    for (name, rule, yes, no) in cases {
+        case(name);
+        let (receiver, buffers) = receiver(env, &rule, 2);
+        transmit(&sender, &no);
+        transmit(&sender, &yes);
+        let wc = got(&receiver.cq, &buffers, 0, &yes);
+        assert_eq!(wc.qpn(), receiver.qp.qpn());
+        receiver.cq.expect_empty();
+    }
+}
+
+fn everyone_whose_flow_matches_gets_a_copy(env: &Env) {
+    let sender = Raw::new(env);
+    let group = {
+        let mut group = mac(1);
+        group[0] |= 1;
+        group
+    };
+    for to in [mac(1), group] {
+        let rule = to_mac(env, to);
+        let receivers = [(); 3].map(|()| receiver(env, &rule, 1));
+        let frame = datagram(to, 1, b"for all of you, and a few bytes more");
+        transmit(&sender, &frame);
+        for (receiver, buffers) in &receivers {
+            got(&receiver.cq, buffers, 0, &frame);
+        }
+    }
+}
+
+fn the_best_priority_traps(env: &Env) {
+    let sender = Raw::new(env);
+    let rule = to_mac(env, mac(1));
+    let (second, in_second) = receiver(env, &rule.clone().priority(2), 3);
+    let first = rule.clone().spec(ports(IBV_FLOW_SPEC_UDP, 1)).priority(1);
+    let (mut best, in_best) = receiver(env, &first, 3);
+    let frames = [1, 2].map(|port| datagram(mac(1), port, &[port.to_be_bytes()[1]; 40]));
+    for frame in &frames {
+        transmit(&sender, frame);
+    }
+    got(&best.cq, &in_best, 0, &frames[0]);
+    got(&second.cq, &in_second, 0, &frames[1]);
+    // A flow that does not trap leaves the packets to the others.
+    best.flows.clear();
+    let mut passing = first.clone();
+    passing.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
+    best.steer(&passing);
+    transmit(&sender, &frames[0]);
+    got(&best.cq, &in_best, 1, &frames[0]);
+    got(&second.cq, &in_second, 1, &frames[0]);
+    // And one that drops them leaves them to nobody.
+    best.flows.clear();
+    let drop = ibv_flow_spec_action_drop {
+        r#type: IBV_FLOW_SPEC_ACTION_DROP,
+        size: u16::try_from(size_of::<ibv_flow_spec_action_drop>()).expect("short"),
+    };
+    best.steer(&first.spec(drop));
+    transmit(&sender, &frames[0]);
+    best.cq.expect_empty();
+    second.cq.expect_empty();
+}
+
+/// Takes frames, of which other tests send some, until one comes that this process sent.
+#[track_caller]
+fn next_own(raw: &Raw, buffers: &[Buf]) -> Vec<u8> {
+    loop {
+        let wc = raw.cq.next();
+        let buffer = &buffers[usize::try_from(wc.id()).expect("few")];
+        let len = usize::try_from(wc.raw().byte_len).expect("short");
+        let frame = buffer.memory.read(0, len);
+        raw.qp.recv(wc.id(), [buffer.all()]);
+        if frame[6..12] == mac(99) {
+            return frame;
+        }
+    }
+}
+
+fn what_nobody_else_gets_goes_to_defaults(env: &Env) {
+    let sender = Raw::new(env);
+    let (rest, in_rest) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
+    let (groups, in_groups) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
+    let (other, in_other) = receiver(env, &to_mac(env, mac(1)), 1);
+    let steered = datagram(mac(1), 1, &[1; 60]);
+    let unicast = datagram(mac(2), 2, &[2; 60]);
+    let mut multicast = datagram(mac(2), 3, &[3; 60]);
+    multicast[0] |= 1;
+    for frame in [&steered, &unicast, &multicast] {
+        transmit(&sender, frame);
+    }
+    got(&other.cq, &in_other, 0, &steered);
+    assert_eq!(next_own(&rest, &in_rest), unicast);
+    assert_eq!(next_own(&rest, &in_rest), multicast);
+    assert_eq!(next_own(&groups, &in_groups), multicast);
+}
+
+fn a_sniffer_gets_what_others_get(env: &Env) {
+    let sender = Raw::new(env);
+    let (sniffer, in_sniffer) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
+    let (other, in_other) = receiver(env, &to_mac(env, mac(1)), 1);
+    let steered = datagram(mac(1), 1, &[1; 60]);
+    let unwanted = datagram(mac(2), 2, &[2; 60]);
+    transmit(&sender, &steered);
+    transmit(&sender, &unwanted);
+    got(&other.cq, &in_other, 0, &steered);
+    assert_eq!(next_own(&sniffer, &in_sniffer), steered);
+    assert_eq!(next_own(&sniffer, &in_sniffer), unwanted);
+}
+
+fn a_context_does_not_hear_itself(env: &Env) {
+    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 2);
+    let frame = datagram(mac(1), 1, &[1; 60]);
+    let same = Raw::of(&receiver.ctx);
+    transmit(&same, &frame);
+    receiver.cq.expect_empty();
+    transmit(&Raw::new(env), &frame);
+    got(&receiver.cq, &buffers, 0, &frame);
+}
+
+fn a_flow_ends(env: &Env) {
+    let sender = Raw::new(env);
+    let (mut receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 2);
+    let frame = datagram(mac(1), 1, &[1; 60]);
+    receiver.flows.clear();
+    transmit(&sender, &frame);
+    receiver.cq.expect_empty();
+    // And another one may begin.
+    receiver.steer(&to_mac(env, mac(1)));
+    transmit(&sender, &frame);
+    got(&receiver.cq, &buffers, 0, &frame);
+}
+
+fn flows_tag_completions(env: &Env) {
+    let tag = |tag_id| ibv_flow_spec_action_tag {
+        r#type: IBV_FLOW_SPEC_ACTION_TAG,
+        size: u16::try_from(size_of::<ibv_flow_spec_action_tag>()).expect("short"),
+        tag_id,
+    };
+    let sender = Raw::new(env);
+    let mut receiver = Raw::new(env);
+    receiver.cq = tagged_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
+    let mut init = QpInit::new(IBV_QPT_RAW_PACKET, &receiver.cq, &receiver.cq);
+    receiver.qp = receiver.pd.qp(&mut init);
+    receiver.to_rts();
+    let buffer = receiver.pd.buf(2048);
+    for id in 0..2 {
+        receiver.qp.recv(id, [buffer.all()]);
+    }
+    for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
+        receiver.steer(&to_mac(env, mac(last)).spec(tag(tag_id)));
+        transmit(&sender, &datagram(mac(last), 1, &[1; 60]));
+        assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
+    }
+    assert_eq!(next_flow_tag(&receiver.cq), None);
+}
+
+fn checksums_are_filled_in_and_checked(env: &Env) {
+    let sender = Raw::new(env);
+    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 4);
+    let right = datagram(mac(1), 1, &[1; 60]);
+    let wc = {
+        transmit(&sender, &right);
+        got(&receiver.cq, &buffers, 0, &right)
+    };
+    assert_ne!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0);
+    // Those of the IPv4 header, and of the UDP header behind it.
+    for (id, at) in [(1, 14 + 10), (2, 14 + 20 + 6)] {
+        let mut wrong = right.clone();
+        wrong[at] ^= 0x55;
+        transmit(&sender, &wrong);
+        let wc = got(&receiver.cq, &buffers, id, &wrong);
+        assert_eq!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0, "byte {at}");
+    }
+    let mut without = right.clone();
+    without[14 + 10..14 + 12].fill(0);
+    without[14 + 20 + 6..14 + 20 + 8].fill(0);
+    let source = sender.pd.buf(without.len());
+    source.memory.write(0, &without);
+    sender.qp.post(send([source.all()]).flag(IBV_SEND_IP_CSUM));
+    let wc = got(&receiver.cq, &buffers, 3, &right);
+    assert_ne!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0);
+    assert_eq!(source.memory.read(0, without.len()), without, "the program's own bytes");
+}
+
+fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
+    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 1);
+    let sender = Raw::new(env);
+    let frame = &datagram(mac(1), 1, &[])[..20];
+    transmit(&sender, frame);
+    // IEEE 802.3, 3.2.8: 64 bytes with the check sequence, which is not received.
+    let mut padded = frame.to_vec();
+    padded.resize(60, 0);
+    got(&receiver.cq, &buffers, 0, &padded);
+    for len in [0, 13, 100_000] {
+        case(format!("{len} bytes"));
+        let sender = Raw::new(env);
+        let source = sender.pd.buf(len.max(1));
+        sender.qp.post(send([source.sge(0, len)]).id(1));
+        sender.cq.next().failed(1, &[IBV_WC_LOC_LEN_ERR]);
+        sender.qp.await_state(IBV_QPS_SQE);
+    }
+}
+
+fn a_frame_without_a_receive_is_lost(env: &Env) {
+    let sender = Raw::new(env);
+    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 1);
+    let frames = [1, 2, 3].map(|port| datagram(mac(1), port, &[port.to_be_bytes()[1]; 60]));
+    transmit(&sender, &frames[0]);
+    transmit(&sender, &frames[1]);
+    got(&receiver.cq, &buffers, 0, &frames[0]);
+    receiver.cq.expect_empty();
+    receiver.qp.recv(0, [buffers[0].all()]);
+    transmit(&sender, &frames[2]);
+    got(&receiver.cq, &buffers, 0, &frames[2]);
+}
+
+fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &Env) {
+    let (receiver, _) = receiver(env, &to_mac(env, mac(1)), 0);
+    assert_eq!(receiver.qp.try_destroy(), libc::EBUSY);
+}
+
+fn flows_that_cannot_be_are_refused(env: &Env) {
+    let raw = Raw::new(env);
+    let normal = to_mac(env, mac(1));
+    let with = |change: fn(&mut Rule)| {
+        let mut rule = normal.clone();
+        change(&mut rule);
+        rule
+    };
+    let default = |change: fn(&mut Rule)| {
+        let mut rule = Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT);
+        change(&mut rule);
+        rule
+    };
+    let mut short = eth(mac(1));
+    short.size -= 4;
+    let mut empty = eth(mac(1));
+    empty.size = 0;
+    let mut unknown = eth(mac(1));
+    unknown.r#type = 0x33;
+    let cases = [
+        ("a port", with(|rule| rule.attr.port = 2), libc::EINVAL),
+        ("a kind", with(|rule| rule.attr.r#type = 4), libc::EINVAL),
+        ("a mask", with(|rule| rule.attr.comp_mask = 1), libc::EINVAL),
+        (
+            "egress",
+            with(|rule| rule.attr.flags = IBV_FLOW_ATTR_FLAGS_EGRESS),
+            libc::EOPNOTSUPP,
+        ),
+        (
+            "a default that does not trap",
+            default(|rule| rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP),
+            libc::EINVAL,
+        ),
+        (
+            "a default with a specification",
+            Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).spec(eth(mac(1))),
+            libc::EINVAL,
+        ),
+        ("a layer twice", normal.clone().spec(eth(mac(2))), libc::EINVAL),
+        ("a short specification", Rule::new(env, 0).spec(short), libc::EINVAL),
+        ("an empty specification", Rule::new(env, 0).spec(empty), libc::EINVAL),
+        ("an unknown one", normal.clone().spec(unknown), libc::EOPNOTSUPP),
+    ];
+    for (name, rule, errno) in cases {
+        let made = Flow::new(&raw.ctx, &raw.qp, &rule).map(drop);
+        assert_eq!(made, Err(errno), "{name}");
+    }
+    let rc = raw.pd.qp(&mut QpInit::new(IBV_QPT_RC, &raw.cq, &raw.cq));
+    let made = Flow::new(&raw.ctx, &rc, &normal).map(drop);
+    assert_eq!(made, Err(libc::EINVAL), "a flow for RC");
+}
+
+fn only_sends_can_be_posted(env: &Env) {
+    let raw = Raw::new(env);
+    let source = raw.pd.buf(64);
+    for opcode in [
+        IBV_WR_SEND_WITH_IMM,
+        IBV_WR_RDMA_WRITE,
+        IBV_WR_RDMA_READ,
+        IBV_WR_ATOMIC_FETCH_AND_ADD,
+        IBV_WR_BIND_MW,
+        IBV_WR_TSO,
+    ] {
+        let posted = raw.qp.try_post(vec![send([source.all()]).opcode(opcode)]);
+        let errno = libc::EINVAL;
+        assert_eq!(posted, Err(Refused { errno, bad: Some(0) }), "{opcode}");
+    }
+}
+
+/// Work queues that are ready, with a RECV for each of `recvs`, and where what they receive lies.
+fn work_queues(raw: &Raw, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
+    let buffer = raw.pd.buf(2048);
+    let wqs = (0..count).map(|_| {
+        let wq = Wq::new(&raw.pd, &raw.ctx.cq(64)).expect("ibv_create_wq");
+        assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
+        assert_eq!(wq.believed_state(), IBV_WQS_RDY);
+        for id in 0..recvs {
+            wq.recv(id, &buffer).expect("ibv_post_wq_recv");
+        }
+        wq
+    });
+    (wqs.collect(), buffer)
+}
+
+const PORTS: u64 = IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP;
+
+fn packets_are_spread_over_work_queues(env: &Env) {
+    let sender = Raw::new(env);
+    let raw = Raw::new(env);
+    let (wqs, _buffer) = work_queues(&raw, 4, 16);
+    let table = IndTable::new(&raw.pd, &wqs, 3).expect("ibv_create_rwq_ind_table");
+    // The key of "Verifying the RSS Hash Calculation" does for ports what it does for addresses: they are spread.
+    let mut key = [
+        0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
+        0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
+        0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+    ];
+    let qp = table.qp(&mut key, PORTS, &raw.cq).expect("ibv_create_qp_ex");
+    let flow = Flow::new(&raw.ctx, &qp, &to_mac(env, mac(1))).expect("ibv_create_flow");
+    let mut of_port = BTreeMap::new();
+    for _ in 0..2 {
+        for port in 1..=16 {
+            transmit(&sender, &datagram(mac(1), port, &[1; 60]));
+            let mut found = wqs.iter().filter(|wq| {
+                let wcs = wq.cq.poll(1);
+                wcs.iter().for_each(|wc| assert_eq!(wc.qpn(), wq.number()));
+                !wcs.is_empty()
+            });
+            let number = found.next().expect("a completion").number();
+            assert!(found.next().is_none(), "one frame in two queues");
+            // The same port goes to the same queue.
+            assert_eq!(*of_port.entry(port).or_insert(number), number);
+        }
+    }
+    for wq in &wqs {
+        assert!(of_port.values().any(|&n| n == wq.number()), "nothing in a queue");
+    }
+    // A packet without the fields has a hash of 0.
+    let mut frame = datagram(mac(1), 1, &[1; 60]);
+    frame[14 + 9] = 200;
+    transmit(&sender, &frame);
+    drop(flow);
+    let queue = wqs.iter().find(|wq| !wq.cq.poll(1).is_empty());
+    assert_eq!(queue.map(Wq::number), Some(wqs[0].number()));
+}
+
+fn work_queues_have_states(env: &Env) {
+    let raw = Raw::new(env);
+    let wq = Wq::new(&raw.pd, &raw.cq).expect("ibv_create_wq");
+    let buffer = raw.pd.buf(64);
+    assert_eq!(wq.believed_state(), IBV_WQS_RESET);
+    let refused = Refused {
+        errno: libc::EINVAL,
+        bad: Some(0),
+    };
+    assert_eq!(wq.recv(1, &buffer), Err(refused));
+    assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
+    assert_eq!(wq.recv(1, &buffer), Ok(()));
+    assert_eq!(wq.to_state(IBV_WQS_ERR), 0);
+    let wc = raw.cq.next();
+    wc.flushed(1);
+    assert_eq!(wc.qpn(), wq.number());
+    assert_eq!(wq.to_state(IBV_WQS_RDY), libc::EINVAL);
+    assert_eq!(wq.to_state(IBV_WQS_RESET), 0);
+    assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
+    assert_eq!(wq.to_state(7), libc::EINVAL);
+}
+
+fn what_is_used_cannot_be_destroyed(env: &Env) {
+    let raw = Raw::new(env);
+    let (mut wqs, _buffer) = work_queues(&raw, 2, 0);
+    let mut table = IndTable::new(&raw.pd, &wqs, 1).expect("ibv_create_rwq_ind_table");
+    assert_eq!(wqs[0].try_destroy(), libc::EBUSY);
+    assert_eq!(wqs[0].cq.try_destroy(), libc::EBUSY);
+    let qp = table.qp(&mut [1; 40], PORTS, &raw.cq).expect("ibv_create_qp_ex");
+    assert_eq!(table.try_destroy(), libc::EBUSY);
+    assert_eq!(qp.try_destroy(), 0);
+    assert_eq!(table.try_destroy(), 0);
+    assert_eq!(wqs[0].try_destroy(), 0);
+}
+
+fn a_table_that_cannot_be_is_refused(env: &Env) {
+    let raw = Raw::new(env);
+    let (wqs, _buffer) = work_queues(&raw, 1, 0);
+    for log_size in [8, 31, 32, u32::MAX] {
+        let made = IndTable::new(&raw.pd, &wqs, log_size).map(drop);
+        assert_eq!(made, Err(libc::EINVAL), "{log_size}");
+    }
+    let table = IndTable::new(&raw.pd, &wqs, 0).expect("ibv_create_rwq_ind_table");
+    let short = table.qp(&mut [1; 39], PORTS, &raw.cq).map(drop);
+    assert_eq!(short, Err(libc::EINVAL), "a short key");
+    let fields = PORTS | IBV_RX_HASH_IPSEC_SPI;
+    let unknown = table.qp(&mut [1; 40], fields, &raw.cq).map(drop);
+    assert_eq!(unknown, Err(libc::EOPNOTSUPP), "fields that are not there");
+}
+
+/// Nor work queues.
+fn infiniband_has_no_raw_packets(env: &Env) {
+    let ctx = Context::open(env);
+    if ctx.port_attr().link_layer != IBV_LINK_LAYER_INFINIBAND {
+        return;
+    }
+    let (pd, cq) = (ctx.pd(), ctx.cq(16));
+    let made = pd.try_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
+    assert_eq!(made.map(drop), Err(libc::EOPNOTSUPP));
+    assert_eq!(Wq::new(&pd, &cq).map(drop), Err(libc::EOPNOTSUPP));
+}
