@@ -2,9 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
+use std::sync::OnceLock;
 
 use verbs_abi::*;
 
+use super::names::Kind;
 use crate::objects::{CONTEXTS, key_of};
 
 /// A handle from which its device is known.
@@ -33,7 +35,7 @@ macro_rules! of_device {
     };
 }
 
-of_device! { ibv_pd ibv_cq ibv_qp ibv_srq ibv_mw ibv_xrcd ibv_td ibv_dm }
+of_device! { ibv_pd ibv_cq ibv_qp ibv_srq ibv_mw ibv_xrcd ibv_td ibv_dm ibv_flow ibv_wq ibv_rwq_ind_table }
 
 macro_rules! operations {
     (
@@ -49,7 +51,7 @@ macro_rules! operations {
 
         /// Puts tracing operations into a context, and returns those that were there. What the provider lacks stays
         /// missing.
-        pub(crate) fn install(ops: &mut ibv_context_ops, extended: Option<&mut verbs_context>) -> Operations {
+        fn replace(ops: &mut ibv_context_ops, extended: Option<&mut verbs_context>) -> Operations {
             let mut before = Operations { $( $name: ops.$name, )* $( $ex_name: None, )* };
             $( ops.$name = ops.$name.and(Some($name)); )*
             if let Some(extended) = extended {
@@ -118,5 +120,71 @@ operations! {
         fn reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, dm_offset: u64, length: usize, access: c_uint) -> *mut ibv_mr, "ibv_reg_dm_mr";
         fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr, "ibv_alloc_null_mr";
         fn advise_mr(pd: *mut ibv_pd, advice: ibv_advise_mr_advice, flags: u32, sg_list: *mut ibv_sge, num_sges: u32) -> c_int, "ibv_advise_mr";
+        fn ibv_create_flow(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow, "ibv_create_flow";
+        fn ibv_destroy_flow(flow_id: *mut ibv_flow) -> c_int, "ibv_destroy_flow";
+        fn create_wq(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq, "ibv_create_wq";
+        fn modify_wq(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> c_int, "ibv_modify_wq";
+        fn destroy_wq(wq: *mut ibv_wq) -> c_int, "ibv_destroy_wq";
+        fn create_rwq_ind_table(context: *mut ibv_context, init_attr: *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table, "ibv_create_rwq_ind_table";
+        fn destroy_rwq_ind_table(rwq_ind_table: *mut ibv_rwq_ind_table) -> c_int, "ibv_destroy_rwq_ind_table";
+    }
+}
+
+/// As [`replace`], and has `ibv_post_wq_recv` traced, which goes through the work queue itself.
+pub(crate) fn install(
+    ops: &mut ibv_context_ops,
+    mut extended: Option<&mut verbs_context>,
+) -> Operations {
+    let before = replace(ops, extended.as_deref_mut());
+    if let Some(extended) = extended {
+        extended.create_wq = extended.create_wq.and(Some(create_traced_wq));
+    }
+    before
+}
+
+type PostWqRecv =
+    unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+
+/// The provider's `ibv_post_wq_recv`: all of its work queues have the same.
+static POST_WQ_RECV: OnceLock<PostWqRecv> = OnceLock::new();
+
+unsafe extern "C" fn create_traced_wq(
+    context: *mut ibv_context,
+    attr: *mut ibv_wq_init_attr,
+) -> *mut ibv_wq {
+    // SAFETY: `ibv_create_wq(3)`, the caller's promise; the work queue is new.
+    unsafe {
+        let wq = create_wq(context, attr);
+        if let Some(new) = wq.as_mut()
+            && let Some(own) = new.post_recv
+            && *POST_WQ_RECV.get_or_init(|| own) as usize == own as usize
+        {
+            new.post_recv = Some(post_wq_recv);
+        }
+        wq
+    }
+}
+
+unsafe extern "C" fn post_wq_recv(
+    wq: *mut ibv_wq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let Some(own) = POST_WQ_RECV.get() else {
+        return libc::EINVAL;
+    };
+    let begin = super::started();
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: `ibv_post_wq_recv(3)`, the caller's promise.
+    unsafe {
+        let result = own(wq, wr, &raw mut bad);
+        if result != 0 && !bad_wr.is_null() {
+            *bad_wr = bad;
+        }
+        if let Some(at_ns) = begin {
+            let call = ("post_wq_recv", Kind("wq"), wq.addr());
+            super::recvs_posted(at_ns, call, wr, bad, result);
+        }
+        result
     }
 }

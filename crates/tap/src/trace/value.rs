@@ -302,6 +302,9 @@ objects! {
     ibv_xrcd = "xrcd", |_this, _text| ();
     ibv_td = "td", |_this, _text| ();
     ibv_dm = "dm", |_this, _text| ();
+    ibv_flow = "flow", |_this, _text| ();
+    ibv_wq = "wq", |this, text| write!(text, ", WQN {:#x}", (*this).wq_num);
+    ibv_rwq_ind_table = "rwq_ind_table", |_this, _text| ();
     rdma_event_channel = "channel", |this, text| write!(text, ", fd {}", (*this).fd);
 }
 
@@ -487,6 +490,61 @@ impl Pointee for ibv_alloc_dm_attr {
     }
 }
 
+impl Pointee for ibv_flow_attr {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        // Programs pack it, so it need not be aligned.
+        let attr = unsafe { this.read_unaligned() };
+        text.push('{');
+        name_number(text, attr.r#type, "IBV_FLOW_ATTR_", FLOW_KINDS);
+        let _ = write!(text, ", priority {}", attr.priority);
+        if attr.flags != 0 {
+            let _ = write!(text, ", flags {:#x}", attr.flags);
+        }
+        let mut spec = this.wrapping_add(1).cast::<ibv_flow_spec_spec_hdr>();
+        for _ in 0..attr.num_of_specs {
+            let header = unsafe { spec.read_unaligned() };
+            text.push_str(", ");
+            name_number(text, header.r#type, "IBV_FLOW_SPEC_", FLOW_SPECS);
+            if header.size == 0 {
+                break;
+            }
+            spec = spec.wrapping_byte_add(header.size.into());
+        }
+        text.push('}');
+    }
+}
+
+impl Pointee for ibv_wq_init_attr {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let attr = unsafe { &*this };
+        let _ = write!(
+            text,
+            "{{max_wr {}, max_sge {}, cq ",
+            attr.max_wr, attr.max_sge
+        );
+        named(text, Kind("cq"), attr.cq.addr(), false);
+        text.push('}');
+    }
+}
+
+impl Pointee for ibv_wq_attr {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let attr = unsafe { &*this };
+        if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
+            text.push('{');
+            name_number(text, attr.wq_state, "IBV_WQS_", WQ_STATES);
+            text.push('}');
+        }
+    }
+}
+
+impl Pointee for ibv_rwq_ind_table_init_attr {
+    unsafe fn held(this: *const Self, text: &mut String) {
+        let log_size = unsafe { (*this).log_ind_tbl_size };
+        let _ = write!(text, "{{log_ind_tbl_size {log_size}}}");
+    }
+}
+
 impl Pointee for ibv_async_event {
     unsafe fn stored(this: *const Self, text: &mut String) {
         let (event, element) = unsafe { ((*this).event_type, &(*this).element) };
@@ -499,6 +557,7 @@ impl Pointee for ibv_async_event {
                 IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
                     named(text, Kind("srq"), element.srq.addr(), false);
                 }
+                IBV_EVENT_WQ_FATAL => named(text, Kind("wq"), element.wq.addr(), false),
                 IBV_EVENT_QP_FATAL
                 | IBV_EVENT_QP_REQ_ERR
                 | IBV_EVENT_QP_ACCESS_ERR
