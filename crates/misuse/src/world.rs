@@ -90,6 +90,7 @@ pub(crate) struct World<'a> {
     dms: [Place<ibv_dm>; 2],
     xrcds: [Place<ibv_xrcd>; 2],
     imports: imports::Imports,
+    raw: raw::RawPackets,
 }
 
 /// Calls an operation of the extended context.
@@ -109,6 +110,7 @@ mod imports;
 mod memory;
 mod queue_pairs;
 mod queues;
+mod raw;
 
 pub(crate) use device::Device;
 use device::unblock;
@@ -132,6 +134,7 @@ impl<'a> World<'a> {
             dms: [Place::EMPTY; 2],
             xrcds: [Place::EMPTY; 2],
             imports: imports::Imports::default(),
+            raw: raw::RawPackets::NONE,
         }
     }
 
@@ -156,6 +159,9 @@ impl<'a> World<'a> {
             }
             if verb == 239 {
                 return self.tags(input);
+            }
+            if verb == 238 && self.device.has_ethernet {
+                return self.raw_packets(input);
             }
             match verb % 40 {
                 0 => self.make_pd(input),
@@ -217,6 +223,7 @@ impl<'a> World<'a> {
                 }
             }
         }
+        self.end_raw_packets();
         // SAFETY: live handles, which nothing uses any more, and the operations of the context that made them.
         unsafe {
             end_all!(self.qps, verbs.ibv_destroy_qp);
@@ -236,6 +243,7 @@ impl<'a> World<'a> {
                 end_all!(self.xrcds, close_xrcd);
             }
             self.end_shared();
+            self.end_raw_domains();
             if let Some(dealloc_td) = (*all).dealloc_td {
                 end_all!(self.tds, dealloc_td);
             }

@@ -1,65 +1,18 @@
-//! Replays what fuzzing found, and sequences that a small generator makes, on the software NIC.
+//! Replays what fuzzing found, and sequences that a small generator makes, on the software NIC with an InfiniBand port.
 
-use std::sync::Mutex;
-use std::time::Duration;
-
-use misuse::Tables;
-
-/// Runs sequences one after the other, in a fabric of this process's own. A hang ends the process with a message.
-fn run(sequences: impl Iterator<Item = Vec<u8>>) -> usize {
-    static ONE: Mutex<Option<tempfile::TempDir>> = Mutex::new(None);
-    let mut folder = ONE.lock().unwrap_or_else(|e| e.into_inner());
-    if folder.is_none() {
-        let new = tempfile::Builder::new()
-            .prefix("verbatim-misuse-")
-            .tempdir_in("/dev/shm")
-            .expect("/dev/shm is writable");
-        // SAFETY: no other thread of this program reads the environment: the lock is held, and the NIC starts later.
-        unsafe {
-            std::env::set_var("VERBATIM_FABRIC_DIR", new.path().join("fabric"));
-            std::env::set_var("VERBATIM_LINK_LAYER", "ib");
-        }
-        *folder = Some(new);
-    }
-    let tables = Tables {
-        symbols: softnic::symbols(),
-        later: softnic::later_symbols(),
-    };
-    let (done, watched) = std::sync::mpsc::channel::<()>();
-    let watchdog = std::thread::spawn(move || {
-        let late = watched.recv_timeout(Duration::from_secs(300));
-        if late == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            eprintln!("a sequence of verbs hangs");
-            std::process::abort();
-        }
-    });
-    let count = sequences.map(|bytes| misuse::run(tables, &bytes)).count();
-    drop(done);
-    watchdog.join().expect("the watchdog ends");
-    count
-}
+mod common;
 
 #[test]
 fn the_corpus_is_replayed() {
     corpus::replay("verbs", |bytes| {
-        run(std::iter::once(bytes.to_vec()));
+        common::run("ib", std::iter::once(bytes.to_vec()));
     });
 }
 
 #[test]
 fn sequences_of_a_generator() {
-    // xorshift64 (Marsaglia, 2003).
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let sequences = (0..300).map(move |_| {
-        (0..250)
-            .flat_map(|_| next().to_le_bytes())
-            .collect::<Vec<u8>>()
-    });
-    assert_eq!(run(sequences), 300);
+    assert_eq!(
+        common::run("ib", common::generated(|verb| verb)),
+        common::GENERATED
+    );
 }

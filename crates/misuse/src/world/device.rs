@@ -5,6 +5,9 @@ use super::*;
 /// The device under test, opened once.
 pub(crate) struct Device {
     pub(super) context: *mut ibv_context,
+    /// Two more, for raw packets.
+    pub(super) contexts: [*mut ibv_context; 2],
+    pub(super) has_ethernet: bool,
     pub(super) lid: u16,
 }
 
@@ -21,14 +24,19 @@ impl Device {
             let mut count = 0;
             let list = (verbs.ibv_get_device_list)(&raw mut count);
             assert!(!list.is_null() && count > 0, "the provider has no device");
-            let context = (verbs.ibv_open_device)(*list);
-            assert!(!context.is_null(), "the device opens");
+            let [context, a, b] = [(); 3].map(|()| (verbs.ibv_open_device)(*list));
+            assert!(
+                !context.is_null() && !a.is_null() && !b.is_null(),
+                "the device opens"
+            );
             (verbs.ibv_free_device_list)(list);
             unblock((*context).async_fd);
             let mut port = ibv_port_attr::zeroed();
             assert_eq!((verbs.ibv_query_port)(context, 1, &raw mut port), 0);
             Self {
                 context,
+                contexts: [a, b],
+                has_ethernet: port.link_layer == IBV_LINK_LAYER_ETHERNET,
                 lid: port.lid,
             }
         }

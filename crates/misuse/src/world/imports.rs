@@ -19,7 +19,7 @@ pub(super) struct Imports {
 }
 
 /// Which verb refused to destroy what: another handle has done so.
-fn is_gone(errno: c_int) -> bool {
+pub(super) fn is_gone(errno: c_int) -> bool {
     errno == libc::ENOENT
 }
 

@@ -1,0 +1,384 @@
+//! Raw packets: queue pairs, flows, work queues and the frames between them, on a port that has Ethernet.
+//!
+//! A context does not hear itself, so each object belongs to one of two.
+
+use super::*;
+
+/// Objects of each kind in each context.
+const EACH: usize = 2;
+
+/// What the sequence has of raw packets.
+pub(super) struct RawPackets {
+    sides: [Option<Side>; 2],
+}
+
+/// What one of the contexts has.
+struct Side {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    mr: *mut ibv_mr,
+    cq: *mut ibv_cq,
+    /// The second one spreads what it receives.
+    qps: [Place<ibv_qp>; EACH],
+    flows: [Place<ibv_flow>; EACH],
+    wqs: [Place<ibv_wq>; EACH],
+    tables: [Place<ibv_rwq_ind_table>; EACH],
+}
+
+impl RawPackets {
+    pub(super) const NONE: Self = Self {
+        sides: [const { None }; 2],
+    };
+}
+
+/// Calls an operation of a side's extended context; `None` if it has none.
+macro_rules! on {
+    ($side:ident.$name:ident($( $arg:expr ),*)) => {
+        (*verbs_get_ctx($side.context)).$name.map(|operation| operation($( $arg ),*))
+    };
+}
+
+impl World<'_> {
+    pub(super) unsafe fn raw_packets(&mut self, input: &mut Input<'_>) {
+        let which = input.one_of(2);
+        let (tables, base) = (self.tables, self.base());
+        let context = self.device.contexts[which];
+        // SAFETY: as in `step`; all that a side has is live, or was destroyed through its place.
+        unsafe {
+            let side =
+                self.raw.sides[which].get_or_insert_with(|| Side::new(tables, context, base));
+            let place = input.one_of(EACH);
+            match input.one_of(10) {
+                0 => side.make_qp(tables, input, place),
+                1 => {
+                    let errno = (tables.symbols.ibv_destroy_qp)(side.qps[place].handle);
+                    side.qps[place].ended(errno);
+                }
+                2 => side.make_flow(input, place),
+                3 => {
+                    let flow = side.flows[place].handle;
+                    let errno = on!(side.ibv_destroy_flow(flow)).unwrap_or(libc::EOPNOTSUPP);
+                    side.flows[place].ended(errno);
+                }
+                4 => side.receive(input, place, base),
+                5 | 6 => side.send(input, base),
+                7 => side.work_queue(input, place),
+                8 => side.table(input, place),
+                _ => side.poll(),
+            }
+        }
+    }
+
+    /// Destroys what was made of a side's domain, in the right order.
+    pub(super) fn end_raw_packets(&mut self) {
+        let verbs = self.tables.symbols;
+        for side in self.raw.sides.iter_mut().flatten() {
+            macro_rules! end {
+                ($places:ident, $destroy:expr) => {
+                    for place in &mut side.$places {
+                        if place.live {
+                            let handle = place.handle;
+                            let errno: c_int = $destroy(handle);
+                            assert_eq!(errno, 0, "{} is in use", stringify!($places));
+                        }
+                    }
+                };
+            }
+            // SAFETY: live handles, which nothing uses any more.
+            unsafe {
+                let all = &*verbs_get_ctx(side.context);
+                if let Some(destroy_flow) = all.ibv_destroy_flow {
+                    end!(flows, destroy_flow);
+                }
+                end!(qps, verbs.ibv_destroy_qp);
+                if let Some(destroy_table) = all.destroy_rwq_ind_table {
+                    end!(tables, destroy_table);
+                }
+                if let Some(destroy_wq) = all.destroy_wq {
+                    end!(wqs, destroy_wq);
+                }
+                assert_eq!((verbs.ibv_destroy_cq)(side.cq), 0, "the queue is in use");
+                let errno = (verbs.ibv_dereg_mr)(side.mr);
+                assert!(errno == 0 || imports::is_gone(errno), "dereg_mr: {errno}");
+            }
+        }
+    }
+
+    /// Destroys the domains, which may have been imported, and destroyed by that.
+    pub(super) fn end_raw_domains(&mut self) {
+        for side in self.raw.sides.iter_mut().filter_map(Option::take) {
+            // SAFETY: a live handle, of which nothing is left.
+            let errno = unsafe { (self.tables.symbols.ibv_dealloc_pd)(side.pd) };
+            assert!(errno == 0 || imports::is_gone(errno), "dealloc_pd: {errno}");
+        }
+    }
+}
+
+impl Side {
+    unsafe fn new(tables: Tables, context: *mut ibv_context, base: usize) -> Self {
+        let verbs = tables.symbols;
+        // SAFETY: a live context, and the memory of the world.
+        unsafe {
+            let pd = (verbs.ibv_alloc_pd)(context);
+            let addr = std::ptr::with_exposed_provenance_mut(base);
+            let mr = (verbs.ibv_reg_mr)(pd, addr, ARENA, IBV_ACCESS_LOCAL_WRITE);
+            let cq = (verbs.ibv_create_cq)(context, 64, null_mut(), null_mut(), 0);
+            assert!(!pd.is_null() && !mr.is_null() && !cq.is_null());
+            Self {
+                context,
+                pd,
+                mr,
+                cq,
+                qps: [Place::EMPTY; EACH],
+                flows: [Place::EMPTY; EACH],
+                wqs: [Place::EMPTY; EACH],
+                tables: [Place::EMPTY; EACH],
+            }
+        }
+    }
+
+    /// A queue pair, ready to send; the second one spreads what it receives.
+    unsafe fn make_qp(&mut self, tables: Tables, input: &mut Input<'_>, place: usize) {
+        if self.qps[place].live {
+            return;
+        }
+        let verbs = tables.symbols;
+        // SAFETY: as in `step`.
+        unsafe {
+            let qp = if place == 0 {
+                let mut attr = ibv_qp_init_attr::zeroed();
+                attr.qp_type = IBV_QPT_RAW_PACKET;
+                attr.send_cq = self.cq;
+                attr.recv_cq = self.cq;
+                attr.cap = ibv_qp_cap {
+                    max_send_wr: 8,
+                    max_recv_wr: 8,
+                    max_send_sge: 2,
+                    max_recv_sge: 2,
+                    max_inline_data: 64,
+                };
+                (verbs.ibv_create_qp)(self.pd, &raw mut attr)
+            } else {
+                let mut key = [input.byte() | 1; 40];
+                let mut attr = ibv_qp_init_attr_ex::zeroed();
+                attr.qp_type = IBV_QPT_RAW_PACKET;
+                attr.pd = self.pd;
+                attr.comp_mask =
+                    IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
+                attr.rwq_ind_tbl = self.tables[input.one_of(EACH)].handle;
+                attr.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
+                attr.rx_hash_conf.rx_hash_key = key.as_mut_ptr();
+                attr.rx_hash_conf.rx_hash_key_len = if input.rarely(8) { 39 } else { 40 };
+                attr.rx_hash_conf.rx_hash_fields_mask = u64::from(input.byte());
+                let all = verbs_get_ctx(self.context);
+                let Some(create) = (*all).create_qp_ex else {
+                    return;
+                };
+                create(self.context, &raw mut attr)
+            };
+            fill(&mut self.qps, place, qp);
+            if qp.is_null() || input.rarely(8) {
+                return;
+            }
+            for (state, port) in [
+                (IBV_QPS_INIT, IBV_QP_PORT),
+                (IBV_QPS_RTR, 0),
+                (IBV_QPS_RTS, 0),
+            ] {
+                let mut attr = ibv_qp_attr::zeroed();
+                attr.qp_state = state;
+                attr.port_num = 1;
+                (verbs.ibv_modify_qp)(qp, &raw mut attr, IBV_QP_STATE | port);
+            }
+        }
+    }
+
+    /// A flow of any kind and specifications, each as long as it says.
+    unsafe fn make_flow(&mut self, input: &mut Input<'_>, place: usize) {
+        /// Types with their sizes; one is of no type.
+        const SPECS: [(u32, usize); 9] = [
+            (IBV_FLOW_SPEC_ETH, size_of::<ibv_flow_spec_eth>()),
+            (IBV_FLOW_SPEC_IPV4, size_of::<ibv_flow_spec_ipv4>()),
+            (IBV_FLOW_SPEC_IPV4_EXT, size_of::<ibv_flow_spec_ipv4_ext>()),
+            (IBV_FLOW_SPEC_IPV6, size_of::<ibv_flow_spec_ipv6>()),
+            (IBV_FLOW_SPEC_TCP, size_of::<ibv_flow_spec_tcp_udp>()),
+            (IBV_FLOW_SPEC_UDP, size_of::<ibv_flow_spec_tcp_udp>()),
+            (
+                IBV_FLOW_SPEC_ACTION_TAG,
+                size_of::<ibv_flow_spec_action_tag>(),
+            ),
+            (
+                IBV_FLOW_SPEC_ACTION_DROP,
+                size_of::<ibv_flow_spec_action_drop>(),
+            ),
+            (0x33, 64),
+        ];
+        if self.flows[place].live {
+            return;
+        }
+        let qp = self.qps[input.one_of(EACH)].handle;
+        let mut attr = ibv_flow_attr::zeroed();
+        attr.r#type = input.number(4);
+        attr.priority = u16::from(input.byte() % 4);
+        attr.port = if input.rarely(16) { input.byte() } else { 1 };
+        attr.flags = input.number(3) & !1;
+        attr.num_of_specs = input.byte() % 4;
+        let mut bytes = vec![0; size_of::<ibv_flow_attr>()];
+        for _ in 0..attr.num_of_specs {
+            let (kind, size) = SPECS[input.one_of(SPECS.len())];
+            let size = if input.rarely(16) {
+                input.one_of(size)
+            } else {
+                size
+            };
+            let begin = bytes.len();
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(u16::try_from(size).unwrap_or(0).to_ne_bytes());
+            // What is matched: mostly nothing.
+            let end = begin + size;
+            while bytes.len() < end {
+                let byte = input.byte();
+                bytes.push(if byte < 0xf0 { 0 } else { byte });
+            }
+            bytes.truncate(end.max(begin));
+        }
+        // What a short specification leaves of the last one is still there.
+        bytes.resize(bytes.len() + 256, 0);
+        // SAFETY: the buffer starts with room for the attributes; as in `step`.
+        unsafe {
+            bytes
+                .as_mut_ptr()
+                .cast::<ibv_flow_attr>()
+                .write_unaligned(attr);
+            let made = on!(self.ibv_create_flow(qp, bytes.as_mut_ptr().cast()));
+            fill(&mut self.flows, place, made.unwrap_or_default());
+        }
+    }
+
+    fn sge(&self, base: usize, offset: usize, length: u32) -> ibv_sge {
+        ibv_sge {
+            addr: (base + offset % ARENA) as u64,
+            length,
+            // SAFETY: a live region.
+            lkey: unsafe { (*self.mr).lkey },
+        }
+    }
+
+    /// A RECV for the queue pair that is no other, or for a work queue.
+    unsafe fn receive(&mut self, input: &mut Input<'_>, place: usize, base: usize) {
+        let length = if input.rarely(4) { 64 } else { 2048 };
+        let mut sge = self.sge(base, ARENA / 2, length);
+        let mut wr = ibv_recv_wr::zeroed();
+        wr.sg_list = &raw mut sge;
+        wr.num_sge = 1;
+        let mut bad = null_mut();
+        let wq = self.wqs[place].live();
+        // SAFETY: as in `step`.
+        unsafe {
+            if input.rarely(2) && !wq.is_null() {
+                if let Some(post_recv) = (*wq).post_recv {
+                    post_recv(wq, &raw mut wr, &raw mut bad);
+                }
+            } else if self.qps[0].live {
+                ibv_post_recv(self.qps[0].handle, &raw mut wr, &raw mut bad);
+            }
+        }
+    }
+
+    /// A frame of any bytes.
+    unsafe fn send(&mut self, input: &mut Input<'_>, base: usize) {
+        /// Types of what follows an Ethernet header: VLAN tags, IPv4, IPv6, none.
+        const TYPES: [[u8; 2]; 5] = [[0x81, 0], [0x88, 0xa8], [8, 0], [0x86, 0xdd], [0, 0]];
+        if !self.qps[0].live {
+            return;
+        }
+        let len = usize::from(input.short()) % 300;
+        let mut frame: Vec<u8> = (0..len).map(|_| input.byte()).collect();
+        if let Some(place) = frame.get_mut(12..14) {
+            place.copy_from_slice(&TYPES[input.one_of(TYPES.len())]);
+        }
+        if let Some(version) = frame.get_mut(14) {
+            *version = [0x45, 0x46, 0x60, *version][input.one_of(4)];
+        }
+        let length = match input.byte() {
+            255 => 1 << 14,
+            _ => u32::try_from(len).unwrap_or(0),
+        };
+        let mut sge = self.sge(base, 0, length);
+        let mut wr = ibv_send_wr::zeroed();
+        wr.opcode = if input.rarely(16) {
+            input.number(16)
+        } else {
+            IBV_WR_SEND
+        };
+        wr.send_flags = u32::from(input.byte() % 32);
+        wr.sg_list = &raw mut sge;
+        wr.num_sge = 1;
+        let mut bad = null_mut();
+        // SAFETY: the world's memory, where nothing else is written now; as in `step`.
+        unsafe {
+            std::ptr::with_exposed_provenance_mut::<u8>(base)
+                .copy_from_nonoverlapping(frame.as_ptr(), frame.len());
+            ibv_post_send(self.qps[0].handle, &raw mut wr, &raw mut bad);
+        }
+    }
+
+    unsafe fn work_queue(&mut self, input: &mut Input<'_>, place: usize) {
+        // SAFETY: as in `step`.
+        unsafe {
+            match input.one_of(4) {
+                0 if !self.wqs[place].live => {
+                    let mut attr = ibv_wq_init_attr::zeroed();
+                    attr.max_wr = input.number(16);
+                    attr.max_sge = input.number(4);
+                    attr.pd = self.pd;
+                    attr.cq = self.cq;
+                    let made = on!(self.create_wq(self.context, &raw mut attr));
+                    fill(&mut self.wqs, place, made.unwrap_or_default());
+                }
+                1 => {
+                    let wq = self.wqs[place].handle;
+                    let errno = on!(self.destroy_wq(wq)).unwrap_or(libc::EOPNOTSUPP);
+                    self.wqs[place].ended(errno);
+                }
+                _ => {
+                    let mut attr = ibv_wq_attr::zeroed();
+                    attr.attr_mask = u32::from(input.byte() % 8) | IBV_WQ_ATTR_STATE;
+                    attr.wq_state = input.number(3);
+                    attr.curr_wq_state = input.number(3);
+                    on!(self.modify_wq(self.wqs[place].handle, &raw mut attr));
+                }
+            }
+        }
+    }
+
+    unsafe fn table(&mut self, input: &mut Input<'_>, place: usize) {
+        // SAFETY: as in `step`; as many entries as are said to be there.
+        unsafe {
+            if self.tables[place].live || input.rarely(4) {
+                let table = self.tables[place].handle;
+                let errno = on!(self.destroy_rwq_ind_table(table)).unwrap_or(libc::EOPNOTSUPP);
+                self.tables[place].ended(errno);
+                return;
+            }
+            let log_ind_tbl_size = input.number(4);
+            let mut entries = [null_mut(); 128];
+            for entry in &mut entries {
+                *entry = self.wqs[input.one_of(EACH)].handle;
+            }
+            let mut attr = ibv_rwq_ind_table_init_attr {
+                log_ind_tbl_size,
+                ind_tbl: entries.as_mut_ptr(),
+                comp_mask: 0,
+            };
+            let made = on!(self.create_rwq_ind_table(self.context, &raw mut attr));
+            fill(&mut self.tables, place, made.unwrap_or_default());
+        }
+    }
+
+    unsafe fn poll(&mut self) {
+        let mut wc = [ibv_wc::zeroed(); POLL];
+        // SAFETY: as in `step`; as many places as are asked for.
+        unsafe { ibv_poll_cq(self.cq, c_int::try_from(POLL).unwrap_or(0), wc.as_mut_ptr()) };
+    }
+}

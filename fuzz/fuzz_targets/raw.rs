@@ -1,0 +1,24 @@
+//! Sequences of verbs through the C ABI of the software NIC whose port has Ethernet: raw packets, and all the others.
+#![no_main]
+
+use std::sync::Once;
+
+use libfuzzer_sys::fuzz_target;
+use misuse::Tables;
+
+fuzz_target!(|bytes: &[u8]| {
+    static FABRIC: Once = Once::new();
+    FABRIC.call_once(|| {
+        let folder = format!("/dev/shm/verbatim-fuzz-raw-{}", std::process::id());
+        // SAFETY: the process has one thread yet.
+        unsafe {
+            std::env::set_var("VERBATIM_FABRIC_DIR", folder);
+            std::env::set_var("VERBATIM_LINK_LAYER", "roce");
+        }
+    });
+    let tables = Tables {
+        symbols: softnic::symbols(),
+        later: softnic::later_symbols(),
+    };
+    misuse::run(tables, bytes);
+});
