@@ -151,7 +151,7 @@ impl Context {
         &self.0.env
     }
 
-    fn symbols(&self) -> &'static Symbols {
+    pub(super) fn symbols(&self) -> &'static Symbols {
         self.0.symbols
     }
 
@@ -367,6 +367,13 @@ impl AsyncEvent {
     pub fn is_of_qp(&self, qp: &Qp) -> bool {
         // SAFETY: all members are pointers or an int, and the union was filled by the library.
         unsafe { self.raw.element.qp == qp.raw() }
+    }
+
+    /// Whether it is about that CQ.
+    #[must_use]
+    pub fn is_of_cq(&self, cq: &Cq) -> bool {
+        // SAFETY: as in `is_of_qp`.
+        unsafe { self.raw.element.cq == cq.raw() }
     }
 
     /// Whether it is about that SRQ.
