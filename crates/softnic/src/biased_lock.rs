@@ -43,10 +43,40 @@ struct Habit {
     /// After how many times in a row the lock leans towards that thread.
     wanted: u32,
     /// How many favours there have been.
-    favours: usize,
+    favours: u32,
+    /// A visitor (see [`Visit`]) has taken the favour from the last of these, and gives it back.
+    visited: bool,
+}
+
+impl Habit {
+    /// What `favoured` holds while the lock leans: nobody else is `last` meanwhile.
+    fn last_favour(&self) -> usize {
+        self.last + self.favours as usize - 1
+    }
 }
 
 const NOBODY: usize = 0;
+
+/// The thread that visits.
+static VISITOR: AtomicUsize = AtomicUsize::new(NOBODY);
+
+/// While this lives, the thread that began it gives a lock back to whoever it leaned towards, and leaves no trace in its
+/// habits: for one that comes seldom and for no reason of the favoured thread's. It pays a barrier each time.
+pub(crate) struct Visit(());
+
+impl Visit {
+    /// Begins; one thread of the process visits at a time.
+    pub(crate) fn begin() -> Self {
+        VISITOR.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        VISITOR.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
+    }
+}
 
 /// Favours in the life of a lock. Numbers of threads are multiples of it.
 const FAVOURS: usize = 8;
@@ -96,6 +126,7 @@ impl<T> BiasedLock<T> {
                 streak: 0,
                 wanted: FIRST_STREAK,
                 favours: 0,
+                visited: false,
             }),
             value: UnsafeCell::new(value),
         }
@@ -121,7 +152,8 @@ impl<T> BiasedLock<T> {
     /// The number of the favour that a thread has.
     #[inline(always)]
     fn favour_of(&self, thread: usize) -> Option<usize> {
-        let favour = self.favoured.load(std::sync::atomic::Ordering::Relaxed) ^ thread;
+        // SYNC POINT G: whoever finds a favour that a visitor has given back sees what the visitor did inside.
+        let favour = self.favoured.load(std::sync::atomic::Ordering::Acquire) ^ thread;
         (favour < FAVOURS).then_some(favour)
     }
 
@@ -189,12 +221,30 @@ impl<T> BiasedLock<T> {
         })
     }
 
+    /// Frees `locked`.
+    fn leave(&self) {
+        use std::sync::atomic::Ordering::Release;
+        // SAFETY: protected by `locked`, which this thread holds.
+        let habit = unsafe { &mut *self.habit.get() };
+        if habit.visited {
+            habit.visited = false;
+            // SYNC POINT G
+            self.favoured.store(habit.last_favour(), Release);
+        }
+        self.locked.store(false, Release);
+    }
+
     /// With `locked` taken: waits for a favoured thread that is inside, and ends or begins a favour.
     fn take_over(&self, me: usize) {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         // SAFETY: protected by `locked`, which this thread holds.
         let habit = unsafe { &mut *self.habit.get() };
         let favoured = self.favoured.load(Relaxed);
+        if favoured ^ me < FAVOURS {
+            // Given back while this thread waited here. It is inside all the same: nobody else comes in without `locked`.
+            return;
+        }
+        let visits = VISITOR.load(Relaxed) == me;
         if favoured != NOBODY {
             self.favoured.store(NOBODY, Relaxed);
             // SYNC POINT B
@@ -209,8 +259,16 @@ impl<T> BiasedLock<T> {
                 pause(&mut spins);
             }
             fence(Acquire);
+            if visits {
+                debug_assert_eq!(favoured, habit.last_favour());
+                habit.visited = true;
+                return;
+            }
             habit.wanted = (habit.wanted * 2).min(LONGEST_STREAK);
             habit.streak = 0;
+        }
+        if visits {
+            return;
         }
         if habit.last != me {
             (habit.last, habit.streak) = (me, 0);
@@ -218,13 +276,13 @@ impl<T> BiasedLock<T> {
         }
         habit.streak = habit.streak.saturating_add(1);
         if habit.streak >= habit.wanted
-            && habit.favours < FAVOURS
+            && (habit.favours as usize) < FAVOURS
             && cfg!(target_arch = "x86_64")
             && barrier::has_own_threads()
         {
             // Its own next visit finds it; everybody else takes `locked` first and sees it then.
-            self.favoured.store(me + habit.favours, Relaxed);
             habit.favours += 1;
+            self.favoured.store(habit.last_favour(), Relaxed);
         }
     }
 }
@@ -276,7 +334,7 @@ impl<T> Drop for BiasedGuard<'_, T> {
         use std::sync::atomic::Ordering::Release;
         match self.favoured {
             Some(steps) => step(steps, Release),
-            None => self.lock.locked.store(false, Release),
+            None => self.lock.leave(),
         }
     }
 }
@@ -337,6 +395,40 @@ mod tests {
             scope.spawn(|| assert!(lock.try_lock().is_none()));
         });
         drop(guard);
+    }
+
+    #[test]
+    fn a_visitor_gives_back_what_it_found() {
+        let lock = BiasedLock::new(Pair::default());
+        for _ in 0..2 * FIRST_STREAK {
+            visit(lock.lock());
+        }
+        let leans = lock.lock().favoured.is_some();
+        let visited = || {
+            let _visit = Visit::begin();
+            visit(lock.lock());
+        };
+        for _ in 0..2 * FAVOURS {
+            std::thread::scope(|scope| scope.spawn(visited).join().expect("no panic"));
+            assert_eq!(lock.lock().favoured.is_some(), leans);
+        }
+        // While the favoured thread is on its way in and out.
+        let over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _visit = Visit::begin();
+                for _ in 0..2000 {
+                    visit(lock.lock());
+                }
+                over.store(true, SeqCst);
+            });
+            while !over.load(SeqCst) {
+                visit(lock.lock());
+            }
+        });
+        // Somebody who does not visit ends the favour as ever.
+        std::thread::scope(|scope| scope.spawn(|| visit(lock.lock())).join().expect("no panic"));
+        assert!(lock.lock().favoured.is_none());
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use verbs_abi::{
-    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_device, ibv_event_type, ibv_qp, ibv_srq, ibv_wq,
-    verbs_context,
+    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_cq, ibv_device, ibv_event_type, ibv_qp, ibv_srq,
+    ibv_wq, verbs_context,
 };
 
 use crate::event::EventQueue;
@@ -63,6 +63,13 @@ impl Context {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.qp = qp;
+        self.events.push(AsyncEvent(e));
+    }
+
+    pub(crate) fn raise_cq(&self, event: ibv_event_type, cq: *mut ibv_cq) {
+        let mut e = ibv_async_event::zeroed();
+        e.event_type = event;
+        e.element.cq = cq;
         self.events.push(AsyncEvent(e));
     }
 

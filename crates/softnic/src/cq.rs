@@ -3,11 +3,13 @@
 //! A completion queue holds almost nothing: completions are made where they are wanted, in the caller's
 //! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
 
+mod overrun;
+
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
@@ -15,12 +17,16 @@ use crate::abi::Polling;
 use crate::arming::{Arming, Next};
 use crate::barrier;
 use crate::biased_lock::BiasedLock;
+use crate::context::Context;
+use crate::engine::Look;
 use crate::event::{EventQueue, Unacknowledged};
 use crate::fabric::layout::*;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
 use crate::xrc;
+
+use overrun::Overrun;
 
 /// Queue pairs that are looked at in each poll, from the front and from the cursor.
 const SCAN: usize = 16;
@@ -141,6 +147,8 @@ pub(crate) struct CqState {
     held_since: Option<u64>,
     /// That it was armed, until it is polled.
     arming: Option<Arming>,
+    /// Ticks in a row at which the engine found more in the buffer than the queue was made for.
+    overfull_looks: u32,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -161,6 +169,10 @@ pub(crate) struct Cq {
     /// Queue pairs (twice, if both queues complete here) that use it.
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
+    /// The same of asynchronous events.
+    pub(crate) unacknowledged_errors: Unacknowledged,
+    context: &'static Context,
+    overrun: Overrun,
 }
 
 // SAFETY: `abi` is written before the handle is given out; later its status and `wr_id`, and `polling`, by the
@@ -171,13 +183,15 @@ unsafe impl Send for Cq {}
 
 impl Cq {
     pub(crate) fn new(
-        nic: &'static Nic,
+        context: &'static Context,
         index: usize,
         depth: usize,
         abi: ibv_cq_ex,
         channel: Option<Arc<Channel>>,
         polling: Option<Polling>,
     ) -> Self {
+        let nic = context.nic;
+        let ignored = polling.as_ref().is_some_and(|p| p.ignores_overrun);
         if let Some(shared) = nic.me().segment.cq(index) {
             shared.armed.store(ARMED_NO, Ordering::Relaxed);
         }
@@ -206,9 +220,13 @@ impl Cq {
                 unreported: false,
                 held_since: None,
                 arming: None,
+                overfull_looks: 0,
             }),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
+            unacknowledged_errors: Unacknowledged::default(),
+            context,
+            overrun: Overrun::new(ignored),
         }
     }
 
@@ -244,6 +262,7 @@ impl Cq {
         }
         let mut sink = WcSink::new(out);
         if !state.buffer.is_empty() {
+            state.overfull_looks = 0;
             while !sink.is_full() {
                 match state.buffer.pop_front() {
                     Some(wc) => sink.push(wc),
@@ -282,9 +301,12 @@ impl Cq {
         }
     }
 
-    /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if a
-    /// queue pair waits for a deadline.
-    pub(crate) fn engine_progress(&self) -> bool {
+    /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if it is to look
+    /// again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
+    pub(crate) fn engine_progress(&self, look: Look) -> bool {
+        if self.is_overrun() {
+            return false;
+        }
         let mut waiting = false;
         // A thread that holds the lock is polling: it makes the progress. But if the queue is armed
         // nobody may be left to do so, so wait for the lock then.
@@ -296,8 +318,10 @@ impl Cq {
         } else {
             self.state.try_lock()
         };
-        // Whether a deadline runs is not known then: look again at the next tick.
-        let Some(mut state) = state else { return true };
+        // Whether a deadline runs is not known then: look again at the next tick. Whoever polls is not overrun.
+        let Some(mut state) = state else {
+            return look != Look::Watch;
+        };
         let mut waited = false;
         while armed && let Some(arming) = &mut state.arming {
             match arming.next() {
@@ -317,20 +341,22 @@ impl Cq {
         }
         let before = state.buffer.len();
         loop {
-            let (n, deadline) = state.fill(self.depth.load(Ordering::Relaxed));
+            let (n, deadline) = state.fill(self.wanted_in_buffer());
             waiting |= deadline;
             let unreported = state.unreported && !state.buffer.is_empty();
             let new = state.buffer.len() > before || unreported || state.held_since.is_some();
             if n == 0 && armed && new && self.holds_back(&mut state) {
-                return true;
+                waiting = true;
+                break;
             }
             if n == 0 && !(armed && self.fire(new, &mut state.solicited)) {
                 if waiting {
                     state.wake_debtors();
                 }
-                return waiting;
+                break;
             }
         }
+        waiting | self.settle_overrun(state, look)
     }
 
     /// Is the event to wait for more completions, or for its time (`ibv_modify_cq(3)`)? The engine looks at the clock
@@ -400,6 +426,8 @@ impl Cq {
             return Err(libc::EINVAL);
         }
         self.depth.store(cqe as usize, Ordering::Relaxed);
+        state.overfull_looks = 0;
+        self.depth_changed();
         let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         // SAFETY: an aligned `int` that the program reads without synchronisation, as with the C library.
         unsafe { (&raw mut (*self.abi.get()).cqe).write_volatile(cqe) };
@@ -462,6 +490,9 @@ impl Cq {
         } = &mut *state;
         let before = buffer.len();
         make(buffer, solicited);
+        if self.is_overrun() {
+            buffer.truncate(before);
+        }
         if buffer.len() == before {
             return;
         }
@@ -491,8 +522,12 @@ impl Cq {
 
     pub(crate) fn add_sender(&self, qp: &Arc<Qp>) {
         let mut state = self.state.lock();
-        qp.send_place.store(state.send.len(), Ordering::Relaxed);
-        state.send.push(Arc::clone(qp));
+        if !self.is_overrun() {
+            qp.send_place.store(state.send.len(), Ordering::Relaxed);
+            state.send.push(Arc::clone(qp));
+        }
+        drop(state);
+        self.expect_more(qp.max_wr().0);
     }
 
     pub(crate) fn remove_sender(&self, qp: &Qp) {
@@ -505,12 +540,18 @@ impl Cq {
             }
         }
         state.buffer.retain(|wc| wc.qp_num != qp.qpn);
+        drop(state);
+        self.expect_less(qp.max_wr().0);
     }
 
     pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
         let mut state = self.state.lock();
-        qp.recv_place.store(state.recv.len(), Ordering::Relaxed);
-        state.recv.push(RecvSide::new(Arc::clone(qp)));
+        if !self.is_overrun() {
+            qp.recv_place.store(state.recv.len(), Ordering::Relaxed);
+            state.recv.push(RecvSide::new(Arc::clone(qp)));
+        }
+        drop(state);
+        self.expect_receives(qp);
     }
 
     pub(crate) fn remove_receiver(&self, qp: &Qp) {
@@ -527,6 +568,8 @@ impl Cq {
             }
         }
         state.buffer.retain(|wc| wc.qp_num != qp.qpn);
+        drop(state);
+        self.expect_no_receives(qp);
     }
 
     /// Forgets the completions of a queue pair that is being reset.
@@ -534,17 +577,12 @@ impl Cq {
         self.state.lock().buffer.retain(|wc| wc.qp_num != qpn);
     }
 
-    /// Runs `f` on the receive side of `qp`.
-    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(&mut RecvSide)) {
+    /// Runs `f` on the receive side of `qp`, which is no more where the queue is overrun.
+    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
         let mut state = self.state.lock();
         let place = qp.recv_place.load(Ordering::Relaxed);
-        if let Some(side) = state
-            .recv
-            .get_mut(place)
-            .filter(|r| r.qp().index == qp.index)
-        {
-            f(side);
-        }
+        let side = state.recv.get_mut(place);
+        f(side.filter(|r| r.qp().index == qp.index));
     }
 
     /// Takes what has arrived for `qp` so far into the buffer: before it is flushed or reset.
@@ -571,6 +609,9 @@ impl Cq {
     /// Takes into the buffer what `gather` makes, until that is nothing. If the queue is armed, the engine reports it.
     fn drain(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
         let mut state = self.state.lock();
+        if self.is_overrun() {
+            return;
+        }
         loop {
             let mut out = [const { MaybeUninit::uninit() }; 64];
             let mut sink = WcSink::new(&mut out);

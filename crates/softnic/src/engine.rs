@@ -4,34 +4,43 @@
 //! It is called through the process's FIFO, by a peer that has sent to an armed completion queue or that
 //! waits for this process; it watches a pidfd of every peer, or where there are none looks ten times a second whether
 //! they are there. While a deadline runs (a receiver that is not ready, a peer that does not answer), and shortly after,
-//! it looks every millisecond; otherwise it sleeps without limit.
+//! it looks every millisecond. While there is a completion queue that can be overrun, it looks at that one ten times a
+//! second; otherwise it sleeps without limit.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::barrier;
+use crate::biased_lock::Visit;
 use crate::fabric::Peer;
 use crate::nic::Nic;
 use crate::xrc;
 
 /// How often the engine looks while a deadline runs.
-const TICK: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 1_000_000,
-};
+const TICK: Duration = Duration::from_millis(1);
 
-/// How often it looks whether a peer is still there that no descriptor tells of.
-const WATCH: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
+/// How often it looks whether a peer is still there that no descriptor tells of, and whether a completion queue that can
+/// be overrun is not polled.
+const WATCH: Duration = Duration::from_millis(100);
 
 /// Ticks in a row without a deadline until it sleeps without limit. What is kept back under load comes and goes,
 /// and calling a sleeping engine is a system call.
 const LINGER_TICKS: u32 = 16;
+
+/// Why the engine looks at a completion queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Something may have happened; the last look may have been just now.
+    Called,
+    /// The same, a tick or more after the last one.
+    Tick,
+    /// The queue can be overrun.
+    Watch,
+}
 
 /// Starts the engine's thread. Signals are left to the program's own threads.
 pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
@@ -47,20 +56,21 @@ pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
 fn run(nic: &'static Nic) {
     crate::mem::this_thread_is_the_engine();
     let mut idle_ticks = 0;
+    let mut last_tick = Instant::now();
     loop {
         let peers = nic.fabric.opened_peers();
         let mut fds = vec![PollFd::new(nic.me().wake_fd(), PollFlags::IN)];
         let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
         fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
-        let timeout = if nic.engine_ticks.load(Ordering::Relaxed) {
-            Some(&TICK)
+        let ticks = nic.engine_ticks.load(Ordering::Relaxed);
+        let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
+        let timeout = if ticks {
+            Some(TICK)
         } else {
-            peers
-                .iter()
-                .any(|peer| peer.pidfd.is_none())
-                .then_some(&WATCH)
+            let watches = watches_peers || nic.watched_cqs.load(Ordering::Relaxed) != 0;
+            watches.then_some(WATCH)
         };
-        match poll(&mut fds, timeout) {
+        match poll(&mut fds, timeout.map(timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
                 tracing::error!("the engine cannot wait: {e}");
@@ -78,6 +88,14 @@ fn run(nic: &'static Nic) {
         if called {
             nic.me().drain_calls();
         }
+        let look = if !called && !ticks && !watches_peers && ended.is_empty() {
+            Look::Watch
+        } else if last_tick.elapsed() >= TICK {
+            last_tick = Instant::now();
+            Look::Tick
+        } else {
+            Look::Called
+        };
         for peer in ended {
             tracing::debug!("process {} of the fabric has ended", peer.pid);
             peer.mark_dead();
@@ -87,7 +105,7 @@ fn run(nic: &'static Nic) {
         }
         nic.tell_imported_contexts();
         nic.check_mail();
-        if progress(nic) {
+        if progress(nic, look) {
             idle_ticks = 0;
             nic.engine_ticks.store(true, Ordering::Relaxed);
         } else if nic.engine_ticks.load(Ordering::Relaxed) {
@@ -97,7 +115,8 @@ fn run(nic: &'static Nic) {
                 // SYNC POINT T: whoever kept a WR back and did not call because of the ticks did so before this,
                 // and it is found now; whoever does so later calls.
                 barrier::everywhere();
-                nic.engine_ticks.store(progress(nic), Ordering::Relaxed);
+                nic.engine_ticks
+                    .store(progress(nic, Look::Called), Ordering::Relaxed);
                 idle_ticks = 0;
             }
         }
@@ -105,11 +124,22 @@ fn run(nic: &'static Nic) {
     }
 }
 
-/// Looks after every completion queue. True if a deadline runs.
-fn progress(nic: &'static Nic) -> bool {
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: 0,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Looks after every completion queue, or after those that can be overrun. True if a deadline runs.
+fn progress(nic: &'static Nic, look: Look) -> bool {
+    // Nobody may need the engine now: programs that do find their locks as they were.
+    let _visit = (look == Look::Watch).then(Visit::begin);
     let mut waiting = false;
     for cq in nic.all_cqs() {
-        waiting |= cq.engine_progress();
+        if look != Look::Watch || cq.is_watched() {
+            waiting |= cq.engine_progress(look);
+        }
     }
     if xrc::in_use() {
         waiting |= xrc::engine_progress(nic);

@@ -83,6 +83,8 @@ pub(crate) struct Nic {
     retired: Mutex<Vec<RetiredRing>>,
     /// The engine looks every millisecond, called or not.
     pub(crate) engine_ticks: AtomicBool,
+    /// Completion queues that can be overrun.
+    pub(crate) watched_cqs: AtomicUsize,
     xrcds: Mutex<Vec<Weak<Xrcd>>>,
     pub(crate) attachments: Attachments,
     pub(crate) flows: Flows,
@@ -182,6 +184,7 @@ impl Nic {
             mail_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
             engine_ticks: AtomicBool::new(false),
+            watched_cqs: AtomicUsize::new(0),
             xrcds: Mutex::new(Vec::new()),
             attachments: Attachments::default(),
             flows: Flows::default(),

@@ -194,6 +194,12 @@ impl Qp {
         std::ptr::eq(self.context, other.context)
     }
 
+    /// Work requests that its send queue and its own receive queue hold.
+    pub(crate) fn max_wr(&self) -> (u64, u64) {
+        let cap = &self.init_attr.cap;
+        (cap.max_send_wr.into(), cap.max_recv_wr.into())
+    }
+
     /// What peers see of it.
     #[inline(always)]
     pub(crate) fn shared(&self) -> &'static QpShared {
@@ -283,6 +289,21 @@ impl Qp {
         self.enter_error();
     }
 
+    /// A CQ that its work requests complete in is overrun: into the error state, if it was in use, with the event that
+    /// says so. Nobody holds the lock of a CQ.
+    pub(crate) fn fail_for_overrun(&self) {
+        // Neither reset nor destroyed before the event is raised.
+        let control = lock(&self.control);
+        if matches!(self.state(), QpState::Reset | QpState::Err) {
+            return;
+        }
+        self.fail();
+        if let Some(peer) = &control.peer {
+            peer.wake();
+        }
+        self.raise(IBV_EVENT_QP_FATAL);
+    }
+
     /// The peer may wait for something of this queue pair that will never come: let it look.
     fn call_peers(&self) {
         if let Ok(control) = self.control.try_lock()
@@ -316,12 +337,20 @@ impl Qp {
         };
         let mut control = lock(&self.control);
         if self.takes(&control, &ring) {
-            self.with_receiver(|side| side.attach(ring));
+            self.attach(ring);
         } else if self.state() == QpState::Err {
             ring.detach();
         } else {
             control.waiting.push(ring);
         }
+    }
+
+    /// Receives from `ring` from now on.
+    fn attach(&self, ring: Inbound) {
+        self.with_receiver(|side| match side {
+            Some(side) => side.attach(ring),
+            None => ring.detach(),
+        });
     }
 
     /// Does this queue pair receive from `ring` now?
@@ -417,11 +446,16 @@ impl Qp {
             let waiting = std::mem::take(&mut control.waiting);
             for ring in waiting {
                 if self.takes(&control, &ring) {
-                    self.with_receiver(|side| side.attach(ring));
+                    self.attach(ring);
                 } else {
                     ring.detach();
                 }
             }
+        }
+        drop(control);
+        if to != QpState::Init && (self.send_cq.is_overrun() || self.recv_cq.is_overrun()) {
+            // Its first completion would not find a place.
+            self.fail_for_overrun();
         }
         Ok(())
     }
@@ -491,7 +525,11 @@ impl Qp {
         }
         self.set_state(QpState::Reset);
         self.shared().epoch.fetch_add(1, Ordering::AcqRel);
-        self.with_receiver(RecvSide::detach_all);
+        self.with_receiver(|side| {
+            if let Some(side) = side {
+                side.detach_all();
+            }
+        });
         self.sq.lock().reset(self.nic);
         self.rq.lock().clear();
         self.send_cq.forget(self.qpn);
@@ -520,7 +558,7 @@ impl Qp {
     }
 
     /// Runs `f` on its receive side.
-    fn with_receiver(&self, f: impl FnOnce(&mut RecvSide)) {
+    fn with_receiver(&self, f: impl FnOnce(Option<&mut RecvSide>)) {
         match &self.xrc {
             Xrc::Recv(domain, _) => domain.with_receiver(self, f),
             Xrc::No | Xrc::Send => self.recv_cq.with_receiver(self, f),

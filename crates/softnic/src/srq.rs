@@ -60,6 +60,22 @@ impl Srq {
         self.xrc.as_ref().map(|xrc| xrc.number)
     }
 
+    /// Where something of it completes that no queue pair's send or receive queue accounts for, and how many of these
+    /// there can be at a time.
+    pub(crate) fn own_completions(&self) -> Option<(&Arc<Cq>, u64)> {
+        let mut queue = self.queue.lock();
+        match (&self.xrc, &self.tags_cq) {
+            // The queue pairs of its domain have no CQ.
+            (Some(xrc), _) => Some((&xrc.cq, queue.max_wr())),
+            (None, Some(cq)) => {
+                // What adds an entry to the list, and the message that takes it.
+                let entries = queue.tags_mut().map_or(0, |tags| tags.max_entries());
+                Some((cq, 2 * entries as u64))
+            }
+            (None, None) => None,
+        }
+    }
+
     /// Raises the limit event once if fewer WRs are left than the limit says (`ibv_modify_srq(3)`).
     #[inline]
     pub(crate) fn check_limit(&self, queue: &mut BiasedGuard<'_, RecvQueue>) {

@@ -182,11 +182,9 @@ impl Xrcd {
     }
 
     /// Runs `f` on the receive side of `qp`.
-    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(&mut RecvSide)) {
+    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
         let mut sides = self.sides.lock();
-        if let Some(side) = sides.iter_mut().find(|s| s.qp().index == qp.index) {
-            f(side);
-        }
+        f(sides.iter_mut().find(|s| s.qp().index == qp.index));
     }
 
     /// Hands out what has arrived. True if a record waits for a deadline.

@@ -171,6 +171,8 @@ caps! {
     RandomKeys = "random-keys",
     /// The last byte of an RDMA WRITE of up to 64 bytes arrives last.
     WriteOrder = "write-order",
+    /// Completion queues that do not go into error when they are overrun.
+    IgnoreOverrun = "ignore-overrun",
     /// `ibv_modify_cq`.
     Moderation = "moderation",
     /// Memory regions of the whole address space, on demand.

@@ -353,10 +353,7 @@ pub fn tagged_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = cqe;
     attr.wc_flags = IBV_WC_EX_WITH_FLOW_TAG;
-    let create = ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
-    // SAFETY: a live context, readable attributes.
-    let raw = unsafe { create(ctx.raw(), &raw mut attr) };
-    Cq::adopt(raw.cast(), ctx)
+    Cq::try_extended(ctx, &mut attr)
 }
 
 /// The tag of the flow by which the next completion of a [`tagged_cq`] came; `None` if there is none.

@@ -30,6 +30,8 @@ pub(crate) struct Polling {
     busy: AtomicBool,
     /// That is left to the program (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
     single_threaded: bool,
+    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
+    pub(crate) ignores_overrun: bool,
     wc_flags: u64,
     current: UnsafeCell<Current>,
 }
@@ -43,10 +45,11 @@ struct Current {
 }
 
 impl Polling {
-    fn new(wc_flags: u64, single_threaded: bool) -> Self {
+    fn new(wc_flags: u64, flags: u32) -> Self {
         Self {
             busy: AtomicBool::new(false),
-            single_threaded,
+            single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+            ignores_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
             wc_flags,
             current: UnsafeCell::new(Current {
                 wc: ibv_wc::zeroed(),
@@ -92,10 +95,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     if init.wc_flags & !SUPPORTED != 0 || flags & !FLAGS != 0 {
         return or_null(Err(libc::EOPNOTSUPP));
     }
-    let polling = Polling::new(
-        init.wc_flags,
-        flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
-    );
+    let polling = Polling::new(init.wc_flags, flags);
     // SAFETY: handles of ours.
     let made = unsafe {
         create_cq(

@@ -116,9 +116,7 @@ pub(super) unsafe fn create_cq(
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let channel = ch.map(|ch| Arc::clone(&ch.channel));
         let depth = cqe as usize;
-        Ok(Arc::new(Cq::new(
-            c.nic, index, depth, abi, channel, polling,
-        )))
+        Ok(Arc::new(Cq::new(c, index, depth, abi, channel, polling)))
     })?;
     if let Some(ch) = ch {
         ch.channel.uses.fetch_add(1, Ordering::Relaxed);
@@ -169,7 +167,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
             let this = cq.handle();
             channel.events.discard(|h| *h == this);
         }
-        cq.unacknowledged.wait();
+        cq.end();
         if let Some(channel) = &cq.channel {
             channel.uses.fetch_sub(1, Ordering::Relaxed);
         }
@@ -255,6 +253,9 @@ pub(super) fn new_srq(
         xrc.cq.uses.fetch_add(1, Ordering::Relaxed);
         xrc.uses.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
+    }
+    if let Some((cq, wrs)) = srq.own_completions() {
+        cq.expect_more(wrs);
     }
     Ok(live::hand_out(srq))
 }
@@ -349,6 +350,9 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
             xrc.domain.remove_srq(xrc.number);
             xrc.cq.uses.fetch_sub(1, Ordering::Relaxed);
             xrc.uses.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some((cq, wrs)) = srq.own_completions() {
+            cq.expect_less(wrs);
         }
         if let Some(cq) = &srq.tags_cq {
             cq.uses.fetch_sub(1, Ordering::Relaxed);
@@ -484,7 +488,7 @@ pub(super) fn domain_cq(c: &'static Context, context: *mut ibv_context) -> Resul
     c.nic.add_cq(|index| {
         let mut abi = ibv_cq_ex::zeroed();
         abi.context = context;
-        Ok(Arc::new(Cq::new(c.nic, index, 1, abi, None, None)))
+        Ok(Arc::new(Cq::new(c, index, 1, abi, None, None)))
     })
 }
 
@@ -688,6 +692,9 @@ pub(super) unsafe fn count_async_event(event: &ibv_async_event, change: i32) {
     // SAFETY: the member that belongs to the type; contract of this function.
     let counter = unsafe {
         match event.event_type {
+            IBV_EVENT_CQ_ERR => {
+                borrow::<Cq, _>(event.element.cq).map(|cq| &cq.unacknowledged_errors)
+            }
             IBV_EVENT_SRQ_LIMIT_REACHED | IBV_EVENT_SRQ_ERR => {
                 borrow::<Srq, _>(event.element.srq).map(|s| &s.unacknowledged)
             }

@@ -69,6 +69,11 @@ pub(crate) struct RemotePayload {
 }
 
 impl TagList {
+    /// Entries that it holds at most.
+    pub(crate) fn max_entries(&self) -> usize {
+        self.max_entries
+    }
+
     pub(crate) fn new(max_entries: u32) -> Self {
         Self {
             max_entries: max_entries as usize,

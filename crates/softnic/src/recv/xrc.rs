@@ -53,6 +53,12 @@ impl RecvSide {
                 Self::refuse(qp, ring, IBV_WC_REM_INV_REQ_ERR);
                 break;
             };
+            if srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_overrun()) {
+                // There is no place for its completion.
+                Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
+                qp.raise(IBV_EVENT_QP_FATAL);
+                break;
+            }
             let mut place = [MaybeUninit::uninit()];
             let mut sink = WcSink::new(&mut place);
             let mut queue = srq.queue.lock();

@@ -13,6 +13,7 @@ pub(super) const RXE: Deviations = Deviations {
         Cap::EarlyChecks,
         Cap::ErrorEvents,
         Cap::ErrorStatuses,
+        Cap::IgnoreOverrun,
         Cap::ImmediateChecks,
         Cap::RandomKeys,
         Cap::Sqe,
@@ -124,6 +125,48 @@ const QUEUES: &[Deviation] = &[
         "left: (15, 3)",
     ),
     Deviation::new(
+        Missing,
+        "overrun::queue_pairs_fail_with_their_queue",
+        OVERRUN,
+        "no async event came",
+    ),
+    Deviation::new(
+        Missing,
+        "overrun::queue_pairs_share_a_queue_that_is_too_small",
+        OVERRUN,
+        "no async event came",
+    ),
+    Deviation::new(
+        Missing,
+        "overrun::what_is_posted_afterwards_completes_nowhere",
+        OVERRUN,
+        "no async event came",
+    ),
+    Deviation::new(
+        Missing,
+        "overrun::a_queue_pair_of_an_overrun_queue_fails_again",
+        OVERRUN,
+        "no async event came",
+    ),
+    Deviation::new(
+        Wrong,
+        "overrun::a_queue_that_is_polled_is_not_overrun",
+        NO_MERCY,
+        "wr_id of wc(",
+    ),
+    Deviation::new(
+        Wrong,
+        "overrun::a_larger_queue_is_not_overrun",
+        NO_MERCY,
+        "async_event(LONG).is_none()",
+    ),
+    Deviation::new(
+        Missing,
+        "overrun::a_queue_may_ignore_overruns",
+        "its provider refuses IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN with EOPNOTSUPP",
+        "ibv_create_cq_ex: 95",
+    ),
+    Deviation::new(
         Hangs,
         "threads::two_threads_post_receives",
         "now and then a sender that was told to wait for a receive is never heard of again",
@@ -131,6 +174,12 @@ const QUEUES: &[Deviation] = &[
     )
     .flaky(),
 ];
+
+const OVERRUN: &str = "a CQ without room loses the completion and raises IBV_EVENT_CQ_ERR, and goes on when it has been polled; a QP \
+     that sends hears nothing of it, one that receives goes to ERR without IBV_EVENT_QP_FATAL";
+
+const NO_MERCY: &str = "a completion for which there is no room is lost at once, as on any NIC; the software NIC gives the program \
+     a quarter of a second to poll, or to make the CQ larger";
 
 const SLOTS: &str = "a slot of the send queue is free when its WR is done, not when that completion is polled: a CQ can be \
      overrun by a queue that is never full";

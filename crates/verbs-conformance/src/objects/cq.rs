@@ -8,6 +8,7 @@ use verbs_abi::*;
 use super::{Channel, Context, Cq, MOMENT, last_errno, must, readable, set_errno, set_nonblocking};
 use crate::harness::{note, patience};
 use crate::wr::Wc;
+use crate::xrc::ops;
 
 impl Channel {
     fn fd(&self) -> c_int {
@@ -66,9 +67,23 @@ impl Channel {
     }
 }
 impl Cq {
-    /// Takes over what another call of the provider than `ibv_create_cq` has made.
-    pub(crate) fn adopt(raw: *mut ibv_cq, ctx: &Context) -> Result<Self, i32> {
-        Self::wrap(ctx.symbols(), raw, ctx.clone(), None)
+    /// `ibv_create_cq_ex`, by the operation of the context.
+    ///
+    /// # Errors
+    /// Its errno; EOPNOTSUPP where there is no such operation.
+    pub fn try_extended(ctx: &Context, attr: &mut ibv_cq_init_attr_ex) -> Result<Self, i32> {
+        let create = ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
+        set_errno(0);
+        // SAFETY: a live context, readable attributes without a channel.
+        let raw = unsafe { create(ctx.raw(), attr) };
+        Self::wrap(ctx.symbols(), raw.cast(), ctx.clone(), None)
+    }
+
+    /// `ibv_resize_cq`; its errno.
+    #[must_use]
+    pub fn try_resize(&self, cqe: c_int) -> i32 {
+        // SAFETY: a live CQ.
+        unsafe { (self.0.symbols.ibv_resize_cq)(self.raw(), cqe) }
     }
 
     /// Its capacity.

@@ -369,6 +369,13 @@ impl AsyncEvent {
         unsafe { self.raw.element.qp == qp.raw() }
     }
 
+    /// Whether it is about that CQ.
+    #[must_use]
+    pub fn is_of_cq(&self, cq: &Cq) -> bool {
+        // SAFETY: as in `is_of_qp`.
+        unsafe { self.raw.element.cq == cq.raw() }
+    }
+
     /// Whether it is about that SRQ.
     #[must_use]
     pub fn is_of_srq(&self, srq: &Srq) -> bool {

@@ -43,6 +43,7 @@ suites! {
     mr,
     multicast,
     order,
+    overrun,
     pd,
     processes,
     queues,

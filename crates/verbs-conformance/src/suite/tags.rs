@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use verbs_abi::*;
 
+use super::overrun::await_overrun;
 use crate::Env;
 use crate::harness::case;
 use crate::objects::{Buf, QpInit};
@@ -28,6 +29,7 @@ tests! { "tags";
     another_process_matches [Tags, Processes],
     a_killed_sender_of_a_rendezvous_ends_it [Tags, Processes],
     a_killed_receiver_of_a_rendezvous_ends_it [Tags, Processes],
+    operations_that_nobody_polls_overrun_their_queue [Tags, Events],
 }
 
 const ANY: u64 = u64::MAX;
@@ -491,4 +493,19 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &Env) {
             wc.flushed(9);
         }
     }
+}
+
+fn operations_that_nobody_polls_overrun_their_queue(env: &Env) {
+    let tags = Tags::new(env);
+    let cq = &tags.receiver.rcq;
+    assert_eq!(cq.try_resize(3), 0);
+    let buf = tags.receiver.buf(64);
+    for i in 0..4 {
+        tags.tags.add(i, (i, ANY), &[buf.all()]).expect("ibv_post_srq_ops");
+    }
+    await_overrun(&tags.receiver.ctx, cq);
+    for (wc, i) in cq.take(3).iter().zip(0..) {
+        wc.ok(i, IBV_WC_TM_ADD);
+    }
+    cq.expect_empty();
 }

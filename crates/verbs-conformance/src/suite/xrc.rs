@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use verbs_abi::*;
 
+use super::overrun::{await_event, await_overrun};
 use crate::Env;
 use crate::memory::MemKind;
 use crate::objects::{ALL_ACCESS, Context, Cq, Pd, Qp, QpInit, Srq};
@@ -24,6 +25,7 @@ tests! { "xrc";
     what_is_in_use_is_busy [Xrc],
     a_receiver_is_opened_by_its_number [Xrc],
     only_queues_for_xrc_have_numbers [Xrc],
+    a_completion_queue_that_is_overrun_ends_its_connections [Xrc, Events],
 }
 
 /// One connection: a queue pair that sends, and one that receives for a domain with two shared receive queues, each
@@ -255,4 +257,27 @@ fn only_queues_for_xrc_have_numbers(env: &Env) {
     let xrc = Xrc::new(env, 7);
     assert_ne!(xrc.srqn(0), xrc.srqn(1));
     assert!(xrc.srqn(0) >> 24 == 0 && xrc.srqn(1) >> 24 == 0, "an XRCETH has 24 bits");
+}
+
+/// The queue pair that receives has no CQ of its own: it fails at the first message for which there is no place.
+fn a_completion_queue_that_is_overrun_ends_its_connections(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let (srq, srqn, cq) = &xrc.srqs[0];
+    assert_eq!(cq.try_resize(4), 0);
+    for i in 0..6 {
+        srq.recv(i, []);
+    }
+    for i in 0..5 {
+        xrc.sender.post(to_srq(send([]).id(i), *srqn));
+        xrc.scq.next().sent(i, Verb::Send);
+    }
+    let ctx = xrc.pd.ctx();
+    await_overrun(ctx, cq);
+    xrc.sender.post(to_srq(send([]).id(5), *srqn));
+    xrc.scq.next().failed(5, &[IBV_WC_REM_OP_ERR]);
+    assert!(await_event(ctx, IBV_EVENT_QP_FATAL).is_of_qp(&xrc.receiver));
+    for (wc, i) in cq.take(4).iter().zip(0..) {
+        wc.received(i, 0);
+    }
+    cq.expect_empty();
 }

@@ -1,0 +1,421 @@
+//! Completion queues that get more completions than they hold.
+//!
+//! IBTA vol. 1, 10.8.1 and 11.6.3: an affiliated asynchronous error, `IBV_EVENT_CQ_ERR`. A NIC may round the size of a queue
+//! up (`ibv_create_cq(3)`), so each test asks for it; and it may be later than the overrun that the event comes.
+
+use std::time::{Duration, Instant};
+
+use verbs_abi::*;
+
+use crate::Env;
+use crate::objects::{AsyncEvent, Context, Cq, MOMENT, QpInit};
+use crate::pair::{Pair, Side, Spec};
+use crate::peer::{Answer, Order, Peer};
+use crate::wr::{SendWr, Verb, send, write};
+
+tests! { "overrun";
+    sends_that_nobody_polls [Events],
+    receives_that_nobody_polls [Events],
+    receives_of_another_process [Events, Processes],
+    datagrams_of_a_sender_that_has_gone [Events, Ud],
+    receives_that_are_flushed [Events],
+    receives_of_who_waits_for_others [Events, Solicited],
+    queue_pairs_share_a_queue_that_is_too_small [Events],
+    queue_pairs_fail_with_their_queue [Events],
+    the_peer_of_a_failed_queue_pair_hears_of_it [Events],
+    what_is_posted_afterwards_completes_nowhere [Events],
+    a_queue_pair_of_an_overrun_queue_fails_again [Events],
+    a_shared_receive_queue_goes_on [Events, Srq],
+    destroying_waits_for_the_acknowledgement [Events],
+    a_full_queue_is_not_overrun [Events],
+    a_queue_that_is_polled_is_not_overrun [Events],
+    a_larger_queue_is_not_overrun [Events],
+    a_resized_queue_can_be_overrun [Events],
+    a_queue_may_ignore_overruns [Events, IgnoreOverrun],
+}
+
+/// Longer than any NIC takes to find out.
+const LONG: Duration = Duration::from_secs(1);
+
+/// Queues of 64 work requests, and CQs of 4 completions or a few more.
+fn spec() -> Spec {
+    Spec::rc().depth(64).with(|s| s.cqe = 4).impatient()
+}
+
+/// More than `cq` holds, one after the other.
+fn too_many(cq: &Cq) -> std::ops::Range<u64> {
+    assert!(cq.cqe() < 64, "the queue pairs can fill it");
+    0..cq.cqe() as u64 + 1
+}
+
+/// Waits for an event of that type.
+#[track_caller]
+pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
+    loop {
+        let event = ctx.next_async_event();
+        if event.kind() == kind {
+            return event;
+        }
+    }
+}
+
+#[track_caller]
+pub(super) fn await_overrun(ctx: &Context, cq: &Cq) {
+    let event = await_event(ctx, IBV_EVENT_CQ_ERR);
+    assert!(event.is_of_cq(cq));
+}
+
+/// The completions that there was room for, and no more.
+#[track_caller]
+fn expect_kept(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
+    for (wc, i) in cq.take(cq.cqe()).iter().zip(0..) {
+        check(wc, i);
+    }
+    cq.expect_empty();
+}
+
+/// WRITEs from `a` to `b`, each with its number.
+fn writes(pair: &Pair) -> impl Fn(u64) -> SendWr + use<> {
+    let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+    move |i| write([source.all()], target.remote()).id(i)
+}
+
+/// Overruns the send CQ of `a`.
+#[track_caller]
+fn overrun_sends(pair: &Pair) {
+    let write = writes(pair);
+    for i in too_many(&pair.a.scq) {
+        pair.a.post(write(i));
+    }
+    await_overrun(&pair.a.ctx, &pair.a.scq);
+}
+
+/// Overruns the receive CQ of `b`; the status of the SEND for which there was no room, which may never be acknowledged.
+#[track_caller]
+fn overrun_receives(pair: &Pair) -> ibv_wc_status {
+    let messages = too_many(&pair.b.rcq);
+    for i in messages.clone() {
+        pair.b.recv(i, []);
+    }
+    let mut status = IBV_WC_SUCCESS;
+    for i in messages {
+        assert_eq!(status, IBV_WC_SUCCESS);
+        pair.a.post(send([]).id(i));
+        status = pair.a.sent().status();
+    }
+    await_overrun(&pair.b.ctx, &pair.b.rcq);
+    status
+}
+
+fn sends_that_nobody_polls(env: &Env) {
+    let pair = spec().pair(env);
+    overrun_sends(&pair);
+    expect_kept(&pair.a.scq, |wc, i| {
+        wc.sent(i, Verb::RdmaWrite);
+    });
+}
+
+fn receives_that_nobody_polls(env: &Env) {
+    let pair = spec().pair(env);
+    overrun_receives(&pair);
+    expect_kept(&pair.b.rcq, |wc, i| {
+        wc.received(i, 0);
+    });
+}
+
+fn receives_of_another_process(env: &Env) {
+    let (mut peer, side, _) = Peer::connected(env, &spec(), 64);
+    let messages = too_many(&side.rcq);
+    for i in messages.clone() {
+        side.recv(i, []);
+    }
+    for _ in messages.skip(1) {
+        assert_eq!(peer.ask(&Order::Send(0, 0)), Answer::Done);
+    }
+    // This one may never be acknowledged.
+    peer.order(&Order::Send(0, 0));
+    await_overrun(&side.ctx, &side.rcq);
+    expect_kept(&side.rcq, |wc, i| {
+        wc.received(i, 0);
+    });
+}
+
+/// Nobody waits for an answer, and nobody is there any more to call for the receiver.
+fn datagrams_of_a_sender_that_has_gone(env: &Env) {
+    let Pair { a, b } = Spec::ud().depth(64).with(|s| s.cqe = 4).pair(env);
+    let messages = too_many(&b.rcq);
+    let buf = b.buf(64);
+    for i in messages.clone() {
+        b.recv(i, [buf.all()]);
+    }
+    for i in messages {
+        a.post(send([]).id(i));
+        a.sent().sent(i, Verb::Send);
+    }
+    drop(a);
+    await_overrun(&b.ctx, &b.rcq);
+    expect_kept(&b.rcq, |wc, i| {
+        wc.received(i, 40);
+    });
+}
+
+fn receives_that_are_flushed(env: &Env) {
+    let pair = spec().pair(env);
+    for i in too_many(&pair.b.rcq) {
+        pair.b.recv(i, []);
+    }
+    pair.b.qp.to_state(IBV_QPS_ERR);
+    await_overrun(&pair.b.ctx, &pair.b.rcq);
+    expect_kept(&pair.b.rcq, |wc, i| {
+        wc.flushed(i);
+    });
+}
+
+/// The program sleeps until a solicited message comes.
+fn receives_of_who_waits_for_others(env: &Env) {
+    let pair = spec().with_channels().pair(env);
+    pair.b.rcq.arm(true);
+    overrun_receives(&pair);
+    pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
+    expect_kept(&pair.b.rcq, |wc, i| {
+        wc.received(i, 0);
+    });
+}
+
+/// Each alone has room.
+fn queue_pairs_share_a_queue_that_is_too_small(env: &Env) {
+    let (mut a, mut b) = (spec().side(env), spec().side(env));
+    let (mut c, mut d) = (a.sibling(), b.sibling());
+    for (x, y) in [(&mut a, &mut b), (&mut c, &mut d)] {
+        let (of_x, of_y) = (x.address(), y.address());
+        x.connect(&of_y);
+        y.connect(&of_x);
+    }
+    let (source, target) = (a.buf(8), b.buf(8));
+    for i in too_many(&a.scq) {
+        let side = if i % 2 == 0 { &a } else { &c };
+        side.post(write([source.all()], target.remote()).id(i));
+    }
+    await_overrun(&a.ctx, &a.scq);
+    assert_eq!(a.scq.take(a.scq.cqe()).len(), a.scq.cqe());
+    a.scq.expect_empty();
+    let mut failed = Vec::new();
+    for _ in 0..2 {
+        let event = await_event(&a.ctx, IBV_EVENT_QP_FATAL);
+        failed.push([&a.qp, &c.qp].map(|qp| event.is_of_qp(qp)));
+    }
+    failed.sort_unstable();
+    assert_eq!(failed, [[false, true], [true, false]]);
+}
+
+/// "Error occurred on a QP and it transitioned to error state" (`ibv_get_async_event(3)`).
+fn queue_pairs_fail_with_their_queue(env: &Env) {
+    let pair = spec().pair(env);
+    pair.a.recv(9, []);
+    overrun_sends(&pair);
+    assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.a.qp));
+    assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+    // Its other queue goes on.
+    pair.a.received().flushed(9);
+    assert!(pair.a.ctx.async_event(MOMENT).is_none(), "one event each");
+}
+
+fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &Env) {
+    let pair = spec().pair(env);
+    let last = overrun_receives(&pair);
+    pair.b.qp.await_state(IBV_QPS_ERR);
+    if last == IBV_WC_SUCCESS {
+        pair.a.post(send([]).id(7));
+        pair.a.sent().failed(7, &[IBV_WC_RETRY_EXC_ERR]);
+    } else {
+        assert_eq!(last, IBV_WC_RETRY_EXC_ERR);
+    }
+}
+
+fn what_is_posted_afterwards_completes_nowhere(env: &Env) {
+    let pair = spec().pair(env);
+    overrun_sends(&pair);
+    drop(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL));
+    let write = writes(&pair);
+    pair.a.scq.arm(false);
+    for i in 50..54 {
+        pair.a.post(write(i));
+    }
+    expect_kept(&pair.a.scq, |wc, i| {
+        wc.sent(i, Verb::RdmaWrite);
+    });
+    pair.a.scq.arm(true);
+    assert!(pair.a.ctx.async_event(MOMENT).is_none());
+}
+
+/// The queue stays in error until it is destroyed.
+fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
+    let mut pair = spec().pair(env);
+    overrun_receives(&pair);
+    drop(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL));
+    for side in [&pair.a, &pair.b] {
+        side.qp.to_state(IBV_QPS_RESET);
+    }
+    assert!(pair.b.rcq.poll(64).is_empty(), "completions of before the reset");
+    let (of_a, of_b) = (pair.a.address(), pair.b.address());
+    pair.a.connect(&of_b);
+    pair.b.to_init();
+    pair.b.recv(1, []);
+    let (attr, mask) = pair.b.rtr_attr(&of_a);
+    pair.b.qp.modify(&attr, mask).expect("INIT to RTR");
+    pair.a.post(send([]).id(7));
+    assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.b.qp));
+    pair.a.sent().failed(7, &[IBV_WC_RETRY_EXC_ERR]);
+    // One that was made later is no better.
+    let sibling = pair.b.sibling();
+    assert_eq!(sibling.qp.state(), IBV_QPS_RESET);
+    sibling.to_init();
+    sibling.qp.modify(&attr, mask).expect("INIT to RTR");
+    assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
+    pair.b.rcq.expect_empty();
+}
+
+/// Only who completes in the queue fails.
+fn a_shared_receive_queue_goes_on(env: &Env) {
+    let pair = spec().with_srq().pair(env);
+    overrun_receives(&pair);
+    let b = &pair.b;
+    let (scq, rcq) = (b.ctx.cq(64), b.ctx.cq(64));
+    let mut init = QpInit::new(IBV_QPT_RC, &scq, &rcq);
+    init.srq = b.srq.clone();
+    let qp = b.pd.qp(&mut init);
+    let mut other = Side {
+        spec: b.spec.clone(),
+        qp,
+        cap: init.cap,
+        srq: b.srq.clone(),
+        tags: None,
+        scq,
+        rcq,
+        schannel: None,
+        rchannel: None,
+        pd: b.pd.clone(),
+        ctx: b.ctx.clone(),
+        route: None,
+    };
+    let mut sender = Spec::rc().side(env);
+    let (from, to) = (sender.address(), other.address());
+    sender.connect(&to);
+    other.connect(&from);
+    other.recv(77, []);
+    sender.post(send([]).id(1));
+    sender.sent().sent(1, Verb::Send);
+    other.received().received(77, 0);
+}
+
+/// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for the object to be
+/// acknowledged".
+fn destroying_waits_for_the_acknowledgement(env: &Env) {
+    let pair = spec().pair(env);
+    let write = writes(&pair);
+    for i in too_many(&pair.a.scq) {
+        pair.a.post(write(i));
+    }
+    let event = await_event(&pair.a.ctx, IBV_EVENT_CQ_ERR);
+    let Pair { a, b } = pair;
+    drop(write);
+    let Side { qp, scq, .. } = a;
+    drop(qp);
+    std::thread::scope(|scope| {
+        let destroying = scope.spawn(|| scq.try_destroy());
+        std::thread::sleep(MOMENT);
+        assert!(!destroying.is_finished(), "destroyed with an event that was not acknowledged");
+        event.ack();
+        assert_eq!(destroying.join().expect("destroyed"), 0);
+    });
+    drop(b);
+}
+
+fn a_full_queue_is_not_overrun(env: &Env) {
+    let pair = spec().pair(env);
+    let write = writes(&pair);
+    for i in too_many(&pair.a.scq).skip(1) {
+        pair.a.post(write(i));
+    }
+    assert!(pair.a.ctx.async_event(LONG).is_none());
+    for (wc, i) in pair.a.scq.take(pair.a.scq.cqe()).iter().zip(1..) {
+        wc.sent(i, Verb::RdmaWrite);
+    }
+    pair.check_works();
+}
+
+/// However much it holds: a program is slow, or was not let run. That is this NIC's own mercy, others have none.
+fn a_queue_that_is_polled_is_not_overrun(env: &Env) {
+    let pair = spec().pair(env);
+    let write = writes(&pair);
+    let (mut posted, mut polled) = (0..u64::MAX, 0..u64::MAX);
+    let end = Instant::now() + LONG;
+    let hold = pair.a.scq.cqe() as u64 * 2;
+    while Instant::now() < end {
+        while posted.start - polled.start < hold {
+            pair.a.post(write(posted.next().expect("numbers")));
+        }
+        for wc in pair.a.scq.poll(1) {
+            wc.sent(polled.next().expect("numbers"), Verb::RdmaWrite);
+        }
+    }
+    for wc in pair.a.scq.take(usize::try_from(posted.start - polled.start).expect("few")) {
+        wc.sent(polled.next().expect("numbers"), Verb::RdmaWrite);
+    }
+    assert!(pair.a.ctx.async_event(MOMENT).is_none());
+}
+
+/// What does not fit any more fits into a larger queue, if that is made in time.
+fn a_larger_queue_is_not_overrun(env: &Env) {
+    let pair = spec().pair(env);
+    let write = writes(&pair);
+    let all = too_many(&pair.a.scq);
+    for i in all.clone() {
+        pair.a.post(write(i));
+    }
+    assert_eq!(pair.a.scq.try_resize(63), 0);
+    assert!(pair.a.ctx.async_event(LONG).is_none());
+    for (wc, i) in pair.a.scq.take(all.count()).iter().zip(0..) {
+        wc.sent(i, Verb::RdmaWrite);
+    }
+    pair.check_works();
+}
+
+fn a_resized_queue_can_be_overrun(env: &Env) {
+    let pair = Spec::rc().depth(64).impatient().pair(env);
+    let smaller = pair.a.scq.try_resize(4);
+    if smaller != 0 || pair.a.scq.cqe() >= 64 {
+        // "ibv_resize_cq() may not do anything" (`ibv_resize_cq(3)`).
+        return;
+    }
+    overrun_sends(&pair);
+    expect_kept(&pair.a.scq, |wc, i| {
+        wc.sent(i, Verb::RdmaWrite);
+    });
+}
+
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`). Which
+/// completions are lost is not said; here none is.
+fn a_queue_may_ignore_overruns(env: &Env) {
+    let b = Spec::rc().side(env);
+    let mut a = spec().side(env);
+    let mut attr = ibv_cq_init_attr_ex::zeroed();
+    attr.cqe = 4;
+    attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+    attr.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    a.scq = Cq::try_extended(&a.ctx, &mut attr).expect("ibv_create_cq_ex");
+    let mut init = QpInit::new(IBV_QPT_RC, &a.scq, &a.rcq);
+    init.cap = a.cap;
+    a.qp = a.pd.qp(&mut init);
+    let mut pair = Pair { a, b };
+    pair.connect();
+    let write = writes(&pair);
+    for i in too_many(&pair.a.scq) {
+        pair.a.post(write(i));
+    }
+    assert!(pair.a.ctx.async_event(LONG).is_none());
+    for (wc, i) in pair.a.scq.take(pair.a.scq.cqe()).iter().zip(0..) {
+        wc.sent(i, Verb::RdmaWrite);
+    }
+    assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
+}
