@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Fabric, Watched};
+use nicmodel::op_profile::Counted;
 
 /// Compiles a program of `tests/programs` into a folder.
 fn compiled(name: &str, folder: &Path) -> PathBuf {
@@ -85,6 +86,65 @@ fn what_a_poll_takes_is_no_reason_for_an_event() {
     let fabric = Fabric::new();
     let out = common::run(&mut fabric.command(&program, "ib"));
     assert_eq!(String::from_utf8_lossy(&out.stdout), "ok\n");
+}
+
+/// Atomic write and FLUSH, which only the extended post API has: what they do, their lines in a trace, and what they are
+/// counted as.
+#[test]
+fn memory_placement_is_executed_traced_and_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("placement", folder.path());
+    let counts = folder.path().join("counts");
+    std::fs::create_dir(&counts).expect("it is writable");
+    let trace = folder.path().join("trace");
+    tap::trace::create(&trace, "placement").expect("it is writable");
+    let fabric = Fabric::new();
+    let command = &mut fabric.command(&program, "ib");
+    command
+        .env(tap::VARIABLE, &counts)
+        .env(tap::trace::VARIABLE, &trace);
+    assert_eq!(Watched::start(command).finish(), "ok\n");
+
+    let ledger = tap::Ledger::collect(&counts, "placement").expect("the folder is there");
+    let [profile] = &ledger.processes[..] else {
+        panic!("one process: {ledger:?}");
+    };
+    assert_eq!(profile.notes, [""; 0]);
+    let sent = profile.queue_pairs.iter().flat_map(|qp| &qp.sent);
+    let sent: Vec<_> = sent
+        .map(|Counted { operation, count }| {
+            let what = operation.verb.to_string();
+            (what, operation.payload_bytes, operation.inline, *count)
+        })
+        .collect();
+    let [write, flush] = ["WRITE", "FLUSH"].map(str::to_owned);
+    assert_eq!(sent, [(write, 8, true, 1), (flush, 0, false, 2)]);
+
+    let trace = std::fs::read_to_string(trace).expect("it is there");
+    let line = |begin: &str, end: &str| {
+        let found = trace.lines().any(|line| {
+            let what = line.splitn(3, ' ').nth(2).unwrap_or_default();
+            what.starts_with(begin) && what.ends_with(end)
+        });
+        assert!(found, "{begin} … {end}: {trace}");
+    };
+    assert!(
+        trace.contains("REMOTE_WRITE|FLUSH_GLOBAL) = mr1"),
+        "{trace}"
+    );
+    line(
+        "wr_complete qp2 1/2 wr_id=1 ATOMIC_WRITE 8 B INLINE to 0x",
+        "",
+    );
+    line(
+        "wr_complete qp2 2/2 wr_id=2 FLUSH 0 B SIGNALED to 0x",
+        " length 64 GLOBAL RANGE",
+    );
+    line(
+        "wr_complete qp2 1/1 wr_id=3 FLUSH 0 B SIGNALED to 0x0 rkey 0x",
+        " length 0 GLOBAL MR",
+    );
+    line("poll_cq cq1 1/1 wr_id=2 SUCCESS FLUSH QPN 0x", "");
 }
 
 #[test]

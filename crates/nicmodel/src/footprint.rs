@@ -305,6 +305,9 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
     side
 }
 
+/// A read of no bytes is completed with one double word (PCI Express base specification, 2.2.5 and 2.3.1.1).
+const ZERO_LENGTH_READ_BYTES: u64 = 4;
+
 /// The responder's transactions for so many operations.
 fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side {
     let mut side = Side::default();
@@ -329,6 +332,7 @@ fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side 
             side.add(read(Purpose::AtomicRead, u64::from(ATOMIC_BYTES)));
             side.add(write(Purpose::AtomicWrite, u64::from(ATOMIC_BYTES)));
         }
+        Verb::Flush => side.add(read(Purpose::FlushRead, ZERO_LENGTH_READ_BYTES)),
     }
     if operation.consumes_recv() {
         // The WQEs of RECVs lie side by side, and the NIC reads them a cache line at a time.

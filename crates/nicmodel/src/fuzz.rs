@@ -21,7 +21,7 @@ pub fn nic_profile(bytes: &[u8]) {
             .into_iter()
             .filter(|verb| transport.carries(*verb))
         {
-            let operation = Operation::new(verb, transport, 8);
+            let operation = Operation::new(verb, transport, verb.fixed_payload().unwrap_or(8));
             for method in [Method::WqeByMmio, Method::Doorbell] {
                 let _ = Footprint::of_postlist(&profile, &operation, method, 16);
             }

@@ -22,7 +22,7 @@ pub struct Operation {
     pub verb: Verb,
     /// The transport that carries it.
     pub transport: Transport,
-    /// Payload: sent by SEND and WRITE, fetched by READ, 8 for atomics. An immediate is no payload.
+    /// Payload: sent by SEND and WRITE, fetched by READ, 8 for atomics, 0 for FLUSH. An immediate is no payload.
     pub payload_bytes: u32,
     /// The payload is copied into the WQE (`IBV_SEND_INLINE`).
     pub inline: bool,
@@ -95,6 +95,9 @@ pub enum OperationError {
     /// Atomics have 8 bytes.
     #[error("an atomic works on {ATOMIC_BYTES} bytes, not on {0}")]
     AtomicPayload(u32),
+    /// A FLUSH has no payload.
+    #[error("a FLUSH carries no payload, and not {0} bytes")]
+    FlushPayload(u32),
     /// Inline was asked of a verb whose request has no payload.
     #[error("{0} has no payload in its request that could be inlined")]
     InlineWithoutPayload(Verb),
@@ -225,6 +228,9 @@ impl Operation {
         }
         if verb.is_atomic() && payload_bytes != ATOMIC_BYTES {
             return Err(OperationError::AtomicPayload(payload_bytes));
+        }
+        if verb == Verb::Flush && payload_bytes != 0 {
+            return Err(OperationError::FlushPayload(payload_bytes));
         }
         let max = match transport {
             // A datagram is one packet.

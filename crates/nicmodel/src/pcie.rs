@@ -30,6 +30,10 @@ pub enum Purpose {
     AtomicRead,
     /// The operand that the responder's NIC writes back for an atomic.
     AtomicWrite,
+    /// The read by which the responder's NIC learns that what it wrote before has arrived, for a FLUSH: reads do not
+    /// pass writes, and one of no bytes "may be used by devices as a type of flush request" (PCI Express base
+    /// specification, 2.4.1 and 2.2.5).
+    FlushRead,
     /// Payload of a SEND or WRITE that the responder's NIC writes.
     PayloadPlacement,
     /// The result of a READ or atomic that the requester's NIC writes.
@@ -49,6 +53,7 @@ impl fmt::Display for Purpose {
             Self::ReadData => "data of READs fetched",
             Self::AtomicRead => "operands of atomics fetched",
             Self::AtomicWrite => "operands of atomics written",
+            Self::FlushRead => "reads behind what is flushed",
             Self::PayloadPlacement => "payload written",
             Self::ResponsePlacement => "results written",
             Self::Cqe => "completions",
@@ -77,7 +82,8 @@ impl Purpose {
             | Self::RecvWqeFetch
             | Self::PayloadFetch
             | Self::ReadData
-            | Self::AtomicRead => Kind::DmaRead,
+            | Self::AtomicRead
+            | Self::FlushRead => Kind::DmaRead,
             Self::AtomicWrite | Self::PayloadPlacement | Self::ResponsePlacement | Self::Cqe => {
                 Kind::DmaWrite
             }

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::operation::ATOMIC_BYTES;
+
 /// A transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -31,13 +33,15 @@ pub enum Verb {
     AtomicCmpAndSwp,
     /// Fetch-and-add of 8 bytes.
     AtomicFetchAndAdd,
+    /// FLUSH: what was written before is visible to whoever reads the memory when it completes (IBTA vol. 1, annex A19).
+    Flush,
 }
 
 impl Transport {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Whether it carries the verb (Table 1 of the paper; IBTA vol. 1, table 44).
+    /// Whether it carries the verb (Table 1 of the paper; IBTA vol. 1, table 44 and annex A19).
     pub fn carries(self, verb: Verb) -> bool {
         match self {
             Self::Rc => true,
@@ -54,17 +58,27 @@ impl Transport {
 
 impl Verb {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Send,
         Self::RdmaWrite,
         Self::RdmaRead,
         Self::AtomicCmpAndSwp,
         Self::AtomicFetchAndAdd,
+        Self::Flush,
     ];
 
     /// Compare-and-swap or fetch-and-add.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd)
+    }
+
+    /// The payload that every operation has: 8 bytes of atomics, none of FLUSH.
+    pub fn fixed_payload(self) -> Option<u32> {
+        match self {
+            Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd => Some(ATOMIC_BYTES),
+            Self::Flush => Some(0),
+            Self::Send | Self::RdmaWrite | Self::RdmaRead => None,
+        }
     }
 
     /// Whether the request carries the payload, and so can carry it inline.
@@ -91,6 +105,7 @@ impl fmt::Display for Verb {
             Self::RdmaRead => "READ",
             Self::AtomicCmpAndSwp => "compare-and-swap",
             Self::AtomicFetchAndAdd => "fetch-and-add",
+            Self::Flush => "FLUSH",
         })
     }
 }
@@ -118,7 +133,8 @@ impl FromStr for Verb {
             "read" | "rdma-read" => Ok(Self::RdmaRead),
             "cmp-swap" | "atomic-cmp-and-swp" => Ok(Self::AtomicCmpAndSwp),
             "fetch-add" | "atomic-fetch-and-add" => Ok(Self::AtomicFetchAndAdd),
-            _ => Err("a verb is one of send, write, read, cmp-swap, fetch-add".to_owned()),
+            "flush" => Ok(Self::Flush),
+            _ => Err("a verb is one of send, write, read, cmp-swap, fetch-add, flush".to_owned()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Bytes on the network.
 //!
-//! Sizes of headers: IBTA vol. 1, chapter 9, and annex 17 for RoCEv2.
+//! Sizes of headers: IBTA vol. 1, chapter 9, and annexes 17 for RoCEv2 and 19 for FLUSH.
 
 use serde::Serialize;
 
@@ -18,6 +18,8 @@ const RETH: u32 = 16;
 const AETH: u32 = 4;
 /// Atomic extended transport header.
 const ATOMIC_ETH: u32 = 28;
+/// FLUSH extended transport header (annex A19), in front of a [`RETH`].
+const FETH: u32 = 4;
 /// Immediate.
 const IMM: u32 = 4;
 /// Around the transport on InfiniBand: LRH 8, ICRC 4, VCRC 2.
@@ -119,6 +121,11 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
             to_responder: one(packet(ATOMIC_ETH, 0)),
             to_requester: one(packet(AETH, ATOMIC_BYTES)),
         },
+        // The response is that of a READ of no bytes.
+        Verb::Flush => Exchange {
+            to_responder: one(packet(FETH + RETH, 0)),
+            to_requester: one(packet(AETH, 0)),
+        },
     }
 }
 
@@ -162,6 +169,9 @@ mod tests {
         );
         let atomic = new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
         assert_eq!(bytes(atomic), (54.0, 38.0));
+        // As a READ of no bytes, and the FETH.
+        assert_eq!(bytes(new(Verb::RdmaRead, Transport::Rc, 0)), (42.0, 30.0));
+        assert_eq!(bytes(new(Verb::Flush, Transport::Rc, 0)), (46.0, 30.0));
     }
 
     #[test]

@@ -324,7 +324,7 @@ prop_compose! {
         responder: bool,
         postlist in 1.0..64.0,
     ) -> Load {
-        let payload_bytes = if verb.is_atomic() { 8 } else { payload };
+        let payload_bytes = verb.fixed_payload().unwrap_or(payload);
         let operation = Operation {
             inline,
             imm,

@@ -23,7 +23,7 @@ prop_compose! {
         inline_recv: bool,
         count in count(),
     ) -> Counted {
-        let payload = if verb.is_atomic() { 8 } else { payload };
+        let payload = verb.fixed_payload().unwrap_or(payload);
         let mut operation = Operation::new(verb, transport, payload).signaled(signaled);
         operation.inline = inline;
         operation.imm = imm;

@@ -315,7 +315,7 @@ fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
     let send = known(&nic.send_ns) + f64::from(lines.saturating_sub(1)) * known(&nic.wqe_line_ns);
     match operation.verb {
         Verb::Send | Verb::RdmaWrite => send,
-        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
             nic.read_ns.as_ref().map_or(send, |read| read.value)
         }
     }

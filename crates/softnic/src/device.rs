@@ -14,17 +14,17 @@ use crate::identity::Identity;
 use crate::steering::spread::HASH_FIELDS;
 use libc::EINVAL;
 use verbs_abi::{
-    IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MANAGED_FLOW_STEERING,
-    IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_RAW_IP_CSUM,
-    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE,
-    IBV_DEVICE_XRC, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET,
-    IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC,
-    IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND,
-    IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS,
-    IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_QPT_RAW_PACKET,
-    IBV_RAW_PACKET_CAP_IP_CSUM, IBV_RX_HASH_FUNC_TOEPLITZ, IBV_TM_CAP_RC, IBV_WC_GRH,
-    ibv_access_flags, ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
-    ibv_port_attr, ibv_rss_caps, ibv_tm_caps, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
+    IBV_ATOMIC_HCA, IBV_DEVICE_ATOMIC_WRITE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_FLUSH_GLOBAL,
+    IBV_DEVICE_MANAGED_FLOW_STEERING, IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+    IBV_DEVICE_RAW_IP_CSUM, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID,
+    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2,
+    IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_MTU_4096, IBV_ODP_SUPPORT,
+    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
+    IBV_PORT_IP_BASED_GIDS, IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_QPF_GRH_REQUIRED, IBV_QPT_RAW_PACKET,
+    IBV_RAW_PACKET_CAP_IP_CSUM, IBV_RX_HASH_FUNC_TOEPLITZ, IBV_TM_CAP_RC, IBV_WC_GRH, ibv_ah_attr,
+    ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_rss_caps,
+    ibv_tm_caps, ibv_wc,
 };
 
 /// Most queue pairs of a context. 16 Ki leave room above the 10,000 that the benchmark connects.
@@ -198,24 +198,6 @@ pub(crate) fn device_attr(identity: &Identity, link_layer: LinkLayer) -> ibv_dev
     attr.phys_port_cnt = PORT_NUM;
     attr
 }
-
-// What verbs.h has since version 45, one enumeration after the other: these values are the kernel's, of
-// `linux:include/uapi/rdma/ib_user_verbs.h` and `ib_user_ioctl_verbs.h`.
-
-/// Bit of `device_cap_flags_ex`: flush with global visibility.
-const IBV_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
-/// Bit of `device_cap_flags_ex`: atomic write.
-const IBV_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
-/// Access right: flush with global visibility.
-pub(crate) const IBV_ACCESS_FLUSH_GLOBAL: ibv_access_flags = 1 << 8;
-/// Work request: flush.
-pub(crate) const IBV_WR_FLUSH: ibv_wr_opcode = 14;
-/// Completion of a flush.
-pub(crate) const IBV_WC_FLUSH: ibv_wc_opcode = 8;
-/// Bit of `send_ops_flags`: `ibv_wr_flush`.
-pub(crate) const IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
-/// `enum ibv_placement_type`: global visibility.
-pub(crate) const IBV_FLUSH_GLOBAL: u8 = 1;
 
 /// The device's clock in kHz: completions are stamped with nanoseconds.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
-use crate::abi::{Builder, QpEx};
+use crate::abi::Builder;
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
@@ -24,7 +24,7 @@ use crate::xrc::Xrc;
 #[repr(C)]
 pub(crate) struct Qp {
     /// It starts with an `ibv_qp`.
-    abi: UnsafeCell<QpEx>,
+    abi: UnsafeCell<ibv_qp_ex_with_flush>,
     /// For a queue pair that was made with `send_ops_flags`.
     pub(crate) builder: Option<Builder>,
     pub(crate) nic: &'static Nic,
@@ -116,7 +116,7 @@ impl Qp {
             (cap.max_recv_wr, cap.max_recv_sge)
         };
         let qpn = nic.qpn(index);
-        let mut abi = QpEx {
+        let mut abi = ibv_qp_ex_with_flush {
             ex: ibv_qp_ex::zeroed(),
             wr_flush: None,
         };

@@ -163,7 +163,11 @@ unsafe extern "C" fn create_qp_ex(
             .filter(|_| extended)
         {
             // A queue pair with these operations is the first field of an extended one (`verbs.h`).
-            extended::install_post(known, &mut *qp.cast());
+            let handle: *mut ibv_qp_ex_with_flush = qp.cast();
+            // The field is only there in queue pairs that were made for it.
+            let flush = init.send_ops_flags & IBV_QP_EX_WITH_FLUSH != 0;
+            let flush = flush.then(|| &mut (*handle).wr_flush);
+            extended::install_post(known, &mut (*handle).ex, flush);
         }
         qp
     }

@@ -17,9 +17,50 @@ pub(crate) struct Built {
     flags: u32,
     num_sge: u32,
     bytes: u32,
-    remote: u64,
+    pub(crate) to: Option<Remote>,
     ah: *mut ibv_ah,
     qpn: u32,
+    pub(crate) flush: Option<Flush>,
+}
+
+/// What a work request says of memory of the peer.
+#[derive(Clone, Copy)]
+pub(crate) struct Remote {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+}
+
+/// What a FLUSH says besides, as `ibv_wr_flush(3)` calls it.
+#[derive(Clone, Copy)]
+pub(crate) struct Flush {
+    pub(crate) len: usize,
+    pub(crate) placement: u8,
+    pub(crate) selectivity: u8,
+}
+
+impl Built {
+    /// One that goes to no memory that the peer has registered.
+    const fn local(opcode: ibv_wr_opcode) -> Self {
+        Self {
+            wr_id: 0,
+            opcode,
+            flags: 0,
+            num_sge: 0,
+            bytes: 0,
+            to: None,
+            ah: std::ptr::null_mut(),
+            qpn: 0,
+            flush: None,
+        }
+    }
+
+    /// One that goes to the peer's memory.
+    const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
+        Self {
+            to: Some(Remote { addr, rkey }),
+            ..Self::local(opcode)
+        }
+    }
 }
 
 impl Request for Built {
@@ -36,7 +77,7 @@ impl Request for Built {
     }
 
     fn remote(&self) -> u64 {
-        self.remote
+        self.to.map_or(0, |to| to.addr)
     }
 
     fn destination(&self) -> (*mut ibv_ah, u32) {
@@ -64,26 +105,46 @@ unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
     unsafe { &mut *qp.mine().list.get() }
 }
 
+/// The type of [`ibv_qp_ex_with_flush::wr_flush`].
+type FlushOp = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
+
+/// Adds a work request to the list that the calling thread builds.
+///
+/// # Safety
+/// `handle` is that of the queue pair, between start and complete of this thread (`ibv_wr_post(3)`).
+unsafe fn begin(qp: &Qp, handle: *mut ibv_qp_ex, built: Built) {
+    // SAFETY: contract of this function; the two fields are the program's.
+    unsafe {
+        list(qp).push(Built {
+            wr_id: (*handle).wr_id,
+            flags: built.flags | (*handle).wr_flags & !IBV_SEND_INLINE,
+            ..built
+        });
+    }
+}
+
 /// Keeps a provider's operations of a queue pair, and puts counting ones in their places.
 macro_rules! post_operations {
     (
-        begin { $($begin:ident($($arg:ident: $type:ty),*) = $opcode:ident, $remote:expr;)* }
+        begin { $($begin:ident($($arg:ident: $type:ty),*) = $built:expr;)* }
         set { $($set:ident($($set_arg:ident: $set_type:ty),*), |$last:ident| $fill:expr;)* }
     ) => {
         /// A provider's operations of a queue pair.
         pub(crate) struct PostOps {
             $($begin: Option<unsafe extern "C" fn(*mut ibv_qp_ex $(, $type)*)>,)*
             $($set: Option<unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*)>,)*
+            wr_flush: FlushOp,
             wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
             wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
             wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
         }
 
-        /// Counts what is posted to a queue pair by `ibv_wr_*`.
-        pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex) {
+        /// Counts what is posted to a queue pair by `ibv_wr_*`; `flush` is where its last operation is, if it has it.
+        pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex, flush: Option<&mut FlushOp>) {
             let own = PostOps {
                 $($begin: handle.$begin,)*
                 $($set: handle.$set,)*
+                wr_flush: flush.as_ref().and_then(|flush| **flush),
                 wr_start: handle.wr_start,
                 wr_complete: handle.wr_complete,
                 wr_abort: handle.wr_abort,
@@ -94,6 +155,9 @@ macro_rules! post_operations {
             // What the provider lacks stays missing.
             $(handle.$begin = handle.$begin.and(Some($begin));)*
             $(handle.$set = handle.$set.and(Some($set));)*
+            if let Some(flush) = flush {
+                *flush = flush.and(Some(wr_flush));
+            }
             handle.wr_start = handle.wr_start.and(Some(wr_start));
             handle.wr_complete = handle.wr_complete.and(Some(wr_complete));
             handle.wr_abort = handle.wr_abort.and(Some(wr_abort));
@@ -106,16 +170,7 @@ macro_rules! post_operations {
                 if let Some(own) = qp.post_ops.get().and_then(|own| own.$begin) {
                     own(handle $(, $arg)*);
                 }
-                list(qp).push(Built {
-                    wr_id: (*handle).wr_id,
-                    opcode: $opcode,
-                    flags: (*handle).wr_flags & !IBV_SEND_INLINE,
-                    num_sge: 0,
-                    bytes: 0,
-                    remote: $remote,
-                    ah: std::ptr::null_mut(),
-                    qpn: 0,
-                });
+                begin(qp, handle, $built);
             }
         })*
 
@@ -136,18 +191,24 @@ macro_rules! post_operations {
 
 post_operations! {
     begin {
-        wr_send() = IBV_WR_SEND, 0;
-        wr_send_imm(imm: u32) = IBV_WR_SEND_WITH_IMM, 0;
-        wr_send_inv(rkey: u32) = IBV_WR_SEND_WITH_INV, 0;
-        wr_rdma_write(rkey: u32, addr: u64) = IBV_WR_RDMA_WRITE, addr;
-        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = IBV_WR_RDMA_WRITE_WITH_IMM, addr;
-        wr_rdma_read(rkey: u32, addr: u64) = IBV_WR_RDMA_READ, addr;
-        wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) = IBV_WR_ATOMIC_CMP_AND_SWP, addr;
-        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = IBV_WR_ATOMIC_FETCH_AND_ADD, addr;
-        wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = IBV_WR_ATOMIC_WRITE, addr;
-        wr_local_inv(rkey: u32) = IBV_WR_LOCAL_INV, 0;
-        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = IBV_WR_BIND_MW, 0;
-        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = IBV_WR_TSO, 0;
+        wr_send() = Built::local(IBV_WR_SEND);
+        wr_send_imm(imm: u32) = Built::local(IBV_WR_SEND_WITH_IMM);
+        wr_send_inv(rkey: u32) = Built::local(IBV_WR_SEND_WITH_INV);
+        wr_rdma_write(rkey: u32, addr: u64) = Built::remote(IBV_WR_RDMA_WRITE, addr, rkey);
+        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = Built::remote(IBV_WR_RDMA_WRITE_WITH_IMM, addr, rkey);
+        wr_rdma_read(rkey: u32, addr: u64) = Built::remote(IBV_WR_RDMA_READ, addr, rkey);
+        wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =
+            Built::remote(IBV_WR_ATOMIC_CMP_AND_SWP, addr, rkey);
+        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = Built::remote(IBV_WR_ATOMIC_FETCH_AND_ADD, addr, rkey);
+        // "atomic_wr: 8 bytes", which the call takes along (`ibv_wr_post(3)`).
+        wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = Built {
+            flags: IBV_SEND_INLINE,
+            bytes: 8,
+            ..Built::remote(IBV_WR_ATOMIC_WRITE, addr, rkey)
+        };
+        wr_local_inv(rkey: u32) = Built::local(IBV_WR_LOCAL_INV);
+        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = Built::local(IBV_WR_BIND_MW);
+        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = Built::local(IBV_WR_TSO);
     }
     set {
         wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32), |last| {
@@ -171,6 +232,33 @@ post_operations! {
             let sum = (0..count).fold(0usize, |sum, at| sum.saturating_add((*buffers.add(at)).length));
             last.bytes = u32::try_from(sum).unwrap_or(u32::MAX);
         };
+    }
+}
+
+unsafe extern "C" fn wr_flush(
+    handle: *mut ibv_qp_ex,
+    rkey: u32,
+    addr: u64,
+    len: usize,
+    placement: u8,
+    selectivity: u8,
+) {
+    // SAFETY: a queue pair between start and complete of this thread.
+    unsafe {
+        let Some(qp) = qp_of(handle) else { return };
+        if let Some(own) = qp.post_ops.get().and_then(|own| own.wr_flush) {
+            own(handle, rkey, addr, len, placement, selectivity);
+        }
+        let flush = Flush {
+            len,
+            placement,
+            selectivity,
+        };
+        let built = Built {
+            flush: Some(flush),
+            ..Built::remote(IBV_WR_FLUSH, addr, rkey)
+        };
+        begin(qp, handle, built);
     }
 }
 

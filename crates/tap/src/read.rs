@@ -362,15 +362,15 @@ fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
         IBV_WR_RDMA_READ => (Verb::RdmaRead, false),
         IBV_WR_ATOMIC_CMP_AND_SWP => (Verb::AtomicCmpAndSwp, false),
         IBV_WR_ATOMIC_FETCH_AND_ADD => (Verb::AtomicFetchAndAdd, false),
+        IBV_WR_FLUSH => (Verb::Flush, false),
         _ => return None,
     };
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let payload_bytes = if verb.is_atomic() {
-        ATOMIC_BYTES
-    } else {
-        payload(key, kind.bytes, kind.count)
+    let payload_bytes = match verb.fixed_payload() {
+        Some(bytes) => bytes,
+        None => payload(key, kind.bytes, kind.count),
     };
     let inline = key.is_inline() && verb.sends_payload();
     #[expect(clippy::cast_precision_loss, reason = "a share")]

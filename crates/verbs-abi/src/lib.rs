@@ -18,10 +18,12 @@
 #[macro_use]
 mod macros;
 mod inline;
+mod later;
 pub mod layout;
 mod symbols;
 
 pub use inline::*;
+pub use later::*;
 pub use symbols::{LaterSymbols, Symbols};
 
 /// Declares the modules of the ABI, re-exports them and collects their tables.

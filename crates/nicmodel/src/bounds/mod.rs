@@ -479,8 +479,8 @@ fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
             };
             known(&processing.send_ns)? + lines
         }
-        // To its requester an atomic is what a READ is: a request and a response with data.
-        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+        // To its requester an atomic or a FLUSH is what a READ is: a request and its response.
+        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
             known(&processing.read_ns)?
         }
     };

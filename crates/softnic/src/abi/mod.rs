@@ -24,7 +24,7 @@ mod xrc;
 
 pub(crate) use cq_ex::Polling;
 pub(crate) use mw::bind_request;
-pub(crate) use qp_ex::{Builder, QpEx};
+pub(crate) use qp_ex::Builder;
 
 use std::ffi::c_int;
 use std::sync::Arc;

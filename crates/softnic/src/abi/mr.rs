@@ -10,7 +10,6 @@ use verbs_abi::*;
 use super::dm::Dm;
 use super::domain::{Pd, leave, leave_quietly, share_pd};
 use super::*;
-use crate::device;
 use crate::fabric::Peer;
 use crate::imports::{find_region, pd_uses};
 use crate::keys::{self, IMPLICIT, NewRegion};
@@ -189,7 +188,7 @@ fn enter<T>(
         | IBV_ACCESS_ZERO_BASED
         | IBV_ACCESS_ON_DEMAND
         | IBV_ACCESS_HUGETLB
-        | device::IBV_ACCESS_FLUSH_GLOBAL
+        | IBV_ACCESS_FLUSH_GLOBAL
         | OPTIONAL;
     /// "Local write must be set for these" (`ibv_reg_mr(3)`).
     const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;

@@ -10,7 +10,6 @@ use verbs_abi::*;
 
 use super::objects::{create_qp, create_xrc_recv};
 use super::*;
-use crate::device::{IBV_QP_EX_WITH_FLUSH, IBV_WR_FLUSH};
 use crate::qp::Qp;
 use crate::send::{self, FlushRange};
 
@@ -32,22 +31,6 @@ fn supported(qp_type: ibv_qp_type) -> u64 {
         IBV_QPT_RAW_PACKET => IBV_QP_EX_WITH_SEND,
         _ => 0,
     }
-}
-
-/// `struct ibv_qp_ex` as it is since version 45 of rdma-core.
-#[repr(C)]
-pub(crate) struct QpEx {
-    pub(crate) ex: ibv_qp_ex,
-    pub(crate) wr_flush: Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            len: usize,
-            placement: u8,
-            selectivity: u8,
-        ),
-    >,
 }
 
 /// The postlist that is being built.
@@ -155,14 +138,15 @@ unsafe fn create(
         }
     }
     if let Some(ops) = ops {
-        // SAFETY: nobody else has seen the queue pair yet; each starts with a whole `QpEx`.
-        fill(unsafe { &mut *qp.cast::<QpEx>() }, ops);
+        // SAFETY: nobody else has seen the queue pair yet; each starts with a whole `ibv_qp_ex_with_flush`.
+        fill(unsafe { &mut *qp.cast::<ibv_qp_ex_with_flush>() }, ops);
     }
     Ok(qp)
 }
 
 /// Enters the operations that were asked for.
-fn fill(QpEx { ex: qp, wr_flush }: &mut QpEx, ops: u64) {
+fn fill(handle: &mut ibv_qp_ex_with_flush, ops: u64) {
+    let ibv_qp_ex_with_flush { ex: qp, wr_flush } = handle;
     if ops & IBV_QP_EX_WITH_FLUSH != 0 {
         *wr_flush = Some(self::wr_flush);
     }
@@ -384,7 +368,7 @@ operations! {
             remote_addr: addr,
             len: len as u64,
             placement,
-            whole_region: selectivity != 0,
+            whole_region: selectivity != IBV_FLUSH_RANGE,
         }
         .operands();
 }

@@ -26,7 +26,6 @@ use verbs_abi::*;
 use crate::abi::bind_request;
 use crate::ah::Ah;
 use crate::cq::WcSink;
-use crate::device::{IBV_ACCESS_FLUSH_GLOBAL, IBV_FLUSH_GLOBAL, IBV_WC_FLUSH, IBV_WR_FLUSH};
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::ring::{Producer, SLOT_BYTES, record_slots};

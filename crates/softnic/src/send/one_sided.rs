@@ -3,6 +3,17 @@
 use super::*;
 use crate::keys::{IMPLICIT, MAX_PD_NUMBER};
 
+/// Why a one-sided WR may not go to the remote side that it names.
+#[derive(Clone, Copy)]
+pub(super) enum Denied {
+    /// The responder refuses it: NAK-Remote Access Error (IBTA vol. 1, 9.7.5.2.4).
+    RemoteAccess,
+    /// The responder's process has ended.
+    Ended,
+    /// There is no such queue pair.
+    NoQueuePair,
+}
+
 /// The remote side of a one-sided WR, checked.
 #[inline]
 pub(super) fn remote_region<'c>(
@@ -12,35 +23,58 @@ pub(super) fn remote_region<'c>(
     (addr, rkey): (u64, u32),
     len: u64,
     access: ibv_access_flags,
-) -> Result<(&'c crate::mem::Region, crate::keys::Pin), Outcome> {
+) -> Result<(&'c crate::mem::Region, crate::keys::Pin), Denied> {
     let access = access.cast_unsigned();
-    let dest = out
-        .peer
-        .segment
-        .qp(out.dest_index)
-        .ok_or(Outcome::Failed(IBV_WC_LOC_QP_OP_ERR))?;
+    let dest = out.peer.segment.qp(out.dest_index);
+    let dest = dest.ok_or(Denied::NoQueuePair)?;
     if dest.access.load(Ordering::Relaxed) & access == 0 {
-        return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
+        return Err(Denied::RemoteAccess);
     }
     let found = remote.get(qp.nic, &out.peer, rkey, || {
         domain_of(out, dest).unwrap_or(0)
     });
     let (region, pin) = match found {
         Ok(found) => found,
-        Err(KeyError::Fault) if out.peer.has_ended() => return Err(dead(qp)),
-        Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
+        Err(KeyError::Fault) if out.peer.has_ended() => return Err(Denied::Ended),
+        Err(_) => return Err(Denied::RemoteAccess),
     };
     let pd = dest.pd.load(Ordering::Relaxed);
     if region.access & access == 0
         || !region.contains(addr, len)
         || (region.pd != pd && !admits(out, dest, region.pd))
     {
-        return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
+        return Err(Denied::RemoteAccess);
     }
     if region.pd != pd && region.own && !own_memory(region, addr, len, access) {
-        return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
+        return Err(Denied::RemoteAccess);
     }
     Ok((region, pin))
+}
+
+/// What becomes of a WR that may not go to the remote side that it names.
+#[cold]
+fn denied(qp: &Qp, out: &OutRing, why: Denied) -> Outcome {
+    match why {
+        Denied::RemoteAccess => refused(qp, out, IBV_WC_REM_ACCESS_ERR),
+        Denied::Ended => dead(qp),
+        Denied::NoQueuePair => Outcome::Failed(IBV_WC_LOC_QP_OP_ERR),
+    }
+}
+
+/// The same for a WR that brings its payload along: the requester's NIC looks at the L_Keys when it makes the request,
+/// so where those are wrong, too, no responder hears of it.
+#[cold]
+fn denied_with_payload(
+    qp: &Qp,
+    out: &OutRing,
+    local: &mut RegionCache,
+    view: &WrView<'_>,
+    why: Denied,
+) -> Outcome {
+    match for_each_part(qp, local, view, |_, _| Ok(())) {
+        Ok(()) => denied(qp, out, why),
+        Err(status) => Outcome::Failed(status),
+    }
 }
 
 /// Is there memory of this process where a peer in it wants to go? In a region of the whole address space that is not
@@ -121,7 +155,8 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
         (addr, rkey),
         total,
         IBV_ACCESS_REMOTE_WRITE,
-    )?;
+    )
+    .map_err(|why| denied_with_payload(qp, out, &mut sq.local, view, why))?;
     let mut fault = false;
     let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
         // SAFETY: the parts add up to `total`, which the pinned region has at `addr`.
@@ -194,7 +229,8 @@ pub(super) fn read(
         (addr, rkey),
         total,
         IBV_ACCESS_REMOTE_READ,
-    )?;
+    )
+    .map_err(|why| denied(qp, out, why))?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, pd, sge, true) else {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
@@ -286,11 +322,6 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     // SAFETY: the union's member for these opcodes; plain integers.
     let a = unsafe { view.wr.wr.atomic };
     check_word(qp, out, view, a.remote_addr)?;
-    for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_err() {
-            return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
-        }
-    }
     let op = if view.wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
         AtomicOp::FetchAdd(a.compare_add)
     } else {
@@ -307,7 +338,14 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
             (a.remote_addr, a.rkey),
             8,
             IBV_ACCESS_REMOTE_ATOMIC,
-        )?;
+        )
+        .map_err(|why| denied(qp, out, why))?;
+        // Without a place for its result it is not made.
+        for sge in view.sges.iter().filter(|s| s.length != 0) {
+            if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_err() {
+                return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
+            }
+        }
         region.atomic(&out.peer, a.remote_addr, op)
     };
     let Ok(old) = old else {
@@ -360,7 +398,8 @@ pub(super) fn atomic_write(
             (to.remote_addr, to.rkey),
             8,
             IBV_ACCESS_REMOTE_WRITE,
-        )?;
+        )
+        .map_err(|why| denied(qp, out, why))?;
         let op = AtomicOp::Store(u64::from_ne_bytes(bytes));
         region.atomic(&out.peer, to.remote_addr, op)
     };
@@ -405,7 +444,8 @@ pub(super) fn flush_remote(
         (remote_addr, len)
     };
     let access = IBV_ACCESS_FLUSH_GLOBAL;
-    remote_region(qp, out, &mut sq.remote, (addr, rkey), len, access)?;
+    remote_region(qp, out, &mut sq.remote, (addr, rkey), len, access)
+        .map_err(|why| denied(qp, out, why))?;
     std::sync::atomic::fence(Ordering::SeqCst);
     Ok(Outcome::Done(0))
 }

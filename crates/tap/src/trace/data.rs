@@ -11,7 +11,7 @@ use super::call::{append, errno, set_errno, words};
 use super::names::*;
 use crate::count::Request;
 use crate::data_path::List;
-use crate::extended::Built;
+use crate::extended::{Built, Flush};
 use crate::objects::Cq;
 use crate::session::now_ns;
 
@@ -158,12 +158,23 @@ pub(crate) fn built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[Built], result: c_in
         .map(|wr| {
             let mut text = describe(wr.wr_id, wr.opcode(), wr.flags(), wr.payload());
             let (ah, qpn) = wr.destination();
-            if wr.remote() != 0 {
-                let _ = write!(text, " to {:#x}", wr.remote());
+            if let Some(to) = wr.to {
+                let _ = write!(text, " to {:#x} rkey {:#x}", to.addr, to.rkey);
             } else if !ah.is_null() {
                 text.push_str(" to ");
                 named(&mut text, Kind("ah"), ah.addr(), false);
                 let _ = write!(text, " QPN {qpn:#x}");
+            }
+            if let Some(Flush {
+                len,
+                placement,
+                selectivity,
+            }) = wr.flush
+            {
+                let _ = write!(text, " length {len} ");
+                name_bits(&mut text, placement.into(), "IBV_FLUSH_", PLACEMENTS);
+                text.push(' ');
+                name_number(&mut text, selectivity.into(), "IBV_FLUSH_", SELECTIVITIES);
             }
             if result != 0 {
                 refused(&mut text, result);

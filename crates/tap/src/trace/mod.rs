@@ -41,6 +41,8 @@ const LEGEND: &str = "\
 # post_send qp1 3/16 wr_id=8 … refused: WORDS                     this WR and those behind it were not posted
 # post_recv, post_srq_recv                                        the room in a RECV
 # wr_complete                                                     WRs of ibv_wr_start … ibv_wr_complete
+# … FLUSH 0 B to 0x7f00 rkey 0x1 length 4096 GLOBAL RANGE         what is flushed, to where (placement type), and whether
+#                                                                 this range or the region (MR: selectivity level)
 # poll_cq cq1 1/4 wr_id=7 SUCCESS RDMA_WRITE QPN 0x8000           the first of 4 completions; of a failed one
 #                                                                 wr_id, status, QPN and vendor_err are valid
 # … after 12 empty polls                                          polls that found nothing since this thread's last

@@ -372,7 +372,7 @@ fn words(operation: &Operation) -> String {
     if operation.imm {
         words.push_str(" with immediate");
     }
-    if !operation.verb.is_atomic() {
+    if operation.verb.fixed_payload().is_none() {
         words.push_str(&format!(", {} B", operation.payload_bytes));
     }
     if operation.inline {

@@ -18,13 +18,13 @@ use crate::output::{figure, print, print_typed, table};
 #[group(id = "Operation", multiple = true)]
 #[command(next_help_heading = "Operation")]
 pub(super) struct Operation {
-    /// send, write, read, cmp-swap or fetch-add [default: send]
+    /// send, write, read, cmp-swap, fetch-add or flush [default: send]
     #[arg(long, value_name = "VERB")]
     verb: Option<Verb>,
     /// rc, uc or ud [default: ud for send, rc for the rest]
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<Transport>,
-    /// Payload in bytes; 0 with send is header-only [default: 32, and 8 for atomics]
+    /// Payload in bytes; 0 with send is header-only [default: 32; 8 for atomics, 0 for flush]
     #[arg(long, value_name = "BYTES", value_parser = args::number("a payload", 0..=nicmodel::MAX_MESSAGE_BYTES))]
     payload: Option<u32>,
     /// Copy the payload into the WQE (IBV_SEND_INLINE)
@@ -115,8 +115,7 @@ impl Operation {
         } else {
             Transport::Rc
         });
-        let usual = if verb.is_atomic() { 8 } else { 32 };
-        let payload = self.payload.unwrap_or(usual);
+        let payload = self.payload.or(verb.fixed_payload()).unwrap_or(32);
         let mut operation = nicmodel::Operation::new(verb, transport, payload);
         operation.inline = self.inline;
         operation.imm = self.imm || (verb == Verb::Send && payload == 0);

@@ -121,6 +121,16 @@ fn counters_choose_locks() {
 }
 
 #[test]
+fn a_flush_costs_what_a_read_of_no_bytes_does() {
+    let rate = |verb: &str| {
+        let args = ["--verb", verb, "--payload", "0", "--nic", "cib"];
+        let bounds = json(&args, "bounds");
+        bounds[0]["predicted_mops"].as_f64().expect("a rate")
+    };
+    assert!((rate("flush") - rate("read")).abs() < 1e-9);
+}
+
+#[test]
 fn every_number_has_evidence() {
     let numbers = json(&["--profiles"], "number");
     assert!(numbers.len() > 100);
@@ -181,7 +191,10 @@ fn bad_input() {
     );
     refused(&["--nic-file", "/dev/zero"], "longer than 1 MiB");
     refused(&["--mix", "none"], "choose among ud-send");
-    refused(&["--verb", "put"], "send, write, read, cmp-swap, fetch-add");
+    refused(
+        &["--verb", "put"],
+        "send, write, read, cmp-swap, fetch-add, flush",
+    );
     refused(&["--transport", "tcp"], "rc, uc, ud");
     refused(
         &["--verb", "read", "--transport", "ud"],
@@ -197,6 +210,11 @@ fn bad_input() {
     refused(
         &["--verb", "fetch-add", "--payload", "4"],
         "works on 8 bytes",
+    );
+    refused(&["--verb", "flush", "--payload", "4"], "no payload");
+    refused(
+        &["--verb", "flush", "--transport", "uc"],
+        "UC does not carry FLUSH",
     );
     refused(
         &["--verb", "fetch-add", "--counters", "4", "--nic", "bf2"],

@@ -19,6 +19,8 @@ tests! { "access";
     local_deregistered [] => |env| local_flaw(env, Flaw::Deregistered),
     local_other_protection_domain [] => |env| local_flaw(env, Flaw::OtherPd),
     local_protection_errors_have_their_status [ErrorStatuses],
+    a_wrong_lkey_is_found_before_a_wrong_rkey [ErrorStatuses] => |env| both_keys_wrong(env, &Spec::rc()),
+    a_wrong_lkey_is_found_before_a_wrong_rkey_on_uc [Uc, ErrorStatuses] => |env| both_keys_wrong(env, &Spec::uc()),
     an_atomic_without_a_place_for_its_result_is_not_made [Atomics, EarlyChecks],
     local_second_sge_is_checked_too [],
     local_read_target_needs_local_write [Read],
@@ -181,6 +183,31 @@ fn local_protection_errors_have_their_status(env: &Env) {
             pair.b.recv(9, [remote.all()]);
             pair.a.post(any(verb, [local.sge(flaw)], remote.remote()).id(1));
             pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+        }
+    }
+}
+
+/// A requester that sends payload looks at the L_Key when it makes the request, so no responder hears of the R_Key and
+/// no receive is taken. The buffer of a result is looked at when there is one: a READ or atomic with a wrong R_Key has
+/// none (so `rxe_req.c` and `rxe_comp.c` of Linux; IBTA vol. 1, 9.9.2, names both errors and no order).
+fn both_keys_wrong(env: &Env, spec: &Spec) {
+    let on_rc = spec.qp_type == IBV_QPT_RC;
+    let has = |verb: &Verb| on_rc || verb.is_send() || verb.is_write();
+    for verb in verbs(env).into_iter().filter(has) {
+        case(format!("{verb:?}"));
+        let pair = spec.pair(env);
+        let mut sge = pair.a.buf(8).all();
+        sge.lkey ^= 0x0f0f;
+        let mut remote = pair.b.buf(8).remote();
+        remote.rkey ^= 0x0f0f;
+        pair.b.recv(9, []);
+        pair.a.post(any(verb, [sge], remote).id(1));
+        if verb.is_send() || verb.is_write() {
+            pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+            pair.b.rcq.expect_empty();
+            assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has heard of nothing");
+        } else {
+            pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         }
     }
 }

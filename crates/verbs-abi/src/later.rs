@@ -1,0 +1,56 @@
+//! What `<infiniband/verbs.h>` has since rdma-core 45: FLUSH (IBTA vol. 1, annex A19).
+//!
+//! The headers that the test `layout` compares with do not know it, so nothing here is in its tables. The values are
+//! the kernel's, of `linux:include/uapi/rdma/ib_user_verbs.h` and `ib_user_ioctl_verbs.h`, which cannot change.
+
+use crate::mr::ibv_access_flags;
+use crate::qp::ibv_qp_ex;
+use crate::wc::ibv_wc_opcode;
+use crate::wr::ibv_wr_opcode;
+
+/// Bit of `device_cap_flags_ex`: FLUSH with global visibility.
+pub const IBV_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+/// Bit of `device_cap_flags_ex`: atomic write.
+pub const IBV_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
+/// Access right: FLUSH with global visibility.
+pub const IBV_ACCESS_FLUSH_GLOBAL: ibv_access_flags = 1 << 8;
+/// Access right: FLUSH to persistence.
+pub const IBV_ACCESS_FLUSH_PERSISTENT: ibv_access_flags = 1 << 9;
+/// Work request: FLUSH.
+pub const IBV_WR_FLUSH: ibv_wr_opcode = 14;
+/// Completion of a FLUSH.
+pub const IBV_WC_FLUSH: ibv_wc_opcode = 8;
+/// Bit of `send_ops_flags`: [`ibv_qp_ex_with_flush::wr_flush`].
+pub const IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
+/// Bit of `enum ibv_placement_type`: what was written is visible to whoever reads the memory.
+pub const IBV_FLUSH_GLOBAL: u8 = 1 << 0;
+/// Bit of `enum ibv_placement_type`: what was written survives a loss of power.
+pub const IBV_FLUSH_PERSISTENT: u8 = 1 << 1;
+/// `enum ibv_selectivity_level`: the range that the work request names.
+pub const IBV_FLUSH_RANGE: u8 = 0;
+/// `enum ibv_selectivity_level`: the whole memory region of the R_Key.
+pub const IBV_FLUSH_MR: u8 = 1;
+
+/// A queue pair with the extended post API as it is since rdma-core 45: [`ibv_qp_ex`] with one operation more. That is
+/// there in what was made with [`IBV_QP_EX_WITH_FLUSH`]; elsewhere the structure may end before it.
+#[repr(C)]
+#[allow(
+    missing_debug_implementations,
+    reason = "as the queue pair that it begins with"
+)]
+pub struct ibv_qp_ex_with_flush {
+    /// What it was before.
+    pub ex: ibv_qp_ex,
+    /// `ibv_wr_flush(3)`: placement is `IBV_FLUSH_GLOBAL` or `IBV_FLUSH_PERSISTENT` or both, selectivity
+    /// `IBV_FLUSH_RANGE` or `IBV_FLUSH_MR`.
+    pub wr_flush: Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp_ex,
+            rkey: u32,
+            remote_addr: u64,
+            len: usize,
+            placement: u8,
+            selectivity: u8,
+        ),
+    >,
+}
