@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
+use cancellation::{HoldOff, take_or_wait};
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
 use tap::trace::Returned;
 use verbs_abi::*;
@@ -19,6 +20,7 @@ macro_rules! traced_if_asked_for {
 
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
+                let _hold_off = HoldOff::new();
                 // SAFETY: the function has the contract of the man page, which is the caller's.
                 unsafe {
                     if tap::trace::is_on() {
@@ -59,13 +61,34 @@ traced_if_asked_for! {
     fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int;
     fn rdma_join_multicast_ex(id: *mut rdma_cm_id, mc_join_attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void) -> c_int;
     fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
-    fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
 }
 
-/// The same for rsockets, which fail as system calls do.
+mod taking {
+    use super::*;
+    traced_if_asked_for! {
+        fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
+    }
+}
+
+/// Takes an event, and waits for it where a thread can be cancelled: `rdma_get_cm_event(3)`.
+pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    // SAFETY: contract of the man page, which is the caller's; the channel is live where there is no event in it. The
+    // caller is C.
+    unsafe {
+        take_or_wait(
+            || taking::rdma_get_cm_event(channel, event),
+            || (*channel).fd,
+        )
+    }
+}
+
+/// The same for rsockets, which fail as system calls do. `$hold_off` is what holds cancellation off.
 macro_rules! sockets_traced_if_asked_for {
-    ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
+    ($hold_off:expr; $( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
         /// Those that write a line.
         mod writing_sockets {
             use super::*;
@@ -77,6 +100,7 @@ macro_rules! sockets_traced_if_asked_for {
 
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) -> $ret {
+                let _hold_off = $hold_off;
                 // SAFETY: the function has the contract of the man page, which is the caller's.
                 unsafe {
                     if tap::trace::is_on() {
@@ -92,6 +116,7 @@ macro_rules! sockets_traced_if_asked_for {
 }
 
 sockets_traced_if_asked_for! {
+    HoldOff::new();
     fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int;
     fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;
     fn rlisten(socket: c_int, backlog: c_int) -> c_int;
@@ -99,16 +124,8 @@ sockets_traced_if_asked_for! {
     fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;
     fn rshutdown(socket: c_int, how: c_int) -> c_int;
     fn rclose(socket: c_int) -> c_int;
-    fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t;
     fn rrecvfrom(socket: c_int, buf: *mut c_void, len: usize, flags: c_int, from: *mut sockaddr, addrlen: *mut socklen_t) -> ssize_t;
-    fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
-    fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t;
     fn rsendto(socket: c_int, buf: *const c_void, len: usize, flags: c_int, dest_addr: *const sockaddr, addrlen: socklen_t) -> ssize_t;
-    fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
-    fn rread(socket: c_int, buf: *mut c_void, count: usize) -> ssize_t;
-    fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t;
-    fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> ssize_t;
-    fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t;
     fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int;
     fn rselect(nfds: c_int, readfds: *mut fd_set, writefds: *mut fd_set, exceptfds: *mut fd_set, timeout: *mut timeval) -> c_int;
     fn rgetpeername(socket: c_int, from: *mut sockaddr, addrlen: *mut socklen_t) -> c_int;
@@ -120,3 +137,20 @@ sockets_traced_if_asked_for! {
     fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int;
     fn riowrite(socket: c_int, buf: *const c_void, count: usize, offset: off_t, flags: c_int) -> usize;
 }
+
+/// The data path of streams: what it calls in the C library is no cancellation point.
+mod streams {
+    use super::*;
+    sockets_traced_if_asked_for! {
+        ();
+        fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t;
+        fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+        fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t;
+        fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
+        fn rread(socket: c_int, buf: *mut c_void, count: usize) -> ssize_t;
+        fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t;
+        fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> ssize_t;
+        fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t;
+    }
+}
+pub(crate) use streams::*;

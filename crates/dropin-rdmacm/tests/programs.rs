@@ -3,11 +3,36 @@
 #[path = "../../dropin/tests/common/mod.rs"]
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{Fabric, Watched};
+
+/// Compiles a program of `tests/programs` into a folder.
+fn compiled(name: &str, folder: &Path) -> PathBuf {
+    let program = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+    common::run(
+        Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
+            .arg(&program)
+            .arg(source)
+            .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"]),
+    );
+    program
+}
+
+#[test]
+fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("canceled", folder.path());
+    for link_layer in ["roce", "ib"] {
+        let fabric = Fabric::new();
+        let out = Watched::start(&mut fabric.command(&program, link_layer)).finish();
+        assert_eq!(out, "ok\n", "{link_layer}");
+    }
+}
 
 /// Does anybody in the fabric listen? Whoever does has a socket behind the name of a port.
 fn somebody_listens(fabric: &Fabric) -> bool {
@@ -215,14 +240,7 @@ fn sockets_by_preload() {
         "{PRELOAD} is missing; librdmacm1 brings it"
     );
     let folder = tempfile::tempdir().expect("a folder");
-    let program = folder.path().join("reverse");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/reverse.c");
-    common::run(
-        Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
-            .arg(&program)
-            .arg(source),
-    );
+    let program = compiled("reverse", folder.path());
     let fabric = Fabric::new();
     let start = |role: &str| {
         let mut command = fabric.command(&program, "roce");

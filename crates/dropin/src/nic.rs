@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use cancellation::{HoldOff, take_or_wait};
 use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
 /// The software NIC, for the tap.
@@ -45,6 +46,7 @@ macro_rules! hand_over {
     ($table:path: $( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
+                let _hold_off = HoldOff::new();
                 // SAFETY: the software NIC's function of that name has the contract of the man page, which is
                 // the caller's.
                 unsafe { ($table().$name)($( $arg ),*) }
@@ -87,6 +89,36 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
         unsafe { *libc::__errno_location() = errno };
     }
     list
+}
+
+/// Takes a completion event, and waits for it where a thread can be cancelled: `ibv_get_cq_event(3)`.
+pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
+    channel: *mut verbs_abi::ibv_comp_channel,
+    cq: *mut *mut verbs_abi::ibv_cq,
+    cq_context: *mut *mut libc::c_void,
+) -> c_int {
+    // SAFETY: contract of the man page, which is the caller's; the channel is live where there is no event in it. The
+    // caller is C.
+    unsafe {
+        take_or_wait(
+            || first::ibv_get_cq_event(channel, cq, cq_context),
+            || (*channel).fd,
+        )
+    }
+}
+
+/// The same for asynchronous events: `ibv_get_async_event(3)`.
+pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
+    context: *mut verbs_abi::ibv_context,
+    event: *mut verbs_abi::ibv_async_event,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        take_or_wait(
+            || first::ibv_get_async_event(context, event),
+            || (*context).async_fd,
+        )
+    }
 }
 
 /// Protects a range of memory from being copied by `fork`. Registered memory is not pinned here, so a fork

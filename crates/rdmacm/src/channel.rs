@@ -96,7 +96,7 @@ impl Channel {
                     return Ok(event);
                 }
             }
-            if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+            if cancellation::waits_outside() || fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
                 return Err(Errno(libc::EAGAIN));
             }
             poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;

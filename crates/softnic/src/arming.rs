@@ -92,6 +92,7 @@ fn clock(id: libc::clockid_t) -> Option<u64> {
 
 /// Whether a thread of this process runs or would, if it had a core (`proc_pid_stat(5)`).
 fn is_runnable(thread: libc::pid_t) -> bool {
+    let _hold_off = cancellation::HoldOff::new();
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     stat.is_ok_and(|stat| {
         let state = stat.rsplit_once(") ").map(|(_, rest)| rest);

@@ -327,7 +327,7 @@ impl Cq {
             match arming.next() {
                 Next::Soon(time) if !waited => {
                     drop(state);
-                    std::thread::sleep(time);
+                    cancellation::sleep(time);
                     state = self.state.lock();
                     waited = true;
                 }

@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
 
 /// A queue that a file descriptor announces: readable while something is in it.
 pub(crate) struct EventQueue<T> {
@@ -33,7 +34,8 @@ impl<T> EventQueue<T> {
     }
 
     pub(crate) fn push(&self, value: T) {
-        lock(&self.queue).push_back(value);
+        let mut queue = lock(&self.queue);
+        queue.push_back(value);
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
@@ -43,12 +45,17 @@ impl<T> EventQueue<T> {
     /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
     pub(crate) fn next(&self) -> io::Result<T> {
         loop {
-            let mut count = [0u8; 8];
-            rustix::io::read(&self.fd, &mut count)?;
-            // Empty only where `discard` took what the count announced.
-            if let Some(value) = lock(&self.queue).pop_front() {
-                return Ok(value);
+            {
+                let mut queue = lock(&self.queue);
+                if let Some(value) = queue.pop_front() {
+                    self.take_counts(1);
+                    return Ok(value);
+                }
             }
+            if cancellation::waits_outside() || fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+                return Err(rustix::io::Errno::AGAIN.into());
+            }
+            poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
         }
     }
 
@@ -57,18 +64,18 @@ impl<T> EventQueue<T> {
         let mut queue = lock(&self.queue);
         let before = queue.len();
         queue.retain(|v| !gone(v));
-        // Each value took one count with it.
-        for _ in queue.len()..before {
-            let flags = rustix::fs::fcntl_getfl(&self.fd);
-            let mut pollfd = [rustix::event::PollFd::new(
-                &self.fd,
-                rustix::event::PollFlags::IN,
-            )];
-            let now = rustix::time::Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            if flags.is_ok() && rustix::event::poll(&mut pollfd, Some(&now)).is_ok_and(|n| n > 0) {
+        self.take_counts(before - queue.len());
+    }
+
+    /// Takes the counts that announced so many values. Nobody else reads the descriptor, and each value is written to it
+    /// under the queue's lock, which the caller holds: this does not wait.
+    fn take_counts(&self, values: usize) {
+        for _ in 0..values {
+            let readable = poll(
+                &mut [PollFd::new(&self.fd, PollFlags::IN)],
+                Some(&Timespec::default()),
+            );
+            if readable.is_ok_and(|n| n > 0) {
                 let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
             }
         }

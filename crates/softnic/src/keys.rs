@@ -368,7 +368,7 @@ fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
                     std::thread::yield_now();
                 } else {
                     // A copy of many megabytes is under way, or its process is stopped.
-                    std::thread::sleep(std::time::Duration::from_micros(100));
+                    cancellation::sleep(std::time::Duration::from_micros(100));
                 }
             }
         }
@@ -415,7 +415,7 @@ fn claim(keys: &'static Keys, fabric: &'static Fabric) -> Option<&'static Hazard
     let slot = loop {
         match lock(&keys.free_hazards).pop() {
             Some(slot) => break slot,
-            None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            None => cancellation::sleep(std::time::Duration::from_millis(1)),
         }
     };
     let at = HAZARDS_AT + slot * size_of::<Hazard>();

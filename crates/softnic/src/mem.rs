@@ -448,6 +448,7 @@ impl Mappings {
 
 /// Opens a sealed memfd of a peer, which has it as that descriptor; its length.
 fn open_memfd(peer: &Peer, fd: u32, inode: u64) -> io::Result<(File, usize)> {
+    let _hold_off = cancellation::HoldOff::new();
     let path = format!("/proc/{}/fd/{fd}", peer.pid);
     let file = File::options().read(true).write(true).open(path)?;
     let meta = file.metadata()?;

@@ -361,7 +361,7 @@ impl Nic {
                 && !peer.is_dead()
                 && start.elapsed() < LAST_MAIL
             {
-                std::thread::sleep(Duration::from_micros(100));
+                cancellation::sleep(Duration::from_micros(100));
             }
         }
     }

@@ -115,8 +115,13 @@ static int post_send(int from, enum ibv_wr_opcode opcode, int length)
 		.send_flags = IBV_SEND_SIGNALED,
 	};
 
-	wr.wr.rdma.remote_addr = (uintptr_t)memory[1 - from];
-	wr.wr.rdma.rkey = mrs[1 - from]->rkey;
+	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+		wr.wr.atomic.remote_addr = (uintptr_t)memory[1 - from];
+		wr.wr.atomic.rkey = mrs[1 - from]->rkey;
+	} else {
+		wr.wr.rdma.remote_addr = (uintptr_t)memory[1 - from];
+		wr.wr.rdma.rkey = mrs[1 - from]->rkey;
+	}
 	return ibv_post_send(qps[from], &wr, &bad);
 }
 
@@ -470,6 +475,105 @@ static void threads(void)
 	CHECK(!ibv_poll_cq(cq, 1, &wc));
 }
 
+/* Verbs of all kinds, in a thread that is to be cancelled: they are done, and leave no lock behind. */
+static void *makes(void *canceled)
+{
+	enum { PART = 1 << 20 };
+	struct ibv_device_attr_ex attr;
+
+	if (canceled)
+		CHECK(!pthread_cancel(pthread_self()));
+	struct ibv_context *other = ibv_open_device(list[0]);
+	CHECK(other && !ibv_query_device_ex(other, NULL, &attr) && !ibv_close_device(other));
+	struct ibv_pd *of = ibv_alloc_pd(context);
+	CHECK(of);
+	/* Of two kinds: one is shared with peers at once. */
+	char *part[] = { malloc(PART), mmap(NULL, PART, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) };
+	for (int i = 0; i < 2; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(of, part[i], PART, ACCESS);
+		CHECK(mr && !ibv_dereg_mr(mr));
+	}
+	CHECK(!ibv_dealloc_pd(of));
+	struct ibv_xrcd_init_attr xrcd_attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+						.fd = -1, .oflags = O_CREAT };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &xrcd_attr);
+	CHECK(xrcd && !ibv_close_xrcd(xrcd));
+	struct ibv_alloc_dm_attr dm_attr = { .length = 64 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &dm_attr);
+	CHECK(dm && !ibv_free_dm(dm));
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *own = ibv_create_cq(context, 8, NULL, channel, 0);
+	CHECK(channel && own);
+	struct ibv_qp *qp = new_qp(own);
+	CHECK(qp);
+	connect_to(qp, qp);
+	CHECK(!ibv_req_notify_cq(own, 0));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(own) && !ibv_destroy_comp_channel(channel));
+	works();
+	CHECK(!munmap(part[1], PART));
+	free(part[0]);
+	pthread_testcancel();
+	return NULL;
+}
+
+static struct ibv_comp_channel *events;
+
+static void *waits_for_completion(void *unused)
+{
+	struct ibv_cq *of;
+	void *cq_context;
+
+	CHECK(!ibv_get_cq_event(events, &of, &cq_context));
+	ibv_ack_cq_events(of, 1);
+	return unused;
+}
+
+static void *waits_for_async(void *unused)
+{
+	struct ibv_async_event event;
+
+	CHECK(!ibv_get_async_event(context, &event));
+	return unused;
+}
+
+/* Threads that are cancelled: within verbs nothing happens, waiting for an event ends. */
+static void canceled(void)
+{
+	void *(*const wait[])(void *) = { waits_for_completion, waits_for_async };
+	pthread_t thread;
+	void *ended;
+
+	for (int i = 0; i < 10; i++) {
+		CHECK(!pthread_create(&thread, NULL, makes, &port) && !pthread_join(thread, &ended));
+		CHECK(ended == PTHREAD_CANCELED);
+	}
+	makes(NULL);
+	CHECK((events = ibv_create_comp_channel(context)));
+	struct ibv_cq *reporting = ibv_create_cq(context, 8, NULL, events, 0);
+	CHECK(reporting);
+	for (int i = 0; i < 20; i++) {
+		/* Before it waits, or while it does: two at a time, who are in each other's way. */
+		pthread_t two[2];
+		for (int j = 0; j < 2; j++)
+			CHECK(!pthread_create(&two[j], NULL, wait[i % 2], NULL));
+		if (i % 4 < 2)
+			usleep(10000);
+		for (int j = 0; j < 2; j++)
+			CHECK(!pthread_cancel(two[j]) && !pthread_join(two[j], &ended) && ended == PTHREAD_CANCELED);
+	}
+	/* What is reported afterwards still comes. */
+	struct ibv_qp *qp = new_qp(reporting);
+	CHECK(qp);
+	connect_to(qp, qp);
+	CHECK(!ibv_req_notify_cq(reporting, 0));
+	CHECK(!pthread_create(&thread, NULL, waits_for_completion, NULL));
+	struct ibv_send_wr *bad, wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED };
+	CHECK(!ibv_post_send(qp, &wr, &bad));
+	CHECK(!pthread_join(thread, &ended) && !ended);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(reporting) && !ibv_destroy_comp_channel(events));
+	works();
+}
+
 static void many(void)
 {
 	enum { MANY = 10000 };
@@ -508,6 +612,8 @@ int main(int argc, char **argv)
 		forked();
 	else if (!strcmp(name, "threads"))
 		threads();
+	else if (!strcmp(name, "canceled"))
+		canceled();
 	else if (!strcmp(name, "many"))
 		many();
 	else

@@ -257,6 +257,7 @@ pub(super) fn for_reading(fd: RawFd) -> libc::pollfd {
 /// # Errors
 /// What it says: `EINTR` when a signal came.
 pub(super) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
+    let _hold_off = cancellation::HoldOff::new();
     let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
     // SAFETY: as many entries as are said.
     let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, deadline.timeout_ms()) };

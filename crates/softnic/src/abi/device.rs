@@ -273,6 +273,7 @@ unsafe extern "C" fn query_port_ex(
     attr: *mut ibv_port_attr,
     len: usize,
 ) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     or_errno(nic_of(context).and_then(|nic| {
         if port_num != device::PORT_NUM || attr.is_null() {
             return Err(libc::EINVAL);

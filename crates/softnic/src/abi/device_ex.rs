@@ -15,6 +15,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     attr_size: usize,
 ) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     or_errno(nic_of(context).and_then(|nic| {
         // SAFETY: NULL or the program's input.
         let asked = unsafe { input.as_ref() }.map_or(0, |i| i.comp_mask);

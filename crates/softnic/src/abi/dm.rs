@@ -74,6 +74,7 @@ pub(super) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: NULL or the program's attributes.
     let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL);
     // The memory is this process's, whoever has opened the device.
@@ -134,6 +135,7 @@ pub(super) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
 
 /// Frees the memory, whichever process it is of.
 pub(super) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours, given back once, when no memory region uses it.
     let Some(dm) = (unsafe { borrow::<Dm, _>(handle) }) else {
         return libc::EINVAL;
@@ -182,6 +184,7 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: handles of ours.
     let (pd, dm) = unsafe { (share_pd(pd), share::<Dm, _>(dm)) };
     let dm = dm.filter(|dm| dm.of.exists());

@@ -219,6 +219,7 @@ pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     init: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     let (c, init) = unsafe { (context_of(context), init.as_ref()) };
     match (c, init) {
@@ -235,6 +236,7 @@ pub(super) unsafe extern "C" fn alloc_td(
 }
 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours, given back once, when nothing uses it.
     unsafe {
         let Some(t) = borrow::<Td, _>(td) else {
@@ -248,6 +250,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     init: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _hold_off = cancellation::HoldOff::new();
     const KNOWN: u32 =
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
     // SAFETY: handles of ours; NULL or the program's attributes.

@@ -26,6 +26,7 @@ pub(super) unsafe extern "C" fn create_flow(
     qp: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
 ) -> *mut ibv_flow {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or attributes with their specifications behind them.
     or_null(unsafe { create(qp, attr) })
 }
@@ -205,6 +206,7 @@ fn bytes(field: &impl Field) -> &[u8] {
 }
 
 pub(super) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     let Some(flow) = live::take_back_box::<FlowHandle, _>(handle) else {
         return libc::EINVAL;
     };

@@ -93,6 +93,7 @@ pub(super) fn register_mr(
 /// The region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum length
 /// and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
 pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours.
     let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
     or_null(pd.and_then(|pd| {
@@ -456,6 +457,7 @@ pub(super) unsafe extern "C" fn advise_mr(
     sges: *mut ibv_sge,
     num_sges: u32,
 ) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours.
     let Some(pd) = (unsafe { borrow::<Pd, _>(pd) }) else {
         return libc::EINVAL;

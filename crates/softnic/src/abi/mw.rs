@@ -21,6 +21,7 @@ struct Mw {
 }
 
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours.
     let Some(pd) = (unsafe { share_pd(pd) }) else {
         return or_null(Err(libc::EINVAL));
@@ -47,6 +48,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) 
 }
 
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     let Some(mw) = live::take_back_box::<Mw, _>(mw) else {
         return libc::EINVAL;
     };

@@ -49,6 +49,7 @@ pub(super) unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
     init: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     or_null(unsafe { new_wq(context, init) })
 }
@@ -145,6 +146,7 @@ unsafe extern "C" fn post_recv(
 }
 
 pub(super) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     const STATES: u32 = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE;
     // SAFETY: a handle of ours; NULL or the program's attributes.
     let (wq, attr) = unsafe { (borrow::<Wq, _>(wq), attr.as_ref()) };
@@ -184,6 +186,7 @@ pub(super) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
 }
 
 pub(super) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours, given back once; its PD is still there, since it counts this use.
     unsafe {
         let Some(wq) = borrow::<Wq, _>(handle) else {
@@ -206,6 +209,7 @@ pub(super) unsafe extern "C" fn create_rwq_ind_table(
     context: *mut ibv_context,
     init: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     or_null(unsafe { new_ind_table(context, init) })
 }
@@ -245,6 +249,7 @@ unsafe fn new_ind_table(
 }
 
 pub(super) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours.
     let Some(table) = (unsafe { borrow::<IndTable, _>(handle) }) else {
         return libc::EINVAL;

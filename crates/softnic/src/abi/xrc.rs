@@ -29,6 +29,7 @@ pub(super) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     init: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     let (c, attr) = unsafe { (context_of(context), init.as_ref()) };
     let made = c.zip(attr).ok_or(libc::EINVAL).and_then(|(c, attr)| {
@@ -80,6 +81,7 @@ fn file_id(fd: c_int) -> Result<Option<FileId>, c_int> {
 }
 
 pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours, given back once, when nothing uses it.
     unsafe {
         let Some(handle) = borrow::<XrcdHandle, _>(xrcd) else {
@@ -137,6 +139,7 @@ pub(super) unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
+    let _hold_off = cancellation::HoldOff::new();
     const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
     // SAFETY: handles of ours; NULL or the program's attributes.
     let (c, attr) = unsafe { (context_of(context), attr.as_ref()) };

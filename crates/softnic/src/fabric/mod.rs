@@ -364,6 +364,8 @@ impl Fabric {
     }
 
     fn open_peer(&self, slot: usize, incarnation: u64, pid: u64, start: u64) -> io::Result<Peer> {
+        // A first post to a peer comes here.
+        let _hold_off = cancellation::HoldOff::new();
         let pidfd = open_pidfd(pid)?;
         // After the pidfd is open the pid cannot be reused unnoticed.
         if !process::is_alive(pid, start) {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 /// What is mapped in this process, in the order of addresses.
 pub(super) fn areas() -> io::Result<Vec<Area>> {
+    let _hold_off = cancellation::HoldOff::new();
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     Ok(maps.lines().filter_map(Area::parse).collect())
 }

@@ -66,6 +66,7 @@ extern "C" fn parent() {
     let Ok(Some(fork)) = FORK.try_with(RefCell::take) else {
         return;
     };
+    let _hold_off = cancellation::HoldOff::new();
     if let Some((read, write)) = fork.done {
         drop(write);
         // Nothing is ever written: this returns when the child has closed its end.

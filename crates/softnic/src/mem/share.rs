@@ -307,7 +307,7 @@ fn wait_for_sleeping_threads() -> io::Result<()> {
         if others_sleep()? {
             return Ok(());
         }
-        std::thread::sleep(Duration::from_micros(50));
+        cancellation::sleep(Duration::from_micros(50));
     }
     Err(refused("other threads are running"))
 }

@@ -246,7 +246,7 @@ pub(crate) fn send_rest(qp: &Qp) {
         if now_ns() - start >= UNRELIABLE_WAIT_NS {
             return;
         }
-        std::thread::sleep(Duration::from_micros(50));
+        cancellation::sleep(Duration::from_micros(50));
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Call {
     arguments: usize,
     ended_ns: u64,
     errno: i32,
+    /// It takes an event, and says `EAGAIN` where there is none.
+    takes_event: bool,
     /// It found nothing, which is not worth a line.
     in_vain: bool,
 }
@@ -64,6 +66,7 @@ impl Call {
             arguments: 0,
             ended_ns: 0,
             errno: 0,
+            takes_event: function.contains("_get_") && function.ends_with("_event"),
             in_vain: false,
         }
     }
@@ -102,7 +105,8 @@ impl Call {
         self.text.push(')');
         // SAFETY: contract of this function.
         let good = unsafe { result.result(self.errno, &mut self.text) };
-        self.in_vain = O::MAY_FIND_NOTHING && !good && self.errno == libc::EAGAIN;
+        let may_find_nothing = O::MAY_FIND_NOTHING || self.takes_event;
+        self.in_vain = may_find_nothing && !good && self.errno == libc::EAGAIN;
         good
     }
 

@@ -95,6 +95,7 @@ impl Trace {
 /// Appends lines, each with a newline at its end. Lines that cannot be written are lost.
 pub(super) fn append(lines: &str) {
     let Some(trace) = trace() else { return };
+    let _hold_off = cancellation::HoldOff::new();
     let fd = trace.fd();
     loop {
         // SAFETY: bytes of a string; the descriptor is the trace's, or none.

@@ -35,7 +35,7 @@ const LEGEND: &str = "\
 # qp1, cq2   handles, numbered by process and kind as they were made; QPN is a queue pair's number
 # ibv_…      between an rdma_… and its line also what librdmacm itself does with the verbs
 # = 0        what a function of the verbs returned; an errno, or that of -1 and NULL, stands behind it in words
-# rsend, …   calls of rsockets; those that found nothing (EAGAIN) have no line
+# rsend, …   calls of rsockets; those that found nothing (EAGAIN) have no line, as …_get_…_event
 #
 # post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B INLINE|SIGNALED …    the second WR of a postlist of 16, and its payload
 # post_send qp1 3/16 wr_id=8 … refused: WORDS                     this WR and those behind it were not posted
