@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
