@@ -184,6 +184,17 @@ impl Keys {
         }
         let me = &fabric.me.segment;
         let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
+        // Before they are looked at: where /dev/shm is full, reading what has no memory yet is a SIGBUS.
+        let begin = start % MR_SLOTS;
+        let wrapped = (begin + PROBES).saturating_sub(MR_SLOTS);
+        for (first, count) in [(begin, PROBES - wrapped), (0, wrapped)] {
+            if count > 0 {
+                let at = MRS_AT + first * size_of::<MrShared>();
+                fabric
+                    .reserve(at, count * size_of::<MrShared>())
+                    .map_err(|_| libc::ENOMEM)?;
+            }
+        }
         let places = || {
             (0..PROBES).filter_map(move |i| {
                 let index = (start + i) % MR_SLOTS;
@@ -200,16 +211,11 @@ impl Keys {
         if prefix(key) == 0 || places().any(taken) {
             return Err(libc::EEXIST);
         }
-        let (index, mr) = places()
+        places()
             .find(|&(index, mr)| {
                 key_of(mr.entry.load(Ordering::Relaxed)) == 0 && !table.windows.is_place(index)
             })
-            .ok_or(libc::EEXIST)?;
-        let at = MRS_AT + index * size_of::<MrShared>();
-        fabric
-            .reserve(at, size_of::<MrShared>())
-            .map_err(|_| libc::ENOMEM)?;
-        Ok((index, mr))
+            .ok_or(libc::EEXIST)
     }
 
     /// Makes `key` invalid and waits until nobody accesses its region any more. False if another process has done so
@@ -236,7 +242,7 @@ impl Keys {
     }
 
     /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
-    /// `entry`. A thread holds at most two pins.
+    /// `entry`, or shared memory is full when the thread accesses a region for the first time. A thread holds at most two pins.
     #[inline(always)]
     pub(crate) fn pin(
         &'static self,
@@ -420,7 +426,10 @@ fn claim(keys: &'static Keys, fabric: &'static Fabric) -> Option<&'static Hazard
     };
     let at = HAZARDS_AT + slot * size_of::<Hazard>();
     if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
+        // To use it all the same would be a SIGBUS: the work request fails instead.
         tracing::warn!("shared memory is used up: {e}");
+        lock(&keys.free_hazards).push(slot);
+        return None;
     }
     fabric
         .me

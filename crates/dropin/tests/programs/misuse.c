@@ -6,12 +6,15 @@
 #include <infiniband/verbs.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -575,6 +578,52 @@ static void canceled(void)
 	works();
 }
 
+static void say(const char *file, const char *format, unsigned int id)
+{
+	FILE *to = fopen(file, "w");
+
+	CHECK(to && fprintf(to, format, id, id) > 0 && !fclose(to));
+}
+
+/* A file system of its own under the fabric's folder, which is full when the queue pairs have been made. */
+static void small_shared_memory(void)
+{
+	char *folder = strdup(getenv("VERBATIM_FABRIC_DIR"));
+	uid_t uid = getuid();
+	gid_t gid = getgid();
+
+	CHECK(!unshare(CLONE_NEWUSER | CLONE_NEWNS));
+	say("/proc/self/setgroups", "deny", 0);
+	say("/proc/self/uid_map", "%u %u 1", uid);
+	say("/proc/self/gid_map", "%u %u 1", gid);
+	CHECK(!mount("tmpfs", dirname(folder), "tmpfs", 0, "size=4m,mode=700"));
+	free(folder);
+}
+
+static void full(void)
+{
+	char name[4096], page[4096] = "";
+	struct ibv_mr *mr;
+
+	snprintf(name, sizeof(name), "%s/../filler", getenv("VERBATIM_FABRIC_DIR"));
+	int filler = open(name, O_CREAT | O_RDWR, 0600);
+	CHECK(filler >= 0);
+	while (write(filler, page, sizeof(page)) > 0)
+		;
+	CHECK(errno == ENOSPC);
+	do
+		mr = ibv_reg_mr(pd, memory[0], LENGTH, ACCESS);
+	while (mr);
+	CHECK(errno == ENOMEM);
+	/* The first access of this thread, which needs a place there. */
+	CHECK(!post_send(0, IBV_WR_RDMA_WRITE, 64));
+	CHECK(next().status != IBV_WC_SUCCESS);
+	CHECK(!ftruncate(filler, 0));
+	reconnect();
+	works();
+	CHECK(!close(filler) && !unlink(name));
+}
+
 static void many(void)
 {
 	enum { MANY = 10000 };
@@ -596,6 +645,8 @@ int main(int argc, char **argv)
 		puts("ok");
 		return 0;
 	}
+	if (!strcmp(name, "full"))
+		small_shared_memory();
 	begin(strcmp(name, "overrun") ? 4 * DEPTH : 1);
 	if (!strcmp(name, "closed"))
 		closed();
@@ -615,6 +666,8 @@ int main(int argc, char **argv)
 		threads();
 	else if (!strcmp(name, "canceled"))
 		canceled();
+	else if (!strcmp(name, "full"))
+		full();
 	else if (!strcmp(name, "many"))
 		many();
 	else
