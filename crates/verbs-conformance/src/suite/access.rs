@@ -203,7 +203,7 @@ fn both_keys_wrong(env: &Env, spec: &Spec) {
         pair.b.recv(9, []);
         pair.a.post(any(verb, [sge], remote).id(1));
         if verb.is_send() || verb.is_write() {
-            pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+            pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
             pair.b.rcq.expect_empty();
             assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has heard of nothing");
         } else {
