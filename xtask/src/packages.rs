@@ -129,7 +129,8 @@ pub(crate) const OPENMPI_BIN: Package = Package {
 pub(crate) const LIBOPENMPI_DEV: Package = Package {
     name: "libopenmpi-dev",
     why: "programs of conformance/ are compiled with it",
-    present: Present::Program("mpicc.openmpi"),
+    // Not `mpicc.openmpi`, which is there without it.
+    present: Present::File("/usr/share/doc/libopenmpi-dev/copyright"),
 };
 pub(crate) const MPICH: Package = Package {
     name: "mpich",
@@ -139,7 +140,7 @@ pub(crate) const MPICH: Package = Package {
 pub(crate) const LIBMPICH_DEV: Package = Package {
     name: "libmpich-dev",
     why: "programs of conformance/ are compiled with it",
-    present: Present::Program("mpicc.mpich"),
+    present: Present::File("/usr/share/doc/libmpich-dev/copyright"),
 };
 pub(crate) const PYTHON3_MINIMAL: Package = Package {
     name: "python3-minimal",
