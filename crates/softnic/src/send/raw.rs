@@ -60,10 +60,14 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
         headers.fill_in_checksums(frame);
     }
     raw.steering.refresh(&qp.nic.fabric);
-    let mut to = Vec::new();
+    let mut to: Vec<(usize, u32)> = Vec::new();
     for target in raw.steering.targets(&headers) {
         let ring = (!is_own(qp, &target)).then(|| ring_to(qp, sq, &target));
-        to.extend(ring.flatten().map(|i| (i, target.tag)));
+        // Once, however many of its flows match: room is looked for once in each ring.
+        let new = ring
+            .flatten()
+            .filter(|i| to.iter().all(|(other, _)| other != i));
+        to.extend(new.map(|i| (i, target.tag)));
     }
     if !keep_those_with_room(qp, sq, frame.len(), &mut to, |&(i, _)| i) {
         return Outcome::Later;

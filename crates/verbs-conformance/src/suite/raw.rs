@@ -17,6 +17,7 @@ tests! { "raw";
     the_best_priority_traps [RawPackets],
     what_nobody_else_gets_goes_to_defaults [RawPackets],
     a_sniffer_gets_what_others_get [RawPackets],
+    several_flows_bring_a_frame_once [RawPackets],
     a_context_does_not_hear_itself [RawPackets],
     a_flow_ends [RawPackets],
     flows_tag_completions [RawPackets],
@@ -277,6 +278,21 @@ fn a_sniffer_gets_what_others_get(env: &Env) {
     got(&other.cq, &in_other, 0, &steered);
     assert_eq!(next_own(&sniffer, &in_sniffer), steered);
     assert_eq!(next_own(&sniffer, &in_sniffer), unwanted);
+}
+
+fn several_flows_bring_a_frame_once(env: &Env) {
+    let sender = Raw::new(env);
+    let passing = {
+        let mut rule = to_mac(env, mac(1));
+        rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
+        rule
+    };
+    let (mut receiver, buffers) = receiver(env, &passing, 2);
+    receiver.steer(&to_mac(env, mac(1)).priority(1));
+    let frame = datagram(mac(1), 1, &[1; 60]);
+    transmit(&sender, &frame);
+    got(&receiver.cq, &buffers, 0, &frame);
+    receiver.cq.expect_empty();
 }
 
 fn a_context_does_not_hear_itself(env: &Env) {
