@@ -61,18 +61,36 @@ fn set_state(state: c_int) -> c_int {
     before
 }
 
+/// Who waits where there is no event.
+#[derive(Clone, Copy)]
+enum Waits {
+    /// Whoever looks for it.
+    Looking,
+    /// [`take_or_wait`], on a descriptor that it has not been told yet.
+    Outside,
+    /// [`take_or_wait`], on this one.
+    On(c_int),
+}
+
 thread_local! {
-    static WAITS_OUTSIDE: Cell<bool> = const { Cell::new(false) };
+    static WAITS: Cell<Waits> = const { Cell::new(Waits::Looking) };
 }
 
-/// Whether the calling thread is within [`take_or_wait`]: what would wait says `EAGAIN` then.
+/// To be asked by who looks for an event and would wait for one on `fd`: whether to leave that to [`take_or_wait`], in
+/// which the calling thread is, and to say `EAGAIN`.
 #[must_use]
-pub fn waits_outside() -> bool {
-    WAITS_OUTSIDE.get()
+pub fn waits_outside(fd: c_int) -> bool {
+    let outside = !matches!(WAITS.get(), Waits::Looking);
+    if outside {
+        WAITS.set(Waits::On(fd));
+    }
+    outside
 }
 
-/// Takes an event by `take`, which returns -1 with errno where it fails; waits for one where there is none, unless the
-/// descriptor has `O_NONBLOCK`. `fd` says which descriptor that is, for a `take` that said `EAGAIN`.
+/// Takes an event by `take`, which returns -1 with errno where it fails; waits where `take` has left it
+/// ([`waits_outside`]).
+///
+/// Nothing lies between the look and the wait: another thread may destroy meanwhile what `take` looked at.
 ///
 /// Waiting is a cancellation point.
 ///
@@ -80,21 +98,14 @@ pub fn waits_outside() -> bool {
 /// A cancelled thread unwinds through the caller: nothing in its frames, up to the program's, has a destructor or is
 /// `extern "C"`.
 #[allow(unsafe_code)]
-pub unsafe extern "C-unwind" fn take_or_wait(
-    take: impl Fn() -> c_int,
-    fd: impl Fn() -> c_int,
-) -> c_int {
+pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int {
     loop {
-        WAITS_OUTSIDE.set(true);
+        WAITS.set(Waits::Outside);
         let taken = take();
-        WAITS_OUTSIDE.set(false);
+        let waits = WAITS.replace(Waits::Looking);
+        let Waits::On(fd) = waits else { return taken };
         if taken == 0 || errno() != libc::EAGAIN {
             return taken;
-        }
-        let fd = fd();
-        if !blocks(fd) {
-            set_errno(libc::EAGAIN);
-            return -1;
         }
         // SAFETY: contract of this function; nothing here has a destructor.
         if unsafe { wait(fd) } < 0 {
@@ -127,24 +138,10 @@ unsafe extern "C-unwind" fn wait(fd: c_int) -> c_int {
     unsafe { poll(&raw mut fd, 1, -1) }
 }
 
-/// Whether reads of a descriptor wait.
-#[allow(unsafe_code)]
-fn blocks(fd: c_int) -> bool {
-    // SAFETY: asks for flags, of whatever the number stands for. It is no cancellation point.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    flags >= 0 && flags & libc::O_NONBLOCK == 0
-}
-
 #[allow(unsafe_code)]
 fn errno() -> c_int {
     // SAFETY: errno of this thread.
     unsafe { *libc::__errno_location() }
-}
-
-#[allow(unsafe_code)]
-fn set_errno(errno: c_int) {
-    // SAFETY: errno of this thread.
-    unsafe { *libc::__errno_location() = errno };
 }
 
 /// Sleeps so long, or until a signal comes. [`std::thread::sleep`] is a cancellation point.
@@ -156,6 +153,9 @@ pub fn sleep(time: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -168,22 +168,42 @@ mod tests {
         assert_eq!(HoldOff::new().before, 0);
     }
 
+    /// As the C library's functions fail.
+    #[allow(unsafe_code)]
+    fn fail(errno: c_int) -> c_int {
+        // SAFETY: errno of this thread.
+        unsafe { *libc::__errno_location() = errno };
+        -1
+    }
+
     #[test]
     fn what_is_there_is_taken_and_a_failure_is_given_back() {
         // SAFETY: nobody cancels this thread.
         #[allow(unsafe_code)]
-        let of = |result: c_int, error: c_int| unsafe {
-            let take = || {
-                assert!(waits_outside());
-                set_errno(error);
-                result
-            };
-            (take_or_wait(take, || -1), errno())
+        let of = |take: fn() -> c_int| unsafe { (take_or_wait(take), errno()) };
+        assert_eq!(of(|| 0).0, 0);
+        assert_eq!(of(|| fail(libc::EINVAL)), (-1, libc::EINVAL));
+        // Nobody said that it would wait: the descriptor does not block.
+        assert_eq!(of(|| fail(libc::EAGAIN)), (-1, libc::EAGAIN));
+        assert!(!waits_outside(0));
+    }
+
+    #[test]
+    fn waits_on_the_descriptor_that_was_looked_at() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let looks = Cell::new(0);
+        let take = || {
+            looks.set(looks.get() + 1);
+            if looks.get() == 2 {
+                return 0;
+            }
+            assert!(waits_outside(reader.as_raw_fd()));
+            (&writer).write_all(b"x").unwrap();
+            fail(libc::EAGAIN)
         };
-        assert_eq!(of(0, libc::EAGAIN).0, 0);
-        assert_eq!(of(-1, libc::EINVAL), (-1, libc::EINVAL));
-        // The descriptor is none: no reason to wait.
-        assert_eq!(of(-1, libc::EAGAIN), (-1, libc::EAGAIN));
-        assert!(!waits_outside());
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        let taken = unsafe { take_or_wait(take) };
+        assert_eq!((taken, looks.get()), (0, 2));
     }
 }

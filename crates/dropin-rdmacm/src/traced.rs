@@ -76,14 +76,8 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    // SAFETY: contract of the man page, which is the caller's; the channel is live where there is no event in it. The
-    // caller is C.
-    unsafe {
-        take_or_wait(
-            || taking::rdma_get_cm_event(channel, event),
-            || (*channel).fd,
-        )
-    }
+    // SAFETY: contract of the man page, which is the caller's. The caller is C.
+    unsafe { take_or_wait(|| taking::rdma_get_cm_event(channel, event)) }
 }
 
 /// The same for rsockets, which fail as system calls do. `$hold_off` is what holds cancellation off.

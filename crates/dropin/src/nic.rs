@@ -97,14 +97,8 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut verbs_abi::ibv_cq,
     cq_context: *mut *mut libc::c_void,
 ) -> c_int {
-    // SAFETY: contract of the man page, which is the caller's; the channel is live where there is no event in it. The
-    // caller is C.
-    unsafe {
-        take_or_wait(
-            || first::ibv_get_cq_event(channel, cq, cq_context),
-            || (*channel).fd,
-        )
-    }
+    // SAFETY: contract of the man page, which is the caller's. The caller is C.
+    unsafe { take_or_wait(|| first::ibv_get_cq_event(channel, cq, cq_context)) }
 }
 
 /// The same for asynchronous events: `ibv_get_async_event(3)`.
@@ -113,12 +107,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     event: *mut verbs_abi::ibv_async_event,
 ) -> c_int {
     // SAFETY: as above.
-    unsafe {
-        take_or_wait(
-            || first::ibv_get_async_event(context, event),
-            || (*context).async_fd,
-        )
-    }
+    unsafe { take_or_wait(|| first::ibv_get_async_event(context, event)) }
 }
 
 /// Protects a range of memory from being copied by `fork`. Registered memory is not pinned here, so a fork

@@ -96,7 +96,8 @@ impl Channel {
                     return Ok(event);
                 }
             }
-            if cancellation::waits_outside() || fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+            let blocks = !fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK);
+            if !blocks || cancellation::waits_outside(self.raw_fd()) {
                 return Err(Errno(libc::EAGAIN));
             }
             poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;

@@ -52,7 +52,8 @@ impl<T> EventQueue<T> {
                     return Ok(value);
                 }
             }
-            if cancellation::waits_outside() || fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+            let blocks = !fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK);
+            if !blocks || cancellation::waits_outside(self.raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
             poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
