@@ -4,6 +4,7 @@
 //! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
 
 mod overrun;
+mod rest;
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -278,7 +279,12 @@ impl Cq {
             if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
                 state.wake_debtors();
             }
+            if state.idle_polls >= rest::IDLE_POLLS {
+                drop(state);
+                rest::rest();
+            }
         } else {
+            rest::found();
             state.idle_polls = 0;
             state.wake_at = STARVING_POLLS;
             state.idle_since = None;
