@@ -14,10 +14,21 @@ use verbs_abi::{Symbols, for_each_symbol};
 struct Library(*mut c_void);
 
 impl Library {
-    fn open() -> Option<Self> {
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM` where it cannot be loaded now, `ENODEV` where there is none.
+    fn open() -> Result<Self, c_int> {
         // SAFETY: a string; the library's initialisers do nothing but set it up.
         let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
-        (!handle.is_null()).then_some(Self(handle))
+        if !handle.is_null() {
+            return Ok(Self(handle));
+        }
+        // The loader says why in words only.
+        let opened = std::fs::File::open("/dev/null").map_err(|e| e.raw_os_error());
+        Err(match opened {
+            Err(Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM))) => errno,
+            _ => libc::ENODEV,
+        })
     }
 
     /// The function of that name.
@@ -60,7 +71,7 @@ for_each_symbol!(load_symbols);
 /// `ENODEV` where `libibverbs.so.1` is not the drop-in's.
 pub(crate) fn find() -> Result<Provider, c_int> {
     static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
-    let library = Library::open().ok_or(libc::ENODEV)?;
+    let library = Library::open()?;
     let fabric_dir = fabric_dir(&library).ok_or_else(|| {
         eprintln!(
             "librdmacm (verbatim): the program's libibverbs.so.1 is not Verbatim's, and this librdmacm.so.1 \
@@ -98,8 +109,9 @@ pub(crate) fn number_handles() {
     ONCE.get_or_init(|| {
         // SAFETY: the type of the drop-in's function of that name, which is never unloaded.
         unsafe {
-            let number: Option<tap::trace::NumberOf> =
-                Library::open().and_then(|library| library.find(c"verbatim_trace_number"));
+            let number: Option<tap::trace::NumberOf> = Library::open()
+                .ok()
+                .and_then(|library| library.find(c"verbatim_trace_number"));
             if let Some(number) = number {
                 tap::trace::numbers_from(number);
             }

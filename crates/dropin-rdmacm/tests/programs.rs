@@ -34,6 +34,17 @@ fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
     }
 }
 
+#[test]
+fn a_lack_of_descriptors_is_an_errno() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("limits", folder.path());
+    for link_layer in ["roce", "ib"] {
+        let fabric = Fabric::new();
+        let out = Watched::start(&mut fabric.command(&program, link_layer)).finish();
+        assert!(out.starts_with("ok\n"), "{link_layer}: {out}");
+    }
+}
+
 /// Does anybody in the fabric listen? Whoever does has a socket behind the name of a port.
 fn somebody_listens(fabric: &Fabric) -> bool {
     let Ok(entries) = std::fs::read_dir(fabric.folder().join("rdma_cm")) else {

@@ -36,6 +36,18 @@ fn misuse_gets_an_errno() {
     }
 }
 
+/// What the library says of a device that cannot be opened is on standard error, behind it.
+#[test]
+fn what_the_system_is_short_of_is_an_errno() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled("limits", folder.path());
+    for case in ["descriptors", "peers"] {
+        let fabric = Fabric::new();
+        let out = Watched::start(fabric.command(&program, "ib").arg(case)).finish();
+        assert!(out.starts_with("ok\n"), "{case}: {out}");
+    }
+}
+
 #[test]
 fn processes_share_domains_regions_and_device_memory() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -48,6 +48,16 @@ unsafe impl Send for Device {}
 // SAFETY: as above; what changes is behind a lock.
 unsafe impl Sync for Device {}
 
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: made by `of`, and nobody else's.
+        unsafe {
+            (self.verbs.ibv_dealloc_pd)(self.pd);
+            (self.verbs.ibv_close_device)(self.context);
+        }
+    }
+}
+
 impl Device {
     /// Opens the first device.
     pub(crate) fn open(verbs: &'static Symbols) -> Result<Self> {
@@ -55,10 +65,13 @@ impl Device {
         unsafe {
             let mut count = 0;
             let list = (verbs.ibv_get_device_list)(&raw mut count);
-            if list.is_null() || count < 1 {
-                if !list.is_null() {
-                    (verbs.ibv_free_device_list)(list);
-                }
+            if list.is_null() {
+                let failure = last_errno();
+                let short = failure.is_shortage();
+                return Err(if short { failure } else { Errno(libc::ENODEV) });
+            }
+            if count < 1 {
+                (verbs.ibv_free_device_list)(list);
                 return Err(Errno(libc::ENODEV));
             }
             let context = (verbs.ibv_open_device)(*list);

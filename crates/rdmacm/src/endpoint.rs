@@ -44,6 +44,8 @@ const SIDR_REJECT: c_int = 2;
 
 /// The pause before a listener that takes no more, or is about to come back, is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
+/// The pause before a listener for whose requests there was no descriptor looks again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// How long connections stay in TIMEWAIT: the order of what Linux derives from the default packet lifetime of
 /// RoCE (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
 const TIMEWAIT: Duration = Duration::from_millis(2148);
@@ -503,7 +505,19 @@ impl Endpoint {
             return;
         };
         // All of them: asking for one at a time would cost a wait each.
-        while let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        loop {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = match accept_with(listener, flags) {
+                Ok(socket) => socket,
+                Err(e) if Errno::from(e).is_shortage() => {
+                    // It stays readable: not to be told so again and again meanwhile.
+                    self.cm.service.mute(listener, self, true);
+                    let service = self.cm.service;
+                    service.after(ACCEPT_AGAIN, self, Alarm::AcceptAgain);
+                    return;
+                }
+                Err(_) => return,
+            };
             let new = Self::with(
                 self.cm,
                 self.port_space,
@@ -680,6 +694,11 @@ impl Endpoint {
         let mut state = lock(&self.state);
         match alarm {
             Alarm::AskAgain if state.phase == Phase::Asking => self.ask(&mut state),
+            Alarm::AcceptAgain if state.phase == Phase::Listening => {
+                if let Some(listener) = &state.socket {
+                    self.cm.service.mute(listener, self, false);
+                }
+            }
             Alarm::AnswerOverdue(question) if state.question == question => match state.phase {
                 Phase::Asking => {
                     let _ = self.send(&state, &reject_with(reason::TIMEOUT));

@@ -17,7 +17,18 @@ impl From<rustix::io::Errno> for Errno {
 
 impl From<std::io::Error> for Errno {
     fn from(e: std::io::Error) -> Self {
-        Self(e.raw_os_error().unwrap_or(libc::EIO))
+        Self(match e.kind() {
+            // The standard library says so without an errno.
+            std::io::ErrorKind::OutOfMemory => libc::ENOMEM,
+            _ => e.raw_os_error().unwrap_or(libc::EIO),
+        })
+    }
+}
+
+impl Errno {
+    /// It says nothing of what was asked for, only that there are no more descriptors or no more memory.
+    pub(crate) fn is_shortage(self) -> bool {
+        matches!(self.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
     }
 }
 

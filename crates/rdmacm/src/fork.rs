@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once};
 
+use crate::errno::Result;
 use crate::lock;
 
 /// The descriptors, and the one that replaces them.
@@ -27,11 +28,22 @@ thread_local! {
     static HELD: RefCell<Option<MutexGuard<'static, Fds>>> = const { RefCell::new(None) };
 }
 
+/// Makes ready for [`close_in_children`].
+///
+/// # Errors
+/// Where what is to replace descriptors cannot be opened.
+pub(crate) fn prepare_replacement() -> Result {
+    let mut fds = lock(&FDS);
+    if fds.null.is_none() {
+        fds.null = Some(std::fs::File::open("/dev/null")?.into());
+    }
+    Ok(())
+}
+
 /// Closes the descriptor in children that are forked from now on.
 pub(crate) fn close_in_children(fd: &OwnedFd) {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
-        lock(&FDS).null = std::fs::File::open("/dev/null").ok().map(OwnedFd::from);
         // SAFETY: functions that live as long as this library, which is never unloaded once its thread runs.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });

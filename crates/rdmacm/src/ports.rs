@@ -95,7 +95,7 @@ impl Ports {
         let ports = Self {
             folder,
             path: fabric.join("rdma_cm"),
-            me: Process::own(),
+            me: Process::own()?,
             next: AtomicU64::new(0),
             next_port: AtomicU64::new(offset),
         };
@@ -308,7 +308,7 @@ impl Ports {
     ) -> Result {
         let address = Address::of(binding);
         let prefix = link_prefix(port_space, binding.addr.port());
-        for link in self.names() {
+        for link in self.names()? {
             let Some(rest) = link.strip_prefix(&prefix) else {
                 continue;
             };
@@ -351,7 +351,7 @@ impl Ports {
     /// Removes what processes that have ended left behind.
     fn clean_up(&self) {
         let Ok(_held) = self.hold() else { return };
-        for name in self.names() {
+        for name in self.names().unwrap_or_default() {
             if name.ends_with(CLOSED) && !self.is_recent(&name) {
                 let _ = unlinkat(&self.folder, name.as_str(), AtFlags::empty());
                 continue;
@@ -369,17 +369,13 @@ impl Ports {
     }
 
     /// The names in the folder.
-    fn names(&self) -> Vec<String> {
-        let dir = match Dir::read_from(&self.folder) {
-            Ok(dir) => dir,
-            Err(e) => {
-                tracing::warn!("cannot read {}: {e}", self.path.display());
-                return Vec::new();
-            }
-        };
-        dir.filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()))
+    fn names(&self) -> Result<Vec<String>> {
+        let dir = Dir::read_from(&self.folder)
+            .inspect_err(|e| tracing::warn!("cannot read {}: {e}", self.path.display()))?;
+        Ok(dir
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()))
             .filter(|name| !name.starts_with('.'))
-            .collect()
+            .collect())
     }
 }
 
@@ -742,7 +738,7 @@ mod tests {
         symlinkat(dead, &ports.folder, &link).unwrap();
         std::fs::write(dir.path().join("rdma_cm").join(dead), "").unwrap();
         let claim = ports.claim(TCP, binding("10.0.0.1:7471")).unwrap();
-        let mut names = ports.names();
+        let mut names = ports.names().unwrap();
         names.sort();
         let mut expected = ["lock".to_owned(), claim.link.clone()];
         expected.sort();
@@ -750,6 +746,6 @@ mod tests {
         // A new member cleans up as well.
         symlinkat(dead, &ports.folder, any(Family::V4).link(TCP, 1)).unwrap();
         drop(Ports::open(dir.path()).unwrap());
-        assert_eq!(ports.names().len(), 2);
+        assert_eq!(ports.names().unwrap().len(), 2);
     }
 }

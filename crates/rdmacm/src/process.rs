@@ -1,8 +1,12 @@
 //! Which process is which: liveness that a reused pid cannot fool.
 
 use std::fmt;
-use std::fs;
 use std::str::FromStr;
+use std::{fs, io};
+
+use rustix::process::{Pid, test_kill_process};
+
+use crate::errno::Result;
 
 /// A process: its pid, and the clock tick after boot at which it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +17,15 @@ pub(crate) struct Process {
 
 impl Process {
     /// The calling process.
-    pub(crate) fn own() -> Self {
+    ///
+    /// # Errors
+    /// Where its start time cannot be read for want of descriptors: others would take it for dead.
+    pub(crate) fn own() -> Result<Self> {
         let pid = std::process::id();
-        Self {
+        Ok(Self {
             pid,
-            start_time: start_time(pid).unwrap_or(0),
-        }
+            start_time: start_time(pid)?.unwrap_or(0),
+        })
     }
 
     /// Its pid.
@@ -27,8 +34,17 @@ impl Process {
     }
 
     /// Whether it still runs.
+    ///
+    /// Where its start time cannot be read, whichever process has the pid is taken for it: it must not be taken for dead
+    /// because the calling process has no descriptor left.
     pub(crate) fn is_alive(self) -> bool {
-        start_time(self.pid) == Some(self.start_time)
+        match start_time(self.pid) {
+            Ok(found) => found == Some(self.start_time),
+            Err(_) => i32::try_from(self.pid)
+                .ok()
+                .and_then(Pid::from_raw)
+                .is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH)),
+        }
     }
 }
 
@@ -45,7 +61,7 @@ pub(crate) struct NotAProcess;
 impl FromStr for Process {
     type Err = NotAProcess;
 
-    fn from_str(text: &str) -> Result<Self, NotAProcess> {
+    fn from_str(text: &str) -> std::result::Result<Self, NotAProcess> {
         let (pid, start_time) = text.split_once('-').ok_or(NotAProcess)?;
         Ok(Self {
             pid: pid.parse().map_err(|_| NotAProcess)?,
@@ -55,8 +71,17 @@ impl FromStr for Process {
 }
 
 /// Field 22 of `/proc/PID/stat`, or `None` where there is no such process or it is a zombie.
-fn start_time(pid: u32) -> Option<u64> {
-    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+///
+/// # Errors
+/// Where there is no telling: the calling process has no more descriptors.
+fn start_time(pid: u32) -> io::Result<Option<u64>> {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Ok(parse_stat(&stat)),
+        // ESRCH: it ended while its file was open.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 pub(crate) fn parse_stat(stat: &str) -> Option<u64> {
@@ -75,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_process_is_told_from_a_later_one_with_its_pid() {
-        let me = Process::own();
+        let me = Process::own().unwrap();
         assert!(me.is_alive());
         let copy: Process = me.to_string().parse().unwrap();
         assert_eq!(copy, me);

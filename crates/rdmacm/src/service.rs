@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ use crate::{fork, lock};
 pub(crate) enum Alarm {
     /// The listener took no more, or was not there: ask again.
     AskAgain,
+    /// There was no descriptor for a request: look whether there is one now.
+    AcceptAgain,
     /// The peer should have answered this question by now.
     AnswerOverdue(u64),
     /// No packet of the connection can be on its way any more.
@@ -46,12 +49,20 @@ const WAKE: u64 = 0;
 impl Service {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
+        fork::prepare_replacement()?;
+        let (to_thread, service) = sync_channel::<&'static Self>(1);
+        // The program's signals are the program's: its threads must get them, not this one.
+        let mask = fork::block_signals();
+        // It ends if there comes nothing to do.
+        let started = std::thread::Builder::new()
+            .name("rdmacm".to_owned())
+            .spawn(move || service.recv().map_or((), Self::run));
+        fork::restore_signals(&mask);
+        started.map_err(|_| Errno(libc::EAGAIN))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
-        fork::close_in_children(&epoll);
-        fork::close_in_children(&wake);
         let service: &'static Self = Box::leak(Box::new(Self {
             epoll,
             wake,
@@ -59,13 +70,11 @@ impl Service {
             timers: Mutex::default(),
             next: AtomicU64::new(WAKE + 1),
         }));
-        // The program's signals are the program's: its threads must get them, not this one.
-        let mask = fork::block_signals();
-        let started = std::thread::Builder::new()
-            .name("rdmacm".to_owned())
-            .spawn(|| service.run());
-        fork::restore_signals(&mask);
-        started.map(|_| service).map_err(|_| Errno(libc::EAGAIN))
+        fork::close_in_children(&service.epoll);
+        fork::close_in_children(&service.wake);
+        // The thread waits for it.
+        let _ = to_thread.send(service);
+        Ok(service)
     }
 
     /// A number that no endpoint had before.
@@ -90,6 +99,17 @@ impl Service {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
         lock(&self.endpoints).remove(&endpoint.token);
         fork::keep_in_children(socket);
+    }
+
+    /// Does not call [`Endpoint::on_readable`] for a socket that is watched, or does so again.
+    pub(crate) fn mute(&self, socket: &OwnedFd, endpoint: &Endpoint, mute: bool) {
+        let data = epoll::EventData::new_u64(endpoint.token);
+        let events = if mute {
+            epoll::EventFlags::empty()
+        } else {
+            epoll::EventFlags::IN
+        };
+        let _ = epoll::modify(&self.epoll, socket, data, events);
     }
 
     /// Calls [`Endpoint::on_alarm`] when `delay` has passed, if the endpoint still exists.

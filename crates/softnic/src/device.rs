@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 use std::{fs, io, ptr};
 
+use crate::errno::{errno_of, shortage};
 use crate::identity::Identity;
 use crate::steering::spread::HASH_FIELDS;
 use libc::EINVAL;
@@ -108,20 +109,38 @@ const LINK_LAYER_VAR: &str = "VERBATIM_LINK_LAYER";
 /// since no registered vendor prefix stands behind it (IEEE, "Guidelines for use of EUI"). A host
 /// without the file is identified by its boot, then by its name.
 pub(crate) fn node_guid() -> [u8; 8] {
+    // It is known since the port was set up.
+    read_node_guid().unwrap_or_else(|_| guid_from(""))
+}
+
+/// The same.
+///
+/// # Errors
+/// Where the host's id cannot be read now, for want of descriptors or memory.
+fn read_node_guid() -> io::Result<[u8; 8]> {
     static GUID: OnceLock<[u8; 8]> = OnceLock::new();
-    *GUID.get_or_init(|| {
-        let id = [
-            "/etc/machine-id",
-            "/var/lib/dbus/machine-id",
-            "/proc/sys/kernel/random/boot_id",
-            "/proc/sys/kernel/hostname",
-        ]
-        .iter()
-        .filter_map(|path| fs::read_to_string(path).ok())
-        // While a system image is set up, the file is empty or says so: machine-id(5).
-        .find(|id| !matches!(id.trim(), "" | "uninitialized"));
-        guid_from(id.as_deref().unwrap_or_default().trim())
-    })
+    if let Some(guid) = GUID.get() {
+        return Ok(*guid);
+    }
+    let files = [
+        "/etc/machine-id",
+        "/var/lib/dbus/machine-id",
+        "/proc/sys/kernel/random/boot_id",
+        "/proc/sys/kernel/hostname",
+    ];
+    let mut id = String::new();
+    for file in files {
+        match fs::read_to_string(file) {
+            // While a system image is set up, the file is empty or says so: machine-id(5).
+            Ok(text) if !matches!(text.trim(), "" | "uninitialized") => {
+                id = text;
+                break;
+            }
+            Err(e) if shortage(&e).is_some() => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(*GUID.get_or_init(|| guid_from(id.trim())))
 }
 
 /// Hashes a host's id into an EUI-64.
@@ -298,6 +317,9 @@ pub(crate) enum PortError {
          {LINK_LAYER_VAR}=ib gives a port that needs none"
     )]
     Addresses(#[source] io::Error),
+    /// The host's id cannot be read, of which the port's GUID is made.
+    #[error("cannot read the host's id: {0}")]
+    HostId(#[source] io::Error),
 }
 
 impl PortError {
@@ -305,7 +327,7 @@ impl PortError {
     pub(crate) fn errno(&self) -> i32 {
         match self {
             Self::UnknownLinkLayer { .. } => EINVAL,
-            Self::Addresses(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            Self::Addresses(error) | Self::HostId(error) => errno_of(error),
         }
     }
 }
@@ -332,6 +354,7 @@ impl Port {
     /// - [`PortError::UnknownLinkLayer`]: the variable has another value than `roce`, `ethernet`, `ib`,
     ///   `infiniband`.
     /// - [`PortError::Addresses`]: Ethernet, and the host's addresses cannot be read.
+    /// - [`PortError::HostId`]: the host's id cannot be read now.
     pub(crate) fn from_env() -> Result<Self, PortError> {
         Self::of_value(std::env::var_os(LINK_LAYER_VAR).as_deref())
     }
@@ -346,11 +369,12 @@ impl Port {
 
     fn of_value(value: Option<&OsStr>) -> Result<Self, PortError> {
         let link_layer = LinkLayer::from_value(value)?;
+        let guid = read_node_guid().map_err(PortError::HostId)?;
         let addresses = match link_layer {
             LinkLayer::Ethernet => interface_addresses().map_err(PortError::Addresses)?,
             LinkLayer::InfiniBand => Vec::new(),
         };
-        Ok(Self::new(link_layer, node_guid(), addresses))
+        Ok(Self::new(link_layer, guid, addresses))
     }
 
     /// A port with this GUID on a host with these addresses.

@@ -10,6 +10,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,15 +43,17 @@ pub(crate) enum Look {
     Watch,
 }
 
-/// Starts the engine's thread. Signals are left to the program's own threads.
-pub(crate) fn start(nic: &'static Nic) -> io::Result<()> {
+/// Starts the engine's thread, which waits for the NIC that it is for; it ends if there comes none. Signals are left to
+/// the program's own threads.
+pub(crate) fn start() -> io::Result<SyncSender<&'static Nic>> {
+    let (sender, receiver) = sync_channel(1);
     let blocked = BlockedSignals::all();
     let started = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10)
-        .spawn(move || run(nic));
+        .spawn(move || receiver.recv().map_or((), run));
     drop(blocked);
-    started.map(drop)
+    started.map(|_| sender)
 }
 
 fn run(nic: &'static Nic) {
@@ -144,6 +147,7 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
     if xrc::in_use() {
         waiting |= xrc::engine_progress(nic);
     }
+    waiting |= nic.read_mail_put_off();
     waiting
 }
 

@@ -62,6 +62,8 @@ mod device;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
+mod errno;
+#[cfg(not(loom))]
 mod event;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
 
+use crate::errno::shortage;
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::segment::Mapping;
@@ -243,7 +244,8 @@ impl RangeBacking {
 /// `write` says so). Gives private memory a backing that peers can map where `share` says so and it is safe.
 ///
 /// # Errors
-/// `EFAULT` as `ibv_reg_mr(3)` returns it.
+/// `EFAULT` as `ibv_reg_mr(3)` returns it; `EMFILE`, `ENFILE` and `ENOMEM` where what is mapped cannot be read for want of
+/// a descriptor or of memory.
 pub(crate) fn backing_of(
     addr: usize,
     len: usize,
@@ -267,7 +269,7 @@ pub(crate) fn backing_of(
     }
     // Kept from here on: what is shared does not change.
     let mut sharing = share::sharing();
-    let areas = areas().map_err(|_| libc::EFAULT)?;
+    let areas = areas().map_err(|e| shortage(&e).unwrap_or(libc::EFAULT))?;
     let first = area_of(&areas, addr..end, write)?;
     if let Some(id) = first.sysv.filter(|_| end <= first.end) {
         return Ok(RangeBacking {

@@ -3,14 +3,16 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::{Port, PortError};
 use crate::engine;
+use crate::errno::errno_of;
 use crate::fabric::layout::*;
+use crate::fabric::mailbox::MAILBOX_SLOTS;
 use crate::fabric::{Fabric, FabricError, Peer};
 use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
@@ -62,6 +64,15 @@ struct RetiredRing {
     to: Option<Arc<Peer>>,
 }
 
+/// The mailbox, as its reader sees it.
+#[derive(Default)]
+struct Mail {
+    /// Position of the next letter.
+    next: u64,
+    /// Letters of processes that could not be reached for want of descriptors or memory.
+    put_off: Vec<u64>,
+}
+
 /// Everything that this process has of the software NIC.
 pub(crate) struct Nic {
     pub(crate) fabric: Fabric,
@@ -76,8 +87,8 @@ pub(crate) struct Nic {
     /// Contexts that stand for other processes' devices, until those have ended.
     imported_contexts: Mutex<Vec<&'static Context>>,
     /// What its contexts have for `cmd_fd`.
-    cmd_fd: OnceLock<Option<OwnedFd>>,
-    mail: SpinLock<u64>,
+    cmd_fd: Mutex<Option<OwnedFd>>,
+    mail: SpinLock<Mail>,
     /// The mailbox's next slot, as the last reader of mail left it.
     mail_at: AtomicUsize,
     retired: Mutex<Vec<RetiredRing>>,
@@ -165,6 +176,8 @@ impl Nic {
         let port = Port::from_env()?;
         let identity = Identity::from_env()?;
         let keys = Keys::new();
+        // Before anything that others see: a process that cannot have a thread leaves nothing behind.
+        let engine = engine::start().map_err(NicError::Engine)?;
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
         crate::mem::survive_faults();
         // It lives as long as the process: handles that a program forgot to destroy stay valid.
@@ -179,8 +192,8 @@ impl Nic {
             cqs: Mutex::new(Vec::new()),
             imports: Imports::default(),
             imported_contexts: Mutex::new(Vec::new()),
-            cmd_fd: OnceLock::new(),
-            mail: SpinLock::new(0),
+            cmd_fd: Mutex::new(None),
+            mail: SpinLock::new(Mail::default()),
             mail_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
             engine_ticks: AtomicBool::new(false),
@@ -190,7 +203,8 @@ impl Nic {
             flows: Flows::default(),
             spreads: Spreads::default(),
         }));
-        engine::start(nic).map_err(NicError::Engine)?;
+        // It waits for that.
+        let _ = engine.send(nic);
         Ok(nic)
     }
 
@@ -199,13 +213,19 @@ impl Nic {
         &self.fabric.me
     }
 
-    /// The descriptor that stands for the contexts of this process, as [`Name`] tells others; `None` where there are
-    /// no descriptors left.
+    /// The descriptor that stands for the contexts of this process, as [`Name`] tells others.
+    ///
+    /// # Errors
+    /// What the system says where there are no descriptors left.
     ///
     /// [`Name`]: crate::fabric::Name
-    pub(crate) fn cmd_fd(&self) -> Option<RawFd> {
-        let made = self.cmd_fd.get_or_init(|| self.me().name().as_file().ok());
-        made.as_ref().map(AsRawFd::as_raw_fd)
+    pub(crate) fn cmd_fd(&self) -> Result<RawFd, i32> {
+        let mut made = lock(&self.cmd_fd);
+        let file = match &mut *made {
+            Some(file) => file,
+            none => none.insert(self.me().name().as_file().map_err(|e| errno_of(&e))?),
+        };
+        Ok(file.as_raw_fd())
     }
 
     /// Has `context`, which stands for another process's device, hear of that process's end.
@@ -379,25 +399,39 @@ impl Nic {
     fn read_mail(&'static self) {
         let mailbox = self.me().segment.mailbox();
         // Held until all is dealt with, in the order in which it came.
-        let mut pos = self.mail.lock();
-        while let Some(letter) = mailbox.take(&mut pos) {
-            self.mail_at.store(*pos as usize, Ordering::Relaxed);
-            let (slot, offset) = (
-                (letter >> 32) as usize,
-                (letter & 0xffff_ffff) as usize * 64,
-            );
-            self.open_ring(slot, offset);
-            mailbox.dealt_with(*pos);
+        let mut mail = self.mail.lock();
+        while let Some(letter) = mailbox.take(&mut mail.next) {
+            self.mail_at.store(mail.next as usize, Ordering::Relaxed);
+            if self.open_ring(letter).is_err() && mail.put_off.len() < MAILBOX_SLOTS {
+                mail.put_off.push(letter);
+                self.call_engine();
+            }
+            mailbox.dealt_with(mail.next);
         }
     }
 
-    /// Opens the ring that the process in `slot` has made at `offset`.
-    fn open_ring(&self, slot: usize, offset: usize) {
-        let Some(peer) = self.fabric.peer(slot) else {
-            return;
+    /// Tries again to read the letters that were put off. True if some still are.
+    pub(crate) fn read_mail_put_off(&self) -> bool {
+        let mut mail = self.mail.lock();
+        mail.put_off
+            .retain(|&letter| self.open_ring(letter).is_err());
+        !mail.put_off.is_empty()
+    }
+
+    /// Opens the ring that a letter speaks of.
+    ///
+    /// # Errors
+    /// This process has not what it takes to reach the sender: the letter is to be read later.
+    fn open_ring(&self, letter: u64) -> Result<(), i32> {
+        let (slot, offset) = (
+            (letter >> 32) as usize,
+            (letter & 0xffff_ffff) as usize * 64,
+        );
+        let Some(peer) = self.fabric.try_peer(slot)? else {
+            return Ok(());
         };
         let Some(header) = peer.segment.ring_header(offset) else {
-            return;
+            return Ok(());
         };
         let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
         let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
@@ -407,6 +441,7 @@ impl Nic {
             Some(qp) if ours => qp.new_ring(peer, offset),
             _ => header.detached.store(1, Ordering::Release),
         }
+        Ok(())
     }
 
     /// Takes shared memory for a ring of `bytes` bytes, header included.

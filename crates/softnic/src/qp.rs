@@ -414,7 +414,9 @@ impl Qp {
         if connects {
             let local = self.nic.port.reaches(&new.ah_attr);
             control.peer = if local {
-                self.nic.fabric.peer(new.dest_qp_num as usize >> QP_BITS)
+                self.nic
+                    .fabric
+                    .try_peer(new.dest_qp_num as usize >> QP_BITS)?
             } else {
                 None
             };

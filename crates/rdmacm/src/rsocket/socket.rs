@@ -590,6 +590,8 @@ impl Inner {
                 }
                 match self.serve(id, peer, domain) {
                     Ok(new) => return Some(Ok(new)),
+                    // Another thread or a later call may have what it takes.
+                    Err(e) if e.is_shortage() => return Some(Err(e)),
                     // The next one may be better.
                     Err(Errno(errno)) => {
                         tracing::debug!("a connection is refused: errno {errno}");

@@ -100,7 +100,7 @@ pub(super) unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) ->
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let fd = nic::get()
         .map_err(|e| errno_of_nic(&e))
-        .map(|nic| nic.cmd_fd().unwrap_or(-1));
+        .and_then(Nic::cmd_fd);
     let made = fd.and_then(|fd| new_context(device, fd, None));
     or_null(made.map(hand_out))
 }

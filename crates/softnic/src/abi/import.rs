@@ -22,7 +22,7 @@ pub(super) unsafe extern "C" fn ibv_import_device(fd: c_int) -> *mut ibv_context
         // SAFETY: the program keeps its descriptor open during the call; one that is not open is no name below.
         let name = Name::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
         // Of another fabric, or ended: its device is not here.
-        let home = nic.fabric.named(name).ok_or(libc::ENODEV)?;
+        let home = nic.fabric.named(name)?.ok_or(libc::ENODEV)?;
         let context = new_context(the_device(), fd, Some(home))?;
         nic.add_imported_context(context);
         Ok(context)
@@ -38,7 +38,7 @@ pub(super) fn close(context: &'static Context, fd: c_int) {
     }
     context.nic.remove_imported_context(context);
     // A program that did not duplicate it has given us our own.
-    if context.nic.cmd_fd() != Some(fd) {
+    if context.nic.cmd_fd() != Ok(fd) {
         // SAFETY: the program handed the descriptor over when it imported the device, and ends that once.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }

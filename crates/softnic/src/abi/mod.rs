@@ -31,6 +31,8 @@ use std::sync::Arc;
 
 use verbs_abi::{LaterSymbols, Symbols};
 
+use crate::errno::errno_of;
+
 /// The software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
 #[must_use]
 pub fn symbols() -> &'static Symbols {
@@ -137,11 +139,6 @@ fn or_null<T>(result: Result<*mut T, c_int>) -> *mut T {
 /// 0, or an errno.
 fn or_errno(result: Result<(), c_int>) -> c_int {
     result.err().unwrap_or(0)
-}
-
-/// The errno of an I/O error.
-fn errno_of(e: &std::io::Error) -> c_int {
-    e.raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// The object behind a handle, with a reference of its own; none if the handle is not live.

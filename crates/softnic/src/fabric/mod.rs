@@ -37,6 +37,8 @@ pub(crate) use name::Name;
 pub(crate) use process::random_nonzero;
 use segment::{Arena, DirectoryMap, Segment};
 
+use crate::errno::shortage;
+
 /// How long after a process has ended its peers' reliable queue pairs give up.
 const GIVE_UP_NS: u64 = 50_000_000;
 
@@ -130,7 +132,7 @@ impl Peer {
         if self.is_self {
             return false;
         }
-        if !self.is_dead() && process::start_time(self.pid) != Some(self.start_time) {
+        if !self.is_dead() && !process::is_alive(self.pid, self.start_time) {
             self.mark_dead();
         }
         self.is_dead()
@@ -245,9 +247,14 @@ impl Fabric {
 
         let incarnation = random_nonzero();
         let pid = process::own_pid();
+        // Without it peers would take this process for dead.
+        let start = process::start_time(pid)
+            .map_err(io("look at this process in /proc"))?
+            .unwrap_or(0);
         let (slot, entry) = free_slot(directory.get()).ok_or_else(|| FabricError::Full {
             path: dir.to_owned(),
         })?;
+        let files = Unentered { dir, incarnation };
         let segment_file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -271,7 +278,6 @@ impl Fabric {
             0,
         )
         .map_err(|e| io("create the wake FIFO")(e.into()))?;
-        let start = process::start_time(pid).unwrap_or(0);
         let me = Arc::new(Peer {
             slot,
             incarnation,
@@ -287,6 +293,7 @@ impl Fabric {
         entry.pid.store(pid, Ordering::Relaxed);
         entry.start_time.store(start, Ordering::Relaxed);
         entry.incarnation.store(incarnation, Ordering::Release);
+        std::mem::forget(files);
         drop(held);
         Ok(Self {
             dir: dir.to_owned(),
@@ -324,12 +331,22 @@ impl Fabric {
 
     /// The process in `slot`, if there is one and its segment can be used.
     pub(crate) fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
-        let entry = self.directory.get().procs.get(slot)?;
+        self.try_peer(slot).ok().flatten()
+    }
+
+    /// The same, where it matters why there is none.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: this process has not what it takes to reach another one.
+    pub(crate) fn try_peer(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
+        let Some(entry) = self.directory.get().procs.get(slot) else {
+            return Ok(None);
+        };
         let incarnation = entry.incarnation.load(Ordering::Acquire);
         let mut peers = lock(&self.peers);
         if let Some(peer) = peers.get(&slot) {
             if peer.incarnation == incarnation && !peer.is_dead() {
-                return Some(Arc::clone(peer));
+                return Ok(Some(Arc::clone(peer)));
             }
             // Another process has cleaned up after it before this one's engine saw it end. Nobody would look
             // at its pidfd any more, so say it here.
@@ -338,7 +355,7 @@ impl Fabric {
             self.me.wake();
         }
         if incarnation == 0 {
-            return None;
+            return Ok(None);
         }
         let pid = entry.pid.load(Ordering::Relaxed);
         let start = entry.start_time.load(Ordering::Relaxed);
@@ -348,19 +365,22 @@ impl Fabric {
                 peers.insert(slot, Arc::clone(&peer));
                 // The engine has one process more to watch.
                 self.me.wake();
-                Some(peer)
+                Ok(Some(peer))
             }
             Err(e) => {
                 tracing::debug!("process {pid} in slot {slot} cannot be reached: {e}");
-                None
+                shortage(&e).map_or(Ok(None), Err)
             }
         }
     }
 
     /// The process of that name, if it is still there.
-    pub(crate) fn named(&self, name: Name) -> Option<Arc<Peer>> {
-        let peer = self.peer(name.slot)?;
-        (peer.incarnation == name.incarnation && !peer.has_ended()).then_some(peer)
+    ///
+    /// # Errors
+    /// As [`try_peer`](Self::try_peer).
+    pub(crate) fn named(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
+        let peer = self.try_peer(name.slot)?;
+        Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.has_ended()))
     }
 
     fn open_peer(&self, slot: usize, incarnation: u64, pid: u64, start: u64) -> io::Result<Peer> {
@@ -450,6 +470,18 @@ fn segment_path(dir: &Path, incarnation: u64) -> PathBuf {
 
 fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
     dir.join(format!("{incarnation:016x}.wake"))
+}
+
+/// The files of a process that is not in the directory yet: removed when dropped.
+struct Unentered<'a> {
+    dir: &'a Path,
+    incarnation: u64,
+}
+
+impl Drop for Unentered<'_> {
+    fn drop(&mut self) {
+        remove_files(self.dir, self.incarnation);
+    }
 }
 
 fn remove_files(dir: &Path, incarnation: u64) {

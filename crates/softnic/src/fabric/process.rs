@@ -1,14 +1,23 @@
 //! Which process is which: liveness that a reused pid cannot fool.
 
-use std::fs;
+use std::{fs, io};
 
-use rustix::process::Pid;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 /// Start time of process `pid` (field 22 of `/proc/PID/stat`, clock ticks after boot), or `None` if there
 /// is no such process or it is dead already (a zombie or being taken down).
-pub(crate) fn start_time(pid: u64) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    parse_stat(&stat)
+///
+/// # Errors
+/// Where there is no telling: this process has no more descriptors.
+pub(crate) fn start_time(pid: u64) -> io::Result<Option<u64>> {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Ok(parse_stat(&stat)),
+        // ESRCH: it ended while its file was open.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// The process is being taken down: `include/linux/sched.h`.
@@ -37,8 +46,14 @@ pub(crate) fn fuzz(text: &str) {
 }
 
 /// Is the process that had `pid` and `start_time` still running?
+///
+/// Where its start time cannot be read, whichever process has the pid is taken for it: it must not be taken for dead
+/// because this process has no descriptor left.
 pub(crate) fn is_alive(pid: u64, start: u64) -> bool {
-    start_time(pid) == Some(start)
+    match start_time(pid) {
+        Ok(found) => found == Some(start),
+        Err(_) => to_pid(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH)),
+    }
 }
 
 /// The own pid.
@@ -87,7 +102,7 @@ mod tests {
 
     #[test]
     fn this_process_lives_and_pid_0_does_not() {
-        let start = start_time(own_pid()).unwrap();
+        let start = start_time(own_pid()).unwrap().unwrap();
         assert!(is_alive(own_pid(), start));
         assert!(!is_alive(own_pid(), start + 1));
         assert!(!is_alive(0, start));
