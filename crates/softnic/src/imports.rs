@@ -44,8 +44,8 @@ impl Kind {
     fn place(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
         let index = handle as usize % self.places();
         match self {
-            Self::Pd => peer.segment.pd(index),
-            Self::Dm => peer.segment.dm(index).map(|dm| &dm.object),
+            Self::Pd => peer.segment.find_pd(index),
+            Self::Dm => peer.segment.find_dm(index).map(|dm| &dm.object),
         }
     }
 
@@ -401,7 +401,7 @@ fn home_of(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)>
 /// The import that gave a protection domain of `peer` its number.
 fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
     // `IMPORTED` is a multiple of the table's length.
-    let import = peer.segment.import(number as usize % MAX_IMPORTS)?;
+    let import = peer.segment.find_import(number as usize % MAX_IMPORTS)?;
     let used = import.home.load(Ordering::Acquire) != 0;
     (used && import.number.load(Ordering::Relaxed) == number).then_some(import)
 }

@@ -72,7 +72,8 @@ pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
     );
     (0..PROBES).find_map(|i| {
         let index = (start + i) % MR_SLOTS;
-        let mr = peer.segment.mr(index)?;
+        // A key is anybody's say, and may lead to where no region ever was.
+        let mr = peer.segment.find_mr(index)?;
         (key_of(mr.entry.load(Ordering::Acquire)) == key).then_some((index, mr))
     })
 }

@@ -59,10 +59,13 @@ impl Attachments {
         }
         let place = (0..used).find(|&p| free(p)).unwrap_or(used);
         let at = MCASTS_AT + place * size_of::<McastShared>();
-        let entry = segment.mcast(place).ok_or(libc::ENOMEM)?;
+        if place >= MAX_MCASTS {
+            return Err(libc::ENOMEM);
+        }
         fabric
             .reserve(at, size_of::<McastShared>())
             .map_err(|_| libc::ENOMEM)?;
+        let entry = segment.mcast(place).ok_or(libc::ENOMEM)?;
         for (to, word) in entry.mgid.iter().zip(group.words()) {
             to.store(word, Ordering::Relaxed);
         }

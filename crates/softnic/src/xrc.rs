@@ -122,16 +122,16 @@ impl Xrcd {
         for _ in 0..MAX_SRQS {
             let index = *next;
             *next = (index + 1) % MAX_SRQS;
+            let at = SRQS_AT + index * size_of::<SrqShared>();
+            fabric
+                .reserve(at, size_of::<SrqShared>())
+                .map_err(|_| libc::ENOMEM)?;
             let Some(shared) = fabric.me.segment.srq(index) else {
                 continue;
             };
             if shared.domain.load(Ordering::Relaxed) != 0 {
                 continue;
             }
-            let at = SRQS_AT + index * size_of::<SrqShared>();
-            fabric
-                .reserve(at, size_of::<SrqShared>())
-                .map_err(|_| libc::ENOMEM)?;
             shared.pd.store(pd, Ordering::Relaxed);
             shared.domain.store(self.number, Ordering::Release);
             return Ok(self.nic.qpn(index));
@@ -148,7 +148,7 @@ impl Xrcd {
         // Nothing is being received for it when this returns.
         let _sides = self.sides.lock();
         lock(&self.srqs).retain(|srq| srq.number() != Some(number));
-        if let Some(shared) = self.nic.me().segment.srq(number as usize % MAX_SRQS) {
+        if let Some(shared) = self.nic.me().segment.find_srq(number as usize % MAX_SRQS) {
             shared.domain.store(0, Ordering::Release);
         }
     }

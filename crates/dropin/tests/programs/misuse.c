@@ -600,17 +600,90 @@ static void small_shared_memory(void)
 	free(folder);
 }
 
-static void full(void)
+/* A file that leaves no room beside it. */
+static int fill_up(void)
 {
 	char name[4096], page[4096] = "";
-	struct ibv_mr *mr;
 
 	snprintf(name, sizeof(name), "%s/../filler", getenv("VERBATIM_FABRIC_DIR"));
 	int filler = open(name, O_CREAT | O_RDWR, 0600);
-	CHECK(filler >= 0);
+	CHECK(filler >= 0 && !unlink(name));
 	while (write(filler, page, sizeof(page)) > 0)
 		;
 	CHECK(errno == ENOSPC);
+	return filler;
+}
+
+/* Keys, handles and numbers that nobody has, and that could lie anywhere in tables of which most was never used. */
+static void nobodys(void)
+{
+	struct ibv_xrcd_init_attr xrcd_init = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = -1,
+		.oflags = O_CREAT,
+	};
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS };
+
+	/* What this thread needs for accesses it has from now on. */
+	works();
+	int filler = fill_up();
+	for (uint32_t i = 1; i < 1000; i++) {
+		uint32_t number = i * 2654435761u;
+		FAILS(!ibv_import_mr(pd, number), ENOENT);
+		FAILS(!ibv_import_pd(context, number >> 1), ENOENT);
+		FAILS(!ibv_import_dm(context, number >> 1), ENOENT);
+	}
+	for (int i = 0; i < 8; i++) {
+		struct ibv_mr *own = mrs[0], lost = { .lkey = own->lkey + (i + 1) * 0x9e3779 };
+		/* By the L_Key, then by the R_Key. */
+		if (i % 2)
+			mrs[0] = &lost;
+		else
+			mrs[1]->rkey += (i + 1) * 0x9e3779;
+		CHECK(!post_send(0, IBV_WR_RDMA_WRITE, 64));
+		CHECK(next().status == (i % 2 ? IBV_WC_LOC_PROT_ERR : IBV_WC_REM_ACCESS_ERR));
+		mrs[0] = own;
+		mrs[1]->rkey = mrs[1]->lkey;
+		reconnect();
+	}
+	for (uint32_t i = 0; i < 1 << 14; i += 77) {
+		CHECK(!ibv_modify_qp(qps[0], &(struct ibv_qp_attr){ .qp_state = IBV_QPS_RESET }, IBV_QP_STATE));
+		CHECK(!ibv_modify_qp(qps[0], &attr,
+				     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+		struct ibv_qp_attr rtr = {
+			.qp_state = IBV_QPS_RTR,
+			.path_mtu = IBV_MTU_1024,
+			.dest_qp_num = (qps[1]->qp_num & ~0x3fff) | i,
+			.ah_attr = { .port_num = 1, .dlid = port.lid },
+		};
+		int error = ibv_modify_qp(qps[0], &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+								IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+								IBV_QP_MIN_RNR_TIMER);
+		CHECK(!error || error == ENOMEM);
+	}
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &xrcd_init);
+	struct ibv_srq_init_attr_ex srq_init = {
+		.attr = { .max_wr = 1, .max_sge = 1 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD |
+			     IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = pd,
+		.xrcd = xrcd,
+		.cq = cq,
+	};
+	CHECK(xrcd);
+	FAILS(!ibv_create_srq_ex(context, &srq_init), ENOMEM);
+	CHECK(!ibv_close_xrcd(xrcd));
+	reconnect();
+	works();
+	CHECK(!close(filler));
+}
+
+static void full(void)
+{
+	int filler = fill_up();
+	struct ibv_mr *mr;
+
 	do
 		mr = ibv_reg_mr(pd, memory[0], LENGTH, ACCESS);
 	while (mr);
@@ -621,7 +694,7 @@ static void full(void)
 	CHECK(!ftruncate(filler, 0));
 	reconnect();
 	works();
-	CHECK(!close(filler) && !unlink(name));
+	CHECK(!close(filler));
 }
 
 static void many(void)
@@ -645,7 +718,7 @@ int main(int argc, char **argv)
 		puts("ok");
 		return 0;
 	}
-	if (!strcmp(name, "full"))
+	if (!strcmp(name, "full") || !strcmp(name, "nobodys"))
 		small_shared_memory();
 	begin(strcmp(name, "overrun") ? 4 * DEPTH : 1);
 	if (!strcmp(name, "closed"))
@@ -668,6 +741,8 @@ int main(int argc, char **argv)
 		canceled();
 	else if (!strcmp(name, "full"))
 		full();
+	else if (!strcmp(name, "nobodys"))
+		nobodys();
 	else if (!strcmp(name, "many"))
 		many();
 	else

@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 6;
+pub(crate) const LAYOUT_VERSION: u64 = 7;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -95,6 +95,8 @@ pub(crate) struct SegmentHeader {
     /// Places of flows in use are below this.
     pub(crate) flows_used: AtomicU64,
     pad2: [AtomicU64; 5],
+    /// A bit for each page before the arena: it has memory.
+    pub(crate) backed: [AtomicU64; TABLE_PAGES / 64],
 }
 
 /// What peers need to know of a queue pair.
@@ -343,7 +345,8 @@ pub(crate) const RING_WITHDRAWN: u32 = 2;
 /// `magic` of a ring.
 pub(crate) const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
 
-const PAGE: usize = 4096;
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
 const fn after(offset: usize, bytes: usize) -> usize {
     (offset + bytes).next_multiple_of(PAGE)
 }
@@ -377,10 +380,12 @@ pub(crate) const SPREADS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowS
 /// Offset of the arena from which rings are allocated.
 pub(crate) const ARENA_AT: usize =
     after(SPREADS_AT, MAX_SPREADS * size_of::<SpreadShared>()).next_multiple_of(1 << 20);
+/// Pages before the arena.
+const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. It is a sparse file: what is not used takes no memory.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 30;
 
-const _: () = assert!(size_of::<SegmentHeader>() <= PAGE);
+const _: () = assert!(size_of::<SegmentHeader>() <= PAGE && TABLE_PAGES.is_multiple_of(64));
 const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error) == 64);
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);

@@ -458,9 +458,15 @@ impl Fabric {
         lock(&self.arena).free(offset, bytes);
     }
 
-    /// Makes sure that `len` bytes at `offset` of the own segment are backed by memory.
+    /// Makes sure that `len` bytes at `offset` of the own segment, before its arena, are backed by memory, and has others
+    /// know that.
     pub(crate) fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
-        segment::reserve(&self.segment_file, offset, len)
+        let segment = &self.me.segment;
+        if !segment.is_backed(offset, len) {
+            segment::reserve(&self.segment_file, offset, len)?;
+            segment.set_backed(offset, len);
+        }
+        Ok(())
     }
 }
 

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::mem::size_of;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::io::retry_on_intr;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
 
 use super::layout::*;
 use super::mailbox::{MAILBOX_SLOTS, Mailbox};
@@ -104,8 +104,10 @@ pub(crate) struct Segment {
 }
 
 macro_rules! table {
-    ($(#[$doc:meta])* $name:ident, $ty:ty, $at:expr, $count:expr) => {
+    ($(#[$doc:meta])* $name:ident, $find:ident, $ty:ty, $at:expr, $count:expr) => {
         $(#[$doc])*
+        ///
+        /// The place is known to be in use: where it is not and `/dev/shm` is full, to access it is a SIGBUS.
         #[inline]
         pub(crate) fn $name(&self, index: usize) -> Option<&$ty> {
             if index >= $count {
@@ -114,6 +116,13 @@ macro_rules! table {
             // SAFETY: the table lies before the arena (asserted in `layout`), where all is usable; it is
             // aligned because tables start on pages; its elements are atomics.
             Some(unsafe { &*self.map.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
+        }
+
+        /// The same for any index; `None` where the place was never in use.
+        #[allow(dead_code, reason = "not every table is looked into by others")]
+        pub(crate) fn $find(&self, index: usize) -> Option<&$ty> {
+            let at = $at + index.min($count) * size_of::<$ty>();
+            self.is_backed(at, size_of::<$ty>()).then(|| self.$name(index)).flatten()
         }
     };
 }
@@ -136,10 +145,38 @@ impl Segment {
     pub(crate) fn create(file: &File) -> std::io::Result<Self> {
         ftruncate(file, SEGMENT_BYTES as u64)?;
         // Reserve what is written without asking, so that a full /dev/shm is an error and not a SIGBUS.
-        reserve(file, 0, QPS_AT)?;
-        let locks = ATOMIC_LOCKS * size_of::<AtomicLock>();
-        reserve(file, LOCKS_AT, locks)?;
-        Self::map(file)
+        let first = [
+            (0, QPS_AT),
+            (LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()),
+        ];
+        for (at, len) in first {
+            reserve(file, at, len)?;
+        }
+        let segment = Self::map(file)?;
+        for (at, len) in first {
+            segment.set_backed(at, len);
+        }
+        Ok(segment)
+    }
+
+    /// The words and bits of `backed` that stand for the pages of `len` bytes at `at`.
+    fn pages(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let backed = &self.header().backed;
+        (at / PAGE..(at + len).div_ceil(PAGE))
+            .filter_map(move |page| Some((backed.get(page / 64)?, 1 << (page % 64))))
+    }
+
+    /// Whether `len` bytes at `at`, before the arena, have memory: then they can be accessed, however full `/dev/shm` is.
+    pub(super) fn is_backed(&self, at: usize, len: usize) -> bool {
+        self.pages(at, len)
+            .all(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Says that they have.
+    pub(super) fn set_backed(&self, at: usize, len: usize) {
+        for (word, bit) in self.pages(at, len) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
     }
 
     fn map(file: &File) -> std::io::Result<Self> {
@@ -190,52 +227,85 @@ impl Segment {
 
     table!(
         /// Queue pair `index`.
-        qp, QpShared, QPS_AT, MAX_QPS
+        qp, find_qp, QpShared, QPS_AT, MAX_QPS
     );
     table!(
         /// Completion queue `index`.
-        cq, CqShared, CQS_AT, MAX_CQS
+        cq, find_cq, CqShared, CQS_AT, MAX_CQS
     );
     table!(
         /// Memory region `index`.
-        mr, MrShared, MRS_AT, MR_SLOTS
+        mr, find_mr, MrShared, MRS_AT, MR_SLOTS
     );
     table!(
         /// Shared receive queue `index`.
-        srq, SrqShared, SRQS_AT, MAX_SRQS
+        srq, find_srq, SrqShared, SRQS_AT, MAX_SRQS
     );
     table!(
         /// Multicast attachment `index`.
-        mcast, McastShared, MCASTS_AT, MAX_MCASTS
+        mcast, find_mcast, McastShared, MCASTS_AT, MAX_MCASTS
     );
     table!(
         /// Protection domain `index`.
-        pd, ObjectShared, PDS_AT, MAX_PDS
+        pd, find_pd, ObjectShared, PDS_AT, MAX_PDS
     );
     table!(
         /// Device memory `index`.
-        dm, DmShared, DMS_AT, MAX_DMS
+        dm, find_dm, DmShared, DMS_AT, MAX_DMS
     );
     table!(
         /// Import `index`.
-        import, ImportShared, IMPORTS_AT, MAX_IMPORTS
+        import, find_import, ImportShared, IMPORTS_AT, MAX_IMPORTS
     );
     table!(
         /// Flow `index`.
-        flow, FlowShared, FLOWS_AT, MAX_FLOWS
+        flow, find_flow, FlowShared, FLOWS_AT, MAX_FLOWS
     );
     table!(
         /// What spreads raw packets, `index`.
-        spread, SpreadShared, SPREADS_AT, MAX_SPREADS
+        spread, find_spread, SpreadShared, SPREADS_AT, MAX_SPREADS
     );
     table!(
         /// Hazard `index`.
-        hazard, Hazard, HAZARDS_AT, HAZARDS
+        hazard, find_hazard, Hazard, HAZARDS_AT, HAZARDS
     );
     table!(
         /// Atomic lock `index`.
-        atomic_lock, AtomicLock, LOCKS_AT, ATOMIC_LOCKS
+        atomic_lock, find_atomic_lock, AtomicLock, LOCKS_AT, ATOMIC_LOCKS
     );
+
+    /// The place of queue pair `index`, which is going to be looked at from now on, whether its owner has such a queue pair
+    /// or not.
+    ///
+    /// # Errors
+    /// `ENOMEM` where there is no memory for it.
+    pub(crate) fn provide_qp(&self, index: usize) -> Result<&QpShared, i32> {
+        let (at, len) = (
+            QPS_AT + index.min(MAX_QPS) * size_of::<QpShared>(),
+            size_of::<QpShared>(),
+        );
+        if !self.is_backed(at, len) {
+            let page = self.map.as_ptr().wrapping_add(at & !(PAGE - 1));
+            // SAFETY: fetches a page of the mapping, and changes nothing in it.
+            match unsafe { madvise(page.cast(), PAGE, Advice::LinuxPopulateWrite) } {
+                Ok(()) => self.set_backed(at, len),
+                // Linux before 5.14 does not know it.
+                Err(rustix::io::Errno::INVAL) => {}
+                Err(_) => return Err(libc::ENOMEM),
+            }
+        }
+        self.qp(index).ok_or(libc::ENOMEM)
+    }
+
+    /// The index of a completion queue of the owner that `said` tells, or one that is none where it tells nonsense.
+    pub(crate) fn cq_index(&self, said: &AtomicU32) -> usize {
+        let index = said.load(Ordering::Relaxed) as usize;
+        if self.find_cq(index).is_some() {
+            index
+        } else {
+            usize::MAX
+        }
+    }
 
     /// The mailbox of the segment's owner.
     #[cfg(not(loom))]

@@ -73,7 +73,7 @@ impl Inbound {
         Some(Self {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
-            src_cq: header.src_cq.load(Ordering::Relaxed) as usize,
+            src_cq: peer.segment.cq_index(&header.src_cq),
             rnr_since: None,
             stopped: false,
             remote: RegionCache::new(),

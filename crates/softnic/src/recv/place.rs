@@ -174,7 +174,7 @@ pub(super) fn for_each_referenced(
     remote: &mut RegionCache,
     mut f: impl FnMut(&crate::mem::Region, u64, u64) -> Result<(), PlaceError>,
 ) -> Result<(), PlaceError> {
-    let sender = peer.segment.qp(src_qpn as usize % MAX_QPS);
+    let sender = peer.segment.find_qp(src_qpn as usize % MAX_QPS);
     let domain = || sender.map_or(0, |qp| qp.pd.load(Ordering::Relaxed));
     let mut left = u64::from(record.header.len);
     let count = record.payload.len() / size_of::<ibv_sge>();

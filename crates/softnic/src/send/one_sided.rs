@@ -100,7 +100,7 @@ fn domain_of(out: &OutRing, dest: &QpShared) -> Option<u32> {
         return Some(dest.pd.load(Ordering::Relaxed));
     }
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
-    let srq = out.peer.segment.srq(out.srqn as usize % MAX_SRQS)?;
+    let srq = out.peer.segment.find_srq(out.srqn as usize % MAX_SRQS)?;
     (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
 }
 

@@ -103,7 +103,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         .alloc_ring(bytes)
         .inspect_err(|e| tracing::warn!("no shared memory for a ring: {e}"))
         .ok()?;
-    let dest = peer.segment.qp(ring.dest_index)?;
+    let dest = peer.segment.provide_qp(ring.dest_index).ok()?;
     let header = nic.me().segment.ring_header(offset)?;
     let slots = u32::try_from(ring.slots).ok()?;
     header.slots.store(slots, Ordering::Relaxed);
@@ -137,7 +137,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         producer: Producer::new(memory),
         dest_index: ring.dest_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
-        dest_cq: dest.recv_cq.load(Ordering::Relaxed) as usize,
+        dest_cq: peer.segment.cq_index(&dest.recv_cq),
         peer,
         offset,
         bytes,

@@ -263,7 +263,7 @@ pub(super) fn datagram_ring(
 ) -> Option<usize> {
     #[allow(clippy::cast_possible_truncation)] // 24 bits
     let qpn = (peer.slot << QP_BITS | index) as u32;
-    let dest = peer.segment.qp(index)?;
+    let dest = peer.segment.find_qp(index)?;
     let state = dest.state.load(Ordering::Acquire);
     let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
     if !receives || dest.qp_type.load(Ordering::Relaxed) != way.to {

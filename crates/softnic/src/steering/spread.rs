@@ -67,7 +67,7 @@ impl Spread {
 
     /// What a process says at a place, if that can be.
     pub(super) fn read(peer: &Peer, place: usize) -> Option<Self> {
-        let shared = peer.segment.spread(place)?;
+        let shared = peer.segment.find_spread(place)?;
         let size = shared.size.load(Ordering::Acquire) as usize;
         if !size.is_power_of_two() || size > MAX_IND_TBL {
             return None;
@@ -126,7 +126,8 @@ impl Spreads {
 
     /// Gives a place back; no flow leads to it any more.
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
-        if let Some(shared) = fabric.me.segment.spread(place) {
+        // It may have got no memory.
+        if let Some(shared) = fabric.me.segment.find_spread(place) {
             shared.size.store(0, Ordering::Release);
         }
         lock(&self.0).give_back(place);
