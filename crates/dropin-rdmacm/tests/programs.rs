@@ -35,7 +35,7 @@ fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
 }
 
 #[test]
-fn a_lack_of_descriptors_is_an_errno() {
+fn what_the_system_is_short_of_is_an_errno() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = compiled("limits", folder.path());
     for link_layer in ["roce", "ib"] {

@@ -50,6 +50,9 @@ impl Service {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
         fork::prepare_replacement()?;
+        if !reserve::has_system_memory() {
+            return Err(Errno(libc::ENOMEM));
+        }
         let (to_thread, service) = sync_channel::<&'static Self>(1);
         // The program's signals are the program's: its threads must get them, not this one.
         let mask = fork::block_signals();

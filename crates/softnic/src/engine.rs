@@ -46,6 +46,9 @@ pub(crate) enum Look {
 /// Starts the engine's thread, which waits for the NIC that it is for; it ends if there comes none. Signals are left to
 /// the program's own threads.
 pub(crate) fn start() -> io::Result<SyncSender<&'static Nic>> {
+    if !reserve::has_system_memory() {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
     let (sender, receiver) = sync_channel(1);
     let blocked = BlockedSignals::all();
     let started = std::thread::Builder::new()

@@ -107,7 +107,8 @@ pub(crate) struct SpreadUse {
 }
 
 impl Qp {
-    pub(crate) fn new(index: usize, new: NewQp) -> Self {
+    /// Makes a queue pair; `None` where there is no memory for its queues.
+    pub(crate) fn new(index: usize, new: NewQp) -> Option<Self> {
         let nic = new.context.nic;
         let cap = new.init_attr.cap;
         let (recv_wr, recv_sge) = if new.srq.is_some() {
@@ -115,6 +116,8 @@ impl Qp {
         } else {
             (cap.max_recv_wr, cap.max_recv_sge)
         };
+        let sq = SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)?;
+        let rq = RecvQueue::new(recv_wr, recv_sge, new.pd)?;
         let qpn = nic.qpn(index);
         let mut abi = ibv_qp_ex_with_flush {
             ex: ibv_qp_ex::zeroed(),
@@ -148,8 +151,8 @@ impl Qp {
             max_rd_atomic: AtomicU32::new(0),
             timeout: AtomicU32::new(0),
             send_work: AtomicU8::new(SendWork::None as u8),
-            sq: BiasedLock::new(SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)),
-            rq: BiasedLock::new(RecvQueue::new(recv_wr, recv_sge, new.pd)),
+            sq: BiasedLock::new(sq),
+            rq: BiasedLock::new(rq),
             send_place: AtomicUsize::new(usize::MAX),
             recv_place: AtomicUsize::new(usize::MAX),
             control: Mutex::new(Control {
@@ -181,7 +184,7 @@ impl Qp {
         shared
             .state
             .store(1 + QpState::Reset.as_abi(), Ordering::Release);
-        qp
+        Some(qp)
     }
 
     /// The program's handle.

@@ -49,6 +49,9 @@ pub(super) unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
     init: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
+    if reserve::is_short() {
+        return or_null(Err(libc::ENOMEM));
+    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     or_null(unsafe { new_wq(context, init) })
@@ -97,7 +100,7 @@ unsafe fn new_wq(
             xrc: Xrc::No,
             spread: None,
         };
-        Ok(Arc::new(Qp::new(index, new)))
+        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
     cq.uses.fetch_add(2, Ordering::Relaxed);
     pd.enter();
@@ -209,6 +212,9 @@ pub(super) unsafe extern "C" fn create_rwq_ind_table(
     context: *mut ibv_context,
     init: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
+    if reserve::is_short() {
+        return or_null(Err(libc::ENOMEM));
+    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     or_null(unsafe { new_ind_table(context, init) })
@@ -327,7 +333,7 @@ pub(super) unsafe fn create_spreading_qp(
                 table: Arc::clone(&table.uses),
             }),
         };
-        Ok(Arc::new(Qp::new(index, new)))
+        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     });
     let qp = qp.inspect_err(|_| c.nic.spreads.remove(&c.nic.fabric, place))?;
     table.uses.fetch_add(1, Ordering::Relaxed);

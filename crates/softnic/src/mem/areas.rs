@@ -7,7 +7,11 @@ use std::ops::Range;
 pub(super) fn areas() -> io::Result<Vec<Area>> {
     let _hold_off = cancellation::HoldOff::new();
     let maps = std::fs::read_to_string("/proc/self/maps")?;
-    Ok(maps.lines().filter_map(Area::parse).collect())
+    let mut areas = Vec::new();
+    // Programs have tens of thousands.
+    areas.try_reserve_exact(maps.lines().count())?;
+    areas.extend(maps.lines().filter_map(Area::parse));
+    Ok(areas)
 }
 
 /// The area in which `range` starts, if all of it is mapped, and writable, where `write` says so.

@@ -36,12 +36,13 @@ pub(crate) struct TakenRecv<'a> {
 }
 
 impl RecvQueue {
-    pub(crate) fn new(max_wr: u32, max_sge: u32, pd: u32) -> Self {
+    /// An empty queue; `None` where there is no memory for it.
+    pub(crate) fn new(max_wr: u32, max_sge: u32, pd: u32) -> Option<Self> {
         let slots = max_wr.max(1).next_power_of_two() as usize;
         let max_sge = max_sge as usize;
-        Self {
-            wqes: vec![RecvWqe::default(); slots].into(),
-            sges: vec![ibv_sge::zeroed(); slots * max_sge].into(),
+        Some(Self {
+            wqes: reserve::filled(RecvWqe::default(), slots)?,
+            sges: reserve::filled(ibv_sge::zeroed(), slots * max_sge)?,
             max_sge,
             max_wr: u64::from(max_wr),
             pd,
@@ -50,7 +51,7 @@ impl RecvQueue {
             limit: 0,
             wanted: false,
             tags: None,
-        }
+        })
     }
 
     /// Makes it one for tag matching, with so many entries at most.

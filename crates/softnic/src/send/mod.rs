@@ -120,12 +120,13 @@ struct Fifo<T> {
 }
 
 impl<T: Copy + Default> Fifo<T> {
-    fn new(capacity: usize) -> Self {
-        Self {
-            items: vec![T::default(); capacity.next_power_of_two()].into(),
+    /// An empty queue; `None` where there is no memory for it.
+    fn new(capacity: usize) -> Option<Self> {
+        Some(Self {
+            items: reserve::filled(T::default(), capacity.next_power_of_two())?,
             head: 0,
             tail: 0,
-        }
+        })
     }
     #[inline(always)]
     fn is_empty(&self) -> bool {
@@ -312,9 +313,10 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(crate) fn new(cap: &ibv_qp_cap, sq_sig_all: bool) -> Self {
+    /// An empty queue; `None` where there is no memory for it.
+    pub(crate) fn new(cap: &ibv_qp_cap, sq_sig_all: bool) -> Option<Self> {
         let depth = cap.max_send_wr.max(1) as usize;
-        Self {
+        Some(Self {
             posted: 0,
             freed: 0,
             max_wr: u64::from(cap.max_send_wr),
@@ -322,10 +324,10 @@ impl SendQueue {
             max_inline: cap.max_inline_data as usize,
             sq_sig_all,
             pending: Pending {
-                wqes: Fifo::new(depth),
+                wqes: Fifo::new(depth)?,
                 counts: 0,
             },
-            ready: Fifo::new(depth),
+            ready: Fifo::new(depth)?,
             deferred: VecDeque::new(),
             out: None,
             ud: UdRings::default(),
@@ -334,7 +336,7 @@ impl SendQueue {
             remote: RegionCache::new(),
             silent_since: None,
             stopped: false,
-        }
+        })
     }
 
     /// Is anything posted whose end is not known?
@@ -606,6 +608,10 @@ unsafe fn post_one(
     state: QpState,
 ) -> Result<(), i32> {
     if sq.posted - sq.freed >= sq.max_wr {
+        return Err(libc::ENOMEM);
+    }
+    // What waits is copied.
+    if !sq.deferred.is_empty() && reserve::is_short() {
         return Err(libc::ENOMEM);
     }
     if !allowed(qp.qp_type, wr.opcode) {
