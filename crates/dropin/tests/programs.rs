@@ -28,7 +28,7 @@ fn misuse_gets_an_errno() {
     let program = compiled("misuse", folder.path());
     for case in [
         "closed", "nulls", "order", "garbage", "overrun", "gone", "faults", "forked", "threads",
-        "canceled", "full", "nobodys", "many",
+        "canceled", "full", "nobodys", "foreign", "many",
     ] {
         let fabric = Fabric::new();
         let out = Watched::start(fabric.command(&program, "ib").arg(case)).finish();

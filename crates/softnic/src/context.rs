@@ -51,6 +51,11 @@ impl Context {
         })
     }
 
+    /// Closes the descriptor of its events.
+    pub(crate) fn close(&self) {
+        self.events.close();
+    }
+
     pub(crate) fn async_fd(&self) -> i32 {
         self.events.raw_fd()
     }

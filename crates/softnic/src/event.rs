@@ -2,16 +2,20 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use eventfd::EventFd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 /// A queue that a file descriptor announces: readable while something is in it.
-pub(crate) struct EventQueue<T> {
-    fd: OwnedFd,
-    queue: Mutex<VecDeque<T>>,
+pub(crate) struct EventQueue<T>(Mutex<State<T>>);
+
+struct State<T> {
+    /// Until it is closed.
+    fd: Option<Arc<EventFd>>,
+    queue: VecDeque<T>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -22,64 +26,75 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self {
-            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?,
-            queue: Mutex::new(VecDeque::new()),
-        })
+        Ok(Self(Mutex::new(State {
+            fd: Some(Arc::new(EventFd::new(EventfdFlags::SEMAPHORE)?)),
+            queue: VecDeque::new(),
+        })))
     }
 
-    /// The descriptor to poll. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
+    /// The descriptor to poll; -1 for none. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
     pub(crate) fn raw_fd(&self) -> i32 {
-        self.fd.as_raw_fd()
+        lock(&self.0).fd.as_ref().map_or(-1, |fd| fd.number())
+    }
+
+    /// Closes the descriptor: there are no more events, and who waits for one hears so.
+    pub(crate) fn close(&self) {
+        let fd = lock(&self.0).fd.take();
+        if let Some(fd) = fd {
+            // For good: nobody takes it.
+            fd.signal();
+        }
     }
 
     pub(crate) fn push(&self, value: T) {
-        let mut queue = lock(&self.queue);
-        queue.push_back(value);
-        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        let mut state = lock(&self.0);
+        let Some(fd) = state.fd.clone() else {
+            return;
+        };
+        state.queue.push_back(value);
+        fd.signal();
     }
 
     /// The next value; waits for one unless the descriptor does not block.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
+    /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came, `EBADF` where it is
+    /// closed.
     pub(crate) fn next(&self) -> io::Result<T> {
         loop {
-            {
-                let mut queue = lock(&self.queue);
-                if let Some(value) = queue.pop_front() {
-                    self.take_counts(1);
+            let fd = {
+                let mut state = lock(&self.0);
+                let fd = state.fd.clone().ok_or(rustix::io::Errno::BADF)?;
+                if let Some(value) = state.queue.pop_front() {
+                    take_counts(&fd, 1);
                     return Ok(value);
                 }
-            }
-            let blocks = !fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::waits_outside(self.raw_fd()) {
+                fd
+            };
+            let blocks = !fcntl_getfl(&fd)?.contains(OFlags::NONBLOCK);
+            if !blocks || cancellation::waits_outside(fd.as_fd().as_raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
-            poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
         }
     }
 
     /// Removes what `gone` says from the queue.
     pub(crate) fn discard(&self, gone: impl Fn(&T) -> bool) {
-        let mut queue = lock(&self.queue);
-        let before = queue.len();
-        queue.retain(|v| !gone(v));
-        self.take_counts(before - queue.len());
-    }
-
-    /// Takes the counts that announced so many values. Nobody else reads the descriptor, and each value is written to it
-    /// under the queue's lock, which the caller holds: this does not wait.
-    fn take_counts(&self, values: usize) {
-        for _ in 0..values {
-            let readable = poll(
-                &mut [PollFd::new(&self.fd, PollFlags::IN)],
-                Some(&Timespec::default()),
-            );
-            if readable.is_ok_and(|n| n > 0) {
-                let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
-            }
+        let mut state = lock(&self.0);
+        let before = state.queue.len();
+        state.queue.retain(|v| !gone(v));
+        if let Some(fd) = &state.fd {
+            take_counts(fd, before - state.queue.len());
         }
+    }
+}
+
+/// Takes the counts that announced so many values. Nobody else reads the descriptor, and each value is written to it
+/// under the queue's lock, which the caller holds: this does not wait.
+fn take_counts(fd: &EventFd, values: usize) {
+    for _ in 0..values {
+        let _ = fd.take();
     }
 }
 
@@ -122,7 +137,8 @@ mod tests {
     #[test]
     fn values_come_in_order_and_an_empty_queue_says_so() {
         let q = EventQueue::new().unwrap();
-        rustix::fs::fcntl_setfl(&q.fd, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let fd = lock(&q.0).fd.clone().unwrap();
+        rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK).unwrap();
         for i in 0..4 {
             q.push(i);
         }
@@ -131,6 +147,20 @@ mod tests {
         assert_eq!(q.next().unwrap(), 2);
         assert_eq!(q.next().unwrap(), 3);
         assert_eq!(q.next().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn who_waits_for_a_queue_that_is_closed_hears_so() {
+        let q = EventQueue::<()>::new().unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| q.next());
+            std::thread::yield_now();
+            q.close();
+            let e = waiter.join().unwrap().unwrap_err();
+            assert_eq!(e.raw_os_error(), Some(libc::EBADF));
+        });
+        q.push(());
+        assert_eq!(q.raw_fd(), -1);
     }
 
     #[test]

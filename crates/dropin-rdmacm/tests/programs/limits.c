@@ -298,6 +298,25 @@ static void requests(void)
 	CHECK(waitpid(pid, &status, 0) == pid && !status);
 }
 
+/* An event does not go into a file of the program, which has closed the channel's descriptor. */
+static void foreign_file(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	FILE *file = tmpfile();
+
+	CHECK(channel && file && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(!close(channel->fd) && dup2(fileno(file), channel->fd) == channel->fd);
+	CHECK(!rdma_resolve_addr(id, NULL, to, 1000));
+	CHECK(!rdma_get_cm_event(channel, &event) && event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(lseek(fileno(file), 0, SEEK_END) == 0);
+	CHECK(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+	CHECK(!fclose(file));
+}
+
 int main(void)
 {
 	local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -308,6 +327,7 @@ int main(void)
 	}
 	shortage = EMFILE;
 	requests();
+	foreign_file();
 	puts("ok");
 	return 0;
 }

@@ -265,6 +265,22 @@ static int descriptors_from_the_start(size_t room)
 	return end;
 }
 
+/* What is closed gives its descriptors back. */
+static int descriptors_again_and_again(size_t room)
+{
+	struct made m = { 0 };
+
+	CHECK(make_device(&m) == ALL);
+	leave_descriptors(room);
+	for (int i = 0; i < 300; i++) {
+		struct ibv_context *context = ibv_open_device(m.list[0]);
+		struct ibv_comp_channel *channel = context ? ibv_create_comp_channel(context) : NULL;
+		CHECK(channel && !ibv_destroy_comp_channel(channel) && !ibv_close_device(context));
+	}
+	leave_device(&m);
+	return ALL;
+}
+
 static int descriptors_later(size_t room)
 {
 	struct made m = { 0 };
@@ -307,6 +323,7 @@ static void descriptors(void)
 	shortage = EMFILE;
 	sweep(descriptors_from_the_start, 1);
 	sweep(descriptors_later, 1);
+	child(descriptors_again_and_again, 8);
 	CHECK(make_device(&m) == ALL && make(&m) == ALL);
 	sweep(descriptors_from_the_start, 1);
 	CHECK(files(".segment") == 1 && files(".wake") == 1);

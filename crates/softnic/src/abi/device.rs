@@ -214,7 +214,10 @@ pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
         return libc::EINVAL;
     }
     // SAFETY: it was live until now, and contexts are never freed.
-    unsafe { import::close(context_behind(context), (*context).cmd_fd) };
+    unsafe {
+        context_behind(context).close();
+        import::close(context_behind(context), (*context).cmd_fd);
+    }
     0
 }
 
