@@ -269,7 +269,9 @@ pub(crate) fn backing_of(
     }
     // Kept from here on: what is shared does not change.
     let mut sharing = share::sharing();
-    let areas = areas().map_err(|e| shortage(&e).unwrap_or(libc::EFAULT))?;
+    let areas = sharing
+        .areas()
+        .map_err(|e| shortage(&e).unwrap_or(libc::EFAULT))?;
     let first = area_of(&areas, addr..end, write)?;
     if let Some(id) = first.sysv.filter(|_| end <= first.end) {
         return Ok(RangeBacking {

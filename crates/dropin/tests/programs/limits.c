@@ -281,6 +281,39 @@ static int descriptors_again_and_again(size_t room)
 	return ALL;
 }
 
+/* A child shares no memory with its parent, though neither can open anything. */
+static int descriptors_forked(size_t room)
+{
+	struct made m = { 0 };
+	int status, go[2];
+	char c = 'p';
+
+	CHECK(make_device(&m) == ALL && make(&m) == ALL && !pipe(go));
+	leave_descriptors(room);
+	for (int i = 0; i < 20; i++) {
+		memset(m.memory[0], 'a', LENGTH);
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			CHECK(read(go[0], &c, 1) == 1);
+			for (int at = 0; at < LENGTH; at++)
+				CHECK(m.memory[0][at] == 'a');
+			memset(m.memory[0], 'c', LENGTH);
+			_exit(0);
+		}
+		memset(m.memory[0], 'p', LENGTH);
+		CHECK(write(go[1], &c, 1) == 1);
+		CHECK(waitpid(pid, &status, 0) == pid && !status);
+		for (int at = 0; at < LENGTH; at++)
+			CHECK(m.memory[0][at] == 'p');
+	}
+	free_descriptors();
+	CHECK(write_once(&m) == ALL);
+	destroy(&m);
+	leave_device(&m);
+	return ALL;
+}
+
 static int descriptors_later(size_t room)
 {
 	struct made m = { 0 };
@@ -324,6 +357,7 @@ static void descriptors(void)
 	sweep(descriptors_from_the_start, 1);
 	sweep(descriptors_later, 1);
 	child(descriptors_again_and_again, 8);
+	child(descriptors_forked, 0);
 	CHECK(make_device(&m) == ALL && make(&m) == ALL);
 	sweep(descriptors_from_the_start, 1);
 	CHECK(files(".segment") == 1 && files(".wake") == 1);

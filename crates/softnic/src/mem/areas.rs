@@ -1,17 +1,36 @@
 //! What is mapped in this process, as `/proc/self/maps` says.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::ops::Range;
+
+/// The file that says what is mapped in this process.
+pub(super) struct Maps(File);
+
+impl Maps {
+    pub(super) fn open() -> io::Result<Self> {
+        let _hold_off = cancellation::HoldOff::new();
+        File::open("/proc/self/maps").map(Self)
+    }
+
+    /// What is mapped now, in the order of addresses. To be asked by one thread at a time.
+    pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
+        let _hold_off = cancellation::HoldOff::new();
+        let mut maps = String::new();
+        let mut file = &self.0;
+        file.rewind()?;
+        file.read_to_string(&mut maps)?;
+        let mut areas = Vec::new();
+        // Programs have tens of thousands.
+        areas.try_reserve_exact(maps.lines().count())?;
+        areas.extend(maps.lines().filter_map(Area::parse));
+        Ok(areas)
+    }
+}
 
 /// What is mapped in this process, in the order of addresses.
 pub(super) fn areas() -> io::Result<Vec<Area>> {
-    let _hold_off = cancellation::HoldOff::new();
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    let mut areas = Vec::new();
-    // Programs have tens of thousands.
-    areas.try_reserve_exact(maps.lines().count())?;
-    areas.extend(maps.lines().filter_map(Area::parse));
-    Ok(areas)
+    Maps::open()?.areas()
 }
 
 /// The area in which `range` starts, if all of it is mapped, and writable, where `write` says so.

@@ -12,12 +12,14 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::MutexGuard;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::mm::{
-    MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap_anonymous, mprotect, mremap_fixed,
+    MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap_anonymous, mprotect, mremap_fixed, munmap,
 };
 
-use super::areas;
+use super::PAGE;
 use super::share::{Sharing, sharing};
 
 /// What the child has to do, and what both sides need to tell each other that it is done.
@@ -26,8 +28,73 @@ struct Fork {
     held: MutexGuard<'static, Sharing>,
     /// Shared pages, and whether they are readable and writable.
     ranges: Vec<(Range<usize>, (bool, bool))>,
-    /// Closed by the child when it is done, or has died: ends of a pipe to read from and to write to.
-    done: Option<(OwnedFd, OwnedFd)>,
+    done: Option<Done>,
+}
+
+/// How the child says that it is done.
+enum Done {
+    /// It closes it then, or when it dies: ends of a pipe to read from and to write to.
+    Pipe(OwnedFd, OwnedFd),
+    /// Where there are no descriptors for a pipe: a page that both have, whose first word is not 0 then.
+    Page(*mut AtomicU32),
+}
+
+/// So long the parent waits for a word in a page: a child that has died writes none.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Done {
+    fn new() -> Option<Self> {
+        if let Ok((read, write)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) {
+            return Some(Self::Pipe(read, write));
+        }
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let page =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, writable, MapFlags::SHARED) };
+        page.ok().map(|page| Self::Page(page.cast()))
+    }
+
+    /// In the parent.
+    fn wait(self) {
+        match self {
+            Self::Pipe(read, write) => {
+                drop(write);
+                // Nothing is ever written: this returns when the child has closed its end.
+                let _ = std::fs::File::from(read).read(&mut [0]);
+            }
+            Self::Page(page) => {
+                let begin = Instant::now();
+                // SAFETY: a page of zeroes, mapped until the end of this function, of which nobody else in this process
+                // knows; the child has a mapping of its own.
+                let word = unsafe { &*page };
+                while word.load(Ordering::Acquire) == 0 && begin.elapsed() < PATIENCE {
+                    cancellation::sleep(Duration::from_micros(50));
+                }
+                // SAFETY: as above; it is not used any more.
+                let _ = unsafe { munmap(page.cast(), PAGE) };
+            }
+        }
+    }
+
+    /// In the child; what it has of it is not used any more.
+    fn say(&self) {
+        match self {
+            Self::Pipe(read, write) => {
+                // SAFETY: the child's copies of descriptors, which the caller forgets.
+                unsafe {
+                    rustix::io::close(read.as_raw_fd());
+                    rustix::io::close(write.as_raw_fd());
+                }
+            }
+            Self::Page(page) => {
+                // SAFETY: mapped since before the fork, and not used after this.
+                unsafe {
+                    (**page).store(1, Ordering::Release);
+                    let _ = munmap(page.cast(), PAGE);
+                }
+            }
+        }
+    }
 }
 
 thread_local! {
@@ -47,17 +114,13 @@ extern "C" fn prepare() {
     let held = sharing();
     let mut ranges = Vec::new();
     if let Some(inode) = held.inode() {
-        for area in areas().unwrap_or_default() {
+        for area in held.areas().unwrap_or_default() {
             if area.inode == inode {
                 ranges.push((area.start..area.end, (area.readable, area.writable)));
             }
         }
     }
-    let done = if ranges.is_empty() {
-        None
-    } else {
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()
-    };
+    let done = if ranges.is_empty() { None } else { Done::new() };
     // Where thread-locals are gone already the thread is ending, and the child sees its parent's pages.
     let _ = FORK.try_with(|fork| fork.replace(Some(Fork { held, ranges, done })));
 }
@@ -67,10 +130,8 @@ extern "C" fn parent() {
         return;
     };
     let _hold_off = cancellation::HoldOff::new();
-    if let Some((read, write)) = fork.done {
-        drop(write);
-        // Nothing is ever written: this returns when the child has closed its end.
-        let _ = std::fs::File::from(read).read(&mut [0]);
+    if let Some(done) = fork.done {
+        done.wait();
     }
     drop(fork.held);
 }
@@ -83,12 +144,8 @@ extern "C" fn child() {
         // SAFETY: a mapping of the parent's that this process has inherited and that nobody else uses.
         unsafe { make_private(range, *protection) };
     }
-    if let Some((read, write)) = &fork.done {
-        // SAFETY: the child's copies of descriptors that are forgotten below.
-        unsafe {
-            rustix::io::close(read.as_raw_fd());
-            rustix::io::close(write.as_raw_fd());
-        }
+    if let Some(done) = &fork.done {
+        done.say();
     }
     // Not freed: another thread of the parent may have held the allocator's lock. The lock is held for ever by
     // nobody otherwise, so it is let go.

@@ -26,6 +26,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 
+use super::areas::Maps;
 use super::coverage::Coverage;
 use super::replace::{Pages, replace};
 use super::{Area, PAGE, areas, fork, lock};
@@ -45,6 +46,9 @@ pub(super) struct Sharing {
     /// The process whose pages these are: a forked child starts anew.
     pid: u32,
     file: Option<SharedFile>,
+    /// Open as long as there is the file: who forks, or gives a region up, must know what is mapped, and may have no more
+    /// descriptors.
+    maps: Option<Maps>,
     /// How many regions are shared.
     regions: usize,
     /// Regions whose pages are all shared.
@@ -150,6 +154,7 @@ impl Sharing {
         Self {
             pid,
             file: None,
+            maps: None,
             regions: 0,
             shared: Coverage::new(),
             private: Coverage::new(),
@@ -165,6 +170,7 @@ impl Sharing {
         if let Some(file) = &self.file {
             return Ok(file.clone());
         }
+        let maps = Maps::open()?;
         let fd = memfd_create(
             "verbatim-pages",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -178,7 +184,19 @@ impl Sharing {
             inode,
         };
         self.file = Some(file.clone());
+        self.maps = Some(maps);
         Ok(file)
+    }
+
+    /// What is mapped in this process, in the order of addresses.
+    ///
+    /// # Errors
+    /// What the system says where it cannot be read.
+    pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
+        match &self.maps {
+            Some(maps) => maps.areas(),
+            None => areas(),
+        }
     }
 
     /// Registers `len` bytes of private memory at `addr`, and shares their pages where `wanted` and where that is
@@ -251,7 +269,7 @@ impl Sharing {
         if free.is_empty() {
             return Ok(());
         }
-        let areas = areas()?;
+        let areas = self.areas()?;
         for range in free {
             for (part, area) in parts(&areas, &range) {
                 if area.is_of(file) && area.writable && !holds_what_sharing_writes(&part) {
