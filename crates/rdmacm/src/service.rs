@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::endpoint::Endpoint;
-use crate::errno::{Errno, Result};
+use crate::errno::Result;
 use crate::{fork, lock};
 
 /// What a timer reminds an endpoint of.
@@ -50,18 +49,12 @@ impl Service {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
         fork::prepare_replacement()?;
-        if !reserve::has_system_memory() {
-            return Err(Errno(libc::ENOMEM));
-        }
-        let (to_thread, service) = sync_channel::<&'static Self>(1);
         // The program's signals are the program's: its threads must get them, not this one.
         let mask = fork::block_signals();
-        // It ends if there comes nothing to do.
-        let started = std::thread::Builder::new()
-            .name("rdmacm".to_owned())
-            .spawn(move || service.recv().map_or((), Self::run));
+        let builder = std::thread::Builder::new().name("rdmacm".to_owned());
+        let thread = reserve::thread::begin(builder, crate::rsocket::touch, Self::run);
         fork::restore_signals(&mask);
-        started.map_err(|_| Errno(libc::EAGAIN))?;
+        let thread = thread?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -75,8 +68,7 @@ impl Service {
         }));
         fork::close_in_children(&service.epoll);
         fork::close_in_children(&service.wake);
-        // The thread waits for it.
-        let _ = to_thread.send(service);
+        thread.give(service);
         Ok(service)
     }
 

@@ -14,6 +14,8 @@
 
 #![deny(unsafe_code)]
 
+pub mod thread;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -10,9 +10,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use reserve::thread::Begun;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::barrier;
@@ -43,20 +43,15 @@ pub(crate) enum Look {
     Watch,
 }
 
-/// Starts the engine's thread, which waits for the NIC that it is for; it ends if there comes none. Signals are left to
-/// the program's own threads.
-pub(crate) fn start() -> io::Result<SyncSender<&'static Nic>> {
-    if !reserve::has_system_memory() {
-        return Err(io::ErrorKind::OutOfMemory.into());
-    }
-    let (sender, receiver) = sync_channel(1);
+/// Begins the engine's thread, which waits for the NIC that it is for. Signals are left to the program's own threads.
+pub(crate) fn begin() -> io::Result<Begun<&'static Nic>> {
     let blocked = BlockedSignals::all();
-    let started = std::thread::Builder::new()
+    let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
-        .stack_size(256 << 10)
-        .spawn(move || receiver.recv().map_or((), run));
+        .stack_size(256 << 10);
+    let begun = reserve::thread::begin(builder, crate::keys::touch, run);
     drop(blocked);
-    started.map(|_| sender)
+    begun
 }
 
 fn run(nic: &'static Nic) {

@@ -177,7 +177,7 @@ impl Nic {
         let identity = Identity::from_env()?;
         let keys = Keys::new();
         // Before anything that others see: a process that cannot have a thread leaves nothing behind.
-        let engine = engine::start().map_err(NicError::Engine)?;
+        let engine = engine::begin().map_err(NicError::Engine)?;
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
         crate::mem::survive_faults();
         // It lives as long as the process: handles that a program forgot to destroy stay valid.
@@ -203,8 +203,7 @@ impl Nic {
             flows: Flows::default(),
             spreads: Spreads::default(),
         }));
-        // It waits for that.
-        let _ = engine.send(nic);
+        engine.give(nic);
         Ok(nic)
     }
 

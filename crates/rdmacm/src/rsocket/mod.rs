@@ -33,3 +33,4 @@ pub(crate) use poll::{rpoll, rselect};
 #[cfg(any(test, fuzzing))]
 pub(crate) use protocol::fuzz;
 pub(crate) use table::{RSocket, find};
+pub(crate) use wait::touch;
