@@ -251,7 +251,7 @@ impl Client {
             requests,
             seconds,
             rate,
-            latency: Latency::of(&run.latency),
+            latency: Latency::of(&run.latency.all()),
             doorbells: run.doorbells,
             wrong_guesses: self.sink.wrong_guesses,
             not_increasing: self.sink.not_increasing,
@@ -473,13 +473,59 @@ struct Run {
     deadline: Duration,
     started: Instant,
     last: Instant,
-    latency: Histogram<u64>,
+    latency: Latencies,
     doorbells: u64,
     failures: Failures,
 }
 
 /// Longer latencies than a minute count as that, in nanoseconds.
 const MOST_LATENCY_NS: u64 = 60_000_000_000;
+
+/// A histogram and what is not in it yet. With hundreds of clients on a simulated NIC it is in no cache when it is needed:
+/// so it is, once for several latencies.
+struct Latencies {
+    recent: [u64; RECENT],
+    count: usize,
+    histogram: Histogram<u64>,
+}
+
+/// Latencies that are kept until they are put into the histogram.
+const RECENT: usize = 8;
+
+impl Latencies {
+    fn new(digits: u8) -> Self {
+        Self {
+            recent: [0; RECENT],
+            count: 0,
+            histogram: Histogram::new(digits).expect("checked with the configuration"),
+        }
+    }
+
+    /// In nanoseconds.
+    #[inline]
+    fn add(&mut self, nanos: u64) {
+        self.recent[self.count] = nanos;
+        self.count += 1;
+        if self.count == RECENT {
+            self.flush();
+        }
+    }
+
+    #[inline(never)]
+    fn flush(&mut self) {
+        for &nanos in &self.recent[..self.count] {
+            // It grows up to this value: ten thousand simulated clients have one each.
+            self.histogram += nanos.min(MOST_LATENCY_NS);
+        }
+        self.count = 0;
+    }
+
+    /// With all that were added.
+    fn all(mut self) -> Histogram<u64> {
+        self.flush();
+        self.histogram
+    }
+}
 
 impl Run {
     fn new(until: Until, config: &ClientConfig) -> Self {
@@ -496,7 +542,7 @@ impl Run {
             deadline: config.deadline(),
             started,
             last: started,
-            latency: Histogram::new(config.latency_digits).expect("checked with the configuration"),
+            latency: Latencies::new(config.latency_digits),
             doorbells: 0,
             failures: Failures::default(),
         }
@@ -551,8 +597,7 @@ impl Run {
                     while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
                         let nanos = u64::try_from(self.last.duration_since(at).as_nanos())
                             .unwrap_or(u64::MAX);
-                        // It grows up to this value: ten thousand simulated clients have one each.
-                        self.latency += nanos.min(MOST_LATENCY_NS);
+                        self.latency.add(nanos);
                     }
                 }
                 stopping |= sink.refused > refused;

@@ -26,8 +26,15 @@ pub struct NumberSet {
     /// `start..end` came in order and is not in the maps yet; in one chunk only.
     start: u64,
     end: u64,
+    /// What was collected before, with ends: the maps are looked at once for several runs, since with hundreds of clients
+    /// they are in no cache.
+    aside: [(u64, u64); ASIDE],
+    asides: usize,
     twice: u64,
 }
+
+/// Runs that are put aside.
+const ASIDE: usize = 6;
 
 impl NumberSet {
     /// The empty set.
@@ -42,8 +49,16 @@ impl NumberSet {
             self.end += 1;
             return;
         }
-        self.flush();
+        if self.start != self.end {
+            if self.asides == ASIDE {
+                self.flush();
+            } else {
+                self.aside[self.asides] = (self.start, self.end);
+                self.asides += 1;
+            }
+        }
         if n == u64::MAX {
+            self.flush();
             // It has no successor to end a run with.
             self.twice += self.insert_run(n, 1).count;
         } else {
@@ -57,8 +72,12 @@ impl NumberSet {
         self.twice
     }
 
-    /// Moves the run that is being collected into the maps.
+    /// Moves what is collected and put aside into the maps.
     fn flush(&mut self) {
+        for place in 0..std::mem::take(&mut self.asides) {
+            let (start, end) = self.aside[place];
+            self.twice += self.insert_run(start, end - start).count;
+        }
         let (start, n) = (self.start, self.end - self.start);
         (self.start, self.end) = (0, 0);
         if n > 0 {
@@ -127,19 +146,21 @@ impl NumberSet {
     /// Whether a number is in it.
     pub fn contains(&self, n: u64) -> bool {
         let chunk = self.partial.get(&(n / CHUNK));
+        let aside = &self.aside[..self.asides];
         (self.start..self.end).contains(&n)
+            || aside.iter().any(|&(start, end)| (start..end).contains(&n))
             || self.is_full(n / CHUNK)
             || chunk.is_some_and(|chunk| chunk.contains(place(n)))
     }
 
     /// How many numbers it holds.
     pub fn len(&self) -> u64 {
-        self.len + self.pending()
+        self.flushed().len
     }
 
     /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0 && self.start == self.end
+        self.len == 0 && !self.collects()
     }
 
     /// The smallest and the largest number.
@@ -150,10 +171,7 @@ impl NumberSet {
 
     /// The numbers as runs `first..=last`, in order.
     pub fn runs(&self) -> Vec<(u64, u64)> {
-        let mut set = Cow::Borrowed(self);
-        if self.start != self.end {
-            set.to_mut().flush();
-        }
+        let set = self.flushed();
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let mut add = |first: u64, last: u64| match runs.last_mut() {
             Some(r) if r.1.checked_add(1) == Some(first) => r.1 = last,
@@ -197,17 +215,18 @@ impl NumberSet {
         (all.count, all.first)
     }
 
-    /// How many numbers of the run that is being collected are not in the maps.
-    fn pending(&self) -> u64 {
-        let chunk = self.start / CHUNK;
-        if self.is_full(chunk) {
-            return 0;
+    /// Whether there is something that is not in the maps yet.
+    fn collects(&self) -> bool {
+        self.start != self.end || self.asides > 0
+    }
+
+    /// It with everything in the maps.
+    fn flushed(&self) -> Cow<'_, Self> {
+        let mut set = Cow::Borrowed(self);
+        if self.collects() {
+            set.to_mut().flush();
         }
-        let Some(places) = self.partial.get(&chunk) else {
-            return self.end - self.start;
-        };
-        let is_new = |n: &u64| !places.contains(place(*n));
-        (self.start..self.end).filter(is_new).count() as u64
+        set
     }
 }
 
@@ -372,6 +391,9 @@ mod tests {
                 }
             }
             prop_assert_eq!(set.len(), model.len() as u64);
+            for n in base..base + 160 {
+                prop_assert_eq!(set.contains(n), model.contains(&n));
+            }
             prop_assert_eq!(set.duplicates(), twice);
             prop_assert_eq!(set.runs(), runs_of(&model));
             let text = serde_json::to_string(&set).expect("serializes");

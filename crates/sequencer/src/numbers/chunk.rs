@@ -6,6 +6,8 @@ pub(super) const NUMBERS: u64 = 1 << 16;
 pub(super) const WORDS: usize = (NUMBERS / 64) as usize;
 /// More runs than this are a bitmap: a client that gets every hundredth number has fewer.
 const MOST_RUNS: usize = WORDS;
+/// Places come in order, or a little behind later ones: those that belong in front of more runs make it a bitmap.
+const RUNS_BEHIND: usize = 32;
 
 /// Numbers that were added a second time.
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,6 +57,10 @@ impl Chunk {
             }
             if before.is_none_or(|before| before < at) && runs.len() < MOST_RUNS {
                 runs.push((at, last));
+                self.len += count;
+                return Twice::default();
+            }
+            if insert(runs, at, last) {
                 self.len += count;
                 return Twice::default();
             }
@@ -118,6 +124,39 @@ impl Chunk {
     pub(super) fn words(mut self) -> [u64; WORDS] {
         *self.bits()
     }
+}
+
+/// Puts a run among those before it, joined with its neighbours; false if it is not near the end, or some of it is there.
+fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
+    let near = runs.len().saturating_sub(RUNS_BEHIND);
+    let next = match runs[near..].iter().rposition(|run| run.0 <= at) {
+        Some(before) => near + before + 1,
+        None if near == 0 => 0,
+        None => return false,
+    };
+    let full = runs.len() >= MOST_RUNS;
+    let (before, behind) = runs.split_at_mut(next);
+    let (before, behind) = (before.last_mut(), behind.first_mut());
+    if before.as_ref().is_some_and(|run| run.1 >= at)
+        || behind.as_ref().is_some_and(|run| run.0 <= last)
+    {
+        return false;
+    }
+    // Neither sum overflows: `before` ends in front of `at`, and `behind` begins behind `last`.
+    match (
+        before.filter(|run| run.1 + 1 == at),
+        behind.filter(|run| run.0 == last + 1),
+    ) {
+        (Some(before), Some(behind)) => {
+            before.1 = behind.1;
+            runs.remove(next);
+        }
+        (Some(before), None) => before.1 = last,
+        (None, Some(behind)) => behind.0 = at,
+        (None, None) if full => return false,
+        (None, None) => runs.insert(next, (at, last)),
+    }
+    true
 }
 
 /// Sets the bits from `at` to `last`; returns those that were set before.
