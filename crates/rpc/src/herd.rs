@@ -291,6 +291,7 @@ impl Server {
         let n = self.active.len();
         let stride = self.layout.payload as usize;
         let words = self.layout.slot_bytes() / 8;
+        let all = self.region.atomics_u64(0, self.region.len() / 8)?;
         let mut in_vain = 0;
         for _ in 0..n {
             if self.turn >= n {
@@ -299,13 +300,12 @@ impl Server {
             let client = self.active[self.turn];
             self.turn += 1;
             let start = client as usize * self.layout.client_bytes();
-            let slots = self
-                .region
-                .atomics_u64(start, self.layout.client_bytes() / 8)?;
+            let slots = &all[start / 8..];
             let Some(peer) = &mut self.clients[client as usize] else {
                 continue;
             };
-            let mut slot = (peer.next % peer.window) as usize;
+            // A power of two.
+            let mut slot = (peer.next & (peer.window - 1)) as usize;
             while self.batch.len() < self.doorbells.batch {
                 let number = peer.next.wrapping_add(1);
                 // Pairs with the NIC's store of the word, after the payload's.
@@ -446,7 +446,8 @@ impl PreparedClient {
             uc.max_send_wr(),
         )?;
         Ok(Client {
-            list: uc.postlist(MAX_BATCH),
+            // Nobody has more than a window under way: less memory of many clients is touched.
+            list: uc.postlist(MAX_BATCH.min(layout.window as usize)),
             outbox,
             send_depth: uc.max_send_wr() as u64,
             uc,
@@ -514,7 +515,7 @@ impl Client {
     /// [`send`](Self::send).
     ///
     /// # Panics
-    /// At more than [`MAX_BATCH`] requests without a flush.
+    /// At more than [`MAX_BATCH`] requests, or a window, without a flush.
     #[inline]
     pub fn push(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
         if payload.len() > self.layout.payload as usize {
@@ -525,7 +526,8 @@ impl Client {
             )));
         }
         let number = self.next.wrapping_add(1);
-        let slot = (self.next % self.layout.window) as usize;
+        // A power of two.
+        let slot = (self.next & (self.layout.window - 1)) as usize;
         let word = word(number, payload).to_le_bytes();
         let padded = payload.len().next_multiple_of(8);
         let message = if padded == 0 {
