@@ -161,8 +161,11 @@ impl World {
     /// What is due on the running thread's machine becomes visible to it.
     #[inline(always)]
     pub(crate) fn catch_up(&mut self) {
-        if self.current.is_some() && !self.machines[self.home as usize].unsettled.is_empty() {
-            self.settle(self.home, self.clock);
+        if self.current.is_some() {
+            let home = &self.machines[self.home as usize];
+            if !home.unsettled.is_empty() && home.settles_at <= self.clock {
+                self.settle(self.home, self.clock);
+            }
         }
     }
 

@@ -97,8 +97,9 @@ pub(crate) struct Machine {
     pub(crate) handles_at: Option<Ps>,
     /// When each lock for atomics is free; empty until there is an atomic.
     pub(crate) locks: Vec<Fifo>,
-    /// Regions with writes that are not visible yet.
+    /// Regions with writes that are not visible yet, and when the first of these is.
     pub(crate) unsettled: Vec<u32>,
+    pub(crate) settles_at: Ps,
     /// READs whose WQEs may be in the cache, newest last.
     pub(crate) cached_wqes: crate::nic::WqeCache,
     pub(crate) counters: Counters,
@@ -599,9 +600,13 @@ impl World {
         let Some(Some(mr)) = self.mrs.get_mut(key as usize) else {
             return;
         };
-        let machine = mr.machine;
+        let machine = &mut self.machines[mr.machine as usize];
+        if machine.unsettled.is_empty() {
+            machine.settles_at = at;
+        }
+        machine.settles_at = machine.settles_at.min(at);
         if mr.writes.is_empty() {
-            self.machines[machine as usize].unsettled.push(key);
+            machine.unsettled.push(key);
         }
         insert_by(&mut mr.writes, (at, addr, payload), |(at, ..)| *at);
         if let Some(thread) = mr.watcher {
@@ -612,10 +617,15 @@ impl World {
     /// Makes visible what was written to the machine's memory up to a time.
     pub(crate) fn settle(&mut self, machine: u32, up_to: Ps) {
         let Self { machines, mrs, .. } = self;
-        let unsettled = &mut machines[machine as usize].unsettled;
-        if unsettled.is_empty() {
+        let Machine {
+            unsettled,
+            settles_at,
+            ..
+        } = &mut machines[machine as usize];
+        if unsettled.is_empty() || *settles_at > up_to {
             return;
         }
+        *settles_at = Ps::MAX;
         unsettled.retain(|&key| {
             let Some(Some(mr)) = mrs.get_mut(key as usize) else {
                 return false;
@@ -623,7 +633,9 @@ impl World {
             while let Some((_, addr, payload)) = mr.writes.pop_front_if(|(at, ..)| *at <= up_to) {
                 mr.region.write(addr, payload.bytes());
             }
-            !mr.writes.is_empty()
+            let first = mr.writes.front();
+            *settles_at = first.map_or(Ps::MAX, |(at, ..)| *at).min(*settles_at);
+            first.is_some()
         });
     }
 }
