@@ -382,11 +382,14 @@ impl Client {
     fn prepare(&self, design: Design) -> Result<Prepared, ClientError> {
         let (nic, window) = (self.port, self.config.window);
         let depth = u32::try_from(window.max(64)).unwrap_or(u32::MAX);
+        // No more answers are under way than requests; a little more for what a network delivers twice. Every RECV is
+        // two cache lines that are used in turn.
+        let recv_depth = u32::try_from(window.max(8)).unwrap_or(u32::MAX);
         let port = UdPortConfig {
             port_num: nic.port_num,
             gid_index: Some(nic.gid_index),
             send_depth: (depth * 2).max(256),
-            recv_depth: depth,
+            recv_depth,
             recv_payload: 8,
             send_payload: 16,
             ..UdPortConfig::default()
