@@ -71,6 +71,17 @@ impl Raw {
     }
 }
 
+/// The specification of an Ethernet address that frames are sent to.
+#[must_use]
+pub fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
+    let mut spec = ibv_flow_spec_eth::zeroed();
+    spec.r#type = IBV_FLOW_SPEC_ETH;
+    spec.size = u16::try_from(size_of::<ibv_flow_spec_eth>()).expect("short");
+    spec.val.dst_mac = to;
+    spec.mask.dst_mac = [0xff; 6];
+    spec
+}
+
 /// What `ibv_create_flow` is given.
 #[derive(Clone)]
 pub struct Rule {
@@ -93,6 +104,12 @@ impl Rule {
             specs: Vec::new(),
             count: 0,
         }
+    }
+
+    /// What is sent to an Ethernet address.
+    #[must_use]
+    pub fn to(env: &Env, mac: [u8; 6]) -> Self {
+        Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth(mac))
     }
 
     /// With this priority.

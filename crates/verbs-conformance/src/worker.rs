@@ -1,8 +1,10 @@
 //! Half of a pair of processes that do everything at once until one of them is killed.
 //!
-//! Each side sends, writes, reads and adds on an RC queue pair, and sends on a UD queue pair, by chance; it
-//! checks everything that arrives. A side whose peer is gone sees its requests fail: that is the end, and it
+//! Each side sends, writes, reads and adds on an RC queue pair, sends on a UD queue pair, and Ethernet frames where the
+//! port has them, by chance; it checks everything that arrives. A side whose peer is gone sees its requests fail: that is the end, and it
 //! says what it saw in a [`Report`].
+
+mod frames;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
@@ -20,6 +22,8 @@ use crate::objects::{Buf, Channel, Context};
 use crate::pair::{Address, Side, Spec};
 use crate::rng::{Rng, pattern};
 use crate::wr::{Remote, SendWr, Verb, Wc, cmp_swp, fetch_add, read, send, write, write_imm};
+
+use frames::{Frames, Mac};
 
 /// How a worker is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,6 +43,7 @@ pub struct Plan {
 pub struct Hello {
     rc: Address,
     ud: Option<Address>,
+    mac: Option<Mac>,
     area: Remote,
     constant: Remote,
     constant_seed: u64,
@@ -52,6 +57,8 @@ pub struct Report {
     pub completed: u64,
     /// Messages that arrived, all verified.
     pub received: u64,
+    /// Ethernet frames that arrived, all verified.
+    pub frames: u64,
     /// Status of the first failed completion; `None` when the pair was never connected.
     pub status: Option<u32>,
     /// Milliseconds from its post to its completion.
@@ -94,6 +101,7 @@ struct Worker {
     outgoing: Buf,
     incoming: Buf,
     ud_incoming: Option<Buf>,
+    frames: Option<Frames>,
     flights: VecDeque<(u64, usize, Instant, Verb, Flight)>,
     free_slots: Vec<usize>,
     /// What the peer's area holds, slot by slot.
@@ -139,9 +147,11 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
     let ud_incoming = ud
         .as_ref()
         .map(|ud| ud.buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT));
+    let frames = Frames::new(env, &ctx);
     let hello = Hello {
         rc: rc.address(),
         ud: ud.as_ref().map(Side::address),
+        mac: frames.as_ref().map(Frames::address),
         area: area.remote(),
         constant: constant.remote(),
         constant_seed,
@@ -178,6 +188,7 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
         outgoing,
         incoming,
         ud_incoming,
+        frames,
         flights: VecDeque::new(),
         free_slots: (0..WINDOW).collect(),
         area_model: vec![Vec::new(); WINDOW],
@@ -287,6 +298,12 @@ impl Worker {
         if self.datagrams_out < 8 && self.rng.one_in(4) && self.ud.is_some() {
             self.post_datagram();
             posted = true;
+        }
+        if let (Some(frames), Some(mac)) = (&mut self.frames, self.peer.mac)
+            && self.rng.one_in(4)
+        {
+            // No progress of the pair: frames go on when nothing else does.
+            frames.post(mac, &mut self.rng);
         }
         if self.rng.one_in(200) {
             // Somebody who is slow: the peer's messages wait.
@@ -472,6 +489,9 @@ impl Worker {
                 ud.recv(wc.id(), [buf.sge(wc.id() * UD_SLOT as u64, UD_SLOT)]);
                 self.report.received += 1;
             }
+        }
+        if let Some(frames) = &mut self.frames {
+            self.report.frames += frames.take();
         }
         busy
     }

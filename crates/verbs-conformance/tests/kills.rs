@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use verbs_conformance::harness::{self, Variant, file_names, role_command, wait_for};
 use verbs_conformance::memory::MemKind;
 use verbs_conformance::worker::{Plan, Report};
-use verbs_conformance::{Env, Outcome, Rng, Test};
+use verbs_conformance::{Cap, Env, Outcome, Rng, Test};
 
 /// One test for both, because both count the files of one fabric.
 const TESTS: [Test; 1] = [Test {
@@ -261,6 +261,7 @@ fn random_kills(env: &Env) -> Outcome {
                         let mut total = total.lock().expect("no panic holds it");
                         total.0.completed += report.completed;
                         total.0.received += report.received;
+                        total.0.frames += report.frames;
                         total.0.waited_ms = total.0.waited_ms.max(report.waited_ms);
                         total.1 += usize::from(report.status.is_some());
                     }
@@ -271,15 +272,17 @@ fn random_kills(env: &Env) -> Outcome {
     }
     let (sum, in_the_middle) = total.into_inner().expect("no panic holds it");
     println!(
-        "{kills} kills, {in_the_middle} of them in the middle of {} requests and {} messages, all verified; \
+        "{kills} kills, {in_the_middle} of them in the middle of {} requests, {} messages and {} frames, all verified; \
          the longest wait for the failure was {} ms; {:.1} s",
         sum.completed,
         sum.received,
+        sum.frames,
         sum.waited_ms,
         begin.elapsed().as_secs_f64()
     );
     assert!(in_the_middle * 2 > kills, "most kills hit nobody");
     assert!(sum.completed > 0 && sum.received > 0, "nothing was done");
+    assert_eq!(sum.frames > 0, env.has(Cap::RawPackets), "frames");
     Outcome::Passed
 }
 

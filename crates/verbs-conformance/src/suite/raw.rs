@@ -8,7 +8,7 @@ use verbs_abi::*;
 use crate::Env;
 use crate::harness::case;
 use crate::objects::{Buf, Context, Cq, QpInit};
-use crate::raw::{Flow, IndTable, Raw, Rule, Wq, next_flow_tag, tagged_cq};
+use crate::raw::{Flow, IndTable, Raw, Rule, Wq, eth, next_flow_tag, tagged_cq};
 use crate::wr::{Refused, Verb, Wc, send};
 
 tests! { "raw";
@@ -50,15 +50,6 @@ fn datagram(to: [u8; 6], source_port: u16, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
-    let mut spec = ibv_flow_spec_eth::zeroed();
-    spec.r#type = IBV_FLOW_SPEC_ETH;
-    spec.size = u16::try_from(size_of::<ibv_flow_spec_eth>()).expect("short");
-    spec.val.dst_mac = to;
-    spec.mask.dst_mac = [0xff; 6];
-    spec
-}
-
 fn ports(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
     let mut spec = ibv_flow_spec_tcp_udp::zeroed();
     spec.r#type = kind;
@@ -66,10 +57,6 @@ fn ports(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
     spec.val.src_port = source.to_be();
     spec.mask.src_port = u16::MAX;
     spec
-}
-
-fn to_mac(env: &Env, to: [u8; 6]) -> Rule {
-    Rule::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth(to))
 }
 
 /// Sends a frame and waits for its completion.
@@ -148,7 +135,7 @@ fn frames_go_to_whose_flow_they_match(env: &Env) {
     ipv6.mask.hop_limit = 0xff;
     let udp4 = datagram(mac(1), 1234, &[1; 60]);
     let elsewhere = datagram(mac(2), 1234, &[1; 60]);
-    let here = to_mac(env, mac(1));
+    let here = Rule::to(env, mac(1));
     let normal = Rule::new(env, IBV_FLOW_ATTR_NORMAL);
     let cases: [(&str, Rule, Vec<u8>, Vec<u8>); 10] = [
         ("destination", here.clone(), udp4.clone(), elsewhere.clone()),
@@ -192,7 +179,7 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &Env) {
         group
     };
     for to in [mac(1), group] {
-        let rule = to_mac(env, to);
+        let rule = Rule::to(env, to);
         let receivers = [(); 3].map(|()| receiver(env, &rule, 1));
         let frame = datagram(to, 1, b"for all of you, and a few bytes more");
         transmit(&sender, &frame);
@@ -204,7 +191,7 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &Env) {
 
 fn the_best_priority_traps(env: &Env) {
     let sender = Raw::new(env);
-    let rule = to_mac(env, mac(1));
+    let rule = Rule::to(env, mac(1));
     let (second, in_second) = receiver(env, &rule.clone().priority(2), 3);
     let first = rule.clone().spec(ports(IBV_FLOW_SPEC_UDP, 1)).priority(1);
     let (mut best, in_best) = receiver(env, &first, 3);
@@ -253,7 +240,7 @@ fn what_nobody_else_gets_goes_to_defaults(env: &Env) {
     let sender = Raw::new(env);
     let (rest, in_rest) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
     let (groups, in_groups) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
-    let (other, in_other) = receiver(env, &to_mac(env, mac(1)), 1);
+    let (other, in_other) = receiver(env, &Rule::to(env, mac(1)), 1);
     let steered = datagram(mac(1), 1, &[1; 60]);
     let unicast = datagram(mac(2), 2, &[2; 60]);
     let mut multicast = datagram(mac(2), 3, &[3; 60]);
@@ -270,7 +257,7 @@ fn what_nobody_else_gets_goes_to_defaults(env: &Env) {
 fn a_sniffer_gets_what_others_get(env: &Env) {
     let sender = Raw::new(env);
     let (sniffer, in_sniffer) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
-    let (other, in_other) = receiver(env, &to_mac(env, mac(1)), 1);
+    let (other, in_other) = receiver(env, &Rule::to(env, mac(1)), 1);
     let steered = datagram(mac(1), 1, &[1; 60]);
     let unwanted = datagram(mac(2), 2, &[2; 60]);
     transmit(&sender, &steered);
@@ -283,12 +270,12 @@ fn a_sniffer_gets_what_others_get(env: &Env) {
 fn several_flows_bring_a_frame_once(env: &Env) {
     let sender = Raw::new(env);
     let passing = {
-        let mut rule = to_mac(env, mac(1));
+        let mut rule = Rule::to(env, mac(1));
         rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
         rule
     };
     let (mut receiver, buffers) = receiver(env, &passing, 2);
-    receiver.steer(&to_mac(env, mac(1)).priority(1));
+    receiver.steer(&Rule::to(env, mac(1)).priority(1));
     let frame = datagram(mac(1), 1, &[1; 60]);
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
@@ -296,7 +283,7 @@ fn several_flows_bring_a_frame_once(env: &Env) {
 }
 
 fn a_context_does_not_hear_itself(env: &Env) {
-    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 2);
+    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 2);
     let frame = datagram(mac(1), 1, &[1; 60]);
     let same = Raw::of(&receiver.ctx);
     transmit(&same, &frame);
@@ -307,13 +294,13 @@ fn a_context_does_not_hear_itself(env: &Env) {
 
 fn a_flow_ends(env: &Env) {
     let sender = Raw::new(env);
-    let (mut receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 2);
+    let (mut receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 2);
     let frame = datagram(mac(1), 1, &[1; 60]);
     receiver.flows.clear();
     transmit(&sender, &frame);
     receiver.cq.expect_empty();
     // And another one may begin.
-    receiver.steer(&to_mac(env, mac(1)));
+    receiver.steer(&Rule::to(env, mac(1)));
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
 }
@@ -335,7 +322,7 @@ fn flows_tag_completions(env: &Env) {
         receiver.qp.recv(id, [buffer.all()]);
     }
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
-        receiver.steer(&to_mac(env, mac(last)).spec(tag(tag_id)));
+        receiver.steer(&Rule::to(env, mac(last)).spec(tag(tag_id)));
         transmit(&sender, &datagram(mac(last), 1, &[1; 60]));
         assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
     }
@@ -344,7 +331,7 @@ fn flows_tag_completions(env: &Env) {
 
 fn checksums_are_filled_in_and_checked(env: &Env) {
     let sender = Raw::new(env);
-    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 4);
+    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 4);
     let right = datagram(mac(1), 1, &[1; 60]);
     let wc = {
         transmit(&sender, &right);
@@ -371,7 +358,7 @@ fn checksums_are_filled_in_and_checked(env: &Env) {
 }
 
 fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
-    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 1);
+    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 1);
     let sender = Raw::new(env);
     let frame = &datagram(mac(1), 1, &[])[..20];
     transmit(&sender, frame);
@@ -391,7 +378,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
 
 fn a_frame_without_a_receive_is_lost(env: &Env) {
     let sender = Raw::new(env);
-    let (receiver, buffers) = receiver(env, &to_mac(env, mac(1)), 1);
+    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 1);
     let frames = [1, 2, 3].map(|port| datagram(mac(1), port, &[port.to_be_bytes()[1]; 60]));
     transmit(&sender, &frames[0]);
     transmit(&sender, &frames[1]);
@@ -403,13 +390,13 @@ fn a_frame_without_a_receive_is_lost(env: &Env) {
 }
 
 fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &Env) {
-    let (receiver, _) = receiver(env, &to_mac(env, mac(1)), 0);
+    let (receiver, _) = receiver(env, &Rule::to(env, mac(1)), 0);
     assert_eq!(receiver.qp.try_destroy(), libc::EBUSY);
 }
 
 fn flows_that_cannot_be_are_refused(env: &Env) {
     let raw = Raw::new(env);
-    let normal = to_mac(env, mac(1));
+    let normal = Rule::to(env, mac(1));
     let with = |change: fn(&mut Rule)| {
         let mut rule = normal.clone();
         change(&mut rule);
@@ -505,7 +492,7 @@ fn packets_are_spread_over_work_queues(env: &Env) {
         0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ];
     let qp = table.qp(&mut key, PORTS, &raw.cq).expect("ibv_create_qp_ex");
-    let flow = Flow::new(&raw.ctx, &qp, &to_mac(env, mac(1))).expect("ibv_create_flow");
+    let flow = Flow::new(&raw.ctx, &qp, &Rule::to(env, mac(1))).expect("ibv_create_flow");
     let mut of_port = BTreeMap::new();
     for _ in 0..2 {
         for port in 1..=16 {

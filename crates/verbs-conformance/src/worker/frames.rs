@@ -1,0 +1,126 @@
+//! Ethernet frames between the two workers of a pair, and flows that come and go.
+
+use std::process;
+
+use verbs_abi::*;
+
+use super::{check_message, message};
+use crate::env::{Cap, Env};
+use crate::objects::{Buf, Context};
+use crate::raw::{Flow, Raw, Rule};
+use crate::rng::Rng;
+use crate::wr::{Verb, send};
+
+/// Frames on their way, and RECVs for those that come.
+const FRAMES: u64 = 8;
+/// Room for one.
+const ROOM: usize = 2048;
+/// Destination, source and type.
+const HEADER: usize = 14;
+/// Of the local experimental protocols (IEEE 802).
+const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+
+/// An Ethernet address.
+pub(super) type Mac = [u8; 6];
+
+/// One side. Fields are dropped in this order.
+pub(super) struct Frames {
+    /// Matches nothing that anybody sends.
+    passing: Option<Flow>,
+    outgoing: Buf,
+    incoming: Buf,
+    raw: Raw,
+    env: Env,
+    own: Mac,
+    under_way: u64,
+    next: u64,
+    last: Option<u64>,
+}
+
+impl Frames {
+    /// Gets frames for an address of this process; none where the port has no frames.
+    pub(super) fn new(env: &Env, ctx: &Context) -> Option<Self> {
+        if !env.has(Cap::RawPackets) {
+            return None;
+        }
+        let [a, b, c, d] = process::id().to_be_bytes();
+        let own = [2, a, b, c, d, 1];
+        let mut raw = Raw::of(ctx);
+        raw.steer(&Rule::to(env, own));
+        let room = usize::try_from(FRAMES).expect("small") * ROOM;
+        let (outgoing, incoming) = (raw.pd.buf(room), raw.pd.buf(room));
+        for i in 0..FRAMES {
+            raw.qp.recv(i, [incoming.sge(i * ROOM as u64, ROOM)]);
+        }
+        Some(Self {
+            passing: None,
+            outgoing,
+            incoming,
+            raw,
+            env: env.clone(),
+            own,
+            under_way: 0,
+            next: 0,
+            last: None,
+        })
+    }
+
+    /// Where the peer is to send frames.
+    pub(super) fn address(&self) -> Mac {
+        self.own
+    }
+
+    /// Sends the next frame to the peer, if there is room, or begins or ends a flow.
+    pub(super) fn post(&mut self, peer: Mac, rng: &mut Rng) {
+        if rng.one_in(8) {
+            self.passing = match self.passing.take() {
+                Some(_) => None,
+                None => {
+                    let nobody = [2, 0, 0, 0, 0, u8::try_from(rng.below(256)).expect("a byte")];
+                    let rule = Rule::to(&self.env, nobody);
+                    Some(Flow::new(&self.raw.ctx, &self.raw.qp, &rule).expect("ibv_create_flow"))
+                }
+            };
+        }
+        if self.under_way == FRAMES {
+            return;
+        }
+        let number = self.next;
+        let slot = number % FRAMES;
+        let payload = 64 + usize::try_from(rng.below(1000)).expect("small");
+        let mut frame = peer.to_vec();
+        frame.extend(self.own);
+        frame.extend(ETHERTYPE);
+        frame.extend(message(number, payload));
+        let at = usize::try_from(slot).expect("small") * ROOM;
+        self.outgoing.memory.write(at, &frame);
+        let sge = self.outgoing.sge(at as u64, frame.len());
+        self.raw.qp.post(send([sge]).id(number));
+        self.next += 1;
+        self.under_way += 1;
+    }
+
+    /// Takes what has completed: how many frames have come, all verified. Those that found no RECV are lost.
+    pub(super) fn take(&mut self) -> u64 {
+        let mut received = 0;
+        for wc in self.raw.cq.poll(16) {
+            if wc.raw().opcode & IBV_WC_RECV == 0 {
+                wc.sent(self.next - self.under_way, Verb::Send);
+                self.under_way -= 1;
+                continue;
+            }
+            let len = wc.raw().byte_len as usize;
+            wc.received(wc.id(), len);
+            let at = usize::try_from(wc.id()).expect("small") * ROOM;
+            let frame = self.incoming.memory.read(at, len);
+            assert_eq!(frame[..6], self.own, "another's frame");
+            let number = check_message(&frame[HEADER..]);
+            assert!(self.last < Some(number), "{number} after {:?}", self.last);
+            self.last = Some(number);
+            let sge = self.incoming.sge(at as u64, ROOM);
+            self.raw.qp.recv(wc.id(), [sge]);
+            received += 1;
+        }
+        received
+    }
+}
