@@ -281,7 +281,7 @@ impl Cq {
             }
             if state.idle_polls >= rest::IDLE_POLLS {
                 drop(state);
-                rest::rest();
+                rest::rest(self.index);
             }
         } else {
             rest::found();

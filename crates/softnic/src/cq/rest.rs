@@ -17,30 +17,88 @@ pub(super) const IDLE_POLLS: u32 = 4096;
 /// one, as programs with one for sends and one for receives do, does not rest.
 const FRUITLESS_POLLS: u32 = 1024;
 
-/// How long: as little as leaves the latency of what comes after such a wait what it was, and as much as lets a peer
-/// fill its store buffer several times.
-const REST_NS: u64 = 200;
+/// The time between two rounds of looks, at least: as little as leaves the latency of what comes after such a wait what
+/// it was, and as much as lets a peer fill its store buffer several times. Who does something else meanwhile, or looks
+/// at many queues, takes longer anyway, and does not rest.
+const ROUND_NS: u64 = 300;
+
+/// What a thread knows of its looks.
+#[derive(Clone, Copy)]
+struct Looks {
+    /// Polls of idle queues since something was found.
+    fruitless: u32,
+    /// With a poll of this one a round begins.
+    first: usize,
+    /// When the last one began.
+    began: u64,
+}
 
 thread_local! {
-    static FRUITLESS: Cell<u32> = const { Cell::new(0) };
+    static LOOKS: Cell<Looks> = const { Cell::new(Looks { fruitless: 0, first: usize::MAX, began: 0 }) };
 }
 
 /// The calling thread has found a completion.
 #[inline]
 pub(super) fn found() {
-    FRUITLESS.set(0);
+    LOOKS.set(Looks {
+        fruitless: 0,
+        ..LOOKS.get()
+    });
 }
 
-/// Rests if the calling thread has found nothing for long. It holds no lock.
+/// Rests if the calling thread has found nothing for long, once in a round of the queues that it polls. It holds no lock.
 #[cold]
-pub(super) fn rest() {
-    let fruitless = FRUITLESS.get().saturating_add(1);
-    FRUITLESS.set(fruitless);
-    if fruitless < FRUITLESS_POLLS {
-        return;
+pub(super) fn rest(queue: usize) {
+    let mut looks = LOOKS.get();
+    looks.fruitless += 1;
+    // Now and then anew: it may poll that one no more.
+    if looks.fruitless == 2 * FRUITLESS_POLLS {
+        looks.fruitless = FRUITLESS_POLLS;
     }
-    let end = now_ns() + REST_NS;
-    while now_ns() < end {
-        hint::spin_loop();
+    if looks.fruitless == FRUITLESS_POLLS {
+        looks.first = queue;
+    }
+    if looks.fruitless >= FRUITLESS_POLLS && looks.first == queue {
+        let until = looks.began + ROUND_NS;
+        looks.began = now_ns();
+        while looks.began < until {
+            hint::spin_loop();
+            looks.began = now_ns();
+        }
+    }
+    LOOKS.set(looks);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many rounds have begun after so many polls of each of these queues in turn.
+    fn rounds(queues: usize, polls: u32) -> u32 {
+        let mut rounds = 0;
+        for _ in 0..polls {
+            for queue in 0..queues {
+                let before = LOOKS.get().began;
+                rest(queue);
+                let began = LOOKS.get().began;
+                if began != before {
+                    rounds += 1;
+                    assert!(before == 0 || began - before >= ROUND_NS);
+                }
+            }
+        }
+        rounds
+    }
+
+    #[test]
+    fn rests_once_a_round_and_not_where_something_is_found() {
+        found();
+        assert_eq!(rounds(1, FRUITLESS_POLLS - 1), 0);
+        assert_eq!(rounds(1, 10), 10);
+        found();
+        assert_eq!(rounds(1, 10), 0);
+        // Of many queues one.
+        found();
+        assert_eq!(rounds(64, FRUITLESS_POLLS / 64 + 9), 10);
     }
 }
