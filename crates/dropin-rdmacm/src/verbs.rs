@@ -14,6 +14,7 @@ use verbs_abi::{Symbols, for_each_symbol};
 struct Library(*mut c_void);
 
 impl Library {
+    /// Loads it.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM` where it cannot be loaded now, `ENODEV` where there is none.
