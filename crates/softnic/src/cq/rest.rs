@@ -2,8 +2,8 @@
 //!
 //! A poll reads the lines in which messages arrive, and a program that waits for a WRITE looks at its line between polls.
 //! Each such look takes the line from the peer, whose next store there has to wait until it is back. Who has waited for
-//! a tenth of a millisecond and more loses nothing that could be measured by looking a little later, and its peers write
-//! several times as much between two looks.
+//! a tenth of a millisecond and more loses a thousandth of that by looking a little later, and its peers write several
+//! times as much between two looks.
 
 use std::cell::Cell;
 use std::hint;
