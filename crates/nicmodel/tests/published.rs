@@ -475,12 +475,10 @@ fn headers_and_link_layer_packets() {
         "pcie_hdr_hi",
         f64::from(nic("cib").pcie.request_header_bytes.value),
     );
-    // Two packets of 8 bytes for at least four transactions, less than 5 % of MMIO writes.
+    // Two packets of 8 bytes for four to five transactions, less than 5 % of MMIO writes.
     let link_layer = nic("cib").pcie.link_layer_bytes_per_tlp.value;
-    assert_eq!(
-        link_layer,
-        printed("appA_ll_packets") * printed("appA_ll_bytes") / 4.0
-    );
+    let packets = printed("appA_ll_packets") * printed("appA_ll_bytes");
+    assert!((packets / 5.0..=packets / 4.0).contains(&link_layer));
     assert!(link_layer / 90.0 < printed("appA_ll_overhead") / 100.0);
 }
 

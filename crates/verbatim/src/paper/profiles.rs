@@ -4,7 +4,7 @@ use nicmodel::pcie::{self, Purpose};
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, locks, published, wqe};
 
-use super::number::{Kind, Ours, Relation};
+use super::number::{Ours, Relation};
 
 /// The number of this id, if it is one of them.
 pub(super) fn number(id: &str) -> Option<Ours> {
@@ -205,12 +205,6 @@ fn bounds(id: &str) -> Option<Ours> {
             let tlp = f64::from(wqe::CACHE_LINE_BYTES + cib.pcie.request_header_bytes.value);
             at_most(100.0 * cib.pcie.link_layer_bytes_per_tlp.value / tlp)
         }
-        // The link-layer bytes of a transaction were fitted; two packets of 8 bytes for four are it.
-        "appA_ll_bytes" => Some(Ours::new(
-            4.0 * cib.pcie.link_layer_bytes_per_tlp.value / printed("appA_ll_packets")?,
-            Kind::Fitted,
-            "profile",
-        )),
         _ => None,
     }
 }

@@ -131,8 +131,14 @@ impl Simulated {
                 (at.answers_per_doorbell, Kind::Fitted)
             }
             "seq_rpc_peak_cores" => {
+                // The curve is flat at its top: the last of the core counts that come to the best rate as it is printed.
                 let rates = self.rates(Design::RpcBatchMq);
-                let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+                let printed = |rate: f64| (10.0 * rate).round();
+                let best = rates.iter().max_by(|a, b| {
+                    printed(a.1)
+                        .total_cmp(&printed(b.1))
+                        .then(a.0.total_cmp(&b.0))
+                })?;
                 (best.0, Kind::Predicted)
             }
             "drtm_cib_put10" => {

@@ -9,7 +9,7 @@ pub(super) fn off(id: &str) -> Option<&'static str> {
             "the paper's Table 3 gives 20.3 %; 16.7 % is its 101.6 M/s against 122"
         }
         "ud_send_batch_gain" => {
-            "a gain compounds the errors of two rates: batches are 1.5 % too slow, because link-layer packets are \
+            "a gain compounds the errors of two rates: batches are 1.1 % too slow, because link-layer packets are \
              fitted to three rates at once"
         }
         "ud_send_ho_gain" => "a gain compounds the errors of two rates, each within 3 %",
@@ -65,6 +65,7 @@ pub(super) fn absent(id: &str) -> &'static str {
         | "dpu_rpc_msg_bytes"
         | "redis_requests" => "how the experiment was set up",
         "appA_ll_packets"
+        | "appA_ll_bytes"
         | "cluster_ru_cx_pcie_gen"
         | "cluster_ru_cx3_pcie_gen"
         | "cluster_ru_cib_pcie_gen" => "an input of the profile",
@@ -72,7 +73,7 @@ pub(super) fn absent(id: &str) -> &'static str {
             "it needs a simulation"
         }
         "out_read_best_window_cx3" | "out_read_best_window_cib" => {
-            "an input of the profile: the model has no WQE cache"
+            "an input of the profile, as the size of the NIC's WQE cache"
         }
         _ if starts("cluster_cn_") => {
             "another version of Table 2, which contradicts the rest of the paper"
