@@ -206,27 +206,50 @@ pub(crate) fn bytes(
     }
 }
 
+/// The shortest [`duration`].
+const SHORTEST: Duration = Duration::from_millis(10);
+
 /// A time: `2`, `2s`, `500ms`, `1min`; from 10 ms to a day.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, \
-         such as 500ms or 2.5s"
-            .to_owned()
-    };
+    let wrong = "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, such as 500ms or \
+                 2.5s";
+    let time = time(text).filter(|time| *time >= SHORTEST);
+    time.ok_or_else(|| wrong.to_owned())
+}
+
+/// A [`duration`] that may be shorter, as virtual time is; what takes real time asks [`check_real_time`].
+pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
+    let wrong = "a time is a number with us, ms, s or min behind it (s without one), from 10ms (10us of virtual time) to \
+                 1440min, such as 500ms or 2.5s";
+    let time = time(text).filter(|time| *time >= Duration::from_micros(10));
+    time.ok_or_else(|| wrong.to_owned())
+}
+
+/// Refuses a [`run_time`] that is too short for what does not run in virtual time.
+pub(crate) fn check_real_time(run_time: Option<Duration>) -> Result<()> {
+    match run_time {
+        Some(short) if short < SHORTEST => bail!(
+            "--duration {short:?} is too short for anything but virtual time (--nic); give {SHORTEST:?} or more"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// A number and its unit; up to a day.
+fn time(text: &str) -> Option<Duration> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_s = match &text[digits.len()..] {
+        "us" => 1e-6,
         "ms" => 1e-3,
         "" | "s" => 1.0,
         "min" => 60.0,
-        _ => return Err(wrong()),
+        _ => return None,
     };
-    let number: f64 = digits.trim_end().parse().map_err(|_| wrong())?;
+    let number: f64 = digits.trim_end().parse().ok()?;
     let seconds = number * unit_s;
-    if !(0.01..=86_400.0).contains(&seconds) {
-        return Err(wrong());
-    }
-    Ok(Duration::from_secs_f64(seconds))
+    let in_range = (0.0..=86_400.0).contains(&seconds);
+    in_range.then(|| Duration::from_secs_f64(seconds))
 }
 
 /// A [`duration`], or `0s` for none.
@@ -373,6 +396,16 @@ mod tests {
         ] {
             assert!(duration(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn virtual_time_may_be_short() {
+        assert_eq!(run_time("200us"), Ok(Duration::from_micros(200)));
+        assert_eq!(run_time("1ms"), Ok(Duration::from_millis(1)));
+        assert!(run_time("5us").is_err());
+        let real = |text| check_real_time(run_time(text).ok());
+        assert!(real("1ms").is_err());
+        assert!(real("10ms").is_ok());
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) struct Common {
     #[arg(long)]
     no_inline: bool,
     /// How long a round takes [default: 500ms; on a simulated NIC 1ms of virtual time, more with long payloads]
-    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     duration: Option<Duration>,
     /// Rounds, whose median is printed
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
@@ -108,16 +108,26 @@ impl Common {
     }
 
     /// How long a round with such a payload takes.
-    pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> u64 {
+    ///
+    /// # Errors
+    /// When it is too short to measure anything.
+    pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
         let simulated = self.simulation.name.is_some() || self.simulation.file.is_some();
         let usual = if simulated {
             simulated_ms(payload_bytes.unwrap_or(0))
         } else {
             500
         };
-        self.duration.map_or(usual, |duration| {
-            u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-        })
+        if !simulated {
+            args::check_real_time(self.duration)?;
+        }
+        match self.duration {
+            Some(short) if short < Duration::from_millis(1) => {
+                bail!("--duration {short:?} is too short for a round; give 1ms or more")
+            }
+            Some(duration) => Ok(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
+            None => Ok(usual),
+        }
     }
 }
 

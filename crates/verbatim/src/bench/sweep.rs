@@ -251,7 +251,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
     }
     let stream = |value: usize| {
         *args.over.knob(&mut knobs) = Some(value);
-        let duration_ms = args.stream.common.duration_ms(knobs.payload_bytes);
+        let duration_ms = args.stream.common.duration_ms(knobs.payload_bytes)?;
         let stream = Stream::new(verb, &knobs, duration_ms);
         Ok((
             value,

@@ -85,7 +85,7 @@ pub(super) fn stream(
 ) -> Result<Outcome> {
     let profile = args.common.simulation.profile()?;
     let knobs = args.knobs(verb, direction, profile.as_ref())?;
-    let duration_ms = args.common.duration_ms(knobs.payload_bytes);
+    let duration_ms = args.common.duration_ms(knobs.payload_bytes)?;
     let stream = Stream::new(verb, &knobs, duration_ms)?;
     measure(&Task::Stream(stream), &args.common, profile.as_ref())
 }
@@ -93,7 +93,7 @@ pub(super) fn stream(
 /// Measures a latency.
 pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
     let common = &args.common;
-    let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms(None))?;
+    let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms(None)?)?;
     measure(
         &Task::PingPong(ping),
         common,

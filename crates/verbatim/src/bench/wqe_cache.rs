@@ -176,7 +176,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<Stream>> {
                 WindowVerb::RcRead => Verb::RcRead,
                 WindowVerb::RcWrite => Verb::RcWrite,
             };
-            let duration_ms = args.common.duration_ms(knobs.payload_bytes);
+            let duration_ms = args.common.duration_ms(knobs.payload_bytes)?;
             streams.push(Stream::new(verb, &knobs, duration_ms)?);
         }
     }

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN")]
     pub(super) design: Vec<Design>,
     /// How long each measurement runs [default: 500ms; 200 µs of virtual time on a simulated NIC]
-    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
@@ -172,6 +172,7 @@ struct Row {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
+    args::check_real_time(args.duration)?;
     if args.clients() > 64 {
         bail!(
             "--clients {} are too many processes; at most 64",

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN")]
     pub(super) design: Vec<Design>,
     /// How long each round of each design runs [default: 500ms; 1ms of virtual time on a simulated NIC]
-    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     pub(super) duration: Option<Duration>,
     /// How often each design runs, in turn with the others
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
@@ -140,6 +140,7 @@ impl Args {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     args.simulation.check_absent()?;
+    args::check_real_time(args.duration)?;
     let wanted = if args.design.is_empty() {
         &Design::ALL
     } else {
