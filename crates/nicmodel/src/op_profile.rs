@@ -305,6 +305,12 @@ impl OperationProfile {
         self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
     }
 
+    /// Queue pairs that would be equally busy if all were like the busiest, at least one.
+    pub fn even_queue_pairs(&self) -> u32 {
+        let busiest = self.active().map(QueuePair::operations).max();
+        busiest.map_or(1, |busiest| whole(real(self.operations()) / real(busiest)))
+    }
+
     /// Whether no queue pair ever had a second operation outstanding: its rate is that of round trips.
     pub fn waits_for_each(&self) -> bool {
         let mut active = self.active().peekable();
@@ -326,9 +332,7 @@ impl OperationProfile {
         if total == 0 {
             return None;
         }
-        // As many as would be equally busy if all were like the busiest.
-        let busiest = self.active().map(QueuePair::operations).max();
-        let queue_pairs = busiest.map_or(1, |busiest| whole(real(total) / real(busiest)));
+        let queue_pairs = self.even_queue_pairs();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
             let postlist = qp.mean_postlist();

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline};
+use super::{Finding, Guideline, counted};
 use crate::bounds::{Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair};
 use crate::profile::Profile;
@@ -13,15 +13,25 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// Queue pairs for each posting thread, beyond which more bring little: the paper's sequencer uses
-/// 6, its SENDs of Figure 11 use 4.
-const A_THREAD: u32 = 4;
+/// By how much the queue pairs are to be multiplied until something else binds; 1 if there are enough.
+pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
+    let units = profile.processing.units.as_ref();
+    if !is_bound(observed, profile) {
+        return 1;
+    }
+    // More queue pairs than units bring nothing.
+    let most = units.map_or(1, |units| units.value.div_ceil(observed.even_queue_pairs()));
+    let enough = (2..most).find(|times| !is_bound(&spread(observed, *times), profile));
+    enough.unwrap_or(most)
+}
 
-/// By how much the queue pairs are to be multiplied; 1 if there are enough.
-fn times(observed: &OperationProfile) -> u32 {
-    let wanted = observed.posting_threads().saturating_mul(A_THREAD);
+/// How many queue pairs each posting thread has then.
+pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -> u32 {
     let busy = u32::try_from(observed.active().count()).unwrap_or(u32::MAX);
-    wanted.div_ceil(busy.max(1))
+    let units = profile.processing.units.as_ref();
+    let enough = units.map_or(u32::MAX, |units| units.value.max(busy));
+    let all = busy.saturating_mul(times).min(enough);
+    all.div_ceil(observed.posting_threads())
 }
 
 fn is_bound(observed: &OperationProfile, profile: &Profile) -> bool {
@@ -33,32 +43,37 @@ fn is_bound(observed: &OperationProfile, profile: &Profile) -> bool {
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     // Who waits for each operation before the next has nothing to spread.
-    if times(observed) == 1 || observed.waits_for_each() || !is_bound(observed, profile) {
+    let times = times(observed, profile);
+    if times == 1 || observed.waits_for_each() {
         return None;
     }
-    let busy = observed.active().count();
+    let busy = u32::try_from(observed.active().count()).unwrap_or(u32::MAX);
     let words = if observed.active().all(|qp| qp.transport == Transport::Ud) {
         "create several UD queue pairs and rotate whole postlists over them"
     } else {
         "give each thread several queue pairs to its peers and rotate whole postlists over them"
     };
+    let bound = if busy == 1 {
+        "the processing unit behind it bounds the rate"
+    } else {
+        "the processing units behind them bound the rate"
+    };
     Some(Finding {
         seen: format!(
-            "{busy} queue pair{} of {} posting thread{}: the processing units behind them bound the rate",
-            if busy == 1 { "" } else { "s" },
-            observed.posting_threads(),
-            if observed.posting_threads() == 1 {
-                ""
-            } else {
-                "s"
-            },
+            "{} of {}: {bound}",
+            counted(busy, "queue pair"),
+            counted(observed.posting_threads(), "posting thread"),
         ),
-        advice: format!("{words}: {A_THREAD} a thread"),
+        advice: format!("{words}: {} a thread", each(observed, profile, times)),
     })
 }
 
-fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
-    let times = times(observed);
+fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+    Some(spread(observed, times(observed, profile)))
+}
+
+/// The same program on so many times as many queue pairs.
+pub(super) fn spread(observed: &OperationProfile, times: u32) -> OperationProfile {
     let mut fixed = observed.clone();
     let share = |count: u64| count.div_ceil(u64::from(times));
     fixed.queue_pairs = observed
@@ -80,5 +95,5 @@ fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
             std::iter::repeat_n(one, usize::try_from(copies).unwrap_or(1))
         })
         .collect();
-    Some(fixed)
+    fixed
 }
