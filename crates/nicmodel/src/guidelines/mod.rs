@@ -16,10 +16,12 @@ mod read_window;
 mod unsignaled;
 mod wqe_shrinking;
 
+use std::cmp::Reverse;
+
 use serde::Serialize;
 
 use crate::bounds::Resource;
-use crate::op_profile::{OperationProfile, real};
+use crate::op_profile::{Counted, OperationProfile, QueuePair, real};
 use crate::operation::OperationError;
 use crate::profile::Profile;
 
@@ -225,6 +227,28 @@ fn followed(observed: &OperationProfile, profile: &Profile, but: Option<&str>) -
     program
 }
 
+/// The kind of operation that a program does most among those that break a guideline, its queue pair, and that in
+/// words.
+fn most<'a>(
+    observed: &'a OperationProfile,
+    side: fn(&QueuePair) -> &[Counted],
+    wanted: impl Fn(&QueuePair, &Counted) -> bool,
+) -> Option<(String, &'a QueuePair, &'a Counted)> {
+    let worst = |qp: &'a QueuePair| {
+        let all = side(qp).iter().filter(|counted| wanted(qp, counted));
+        all.min_by_key(|counted| Reverse(counted.count))
+    };
+    let mut found: Vec<_> = observed
+        .queue_pairs
+        .iter()
+        .filter_map(|qp| Some((qp, worst(qp)?)))
+        .collect();
+    let others = found.len().checked_sub(1)?;
+    found.sort_by_key(|(_, counted)| Reverse(counted.count));
+    let (qp, counted) = *found.first()?;
+    Some((queue_pair(qp.qpn, others), qp, counted))
+}
+
 /// A queue pair in words, with how many others are like it.
 fn queue_pair(qpn: u32, others: usize) -> String {
     match others {
@@ -234,7 +258,7 @@ fn queue_pair(qpn: u32, others: usize) -> String {
 }
 
 /// So many of something, in words.
-fn counted(count: u32, word: &str) -> String {
+fn plural(count: u32, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, counted};
+use super::{Finding, Guideline, plural};
 use crate::bounds::{Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair};
 use crate::profile::Profile;
@@ -61,8 +61,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     Some(Finding {
         seen: format!(
             "{} of {}: {bound}",
-            counted(busy, "queue pair"),
-            counted(observed.posting_threads(), "posting thread"),
+            plural(busy, "queue pair"),
+            plural(observed.posting_threads(), "posting thread"),
         ),
         advice: format!("{words}: {} a thread", each(observed, profile, times)),
     })

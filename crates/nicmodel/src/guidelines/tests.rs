@@ -161,7 +161,13 @@ fn wqe_shrinking() {
         run: 1,
         ..Program::new(ud(61))
     };
-    let words = "WQEs of 129 bytes for SEND of 61 bytes take 3 cache lines, 1 bytes in the last; make the payload 60 bytes";
+    let words = "WQEs of 129 bytes for SENDs of 61 bytes take 3 cache lines, 1 byte in the last; make the payload 60 bytes, or move 4 bytes into imm_data (IBV_WR_SEND_WITH_IMM): 2 cache lines";
+    let uc = Operation::new(Verb::RdmaWrite, Transport::Uc, 29).inlined();
+    breaks_in_words(
+        "wqe-shrinking",
+        &Program::new(uc).profile(),
+        "(IBV_WR_RDMA_WRITE_WITH_IMM, which takes a RECV and a completion of the peer): 1 cache line",
+    );
     // The MMIO writes of three lines against those of two.
     breaks("wqe-shrinking", &over.profile(), "cib", words, Some(0.488));
     keeps("wqe-shrinking", &Program::new(ud(60)).profile(), "cib");
@@ -199,7 +205,7 @@ fn unsignaled() {
         queue_pairs: 8,
         ..Program::new(ud(8).signaled(signaled))
     };
-    let words = "100 % of SEND are signaled; leave out IBV_SEND_SIGNALED";
+    let words = "100 % of SENDs are signaled; leave out IBV_SEND_SIGNALED";
     breaks(
         "unsignaled",
         &few_cores(1.0).profile(),
@@ -208,6 +214,20 @@ fn unsignaled() {
         Some(0.844),
     );
     keeps("unsignaled", &few_cores(1.0 / 64.0).profile(), "cib");
+    // No more than half of the send queue may be without a completion.
+    let mut short = few_cores(1.0).profile();
+    short
+        .queue_pairs
+        .iter_mut()
+        .for_each(|qp| qp.max_send_wr = 20);
+    let words = "but for one WR in 10; that one's completion frees all before it. The period must be at most half of \
+                 max_send_wr, which is 20";
+    breaks_in_words("unsignaled", &short, words);
+    breaks_in_words(
+        "unsignaled",
+        &few_cores(1.0).profile(),
+        "but for one WR in 64;",
+    );
     // The result of a READ is needed.
     keeps(
         "unsignaled",
@@ -411,7 +431,7 @@ fn atomics(slots: u32) -> OperationProfile {
 
 #[test]
 fn atomic_locks() {
-    let words = "use 1 of the NIC's locks evenly, and wait for them; place the words so that their addresses differ in the low 12 bits (512 places";
+    let words = "QP 0x0 (and 83 more): atomics use 1 of the NIC's locks, and wait for it; place the words so that their addresses differ in the low 12 bits (512 places";
     // 52 for 2.24.
     breaks("atomic-locks", &atomics(1), "cib", words, Some(22.214));
     keeps("atomic-locks", &atomics(32), "cib");
@@ -419,7 +439,7 @@ fn atomic_locks() {
         "atomic-locks",
         &atomics(32),
         "cx3",
-        "by a single atomic of its own (an RPC)",
+        "atomics wait for the NIC's only lock; do them on the processor",
         None,
     );
 }
