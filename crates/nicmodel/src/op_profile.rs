@@ -46,6 +46,20 @@ pub struct OperationProfile {
     /// What is not in the counts, in words.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// What the processors of its peers do for it. Never observed: other designs have it.
+    #[serde(skip)]
+    pub peers_work: Option<PeersWork>,
+}
+
+/// What the processor of a peer does for the requests that it gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeersWork {
+    /// Its cores.
+    pub cores: u32,
+    /// Work of a core beside the verbs for one operation of the program, in ns; nothing if the profile does not say.
+    pub app_ns: Option<f64>,
+    /// The part of that which only one core can do at a time, in ns.
+    pub shared_ns: f64,
 }
 
 /// A thread that used verbs.
@@ -370,8 +384,14 @@ impl OperationProfile {
                 *load = load.clone().in_postlists(PEERS_POSTLIST);
             }
         }
-        // A peer has cores of its own, and how many is not known.
-        Some(Mix { cores: None, ..mix })
+        // A peer has cores of its own, and what they do is not known unless a design says it.
+        let work = self.peers_work;
+        Some(Mix {
+            cores: work.map(|work| work.cores),
+            app_ns: work.and_then(|work| work.app_ns).unwrap_or(0.0) / peers,
+            shared_ns: work.map_or(0.0, |work| work.shared_ns) / peers,
+            ..mix
+        })
     }
 
     /// How fast this could go on a NIC. Nothing if nothing was posted.
@@ -383,7 +403,11 @@ impl OperationProfile {
             return Ok(None);
         };
         let requester = Bounds::of(profile, &own)?;
-        let responder = Bounds::of(profile, &peers)?;
+        let mut responder = Bounds::of(profile, &peers)?;
+        let work_is_unknown = self.peers_work.is_some_and(|work| work.app_ns.is_none());
+        if work_is_unknown && !responder.unknown.contains(&Resource::Cpu) {
+            responder.unknown.push(Resource::Cpu);
+        }
         let sides = [(Role::Requester, &requester), (Role::Responder, &responder)];
         let rates = sides.into_iter().filter_map(|(role, bounds)| {
             Some((role, bounds.predicted_mops?, bounds.bottleneck()?))
