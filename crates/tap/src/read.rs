@@ -293,6 +293,7 @@ impl Reading {
                 huge_page_bytes: header.max_huge_page_bytes.min(header.max_registered_bytes),
             },
             notes,
+            peers_work: None,
         };
         Recorded {
             first_ns: header.first_ns,

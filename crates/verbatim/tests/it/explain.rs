@@ -497,3 +497,26 @@ fn every_guideline_is_advised_where_it_is_broken_and_only_there() {
         assert!(data["measured_gain"]["median"].is_f64(), "{data}");
     }
 }
+
+#[test]
+fn what_is_simulated_has_no_ledger_and_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("l.json");
+    let file = file.to_str().expect("text");
+    for command in [
+        &["sequencer", "--nic", "cib"][..],
+        &["kv", "--nic", "cib"],
+        &["bench", "ud-send", "--nic", "cib"],
+        &["bench", "latency", "--nic", "cib"],
+        &["bench", "wqe-cache", "--nic", "cib"],
+    ] {
+        let out = common::run(&[command, &["--ledger", file]].concat());
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{command:?}: {message}");
+        assert!(
+            message.contains("a simulated cluster has none"),
+            "{command:?}: {message}"
+        );
+        assert!(!Path::new(file).exists(), "{command:?}");
+    }
+}
