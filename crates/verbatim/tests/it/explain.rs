@@ -495,6 +495,21 @@ fn every_guideline_is_advised_where_it_is_broken_and_only_there() {
             "{data}"
         );
         assert!(data["measured_gain"]["median"].is_f64(), "{data}");
+        // What the model predicts for a program is what the simulated NIC does with it.
+        let (predicted, simulated) = (&data["predicted_gain"], &data["simulated_gain"]);
+        match (predicted.as_f64(), simulated.as_f64()) {
+            (Some(predicted), Some(simulated)) => {
+                assert!(predicted > 0.15, "{data}");
+                let error = (1.0 + simulated) / (1.0 + predicted) - 1.0;
+                assert!(error.abs() < 0.15, "{error}: {data}");
+            }
+            (Some(_), None) => panic!("predicted and not simulated: {data}"),
+            (None, _) => assert!(
+                ["read-window", "connected-qps", "huge-pages"]
+                    .contains(&data["guideline"].as_str().expect("a name")),
+                "{data}"
+            ),
+        }
     }
 }
 
