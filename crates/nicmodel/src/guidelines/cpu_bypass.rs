@@ -65,18 +65,15 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
                       and let it answer by UD SENDs in postlists"
             .to_owned();
     let cores = other.peers_work.map_or(0, |work| work.cores);
-    match then.responder.rate_mops(Resource::Cpu) {
-        Some(_) if then.responder.unknown.contains(&Resource::Cpu) => {}
-        Some(most) => advice.push_str(&format!(
-            ": that takes {:.1} of the {} of a peer like this NIC's machine",
+    if then.responder.unknown.contains(&Resource::Cpu) {
+        advice.push_str("; what that takes of the peer's cores is not known");
+    } else if let Some(most) = then.responder.rate_mops(Resource::Cpu) {
+        advice.push_str(&format!(
+            "; at {:.1} M/s that takes {:.1} of the {} of a peer like this NIC's machine",
+            then.rate_mops * work,
             f64::from(cores) * then.rate_mops / most,
             plural(cores, "core")
-        )),
-        None => {}
-    }
-    if then.responder.unknown.contains(&Resource::Cpu) {
-        advice
-            .push_str(": what that takes of the peer's cores is not known for this NIC's machine");
+        ));
     }
     Some(Finding {
         seen: format!(
@@ -106,8 +103,7 @@ fn two_reads(qp: &QueuePair) -> Option<(Counted, Counted)> {
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
     let most = profile.wqe.max_inline_bytes.value;
-    let mut answered = 0;
-    let mut atomics = 0;
+    let (mut answered, mut atomics) = (0u64, 0u64);
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
         if let Some((first, _)) = two_reads(qp) {
@@ -127,8 +123,10 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
                 count: counted.count,
             });
             counted.operation = request;
-            answered += counted.count;
-            atomics += u64::from(operation.verb.is_atomic()) * counted.count;
+            answered = counted.count.saturating_add(answered);
+            if operation.verb.is_atomic() {
+                atomics = counted.count.saturating_add(atomics);
+            }
         }
         qp.atomic_slots.clear();
         qp.adjacent_reads = 0;
