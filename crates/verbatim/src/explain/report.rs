@@ -46,7 +46,13 @@ pub(super) struct Process {
     pub(super) posted: u64,
     pub(super) received: u64,
     pub(super) queue_pairs: usize,
+    /// Those that posted, as many as did at a time.
+    pub(super) concurrent_queue_pairs: u32,
     pub(super) threads: u32,
+    /// Those that posted, as many as did at a time.
+    pub(super) concurrent_threads: u32,
+    /// Whether not all queue pairs were posted to at a time.
+    pub(super) in_turn: bool,
     pub(super) peers: u32,
     pub(super) duration_ns: u64,
     /// Operations a second while it was counted, on the NIC that it ran on.
@@ -298,7 +304,11 @@ impl Process {
             posted,
             received,
             queue_pairs: observed.queue_pairs.len(),
+            concurrent_queue_pairs: observed.concurrent_queue_pairs(),
             threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
+            concurrent_threads: observed.posting_threads(),
+            in_turn: observed.active().count() as u64
+                > u64::from(observed.concurrent_queue_pairs()),
             peers: observed.peers,
             duration_ns: observed.duration_ns,
             observed_mops: (observed.duration_ns > 0)

@@ -150,6 +150,13 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         plural(process.threads.into(), "thread"),
         plural(process.peers.into(), "peer"),
     );
+    if process.in_turn {
+        work.push_str(&format!(
+            " (in turn: {}, {} posting at a time)",
+            plural(process.concurrent_queue_pairs.into(), "queue pair"),
+            plural(process.concurrent_threads.into(), "thread"),
+        ));
+    }
     if let Some(rate) = process.observed_mops {
         #[expect(clippy::cast_precision_loss, reason = "a time in words")]
         let during = time(process.duration_ns as f64);
