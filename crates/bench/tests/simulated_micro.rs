@@ -52,8 +52,9 @@ fn the_peaks_of_both_directions_are_those_published() {
         payload_bytes: Some(0),
         ..knobs
     };
-    let singly = |knobs| Knobs {
+    let on_one_queue_pair = |knobs| Knobs {
         batch: Some(1),
+        queue_pairs: Some(1),
         ..knobs
     };
     let (outbound, inbound) = (Direction::Outbound, Direction::Inbound);
@@ -83,9 +84,9 @@ fn the_peaks_of_both_directions_are_those_published() {
         0.02,
     );
     near(
-        of(Verb::RcRead, outbound, singly),
+        of(Verb::RcRead, outbound, on_one_queue_pair),
         printed("out_read"),
-        0.02,
+        0.03,
     );
     let two_lines = |knobs| Knobs {
         payload_bytes: Some(32),

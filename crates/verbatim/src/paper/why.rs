@@ -90,15 +90,8 @@ pub(super) fn absent(id: &str) -> &'static str {
 }
 
 /// Where curves of the figures are not the paper's, though the numbers of the table are.
-pub(super) const FIGURES: [(&str, &str); 2] = [
-    (
-        "Figure 8",
-        "Spec-S0 without batches stops where the adds to the shared counter bind, one for each number; the paper batched \
+pub(super) const FIGURES: [(&str, &str); 1] = [(
+    "Figure 8",
+    "Spec-S0 without batches stops where the adds to the shared counter bind, one for each number; the paper batched \
          the adds",
-    ),
-    (
-        "Figure 13",
-        "READs stay below the published point: each of 14 cores has a queue pair, which has one processing unit at a time, \
-         so that some of the NIC's units are idle; the table has the rate of all units",
-    ),
-];
+)];
