@@ -243,14 +243,15 @@ pub const ALL: [Programs; 13] = [
     Programs {
         guideline: "read-size",
         nic: "cib",
-        breaks: "memory by READs of 24 bytes",
-        keeps: "the same by READs of 48 bytes",
+        breaks: "memory by READs of 24 bytes, in lists",
+        keeps: "the same by half as many READs of 48 bytes a list",
         threads: 14,
         peers: 1,
         program: Program::Stream {
             of: |keeps| {
                 let knobs = Knobs {
                     payload_bytes: Some(pick(keeps, 48, 24)),
+                    batch: Some(pick(keeps, 8, 16)),
                     queue_pairs: Some(2),
                     processes: Some(1),
                     ..Knobs::default()

@@ -15,7 +15,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 };
 
 /// A design is not changed for less.
-const WORTHWHILE: f64 = 1.5;
+const WORTHWHILE: f64 = 1.3;
 
 /// A request: a key and an operation.
 const REQUEST_BYTES: u32 = 16;
@@ -69,8 +69,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         advice.push_str("; what that takes of the peer's cores is not known");
     } else if let Some(most) = then.responder.rate_mops(Resource::Cpu) {
         advice.push_str(&format!(
-            "; at {:.1} M/s that takes {:.1} of the {} of a peer like this NIC's machine",
-            then.rate_mops * work,
+            "; {:.1} M requests a second take {:.1} of the {} of a peer like this NIC's machine",
+            then.rate_mops,
             f64::from(cores) * then.rate_mops / most,
             plural(cores, "core")
         ));

@@ -501,7 +501,8 @@ fn two_reads_a_get_are_slower_than_a_request() {
         "{text}"
     );
     let gain = advice.gain.expect("predicted");
-    assert!((0.5..1.0).contains(&gain.relative), "{advice:?}");
+    // One client's RECVs bind, at 82 M/s; the paper has many clients.
+    assert!((0.4..0.62).contains(&gain.relative), "{advice:?}");
     // READs of several sizes that do not come in pairs, and one READ a GET, are as well served by the NIC.
     keeps("cpu-bypass", &gets(33, 2), "cib");
     keeps("cpu-bypass", &gets(32, 1), "cib");
