@@ -1,6 +1,8 @@
 //! What a program did with its queue pairs: the document between those who count and those who
 //! judge.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{Bounds, Load, Mix, Resource, Role};
@@ -10,7 +12,7 @@ use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
 
 /// The version of the document that this crate reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Postlists in which peers are taken to answer.
 const PEERS_POSTLIST: f64 = 16.0;
@@ -46,6 +48,20 @@ pub struct OperationProfile {
     /// What is not in the counts, in words.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// What the processors of its peers do for it. Never observed: other designs have it.
+    #[serde(skip)]
+    pub peers_work: Option<PeersWork>,
+}
+
+/// What the processor of a peer does for the requests that it gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeersWork {
+    /// Its cores.
+    pub cores: u32,
+    /// Work of a core beside the verbs for one operation of the program, in ns; nothing if the profile does not say.
+    pub app_ns: Option<f64>,
+    /// The part of that which only one core can do at a time, in ns.
+    pub shared_ns: f64,
 }
 
 /// A thread that used verbs.
@@ -64,6 +80,30 @@ pub struct Thread {
     pub empty_polls: u64,
     /// Completions found.
     pub completions: u64,
+    /// When it posted to send queues; nothing if that is not known.
+    #[serde(default)]
+    pub posted: Option<Span>,
+}
+
+/// From one moment to another, in ns since some moment of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Span {
+    /// The first time, as exactly as time is read.
+    pub first_ns: u64,
+    /// The last time.
+    pub last_ns: u64,
+}
+
+impl Span {
+    /// The shortest that has both in it.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            first_ns: self.first_ns.min(other.first_ns),
+            last_ns: self.last_ns.max(other.last_ns),
+        }
+    }
 }
 
 /// A queue pair.
@@ -110,6 +150,9 @@ pub struct QueuePair {
     /// Completions with an error.
     #[serde(default)]
     pub failed: u64,
+    /// When something was posted on its send queue; nothing if that is not known.
+    #[serde(default)]
+    pub posted: Option<Span>,
 }
 
 /// Postlists of similar length.
@@ -215,6 +258,10 @@ impl OperationProfile {
                 (qp.postlists > sent, "more postlists than operations"),
                 (qp.runs > qp.postlists, "more runs than postlists"),
                 (sent > 0 && qp.runs == 0, "operations without a postlist"),
+                (
+                    qp.posted.is_some_and(|span| span.first_ns > span.last_ns),
+                    "posted last before it posted first",
+                ),
                 (atomics > sent, "more atomics than operations"),
                 (
                     qp.adjacent_reads > sent,
@@ -305,16 +352,35 @@ impl OperationProfile {
         self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
     }
 
+    /// Queue pairs in use at a time that would be equally busy if all were like the busiest of them, at least one.
+    pub fn even_queue_pairs(&self) -> u32 {
+        let mut busy = Busy::default();
+        for (begins, qp) in self.in_turn() {
+            busy.set(qp.operations(), begins);
+        }
+        busy.most_even
+    }
+
+    /// Queue pairs that were in use at a time, at most.
+    pub fn concurrent_queue_pairs(&self) -> u32 {
+        at_most(self.active().map(|qp| qp.posted))
+    }
+
+    /// Where queue pairs in use begin, true, and end, in their order.
+    fn in_turn(&self) -> Vec<(bool, &QueuePair)> {
+        in_order(self.active().map(|qp| (qp.posted, qp)))
+    }
+
     /// Whether no queue pair ever had a second operation outstanding: its rate is that of round trips.
     pub fn waits_for_each(&self) -> bool {
         let mut active = self.active().peekable();
         active.peek().is_some() && active.all(|qp| qp.max_outstanding == 1)
     }
 
-    /// Threads that posted to send queues, at least one.
+    /// Threads that posted to send queues at a time, at least one.
     pub fn posting_threads(&self) -> u32 {
         let posting = self.threads.iter().filter(|thread| thread.posts > 0);
-        u32::try_from(posting.count()).unwrap_or(u32::MAX).max(1)
+        at_most(posting.map(|thread| thread.posted)).max(1)
     }
 
     /// What the program's machine does for one operation that it posts, or for one message that it receives if it
@@ -326,9 +392,7 @@ impl OperationProfile {
         if total == 0 {
             return None;
         }
-        // As many as would be equally busy if all were like the busiest.
-        let busiest = self.active().map(QueuePair::operations).max();
-        let queue_pairs = busiest.map_or(1, |busiest| whole(real(total) / real(busiest)));
+        let queue_pairs = self.even_queue_pairs();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
             let postlist = qp.mean_postlist();
@@ -366,8 +430,14 @@ impl OperationProfile {
                 *load = load.clone().in_postlists(PEERS_POSTLIST);
             }
         }
-        // A peer has cores of its own, and how many is not known.
-        Some(Mix { cores: None, ..mix })
+        // A peer has cores of its own, and what they do is not known unless a design says it.
+        let work = self.peers_work;
+        Some(Mix {
+            cores: work.map(|work| work.cores),
+            app_ns: work.and_then(|work| work.app_ns).unwrap_or(0.0) / peers,
+            shared_ns: work.map_or(0.0, |work| work.shared_ns) / peers,
+            ..mix
+        })
     }
 
     /// How fast this could go on a NIC. Nothing if nothing was posted.
@@ -379,7 +449,11 @@ impl OperationProfile {
             return Ok(None);
         };
         let requester = Bounds::of(profile, &own)?;
-        let responder = Bounds::of(profile, &peers)?;
+        let mut responder = Bounds::of(profile, &peers)?;
+        let work_is_unknown = self.peers_work.is_some_and(|work| work.app_ns.is_none());
+        if work_is_unknown && !responder.unknown.contains(&Resource::Cpu) {
+            responder.unknown.push(Resource::Cpu);
+        }
         let sides = [(Role::Requester, &requester), (Role::Responder, &responder)];
         let rates = sides.into_iter().filter_map(|(role, bounds)| {
             Some((role, bounds.predicted_mops?, bounds.bottleneck()?))
@@ -415,6 +489,7 @@ impl QueuePair {
             max_inline_data: 0,
             refused: 0,
             failed: 0,
+            posted: None,
         }
     }
 
@@ -449,6 +524,66 @@ impl QueuePair {
     pub fn effective_slots(&self) -> Option<u32> {
         let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
         (busiest > 0).then(|| whole(real(self.atomics()) / real(busiest)))
+    }
+}
+
+/// Where spans begin, true, and end, in their order; what is not known is there all the time.
+fn in_order<T: Copy>(all: impl Iterator<Item = (Option<Span>, T)>) -> Vec<(bool, T)> {
+    let mut turns: Vec<_> = all
+        .flat_map(|(span, one)| {
+            let (first, last) = span.map_or((0, u64::MAX), |span| (span.first_ns, span.last_ns));
+            // At the same moment what begins comes before what ends, and nothing ends before it begins.
+            [(first, false, one), (last.max(first), true, one)]
+        })
+        .collect();
+    turns.sort_by_key(|(at, ends, _)| (*at, *ends));
+    let turns = turns.into_iter();
+    turns.map(|(_, ends, one)| (!ends, one)).collect()
+}
+
+/// How many of them were there at a time.
+fn at_most(spans: impl Iterator<Item = Option<Span>>) -> u32 {
+    let (mut now, mut most) = (0u32, 0);
+    for (begins, ()) in in_order(spans.map(|span| (span, ()))) {
+        now = if begins { now + 1 } else { now - 1 };
+        most = most.max(now);
+    }
+    most
+}
+
+/// What is in use at a time, by how much it did.
+struct Busy {
+    by_work: BTreeMap<u64, u64>,
+    sum: u64,
+    most_even: u32,
+}
+
+impl Default for Busy {
+    fn default() -> Self {
+        Self {
+            by_work: BTreeMap::new(),
+            sum: 0,
+            most_even: 1,
+        }
+    }
+}
+
+impl Busy {
+    fn set(&mut self, work: u64, begins: bool) {
+        let count = self.by_work.entry(work).or_default();
+        if begins {
+            *count += 1;
+            self.sum = self.sum.saturating_add(work);
+            let busiest = self.by_work.last_key_value().map_or(1, |(work, _)| *work);
+            let even = whole(real(self.sum) / real(busiest.max(1)));
+            self.most_even = self.most_even.max(even);
+        } else {
+            *count -= 1;
+            if *count == 0 {
+                self.by_work.remove(&work);
+            }
+            self.sum = self.sum.saturating_sub(work);
+        }
     }
 }
 
@@ -513,6 +648,57 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_one_after_the_other_is_not_there_together() {
+        let cib = builtin("cib").expect("built in");
+        let span = |first_ns, last_ns| Some(Span { first_ns, last_ns });
+        let of = |spans: &[Option<Span>]| {
+            let mut profile = sends(60, 1600, 100);
+            let qp = profile.queue_pairs[0].clone();
+            profile.queue_pairs = spans
+                .iter()
+                .map(|posted| QueuePair {
+                    posted: *posted,
+                    ..qp.clone()
+                })
+                .collect();
+            profile.threads = spans
+                .iter()
+                .map(|posted| Thread {
+                    posts: 1,
+                    posted: *posted,
+                    ..Thread::default()
+                })
+                .collect();
+            profile
+        };
+        let count = |profile: &OperationProfile| {
+            (
+                profile.even_queue_pairs(),
+                profile.concurrent_queue_pairs(),
+                profile.posting_threads(),
+            )
+        };
+        let one = of(&[span(0, 10)]);
+        let rounds = of(&[span(0, 10), span(11, 20), span(21, 30)]);
+        assert_eq!((count(&one), count(&rounds)), ((1, 1, 1), (1, 1, 1)));
+        let rate = |profile: &OperationProfile| {
+            let predicted = profile.predict(cib).expect("possible");
+            predicted.expect("sent").rate_mops
+        };
+        assert!((rate(&one) - rate(&rounds)).abs() < 1e-9);
+        assert_eq!(
+            count(&of(&[span(0, 10), span(10, 20), span(15, 30)])),
+            (2, 2, 2)
+        );
+        assert_eq!(count(&of(&[None, span(0, 10), span(20, 30)])), (2, 2, 2));
+        assert_eq!(count(&of(&[None, None, None])), (3, 3, 3));
+        // A queue pair that did little beside one that did all.
+        let mut uneven = of(&[span(0, 10), span(0, 10), span(11, 20)]);
+        uneven.queue_pairs[1].sent[0].count = 1;
+        assert_eq!(count(&uneven), (1, 2, 2));
+    }
+
+    #[test]
     fn documents_are_read_back_and_checked() {
         let profile = sends(8, 10, 5);
         let text = serde_json::to_string(&profile).expect("JSON");
@@ -520,10 +706,10 @@ mod tests {
         assert_eq!(back, profile);
         assert_eq!(back.check(), Ok(()));
         let other = OperationProfile {
-            version: 2,
+            version: 1,
             ..profile.clone()
         };
-        assert_eq!(other.check(), Err(OpProfileError::Version(2)));
+        assert_eq!(other.check(), Err(OpProfileError::Version(1)));
         assert!(sends(8, 10, 11).check().is_err());
         assert!(sends(8, 10, 0).check().is_err());
         let mut runs = profile;

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use nicmodel::Profile;
+use nicmodel::{Profile, Receive};
 
 use crate::costs::{Costs, MissingCosts};
 use crate::queue::Ps;
@@ -90,6 +90,12 @@ impl Cluster {
         let count = self.with(|world| world.machines.len());
         assert!(index < count, "machine {index} of {count}");
         Machine(u32::try_from(index).expect("fewer machines than LIDs"))
+    }
+
+    /// From here on RECVs take payload within their completion where it fits and the NIC can (`inline_recv_bytes` of
+    /// its profile), which drivers switch on for a whole queue pair. For a cluster that has sent nothing yet.
+    pub fn receive_inline(&self) {
+        self.with(|world| world.shapes.receive = Receive::Inline);
     }
 
     /// Cores of a machine.

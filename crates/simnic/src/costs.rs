@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use nicmodel::pcie::{self, Kind, Purpose};
 use nicmodel::profile::{Profile, Sourced};
-use nicmodel::{Footprint, Method, Operation, Side, Transport, Verb, wqe};
+use nicmodel::{Footprint, Method, Operation, Receive, Side, Transport, Verb, wqe};
 
 use crate::queue::Ps;
 
@@ -197,6 +197,8 @@ pub(crate) struct ShapeKey {
 #[derive(Debug)]
 pub(crate) struct Shapes {
     profile: Profile,
+    /// How RECVs take payload that fits into the completion.
+    pub(crate) receive: Receive,
     shapes: Vec<Shape>,
     known: HashMap<ShapeKey, u16>,
     doorbell: Pcie,
@@ -213,6 +215,7 @@ impl Shapes {
             doorbell: link.time(&one.requester, |p| p == Purpose::Doorbell),
             cqe: link.time(&one.requester, |p| p == Purpose::Cqe),
             profile: profile.clone(),
+            receive: Receive::Regular,
             shapes: Vec::new(),
             known: HashMap::new(),
         }
@@ -223,7 +226,7 @@ impl Shapes {
         if let Some(&id) = self.known.get(&key) {
             return Some(id);
         }
-        let shape = shape(&self.profile, key, u8::try_from(opcode).ok()?)?;
+        let shape = shape(&self.profile, self.receive, key, u8::try_from(opcode).ok()?)?;
         let id = u16::try_from(self.shapes.len()).ok()?;
         self.shapes.push(shape);
         self.known.insert(key, id);
@@ -267,11 +270,12 @@ impl Shapes {
     }
 }
 
-fn shape(profile: &Profile, key: ShapeKey, opcode: u8) -> Option<Shape> {
+fn shape(profile: &Profile, receive: Receive, key: ShapeKey, opcode: u8) -> Option<Shape> {
     let operation = Operation {
         inline: key.inline,
         imm: key.imm,
         num_sge: key.num_sge.max(1),
+        receive,
         ..Operation::new(key.verb, key.transport, key.payload)
     };
     let one = Footprint::of_postlist(profile, &operation, Method::WqeByMmio, 1).ok()?;

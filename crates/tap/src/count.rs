@@ -155,7 +155,7 @@ fn posted_in_full(
         mine.may_repeat(pattern, key, signaled > 0, outstanding + 1);
     }
     if is_time(before, count) {
-        qp.context.session.touch();
+        mine.touch(qp);
     }
 }
 
@@ -221,6 +221,16 @@ impl QpUse {
         }
     }
 
+    /// Notes that it is posted to, now and then.
+    #[cold]
+    fn touch(&self, qp: &Qp) {
+        let now = qp.context.session.touch();
+        if self.cell.first_ns.load(Relaxed) == 0 {
+            self.cell.first_ns.store(now, Relaxed);
+        }
+        self.cell.last_ns.store(now, Relaxed);
+    }
+
     #[inline(never)]
     fn settle_some(&self, qp: &Qp, repeated: Repeated) {
         let cell = self.cell;
@@ -248,7 +258,7 @@ impl QpUse {
         }
         qp.advance(&qp.posted, count);
         if is_time(posted, count) {
-            qp.context.session.touch();
+            self.touch(qp);
         }
     }
 

@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 /// First word of a file.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of everything in this file.
-pub(crate) const VERSION: u64 = 3;
+pub(crate) const VERSION: u64 = 4;
 
 /// Cells of queue pairs in a file.
 pub(crate) const MAX_QP_CELLS: usize = 1 << 14;
@@ -27,7 +27,7 @@ pub(crate) const SINGLE_RECEIVED_KINDS: usize = 20;
 /// Classes of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const LIST_CLASSES: usize = 17;
 /// Peers that it can tell apart.
-pub(crate) const PEERS: usize = 119;
+pub(crate) const PEERS: usize = 117;
 /// Words of 8 bytes that the low 12 bits of an aligned address tell apart.
 pub(crate) const ATOMIC_SLOTS: usize = 512;
 /// Classes of completions that a poll found: 1, 2, up to 4 …
@@ -143,6 +143,9 @@ pub(crate) struct QpCell<W> {
     pub(crate) repeated_outstanding: W,
     pub(crate) lists: [W; LIST_CLASSES],
     pub(crate) peers: [W; PEERS],
+    /// First and last post for which the time was read, `CLOCK_MONOTONIC`.
+    pub(crate) first_ns: W,
+    pub(crate) last_ns: W,
     pub(crate) sent: [Sent<W>; SENT_KINDS],
     pub(crate) received: [Received<W>; RECEIVED_KINDS],
     pub(crate) atomic_slots: [W; ATOMIC_SLOTS],

@@ -11,7 +11,7 @@ use crate::read::{self, ReadError};
 use crate::session::EXTENSION;
 
 /// The version of the document that this crate reads and writes.
-pub const LEDGER_VERSION: u32 = 1;
+pub const LEDGER_VERSION: u32 = 2;
 
 /// What [`Ledger::format`] says.
 const FORMAT: &str = "verbatim ledger";
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn ledger() -> Ledger {
-        let text = r#"{"format": "verbatim ledger", "version": 1, "command": "a", "provider": "softnic",
+        let text = r#"{"format": "verbatim ledger", "version": 2, "command": "a", "provider": "softnic",
             "processes": [], "notes": []}"#;
         Ledger::parse(text).expect("a ledger")
     }
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn what_is_none_is_refused_with_words() {
         let other = Ledger {
-            version: 2,
+            version: 1,
             ..ledger()
         };
         let other = serde_json::to_string(&other).expect("JSON");
@@ -189,10 +189,10 @@ mod tests {
             ("{", "line 1"),
             ("[1]", "but no ledger"),
             ("{\"format\": \"x\"}", "but no ledger"),
-            (&other, "version 2"),
+            (&other, "version 1"),
             (&contradicting, "process 7"),
             (
-                r#"{"format": "verbatim ledger", "version": 1}"#,
+                r#"{"format": "verbatim ledger", "version": 2}"#,
                 "missing field",
             ),
         ] {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nicmodel::op_profile::{
-    self, Counted, Lengths, Memory, OperationProfile, QueuePair, SlotCount, Thread,
+    self, Counted, Lengths, Memory, OperationProfile, QueuePair, SlotCount, Span, Thread,
 };
 use nicmodel::{ATOMIC_BYTES, MAX_MESSAGE_BYTES, MAX_SGES, Operation, Transport, Verb};
 use verbs_abi::*;
@@ -97,7 +97,7 @@ pub(crate) fn read_at(
     }
     for index in 0..header.qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpCell<u64>>();
-        reading.add_qp(&one(&fetch, offset)?);
+        reading.add_qp(&one(&fetch, offset)?, header.first_ns);
     }
     Ok(reading.finish(&header))
 }
@@ -156,7 +156,8 @@ impl Reading {
         thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
     }
 
-    fn add_qp(&mut self, cell: &QpCell<u64>) {
+    /// A process that began to use the data path then.
+    fn add_qp(&mut self, cell: &QpCell<u64>, began: u64) {
         let transport = match u32::try_from(cell.qp_type) {
             Ok(IBV_QPT_RC) => Transport::Rc,
             Ok(IBV_QPT_UC) => Transport::Uc,
@@ -171,6 +172,8 @@ impl Reading {
         let posts = sum(&cell.lists).saturating_add(repeated.count());
         let thread = self.thread(cell.thread);
         thread.posts = thread.posts.saturating_add(posts);
+        let posted = span(cell, began);
+        thread.posted = both(thread.posted, posted);
         thread.recv_posts = thread.recv_posts.saturating_add(recv_posts);
         self.peers
             .extend(cell.peers.iter().filter(|peer| **peer != 0));
@@ -194,6 +197,7 @@ impl Reading {
             .min(cell.max_send_wr)
             .max(cell.outstanding_max);
         qp.max_outstanding = qp.max_outstanding.max(narrow(outstanding));
+        qp.posted = both(qp.posted, posted);
         qp.max_send_wr = narrow(cell.max_send_wr);
         qp.max_inline_data = narrow(cell.max_inline_data);
         for (all, more) in [
@@ -293,12 +297,29 @@ impl Reading {
                 huge_page_bytes: header.max_huge_page_bytes.min(header.max_registered_bytes),
             },
             notes,
+            peers_work: None,
         };
         Recorded {
             first_ns: header.first_ns,
             provider: text(&header.provider, u64::MAX),
             profile,
         }
+    }
+}
+
+/// When a thread posted to a queue pair, since the process began; nothing if it never did when the time was read.
+fn span(cell: &QpCell<u64>, began: u64) -> Option<Span> {
+    (cell.first_ns > 0).then(|| Span {
+        first_ns: cell.first_ns.saturating_sub(began),
+        last_ns: cell.last_ns.max(cell.first_ns).saturating_sub(began),
+    })
+}
+
+/// The shortest that has both in it, as far as they are known.
+fn both(one: Option<Span>, other: Option<Span>) -> Option<Span> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.and(other)),
+        (known, unknown) => known.or(unknown),
     }
 }
 
@@ -535,7 +556,7 @@ mod tests {
                 bytes: 24,
                 signaled: 3 * thread,
             };
-            reading.add_qp(&cell);
+            reading.add_qp(&cell, 0);
         }
         let header = Header::<u64>::new_zeroed();
         let profile = reading.finish(&header).profile;

@@ -221,13 +221,14 @@ impl Session {
         };
     }
 
-    /// Notes that the data path is in use.
+    /// Notes that the data path is in use, and says what time it is.
     #[cold]
-    pub(crate) fn touch(&self) {
+    pub(crate) fn touch(&self) -> u64 {
         let now = now_ns();
         let header = self.header();
         let _ = header.first_ns.compare_exchange(0, now, Relaxed, Relaxed);
         header.last_ns.fetch_max(now, Relaxed);
+        now
     }
 
     /// The next cell of an array, filled by `fill` before it counts as used; a cell that nobody reads if there is

@@ -18,11 +18,13 @@ const PROGRAM: &str = "TAP_TEST_PROGRAM";
 type Anything = Result<(), Box<dyn std::error::Error>>;
 type Program = (&'static str, fn() -> Anything);
 
-const PROGRAMS: [Program; 7] = [
+const PROGRAMS: [Program; 9] = [
     ("rc", rc),
     ("ud", ud),
     ("full", full),
     ("threads", threads),
+    ("in_turn", in_turn),
+    ("together", together),
     ("repeats", repeats),
     ("recvs", recvs),
     ("dies", dies),
@@ -174,6 +176,47 @@ fn threads() -> Anything {
 }
 
 /// Equal work requests one a post, some unsignaled and then all signaled, with polls between them.
+/// Rounds of a thread with a queue pair of its own.
+fn rounds(pair: &Pair) -> Anything {
+    let region = pair
+        .pd
+        .alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    for _ in 0..1000 {
+        pair.a.post_one(|list| {
+            list.rdma_write(Inline(&[7; 8]), region.remote()).signaled();
+        })?;
+        poll(&pair.cq, 1)?;
+    }
+    Ok(())
+}
+
+/// Threads one after the other.
+fn in_turn() -> Anything {
+    for _ in 0..3 {
+        std::thread::spawn(|| rounds(&pair(16).expect("a pair")).expect("it runs"))
+            .join()
+            .expect("it ends");
+    }
+    Ok(())
+}
+
+/// The same threads at a time.
+fn together() -> Anything {
+    let begin = std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let pair = pair(16).expect("a pair");
+                for _ in 0..3 {
+                    begin.wait();
+                    rounds(&pair).expect("it runs");
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
 fn repeats() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -378,9 +421,24 @@ fn threads_are_told_apart_and_nothing_is_lost_between_them() {
     let profile = profile("threads");
     let qp = sender(&profile);
     assert_eq!((qp.operations(), qp.runs), (21, 21));
-    assert!(profile.posting_threads() >= 2);
+    let posting = profile.threads.iter().filter(|thread| thread.posts > 0);
+    assert!(posting.count() >= 2);
     let completions: u64 = profile.threads.iter().map(|t| t.completions).sum();
     assert_eq!(completions, 21);
+}
+
+#[test]
+fn threads_one_after_the_other_are_not_there_together() {
+    for (name, at_a_time) in [("in_turn", 1), ("together", 3)] {
+        let profile = profile(name);
+        assert_eq!(profile.active().count(), 3, "{name}");
+        let counts = [
+            profile.concurrent_queue_pairs(),
+            profile.even_queue_pairs(),
+            profile.posting_threads(),
+        ];
+        assert_eq!(counts, [at_a_time; 3], "{name}: {profile:?}");
+    }
 }
 
 #[test]

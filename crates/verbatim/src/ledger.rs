@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -40,10 +40,18 @@ impl LedgerArgs {
     ///
     /// The tap looks at its environment when a provider is first used, and every process that a command starts
     /// inherits it.
-    pub(crate) fn record_self(&self) -> Result<Option<Outcome>> {
+    /// A ledger has a process for each machine; a simulated cluster is one process, whose threads are none of the
+    /// system's.
+    pub(crate) fn record_self(&self, simulated: bool) -> Result<Option<Outcome>> {
         let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_counting()) else {
             return Ok(None);
         };
+        if simulated {
+            bail!(
+                "--ledger counts the verbs of real processes, and a simulated cluster has none: leave out --ledger, or \
+                 record it without --nic and read it by verbatim explain --nic"
+            );
+        }
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::Verb;
+use super::{SHORT_BYTES, Verb};
 
 /// The largest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
@@ -114,6 +114,9 @@ impl Knobs {
             Some(true) if !possible => bail!(
                 "{} has no payload of its own that could be inline",
                 verb.label()
+            ),
+            Some(false) if payload_bytes == SHORT_BYTES => bail!(
+                "4 bytes have no place of their own in memory; leave out that they are not inline"
             ),
             Some(inline) => Ok(inline),
             None => Ok(possible && payload_bytes <= AUTO_INLINE_BYTES),

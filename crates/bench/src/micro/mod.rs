@@ -28,6 +28,9 @@ pub use knobs::{
 pub use lanes::{Order, Runner};
 pub(crate) use lanes::{Target, check, far, near, together, work};
 
+/// What an immediate carries, as payload of a SEND.
+const SHORT_BYTES: usize = 4;
+
 /// What is posted, and on which transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -100,12 +103,12 @@ impl Verb {
             Verb::Atomics if payload_bytes != 8 => {
                 bail!("an atomic has 8 bytes; leave the payload out")
             }
-            _ if self.is_send() && payload_bytes == 0 => Ok(()),
+            _ if self.is_send() && [0, SHORT_BYTES].contains(&payload_bytes) => Ok(()),
             _ if payload_bytes < 8 => bail!(
                 "a payload of {payload_bytes} bytes has no room for the number that is checked; \
                  take 8 or more{}",
                 if self.is_send() {
-                    ", or 0 for header-only messages"
+                    ", 4 inline, or 0 for header-only messages"
                 } else {
                     ""
                 }
@@ -328,8 +331,8 @@ mod tests {
         for verb in Verb::ALL {
             let payloads: &[usize] = match verb {
                 Verb::Atomics => &[8],
-                Verb::UdSend => &[0, 8, 13, 64, 4096],
-                Verb::RcSend => &[0, 8, 13, 64, 4096, 1 << 20],
+                Verb::UdSend => &[0, 4, 8, 13, 64, 4096],
+                Verb::RcSend => &[0, 4, 8, 13, 64, 4096, 1 << 20],
                 _ => &[8, 13, 64, 4096, 1 << 20],
             };
             for payload in payloads {

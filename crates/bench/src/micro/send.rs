@@ -16,7 +16,7 @@ use verbs::{
 
 use super::knobs::gcd;
 use super::pace::{Meter, Pace, Turn};
-use super::{Rate, Stream, Verb, tail};
+use super::{Rate, SHORT_BYTES, Stream, Verb, tail};
 use crate::link::Link;
 use crate::workload::{Nic, PATIENCE_NS, Patience, connect_all, exchange, meet, reap, small};
 
@@ -257,6 +257,8 @@ fn send<T: Sends>(
 /// What a message's payload is.
 enum Form {
     HeaderOnly,
+    /// Its number alone, inline.
+    Short,
     Inline(Vec<u8>),
     Memory {
         source: MemoryRegion,
@@ -291,6 +293,8 @@ impl<'q, T: Sends> Sender<'q, T> {
     ) -> Result<Sender<'q, T>> {
         let form = if stream.payload_bytes == 0 {
             Form::HeaderOnly
+        } else if stream.payload_bytes == SHORT_BYTES {
+            Form::Short
         } else if stream.inline {
             Form::Inline(vec![0x5a; stream.payload_bytes])
         } else {
@@ -331,6 +335,10 @@ impl<'q, T: Sends> Sender<'q, T> {
                 Form::HeaderOnly => {
                     let imm = low(number) | if is_last { LAST_IMM } else { 0 };
                     T::add(list, HeaderOnly, Some(imm), self.to)
+                }
+                Form::Short => {
+                    let word = low(number) | if is_last { LAST_IMM } else { 0 };
+                    T::add(list, Inline(&word.to_le_bytes()), None, self.to)
                 }
                 Form::Inline(bytes) => {
                     bytes[..8].copy_from_slice(&stamp.to_le_bytes());
@@ -584,9 +592,15 @@ impl<'q, T: Sends> Receiver<'q, T> {
     #[inline]
     fn take(&mut self, wc: &WorkCompletion<'_>) -> Result<()> {
         let payload_bytes = self.stream.payload_bytes;
-        let (number, last) = if payload_bytes == 0 {
-            let imm = wc.imm().context("a message without its number")?;
-            (nearest(imm & !LAST_IMM, self.due), imm & LAST_IMM != 0)
+        let (number, last) = if payload_bytes <= SHORT_BYTES {
+            let word = if payload_bytes == 0 {
+                wc.imm().context("a message without its number")?
+            } else {
+                let at = usize::try_from(wc.wr_id())?;
+                let word = self.places.memory.read_u64(at)?.to_ne_bytes();
+                u32::from_le_bytes([word[0], word[1], word[2], word[3]])
+            };
+            (nearest(word & !LAST_IMM, self.due), word & LAST_IMM != 0)
         } else {
             let at = usize::try_from(wc.wr_id())?;
             let stamp = u64::from_le(self.places.memory.read_u64(at)?);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use nicmodel::Profile;
+use nicmodel::{Profile, Receive};
 use simnic::Counters;
 
 use super::Bed;
@@ -27,6 +27,18 @@ pub fn run(profile: &Profile, task: &Task) -> Result<Outcome> {
 /// # Errors
 /// As [`run`].
 pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)> {
+    run_receiving(profile, task, Receive::Regular)
+}
+
+/// The same, with RECVs that take payload in this way.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_receiving(
+    profile: &Profile,
+    task: &Task,
+    receive: Receive,
+) -> Result<(Outcome, Counters)> {
     let (threads, processes) = match task {
         Task::Stream(stream) => (stream.threads, stream.processes),
         Task::PingPong(_) => (1, 1),
@@ -40,6 +52,9 @@ pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)
         );
     }
     let bed = Bed::new(profile, 1 + processes, 1)?;
+    if receive == Receive::Inline {
+        bed.cluster.receive_inline();
+    }
     let machine = |context| {
         let nic = Nic::on(context)?;
         let target = Target::new(&nic, task)?;

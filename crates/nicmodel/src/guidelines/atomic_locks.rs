@@ -1,4 +1,4 @@
-use super::{Finding, Guideline};
+use super::{Finding, Guideline, queue_pair};
 use crate::bounds::Resource;
 use crate::locks;
 use crate::op_profile::{OperationProfile, SlotCount};
@@ -18,18 +18,30 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     if prediction.bottleneck != Resource::AtomicLocks {
         return None;
     }
-    let busiest = observed
+    let mut all: Vec<_> = observed
         .active()
         .filter_map(|qp| Some((qp, qp.effective_slots()?)))
-        .min_by_key(|(_, slots)| *slots);
-    let seen = match busiest {
-        Some((qp, slots)) => format!(
-            "QP {:#x}: atomics use {slots} of the NIC's locks evenly, and wait for them",
-            qp.qpn
+        .collect();
+    all.sort_by_key(|(_, slots)| *slots);
+    // There are no more than the NIC has, whatever the addresses.
+    let has = locks::reachable(profile);
+    let seen = match (all.first(), has) {
+        (Some((qp, _)), Some(1)) => format!(
+            "{}: atomics wait for the NIC's only lock",
+            queue_pair(qp.qpn, all.len() - 1)
         ),
-        None => "atomics wait for the NIC's locks".to_owned(),
+        (Some((qp, slots)), _) => {
+            let slots = (*slots).min(has.unwrap_or(u32::MAX));
+            let like = all.iter().filter(|(_, other)| *other == all[0].1).count();
+            let locks = match slots {
+                1 => "1 of the NIC's locks, and wait for it".to_owned(),
+                more => format!("{more} of the NIC's locks evenly, and wait for them"),
+            };
+            format!("{}: atomics use {locks}", queue_pair(qp.qpn, like - 1))
+        }
+        (None, _) => "atomics wait for the NIC's locks".to_owned(),
     };
-    let advice = match locks::reachable(profile) {
+    let advice = match has {
         Some(1) | None => {
             "do them on the processor: send the request by SEND or WRITE and let one \
                            core do all that wait by a single atomic of its own (an RPC); this NIC \

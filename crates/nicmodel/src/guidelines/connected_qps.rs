@@ -14,9 +14,10 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let most = profile.cache.connected_qps.as_ref()?.value;
-    let connected = observed.active().filter(|qp| qp.transport != Transport::Ud);
-    let connected = connected.count();
-    (connected > usize::try_from(most).unwrap_or(usize::MAX)).then(|| Finding {
+    let mut all = observed.clone();
+    all.queue_pairs.retain(|qp| qp.transport != Transport::Ud);
+    let connected = all.concurrent_queue_pairs();
+    (connected > most).then(|| Finding {
         seen: format!("{connected} connected queue pairs are in use"),
         advice: format!(
             "this NIC keeps the state of about {most}; use UD (SEND and RECV with an address \

@@ -1,8 +1,8 @@
-use super::{Finding, Guideline};
-use crate::bounds::Role;
-use crate::op_profile::{Counted, OperationProfile, total};
+use super::{Finding, Guideline, plural};
+use crate::bounds::{Resource, Role};
+use crate::op_profile::{Counted, OperationProfile, PeersWork, QueuePair, real, total};
 use crate::operation::Operation;
-use crate::profile::Profile;
+use crate::profile::{Profile, Sourced};
 use crate::verb::{Transport, Verb};
 
 /// Let the peer's processor do what its NIC does slowly.
@@ -15,18 +15,27 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 };
 
 /// A design is not changed for less.
-const WORTHWHILE: f64 = 1.5;
+const WORTHWHILE: f64 = 1.3;
 
 /// A request: a key and an operation.
 const REQUEST_BYTES: u32 = 16;
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let now = observed.predict(profile).ok()??;
-    let then = fixed(observed, profile)?.predict(profile).ok()??;
-    // What binds on the program's own machine is no work of the peer's NIC.
-    if now.slower != Role::Responder
-        || then.rate_mops < WORTHWHILE * now.rate_mops
-        || !then.responder.unknown.is_empty()
+    let other = fixed(observed, profile)?;
+    let then = other.predict(profile).ok()??;
+    let gets = gets(observed);
+    // What binds on the program's own machine is no work of the peer's NIC, but a READ that is saved.
+    let of_reads = !gets.is_empty()
+        && matches!(
+            now.bottleneck,
+            Resource::NicOutbound | Resource::NicInbound | Resource::LinkIn
+        );
+    // Two READs that become one request are the same work.
+    let work = real(observed.requests()) / real(other.requests());
+    if now.slower != Role::Responder && !of_reads
+        || then.rate_mops * work < WORTHWHILE * now.rate_mops
+        || then.responder.unknown.iter().any(|r| *r != Resource::Cpu)
     {
         return None;
     }
@@ -43,25 +52,63 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         count("atomics", Verb::is_atomic),
     ];
     let counts: Vec<_> = counts.into_iter().flatten().collect();
+    let mut seen = counts.join(" and ");
+    if let Some((first, second)) = gets.first() {
+        seen.push_str(&format!(
+            ", as many of {} as of {}, as if each request took two,",
+            plural(first.operation.payload_bytes, "byte"),
+            plural(second.operation.payload_bytes, "byte"),
+        ));
+    }
+    let mut advice =
+        "send requests to the peer's processor (UC WRITE into a request region, or UD SEND) \
+                      and let it answer by UD SENDs in postlists"
+            .to_owned();
+    let cores = other.peers_work.map_or(0, |work| work.cores);
+    if then.responder.unknown.contains(&Resource::Cpu) {
+        advice.push_str("; what that takes of the peer's cores is not known");
+    } else if let Some(most) = then.responder.rate_mops(Resource::Cpu) {
+        advice.push_str(&format!(
+            "; {:.1} M requests a second take {:.1} of the {} of a peer like this NIC's machine",
+            then.rate_mops,
+            f64::from(cores) * then.rate_mops / most,
+            plural(cores, "core")
+        ));
+    }
     Some(Finding {
         seen: format!(
-            "{} are executed by the peer's NIC, where this binds: {}",
-            counts.join(" and "),
+            "{seen} are executed by the peer's NIC; what binds is {}",
             now.bottleneck
         ),
-        advice: "send requests to the peer's processor (UC WRITE into a request region, or UD \
-                 SEND) and let it answer by UD SENDs in postlists"
-            .to_owned(),
+        advice,
     })
 }
 
-/// Each READ or atomic becomes a request by UC WRITE and a response by UD SEND.
+/// The READs of two sizes on each queue pair if there are as many of the one as of the other: a READ that finds where
+/// and one that fetches what, the smaller first.
+fn gets(observed: &OperationProfile) -> Vec<(Counted, Counted)> {
+    observed.active().filter_map(two_reads).collect()
+}
+
+fn two_reads(qp: &QueuePair) -> Option<(Counted, Counted)> {
+    let reads = |counted: &&Counted| counted.operation.verb == Verb::RdmaRead && counted.count > 0;
+    let mut reads: Vec<_> = qp.sent.iter().filter(reads).cloned().collect();
+    reads.sort_by_key(|counted| counted.operation.payload_bytes);
+    let [a, b]: [Counted; 2] = reads.try_into().ok()?;
+    let differ = a.operation.payload_bytes < b.operation.payload_bytes;
+    (differ && a.count.abs_diff(b.count) <= a.count.min(b.count) / 10).then_some((a, b))
+}
+
+/// Each READ or atomic becomes a request by UC WRITE and a response by UD SEND, and so do two READs of one request.
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
     let most = profile.wqe.max_inline_bytes.value;
-    let mut changed = false;
+    let (mut answered, mut atomics) = (0u64, 0u64);
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
+        if let Some((first, _)) = two_reads(qp) {
+            qp.sent.retain(|counted| *counted != first);
+        }
         for counted in &mut qp.sent {
             let operation = counted.operation;
             if !operation.verb.is_atomic() && operation.verb != Verb::RdmaRead {
@@ -76,10 +123,58 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
                 count: counted.count,
             });
             counted.operation = request;
-            changed |= counted.count > 0;
+            answered = counted.count.saturating_add(answered);
+            if operation.verb.is_atomic() {
+                atomics = counted.count.saturating_add(atomics);
+            }
         }
         qp.atomic_slots.clear();
         qp.adjacent_reads = 0;
+        qp.postlists = qp.postlists.min(qp.operations());
+        qp.runs = qp.runs.min(qp.postlists);
     }
-    changed.then_some(fixed)
+    if answered == 0 {
+        return None;
+    }
+    let each = |count| real(count) / real(fixed.operations());
+    fixed.peers_work = Some(peers_work(observed, profile, each(answered), each(atomics)));
+    Some(fixed)
+}
+
+/// What a machine with this NIC does for requests, of which there are so many an operation, and so many of them atomic:
+/// it takes the request, does it, and answers.
+fn peers_work(
+    observed: &OperationProfile,
+    profile: &Profile,
+    requests: f64,
+    atomics: f64,
+) -> PeersWork {
+    let host = &profile.host;
+    let cores = host.cores.value;
+    let words = observed
+        .active()
+        .filter_map(QueuePair::effective_slots)
+        .min();
+    // Cores that add to the same few words wait for each other's cache lines.
+    let contended = cores > 1 && words.is_some_and(|words| words < cores);
+    let add = if contended {
+        &host.contended_add_ns
+    } else {
+        &host.atomic_add_ns
+    };
+    let ns = |cost: &Option<Sourced<f64>>, times: f64| match times > 0.0 {
+        true => cost.as_ref().map(|cost| cost.value * times),
+        false => Some(0.0),
+    };
+    let add = ns(add, atomics);
+    PeersWork {
+        cores,
+        app_ns: ns(&host.request_ns, requests)
+            .zip(add)
+            .map(|(request, add)| request + add),
+        shared_ns: match (contended, words) {
+            (true, Some(words)) => add.unwrap_or(0.0) / f64::from(words),
+            _ => 0.0,
+        },
+    }
 }

@@ -1,7 +1,9 @@
 use std::cmp::Reverse;
 
-use super::{Finding, Guideline};
-use crate::op_profile::{OperationProfile, QueuePair, whole};
+use super::{Finding, Guideline, queue_pair};
+use crate::footprint::Footprint;
+use crate::op_profile::{OperationProfile, QueuePair, real, whole};
+use crate::operation::Method;
 use crate::profile::Profile;
 
 /// Post WRs that wait as one list.
@@ -24,35 +26,39 @@ fn could_batch(qp: &QueuePair) -> bool {
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let qp = observed
-        .active()
-        .filter(|qp| could_batch(qp))
-        .min_by_key(|qp| Reverse(qp.operations()))?;
-    let lines = qp.sent.iter().map(|counted| {
-        let lines = crate::wqe::lines(crate::wqe::bytes(profile, &counted.operation));
-        f64::from(lines) * crate::op_profile::real(counted.count)
-    });
-    let lines = lines.sum::<f64>() / crate::op_profile::real(qp.operations());
+    let all: Vec<_> = observed.active().filter(|qp| could_batch(qp)).collect();
+    let qp = *all.iter().min_by_key(|qp| Reverse(qp.operations()))?;
     let run = qp.mean_run().min(LONGEST);
-    Some(Finding {
-        seen: format!(
-            "QP {:#x} posts {:.1} WRs a doorbell; {:.1} were waiting on average",
-            qp.qpn,
-            qp.mean_postlist(),
-            qp.mean_run(),
-        ),
-        advice: format!(
-            "link them by ibv_send_wr.next and post them by one ibv_post_send: 1 MMIO write \
-             instead of {:.0}",
-            lines * run
-        ),
-    })
+    let seen = format!(
+        "{} posts {:.1} WRs a doorbell; {:.1} were waiting on average",
+        queue_pair(qp.qpn, all.len() - 1),
+        qp.mean_postlist(),
+        qp.mean_run(),
+    );
+    let mut advice = "link them by ibv_send_wr.next and post them by one ibv_post_send".to_owned();
+    if run < qp.mean_run() {
+        advice.push_str(&format!(", up to {LONGEST} at a time"));
+    }
+    let instead = run * mmio_writes(qp, profile)?;
+    advice.push_str(&format!(": 1 MMIO write instead of {instead:.0}"));
+    Some(Finding { seen, advice })
+}
+
+/// MMIO writes for each of its WRs as it is.
+fn mmio_writes(qp: &QueuePair, profile: &Profile) -> Option<f64> {
+    let postlist = qp.mean_postlist();
+    let method = Method::of_postlist(postlist);
+    let writes = qp.sent.iter().map(|counted| {
+        let one = Footprint::of_one(profile, &counted.operation, method, postlist).ok()?;
+        Some(one.requester.mmio_writes() * real(counted.count))
+    });
+    Some(writes.sum::<Option<f64>>()? / real(qp.operations()))
 }
 
 fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in fixed.queue_pairs.iter_mut().filter(|qp| could_batch(qp)) {
-        let lists = crate::op_profile::real(qp.operations()) / qp.mean_run().min(LONGEST);
+        let lists = real(qp.operations()) / qp.mean_run().min(LONGEST);
         qp.postlists = u64::from(whole(lists.ceil()));
         qp.runs = qp.runs.min(qp.postlists);
     }

@@ -1,6 +1,4 @@
-use std::cmp::Reverse;
-
-use super::{Finding, Guideline};
+use super::{Finding, Guideline, most, plural};
 use crate::op_profile::{Counted, OperationProfile};
 use crate::profile::Profile;
 use crate::verb::Verb;
@@ -26,17 +24,11 @@ fn could(counted: &Counted) -> bool {
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
-    let all = observed
-        .queue_pairs
-        .iter()
-        .flat_map(|qp| qp.sent.iter().map(move |counted| (qp, counted)));
-    let (qp, counted) = all
-        .filter(|(_, counted)| could(counted))
-        .min_by_key(|(_, counted)| Reverse(counted.count))?;
+    let (who, _, counted) = most(observed, |qp| &qp.sent, |_, counted| could(counted))?;
     Some(Finding {
         seen: format!(
-            "QP {:#x}: SENDs carry {} bytes of payload and no immediate",
-            qp.qpn, counted.operation.payload_bytes
+            "{who}: SENDs carry {} of payload and no immediate",
+            plural(counted.operation.payload_bytes, "byte")
         ),
         advice:
             "post IBV_WR_SEND_WITH_IMM with num_sge = 0 and the data in imm_data; the receiver \

@@ -1,7 +1,5 @@
-use std::cmp::Reverse;
-
-use super::{Finding, Guideline};
-use crate::op_profile::{Counted, OperationProfile};
+use super::{Finding, Guideline, most, plural};
+use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::operation::Receive;
 use crate::profile::Profile;
 
@@ -21,17 +19,12 @@ fn could(profile: &Profile, counted: &Counted) -> bool {
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let all = observed
-        .queue_pairs
-        .iter()
-        .flat_map(|qp| qp.received.iter().map(move |counted| (qp, counted)));
-    let (qp, counted) = all
-        .filter(|(_, counted)| could(profile, counted))
-        .min_by_key(|(_, counted)| Reverse(counted.count))?;
+    let wanted = |_: &QueuePair, counted: &Counted| could(profile, counted);
+    let (who, _, counted) = most(observed, |qp| &qp.received, wanted)?;
     Some(Finding {
         seen: format!(
-            "QP {:#x}: RECVs take {} bytes into a buffer, two DMA writes each",
-            qp.qpn, counted.operation.payload_bytes
+            "{who}: RECVs take {} into a buffer, two DMA writes each",
+            plural(counted.operation.payload_bytes, "byte")
         ),
         advice: "let the NIC scatter to the CQE (max_inl_recv of ibv_exp_create_qp or of the \
                  device's own API; by default on some NICs): one DMA write"

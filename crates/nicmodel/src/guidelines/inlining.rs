@@ -1,6 +1,4 @@
-use std::cmp::Reverse;
-
-use super::{Finding, Guideline};
+use super::{Finding, Guideline, most, plural};
 use crate::footprint::Footprint;
 use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::operation::Method;
@@ -34,18 +32,14 @@ fn should(profile: &Profile, qp: &QueuePair, counted: &Counted) -> bool {
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let all = observed
-        .queue_pairs
-        .iter()
-        .flat_map(|qp| qp.sent.iter().map(move |counted| (qp, counted)));
-    let (qp, counted) = all
-        .filter(|(qp, counted)| should(profile, qp, counted))
-        .min_by_key(|(_, counted)| Reverse(counted.count))?;
+    let wanted = |qp: &QueuePair, counted: &Counted| should(profile, qp, counted);
+    let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
     let operation = &counted.operation;
     Some(Finding {
         seen: format!(
-            "QP {:#x}: the NIC fetches the {} bytes of each {} by a DMA read",
-            qp.qpn, operation.payload_bytes, operation.verb
+            "{who}: the NIC fetches the {} of each {} by a DMA read",
+            plural(operation.payload_bytes, "byte"),
+            operation.verb
         ),
         advice: format!(
             "set IBV_SEND_INLINE, with max_inline_data of at least {} in ibv_create_qp: no DMA \

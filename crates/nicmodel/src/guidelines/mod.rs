@@ -16,10 +16,12 @@ mod read_window;
 mod unsignaled;
 mod wqe_shrinking;
 
+use std::cmp::Reverse;
+
 use serde::Serialize;
 
 use crate::bounds::Resource;
-use crate::op_profile::{OperationProfile, real};
+use crate::op_profile::{Counted, OperationProfile, QueuePair, real};
 use crate::operation::OperationError;
 use crate::profile::Profile;
 
@@ -57,16 +59,21 @@ pub struct Advice {
     /// What was found.
     #[serde(flatten)]
     pub finding: Finding,
-    /// What the model predicts; nothing where it has no rate for the difference.
+    /// What the model predicts for this change and no other; nothing where it has no rate for the difference. With
+    /// `with_queue_pairs` it is what the change adds to them.
     pub gain: Option<Gain>,
-    /// Another guideline that this one needs to bring its gain, which is that of both.
-    pub together_with: Option<&'static str>,
+    /// Queue pairs for each posting thread that this change needs to bring its gain.
+    pub with_queue_pairs: Option<u32>,
+    /// What it brings without them, which may be a loss.
+    pub alone: Option<Gain>,
+    /// What it adds, as a share, when every other guideline is followed; nothing where `gain` is enough or is unknown.
+    pub after_others: Option<f64>,
 }
 
 /// What a change would bring.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
-    /// Rate as it is, in 10^6 operations a second.
+    /// Rate without it, in 10^6 operations a second.
     pub now_mops: f64,
     /// Rate with the change.
     pub then_mops: f64,
@@ -74,7 +81,12 @@ pub struct Gain {
     pub relative: f64,
     /// What the program lacks then.
     pub then_bottleneck: Resource,
+    /// Whether the profile lacks a number that may make it less.
+    pub at_most: bool,
 }
+
+/// A gain below this is none: the model is not that exact.
+pub const WORTHWHILE: f64 = 0.01;
 
 /// Every guideline.
 pub const ALL: [Guideline; 13] = [
@@ -93,6 +105,9 @@ pub const ALL: [Guideline; 13] = [
     huge_pages::GUIDELINE,
 ];
 
+/// A change that brings something by itself is advised with more queue pairs only if it brings so many times more then.
+const SIMPLER: f64 = 1.5;
+
 /// What a program should change for this NIC, the greatest gain first, then what has no predicted
 /// gain.
 ///
@@ -102,56 +117,149 @@ pub fn advise(
     observed: &OperationProfile,
     profile: &Profile,
 ) -> Result<Vec<Advice>, OperationError> {
-    let now = observed.predict(profile)?;
-    // The same work may take another number of operations. A fix that the NIC could not do would be none.
-    let gain_of = |fixed: &OperationProfile| {
-        let then = fixed.predict(profile).ok().flatten()?;
-        let now = now.as_ref()?;
-        let then_mops = then.rate_mops * real(observed.requests()) / real(fixed.requests().max(1));
-        Some(Gain {
-            now_mops: now.rate_mops,
-            then_mops,
-            relative: then_mops / now.rate_mops - 1.0,
-            then_bottleneck: then.bottleneck,
-        })
+    let Some(now) = rate(observed, observed, profile)? else {
+        return Ok(Vec::new());
     };
-    let second = multi_queue::GUIDELINE;
-    let seconds = (second.finds)(observed, profile)
-        .and_then(|_| (second.fixed)(observed, profile))
-        .as_ref()
-        .and_then(gain_of);
+    // The rate of who waits for each operation is that of round trips, which these rates say nothing of.
+    let has_rate = !observed.waits_for_each();
+    // A fix that the NIC could not do would be none.
+    let rate_of = |fixed: &OperationProfile| rate(fixed, observed, profile).ok().flatten();
     let mut all = Vec::new();
     for guideline in ALL {
         let Some(finding) = (guideline.finds)(observed, profile) else {
             continue;
         };
-        let fixed = (guideline.fixed)(observed, profile);
-        let mut gain = fixed.as_ref().and_then(gain_of);
-        let mut together_with = None;
-        // Lists on one queue pair make its processing unit the bottleneck, which is that guideline's subject. What it
-        // brings alone is no gain of this one.
-        if let (Some(fixed), Some(alone)) = (&fixed, gain)
-            && guideline.name != second.name
-            && alone.then_bottleneck == Resource::QueuePairUnits
-            && (second.finds)(fixed, profile).is_some()
-            && let Some(both) = (second.fixed)(fixed, profile).as_ref().and_then(gain_of)
-            && both.relative > alone.relative
-            && seconds.is_none_or(|seconds| both.then_mops > 1.005 * seconds.then_mops)
-        {
-            gain = Some(both);
-            together_with = Some(second.name);
-        }
-        all.push(Advice {
+        let mut advice = Advice {
             guideline: guideline.name,
             section: guideline.section,
             finding,
-            gain,
-            together_with,
-        });
+            gain: None,
+            with_queue_pairs: None,
+            alone: None,
+            after_others: None,
+        };
+        let fixed = (guideline.fixed)(observed, profile).filter(|_| has_rate);
+        if let Some(fixed) = fixed
+            && let Some(then) = rate_of(&fixed)
+        {
+            let alone = then.over(&now);
+            advice.gain = Some(alone);
+            // Lists on one queue pair make its processing unit the bottleneck, which is another guideline's subject:
+            // what more queue pairs bring by themselves is no gain of this one.
+            let times = match guideline.name == multi_queue::GUIDELINE.name {
+                true => 1,
+                false => multi_queue::times(&fixed, profile),
+            };
+            if times > 1
+                && let Some(both) = rate_of(&multi_queue::spread(&fixed, times))
+                && let Some(base) = rate_of(&multi_queue::spread(observed, times))
+                && both.over(&base).relative > SIMPLER * alone.relative
+            {
+                advice.gain = Some(both.over(&base));
+                advice.with_queue_pairs = Some(multi_queue::each(&fixed, profile, times));
+                advice.alone = Some(alone);
+            }
+            if advice.gain.is_some_and(|gain| gain.relative < WORTHWHILE) {
+                let others = followed(observed, profile, Some(guideline.name));
+                let every = followed(observed, profile, None);
+                let last = rate_of(&every).zip(rate_of(&others));
+                advice.after_others = last.map(|(every, others)| every.over(&others).relative);
+            }
+        }
+        all.push(advice);
     }
     let size = |advice: &Advice| advice.gain.map_or(f64::NEG_INFINITY, |gain| gain.relative);
     all.sort_by(|a, b| size(b).total_cmp(&size(a)));
     Ok(all)
+}
+
+/// How fast a program that does the work of another one goes, by the count of the other's operations.
+struct Rate {
+    mops: f64,
+    bottleneck: Resource,
+    at_most: bool,
+}
+
+impl Rate {
+    fn over(&self, now: &Self) -> Gain {
+        Gain {
+            now_mops: now.mops,
+            then_mops: self.mops,
+            relative: self.mops / now.mops - 1.0,
+            then_bottleneck: self.bottleneck,
+            at_most: self.at_most,
+        }
+    }
+}
+
+/// The same work may take another number of operations.
+fn rate(
+    program: &OperationProfile,
+    observed: &OperationProfile,
+    profile: &Profile,
+) -> Result<Option<Rate>, OperationError> {
+    let Some(prediction) = program.predict(profile)? else {
+        return Ok(None);
+    };
+    let unknown = [&prediction.requester, &prediction.responder];
+    Ok(Some(Rate {
+        mops: prediction.rate_mops * real(observed.requests()) / real(program.requests().max(1)),
+        bottleneck: prediction.bottleneck,
+        at_most: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),
+    }))
+}
+
+/// The program when it follows every guideline that it breaks, but one and but another design.
+fn followed(observed: &OperationProfile, profile: &Profile, but: Option<&str>) -> OperationProfile {
+    let last = multi_queue::GUIDELINE;
+    let first = ALL.into_iter().filter(|guideline| {
+        guideline.name != cpu_bypass::GUIDELINE.name && guideline.name != last.name
+    });
+    let mut program = observed.clone();
+    for guideline in first.chain([last]) {
+        if Some(guideline.name) != but
+            && (guideline.finds)(&program, profile).is_some()
+            && let Some(fixed) = (guideline.fixed)(&program, profile)
+        {
+            program = fixed;
+        }
+    }
+    program
+}
+
+/// The kind of operation that a program does most among those that break a guideline, its queue pair, and that in
+/// words.
+fn most<'a>(
+    observed: &'a OperationProfile,
+    side: fn(&QueuePair) -> &[Counted],
+    wanted: impl Fn(&QueuePair, &Counted) -> bool,
+) -> Option<(String, &'a QueuePair, &'a Counted)> {
+    let worst = |qp: &'a QueuePair| {
+        let all = side(qp).iter().filter(|counted| wanted(qp, counted));
+        all.min_by_key(|counted| Reverse(counted.count))
+    };
+    let mut found: Vec<_> = observed
+        .queue_pairs
+        .iter()
+        .filter_map(|qp| Some((qp, worst(qp)?)))
+        .collect();
+    let others = found.len().checked_sub(1)?;
+    found.sort_by_key(|(_, counted)| Reverse(counted.count));
+    let (qp, counted) = *found.first()?;
+    Some((queue_pair(qp.qpn, others), qp, counted))
+}
+
+/// A queue pair in words, with how many others are like it.
+fn queue_pair(qpn: u32, others: usize) -> String {
+    match others {
+        0 => format!("QP {qpn:#x}"),
+        more => format!("QP {qpn:#x} (and {more} more)"),
+    }
+}
+
+/// So many of something, in words.
+fn plural(count: u32, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-use super::{Finding, Guideline};
+use super::{Finding, Guideline, plural};
 use crate::bounds::{Resource, Role};
-use crate::op_profile::{OperationProfile, QueuePair};
+use crate::op_profile::{OperationProfile, QueuePair, whole};
 use crate::profile::Profile;
 use crate::verb::Transport;
 
@@ -13,58 +13,86 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// Queue pairs for each posting thread, beyond which more bring little: the paper's sequencer uses
-/// 6, its SENDs of Figure 11 use 4.
-const A_THREAD: u32 = 4;
-
-/// By how much the queue pairs are to be multiplied; 1 if there are enough.
-fn times(observed: &OperationProfile) -> u32 {
-    let wanted = observed.posting_threads().saturating_mul(A_THREAD);
-    let busy = u32::try_from(observed.active().count()).unwrap_or(u32::MAX);
-    wanted.div_ceil(busy.max(1))
+/// By how much the queue pairs are to be multiplied until something else binds; 1 if there are enough.
+pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
+    let Ok(Some(now)) = observed.predict(profile) else {
+        return 1;
+    };
+    let units = profile.processing.units.as_ref();
+    let (Some(units), Some(bound)) = (units, now.requester.rate_mops(Resource::QueuePairUnits))
+    else {
+        return 1;
+    };
+    if now.slower != Role::Requester || now.bottleneck != Resource::QueuePairUnits {
+        return 1;
+    }
+    // The units' rate is in proportion to the queue pairs, and the others do not change with them.
+    let others = now.requester.bounds.iter();
+    let others = others.filter(|bound| bound.resource != Resource::QueuePairUnits);
+    let next = others
+        .map(|bound| bound.rate_mops)
+        .chain(now.responder.predicted_mops)
+        .fold(f64::INFINITY, f64::min);
+    let enough = whole((next / bound).ceil());
+    // More queue pairs than units bring nothing.
+    let most = units.value.div_ceil(observed.even_queue_pairs());
+    enough.min(most)
 }
 
-fn is_bound(observed: &OperationProfile, profile: &Profile) -> bool {
-    let Ok(Some(prediction)) = observed.predict(profile) else {
-        return false;
-    };
-    prediction.slower == Role::Requester && prediction.bottleneck == Resource::QueuePairUnits
+/// How many queue pairs each posting thread has then.
+pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -> u32 {
+    let busy = observed.concurrent_queue_pairs();
+    let units = profile.processing.units.as_ref();
+    let enough = units.map_or(u32::MAX, |units| units.value.max(busy));
+    let all = busy.saturating_mul(times).min(enough);
+    all.div_ceil(observed.posting_threads())
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     // Who waits for each operation before the next has nothing to spread.
-    if times(observed) == 1 || observed.waits_for_each() || !is_bound(observed, profile) {
+    let times = times(observed, profile);
+    if times == 1 || observed.waits_for_each() {
         return None;
     }
-    let busy = observed.active().count();
+    let busy = observed.concurrent_queue_pairs();
     let words = if observed.active().all(|qp| qp.transport == Transport::Ud) {
         "create several UD queue pairs and rotate whole postlists over them"
     } else {
         "give each thread several queue pairs to its peers and rotate whole postlists over them"
     };
+    let bound = if busy == 1 {
+        "the processing unit behind it bounds the rate"
+    } else {
+        "the processing units behind them bound the rate"
+    };
     Some(Finding {
         seen: format!(
-            "{busy} queue pair{} of {} posting thread{}: the processing units behind them bound the rate",
-            if busy == 1 { "" } else { "s" },
-            observed.posting_threads(),
-            if observed.posting_threads() == 1 {
-                ""
-            } else {
-                "s"
-            },
+            "{} of {}: {bound}",
+            plural(busy, "queue pair"),
+            plural(observed.posting_threads(), "posting thread"),
         ),
-        advice: format!("{words}: {A_THREAD} a thread"),
+        advice: format!("{words}: {} a thread", each(observed, profile, times)),
     })
 }
 
-fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
-    let times = times(observed);
+fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+    Some(spread(observed, times(observed, profile)))
+}
+
+/// The same program on so many times as many queue pairs.
+pub(super) fn spread(observed: &OperationProfile, times: u32) -> OperationProfile {
     let mut fixed = observed.clone();
     let share = |count: u64| count.div_ceil(u64::from(times));
+    let busiest = observed.active().map(QueuePair::operations).max();
+    // Who does less than the busiest will do then stays as it is.
+    let stays = |qp: &QueuePair| share(busiest.unwrap_or(0)) >= qp.operations();
     fixed.queue_pairs = observed
         .queue_pairs
         .iter()
         .flat_map(|qp| {
+            if times > 1 && stays(qp) {
+                return std::iter::repeat_n(qp.clone(), 1);
+            }
             let mut one = QueuePair {
                 postlists: share(qp.postlists),
                 runs: share(qp.runs),
@@ -76,9 +104,8 @@ fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
             one.atomic_slots
                 .iter_mut()
                 .for_each(|slot| slot.count = share(slot.count));
-            let copies = if qp.operations() == 0 { 1 } else { times };
-            std::iter::repeat_n(one, usize::try_from(copies).unwrap_or(1))
+            std::iter::repeat_n(one, usize::try_from(times).unwrap_or(1))
         })
         .collect();
-    Some(fixed)
+    fixed
 }

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline};
+use super::{Finding, Guideline, plural, queue_pair};
 use crate::bounds::{Bounds, Load, Mix, Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair, real, whole};
 use crate::operation::Operation;
@@ -37,16 +37,19 @@ fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let mut all = observed.active();
-    let (qp, read) = all.find_map(|qp| Some((qp, small_reads(qp, profile)?)))?;
+    let all = observed.active();
+    let all: Vec<_> = all
+        .filter_map(|qp| Some((qp, small_reads(qp, profile)?)))
+        .collect();
+    let (qp, read) = *all.first()?;
     let twice = read.payload_bytes.saturating_mul(2);
     Some(Finding {
         seen: format!(
-            "QP {:#x}: {} of {} READs of {} bytes continue the one before",
-            qp.qpn,
+            "{}: {} of {} READs of {} continue the one before",
+            queue_pair(qp.qpn, all.len() - 1),
             qp.adjacent_reads,
             qp.of_verb(Verb::RdmaRead),
-            read.payload_bytes
+            plural(read.payload_bytes, "byte")
         ),
         advice: format!(
             "fetch neighbours by one READ: {twice} bytes cost this NIC's responder what {} do",

@@ -23,8 +23,11 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
             qp.mean_outstanding * share
         })
         .sum();
+    // Those of queue pairs that were in use at a time.
+    let all = observed.active().count().max(1);
+    let at_a_time = f64::from(observed.concurrent_queue_pairs()) / real(all as u64);
     let threads = f64::from(observed.posting_threads());
-    let each = outstanding / threads;
+    let each = outstanding * at_a_time / threads;
     (each > f64::from(best)).then(|| Finding {
         seen: format!("{each:.0} READs outstanding a thread on average"),
         advice: format!(

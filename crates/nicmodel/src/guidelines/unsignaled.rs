@@ -1,7 +1,5 @@
-use std::cmp::Reverse;
-
-use super::{Finding, Guideline};
-use crate::op_profile::{Counted, OperationProfile};
+use super::{Finding, Guideline, most};
+use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::profile::Profile;
 
 /// Signal rarely.
@@ -16,44 +14,53 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 /// More than this share signaled is worth a word.
 const OFTEN: f64 = 0.125;
 
-/// Share that is proposed.
-const SELDOM: f64 = 1.0 / 64.0;
+/// Longest period that is proposed: beyond it a completion's share of a WR hardly shrinks.
+const LONGEST: u32 = 64;
 
-fn often(counted: &Counted) -> bool {
+/// The period that is proposed: the second half of the send queue must have room while the first waits for its
+/// completion.
+fn period(qp: &QueuePair) -> u32 {
+    match qp.max_send_wr {
+        0 => LONGEST,
+        room => (room / 2).clamp(1, LONGEST),
+    }
+}
+
+fn often(qp: &QueuePair, counted: &Counted) -> bool {
     // The result of a READ or atomic is there when it completes, so these need theirs.
     counted.count > 0
         && counted.operation.verb.sends_payload()
-        && counted.operation.signaled > OFTEN
+        && counted.operation.signaled > OFTEN.max(1.0 / f64::from(period(qp)))
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
-    let all = observed
-        .queue_pairs
-        .iter()
-        .flat_map(|qp| qp.sent.iter().map(move |counted| (qp, counted)));
-    let (qp, counted) = all
-        .filter(|(_, counted)| often(counted))
-        .min_by_key(|(_, counted)| Reverse(counted.count))?;
+    let (who, qp, counted) = most(observed, |qp| &qp.sent, often)?;
+    let bound = match qp.max_send_wr {
+        0 => "The period must be at most half of max_send_wr".to_owned(),
+        room => format!("The period must be at most half of max_send_wr, which is {room}"),
+    };
     Some(Finding {
         seen: format!(
-            "QP {:#x}: {:.0} % of {} are signaled",
-            qp.qpn,
+            "{who}: {:.0} % of {}s are signaled",
             100.0 * counted.operation.signaled,
             counted.operation.verb
         ),
-        advice:
-            "leave out IBV_SEND_SIGNALED (with sq_sig_all = 0) but for one WR in 64; that one's \
-                 completion frees all before it. The period must be at most half of max_send_wr, \
-                 or the send queue fills before a completion comes"
-                .to_owned(),
+        advice: format!(
+            "leave out IBV_SEND_SIGNALED (with sq_sig_all = 0) but for one WR in {}; that one's \
+             completion frees all before it. {bound}, or the send queue fills before a completion \
+             comes",
+            period(qp)
+        ),
     })
 }
 
 fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
-    for counted in fixed.queue_pairs.iter_mut().flat_map(|qp| &mut qp.sent) {
-        if often(counted) {
-            counted.operation.signaled = SELDOM;
+    for (qp, old) in fixed.queue_pairs.iter_mut().zip(&observed.queue_pairs) {
+        for counted in &mut qp.sent {
+            if often(old, counted) {
+                counted.operation.signaled = 1.0 / f64::from(period(old));
+            }
         }
     }
     Some(fixed)

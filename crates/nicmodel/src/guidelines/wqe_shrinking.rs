@@ -1,8 +1,7 @@
-use std::cmp::Reverse;
-
-use super::{Finding, Guideline};
-use crate::op_profile::{Counted, OperationProfile};
+use super::{Finding, Guideline, most, plural};
+use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::profile::Profile;
+use crate::verb::Verb;
 use crate::wqe::{self, CACHE_LINE_BYTES};
 
 /// Do not be a few bytes over a cache line.
@@ -26,30 +25,32 @@ fn over(profile: &Profile, counted: &Counted) -> Option<u32> {
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let all = observed
-        .queue_pairs
-        .iter()
-        .flat_map(|qp| qp.sent.iter().map(move |counted| (qp.qpn, counted)));
-    let over = all.filter_map(|(qpn, counted)| Some((qpn, counted, over(profile, counted)?)));
-    let (qpn, counted, over) = over.min_by_key(|(_, counted, _)| Reverse(counted.count))?;
+    let wanted = |_: &QueuePair, counted: &Counted| over(profile, counted).is_some();
+    let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
+    let over = over(profile, counted)?;
     let operation = &counted.operation;
     let bytes = wqe::bytes(profile, operation);
     let lines = wqe::lines(bytes);
-    let imm = if operation.imm || over > 4 {
-        ""
-    } else {
-        ", or move 4 bytes into imm_data (IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM)"
+    let imm = match operation.verb {
+        _ if operation.imm || over > 4 => "",
+        Verb::Send => ", or move 4 bytes into imm_data (IBV_WR_SEND_WITH_IMM)",
+        _ => {
+            ", or move 4 bytes into imm_data (IBV_WR_RDMA_WRITE_WITH_IMM, which takes a RECV and a \
+             completion of the peer)"
+        }
     };
     Some(Finding {
         seen: format!(
-            "QP {qpn:#x}: WQEs of {bytes} bytes for {} of {} bytes take {lines} cache lines, {over} \
-             bytes in the last",
-            operation.verb, operation.payload_bytes
+            "{who}: WQEs of {bytes} bytes for {}s of {} take {}, {} in the last",
+            operation.verb,
+            plural(operation.payload_bytes, "byte"),
+            plural(lines, "cache line"),
+            plural(over, "byte"),
         ),
         advice: format!(
-            "make the payload {} bytes{imm}: {} cache lines",
-            operation.payload_bytes - over,
-            lines - 1
+            "make the payload {}{imm}: {}",
+            plural(operation.payload_bytes - over, "byte"),
+            plural(lines - 1, "cache line")
         ),
     })
 }

@@ -53,7 +53,7 @@ pub(super) struct Args {
     #[command(flatten)]
     port: PortArgs,
     #[command(flatten)]
-    simulation: SimulationArgs,
+    pub(super) simulation: SimulationArgs,
     #[command(flatten)]
     ends: EndsArgs,
 }

@@ -71,9 +71,13 @@ pub(super) struct SimulationArgs {
 }
 
 impl SimulationArgs {
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.name.is_some() || self.file.is_some()
+    }
+
     /// The profile of the simulated NIC, if one was asked for.
     pub(super) fn profile(&self) -> Result<Option<Profile>> {
-        if self.name.is_none() && self.file.is_none() {
+        if !self.is_asked_for() {
             return Ok(None);
         }
         let chosen = NicProfileArgs {

@@ -133,9 +133,37 @@ enum What {
     Worker(ends::WorkerArgs),
 }
 
+impl What {
+    /// Whether it runs in virtual time.
+    fn is_simulated(&self) -> bool {
+        match self {
+            Self::UdSend(args)
+            | Self::UdRecv(args)
+            | Self::RcSend(args)
+            | Self::RcWrite(args)
+            | Self::UcWrite(args)
+            | Self::RcRead(args)
+            | Self::Atomics(args) => args.common.simulation.is_asked_for(),
+            Self::Latency(args) => args.common.simulation.is_asked_for(),
+            Self::WqeCache(args) => args.common.simulation.is_asked_for(),
+            Self::Sweep(args) => args.stream.common.simulation.is_asked_for(),
+            Self::Calibrate(args) => args.simulation.is_asked_for(),
+            Self::Simulator(_) => true,
+            Self::Peers(_)
+            | Self::DropIn(_)
+            | Self::Providers(_)
+            | Self::WriteOrder(_)
+            | Self::WriteVisible(_)
+            | Self::Guidelines(_)
+            | Self::GuidelineProgram(_)
+            | Self::Worker(_) => false,
+        }
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    if let Some(outcome) = args.ledger.record_self()? {
+    if let Some(outcome) = args.ledger.record_self(args.what.is_simulated())? {
         return Ok(outcome);
     }
     match args.what {

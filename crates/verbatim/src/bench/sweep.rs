@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
-    stream: StreamArgs,
+    pub(super) stream: StreamArgs,
 }
 
 /// A verb, and the direction that its name says.

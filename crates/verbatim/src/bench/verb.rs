@@ -45,7 +45,7 @@ pub(super) struct LatencyArgs {
     #[arg(long, value_enum, default_value_t = LatencyVerb::Send)]
     verb: LatencyVerb,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -3,9 +3,8 @@
 use std::fmt::Write;
 
 use nicmodel::bounds::Role;
-use nicmodel::guidelines::Advice;
 
-use super::report::{Process, Report, Verdict, real, verdict};
+use super::report::{Process, Report, Verdict, real};
 use super::svg::{Bar, bars, escape};
 use super::text;
 use crate::model::{percent, unknown_line};
@@ -76,6 +75,9 @@ fn add_process(html: &mut String, process: &Process) {
     for line in heading {
         add(html, format_args!("<p>{}</p>", escape(&line)));
     }
+    if let Some(words) = process.round_trips() {
+        add(html, format_args!("<p>{}</p>", escape(&words)));
+    }
     add(
         html,
         format_args!(
@@ -103,11 +105,11 @@ fn add_process(html: &mut String, process: &Process) {
 
 fn add_advice(html: &mut String, process: &Process) {
     html.push_str("<h3>What to change</h3>");
-    if process.advice.is_empty() {
-        html.push_str("<p>Nothing: it keeps every guideline that applies to it.</p>");
+    if let Some(words) = process.nothing() {
+        add(html, format_args!("<p>{}.</p>", escape(&capital(&words))));
         return;
     }
-    let gains: Vec<_> = of(process, Verdict::Gains).collect();
+    let gains: Vec<_> = process.advised(Verdict::Gains).collect();
     let mut rows = vec![Bar {
         label: "as it is".to_owned(),
         pieces: vec![(process.predicted_mops, "now")],
@@ -136,17 +138,10 @@ fn add_advice(html: &mut String, process: &Process) {
         }
         html.push_str("</ol>");
     }
-    for (wanted, words) in [
-        (
-            Verdict::Unknown,
-            "worth a try; the model has no rate for it",
-        ),
-        (Verdict::BringsNothing, text::brings_nothing(process)),
-    ] {
-        let all: Vec<_> = of(process, wanted).collect();
+    for wanted in [Verdict::Unknown, Verdict::BringsNothing] {
+        let all: Vec<_> = process.advised(wanted).collect();
         if !all.is_empty() {
-            let (first, rest) = words.split_at(1);
-            let words = format!("{}{rest}", first.to_uppercase());
+            let words = capital(text::no_gain(process, wanted));
             add(html, format_args!("<p>{words}:</p><ul>"));
             for advice in all {
                 add(
@@ -159,9 +154,10 @@ fn add_advice(html: &mut String, process: &Process) {
     }
 }
 
-fn of(process: &Process, wanted: Verdict) -> impl Iterator<Item = &Advice> {
-    let all = process.advice.iter();
-    all.filter(move |advice| verdict(advice) == wanted)
+/// The beginning of a sentence.
+fn capital(words: &str) -> String {
+    let (first, rest) = words.split_at(1);
+    format!("{}{rest}", first.to_uppercase())
 }
 
 fn add_costs(html: &mut String, process: &Process) {

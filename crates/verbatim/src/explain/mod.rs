@@ -42,10 +42,12 @@ Examples:
   verbatim explain l.json --nic cib
   verbatim explain l.json --nic cx3 --html report.html
   verbatim sequencer --ledger l.json --design rpc; verbatim explain l.json --json
+  verbatim bench guidelines      a program for and against each guideline, predicted and measured
 
 Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the \
 NIC's resources allow, in 10^6 operations a second, not measurements. A guideline's gain is what the model \
-predicts for the same program with that change alone, unless another one is named with it.";
+predicts for the same program with that change alone; \
+where it needs more queue pairs, what it adds to those.";
 
 /// No ledger of this program is longer.
 const MAX_LEDGER_BYTES: u64 = 1 << 30;

@@ -1,16 +1,13 @@
 //! What a ledger means on a NIC: everything that is printed, in one structure.
 
 use nicmodel::bounds::{Bounds, Resource, Role};
-use nicmodel::guidelines::{self, Advice};
+use nicmodel::guidelines::{self, Advice, WORTHWHILE};
 use nicmodel::op_profile::{OperationProfile, Prediction};
 use nicmodel::pcie::Kind;
 use nicmodel::profile::Profile;
 use nicmodel::{Footprint, Method, Operation, OperationError, Side, wqe};
 use serde::Serialize;
 use tap::Ledger;
-
-/// A gain below this is none: the model is not that exact.
-const WORTHWHILE: f64 = 0.005;
 
 /// A ledger on a NIC.
 #[derive(Debug, Serialize)]
@@ -49,7 +46,13 @@ pub(super) struct Process {
     pub(super) posted: u64,
     pub(super) received: u64,
     pub(super) queue_pairs: usize,
+    /// Those that posted, as many as did at a time.
+    pub(super) concurrent_queue_pairs: u32,
     pub(super) threads: u32,
+    /// Those that posted, as many as did at a time.
+    pub(super) concurrent_threads: u32,
+    /// Whether not all queue pairs were posted to at a time.
+    pub(super) in_turn: bool,
     pub(super) peers: u32,
     pub(super) duration_ns: u64,
     /// Operations a second while it was counted, on the NIC that it ran on.
@@ -65,6 +68,8 @@ pub(super) struct Process {
     pub(super) bounds: Bounds,
     pub(super) predicted_mops: f64,
     pub(super) slower: Role,
+    /// It has one operation outstanding at most, so that its rate is that of round trips.
+    pub(super) waits_for_each: bool,
     pub(super) bottleneck: Resource,
     /// Resources of the slower side that the profile does not describe.
     pub(super) unknown: Vec<Resource>,
@@ -85,15 +90,14 @@ const LONG_RUN: f64 = 32.0;
 fn unseen(observed: &OperationProfile) -> Vec<String> {
     let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
         && observed.active().any(|qp| qp.mean_run() > LONG_RUN);
-    let note = "it receives no messages and seldom finds completions, so its work may come through its memory, which \
-                is not seen: fewer work requests may have waited than is said";
-    let round_trips = "it waits for each operation before it posts the next on a queue pair: round trips bound its rate, \
-                       and they are in none of these bounds";
-    let notes = [
-        from_memory.then(|| note.to_owned()),
-        observed.waits_for_each().then(|| round_trips.to_owned()),
-    ];
-    notes.into_iter().flatten().collect()
+    from_memory
+        .then(|| {
+            "it receives no messages, and finds a completion for many work requests at once, so its work may come through \
+             its memory, which is not seen: fewer work requests may have waited than is said"
+                .to_owned()
+        })
+        .into_iter()
+        .collect()
 }
 
 /// What one kind of operation costs.
@@ -128,17 +132,56 @@ pub(super) struct Item {
 pub(super) enum Verdict {
     /// It would bring something.
     Gains,
-    /// Something else binds.
+    /// Something else binds, or something of which the profile has no number may.
     BringsNothing,
+    /// Something else binds, and does so still when every other guideline is followed.
+    Never,
     /// The model has no rate for it.
     Unknown,
 }
 
-pub(super) fn verdict(advice: &Advice) -> Verdict {
-    match advice.gain {
-        None => Verdict::Unknown,
-        Some(gain) if gain.relative >= WORTHWHILE => Verdict::Gains,
-        Some(_) => Verdict::BringsNothing,
+impl Process {
+    pub(super) fn verdict(&self, advice: &Advice) -> Verdict {
+        match advice.gain {
+            None => Verdict::Unknown,
+            Some(gain) if gain.relative >= WORTHWHILE => Verdict::Gains,
+            Some(_) if !self.unknown.is_empty() || !self.bounds.unknown.is_empty() => {
+                Verdict::BringsNothing
+            }
+            Some(_) if advice.after_others.is_some_and(|more| more >= WORTHWHILE) => {
+                Verdict::BringsNothing
+            }
+            Some(_) => Verdict::Never,
+        }
+    }
+
+    /// What is advised with this verdict.
+    pub(super) fn advised(&self, wanted: Verdict) -> impl Iterator<Item = &Advice> {
+        let all = self.advice.iter();
+        all.filter(move |advice| self.verdict(advice) == wanted)
+    }
+
+    /// What to say if there is nothing to advise.
+    pub(super) fn nothing(&self) -> Option<String> {
+        if self.advice.is_empty() {
+            return Some("nothing: it keeps every guideline that applies to it".to_owned());
+        }
+        let never = self.advised(Verdict::Never).count();
+        (never == self.advice.len()).then(|| {
+            format!(
+                "nothing: none of the guidelines saves what binds, {}",
+                self.bottleneck
+            )
+        })
+    }
+
+    /// What is to be said before the rates, where they are not the program's.
+    pub(super) fn round_trips(&self) -> Option<String> {
+        self.waits_for_each.then(|| {
+            "It waits for each operation before it posts the next on a queue pair: round trips bound its rate, and none \
+             of the resources does. With many operations outstanding these would allow:"
+                .to_owned()
+        })
     }
 }
 
@@ -261,7 +304,11 @@ impl Process {
             posted,
             received,
             queue_pairs: observed.queue_pairs.len(),
+            concurrent_queue_pairs: observed.concurrent_queue_pairs(),
             threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
+            concurrent_threads: observed.posting_threads(),
+            in_turn: observed.active().count() as u64
+                > u64::from(observed.concurrent_queue_pairs()),
             peers: observed.peers,
             duration_ns: observed.duration_ns,
             observed_mops: (observed.duration_ns > 0)
@@ -275,6 +322,7 @@ impl Process {
             bounds,
             predicted_mops,
             slower,
+            waits_for_each: observed.waits_for_each(),
             bottleneck,
             unknown,
             polls,

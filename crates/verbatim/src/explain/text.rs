@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use nicmodel::bounds::Role;
-use nicmodel::guidelines::Advice;
+use nicmodel::guidelines::{Advice, Gain, WORTHWHILE};
 
-use super::report::{PcieBeside, Process, Report, Verdict, verdict};
+use super::report::{PcieBeside, Process, Report, Verdict};
 use crate::model::{bounds_lines, percent};
 use crate::output::{figure, print, table, time};
 
@@ -106,6 +106,9 @@ fn show_process(process: &Process) -> Result<()> {
     ]);
     print(rows)?;
     print("\nWhat binds on its machine:\n")?;
+    if let Some(words) = process.round_trips() {
+        print(format_args!("{words}\n"))?;
+    }
     for line in bounds_lines(&process.bounds) {
         print(line)?;
     }
@@ -147,6 +150,13 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         plural(process.threads.into(), "thread"),
         plural(process.peers.into(), "peer"),
     );
+    if process.in_turn {
+        work.push_str(&format!(
+            " (in turn: {}, {} posting at a time)",
+            plural(process.concurrent_queue_pairs.into(), "queue pair"),
+            plural(process.concurrent_threads.into(), "thread"),
+        ));
+    }
     if let Some(rate) = process.observed_mops {
         #[expect(clippy::cast_precision_loss, reason = "a time in words")]
         let during = time(process.duration_ns as f64);
@@ -169,25 +179,16 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
 }
 
 fn show_advice(process: &Process) -> Result<()> {
-    let of = |wanted| {
-        let all = process.advice.iter();
-        all.filter(move |advice| verdict(advice) == wanted)
-    };
     print("\nWhat to change, the greatest gain first:\n")?;
-    if process.advice.is_empty() {
-        print("  nothing: it keeps every guideline that applies to it")?;
+    if let Some(words) = process.nothing() {
+        print(format_args!("  {words}"))?;
     }
-    for (number, advice) in (1..).zip(of(Verdict::Gains)) {
+    for (number, advice) in (1..).zip(process.advised(Verdict::Gains)) {
         print(format_args!("{number:3}. {}", line(advice)))?;
     }
-    for (wanted, words) in [
-        (
-            Verdict::Unknown,
-            "worth a try; the model has no rate for it",
-        ),
-        (Verdict::BringsNothing, brings_nothing(process)),
-    ] {
-        for advice in of(wanted) {
+    for wanted in [Verdict::Unknown, Verdict::BringsNothing] {
+        let words = no_gain(process, wanted);
+        for advice in process.advised(wanted) {
             print(format_args!("   - {} ({words})", line(advice)))?;
         }
     }
@@ -204,8 +205,12 @@ pub(super) fn at_most(process: &Process) -> &'static str {
 }
 
 /// Why an advice has no gain. Where a resource has no number, it may be the one that binds.
-pub(super) fn brings_nothing(process: &Process) -> &'static str {
-    if process.unknown.is_empty() && process.bounds.unknown.is_empty() {
+pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
+    if process.waits_for_each {
+        "it may shorten a round trip; the model has no rate for it"
+    } else if verdict == Verdict::Unknown {
+        "worth a try; the model has no rate for it"
+    } else if process.unknown.is_empty() && process.bounds.unknown.is_empty() {
         "brings nothing yet, since something else binds"
     } else {
         "brings nothing as far as this NIC is known: what is unknown of it may bind"
@@ -215,17 +220,29 @@ pub(super) fn brings_nothing(process: &Process) -> &'static str {
 /// An advice in one line.
 pub(super) fn line(advice: &Advice) -> String {
     let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
-    if let Some(gain) = advice.gain.filter(|_| verdict(advice) == Verdict::Gains) {
-        line.push_str(&format!(
-            ", {} ({} to {} M/s)",
-            percent(gain.relative, 0),
-            figure(gain.now_mops),
-            figure(gain.then_mops)
-        ));
-        if let Some(other) = advice.together_with {
-            line.push_str(&format!(" together with {other}"));
+    if let Some(gain) = advice.gain.filter(|gain| gain.relative >= WORTHWHILE) {
+        if let Some(each) = advice.with_queue_pairs {
+            let s = if each == 1 { "" } else { "s" };
+            line.push_str(&format!(", with {each} queue pair{s} a thread"));
+        }
+        line.push_str(&format!(", {}", in_words(&gain)));
+        if let Some(alone) = advice.alone {
+            line.push_str(&format!(
+                "; on the queue pairs that it has {}",
+                in_words(&alone)
+            ));
         }
     }
     line.push_str(&format!(" [{}, {}]", advice.guideline, advice.section));
     line
+}
+
+fn in_words(gain: &Gain) -> String {
+    format!(
+        "{}{} ({} to {} M/s)",
+        if gain.at_most { "at most " } else { "" },
+        percent(gain.relative, 0),
+        figure(gain.now_mops),
+        figure(gain.then_mops)
+    )
 }

@@ -57,7 +57,8 @@ enum Part {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    if let Some(outcome) = args.ledger.record_self()? {
+    let simulated = args.part.is_none() && args.ladder.simulation.is_asked_for();
+    if let Some(outcome) = args.ledger.record_self(simulated)? {
         return Ok(outcome);
     }
     match args.part {

@@ -99,7 +99,7 @@ fn advice_names_the_queue_pair_the_fix_and_the_gain() {
         .find(|line| line.contains("doorbell-batching"))
         .unwrap_or_else(|| panic!("{text}"));
     for words in [
-        "QP 0x12 posts 1.0 WRs a doorbell; 14.2 were waiting on average",
+        "QP 0x12 (and 3 more) posts 1.0 WRs a doorbell; 14.2 were waiting on average",
         "by one ibv_post_send: 1 MMIO write instead of 28",
         " %",
     ] {
@@ -293,8 +293,68 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
     let (text, _, _) = explained(&slow, &[]);
     assert!(text.contains("round trips bound its rate"), "{text}");
     assert!(!text.contains("[multi-queue"), "{text}");
+    // No rate of a resource is promised to it.
+    let advice = text.split("What to change").nth(1).expect("there is");
+    assert!(!advice.contains("M/s"), "{text}");
     let (text, _, _) = explained(&ledger(), &[]);
     assert!(!text.contains("round trips bound its rate"), "{text}");
+}
+
+/// `ib_write_bw -s 8`: a thread with one queue pair.
+fn one_queue_pair() -> Ledger {
+    let mut ledger = ledger();
+    let worker = &mut ledger.processes[1];
+    worker.queue_pairs.truncate(1);
+    worker.peers = 1;
+    let qp = &mut worker.queue_pairs[0];
+    qp.transport = Transport::Rc;
+    qp.received.clear();
+    qp.sent[0].operation = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).signaled(0.01);
+    ledger
+}
+
+#[test]
+fn a_change_that_needs_more_queue_pairs_says_how_many_and_what_it_costs_without() {
+    let (text, _, status) = explained(&one_queue_pair(), &["--nic", "cib"]);
+    assert_eq!(status, Some(0));
+    let batching = text
+        .lines()
+        .find(|line| line.contains("[doorbell-batching"))
+        .unwrap_or_else(|| panic!("{text}"));
+    for words in [
+        "1 MMIO write instead of 14, with ",
+        " queue pairs a thread, +",
+        "; on the queue pairs that it has -23 % (10.4 to 8.",
+    ] {
+        assert!(batching.contains(words), "{words}: {batching}");
+    }
+    // It is the queue pairs that bring what inlining seemed to.
+    assert!(!text.contains("together with multi-queue"), "{text}");
+    let inlining = text.lines().find(|line| line.contains("[inlining"));
+    assert!(
+        inlining.is_none_or(|line| !line.contains("M/s")),
+        "{inlining:?}"
+    );
+}
+
+#[test]
+fn a_program_that_nothing_makes_faster_is_told_why() {
+    let mut large = one_queue_pair();
+    large.processes[1].queue_pairs[0].sent[0]
+        .operation
+        .payload_bytes = 65536;
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("report.html");
+    let (text, _, _) = explained(&large, &[]);
+    explained(&large, &["--html", page.to_str().expect("text")]);
+    let html = std::fs::read_to_string(&page).expect("written");
+    for shown in [&text, &html] {
+        assert!(
+            shown.contains("othing: none of the guidelines saves what binds, "),
+            "{shown}"
+        );
+        assert!(!shown.contains("brings nothing"), "{shown}");
+    }
 }
 
 #[test]
@@ -435,5 +495,43 @@ fn every_guideline_is_advised_where_it_is_broken_and_only_there() {
             "{data}"
         );
         assert!(data["measured_gain"]["median"].is_f64(), "{data}");
+        // What the model predicts for a program is what the simulated NIC does with it.
+        let (predicted, simulated) = (&data["predicted_gain"], &data["simulated_gain"]);
+        match (predicted.as_f64(), simulated.as_f64()) {
+            (Some(predicted), Some(simulated)) => {
+                assert!(predicted > 0.15, "{data}");
+                let error = (1.0 + simulated) / (1.0 + predicted) - 1.0;
+                assert!(error.abs() < 0.15, "{error}: {data}");
+            }
+            (Some(_), None) => panic!("predicted and not simulated: {data}"),
+            (None, _) => assert!(
+                ["read-window", "connected-qps", "huge-pages"]
+                    .contains(&data["guideline"].as_str().expect("a name")),
+                "{data}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn what_is_simulated_has_no_ledger_and_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("l.json");
+    let file = file.to_str().expect("text");
+    for command in [
+        &["sequencer", "--nic", "cib"][..],
+        &["kv", "--nic", "cib"],
+        &["bench", "ud-send", "--nic", "cib"],
+        &["bench", "latency", "--nic", "cib"],
+        &["bench", "wqe-cache", "--nic", "cib"],
+    ] {
+        let out = common::run(&[command, &["--ledger", file]].concat());
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{command:?}: {message}");
+        assert!(
+            message.contains("a simulated cluster has none"),
+            "{command:?}: {message}"
+        );
+        assert!(!Path::new(file).exists(), "{command:?}");
     }
 }

@@ -159,7 +159,7 @@ fn a_ledger_is_plain_json() {
     let value: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(
         (&value["version"], &value["command"]),
-        (&1.into(), &"true".into())
+        (&tap::LEDGER_VERSION.into(), &"true".into())
     );
 }
 
