@@ -100,8 +100,8 @@ pub(crate) struct Machine {
     /// Regions with writes that are not visible yet, and when the first of these is.
     pub(crate) unsettled: Vec<u32>,
     pub(crate) settles_at: Ps,
-    /// READs whose WQEs may be in the cache, newest last.
-    pub(crate) cached_wqes: crate::nic::WqeCache,
+    /// Queue pairs that have READs outstanding.
+    pub(crate) reading: usize,
     pub(crate) counters: Counters,
 }
 
@@ -133,6 +133,11 @@ pub(crate) struct Qp {
     pub(crate) last_answer: Ps,
     /// None of its messages is handled before this time: they keep their order.
     pub(crate) last_handled: Ps,
+    /// Until when its unit fetches WQEs that the NIC's cache has lost, and how much of that is to be added to the time of
+    /// the WQE that the unit works on.
+    pub(crate) refetches_until: Ps,
+    pub(crate) held_up: Ps,
+    pub(crate) reads: crate::nic::Reads,
     /// Nothing that comes to it is visible before this time.
     pub(crate) last_delivery: Ps,
     /// Opcode and flags of the last datagram without payload that was posted, and its shape.
@@ -327,7 +332,7 @@ pub(crate) struct Answer {
     /// Where the answer goes.
     pub(crate) local_addr: u64,
     pub(crate) local_lkey: u32,
-    /// Its place in the order of READs, for the WQE cache.
+    /// Its place among the READs of its queue pair, for the WQE cache.
     pub(crate) cache_slot: Option<crate::nic::CacheSlot>,
 }
 
@@ -554,13 +559,14 @@ impl World {
 
     /// Destroys a queue pair: what of it is under way is gone.
     pub(crate) fn remove_qp(&mut self, index: u32) {
-        let Some(qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
+        let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
         for &(message, count) in qp.wqes.as_slice() {
             self.messages.free_some(message, count);
         }
         let machine = self.machine(qp.machine);
+        qp.reads.forget(&mut machine.reading);
         let waiting = machine.waiting.len();
         machine.waiting.retain(|&other| other != index);
         let waited = machine.waiting.len() < waiting;
