@@ -76,7 +76,7 @@ fn connect_ib_is_found_again_from_its_rates() {
     near(ports(got), ports(cib), 0.03);
     let lanes = |profile| value(profile, "pcie.lanes") * value(profile, "pcie.lane_mbps");
     near(lanes(got), lanes(cib), 0.03);
-    assert!((value(got, "port.packet_gap_bytes") - 21.0).abs() < 10.0);
+    assert!((value(got, "port.read_response_gap_bytes") - 21.0).abs() < 10.0);
     assert!((value(got, "pcie.mmio_overhead_bytes") - 4.46).abs() < 4.0);
     // What nobody can see says where it comes from.
     let numbers = got.numbers();

@@ -52,6 +52,11 @@ fn the_peaks_of_both_directions_are_those_published() {
         payload_bytes: Some(0),
         ..knobs
     };
+    let on_one_queue_pair = |knobs| Knobs {
+        batch: Some(1),
+        queue_pairs: Some(1),
+        ..knobs
+    };
     let (outbound, inbound) = (Direction::Outbound, Direction::Inbound);
     near(
         of(Verb::UdSend, outbound, header_only),
@@ -78,13 +83,11 @@ fn the_peaks_of_both_directions_are_those_published() {
         printed("in_read_le64"),
         0.02,
     );
-    // No more than the NIC keeps the WQEs of.
-    let few = |knobs| Knobs {
-        batch: Some(1),
-        window: Some(64),
-        ..knobs
-    };
-    near(of(Verb::RcRead, outbound, few), printed("out_read"), 0.02);
+    near(
+        of(Verb::RcRead, outbound, on_one_queue_pair),
+        printed("out_read"),
+        0.03,
+    );
     let two_lines = |knobs| Knobs {
         payload_bytes: Some(32),
         batch: Some(1),

@@ -51,7 +51,7 @@ fn the_ladder_of_the_paper() {
     let cases = [
         (Design::Atomics, 1, "seq_t3_atomics", 0.03),
         (Design::Rpc, 1, "seq_rpc_base_1c", 0.03),
-        (Design::Rpc, 14, "seq_t3_baseline", 0.03),
+        (Design::Rpc, 14, "seq_t3_baseline", 0.1),
         (Design::RpcBatch, 1, "seq_rpc_batch_1c", 0.03),
         (Design::RpcBatchMq, 1, "seq_rpc_batch_mq_1c", 0.03),
         (Design::RpcBatchMq, 6, "seq_rpc_batch_mq_6c", 0.1),

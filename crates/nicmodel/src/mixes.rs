@@ -202,8 +202,8 @@ fn verbs(profile: &Profile) -> Vec<Named> {
         ),
         named(
             "outbound-read",
-            "RC READ of 32 bytes, one a post",
-            from_cores(sent(rc(Verb::RdmaRead, 32))),
+            "RC READ of 32 bytes, one a post, a queue pair a core",
+            from_cores(sent(rc(Verb::RdmaRead, 32)).on_queue_pairs(cores)),
             &[("cib", "out_read")],
         ),
         named(

@@ -34,18 +34,25 @@ pub struct Packets {
     pub count: f64,
     /// Their bytes with all headers, without what the link takes between packets.
     pub bytes: f64,
+    /// How many of them are responses of READs, which follow each other less closely.
+    pub read_responses: f64,
 }
 
 impl Packets {
     /// What they take of the link, gaps between packets included, in bytes.
     pub fn link_bytes(&self, profile: &Profile) -> f64 {
-        self.bytes + self.count * profile.port.packet_gap_bytes.value
+        let port = &profile.port;
+        let response = port.read_response_gap_bytes.as_ref();
+        self.bytes
+            + self.count * port.packet_gap_bytes.value
+            + self.read_responses * response.map_or(0.0, |gap| gap.value)
     }
 
     pub(crate) fn scaled(self, factor: f64) -> Self {
         Self {
             count: self.count * factor,
             bytes: self.bytes * factor,
+            read_responses: self.read_responses * factor,
         }
     }
 
@@ -53,6 +60,7 @@ impl Packets {
         Self {
             count: self.count + other.count,
             bytes: self.bytes + other.bytes,
+            read_responses: self.read_responses + other.read_responses,
         }
     }
 }
@@ -74,7 +82,11 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
         LinkLayer::Roce => ROCE,
     };
     let packet = |extended: u32, payload: u32| f64::from(around + BTH + extended + pad4(payload));
-    let one = |bytes: f64| Packets { count: 1.0, bytes };
+    let one = |bytes: f64| Packets {
+        count: 1.0,
+        bytes,
+        ..Packets::default()
+    };
     // A message of several packets has `first` in its first packet and `last` in its last.
     let message = |every: u32, first: u32, last: u32, payload: u32| {
         let packets = packets(payload, profile.port.mtu_bytes.value);
@@ -83,6 +95,7 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
         Packets {
             count: packets,
             bytes: headers + f64::from(first + last) + f64::from(payload) + f64::from(padding),
+            read_responses: 0.0,
         }
     };
     let imm = if operation.imm { IMM } else { 0 };
@@ -114,7 +127,10 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
             let further = if responses > 1.0 { AETH } else { 0 };
             Exchange {
                 to_responder: one(packet(RETH, 0)),
-                to_requester: message(0, AETH, further, payload),
+                to_requester: Packets {
+                    read_responses: responses,
+                    ..message(0, AETH, further, payload)
+                },
             }
         }
         Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => Exchange {

@@ -81,7 +81,8 @@ fn published_bottlenecks() {
         ("inbound-read-128", Resource::LinkOut),
         ("inbound-write", Resource::NicInbound),
         ("outbound-write", Resource::Mmio),
-        ("outbound-read", Resource::NicOutbound),
+        // "The NIC's processing power": of the units that 14 queue pairs keep busy.
+        ("outbound-read", Resource::QueuePairUnits),
         ("atomics-one", Resource::AtomicLocks),
         ("atomics-spread", Resource::NicInbound),
         ("sequencer-rpc-1", Resource::Cpu),
@@ -277,7 +278,7 @@ fn what_is_unknown_is_named() {
     let bf2 = named(nic("bf2"), "ud-send");
     assert_eq!(bf2.unknown, [Resource::Cpu, Resource::NicOutbound]);
     let reads = named(nic("cx3"), "outbound-read");
-    assert_eq!(reads.unknown, [Resource::Cpu, Resource::NicOutbound]);
+    assert_eq!(reads.unknown, [Resource::Cpu, Resource::QueuePairUnits]);
     for mix in mixes::all(nic("cib")) {
         let bounds = bounds(nic("cib"), &mix.mix);
         assert!(

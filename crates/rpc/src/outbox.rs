@@ -15,7 +15,7 @@ use crate::{MAX_LIST, RpcError};
 #[derive(Debug)]
 pub(crate) struct Outbox {
     inline: usize,
-    ring: Option<Ring>,
+    ring: Option<Box<Ring>>,
 }
 
 #[derive(Debug)]
@@ -41,11 +41,11 @@ impl Outbox {
             let stride = payload.next_multiple_of(8);
             let slots = send_depth + MAX_LIST;
             let mr = pd.alloc(slots * stride, Access::LOCAL_READ)?;
-            Some(Ring {
+            Some(Box::new(Ring {
                 mr,
                 stride,
                 slots: slots as u64,
-            })
+            }))
         };
         Ok(Self { inline, ring })
     }
@@ -61,7 +61,7 @@ impl Outbox {
     }
 
     fn register(&self, number: u64, payload: &[u8]) -> MrSlice {
-        let fits = self.ring.as_ref().filter(|r| payload.len() <= r.stride);
+        let fits = self.ring.as_deref().filter(|r| payload.len() <= r.stride);
         let Some(ring) = fits else {
             panic!(
                 "{} bytes of payload in an outbox made for less",

@@ -34,17 +34,18 @@ use crate::counter::USED_UP;
 
 /// What came out of the lanes.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct Sink {
     /// One more than the largest number so far, over all sessions.
     pub(crate) above: u64,
-    pub(crate) numbers: NumberSet,
     pub(crate) got: u64,
     pub(crate) not_increasing: u64,
-    pub(crate) discarded: u64,
     pub(crate) refused: u64,
-    pub(crate) wrong_guesses: u64,
     /// The numbers one by one, if somebody wants them.
     pub(crate) keep: Option<Vec<u64>>,
+    pub(crate) numbers: NumberSet,
+    pub(crate) discarded: u64,
+    pub(crate) wrong_guesses: u64,
 }
 
 impl Sink {
@@ -74,6 +75,10 @@ pub(crate) trait Lane {
     }
     /// Takes answers; returns how many requests they answer.
     fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError>;
+    /// Whether [`poll`](Self::poll) does nothing but poll one completion queue while no answer comes.
+    fn only_polls(&self) -> bool {
+        true
+    }
 }
 
 /// What [`SpecLane`] needs of the network: a seam for a network that loses, duplicates and reorders.
@@ -211,13 +216,14 @@ impl<D: Datagrams> Lane for SpecLane<D> {
 
 /// HERD RPC. Answers carry the number of their request, so they may overtake each other.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct RpcLane {
-    client: herd::Client,
     window: usize,
     pending: Box<[Pending]>,
+    outstanding: usize,
     /// The oldest request without an answer; the slot of it must not be used again yet.
     oldest: u32,
-    outstanding: usize,
+    client: herd::Client,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -372,6 +378,11 @@ impl AtomicsLane {
 }
 
 impl Lane for AtomicsLane {
+    /// It looks at the limit now and then.
+    fn only_polls(&self) -> bool {
+        false
+    }
+
     #[inline]
     fn room(&self) -> usize {
         self.words.len() - self.outstanding()

@@ -18,23 +18,24 @@ use chunk::{Chunk, NUMBERS as CHUNK, Twice, WORDS};
 /// ```
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(try_from = "Packed", into = "Packed")]
+#[repr(C)]
 pub struct NumberSet {
-    /// First chunk of a run of full ones → the chunk after it.
-    full: BTreeMap<u64, u64>,
-    partial: BTreeMap<u64, Chunk>,
-    len: u64,
     /// `start..end` came in order and is not in the maps yet; in one chunk only.
     start: u64,
     end: u64,
     /// What was collected before, with ends: the maps are looked at once for several runs, since with hundreds of clients
     /// they are in no cache.
-    aside: [(u64, u64); ASIDE],
     asides: usize,
+    aside: [(u64, u64); ASIDE + 1],
     twice: u64,
+    len: u64,
+    /// First chunk of a run of full ones → the chunk after it.
+    full: BTreeMap<u64, u64>,
+    partial: BTreeMap<u64, Chunk>,
 }
 
 /// Runs that are put aside.
-const ASIDE: usize = 6;
+const ASIDE: usize = 15;
 
 impl NumberSet {
     /// The empty set.
@@ -72,16 +73,42 @@ impl NumberSet {
         self.twice
     }
 
-    /// Moves what is collected and put aside into the maps.
+    /// Moves what is collected and put aside into the maps, in order: runs that came one in front of the other are one, and
+    /// all of a chunk go into it together.
     fn flush(&mut self) {
-        for place in 0..std::mem::take(&mut self.asides) {
-            let (start, end) = self.aside[place];
-            self.twice += self.insert_run(start, end - start).count;
+        let mut count = std::mem::take(&mut self.asides);
+        let mut runs = self.aside;
+        if self.start != self.end {
+            runs[count] = (self.start, self.end);
+            count += 1;
         }
-        let (start, n) = (self.start, self.end - self.start);
         (self.start, self.end) = (0, 0);
-        if n > 0 {
-            self.twice += self.insert_run(start, n).count;
+        let runs = &mut runs[..count];
+        runs.sort_unstable();
+        let mut rest = join(runs);
+        while let Some(&(first, _)) = rest.first() {
+            let chunk = first / CHUNK;
+            let end = rest.iter().position(|run| run.0 / CHUNK != chunk);
+            let (these, behind) = rest.split_at(end.unwrap_or(rest.len()));
+            rest = behind;
+            let numbers: u64 = these.iter().map(|(start, end)| end - start).sum();
+            // Mostly they go on with the last chunk, and do not fill it.
+            if let Some(mut last) = self.partial.last_entry()
+                && *last.key() == chunk
+                && last.get().len() + numbers < CHUNK
+            {
+                let places = last.get_mut();
+                let twice = these
+                    .iter()
+                    .map(|&(start, end)| add(places, start, end - start).count);
+                let twice: u64 = twice.sum();
+                self.len += numbers - twice;
+                self.twice += twice;
+            } else {
+                for &(start, end) in these {
+                    self.twice += self.insert_run(start, end - start).count;
+                }
+            }
         }
     }
 
@@ -228,6 +255,21 @@ impl NumberSet {
         }
         set
     }
+}
+
+/// Makes one of runs in order that follow each other, in a chunk.
+fn join(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
+    let mut joined = 0;
+    for next in 1..runs.len() {
+        let (start, end) = runs[next];
+        if runs[joined].1 == start && !start.is_multiple_of(CHUNK) {
+            runs[joined].1 = end;
+        } else {
+            joined += 1;
+            runs[joined] = (start, end);
+        }
+    }
+    &runs[..runs.len().min(joined + 1)]
 }
 
 /// Adds `count` numbers from `start` on to their chunk; returns what was there before.

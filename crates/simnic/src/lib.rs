@@ -35,6 +35,7 @@ pub use abi::symbols;
 pub use cluster::{Cluster, ClusterError, Machine, Unfinished};
 pub use costs::MissingCosts;
 pub use threads::{
-    idle, is_simulated, now, spend, spend_empty_looks, spend_requests, spend_shared_add,
+    idle, idle_looking, idle_polling, is_simulated, now, now_ns, spend, spend_empty_looks,
+    spend_requests, spend_shared_add,
 };
 pub use world::Counters;

@@ -31,6 +31,18 @@ impl<T: Copy> Line<T> {
         self.items.get(self.head)
     }
 
+    /// Where the first is, if there is one: to fetch it ahead.
+    #[inline(always)]
+    pub(crate) fn first_place(&self) -> *const T {
+        self.items.as_ptr().wrapping_add(self.head)
+    }
+
+    /// Where the next one that is pushed will be, if there is room.
+    #[inline(always)]
+    pub(crate) fn next_place(&self) -> *const T {
+        self.items.as_ptr().wrapping_add(self.items.len())
+    }
+
     /// The one behind the first.
     #[inline(always)]
     pub(crate) fn second(&self) -> Option<&T> {

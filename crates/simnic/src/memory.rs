@@ -99,6 +99,14 @@ impl Payload {
         bytes: [0; SMALL],
     };
 
+    /// A word, which most small payloads are.
+    #[inline(always)]
+    pub(crate) fn word(word: [u8; 8]) -> Self {
+        let mut bytes = [0; SMALL];
+        bytes[..8].copy_from_slice(&word);
+        Self::Small { len: 8, bytes }
+    }
+
     /// Room for `len` bytes, which `fill` writes.
     #[inline]
     pub(crate) fn with(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {

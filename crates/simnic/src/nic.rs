@@ -88,10 +88,17 @@ impl World {
     /// A unit begins with the next list of a queue pair.
     fn serve(&mut self, index: u32, now: Ps) {
         let wait = self.costs.fetch_wait;
-        let Some(qp) = self.qp(index) else { return };
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
         let machine = qp.machine;
-        qp.held_up = 0;
-        let begins = now.max(qp.refetches_until);
+        // What is seldom needed lies apart.
+        let begins = if self.machines[machine as usize].reading > 0 {
+            qp.held_up = 0;
+            now.max(qp.refetches_until)
+        } else {
+            now
+        };
         let (Some(&List { len, rung, shape }), Some(&(first, _))) =
             (qp.lists.front(), qp.wqes.front())
         else {
@@ -120,7 +127,8 @@ impl World {
     #[inline(never)]
     pub(crate) fn emit(&mut self, index: u32, at: Ps) {
         let horizon = self.horizon();
-        if let Some(qp) = self.qp(index)
+        if let Some(Some(qp)) = self.qps.get_mut(index as usize)
+            && self.machines[qp.machine as usize].reading > 0
             && qp.held_up > 0
         {
             let at = at + std::mem::take(&mut qp.held_up);
@@ -133,12 +141,12 @@ impl World {
             }
             // At the end of a list more happens.
             let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
-            let datagrams = if self.qp(index).is_some_and(several) {
-                self.emit_datagrams(index, at, horizon)
+            let run = if self.qp(index).is_some_and(several) {
+                self.emit_run(index, at, horizon)
             } else {
                 None
             };
-            next = match datagrams {
+            next = match run {
                 None => self.emit_one(index, at),
                 next => next,
             };
@@ -169,13 +177,14 @@ impl World {
         Some(at + self.shapes.get(self.messages[next].shape).unit)
     }
 
-    /// What most WQEs are leaves: unsignaled datagrams for queue pairs that are there, up to the last but one of the
-    /// list, with whose end more happens. Returns when the next WQE of the list leaves; nothing if none of these was
-    /// the first. What `emit_one` and `transmit` do, with what is the same for all done once, and in variables that
-    /// stay in registers.
-    fn emit_datagrams(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
+    /// What most WQEs are leaves: unsignaled and unreliable messages for queue pairs that are there, up to the last but
+    /// one of the list, with whose end more happens. Returns when the next WQE of the list leaves; nothing if none of
+    /// these was the first. What `emit_one` and `transmit` do, with what is the same for all done once, and in variables
+    /// that stay in registers.
+    fn emit_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
         let Self {
             qps,
+            cqs,
             machines,
             messages,
             shapes,
@@ -187,6 +196,8 @@ impl World {
         let mut qp = qps.get_mut(index as usize)?.take()?;
         let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
         let mut link_out = machines[qp.machine as usize].link_out;
+        // Where a connected queue pair sends to.
+        let peer = (qp.transport != Transport::Ud).then_some(qp.peer);
         let (mut sent, mut next) = (0, at);
         while left > 0
             && next <= horizon
@@ -197,19 +208,20 @@ impl World {
                 prefetch(&messages[second]);
             }
             let id = *id;
-            let message = &messages[id];
+            let message = &mut messages[id];
             let shape = shapes.get(message.shape);
-            let target = match qps.get(message.dest as usize) {
-                Some(Some(target))
-                    if target.transport == Transport::Ud && ready_to_receive(target.state) =>
-                {
+            let dest = peer.unwrap_or(message.dest);
+            let target = match qps.get(dest as usize) {
+                Some(Some(target)) if target.transport == qp.transport && target.receives => {
+                    target.fetch_for_arrival(cqs);
                     target.machine
                 }
                 _ => break,
             };
-            if !shape.datagram || message.signaled || qp.signal_all {
+            if shape.reliable || message.signaled || qp.signal_all {
                 break;
             }
+            message.dest = dest;
             let to = &mut machines[target as usize];
             let (wire, inbound) = (shape.out_wire, shape.inbound);
             let fetch = if shape.fetched { 2 * costs.pcie } else { 0 };
@@ -273,53 +285,74 @@ impl World {
     }
 
     /// A message passes the network and waits for the responder's NIC.
+    #[inline]
     fn transmit(&mut self, index: u32, id: u32, at: Ps) {
-        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+        let Self {
+            qps,
+            cqs,
+            machines,
+            messages,
+            shapes,
+            costs,
+            ..
+        } = self;
+        let Some(Some(qp)) = qps.get(index as usize) else {
             return;
         };
-        let message = &mut self.messages[id];
-        let shape = self.shapes.get(message.shape);
-        let transport = qp.transport;
+        let (transport, peer) = (qp.transport, qp.peer);
+        let message = &mut messages[id];
+        let shape = shapes.get(message.shape);
         if transport != Transport::Ud {
-            message.dest = qp.peer;
+            message.dest = peer;
         }
-        let (dest, last, reliable) = (message.dest, qp.last_handled, shape.reliable);
-        let (wire, inbound, latency) = (shape.out_wire, shape.inbound, self.costs.network);
+        let (dest, reliable, signaled) = (message.dest, shape.reliable, message.signaled);
+        let target = match qps.get(dest as usize) {
+            Some(Some(target)) if target.transport == transport && target.receives => {
+                target.fetch_for_arrival(cqs);
+                Some(target.machine)
+            }
+            _ => None,
+        };
+        let Some(Some(qp)) = qps.get_mut(index as usize) else {
+            return;
+        };
         let left = if shape.fetched {
-            at + 2 * self.costs.pcie
+            at + 2 * costs.pcie
         } else {
             at
         };
-        let sent = &mut self.machines[qp.machine as usize];
+        let sent = &mut machines[qp.machine as usize];
         sent.counters.sent += 1;
-        let out = sent.link_out.take(left, wire);
+        let out = sent.link_out.take(left, shape.out_wire);
         // That it has left is all that the requester of an unreliable message waits for.
-        if !reliable && !complete_silently(qp, message.signaled, left) {
+        let told = !reliable && !complete_silently(qp, signaled, left);
+        if let Some(target) = target {
+            let nic = &mut machines[target as usize];
+            let came = nic.link_in.take(out, shape.out_wire) + costs.network;
+            let handled = nic.inbound.take(came, shape.inbound).max(qp.last_handled);
+            qp.last_handled = handled;
+            nic.arriving.insert_by((handled, id), |(at, _)| *at);
+            let first = nic.handles_at.is_none_or(|next| handled < next);
+            if first {
+                nic.handles_at = Some(handled);
+            }
+            if told {
+                self.finish(id, SUCCESS, at, left);
+            }
+            if first {
+                self.events.push(handled, Event::Handle { machine: target });
+            }
+            return;
+        }
+        let back = out + 2 * costs.network;
+        if told {
             self.finish(id, SUCCESS, at, left);
         }
-        let target = match self.qps.get(dest as usize) {
-            Some(Some(target))
-                if target.transport == transport && ready_to_receive(target.state) =>
-            {
-                target.machine
-            }
-            _ if reliable => {
-                self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);
-                let back = out + 2 * latency;
-                return self.events.push(back, Event::Return { message: id });
-            }
-            _ => return self.messages.free(id),
-        };
-        let nic = &mut self.machines[target as usize];
-        let came = nic.link_in.take(out, wire) + latency;
-        let handled = nic.inbound.take(came, inbound).max(last);
-        nic.arriving.insert_by((handled, id), |(at, _)| *at);
-        if nic.handles_at.is_none_or(|next| handled < next) {
-            nic.handles_at = Some(handled);
-            self.events.push(handled, Event::Handle { machine: target });
-        }
-        if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
-            qp.last_handled = handled;
+        if reliable {
+            self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);
+            self.events.push(back, Event::Return { message: id });
+        } else {
+            self.messages.free(id);
         }
     }
 
@@ -333,7 +366,7 @@ impl World {
             return;
         }
         loop {
-            self.receive_datagrams(machine, horizon);
+            self.receive_run(machine, horizon);
             let arriving = &mut self.machines[machine as usize].arriving;
             let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
                 break;
@@ -347,8 +380,9 @@ impl World {
         }
     }
 
-    /// What `handled` does, for what most messages are: those that come first and are SENDs of datagrams.
-    fn receive_datagrams(&mut self, machine: u32, horizon: Ps) {
+    /// What `handled` does, for what most messages are: those that come first and are SENDs of datagrams, or unreliable
+    /// WRITEs.
+    fn receive_run(&mut self, machine: u32, horizon: Ps) {
         let now = self.now;
         let Self {
             qps,
@@ -371,16 +405,26 @@ impl World {
             if let Some(&(_, next)) = following.get(1)
                 && let Some(Some(target)) = qps.get(messages[next].dest as usize)
             {
-                prefetch(&target.transport);
-                prefetch(&target.recvs);
+                prefetch(&raw const **target);
+                if let Some(Some(queue)) = cqs.get(target.recv_cq as usize) {
+                    prefetch(queue.cqes.next_place());
+                    if let Some(thread) = queue.watcher {
+                        prefetch(threads.as_ptr().wrapping_add(thread as usize));
+                    }
+                }
             }
             if let Some(&(_, later)) = following.get(2) {
                 prefetch(&messages[later]);
             }
             let message = &messages[id];
             let shape = shapes.get(message.shape);
+            let is_write = shape.write && !shape.with_imm && !shape.reliable;
             let target = match qps.get_mut(message.dest as usize) {
-                Some(Some(target)) if shape.datagram && target.transport == Transport::Ud => target,
+                Some(Some(target))
+                    if is_write || shape.datagram && target.transport == Transport::Ud =>
+                {
+                    target
+                }
                 _ => return,
             };
             nic.arriving.drop_front(1);
@@ -391,7 +435,29 @@ impl World {
             nic.mmio.take(now, at, dma.to_device);
             let visible = (written + costs.pcie).max(target.last_delivery);
             target.last_delivery = visible;
-            let recv = if target.qkey == message.key {
+            if is_write {
+                let (key, addr) = (message.key, message.remote_addr);
+                let payload = std::mem::replace(&mut messages[id].payload, Payload::EMPTY);
+                let length = payload.bytes().len();
+                let access = target.guard.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
+                let region = mrs.get_mut(key as usize).and_then(Option::as_mut);
+                let region = region.filter(|mr| {
+                    mr.machine == machine
+                        && access & mr.access != 0
+                        && mr.region.contains(addr, length)
+                });
+                if length == 0 {
+                    nic.counters.received += 1;
+                } else if let Some(mr) = region {
+                    nic.counters.received += 1;
+                    mr.write_later(key, nic, visible, addr, payload, threads, events);
+                } else {
+                    nic.counters.dropped += 1;
+                }
+                messages.free(id);
+                continue;
+            }
+            let recv = if target.guard == message.key {
                 target.recvs.pop()
             } else {
                 None
@@ -476,14 +542,15 @@ impl World {
         target.last_delivery = visible;
         let counters = &mut self.machines[machine as usize].counters;
         let datagram = target.transport == Transport::Ud;
-        if datagram && target.qkey != message.key {
+        if datagram && target.guard != message.key {
             counters.dropped += 1;
             return abi::IBV_WC_SUCCESS;
         }
         // Of a WRITE, what it writes.
         let mut written = None;
         if write && length > 0 {
-            let (addr, key, access) = (message.remote_addr, message.key, target.access);
+            let (addr, key, access) =
+                (message.remote_addr, message.key, target.guard.cast_signed());
             let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
             let region = region.filter(|mr| {
                 let wanted = access & mr.access & abi::IBV_ACCESS_REMOTE_WRITE;
@@ -611,7 +678,7 @@ impl World {
         let message = &self.messages[id];
         let refused = abi::IBV_WC_REM_ACCESS_ERR;
         let target = self.qps.get(message.dest as usize).and_then(Option::as_ref);
-        let qp_access = target.map_or(0, |target| target.access);
+        let qp_access = target.map_or(0, |target| target.guard.cast_signed());
         let shape = self.shapes.get(message.shape);
         let (verb, length) = (shape.operation.verb, shape.operation.payload_bytes as usize);
         let wanted = if verb == Verb::RdmaRead {
@@ -697,6 +764,7 @@ impl World {
         self.messages.free(id);
         if failed && let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
+            qp.changed();
             self.flush(index);
         }
     }
@@ -805,10 +873,6 @@ fn complete_silently(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
     qp.outstanding = qp.outstanding.saturating_sub(1);
     qp.last_completion = qp.last_completion.max(at);
     true
-}
-
-fn ready_to_receive(state: u32) -> bool {
-    matches!(state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS)
 }
 
 /// The LID of a machine.

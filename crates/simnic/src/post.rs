@@ -5,6 +5,7 @@ use verbs_abi as abi;
 
 use crate::costs::{Pcie, ShapeKey};
 use crate::memory::Payload;
+use crate::prefetch::prefetch;
 use crate::world::{Answer, Cqe, Event, List, Message, NO_ANSWER, RecvList, SUCCESS, World};
 
 /// A send WR in plain values, as the ABI layer read it.
@@ -148,16 +149,28 @@ impl World {
         request: &SendRequest<'_>,
         inlined: impl FnOnce(usize) -> Option<Payload>,
     ) -> Result<(), i32> {
+        let length = match request.sges {
+            [sge] => u64::from(sge.length),
+            sges => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        };
         let kind = Kind {
             opcode: request.opcode,
             inline: request.flags & abi::IBV_SEND_INLINE != 0,
             num_sge: request.sges.len(),
-            length: request.sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            length,
         };
         let Some(Some(qp)) = self.qps.get(index as usize) else {
             return Err(libc::EINVAL);
         };
         let home = qp.machine;
+        // Its line is needed when the message leaves.
+        let dest = match qp.transport {
+            Transport::Ud => request.dest_qpn,
+            _ => qp.peer,
+        };
+        if let Some(Some(target)) = self.qps.get(dest as usize) {
+            prefetch(&raw const **target);
+        }
         let id = match qp.last_posted {
             Some((last, shape)) if last == kind => shape,
             _ => self.shape_of(index, kind)?,
@@ -310,6 +323,8 @@ impl World {
         let rung = len > 1;
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding += len;
+        // The NIC needs this part when it hears of the list.
+        prefetch(&raw const qp.last_completion);
         let machine = qp.machine;
         qp.lists.push(List { len, rung, shape });
         if qp.state == abi::IBV_QPS_ERR {

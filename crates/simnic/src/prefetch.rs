@@ -6,13 +6,12 @@
 
 /// Begins to fetch the cache line that `place` begins in.
 #[inline(always)]
-pub(crate) fn prefetch<T>(place: &T) {
-    // SAFETY: a prefetch changes no memory and cannot fault, and SSE is part of every x86-64. The address is that of a
-    // reference, which is not used after this.
+pub(crate) fn prefetch<T>(place: *const T) {
+    // SAFETY: a prefetch changes no memory and cannot fault, whatever the address, and SSE is part of every x86-64.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;

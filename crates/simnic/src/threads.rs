@@ -13,6 +13,7 @@ use std::time::Duration;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
+use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 use crate::world::{Cq, Event, Fifo, SharedLine, World};
 
@@ -29,6 +30,8 @@ pub(crate) struct Thread {
     state: State,
     /// There is something in `more_cqs`.
     several_cqs: bool,
+    /// It waits in [`idle_polling`].
+    polls: bool,
     pub(crate) clock: Ps,
     /// When it goes on, unless it runs. There is an event for it then, or the timer's before.
     resume_at: Ps,
@@ -43,6 +46,21 @@ pub(crate) struct Thread {
     stack: Option<Box<Stack>>,
     /// Those that it polled besides.
     more_cqs: Vec<u32>,
+    /// Where it waits in [`idle_polling`].
+    polling: Polling,
+}
+
+/// A loop that polls one completion queue and does nothing else while there is nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Polling {
+    cq: u32,
+    /// Polls that found nothing, up to this wait.
+    misses: u32,
+    /// When this wait began, and when it ends.
+    from: Ps,
+    end: Ps,
+    /// From when on the loop has to do something else, in nanoseconds.
+    until_ns: u64,
 }
 
 const _: () = assert!(std::mem::offset_of!(Thread, more_cqs) == 64);
@@ -134,6 +152,8 @@ impl World {
             stack: Some(Box::new(stack)),
             yielder: std::ptr::null(),
             several_cqs: false,
+            polls: false,
+            polling: Polling::default(),
             first_cq: None,
             more_cqs: Vec::new(),
             stamp: self.stamps,
@@ -293,15 +313,55 @@ impl World {
             if !self.is_due(thread) {
                 continue;
             }
-            let woken = &mut self.threads[thread as usize];
-            let stack = woken.stack.take()?;
-            woken.state = State::Running;
+            let woken = &self.threads[thread as usize];
+            let polls = woken.polls;
             self.clock = woken.clock.max(woken.resume_at);
             (self.home, self.stamp) = (woken.machine, woken.stamp);
             self.current = Some(thread);
             self.catch_up();
-            return Some((thread, stack));
+            if polls && self.polls_on(thread) {
+                self.current = None;
+                continue;
+            }
+            let woken = &mut self.threads[thread as usize];
+            woken.state = State::Running;
+            return Some((thread, woken.stack.take()?));
         }
+    }
+
+    /// Lets the loop of a thread that goes on in [`idle_polling`] go round once more without it: polls what it polls, and
+    /// waits again. False if there may be something for it. With hundreds of clients what one needs to find nothing is in
+    /// no cache, and most of their waits end so.
+    fn polls_on(&mut self, thread: u32) -> bool {
+        let Polling {
+            cq,
+            misses,
+            end,
+            until_ns,
+            ..
+        } = self.threads[thread as usize].polling;
+        let clock = self.clock;
+        if clock != end || clock / 1000 >= until_ns || clock > self.now + self.costs.pcie {
+            return false;
+        }
+        let Some(Some(queue)) = self.cqs.get(cq as usize) else {
+            return false;
+        };
+        if queue.overrun || queue.cqes.front().is_some_and(|first| first.at <= clock) {
+            return false;
+        }
+        self.poll(cq, 0, |_| {});
+        self.wait_polling(thread, misses.saturating_add(misses_of_wait(misses)))
+    }
+
+    /// The running thread's loop has polled in vain so often: waits as long as it does then. False if that is over already.
+    fn wait_polling(&mut self, thread: u32, misses: u32) -> bool {
+        let misses = misses.saturating_add(1);
+        let from = self.clock;
+        let end = from.saturating_add(Ps::from(misses_of_wait(misses)) * SPIN);
+        let polling = &mut self.threads[thread as usize].polling;
+        (polling.misses, polling.from, polling.end) = (misses, from, end);
+        self.wait_until(end, None)
     }
 
     /// Where the running thread, which has stopped, is left.
@@ -324,6 +384,9 @@ pub(crate) fn wake(threads: &mut [Thread], events: &mut EventQueue<Event>, threa
     if at < sleeper.resume_at {
         sleeper.resume_at = at;
         events.push(at, Event::Resume { thread });
+        if let Some(stack) = &sleeper.stack {
+            prefetch(&raw const **stack);
+        }
     }
 }
 
@@ -383,7 +446,7 @@ pub(crate) fn run(until: Ps) {
 
 impl Thread {
     /// It polls a CQ for the first time since it last waited, or after another thread.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn watch_cq(&mut self, me: u32, cq: u32, queue: &mut Cq) {
         // Whoever polled it last and has waited since does not watch it any more.
         let first = *self.first_cq.get_or_insert(cq);
@@ -409,10 +472,17 @@ pub fn is_simulated() -> bool {
 /// Virtual time of the calling simulated thread; nothing on other threads.
 #[must_use]
 pub fn now() -> Option<Duration> {
+    now_ns().map(Duration::from_nanos)
+}
+
+/// The same in nanoseconds.
+#[inline]
+#[must_use]
+pub fn now_ns() -> Option<u64> {
     if !is_simulated() {
         return None;
     }
-    world(|world| Duration::from_nanos(world.clock() / 1000))
+    world(|world| world.clock() / 1000)
 }
 
 /// The calling simulated thread found nothing to do: it goes on when what it polled since the last
@@ -439,6 +509,65 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
         None => after,
     };
     after.saturating_sub(before) / 1000
+}
+
+/// A look at what has not changed, and the loop around it.
+const SPIN: Ps = 20_000;
+
+/// How many looks in vain a wait stands for, after so many: up to a multiple of 256, since loops look at their clocks
+/// then. Those that have waited long do so less often, since many that wait are much work for a simulation.
+fn misses_of_wait(misses: u32) -> u32 {
+    /// Misses after which it waits no longer: 655 µs.
+    const LONGEST: u32 = 1 << 15;
+    misses.clamp(256, LONGEST).next_multiple_of(256) - misses % 256
+}
+
+/// So much time as looks in vain, if it is of a wait after so many.
+fn looks(misses: u32, time: Ps) -> u32 {
+    let most = misses_of_wait(misses);
+    u32::try_from(time / 1000 / (SPIN / 1000)).map_or(most, |looks| looks.min(most))
+}
+
+/// The calling simulated thread's loop has looked in vain so often, at what it polled since the last call or at the region
+/// with this key: it goes on when there may be something, and at the latest after a time that grows. Returns how often it
+/// has looked in vain then.
+#[must_use]
+pub fn idle_looking(misses: u32, memory: Option<u32>) -> u32 {
+    let wait = Ps::from(misses_of_wait(misses)) * (SPIN / 1000);
+    misses.saturating_add(looks(misses, idle(wait, memory) * 1000))
+}
+
+/// The same for a loop that does nothing but poll one completion queue, as it did since the last call, until there is
+/// something or it is time for something else: `until_ns`, in virtual time. `misses` is before this one.
+#[must_use]
+pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
+    let waits = world(|world| {
+        let thread = world.current?;
+        let me = &mut world.threads[thread as usize];
+        if me.several_cqs {
+            return None;
+        }
+        me.polling.cq = me.first_cq?;
+        me.polling.until_ns = until_ns;
+        me.polls = true;
+        let waits = world.wait_polling(thread, misses);
+        Some(if waits { world.leave() } else { None })
+    });
+    let Some(yielder) = waits.flatten() else {
+        return idle_looking(misses.saturating_add(1), None);
+    };
+    if let Some(yielder) = yielder {
+        switch(yielder);
+    }
+    world(|world| {
+        let me = &mut world.threads[world.current? as usize];
+        me.polls = false;
+        let Polling { misses, from, .. } = me.polling;
+        let waited = world.clock.saturating_sub(from);
+        Some(misses.saturating_add(looks(misses, waited)))
+    })
+    .flatten()
+    .unwrap_or(misses)
 }
 
 /// The calling simulated thread handles so many requests of a server: what a core does for them
@@ -487,4 +616,91 @@ pub fn spend_shared_add(addr: u64) {
         world.spend(done - clock);
         world.catch_up();
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::Cluster;
+    use crate::line::Line;
+    use crate::world::{Cqe, SUCCESS};
+
+    /// When the loop of a thread finds each of the completions that come at these times in ns, and how often it has
+    /// looked in vain then; at `stop`, which is in ns too, it gives up.
+    fn finds(times: &[u64], stop: u64, wait: fn(u32, u64) -> u32) -> Vec<(u64, u32)> {
+        let profile = nicmodel::profile::builtin("cib").expect("built in");
+        let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
+        world(|world| {
+            world.cqs.push(Some(Cq {
+                capacity: 16,
+                overrun: false,
+                cqes: Line::default(),
+                handle: std::ptr::null(),
+                watcher: None,
+                stamp: 0,
+            }));
+        });
+        let found = Rc::new(RefCell::new(Vec::new()));
+        let (list, wanted) = (Rc::clone(&found), times.len());
+        cluster.spawn(cluster.machine(0), "looks", move || {
+            let mut misses = 0;
+            while list.borrow().len() < wanted {
+                synchronize();
+                if world(|world| world.poll(0, 1, |_| {})) == Some(Some(1)) {
+                    list.borrow_mut()
+                        .push((now_ns().expect("simulated"), misses));
+                    misses = 0;
+                    continue;
+                }
+                misses = wait(misses, stop);
+                if misses.is_multiple_of(256) && now_ns().expect("simulated") >= stop {
+                    list.borrow_mut()
+                        .push((now_ns().expect("simulated"), misses));
+                    return;
+                }
+            }
+        });
+        let times = times.to_vec();
+        cluster.spawn(cluster.machine(0), "completes", move || {
+            for at in times {
+                // A little before it becomes visible.
+                spend(Duration::from_nanos(at - 300) - now().expect("simulated"));
+                let_happen();
+                let cqe = Cqe {
+                    at: at * 1000,
+                    wr_id: 0,
+                    byte_len: 0,
+                    imm: 0,
+                    qpn: 0,
+                    src_qp: 0,
+                    slid: 0,
+                    with_imm: false,
+                    status: SUCCESS,
+                    opcode: 0,
+                };
+                world(|world| world.complete(0, cqe));
+            }
+        });
+        cluster.run().expect("both end");
+        drop(cluster);
+        found.take()
+    }
+
+    /// A loop that polls by itself, and one that is polled for, find the same at the same times.
+    #[test]
+    fn who_is_polled_for_finds_the_same() {
+        let alone = |misses: u32, _| idle_looking(misses + 1, None);
+        let polled_for = idle_polling;
+        let times = [
+            1_000, 6_100, 6_200, 11_400, 40_000, 40_001, 700_000, 705_120, 9_000_000,
+        ];
+        for stop in [u64::MAX, 8_000_000, 702_000] {
+            let found = finds(&times, stop, alone);
+            assert_eq!(found, finds(&times, stop, polled_for), "until {stop}");
+            assert!(found.len() >= 7, "{found:?}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use verbs_abi as abi;
 use crate::costs::{Costs, Shapes};
 use crate::line::Line;
 use crate::memory::{Payload, Region};
+use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 use crate::threads::{Thread, wake};
 use crate::timetable::Timetable;
@@ -97,55 +98,87 @@ pub(crate) struct Machine {
     pub(crate) handles_at: Option<Ps>,
     /// When each lock for atomics is free; empty until there is an atomic.
     pub(crate) locks: Vec<Fifo>,
-    /// Regions with writes that are not visible yet, and when the first of these is.
-    pub(crate) unsettled: Vec<u32>,
+    /// Regions with writes that are not visible yet, each with when its first is, and when the first of all is.
+    pub(crate) unsettled: Vec<(Ps, u32)>,
     pub(crate) settles_at: Ps,
     /// Queue pairs that have READs outstanding.
     pub(crate) reading: usize,
     pub(crate) counters: Counters,
 }
 
-/// A queue pair, at the beginning of a cache line.
+/// A queue pair, in four cache lines: a responder needs the first, a requester's core the second, and its NIC the others.
+/// Hundreds of queue pairs are in no cache, and each line that a message touches is fetched.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Qp {
-    pub(crate) machine: u32,
-    pub(crate) transport: nicmodel::Transport,
-    pub(crate) state: u32,
-    pub(crate) send_cq: u32,
-    pub(crate) recv_cq: u32,
-    pub(crate) cap: abi::ibv_qp_cap,
-    pub(crate) signal_all: bool,
-    pub(crate) qkey: u32,
-    pub(crate) access: i32,
-    pub(crate) peer: u32,
     pub(crate) recvs: Recvs,
+    /// Nothing that comes to it is visible before this time.
+    pub(crate) last_delivery: Ps,
+    pub(crate) machine: u32,
+    pub(crate) recv_cq: u32,
+    /// What lets messages in: of datagrams the Q_Key, of others what they may do.
+    pub(crate) guard: u32,
+    pub(crate) transport: nicmodel::Transport,
+    /// Whether it is in a state in which messages may come.
+    pub(crate) receives: bool,
+    pub(crate) signal_all: bool,
+    /// What was posted last, and its shape.
+    pub(crate) last_posted: Option<(crate::post::Kind, u16)>,
+    pub(crate) state: u32,
     /// WRs that are posted and not complete.
     pub(crate) outstanding: u32,
+    pub(crate) cap: abi::ibv_qp_cap,
+    pub(crate) peer: u32,
     /// Messages that have not left, each with how often it is still to leave, and the lists that they came in.
     pub(crate) wqes: Line<(u32, u32)>,
     pub(crate) lists: Line<List>,
+    /// No completion of the send queue before this time.
+    pub(crate) last_completion: Ps,
+    /// None of its messages is handled before this time: they keep their order.
+    pub(crate) last_handled: Ps,
     /// Lists that have arrived at the NIC.
     pub(crate) arrived: usize,
     /// A unit works on it, or it waits for one.
     pub(crate) in_service: bool,
+    pub(crate) send_cq: u32,
+    /// Opcode and flags of the last datagram without payload that was posted, and its shape.
+    pub(crate) last_empty: Option<(u32, u32, u16)>,
     /// No answer of this responder before this time: answers keep the order of their requests.
     pub(crate) last_answer: Ps,
-    /// None of its messages is handled before this time: they keep their order.
-    pub(crate) last_handled: Ps,
+    pub(crate) qkey: u32,
+    pub(crate) access: i32,
     /// Until when its unit fetches WQEs that the NIC's cache has lost, and how much of that is to be added to the time of
     /// the WQE that the unit works on.
     pub(crate) refetches_until: Ps,
     pub(crate) held_up: Ps,
     pub(crate) reads: crate::nic::Reads,
-    /// Nothing that comes to it is visible before this time.
-    pub(crate) last_delivery: Ps,
-    /// Opcode and flags of the last datagram without payload that was posted, and its shape.
-    pub(crate) last_empty: Option<(u32, u32, u16)>,
-    /// What was posted last, and its shape.
-    pub(crate) last_posted: Option<(crate::post::Kind, u16)>,
-    /// No completion of the send queue before this time.
-    pub(crate) last_completion: Ps,
+}
+
+const _: () = {
+    assert!(std::mem::offset_of!(Qp, last_posted) == 64);
+    assert!(std::mem::offset_of!(Qp, wqes) == 128);
+    assert!(std::mem::offset_of!(Qp, last_completion) == 192);
+    assert!(size_of::<Qp>() <= 320);
+};
+
+impl Qp {
+    /// A message is on its way to it: what that will need besides is fetched ahead.
+    #[inline(always)]
+    pub(crate) fn fetch_for_arrival(&self, cqs: &[Option<Cq>]) {
+        if self.transport == nicmodel::Transport::Ud {
+            prefetch(self.recvs.runs.first_place());
+            prefetch(cqs.as_ptr().wrapping_add(self.recv_cq as usize));
+        }
+    }
+
+    /// Its state, Q_Key or access has changed.
+    pub(crate) fn changed(&mut self) {
+        self.receives = matches!(self.state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS);
+        self.guard = match self.transport {
+            nicmodel::Transport::Ud => self.qkey,
+            _ => self.access.cast_unsigned(),
+        };
+    }
 }
 
 /// A posted RECV.
@@ -361,8 +394,10 @@ impl Messages {
 
     #[inline(always)]
     pub(crate) fn put(&mut self, message: Message) -> u32 {
-        if let Some(free) = self.free.pop() {
-            self.all[free as usize] = message;
+        if let Some(free) = self.free.pop()
+            && let Some(place) = self.all.get_mut(free as usize)
+        {
+            *place = message;
             return free;
         }
         self.all.push(message);
@@ -436,9 +471,11 @@ pub(crate) struct Cqe {
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Cq {
-    pub(crate) capacity: usize,
-    pub(crate) cqes: Line<Cqe>,
+    pub(crate) capacity: u32,
     pub(crate) overrun: bool,
+    pub(crate) cqes: Line<Cqe>,
+    /// What C sees of it; whoever gets a completion goes through it.
+    pub(crate) handle: *const abi::ibv_cq,
     /// The thread that polled it last, and since when it has not waited.
     pub(crate) watcher: Option<u32>,
     pub(crate) stamp: u64,
@@ -450,10 +487,11 @@ impl Cq {
     /// A completion that becomes visible at its time, and then to the thread that waits for it.
     #[inline(always)]
     pub(crate) fn put(&mut self, cqe: Cqe, threads: &mut [Thread], events: &mut EventQueue<Event>) {
-        if self.cqes.len() >= self.capacity {
+        if self.cqes.len() >= self.capacity as usize {
             self.overrun = true;
             return;
         }
+        prefetch(self.handle);
         self.cqes.insert_by(cqe, |cqe| cqe.at);
         if let Some(thread) = self.watcher {
             wake(threads, events, thread, cqe.at);
@@ -471,6 +509,44 @@ pub(crate) struct Mr {
     pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
     /// The thread that waits for WRITEs to it.
     pub(crate) watcher: Option<u32>,
+}
+
+impl Mr {
+    /// A WRITE that becomes visible at its time, to the region with this key of a machine.
+    #[inline(always)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "parts of the simulation that others hold at the same time"
+    )]
+    pub(crate) fn write_later(
+        &mut self,
+        key: u32,
+        machine: &mut Machine,
+        at: Ps,
+        addr: u64,
+        payload: Payload,
+        threads: &mut [Thread],
+        events: &mut EventQueue<Event>,
+    ) {
+        if machine.unsettled.is_empty() {
+            machine.settles_at = at;
+        }
+        machine.settles_at = machine.settles_at.min(at);
+        match self.writes.front() {
+            None => machine.unsettled.push((at, key)),
+            Some((first, ..)) if at < *first => {
+                let mut unsettled = machine.unsettled.iter_mut();
+                if let Some(region) = unsettled.find(|(_, other)| *other == key) {
+                    region.0 = at;
+                }
+            }
+            Some(_) => {}
+        }
+        insert_by(&mut self.writes, (at, addr, payload), |(at, ..)| *at);
+        if let Some(thread) = self.watcher {
+            wake(threads, events, thread, at);
+        }
+    }
 }
 
 /// A cache line that several cores add to.
@@ -607,17 +683,8 @@ impl World {
             return;
         };
         let machine = &mut self.machines[mr.machine as usize];
-        if machine.unsettled.is_empty() {
-            machine.settles_at = at;
-        }
-        machine.settles_at = machine.settles_at.min(at);
-        if mr.writes.is_empty() {
-            machine.unsettled.push(key);
-        }
-        insert_by(&mut mr.writes, (at, addr, payload), |(at, ..)| *at);
-        if let Some(thread) = mr.watcher {
-            wake(&mut self.threads, &mut self.events, thread, at);
-        }
+        let (threads, events) = (&mut self.threads, &mut self.events);
+        mr.write_later(key, machine, at, addr, payload, threads, events);
     }
 
     /// Makes visible what was written to the machine's memory up to a time.
@@ -632,16 +699,22 @@ impl World {
             return;
         }
         *settles_at = Ps::MAX;
-        unsettled.retain(|&key| {
-            let Some(Some(mr)) = mrs.get_mut(key as usize) else {
-                return false;
-            };
-            while let Some((_, addr, payload)) = mr.writes.pop_front_if(|(at, ..)| *at <= up_to) {
-                mr.region.write(addr, payload.bytes());
+        unsettled.retain_mut(|(first, key)| {
+            if *first <= up_to {
+                let Some(Some(mr)) = mrs.get_mut(*key as usize) else {
+                    return false;
+                };
+                while let Some((_, addr, payload)) = mr.writes.pop_front_if(|(at, ..)| *at <= up_to)
+                {
+                    mr.region.write(addr, payload.bytes());
+                }
+                let Some((next, ..)) = mr.writes.front() else {
+                    return false;
+                };
+                *first = *next;
             }
-            let first = mr.writes.front();
-            *settles_at = first.map_or(Ps::MAX, |(at, ..)| *at).min(*settles_at);
-            first.is_some()
+            *settles_at = (*settles_at).min(*first);
+            true
         });
     }
 }

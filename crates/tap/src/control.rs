@@ -7,7 +7,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
-use crate::objects::{CONTEXTS, CQS, Context, Cq, QPS, Qp, SRQS, Srq, key_of, qp_key, registry};
+use crate::objects::{
+    CONTEXTS, CQS, Context, Cq, QP_HANDLES, QPS, Qp, SRQS, Srq, key_of, qp_key, registry,
+};
 use crate::{Provider, data_path, extended, memory, session, trace};
 
 /// Machines behind address handles.
@@ -104,6 +106,8 @@ unsafe fn created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bool) -> 
         let _one = registry();
         QPS.remove(qp_key(qp.context, qp.qp_num));
         QPS.insert(qp_key(qp.context, qp.qp_num), new);
+        QP_HANDLES.remove(key_of(handle));
+        QP_HANDLES.insert(key_of(handle), new);
     }
     handle
 }
@@ -456,11 +460,13 @@ unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
         {
             let _one = registry();
             QPS.remove(key);
+            QP_HANDLES.remove(key_of(handle));
         }
         let result = (P::symbols().ibv_destroy_qp)(handle);
         if let Some(known) = known.filter(|_| result != 0) {
             let _one = registry();
             QPS.insert(key, known);
+            QP_HANDLES.insert(key_of(handle), known);
         }
         result
     }

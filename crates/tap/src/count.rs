@@ -20,12 +20,30 @@ pub(crate) trait Request {
     /// Address handle and QP number of a datagram.
     fn destination(&self) -> (*mut ibv_ah, u32);
 
-    /// Whether another one has the same opcode, flags and payload.
+    /// What is equal in work requests that are counted together.
     #[inline(always)]
-    fn is_like(&self, other: &Self) -> bool {
-        self.opcode() == other.opcode()
-            && self.flags() == other.flags()
-            && self.payload() == other.payload()
+    fn pattern(&self) -> Pattern {
+        let (num_sge, bytes) = self.payload();
+        Pattern::new(self.opcode(), self.flags(), num_sge, bytes)
+    }
+}
+
+/// Opcode, flags and payload of a work request as it is written, in two words that are soon compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    /// Scatter/gather elements, and above them the opcode, as they lie in a work request.
+    pub(crate) what: u64,
+    /// Flags, and above them the bytes.
+    pub(crate) how: u64,
+}
+
+impl Pattern {
+    #[inline(always)]
+    pub(crate) const fn new(opcode: ibv_wr_opcode, flags: u32, num_sge: u32, bytes: u32) -> Self {
+        Self {
+            what: num_sge as u64 | (opcode as u64) << 32,
+            how: flags as u64 | (bytes as u64) << 32,
+        }
     }
 }
 
@@ -35,12 +53,8 @@ const TOUCH_FIRST: u64 = 64;
 /// Look-ups of destinations after which no more are made.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
-/// What posts of one work request have in common of which one repeats the other.
-#[inline(always)]
-const fn repeat_key(key: Key, signaled: bool) -> u64 {
-    key.0 | (signaled as u64) << 10
-}
-
+/// What no [`Pattern`] of an accepted work request is equal to.
+pub(crate) const NOTHING_REPEATS: u64 = u64::MAX;
 /// Posts after which repeated ones are counted in full, at most.
 const MAX_REPEATED: u64 = 255;
 
@@ -53,21 +67,11 @@ pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clo
         return;
     };
     let alone = first.next().is_none();
-    if alone && posted_again(qp, mine, &request) {
-        return;
+    if alone && mine.repeats(qp, request.pattern(), || request.destination()) {
+        return add(&mine.cell.repeated, 1);
     }
     mine.settle(qp);
     posted_in_full(qp, mine, requests, alone);
-}
-
-/// Counts a post of one work request if it is equal to the one before; false if it is not.
-#[inline(always)]
-pub(crate) fn posted_again(qp: &Qp, mine: &QpUse, request: &impl Request) -> bool {
-    let repeats = mine.repeats(qp, request);
-    if repeats {
-        add(&mine.cell.repeated, 1);
-    }
-    repeats
 }
 
 #[inline(always)]
@@ -84,14 +88,24 @@ fn posted_in_full(
     let datagram = qp.qp_type == IBV_QPT_UD;
     let mut requests = requests;
     let mut next = requests.next();
+    let mut pattern = next.as_ref().map(Request::pattern);
+    let first = pattern;
     while let Some(request) = next {
-        let looked_at = datagram || request.opcode() >= IBV_WR_RDMA_READ;
+        let fetches = !datagram && request.opcode() >= IBV_WR_RDMA_READ;
         // Most requests of a list are equal, and comparing them costs less than counting them.
         let mut equal = 1;
         loop {
             next = requests.next();
+            let before = pattern;
+            pattern = next.as_ref().map(Request::pattern);
             match &next {
-                Some(next) if !looked_at && next.is_like(&request) => equal += 1,
+                Some(next)
+                    if !fetches
+                        && pattern == before
+                        && (!datagram || next.destination() == request.destination()) =>
+                {
+                    equal += 1;
+                }
                 _ => break,
             }
         }
@@ -113,7 +127,7 @@ fn posted_in_full(
         }
         if datagram {
             mine.add_destination(qp.context, request.destination());
-        } else if looked_at {
+        } else if fetches {
             mine.add_fetch(request.opcode(), request.remote(), request.payload().1);
         }
     }
@@ -137,8 +151,8 @@ fn posted_in_full(
         mine.found.store(found, Relaxed);
         add(&cell.runs, 1);
     }
-    if alone {
-        mine.may_repeat(key, signaled > 0, outstanding + 1);
+    if alone && let Some(pattern) = first {
+        mine.may_repeat(pattern, key, signaled > 0, outstanding + 1);
     }
     if is_time(before, count) {
         qp.context.session.touch();
@@ -170,23 +184,30 @@ impl QpUse {
     /// A post has its stores to the ring of the receiver in flight, and each further store waits behind them: where
     /// cores are far apart, the ten stores of a count in full cost a third of the message rate.
     #[inline(always)]
-    fn repeats(&self, qp: &Qp, request: &impl Request) -> bool {
-        self.repeat_key.load(Relaxed) == repeat_key(kind_of(qp, request), is_signaled(qp, request))
+    pub(crate) fn repeats(
+        &self,
+        qp: &Qp,
+        pattern: Pattern,
+        destination: impl FnOnce() -> (*mut ibv_ah, u32),
+    ) -> bool {
+        self.repeated_what.load(Relaxed) == pattern.what
+            && self.repeated_how.load(Relaxed) == pattern.how
             && self.found.load(Relaxed) == self.thread.found.load(Relaxed)
             && Repeated(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
-            && (qp.qp_type != IBV_QPT_UD || self.knows(request.destination()))
+            && (qp.qp_type != IBV_QPT_UD || self.knows(destination()))
     }
 
     /// Notes that posts like this one of one work request may follow.
     #[inline(always)]
-    fn may_repeat(&self, key: Key, signaled: bool, outstanding: u64) {
+    fn may_repeat(&self, pattern: Pattern, key: Key, signaled: bool, outstanding: u64) {
         let place = self.sent_place.load(Relaxed) as usize;
         let single = place < SINGLE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
         let fetches = key.opcode() >= IBV_WR_RDMA_READ;
         if !single || fetches {
-            return set(&self.repeat_key, 0);
+            return set(&self.repeated_what, NOTHING_REPEATS);
         }
-        set(&self.repeat_key, repeat_key(key, signaled));
+        set(&self.repeated_what, pattern.what);
+        set(&self.repeated_how, pattern.how);
         set(&self.cell.repeated, Repeated::none(place, signaled).0);
         set(&self.cell.repeated_outstanding, outstanding);
     }
@@ -420,19 +441,37 @@ pub(crate) fn polled(cq: &Cq, count: u64) {
     }
 }
 
-/// Counts completions. Runs of equal ones are found by their fields as they are, without a branch for each field: most
-/// of what a poll finds is one run.
+/// Counts completions. Most of what a poll finds is one run of equal ones, which is found by their fields as they are,
+/// without a branch for each field or completion.
 #[inline(always)]
 pub(crate) fn completed(cq: &Cq, completions: &[ibv_wc]) {
-    let alike = |a: &ibv_wc, b: &ibv_wc| {
-        let fate = (a.status ^ b.status) | (a.opcode ^ b.opcode) | (a.wc_flags ^ b.wc_flags);
-        fate | (a.qp_num ^ b.qp_num) | (a.byte_len ^ b.byte_len) == 0
+    let Some(first) = completions.first() else {
+        return;
     };
-    for run in completions.chunk_by(alike) {
+    let differ = completions
+        .iter()
+        .fold(0, |differ, other| differ | difference(first, other));
+    if differ == 0 {
+        return add_completed(cq, Completion::of(first), completions.len() as u64);
+    }
+    completed_runs(cq, completions);
+}
+
+/// As [`completed`], run by run.
+#[inline(never)]
+fn completed_runs(cq: &Cq, completions: &[ibv_wc]) {
+    for run in completions.chunk_by(|a, b| difference(a, b) == 0) {
         if let Some(first) = run.first() {
             add_completed(cq, Completion::of(first), run.len() as u64);
         }
     }
+}
+
+/// 0 if two completions are equal in all that is counted.
+#[inline(always)]
+fn difference(a: &ibv_wc, b: &ibv_wc) -> u32 {
+    let fate = (a.status ^ b.status) | (a.opcode ^ b.opcode) | (a.wc_flags ^ b.wc_flags);
+    fate | (a.qp_num ^ b.qp_num) | (a.byte_len ^ b.byte_len)
 }
 
 /// Counts completions that are equal in all that is counted.

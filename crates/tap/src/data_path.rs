@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::*;
 
-use crate::count::{self, Request};
-use crate::objects::{CONTEXTS, CQS, Context, QPS, Qp, Srq, key_of, qp_key};
+use crate::count::{self, Pattern, Request};
+use crate::objects::{CONTEXTS, CQS, Context, QP_HANDLES, QPS, Qp, Srq, key_of, qp_key};
 use crate::recvs;
 use crate::session::add;
 use crate::trace;
@@ -51,6 +51,12 @@ pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> 
 pub(crate) struct List {
     next: *mut ibv_send_wr,
     end: *mut ibv_send_wr,
+}
+
+impl List {
+    fn new(first: *mut ibv_send_wr, end: *mut ibv_send_wr) -> Self {
+        Self { next: first, end }
+    }
 }
 
 impl Iterator for List {
@@ -146,30 +152,61 @@ pub(crate) fn place_for_bad<T>(bad_wr: *mut *mut T, own: &mut *mut T) -> *mut *m
     if bad_wr.is_null() { own } else { bad_wr }
 }
 
+/// Most posts are of one work request that is like the one before. Whether this is one is found out before the
+/// provider's call, so that nothing but the place of the count has to be kept over it.
 unsafe extern "C" fn post_send(
+    handle: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: a live queue pair and what `ibv_post_send(3)` asks for, which is the caller's promise; the provider's
+    // operation gets the same.
+    unsafe {
+        if let Some(one) = wr.as_ref()
+            && one.next.is_null()
+            && one.num_sge == 1
+            && !one.sg_list.is_null()
+            && !bad_wr.is_null()
+        {
+            let pattern = Pattern::new(one.opcode, one.send_flags, 1, length_at(one.sg_list));
+            if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
+                && let Some(post_send) = qp.post_send
+                && let Some(mine) = qp.known_use()
+                && mine.repeats(qp, pattern, || one.destination())
+            {
+                let cell = mine.cell;
+                let result = post_send(handle, wr, bad_wr);
+                let word = if result == 0 {
+                    &cell.repeated
+                } else {
+                    &cell.refused
+                };
+                add(word, 1);
+                return result;
+            }
+        }
+        post_send_counted(handle, wr, bad_wr)
+    }
+}
+
+/// As [`post_send`], for lists and for what is not like the post before.
+///
+/// # Safety
+/// As that.
+#[inline(never)]
+unsafe extern "C" fn post_send_counted(
     handle: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut own = ptr::null_mut();
     let bad_wr = place_for_bad(bad_wr, &mut own);
-    // SAFETY: a live queue pair and what `ibv_post_send(3)` asks for, which is the caller's promise; the provider's
-    // operation gets the same.
+    // SAFETY: contract of this function; the provider's operation gets the same.
     unsafe {
-        if let Some(qp) = QPS.find_first(key_of_qp(handle))
-            && let Some(post_send) = qp.context.ops.post_send
+        if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
+            && let Some(post_send) = qp.post_send
         {
             let result = post_send(handle, wr, bad_wr);
-            if let Some(mine) = qp.known_use()
-                && result == 0
-                && let Some(one) = wr.as_ref()
-                && one.next.is_null()
-                && one.num_sge == 1
-                && !one.sg_list.is_null()
-                && count::posted_again(qp, mine, &one)
-            {
-                return 0;
-            }
             return count_sent(qp, wr, bad_wr, result);
         }
         post_send_traced(handle, wr, bad_wr)
@@ -194,7 +231,7 @@ unsafe fn count_sent(
         // SAFETY: contract of this function.
         count_refused(qp, unsafe { *bad_wr })
     };
-    count::posted(qp, List { next: wr, end });
+    count::posted(qp, List::new(wr, end));
     result
 }
 
@@ -224,10 +261,7 @@ unsafe extern "C" fn post_send_traced(
         let traced = trace::started();
         let result = post_send(handle, wr, bad_wr);
         if let Some(at_ns) = traced {
-            let all = List {
-                next: wr,
-                end: ptr::null_mut(),
-            };
+            let all = List::new(wr, ptr::null_mut());
             let bad = if result == 0 {
                 ptr::null_mut()
             } else {
@@ -245,10 +279,7 @@ unsafe extern "C" fn post_send_traced(
 /// Counts the rest of a list from the work request that was refused, which it returns.
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
-    let rest = List {
-        next: bad_wr,
-        end: ptr::null_mut(),
-    };
+    let rest = List::new(bad_wr, ptr::null_mut());
     add(&qp.mine().cell.refused, rest.count() as u64);
     bad_wr
 }

@@ -1,6 +1,7 @@
 //! What the tap knows of each object of the verbs, and of each thread that uses it.
 
 use std::cell::UnsafeCell;
+use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, Ordering::Relaxed};
@@ -8,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
+use crate::count::NOTHING_REPEATS;
 use crate::extended::{Built, PollOps, PostOps};
 use crate::layout::*;
 use crate::session::{CqCounters, QpCounters, Session, SrqCounters, Thread, thread_token};
@@ -16,6 +18,8 @@ use crate::trace;
 
 /// Queue pairs by [`qp_key`].
 pub(crate) static QPS: Table<Qp> = Table::new();
+/// The same by the address of their handle, which is known without reading anything: for what is posted.
+pub(crate) static QP_HANDLES: Table<Qp> = Table::new();
 /// Completion queues by their address.
 pub(crate) static CQS: Table<Cq> = Table::new();
 /// Shared receive queues by their address.
@@ -113,9 +117,19 @@ impl<U: Use> Uses<U> {
     }
 }
 
+type PostSend =
+    Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>;
+type PostSrqRecv =
+    Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>;
+type PostRecv =
+    Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>;
+
 /// A queue pair.
 pub(crate) struct Qp {
     pub(crate) context: &'static Context,
+    /// The provider's own operations, beside what else a post needs.
+    pub(crate) post_send: PostSend,
+    pub(crate) post_recv: PostRecv,
     id: u64,
     qpn: u32,
     pub(crate) qp_type: ibv_qp_type,
@@ -146,8 +160,9 @@ pub(crate) struct QpUse {
     /// The kind that was counted last, and its place.
     pub(crate) sent_key: AtomicU64,
     pub(crate) sent_place: AtomicU64,
-    /// What a post must be equal to for a repetition of the last one; 0 for nothing.
-    pub(crate) repeat_key: AtomicU64,
+    /// The [`Pattern`](crate::count::Pattern) that a post must be equal to for a repetition of the last one.
+    pub(crate) repeated_what: AtomicU64,
+    pub(crate) repeated_how: AtomicU64,
     pub(crate) received_key: AtomicU64,
     pub(crate) received_place: AtomicU64,
     /// Where the READ before ended.
@@ -191,6 +206,8 @@ impl Qp {
         let marks = cap.max_send_wr.clamp(1, MAX_MARKS).next_power_of_two();
         Self {
             context,
+            post_send: context.ops.post_send,
+            post_recv: context.ops.post_recv,
             id: context.session.header().queue_pairs.fetch_add(1, Relaxed),
             qpn: qp.qp_num,
             qp_type: qp.qp_type,
@@ -252,7 +269,8 @@ impl Qp {
             found: AtomicU64::new(u64::MAX),
             sent_key: AtomicU64::new(0),
             sent_place: AtomicU64::new(0),
-            repeat_key: AtomicU64::new(0),
+            repeated_what: AtomicU64::new(NOTHING_REPEATS),
+            repeated_how: AtomicU64::new(0),
             received_key: AtomicU64::new(0),
             received_place: AtomicU64::new(0),
             read_end: AtomicU64::new(u64::MAX),
@@ -389,7 +407,8 @@ impl Cq {
 
 /// A shared receive queue.
 pub(crate) struct Srq {
-    pub(crate) context: &'static Context,
+    context: &'static Context,
+    pub(crate) post_srq_recv: PostSrqRecv,
     id: u64,
     uses: Uses<SrqUse>,
 }
@@ -417,6 +436,7 @@ impl Srq {
     pub(crate) fn new(context: &'static Context) -> Self {
         Self {
             context,
+            post_srq_recv: context.ops.post_srq_recv,
             id: NEXT_ID.fetch_add(1, Relaxed),
             uses: Uses::new(),
         }

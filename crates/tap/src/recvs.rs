@@ -1,8 +1,8 @@
 //! RECVs, posted to a queue pair or a shared receive queue, and counted.
 //!
 //! Programs post most RECVs one at a time, and a receiver is often what bounds a message rate, so the way of one that
-//! is like the one before is as short as it can be: nothing is kept over the provider's call but the list and the
-//! queue, and one word is counted up. Everything else is done out of line.
+//! is like the one before is as short as it can be: nothing is kept over the provider's call but the place of the count,
+//! and one word is counted up. Everything else is done out of line.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use verbs_abi::*;
 
-use crate::data_path::{context_of, key_of_qp, place_for_bad, room};
+use crate::data_path::{context_of, length_at, place_for_bad, room};
 use crate::layout::Recvs;
-use crate::objects::{Context, QPS, Qp, SRQS, Srq, key_of};
+use crate::objects::{Context, QP_HANDLES, Qp, SRQS, Srq, key_of};
 use crate::session::add;
 use crate::table::Table;
 use crate::trace;
@@ -27,20 +27,15 @@ pub(crate) trait Queue: Sized + 'static {
     const CALL: (&'static str, &'static str);
     const ALL: &'static Table<Self>;
 
-    /// The key among all.
-    ///
-    /// # Safety
-    /// The handle is live.
-    unsafe fn key(handle: *mut Self::Handle) -> u64;
-
     /// The device of a handle.
     ///
     /// # Safety
     /// The handle is live.
     unsafe fn device(handle: *mut Self::Handle) -> *mut ibv_context;
 
-    fn context(&self) -> &'static Context;
-    fn post(context: &Context) -> Option<PostRecvs<Self::Handle>>;
+    /// The provider's operation, of a device and of a queue.
+    fn post_of(context: &Context) -> Option<PostRecvs<Self::Handle>>;
+    fn post(&self) -> Option<PostRecvs<Self::Handle>>;
 
     /// The calling thread's counters, if it has some.
     fn known(&self) -> Option<&'static Recvs<AtomicU64>>;
@@ -49,34 +44,24 @@ pub(crate) trait Queue: Sized + 'static {
 }
 
 macro_rules! queue {
-    ($type:ty, $handle:ty, $all:ident, $call:ident, $kind:literal, $key:expr) => {
+    ($type:ty, $handle:ty, $all:ident, $call:ident, $kind:literal) => {
         impl Queue for $type {
             type Handle = $handle;
             const CALL: (&'static str, &'static str) = (stringify!($call), $kind);
             const ALL: &'static Table<Self> = &$all;
-
-            #[inline(always)]
-            unsafe fn key(handle: *mut $handle) -> u64 {
-                // SAFETY: contract of this function.
-                #[allow(unused_unsafe, reason = "the address is enough for some")]
-                unsafe {
-                    $key(handle)
-                }
-            }
 
             unsafe fn device(handle: *mut $handle) -> *mut ibv_context {
                 // SAFETY: contract of this function.
                 unsafe { (*handle).context }
             }
 
-            #[inline(always)]
-            fn context(&self) -> &'static Context {
-                self.context
+            fn post_of(context: &Context) -> Option<PostRecvs<$handle>> {
+                context.ops.$call
             }
 
             #[inline(always)]
-            fn post(context: &Context) -> Option<PostRecvs<$handle>> {
-                context.ops.$call
+            fn post(&self) -> Option<PostRecvs<$handle>> {
+                self.$call
             }
 
             #[inline(always)]
@@ -91,10 +76,10 @@ macro_rules! queue {
     };
 }
 
-queue!(Qp, ibv_qp, QPS, post_recv, "qp", key_of_qp);
-queue!(Srq, ibv_srq, SRQS, post_srq_recv, "srq", key_of);
+queue!(Qp, ibv_qp, QP_HANDLES, post_recv, "qp");
+queue!(Srq, ibv_srq, SRQS, post_srq_recv, "srq");
 
-/// Posts and counts.
+/// Posts and counts. What is like the RECV before is known before the provider's call.
 ///
 /// # Safety
 /// As `ibv_post_recv(3)` or `ibv_post_srq_recv(3)`.
@@ -103,23 +88,46 @@ pub(crate) unsafe extern "C" fn post<Q: Queue>(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    // SAFETY: contract of this function; the provider's operation gets the same.
+    unsafe {
+        if let Some(one) = wr.as_ref()
+            && one.next.is_null()
+            && one.num_sge == 1
+            && !one.sg_list.is_null()
+            && !bad_wr.is_null()
+            && let Some(queue) = Q::ALL.find_first(key_of(handle))
+            && let Some(post) = queue.post()
+            && let Some(known) = queue.known()
+            && known.alike_room.load(Relaxed) == u64::from(length_at(one.sg_list))
+        {
+            let result = post(handle, wr, bad_wr);
+            if result == 0 {
+                add(&known.alike, 1);
+            }
+            return result;
+        }
+        post_counted::<Q>(handle, wr, bad_wr)
+    }
+}
+
+/// As [`post`], for lists and for what is not like the RECV before.
+///
+/// # Safety
+/// As that.
+#[inline(never)]
+unsafe extern "C" fn post_counted<Q: Queue>(
+    handle: *mut Q::Handle,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
     let mut own = ptr::null_mut();
     let bad_wr = place_for_bad(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same.
     unsafe {
-        if let Some(queue) = Q::ALL.find_first(Q::key(handle))
-            && let Some(post) = Q::post(queue.context())
+        if let Some(queue) = Q::ALL.find_first(key_of(handle))
+            && let Some(post) = queue.post()
         {
             let result = post(handle, wr, bad_wr);
-            if let Some(known) = queue.known()
-                && result == 0
-                && let Some(one) = wr.as_ref()
-                && one.next.is_null()
-                && one.num_sge == 1
-                && known.add_one_alike(crate::data_path::length_at(one.sg_list))
-            {
-                return 0;
-            }
             return count(queue, wr, bad_wr, result);
         }
         post_traced::<Q>(handle, wr, bad_wr)
@@ -137,14 +145,16 @@ pub(crate) unsafe extern "C" fn post_traced<Q: Queue>(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut own = ptr::null_mut();
-    let bad_wr = place_for_bad(bad_wr, &mut own);
+    let mut place = ptr::null_mut();
+    let bad_wr = place_for_bad(bad_wr, &mut place);
     // SAFETY: contract of this function; the provider's operation gets the same.
     unsafe {
-        let queue = Q::ALL.find(Q::key(handle));
-        let context = queue.map(Q::context);
-        let context = context.or_else(|| context_of(Q::device(handle)));
-        let Some(post) = context.and_then(Q::post) else {
+        let queue = Q::ALL.find(key_of(handle));
+        let own = match queue {
+            Some(queue) => queue.post(),
+            None => context_of(Q::device(handle)).and_then(Q::post_of),
+        };
+        let Some(post) = own else {
             *bad_wr = wr;
             return libc::EINVAL;
         };
@@ -204,16 +214,6 @@ unsafe fn count<Q: Queue>(
 }
 
 impl Recvs<AtomicU64> {
-    /// Counts a RECV that was posted alone, if it is like the one before; false if it is not.
-    #[inline(always)]
-    fn add_one_alike(&self, room: u32) -> bool {
-        let alike = self.alike_room.load(Relaxed) == u64::from(room);
-        if alike {
-            add(&self.alike, 1);
-        }
-        alike
-    }
-
     /// Counts a call that posted RECVs.
     fn add(&self, count: u64, bytes: u64) {
         let (alike, room) = (self.alike.load(Relaxed), self.alike_room.load(Relaxed));

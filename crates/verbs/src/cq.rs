@@ -43,8 +43,15 @@ impl Drop for ChannelInner {
 /// A completion queue. Clones are the same queue.
 #[derive(Clone)]
 pub struct CompletionQueue {
+    /// That of `inner`, for polling.
+    raw: *mut abi::ibv_cq,
     pub(crate) inner: Arc<CqInner>,
 }
+
+// SAFETY: verbs on a CQ are thread-safe, see `ContextInner`; `inner` keeps it.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as for Send.
+unsafe impl Sync for CompletionQueue {}
 
 pub(crate) struct CqInner {
     pub(crate) context: ContextRef,
@@ -121,6 +128,7 @@ impl Context {
         }
         let context = Arc::clone(&self.inner);
         Ok(CompletionQueue {
+            raw,
             inner: Arc::new(CqInner {
                 context,
                 raw,
@@ -184,7 +192,7 @@ impl CompletionQueue {
         )]
         let most = most.min(N) as i32;
         // SAFETY: live CQ, room for N completions.
-        let n = unsafe { abi::ibv_poll_cq(self.inner.raw, most, buffer.wc.as_mut_ptr().cast()) };
+        let n = unsafe { abi::ibv_poll_cq(self.raw, most, buffer.wc.as_mut_ptr().cast()) };
         let Ok(n) = usize::try_from(n) else {
             return Err(VerbError::new("ibv_poll_cq", crate::error::errno_of(n)));
         };

@@ -693,13 +693,21 @@ impl<T: Transport> fmt::Debug for Postlist<T> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct RecvList {
-    wrs: Array<abi::ibv_recv_wr>,
+    wrs: Array<RecvSlot>,
+    /// Of lists whose WRs have more than one.
     sges: Array<abi::ibv_sge>,
     context: ContextRef,
     len: usize,
     filled: usize,
     end: usize,
     max_sge: usize,
+}
+
+/// A receive WR, and its SGE if it has one at most: who reads one reads the other.
+#[repr(C)]
+struct RecvSlot {
+    wr: abi::ibv_recv_wr,
+    sge: abi::ibv_sge,
 }
 
 // SAFETY: the pointers lead into arrays that the list owns.
@@ -709,19 +717,28 @@ impl RecvList {
     pub(crate) fn new(context: &ContextRef, capacity: usize, max_sge: usize) -> Self {
         assert!(capacity > 0, "a list has room for one WR at least");
         let max_sge = max_sge.max(1);
-        let wrs = Array::new(capacity, |_| abi::ibv_recv_wr::zeroed());
-        let sges = Array::new(capacity * max_sge, |_| abi::ibv_sge {
+        let sge = abi::ibv_sge {
             addr: 0,
             length: 0,
             lkey: 0,
+        };
+        let wrs = Array::new(capacity, |_| RecvSlot {
+            wr: abi::ibv_recv_wr::zeroed(),
+            sge,
         });
+        let own = if max_sge > 1 { capacity * max_sge } else { 0 };
+        let sges = Array::new(own, |_| sge);
         for i in 0..capacity {
             // SAFETY: in bounds; `next` of the last stays NULL.
             unsafe {
-                let wr = wrs.at(i);
-                wr.sg_list = sges.ptr.add(i * max_sge);
+                let wr = &mut wrs.at(i).wr;
+                wr.sg_list = if max_sge > 1 {
+                    sges.ptr.add(i * max_sge)
+                } else {
+                    &raw mut (*wrs.ptr.add(i)).sge
+                };
                 if i + 1 < capacity {
-                    wr.next = wrs.ptr.add(i + 1);
+                    wr.next = wrs.ptr.add(i + 1).cast();
                 }
             }
         }
@@ -748,15 +765,18 @@ impl RecvList {
             "the list is full: it was made for {} WRs",
             self.wrs.len
         );
-        // SAFETY: `i` is below the capacity; the array holds `max_sge` SGEs for each WR.
-        let (num_sge, _) = unsafe {
-            buffer.put(Room {
-                sges: self.sges.part(i * self.max_sge, self.max_sge),
-                inline: &mut [],
-            })
+        // SAFETY: `i` is below the capacity, `&mut self`; there are `max_sge` SGEs for each WR in one place or the other.
+        let RecvSlot { wr, sge } = unsafe { self.wrs.at(i) };
+        let sges = if self.max_sge > 1 {
+            // SAFETY: as above.
+            unsafe { self.sges.part(i * self.max_sge, self.max_sge) }
+        } else {
+            std::slice::from_mut(sge)
         };
-        // SAFETY: in bounds, `&mut self`.
-        let wr = unsafe { self.wrs.at(i) };
+        let (num_sge, _) = buffer.put(Room {
+            sges,
+            inline: &mut [],
+        });
         wr.wr_id = wr_id;
         wr.num_sge = num_sge;
         self.len = i + 1;
@@ -825,27 +845,20 @@ impl RecvList {
             // SAFETY: as in `Postlist::post`.
             unsafe {
                 if self.end + 1 < self.wrs.len {
-                    self.wrs.at(self.end).next = self.wrs.ptr.add(self.end + 1);
+                    self.wrs.at(self.end).wr.next = self.wrs.ptr.add(self.end + 1).cast();
                 }
-                self.wrs.at(last).next = std::ptr::null_mut();
+                self.wrs.at(last).wr.next = std::ptr::null_mut();
             }
             self.end = last;
         }
         let mut bad: *mut abi::ibv_recv_wr = std::ptr::null_mut();
         // SAFETY: `start` is below the capacity.
-        let ret = post(unsafe { self.wrs.ptr.add(start) }, &mut bad);
+        let ret = post(unsafe { self.wrs.ptr.add(start) }.cast(), &mut bad);
         let (bad, base) = (bad.addr(), self.wrs.ptr.addr());
         if ret == 0 {
             Ok(())
         } else {
-            Err(failed(
-                verb,
-                ret,
-                bad,
-                base,
-                size_of::<abi::ibv_recv_wr>(),
-                start,
-            ))
+            Err(failed(verb, ret, bad, base, size_of::<RecvSlot>(), start))
         }
     }
 }

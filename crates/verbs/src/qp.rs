@@ -15,6 +15,7 @@ use crate::cq::CompletionQueue;
 use crate::device::{PdInner, PortGid, ProtectionDomain};
 use crate::error::{PostError, VerbError};
 use crate::post::{Postlist, RecvList};
+use crate::provider::ContextRef;
 use crate::srq::SharedReceiveQueue;
 use crate::types::{Access, Gid, Lid, LinkLayer, Mtu, Psn, QKey, QpState, Qpn};
 
@@ -287,8 +288,7 @@ impl<T: Transport> QpBuilder<T> {
         let qpn = Qpn(unsafe { (*raw).qp_num });
         let psn = self.psn.unwrap_or_else(Psn::random);
         let qkey = (T::QP_TYPE == abi::IBV_QPT_UD).then(|| self.qkey.unwrap_or_else(QKey::random));
-        let qp = QpInner {
-            raw,
+        let rest = QpRest {
             caps: init.cap,
             endpoint: QpEndpoint {
                 qpn,
@@ -303,10 +303,15 @@ impl<T: Transport> QpBuilder<T> {
                 port_num: self.port_num,
                 gid_index,
             },
-            pd: Arc::clone(&self.pd.inner),
+            _pd: Arc::clone(&self.pd.inner),
             send_cq: self.send_cq.clone(),
             recv_cq: self.recv_cq.clone(),
             srq: self.srq.clone(),
+        };
+        let qp = QpInner {
+            raw,
+            context: Arc::clone(&self.pd.inner.context),
+            rest: Box::new(rest),
         };
         if let InlineWish::AtLeast(bytes) = self.inline
             && qp.caps.max_inline_data < bytes
@@ -417,13 +422,20 @@ impl QpBuilder<Ud> {
     }
 }
 
+/// What posting needs is here, the rest elsewhere: objects that hold hundreds of queue pairs stay small, and so does
+/// what of them is in a processor's caches.
 struct QpInner {
     raw: *mut abi::ibv_qp,
+    context: ContextRef,
+    rest: Box<QpRest>,
+}
+
+struct QpRest {
     caps: abi::ibv_qp_cap,
     endpoint: QpEndpoint,
     link_layer: LinkLayer,
     port: PortGid,
-    pd: Arc<PdInner>,
+    _pd: Arc<PdInner>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     srq: Option<SharedReceiveQueue>,
@@ -434,17 +446,25 @@ unsafe impl Send for QpInner {}
 // SAFETY: as for Send.
 unsafe impl Sync for QpInner {}
 
+impl std::ops::Deref for QpInner {
+    type Target = QpRest;
+
+    fn deref(&self) -> &QpRest {
+        &self.rest
+    }
+}
+
 impl Drop for QpInner {
     fn drop(&mut self) {
         // SAFETY: made by ibv_create_qp of this table, destroyed once; CQs, SRQ and PD are held until after.
-        unsafe { (self.pd.context.symbols.ibv_destroy_qp)(self.raw) };
+        unsafe { (self.context.symbols.ibv_destroy_qp)(self.raw) };
     }
 }
 
 impl QpInner {
     fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: i32) -> Result<(), VerbError> {
         // SAFETY: live QP, valid attributes.
-        let ret = unsafe { (self.pd.context.symbols.ibv_modify_qp)(self.raw, attr, mask) };
+        let ret = unsafe { (self.context.symbols.ibv_modify_qp)(self.raw, attr, mask) };
         VerbError::check("ibv_modify_qp", ret)
     }
 
@@ -455,7 +475,7 @@ impl QpInner {
             abi::IBV_QP_STATE | abi::IBV_QP_CAP | abi::IBV_QP_DEST_QPN | abi::IBV_QP_PATH_MTU;
         // SAFETY: live QP, writable attributes.
         let ret =
-            unsafe { (self.pd.context.symbols.ibv_query_qp)(self.raw, &mut attr, mask, &mut init) };
+            unsafe { (self.context.symbols.ibv_query_qp)(self.raw, &mut attr, mask, &mut init) };
         VerbError::check("ibv_query_qp", ret)?;
         Ok(QpAttr {
             state: QpState::from_raw(attr.qp_state),
@@ -475,7 +495,7 @@ impl QpInner {
         list: &mut RecvList,
         range: impl RangeBounds<usize>,
     ) -> Result<(), PostError> {
-        list.post(range, &self.pd.context, "ibv_post_recv", |wr, bad| {
+        list.post(range, &self.context, "ibv_post_recv", |wr, bad| {
             // SAFETY: live QP; the list is linked, ends in NULL, and its SGE arrays are live (`RecvList`).
             // Buffers are named by key: see the module `mr` for why they need no borrow.
             unsafe { abi::ibv_post_recv(self.raw, wr, bad) }
@@ -483,7 +503,7 @@ impl QpInner {
     }
 
     fn recv_list(&self, capacity: usize) -> RecvList {
-        RecvList::new(&self.pd.context, capacity, self.caps.max_recv_sge as usize)
+        RecvList::new(&self.context, capacity, self.caps.max_recv_sge as usize)
     }
 }
 
@@ -561,7 +581,7 @@ impl<T: Connected> PreparedQp<T> {
             | abi::IBV_QP_RQ_PSN;
         if T::RELIABLE {
             let device = crate::Context {
-                inner: Arc::clone(&qp.pd.context),
+                inner: Arc::clone(&qp.context),
             }
             .query_device()?;
             let depth = |limit: u32| {
@@ -637,7 +657,7 @@ impl<T: Transport> QueuePair<T> {
     pub fn postlist(&self, capacity: usize) -> Postlist<T> {
         let caps = &self.qp.caps;
         Postlist::new(
-            &self.qp.pd.context,
+            &self.qp.context,
             capacity,
             caps.max_send_sge as usize,
             caps.max_inline_data as usize,
@@ -672,7 +692,7 @@ impl<T: Transport> QueuePair<T> {
         list: &mut Postlist<T>,
         range: impl RangeBounds<usize>,
     ) -> Result<(), PostError> {
-        list.post(range, &self.qp.pd.context, |wr, bad| {
+        list.post(range, &self.qp.context, |wr, bad| {
             // SAFETY: live QP; the list is linked, ends in NULL, its SGE and inline arrays are live, and it
             // holds the address handles that it names (`Postlist`). Inline payload points into the list;
             // other buffers are named by key: see the module `mr` for why they need no borrow.

@@ -103,18 +103,22 @@ impl Waiter {
         }
     }
 
-    /// Lets virtual time pass, until a multiple of 256 misses at most: loops look at their clocks then. Those that
-    /// have waited long do so less often, since many that wait are much work for a simulation.
+    /// The same as [`idle`](Self::idle) for a loop that polls one completion queue and does nothing else until there is
+    /// something, or until a time, as [`now_ns`](crate::time::now_ns) says it: a simulated NIC goes on polling for it where
+    /// there is nothing.
+    #[inline]
+    pub fn idle_polling(&mut self, until_ns: u64) {
+        if simnic::is_simulated() {
+            self.misses = simnic::idle_polling(self.misses, until_ns);
+        } else {
+            self.idle();
+        }
+    }
+
+    /// Lets virtual time pass.
     #[cold]
     fn idle_simulated(&mut self, memory: Option<u32>) {
-        /// A look at memory that has not changed, and the loop around it.
-        const SPIN_NS: u32 = 20;
-        /// Misses after which it waits no longer: 655 µs.
-        const LONGEST: u32 = 1 << 15;
-        let left = self.misses.clamp(256, LONGEST).next_multiple_of(256) - self.misses % 256;
-        let passed = simnic::idle(u64::from(SPIN_NS * left), memory);
-        let spins = u32::try_from(passed).map_or(left, |passed| (passed / SPIN_NS).min(left));
-        self.misses = self.misses.saturating_add(spins);
+        self.misses = simnic::idle_looking(self.misses, memory);
     }
 
     /// The sleep that the next [`idle`](Self::idle) takes; zero while it spins or yields. For a loop that

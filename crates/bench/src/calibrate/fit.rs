@@ -267,12 +267,12 @@ fn of_link(fit: &mut Fit<'_>, like: &Profile) {
     let ns = |bytes| fit.results.ns(Probe::Link(bytes));
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let bytes_per_ns = ns(short).and_then(|one| Ok((long - short) as f64 / (ns(long)? - one)));
-    // Between two packets, beside their headers.
+    // Between two packets of responses, beside their headers and what the link takes between any two.
     let gap = bytes_per_ns.clone().and_then(|bytes_per_ns| {
         let stream = fit.results.stream(probes[0]).ok_or("it was not measured")?;
         let footprint = stream.footprint(like).map_err(|error| error.to_string())?;
-        let own =
-            footprint.network.to_requester.link_bytes(like) - like.port.packet_gap_bytes.value;
+        let packets = footprint.network.to_requester;
+        let own = packets.bytes + packets.count * like.port.packet_gap_bytes.value;
         Ok((ns(short)? * bytes_per_ns - own).max(0.0))
     });
     let count = Finding::Fitted {
@@ -289,7 +289,7 @@ fn of_link(fit: &mut Fit<'_>, like: &Profile) {
         how,
     );
     let how = "what a READ of 256 bytes takes of the link beside payload and headers";
-    let _ = fit.add("port.packet_gap_bytes", &probes, gap, how);
+    let _ = fit.add("port.read_response_gap_bytes", &probes, gap, how);
 }
 
 /// The PCIe link, where it is what binds.

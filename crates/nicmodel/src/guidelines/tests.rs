@@ -357,7 +357,7 @@ fn read_size() {
         observed
     };
     let words = "4800 of 9600 READs of 16 bytes continue the one before; fetch neighbours by one READ: 32 bytes";
-    breaks("read-size", &neighbours(4800), "cib", words, Some(0.812));
+    breaks("read-size", &neighbours(4800), "cib", words, Some(0.761));
     keeps("read-size", &neighbours(100), "cib");
 }
 

@@ -198,6 +198,8 @@ section! {
         mtu_bytes: Sourced<u32> = 256 to 9000,
         /// What a packet takes on the link beyond its own bytes.
         packet_gap_bytes: Sourced<f64> = 0.0 to 1024.0,
+        /// What a packet of a READ's response takes besides.
+        read_response_gap_bytes: Option<Sourced<f64>> = 0.0 to 1024.0,
     }
 }
 

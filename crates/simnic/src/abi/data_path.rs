@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::{on, or_errno};
+use super::{on_known, or_errno};
 use crate::memory::Payload;
 use crate::post::{Datagram, MAX_SGE, SendRequest};
 use crate::threads::synchronize;
@@ -18,7 +18,7 @@ pub(super) unsafe extern "C" fn post_send(
     synchronize();
     // SAFETY: a queue pair of ours; the list is as `ibv_post_send(3)` says.
     let posted = unsafe {
-        on(qp, |world, index| {
+        on_known((*qp).context, (*qp).handle, |world, index| {
             let refuse = |wr: *mut ibv_send_wr| {
                 if let Some(place) = bad_wr.as_mut() {
                     *place = wr;
@@ -131,6 +131,12 @@ unsafe fn read_sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_s
 /// The elements lie in readable memory, and have this length together.
 #[inline(always)]
 unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
+    if let ([sge], 8) = (sges, length) {
+        let from = usize::try_from(sge.addr).ok()?;
+        let from = std::ptr::with_exposed_provenance::<[u8; 8]>(from);
+        // SAFETY: contract of this function, as below; bytes need no alignment.
+        return Some(Payload::word(unsafe { from.read() }));
+    }
     Payload::with(length, |into| {
         let mut rest = into;
         for sge in sges {
@@ -154,7 +160,7 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: a queue pair of ours; the list is as `ibv_post_recv(3)` says.
     let posted = unsafe {
-        on(qp, |world, index| {
+        on_known((*qp).context, (*qp).handle, |world, index| {
             let mut recvs = Recvs { next: wr, last: wr };
             world.post_recvs(index, &mut recvs).inspect_err(|_| {
                 if let Some(place) = bad_wr.as_mut() {
@@ -243,7 +249,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     synchronize();
     // SAFETY: a CQ of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
-        on(cq, |world, index| {
+        on_known((*cq).context, (*cq).handle, |world, index| {
             let mut place = wc;
             let each = |cqe: &Cqe| {
                 place.write(completion(cqe));
@@ -280,5 +286,5 @@ fn completion(cqe: &Cqe) -> ibv_wc {
 /// Events are not simulated: who waits polls.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _: c_int) -> c_int {
     // SAFETY: a CQ of ours.
-    or_errno(unsafe { on(cq, |_, _| Ok(())) })
+    or_errno(unsafe { on_known((*cq).context, (*cq).handle, |_, _| Ok(())) })
 }

@@ -12,7 +12,7 @@ mod objects;
 
 use std::ffi::c_int;
 
-use verbs_abi::Symbols;
+use verbs_abi::{Symbols, ibv_context};
 
 use crate::threads::world;
 use crate::world::World;
@@ -67,8 +67,9 @@ pub fn symbols(texts: &Symbols) -> Symbols {
     }
 }
 
-/// What C sees of an object, and which object it is.
-#[repr(C)]
+/// What C sees of an object, and which object it is. At the beginning of a cache line: the data path needs no other one
+/// of it.
+#[repr(C, align(64))]
 struct Handle<T> {
     abi: T,
     world: u64,
@@ -115,6 +116,21 @@ unsafe fn on<T, R>(
         }
     };
     world(here).unwrap_or(Err(libc::EINVAL))
+}
+
+/// The same on the data path, for an object of a context: the simulation is the context's, and the index is in what C
+/// sees. Both are where they are looked at anyway, and what is behind what C sees is in a cache line of its own.
+///
+/// # Safety
+/// `context` is NULL or came from [`Handle::give`] and was not taken back.
+#[inline(always)]
+unsafe fn on_known<R>(
+    context: *mut ibv_context,
+    index: u32,
+    with: impl FnOnce(&mut World, u32) -> Result<R, c_int>,
+) -> Result<R, c_int> {
+    // SAFETY: contract of this function.
+    unsafe { on(context, |world, _| with(world, index)) }
 }
 
 /// Sets errno.

@@ -121,14 +121,19 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     let created = unsafe {
         on(context, |world, _| {
             let index = place(&mut world.cqs, |_| Cq {
-                capacity: usize::try_from(cqe).unwrap_or(0),
+                capacity: cqe.cast_unsigned(),
+                handle: std::ptr::null(),
                 cqes: Line::default(),
                 overrun: false,
                 watcher: None,
                 stamp: 0,
             })?;
             cq.handle = index;
-            Ok(Handle::give(cq, world, index))
+            let given = Handle::give(cq, world, index);
+            if let Some(Some(queue)) = world.cqs.get_mut(index as usize) {
+                queue.handle = given;
+            }
+            Ok(given)
         })
     };
     or_null(created)
@@ -241,6 +246,8 @@ unsafe fn create_qp(
             signal_all,
             qkey: 0,
             access: 0,
+            guard: 0,
+            receives: false,
             peer: 0,
             recvs: Recvs::default(),
             outstanding: 0,
@@ -327,6 +334,7 @@ fn modify(world: &mut World, index: u32, attr: &ibv_qp_attr, mask: c_int) -> Res
     if has(IBV_QP_DEST_QPN) {
         qp.peer = attr.dest_qp_num;
     }
+    qp.changed();
     if !has(IBV_QP_STATE) {
         return Ok(());
     }
@@ -341,6 +349,7 @@ fn modify(world: &mut World, index: u32, attr: &ibv_qp_attr, mask: c_int) -> Res
         return Err(libc::EINVAL);
     }
     qp.state = attr.qp_state;
+    qp.changed();
     if attr.qp_state == IBV_QPS_ERR {
         world.flush(index);
     }
