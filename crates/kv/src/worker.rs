@@ -7,6 +7,7 @@ use rpc::worker::{self, Done, Mailbox, Wake, Work, lock};
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
+use crate::load::Random;
 use crate::server::{Guests, Table};
 use crate::session::{Seen, Sessions};
 use crate::store::{Condition, Partition, Refusal, Set, Store, hash_of, partition_of};
@@ -72,7 +73,7 @@ pub(crate) struct Worker {
     pub(crate) table: Option<Arc<Table>>,
     pub(crate) guests: Arc<Guests>,
     pub(crate) number: usize,
-    /// What a request costs a simulated core beside its verbs.
+    /// What a request costs a simulated core beside its verbs, on average.
     pub(crate) cost: Duration,
 }
 
@@ -94,6 +95,7 @@ impl Worker {
             guests: &guests,
             number,
             cost,
+            dice: Random::new(store.seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: Sessions::default(),
             answers: Vec::new(),
@@ -175,6 +177,8 @@ struct Serve<'s> {
     guests: &'s Arc<Guests>,
     number: usize,
     cost: Duration,
+    /// For how these differ from their mean.
+    dice: Random,
     /// Of the keys of a batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: Sessions,
@@ -191,7 +195,9 @@ impl<'s> Handler for Serve<'s> {
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
-        verbs::time::work(self.cost * u32::try_from(requests).unwrap_or(u32::MAX));
+        if !self.cost.is_zero() {
+            self.work_on(requests);
+        }
         self.store.partition(self.number)
     }
 
@@ -224,6 +230,15 @@ impl<'s> Handler for Serve<'s> {
 }
 
 impl Serve<'_> {
+    /// A simulated core finds the items of so many requests. How long memory takes differs from one to the next, and only
+    /// its mean is known: it is drawn so that the time that has passed says nothing of the time to come. Were it the same
+    /// for all, cores would fall into step and hardly ever meet at the NIC.
+    #[cold]
+    fn work_on(&mut self, requests: usize) {
+        let waits = (0..requests).map(|_| -(1.0 - self.dice.unit()).ln());
+        verbs::time::work(self.cost.mul_f64(waits.sum()));
+    }
+
     /// A client has come, with a session, a window and messages of some length.
     fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);

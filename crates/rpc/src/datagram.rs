@@ -24,6 +24,8 @@ pub struct Server {
     clients: Vec<Option<UdDestination>>,
     batch: Vec<(u32, u32)>,
     most: usize,
+    /// Answers to a doorbell, at most.
+    answers: usize,
     payloads: Vec<u8>,
     lens: Vec<usize>,
     payload_max: usize,
@@ -52,11 +54,21 @@ impl Server {
             clients: Vec::new(),
             batch: Vec::with_capacity(MAX_BATCH),
             most: batch,
+            answers: batch,
             payloads: vec![0; config.recv_payload * MAX_BATCH],
             lens: vec![0; MAX_BATCH],
             payload_max: config.recv_payload,
             counts: Counts::new(MAX_BATCH),
         })
+    }
+
+    /// The same with at most so many answers to a doorbell, 1 or more; what comes is still handled batch by batch.
+    #[must_use]
+    pub fn answering(self, answers: usize) -> Self {
+        Self {
+            answers: answers.max(1),
+            ..self
+        }
     }
 
     /// Where clients send.
@@ -164,6 +176,11 @@ impl Server {
                     imm,
                 },
             );
+            if self.list.len() >= self.answers {
+                self.counts.posted(self.list.len());
+                self.port.post(&mut self.list)?;
+                self.list.clear();
+            }
         }
         drop(state);
         let answers = self.list.len();

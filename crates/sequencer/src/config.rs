@@ -197,6 +197,10 @@ pub struct ServerConfig {
     pub workers: usize,
     /// Requests of one batch, 1 to 64; 1 in the design `rpc`.
     pub batch: usize,
+    /// Answers to a doorbell in the design `spec-s0`, 1 to the batch, which it is if `None`: with fewer, numbers are
+    /// still taken from the counter for a whole batch at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answers: Option<usize>,
     /// UD queue pairs of a worker, 1 to 64: HERD's batches rotate over them, and each has clients of its own in
     /// the design `spec-s0`. [`Design::queues`] if `None`.
     pub queues: Option<usize>,
@@ -222,6 +226,7 @@ impl Default for ServerConfig {
             design: Design::SpecS0,
             workers: 1,
             batch: 64,
+            answers: None,
             queues: None,
             max_clients: 64,
             max_window: 1024,
@@ -249,6 +254,12 @@ impl ServerConfig {
         };
         range("workers", self.workers, 64)?;
         range("batch", self.batch, rpc::MAX_BATCH)?;
+        if let Some(answers) = self.answers {
+            range("answers", answers, self.batch)?;
+            if self.design != Design::SpecS0 {
+                return Err("answers to a doorbell are those of a batch but in spec-s0".to_owned());
+            }
+        }
         range("queues", self.queues(), 64)?;
         range("max_clients", self.max_clients, crate::counter::MAX_CLIENTS)?;
         range("max_window", self.max_window, crate::counter::MAX_WINDOW)?;

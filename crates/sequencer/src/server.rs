@@ -231,9 +231,13 @@ fn engines(
                 channel: Some(channel.clone()),
                 ..base.clone()
             };
-            let servers =
-                (0..config.queues()).map(|_| datagram::Server::new(pd, config.batch, &port));
-            let servers: Vec<_> = servers.collect::<Result<_, _>>()?;
+            let answers = config.answers.unwrap_or(config.batch);
+            let server = |_| {
+                let server = datagram::Server::new(pd, config.batch, &port)?;
+                Ok(server.answering(answers))
+            };
+            let servers = (0..config.queues()).map(server);
+            let servers: Vec<_> = servers.collect::<Result<_, rpc::RpcError>>()?;
             let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
             let shared = WorkerShared::new(endpoints, None, max_clients, recv_depth as usize)?;
             return Ok((Engine::Datagram(servers, channel), Arc::new(shared)));

@@ -42,6 +42,8 @@ pub(crate) struct Costs {
     pub(crate) unknown_of_cores: Vec<&'static str>,
     pub(crate) units: usize,
     pub(crate) fetch_wait: Ps,
+    /// For a WQE that the NIC's cache has lost; a round trip over PCIe if nothing else is known.
+    pub(crate) refetch_wait: Ps,
     /// One way over PCIe.
     pub(crate) pcie: Ps,
     /// One way through the network.
@@ -92,6 +94,10 @@ impl Costs {
             unknown_of_cores,
             units: nic.units.as_ref().map_or(1, |units| units.value as usize),
             fetch_wait: ps(known(&nic.wqe_fetch_wait_ns)),
+            refetch_wait: nic
+                .wqe_fetch_wait_ns
+                .as_ref()
+                .map_or(2 * pcie, |wait| ps(wait.value)),
             pcie,
             network,
             has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
@@ -108,11 +114,11 @@ impl Costs {
     }
 }
 
-/// WQEs of READs that the NIC keeps: as many as are outstanding at the window that is published as the best.
+/// WQEs of READs that the NIC keeps: as many as are outstanding at the window that is published as the best, or one.
 fn wqe_cache(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value as usize;
     let threads = profile.cache.read_window_threads.as_ref()?.value as usize;
-    Some(window * threads)
+    Some((window * threads).max(1))
 }
 
 fn known(number: &Option<Sourced<f64>>) -> f64 {

@@ -21,25 +21,44 @@ use crate::world::{Cqe, Event, Fifo, List, Qp, SUCCESS, World, code};
 /// Bytes in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
 
-/// The place of a READ's WQE among those that the NIC has kept.
+/// The place of a READ's WQE among those of its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheSlot(u64);
 
-/// The WQEs of READs that the NIC still has when their answers come. New ones push out the oldest.
+/// A queue pair's READs: new ones push out the WQEs of the oldest that the NIC has kept for their answers. Queue pairs that
+/// READ share its cache alike.
 #[derive(Debug, Default)]
-pub(crate) struct WqeCache {
+pub(crate) struct Reads {
     sent: u64,
+    outstanding: u64,
 }
 
-impl WqeCache {
-    pub(crate) fn insert(&mut self) -> CacheSlot {
+impl Reads {
+    /// One more, of a NIC on which so many queue pairs have READs outstanding.
+    #[inline]
+    pub(crate) fn begin(&mut self, reading: &mut usize) -> CacheSlot {
+        *reading += usize::from(self.outstanding == 0);
+        self.outstanding += 1;
         self.sent += 1;
         CacheSlot(self.sent)
     }
 
-    /// Whether so many newer ones have not pushed it out.
-    fn has(&self, slot: CacheSlot, capacity: usize) -> bool {
-        self.sent - slot.0 < capacity as u64
+    /// The answer of one has come: whether its WQE is still in a cache of so many.
+    fn end(&mut self, slot: CacheSlot, reading: &mut usize, capacity: usize) -> bool {
+        let share = capacity / (*reading).max(1);
+        if self.outstanding > 0 {
+            self.outstanding -= 1;
+            *reading -= usize::from(self.outstanding == 0);
+        }
+        self.sent.saturating_sub(slot.0) < share.max(1) as u64
+    }
+
+    /// Nothing that is outstanding will have an answer.
+    pub(crate) fn forget(&mut self, reading: &mut usize) {
+        if self.outstanding > 0 {
+            self.outstanding = 0;
+            *reading -= 1;
+        }
     }
 }
 
@@ -69,8 +88,17 @@ impl World {
     /// A unit begins with the next list of a queue pair.
     fn serve(&mut self, index: u32, now: Ps) {
         let wait = self.costs.fetch_wait;
-        let Some(qp) = self.qp(index) else { return };
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
         let machine = qp.machine;
+        // What is seldom needed lies apart.
+        let begins = if self.machines[machine as usize].reading > 0 {
+            qp.held_up = 0;
+            now.max(qp.refetches_until)
+        } else {
+            now
+        };
         let (Some(&List { len, rung, shape }), Some(&(first, _))) =
             (qp.lists.front(), qp.wqes.front())
         else {
@@ -81,9 +109,10 @@ impl World {
             let machine = self.machine(machine);
             machine.counters.read_bytes += fetch.read_bytes;
             machine.to_host.slip_in(now, fetch.to_host);
-            machine.to_device.take(now, fetch.to_device).max(now + wait)
+            let fetched = machine.to_device.take(now, fetch.to_device).max(now + wait);
+            fetched.max(begins)
         } else {
-            now
+            begins
         };
         let at = ready + self.shapes.get(self.messages[first].shape).unit;
         self.events.push(at, Event::Emit { qp: index });
@@ -98,6 +127,13 @@ impl World {
     #[inline(never)]
     pub(crate) fn emit(&mut self, index: u32, at: Ps) {
         let horizon = self.horizon();
+        if let Some(Some(qp)) = self.qps.get_mut(index as usize)
+            && self.machines[qp.machine as usize].reading > 0
+            && qp.held_up > 0
+        {
+            let at = at + std::mem::take(&mut qp.held_up);
+            return self.events.push(at, Event::Emit { qp: index });
+        }
         let mut next = Some(at);
         while let Some(at) = next {
             if at > horizon {
@@ -688,22 +724,33 @@ impl World {
             self.messages.free(id);
             return;
         };
-        let (now, wait, pcie) = (self.now, self.costs.fetch_wait, self.costs.pcie);
+        let (now, wait, pcie) = (self.now, self.costs.refetch_wait, self.costs.pcie);
         let capacity = self.costs.wqe_cache;
         let shape = self.shapes.get(message.shape);
         let (answer, refetch) = (shape.answer, shape.refetch);
         let answers = !shape.operation.verb.sends_payload();
         let nic = &mut self.machines[home as usize];
         let mut done = now;
-        if let (Some(slot), Some(capacity)) = (cache_slot, capacity)
-            && !nic.cached_wqes.has(slot, capacity)
-        {
+        let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
+            (Some(qp), Some(slot), Some(capacity)) => {
+                qp.reads.end(slot, &mut nic.reading, capacity)
+            }
+            _ => true,
+        };
+        if !kept {
             nic.counters.wqe_cache_misses += 1;
             nic.counters.read_bytes += refetch.read_bytes;
             nic.to_host.slip_in(now, refetch.to_host);
             let fetched = nic.to_device.take(now, refetch.to_device);
-            done = fetched.max(now + wait);
+            // The unit of the queue pair fetches one after the other, and sends nothing meanwhile.
+            if let Some(qp) = self.qp(index) {
+                done = fetched.max(now.max(qp.refetches_until) + wait);
+                qp.refetches_until = done;
+                qp.held_up += wait;
+            }
         }
+        let message = &self.messages[id];
+        let nic = &mut self.machines[home as usize];
         if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
             done = done.max(nic.to_host.take(now, answer.to_host)) + pcie;
             let region = self.mr(home, lkey);
@@ -758,7 +805,11 @@ impl World {
     /// Completes with a flush error what a queue pair in error has left.
     pub(crate) fn flush(&mut self, index: u32) {
         let now = self.now;
-        let Some(qp) = self.qp(index) else { return };
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
+        qp.reads
+            .forget(&mut self.machines[qp.machine as usize].reading);
         // The list that a unit works on ends as events expect it: one WQE at a time.
         let keep = match qp.lists.front() {
             Some(list) if qp.in_service => list.len,
@@ -843,6 +894,23 @@ fn completed(opcode: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn newer_reads_push_out_older_ones_of_their_queue_pair_in_its_share_of_the_cache() {
+        let (mut one, mut other, mut reading) = (Reads::default(), Reads::default(), 0);
+        let [a, b, c] = [(); 3].map(|()| one.begin(&mut reading));
+        assert!(!one.end(a, &mut reading, 2) && one.end(b, &mut reading, 2));
+        // With another one that READs, one place is left to each.
+        let d = other.begin(&mut reading);
+        let e = one.begin(&mut reading);
+        assert_eq!(reading, 2);
+        assert!(!one.end(c, &mut reading, 2) && one.end(e, &mut reading, 2));
+        assert_eq!(reading, 1);
+        other.forget(&mut reading);
+        assert_eq!(reading, 0);
+        assert!(other.end(d, &mut reading, 2));
+        assert_eq!(reading, 0);
+    }
 
     #[test]
     fn what_is_behind_is_taken_out_of_the_middle_of_a_message_too() {

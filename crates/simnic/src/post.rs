@@ -189,7 +189,7 @@ impl World {
             Payload::EMPTY
         };
         let answer = if shape.answers && !kind.inline {
-            self.put_answer(id, home, request)?
+            self.put_answer(id, (index, home), request)?
         } else {
             NO_ANSWER
         };
@@ -232,19 +232,28 @@ impl World {
     }
 
     /// Where the answer of a READ or atomic will be.
-    fn put_answer(&mut self, shape: u16, home: u32, request: &SendRequest<'_>) -> Result<u32, i32> {
+    fn put_answer(
+        &mut self,
+        shape: u16,
+        (index, home): (u32, u32),
+        request: &SendRequest<'_>,
+    ) -> Result<u32, i32> {
         let verb = self.shapes.get(shape).operation.verb;
         if verb.is_atomic() && !request.remote_addr.is_multiple_of(8) {
             return Err(libc::EINVAL);
         }
         let local = request.sges.first();
-        let cache = &mut self.machine(home).cached_wqes;
+        let reading = &mut self.machines[home as usize].reading;
+        let cache_slot = match &mut self.qps[index as usize] {
+            Some(qp) if verb == Verb::RdmaRead => Some(qp.reads.begin(reading)),
+            _ => None,
+        };
         let answer = Answer {
             compare_add: request.compare_add,
             swap: request.swap,
             local_addr: local.map_or(0, |sge| sge.addr),
             local_lkey: local.map_or(0, |sge| sge.lkey),
-            cache_slot: (verb == Verb::RdmaRead).then(|| cache.insert()),
+            cache_slot,
         };
         Ok(self.messages.put_answer(answer))
     }

@@ -101,8 +101,8 @@ pub(crate) struct Machine {
     /// Regions with writes that are not visible yet, each with when its first is, and when the first of all is.
     pub(crate) unsettled: Vec<(Ps, u32)>,
     pub(crate) settles_at: Ps,
-    /// READs whose WQEs may be in the cache, newest last.
-    pub(crate) cached_wqes: crate::nic::WqeCache,
+    /// Queue pairs that have READs outstanding.
+    pub(crate) reading: usize,
     pub(crate) counters: Counters,
 }
 
@@ -147,13 +147,18 @@ pub(crate) struct Qp {
     pub(crate) last_answer: Ps,
     pub(crate) qkey: u32,
     pub(crate) access: i32,
+    /// Until when its unit fetches WQEs that the NIC's cache has lost, and how much of that is to be added to the time of
+    /// the WQE that the unit works on.
+    pub(crate) refetches_until: Ps,
+    pub(crate) held_up: Ps,
+    pub(crate) reads: crate::nic::Reads,
 }
 
 const _: () = {
     assert!(std::mem::offset_of!(Qp, last_posted) == 64);
     assert!(std::mem::offset_of!(Qp, wqes) == 128);
     assert!(std::mem::offset_of!(Qp, last_completion) == 192);
-    assert!(size_of::<Qp>() == 256);
+    assert!(size_of::<Qp>() <= 320);
 };
 
 impl Qp {
@@ -360,7 +365,7 @@ pub(crate) struct Answer {
     /// Where the answer goes.
     pub(crate) local_addr: u64,
     pub(crate) local_lkey: u32,
-    /// Its place in the order of READs, for the WQE cache.
+    /// Its place among the READs of its queue pair, for the WQE cache.
     pub(crate) cache_slot: Option<crate::nic::CacheSlot>,
 }
 
@@ -630,13 +635,14 @@ impl World {
 
     /// Destroys a queue pair: what of it is under way is gone.
     pub(crate) fn remove_qp(&mut self, index: u32) {
-        let Some(qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
+        let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
         for &(message, count) in qp.wqes.as_slice() {
             self.messages.free_some(message, count);
         }
         let machine = self.machine(qp.machine);
+        qp.reads.forget(&mut machine.reading);
         let waiting = machine.waiting.len();
         machine.waiting.retain(|&other| other != index);
         let waited = machine.waiting.len() < waiting;

@@ -181,6 +181,20 @@ impl Rate {
         }
     }
 
+    /// The same with a rate that was found in another way.
+    pub(crate) fn at(self, rate_mops: f64) -> Rate {
+        let bytes = if self.rate_mops > 0.0 {
+            self.bandwidth_gbytes_per_s / self.rate_mops
+        } else {
+            0.0
+        };
+        Rate {
+            rate_mops,
+            bandwidth_gbytes_per_s: rate_mops * bytes,
+            ..self
+        }
+    }
+
     /// The rate of two threads together.
     fn plus(self, other: Rate) -> Rate {
         Rate {

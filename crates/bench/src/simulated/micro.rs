@@ -1,9 +1,13 @@
 //! The microbenchmarks' own code on a simulated cluster: the measured machine, and one for each process of the other
 //! side. Every thread has a core of its own.
+//!
+//! The rate of SENDs and WRITEs is what the measured NIC has sent, or received, in the middle of the stream. What their
+//! requesters have posted, or what has left them, is more: they are ahead by all that is under way, which is much where a link binds.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use nicmodel::{Profile, Receive};
@@ -11,7 +15,7 @@ use simnic::Counters;
 
 use super::Bed;
 use crate::link::{Gate, Link, cause};
-use crate::micro::{self, Outcome, Target, Task};
+use crate::micro::{self, Direction, Outcome, Target, Task};
 use crate::workload::Nic;
 
 /// Measures once, in virtual time.
@@ -62,6 +66,7 @@ pub fn run_receiving(
     };
     let machines: Vec<_> = bed.contexts.iter().map(machine).collect::<Result<_>>()?;
     let gate = Arc::new(Gate::new(threads));
+    let ended = Rc::new(Cell::new(0));
     let outcomes = Rc::new(RefCell::new(Vec::new()));
     let failures = Rc::new(RefCell::new(Vec::new()));
     for lane in 0..threads {
@@ -73,6 +78,7 @@ pub fn run_receiving(
             Rc::clone(&outcomes),
             Arc::clone(&gate),
         );
+        let left_one = Rc::clone(&ended);
         bed.spawn(0, format!("measured thread {lane}"), move || {
             let measured = micro::near(&mut left, &own.0, &task, &own.1);
             if let Err(error) = &measured {
@@ -80,6 +86,7 @@ pub fn run_receiving(
                 gate.give_up();
             }
             told.borrow_mut().push(measured);
+            left_one.set(left_one.get() + 1);
         });
         let (own, told) = (Rc::clone(&machines[there]), Rc::clone(&failures));
         bed.spawn(
@@ -93,10 +100,20 @@ pub fn run_receiving(
             },
         );
     }
+    let counted = match task {
+        Task::Stream(stream) if is_counted(stream) => {
+            counted_mops(&bed, stream, || ended.get() == threads)
+        }
+        _ => None,
+    };
     let finished = bed.finish();
     let mut errors = failures.take();
     let outcome = match micro::together(outcomes.take()) {
-        Ok(outcome) => Some(outcome),
+        Ok(Outcome::Rate(rate)) => Some(Outcome::Rate(match counted {
+            Some(mops) => rate.at(mops),
+            None => rate,
+        })),
+        Ok(latency) => Some(latency),
         Err(error) => {
             errors.insert(0, error);
             None
@@ -111,6 +128,31 @@ pub fn run_receiving(
     }
     let counters = bed.cluster.counters(bed.cluster.machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
+}
+
+/// Whether the NIC's counters say what its rate is. What leaves in bursts is measured from one to the next, and READs and
+/// atomics are done when their answers are back, which requesters see themselves.
+fn is_counted(stream: &micro::Stream) -> bool {
+    !stream.burst && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
+}
+
+/// What the measured NIC sends or receives in 10^6 a second, without the beginning and the end of a stream; nothing if its
+/// threads have all ended before that.
+fn counted_mops(bed: &Bed, stream: &micro::Stream, ended: impl Fn() -> bool) -> Option<f64> {
+    let counters = || bed.cluster.counters(bed.cluster.machine(0));
+    let count = || match stream.direction {
+        Direction::Outbound => counters().sent,
+        Direction::Inbound => counters().received,
+    };
+    bed.run_until(|| count() > 0 || ended()).ok()?;
+    let time = Duration::from_millis(stream.duration_ms);
+    bed.pass(time / 10);
+    let (from, before) = (bed.cluster.now(), count());
+    bed.pass(time * 17 / 20);
+    let (to, after) = (bed.cluster.now(), count());
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let mops = (after - before) as f64 / (to - from).as_secs_f64() * 1e-6;
+    (!ended() && mops > 0.0).then_some(mops)
 }
 
 #[cfg(test)]
@@ -161,6 +203,28 @@ mod tests {
         }
         let atomics = stream(Verb::Atomics, &Knobs::default());
         assert!((atomics.rate_mops / 2.24 - 1.0).abs() < 0.03, "{atomics:?}");
+    }
+
+    /// WRITEs that a link holds up: many are under way at the end, and are not in the rate.
+    #[test]
+    fn no_rate_is_above_what_binds_it() {
+        for payload_bytes in [8, 256] {
+            let knobs = Knobs {
+                direction: Direction::Inbound,
+                threads: Some(14),
+                queue_pairs: Some(4),
+                payload_bytes: Some(payload_bytes),
+                ..Knobs::default()
+            };
+            let rate = stream(Verb::UcWrite, &knobs).rate_mops;
+            let task = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
+            let bounds = task.bounds(cib()).expect("a Connect-IB does that");
+            let bound = bounds.predicted_mops.expect("a bound");
+            assert!(
+                rate < 1.002 * bound && rate > 0.98 * bound,
+                "{payload_bytes}: {rate}, {bound}"
+            );
+        }
     }
 
     #[test]

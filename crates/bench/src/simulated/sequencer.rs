@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use kv::load::Random;
 use nicmodel::Profile;
 use sequencer::{
     Checker, Client, ClientConfig, ClientReport, Design, LocalServer, ServerConfig, Until, Verdict,
@@ -32,9 +33,12 @@ pub struct Setup {
     pub postlist: usize,
     /// Requests that a worker answers with one doorbell, at most.
     pub batch: usize,
+    /// Answers to a doorbell, at most, if they are fewer than the requests of a batch, whose numbers are taken at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answers: Option<usize>,
     /// UD queue pairs of a worker; as in the paper if `None`.
     pub queues: Option<usize>,
-    /// What the random numbers of the simulation start from.
+    /// What the random numbers of the simulation start from: when each client begins, and keys of the NICs.
     pub seed: u64,
     /// Virtual time that is measured, after a fifth of it for warming up.
     pub time: Duration,
@@ -58,12 +62,16 @@ impl Setup {
             window: 32,
             postlist: 16,
             batch: 16,
+            answers: None,
             queues: None,
             seed: 1,
             time: Duration::from_millis(1),
         }
     }
 }
+
+/// Clients begin within this time: about a round trip.
+const ROUND_TRIP_NS: u64 = 2000;
 
 /// UD queue pairs of a worker in the paper: one for each port of the NIC, and three with multi-queue.
 fn paper_queues(design: Design, profile: &Profile) -> usize {
@@ -165,10 +173,13 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             ..ClientConfig::default()
         };
         let until = Until::DurationMs(ran_ms(setup.time));
+        // Clients of a network do not begin in step.
+        let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
         bed.spawn(machine, format!("client {i}"), move || {
             match Client::connect_through(door.clone(), &context, config) {
                 Ok(mut client) => {
                     gate.pass();
+                    verbs::time::work(Duration::from_nanos(later));
                     let report = client.run(until);
                     reports.borrow_mut().push(report);
                 }
@@ -217,6 +228,7 @@ fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
         design: setup.design,
         workers: setup.cores,
         batch: setup.batch,
+        answers: setup.answers,
         queues: Some(queues),
         max_clients: sessions,
         max_window: window,

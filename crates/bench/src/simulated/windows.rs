@@ -159,4 +159,31 @@ mod tests {
         assert_eq!(of(Verb::RdmaWrite, 1024).wqe_cache_misses_mops, 0.0);
         assert!(of(Verb::RdmaRead, 64).rate_mops > 3.0 * of(Verb::RdmaRead, 1).rate_mops);
     }
+
+    /// Section 5.3.2: READs are the faster the larger their windows, up to the best; what does not fit the cache any more
+    /// costs more than it gains.
+    #[test]
+    fn the_rate_of_reads_rises_up_to_the_best_window_and_falls_behind_it() {
+        for nic in ["cib", "cx3"] {
+            let profile = builtin(nic).expect("built in");
+            let best = profile.cache.read_window.as_ref().expect("published").value as usize;
+            let of = |window| {
+                let time = Duration::from_micros(200);
+                let verb = Verb::RdmaRead;
+                run(profile, &Setup { verb, window, time }).expect("it runs")
+            };
+            let windows = [best / 4, best / 2, best, 2 * best, 4 * best];
+            let [least, less, most, more, many] = windows.map(of);
+            assert!(
+                least.rate_mops < less.rate_mops && less.rate_mops < most.rate_mops,
+                "{nic}: {least:?} {less:?} {most:?}"
+            );
+            assert!(
+                most.rate_mops > 1.1 * more.rate_mops && more.rate_mops > 0.9 * many.rate_mops,
+                "{nic}: {most:?} {more:?} {many:?}"
+            );
+            assert_eq!(most.wqe_cache_misses_mops, 0.0, "{nic}");
+            assert!(more.wqe_cache_misses_mops > 1.0, "{nic}: {more:?}");
+        }
+    }
 }

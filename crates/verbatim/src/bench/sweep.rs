@@ -425,6 +425,7 @@ fn svg(args: &Args, title: String, points: &[Point]) -> Result<String> {
         y: "10^6 messages/s",
         // Header-only messages have no place on a logarithmic axis.
         log: points.iter().all(|(value, _)| *value > 0),
+        levels: &[],
         marks: curve.clone(),
         curves: &[(swept(args), curve)],
         marks_are: "medians",

@@ -384,6 +384,7 @@ fn svg(title: String, points: &[Point]) -> Result<String> {
         y: "10^6/s",
         log: true,
         curves: &curves,
+        levels: &[],
         marks: Vec::new(),
         marks_are: "",
     };

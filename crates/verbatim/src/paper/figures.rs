@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::simulated::{kv, windows};
+use bench::simulated::windows;
 use nicmodel::bounds::Resource;
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{
@@ -28,6 +28,8 @@ struct Figure {
     curves: Vec<(String, Vec<(f64, f64)>)>,
     /// Published points.
     points: Vec<(f64, f64)>,
+    /// Published values that have no place on the x axis.
+    levels: Vec<(String, f64)>,
 }
 
 const MODEL: &str = "model: bounds of the resources";
@@ -40,12 +42,14 @@ pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static 
         pcie_bytes(cib),
         sequencer_cores(simulated),
         latency(simulated),
-        herd_cores(cib)?,
+        herd_cores(cib, simulated),
         drtm(simulated),
         ud_send(cib),
         multi_queue(cib),
-        inbound(),
-        wqe_cache(cib)?,
+        inbound_reads(),
+        inbound_writes(),
+        wqe_cache(cib, simulated)?,
+        best_windows(simulated),
         atomics(),
     ];
     for figure in &figures {
@@ -80,7 +84,8 @@ fn curve(
 }
 
 fn pcie_bytes(cib: &Profile) -> Figure {
-    let sizes = || (1..=32).map(|lines| lines * 32u32);
+    // Each, or steps would be ramps.
+    let sizes = || 1..=1024u32;
     let of = |bytes: fn(&Profile, u32) -> f64| {
         sizes().map(move |size| (f64::from(size), Some(bytes(cib, size))))
     };
@@ -96,6 +101,7 @@ fn pcie_bytes(cib: &Profile) -> Figure {
             curve("MMIO write", of(pcie::mmio_write_bytes)),
         ],
         points: Vec::new(),
+        levels: Vec::new(),
     }
 }
 
@@ -125,16 +131,16 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
             (14.0, "seq_t3_baseline"),
             (14.0, "seq_t3_atomics"),
         ]),
+        levels: Vec::new(),
     }
 }
 
 fn latency(simulated: &Simulated) -> Figure {
     let batched = simulated.latencies(16);
-    // The rate is published, and not at what latency.
-    let peak = batched.last().map_or(0.0, |point| point.0);
+    let slowest = batched.last().map_or(0.0, |point| point.0);
     let mut alone = simulated.latencies(1);
     // Behind its peak it only gets slower.
-    alone.retain(|point| point.0 <= peak);
+    alone.retain(|point| point.0 <= slowest);
     Figure {
         file: "figure-8.svg",
         title: "Figure 8: Spec-S0 on 10 cores under rising load",
@@ -143,10 +149,15 @@ fn latency(simulated: &Simulated) -> Figure {
         y: "10^6 requests/s",
         log: false,
         curves: vec![
-            ("batches of up to 16".to_owned(), batched),
-            ("no batches, an add for each number".to_owned(), alone),
+            ("up to 16 answers to a doorbell".to_owned(), batched),
+            ("an answer to a doorbell".to_owned(), alone),
         ],
-        points: published_at(&[(peak, "seq_t3_spec_s0")]),
+        points: Vec::new(),
+        // The rate is published, and not at what latency.
+        levels: published_at(&[(0.0, "seq_t3_spec_s0")])
+            .into_iter()
+            .map(|(_, rate)| ("published peak".to_owned(), rate))
+            .collect(),
     }
 }
 
@@ -176,22 +187,24 @@ fn multi_queue(cib: &Profile) -> Figure {
             (4.0, "ud_send_1c_mq4_gain_hi"),
             (4.0, "ud_send_1c_nobatch_mq_gain"),
         ]),
+        levels: Vec::new(),
     }
 }
 
-fn wqe_cache(cib: &Profile) -> Result<Figure> {
-    let over = |verb| -> Result<Vec<(f64, windows::Outcome)>> {
-        let at = |window: u32| {
-            let setup = windows::Setup {
-                verb,
-                window: window as usize,
-                time: Duration::from_micros(400),
-            };
-            Ok((f64::from(window), windows::run(cib, &setup)?))
+fn wqe_cache(cib: &Profile, simulated: &Simulated) -> Result<Figure> {
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let at = |(window, outcome)| (window as f64, outcome);
+    let reads: Vec<_> = simulated.windows("cib").map(at).collect();
+    let writes = reads.iter().map(|&(window, _)| {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and whole
+        let setup = windows::Setup {
+            verb: Verb::RdmaWrite,
+            window: window as usize,
+            time: Duration::from_micros(300),
         };
-        powers(0..=11).map(at).collect()
-    };
-    let (reads, writes) = (over(Verb::RdmaRead)?, over(Verb::RdmaWrite)?);
+        Ok((window, windows::run(cib, &setup)?))
+    });
+    let writes: Vec<_> = writes.collect::<Result<_>>()?;
     let of = |name: &str, runs: &[(f64, windows::Outcome)], of: fn(&windows::Outcome) -> f64| {
         let points = runs.iter().map(|(window, outcome)| (*window, of(outcome)));
         (name.to_owned(), points.collect())
@@ -214,20 +227,43 @@ fn wqe_cache(cib: &Profile) -> Result<Figure> {
             }),
         ],
         points: published_at(&[(512.0, "out_read"), (512.0, "out_write_wqe_miss")]),
+        levels: Vec::new(),
     })
 }
 
-fn herd_cores(cib: &Profile) -> Result<Figure> {
-    let over = |batched| -> Result<Vec<(f64, f64)>> {
-        let at = |cores: usize| {
-            let outcome = kv::run(cib, &kv::Setup::paper(cores, batched))?;
-            anyhow::ensure!(outcome.verified, "a value of the simulated store was wrong");
-            #[allow(clippy::cast_precision_loss)] // few cores
-            Ok((cores as f64, outcome.rate_mops))
+/// The windows at which READs are fastest differ by 32 times from one NIC to the next.
+fn best_windows(simulated: &Simulated) -> Figure {
+    let of = |nic| -> Vec<(f64, f64)> {
+        let points: Vec<_> = simulated.windows(nic).collect();
+        let most = points.iter().map(|(_, o)| o.rate_mops).fold(0.0, f64::max);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        let relative = |(window, outcome): (usize, windows::Outcome)| {
+            (window as f64, 100.0 * outcome.rate_mops / most)
         };
-        [1, 2, 4, 8, 12, 14].into_iter().map(at).collect()
+        points.into_iter().map(relative).collect()
     };
-    Ok(Figure {
+    let best = |id| published::get(id).map(|p| (p.value, 100.0));
+    Figure {
+        file: "figure-13-best.svg",
+        title: "Section 5.3.2: windows of 8-byte READs from all cores",
+        kind: "simulated",
+        x: "window of each core",
+        y: "READs/s, % of the most",
+        log: true,
+        curves: vec![
+            ("Connect-IB".to_owned(), of("cib")),
+            ("ConnectX-3".to_owned(), of("cx3")),
+        ],
+        points: ["out_read_best_window_cib", "out_read_best_window_cx3"]
+            .into_iter()
+            .filter_map(best)
+            .collect(),
+        levels: Vec::new(),
+    }
+}
+
+fn herd_cores(cib: &Profile, simulated: &Simulated) -> Figure {
+    Figure {
         file: "figure-9.svg",
         title: "Figure 9: HERD key-value store on Connect-IB",
         kind: "simulated: the store's own code; READ-based: model",
@@ -235,8 +271,8 @@ fn herd_cores(cib: &Profile) -> Result<Figure> {
         y: "10^6 requests/s",
         log: false,
         curves: vec![
-            ("HERD".to_owned(), over(false)?),
-            ("with batches".to_owned(), over(true)?),
+            ("HERD".to_owned(), simulated.herd(false)),
+            ("with batches".to_owned(), simulated.herd(true)),
             curve(
                 "READ-based",
                 (1..=14u32).map(|cores| {
@@ -255,13 +291,13 @@ fn herd_cores(cib: &Profile) -> Result<Figure> {
             (12.0, "herd_batch_peak"),
             (14.0, "derived_read_kv_line"),
         ]),
-    })
+        levels: Vec::new(),
+    }
 }
 
 /// The published numbers compare with GETs alone, and so do the curves.
 fn drtm(simulated: &Simulated) -> Figure {
-    let relative = |name: &str, nic| {
-        let rates = simulated.drtm(nic);
+    let relative = |name: &str, rates: Vec<(f64, f64)>| {
         let gets = rates.first().map_or(1.0, |&(_, rate)| rate);
         let points = rates
             .iter()
@@ -274,12 +310,21 @@ fn drtm(simulated: &Simulated) -> Figure {
     Figure {
         file: "figure-10.svg",
         title: "Figure 10: DrTM-KV",
-        kind: "simulated: the store's own code",
+        kind: "simulated",
         x: "PUTs, %",
         y: "requests/s, % of those with GETs alone",
         log: false,
-        curves: vec![relative("Connect-IB", "cib"), relative("ConnectX-3", "cx3")],
+        curves: vec![
+            relative(
+                "Connect-IB, emulation: 2 atomics a PUT",
+                simulated.drtm("cib"),
+            ),
+            relative("ConnectX-3, emulation", simulated.drtm("cx3")),
+            relative("Connect-IB, a whole store", simulated.records("cib")),
+            relative("ConnectX-3, a whole store", simulated.records("cx3")),
+        ],
         points,
+        levels: Vec::new(),
     }
 }
 
@@ -292,8 +337,7 @@ fn ud_send(cib: &Profile) -> Figure {
         }
     };
     let over = |postlist: f64| {
-        (0..=48u32).map(move |step| {
-            let payload = step * 4;
+        (0..=192u32).map(move |payload| {
             let load = Load::new(operation(payload), Role::Requester).in_postlists(postlist);
             (
                 f64::from(payload),
@@ -302,9 +346,9 @@ fn ud_send(cib: &Profile) -> Figure {
         })
     };
     let limit = |bound: fn(&Profile, u32) -> f64| {
-        (0..=48u32).map(move |step| {
-            let lines = wqe::lines(wqe::bytes(cib, &operation(step * 4)));
-            (f64::from(step * 4), Some(bound(cib, lines)))
+        (0..=192u32).map(move |payload| {
+            let lines = wqe::lines(wqe::bytes(cib, &operation(payload)));
+            (f64::from(payload), Some(bound(cib, lines)))
         })
     };
     Figure {
@@ -331,6 +375,7 @@ fn ud_send(cib: &Profile) -> Figure {
             (60.0, "ud_send_batched_peak"),
             (0.0, "ud_send_batched_ho_peak"),
         ]),
+        levels: Vec::new(),
     }
 }
 
@@ -343,53 +388,73 @@ fn read_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
     link.map(|bound| bound.rate_mops)
 }
 
-fn inbound() -> Figure {
-    let over = |nic: &str, verb, transport| {
-        let profile = builtin(nic);
-        powers(2..=10).map(move |payload| {
-            let load = Load::new(Operation::new(verb, transport, payload), Role::Responder);
-            let mix = Mix::new(vec![load]);
-            (
-                f64::from(payload),
-                profile.and_then(|profile| rate(profile, &mix)),
-            )
-        })
+/// NICs of Figure 12.
+const NICS: [(&str, &str); 3] = [
+    ("cib", "Connect-IB"),
+    ("cx3", "ConnectX-3"),
+    ("cx", "ConnectX"),
+];
+
+/// What a NIC takes of a verb, over payloads.
+fn over_payloads(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)> {
+    let at = |payload| {
+        let load = Load::new(Operation::new(verb, transport, payload), Role::Responder);
+        Some((
+            f64::from(payload),
+            rate(builtin(nic)?, &Mix::new(vec![load]))?,
+        ))
     };
-    let reads = |nic| over(nic, Verb::RdmaRead, Transport::Rc);
-    let writes = |nic| over(nic, Verb::RdmaWrite, Transport::Uc);
+    payloads().filter_map(at).collect()
+}
+
+/// Four to a power of two, so that where curves turn is to be seen.
+fn payloads() -> impl Iterator<Item = u32> {
+    (8..=40u32).map(|quarters| {
+        let (power, quarter) = (quarters / 4, quarters % 4);
+        (1 << power) + (1 << power) * quarter / 4
+    })
+}
+
+fn inbound_reads() -> Figure {
     // Small READs come nowhere near the limit, which would take most of the picture.
-    let limit = |nic: &str| {
-        let profile = builtin(nic);
-        powers(5..=10).map(move |payload| {
-            (
-                f64::from(payload),
-                profile.and_then(|profile| read_link_limit(profile, payload)),
-            )
-        })
+    let limit = |nic: &str| -> Vec<(f64, f64)> {
+        let at = |payload| Some((f64::from(payload), read_link_limit(builtin(nic)?, payload)?));
+        let large = payloads().filter(|payload| *payload >= 32);
+        large.filter_map(at).collect()
     };
+    let reads = NICS.map(|(nic, name)| {
+        let points = over_payloads(nic, Verb::RdmaRead, Transport::Rc);
+        (name.to_owned(), points)
+    });
+    let limits = NICS.map(|(nic, name)| (format!("InfiniBand limit, {name}"), limit(nic)));
     Figure {
         file: "figure-12.svg",
-        title: "Figure 12: inbound READs and WRITEs",
+        title: "Figure 12: inbound READs",
         kind: MODEL,
         x: "payload, bytes",
-        y: "10^6 operations/s",
+        y: "10^6 READs/s",
         log: true,
-        curves: vec![
-            curve("InfiniBand limit, Connect-IB", limit("cib")),
-            curve("WRITE, Connect-IB", writes("cib")),
-            curve("READ, Connect-IB", reads("cib")),
-            curve("InfiniBand limit, ConnectX-3", limit("cx3")),
-            curve("WRITE, ConnectX-3", writes("cx3")),
-            curve("READ, ConnectX-3", reads("cx3")),
-            curve("InfiniBand limit, ConnectX", limit("cx")),
-            curve("WRITE, ConnectX", writes("cx")),
-            curve("READ, ConnectX", reads("cx")),
-        ],
-        points: published_at(&[
-            (64.0, "in_read_le64"),
-            (128.0, "in_read_128"),
-            (4.0, "in_write_small"),
-        ]),
+        curves: reads.into_iter().chain(limits).collect(),
+        points: published_at(&[(64.0, "in_read_le64"), (128.0, "in_read_128")]),
+        levels: Vec::new(),
+    }
+}
+
+fn inbound_writes() -> Figure {
+    let writes = NICS.map(|(nic, name)| {
+        let points = over_payloads(nic, Verb::RdmaWrite, Transport::Uc);
+        (name.to_owned(), points)
+    });
+    Figure {
+        file: "figure-12-writes.svg",
+        title: "Figure 12: inbound WRITEs",
+        kind: MODEL,
+        x: "payload, bytes",
+        y: "10^6 WRITEs/s",
+        log: true,
+        curves: writes.to_vec(),
+        points: published_at(&[(4.0, "in_write_small")]),
+        levels: Vec::new(),
     }
 }
 
@@ -422,6 +487,7 @@ fn atomics() -> Figure {
             (4096.0, "atomics_cib_zbig"),
             (64.0, "atomics_cx3"),
         ]),
+        levels: Vec::new(),
     }
 }
 
@@ -432,6 +498,7 @@ fn svg(figure: &Figure) -> Result<String> {
         y: figure.y,
         log: figure.log,
         curves: &figure.curves,
+        levels: &figure.levels,
         marks: figure.points.clone(),
         marks_are: "published",
     };
@@ -443,25 +510,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inbound_operations_of_three_nics_stay_below_the_infiniband_limit() {
-        let figure = inbound();
-        let curves: Vec<_> = figure.curves.iter().map(|(name, _)| name).collect();
-        assert_eq!(curves.len(), 9, "{curves:?}");
-        for nic in figure.curves.chunks(3) {
-            let [(limit, limits), (write, writes), (read, reads)] = nic else {
-                panic!("three curves for each NIC: {nic:?}");
-            };
-            assert!(read.starts_with("READ") && write.starts_with("WRITE"));
-            assert!(limit.starts_with("InfiniBand limit, ") && limits.len() == 6);
-            assert_eq!((reads.len(), writes.len()), (9, 9), "{read}");
+    fn inbound_reads_of_three_nics_stay_below_the_infiniband_limit() {
+        let (reads, writes) = (inbound_reads(), inbound_writes());
+        assert_eq!(writes.curves.len(), NICS.len());
+        let (reads, limits) = reads.curves.split_at(NICS.len());
+        for ((nic, reads), (limit, limits)) in reads.iter().zip(limits) {
+            assert_eq!(*limit, format!("InfiniBand limit, {nic}"));
             for (payload, limit) in limits {
                 let (_, rate) = reads.iter().find(|(x, _)| x == payload).expect("drawn");
-                assert!(*rate <= limit * 1.0001, "{read} of {payload} bytes");
+                assert!(*rate <= limit * 1.0001, "{nic}: READs of {payload} bytes");
             }
             // The largest READs reach it, but for the oldest NIC's: its PCIe is slower than its port.
-            let (last, limit) = (reads[8].1, limits[5].1);
-            let reaches = (last / limit - 1.0).abs() < 1e-6;
-            assert_eq!(reaches, read != "READ, ConnectX", "{read}: {last} {limit}");
+            let last = |points: &[(f64, f64)]| points.last().expect("drawn").1;
+            let reaches = (last(reads) / last(limits) - 1.0).abs() < 1e-6;
+            assert_eq!(reaches, nic != "ConnectX", "{nic}");
         }
     }
 }

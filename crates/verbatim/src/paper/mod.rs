@@ -67,7 +67,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 /// Runs the simulations that numbers come from.
 fn simulate(draw: bool) -> Result<Simulated> {
     let (setups, drtm) = (Simulated::setups(draw), Simulated::drtm_points(draw));
-    let bar = output::progress((setups.len() + drtm.len()) as u64);
+    let (herd, windows) = (Simulated::herd_points(draw), Simulated::window_points());
+    let records = if draw { &drtm[..] } else { &[] };
+    let runs = setups.len() + drtm.len() + records.len() + herd.len() + windows.len();
+    let bar = output::progress(runs as u64);
     let mut simulated = Simulated::default();
     for setup in setups {
         bar.set_message(format!(
@@ -77,11 +80,26 @@ fn simulate(draw: bool) -> Result<Simulated> {
         simulated.add(setup)?;
         bar.inc(1);
     }
-    for (nic, puts) in drtm {
+    for (cores, batched) in herd {
+        bar.set_message(format!("simulating HERD on {cores} cores"));
+        simulated.add_herd((cores, batched))?;
+        bar.inc(1);
+    }
+    for &(nic, puts) in records {
         bar.set_message(format!(
             "simulating the atomics-based store on {nic}, {puts} % PUTs"
         ));
+        simulated.add_records((nic, puts))?;
+        bar.inc(1);
+    }
+    for (nic, puts) in drtm {
+        bar.set_message(format!("simulating DrTM-KV on {nic}, {puts} % PUTs"));
         simulated.add_drtm((nic, puts))?;
+        bar.inc(1);
+    }
+    for (nic, window) in windows {
+        bar.set_message(format!("simulating windows of {window} READs on {nic}"));
+        simulated.add_window((nic, window))?;
         bar.inc(1);
     }
     bar.finish_and_clear();

@@ -51,7 +51,8 @@ fn rate(id: &str) -> Option<Ours> {
     None
 }
 
-fn mops(nic: &str, mix: &str) -> Option<f64> {
+/// The model's rate of a mix.
+pub(super) fn mops(nic: &str, mix: &str) -> Option<f64> {
     let profile = builtin(nic)?;
     let named = mixes::get(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops

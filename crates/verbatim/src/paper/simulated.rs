@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::simulated::kv;
 use bench::simulated::sequencer::{Outcome, Setup, run};
-use nicmodel::mixes;
+use bench::simulated::{drtm, kv, windows};
 use nicmodel::profile::builtin;
+use nicmodel::{Verb, mixes};
 use sequencer::Design;
 
+use super::model;
 use super::number::{Kind, Ours};
 
 /// What was simulated.
@@ -19,20 +20,24 @@ pub(super) struct Simulated {
     loads: Vec<(Setup, Outcome)>,
     /// One client with one request outstanding: a round trip.
     round_trip_us: Option<f64>,
-    /// The atomics-based key-value store: NIC, share of PUTs in %, rate.
+    /// HERD: cores, whether with batches, what came of it.
+    herd: Vec<(usize, bool, kv::Outcome)>,
+    /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
     drtm: Vec<(&'static str, u32, f64)>,
+    records: Vec<(&'static str, u32, f64)>,
+    /// Windows of READs: NIC, window, rate.
+    windows: Vec<(&'static str, usize, windows::Outcome)>,
 }
 
 impl Simulated {
     /// The setups that the numbers and Figure 7 need, and, to draw, Figure 8.
     pub(super) fn setups(draw: bool) -> Vec<Setup> {
-        let cores = [1, 2, 4, 6, 8, 10, 12, 14];
         let swept = Design::ALL
             .into_iter()
             .filter(|design| *design != Design::Atomics);
         let mut setups = vec![Setup::paper(Design::Atomics, 1), round_trip()];
         for design in swept {
-            setups.extend(cores.map(|cores| Setup::paper(design, cores)));
+            setups.extend((1..=CORES).map(|cores| Setup::paper(design, cores)));
         }
         if draw {
             setups.extend(loads());
@@ -57,6 +62,77 @@ impl Simulated {
         Ok(())
     }
 
+    /// What the numbers of HERD need, and, to draw, Figure 9: cores, and whether with batches.
+    pub(super) fn herd_points(draw: bool) -> Vec<(usize, bool)> {
+        if !draw {
+            return vec![(1, false), (1, true), (CORES, false), (HERD_CORES, true)];
+        }
+        let both = [false, true].into_iter();
+        both.flat_map(|batched| (1..=CORES).map(move |cores| (cores, batched)))
+            .collect()
+    }
+
+    /// Runs one of them.
+    pub(super) fn add_herd(&mut self, (cores, batched): (usize, bool)) -> Result<()> {
+        let cib = builtin("cib").context("Connect-IB is built in")?;
+        let outcome = kv::run(cib, &kv::Setup::paper(cores, batched))?;
+        anyhow::ensure!(outcome.verified, "a value of the simulated store was wrong");
+        self.herd.push((cores, batched, outcome));
+        Ok(())
+    }
+
+    /// The rates of HERD over cores.
+    pub(super) fn herd(&self, batched: bool) -> Vec<(f64, f64)> {
+        let of_both = self.herd.iter().filter(|(_, with, _)| *with == batched);
+        #[allow(clippy::cast_precision_loss)] // few cores
+        let point =
+            |(cores, _, outcome): &(usize, bool, kv::Outcome)| (*cores as f64, outcome.rate_mops);
+        of_both.map(point).collect()
+    }
+
+    fn herd_at(&self, cores: usize, batched: bool) -> Option<&kv::Outcome> {
+        let mut found = self.herd.iter();
+        let found = found.find(|(n, with, _)| (*n, *with) == (cores, batched));
+        found.map(|(_, _, outcome)| outcome)
+    }
+
+    /// NICs whose best windows of READs are published, and windows.
+    pub(super) fn window_points() -> Vec<(&'static str, usize)> {
+        let of = |nic| (0..=11).map(move |power| (nic, 1 << power));
+        of("cib").chain(of("cx3")).collect()
+    }
+
+    /// Runs READs of one of them.
+    pub(super) fn add_window(&mut self, (nic, window): (&'static str, usize)) -> Result<()> {
+        let profile = builtin(nic).with_context(|| format!("{nic} is built in"))?;
+        let setup = windows::Setup {
+            verb: Verb::RdmaRead,
+            window,
+            time: Duration::from_micros(300),
+        };
+        let outcome = windows::run(profile, &setup)?;
+        self.windows.push((nic, window, outcome));
+        Ok(())
+    }
+
+    /// READs of a NIC over windows.
+    pub(super) fn windows(&self, nic: &str) -> impl Iterator<Item = (usize, windows::Outcome)> {
+        let of_nic = self.windows.iter().filter(move |(name, ..)| *name == nic);
+        of_nic.map(|&(_, window, outcome)| (window, outcome))
+    }
+
+    /// The window with the most READs: of several the first.
+    fn best_window(&self, nic: &str) -> Option<usize> {
+        let best = self.windows(nic).reduce(|best, next| {
+            if next.1.rate_mops > best.1.rate_mops {
+                next
+            } else {
+                best
+            }
+        });
+        best.map(|(window, _)| window)
+    }
+
     /// What the numbers of Figure 10 need, and, to draw, the figure: NIC, and share of PUTs in %.
     pub(super) fn drtm_points(draw: bool) -> Vec<(&'static str, u32)> {
         if !draw {
@@ -70,18 +146,28 @@ impl Simulated {
     /// Runs one of them.
     pub(super) fn add_drtm(&mut self, (nic, puts): (&'static str, u32)) -> Result<()> {
         let profile = builtin(nic).with_context(|| format!("{nic} is built in"))?;
-        let outcome = kv::run(profile, &kv::Setup::drtm(f64::from(puts) / 100.0))?;
-        anyhow::ensure!(outcome.verified, "a value of the simulated store was wrong");
+        let outcome = drtm::run(profile, &drtm::Setup::paper(f64::from(puts) / 100.0))?;
         self.drtm.push((nic, puts, outcome.rate_mops));
         Ok(())
     }
 
-    /// Rates of the atomics-based store over the share of PUTs in %.
+    /// Runs one of them on the store that has records.
+    pub(super) fn add_records(&mut self, (nic, puts): (&'static str, u32)) -> Result<()> {
+        let profile = builtin(nic).with_context(|| format!("{nic} is built in"))?;
+        let outcome = kv::run(profile, &kv::Setup::drtm(f64::from(puts) / 100.0))?;
+        anyhow::ensure!(outcome.verified, "a value of the simulated store was wrong");
+        self.records.push((nic, puts, outcome.rate_mops));
+        Ok(())
+    }
+
+    /// Rates of the emulation of DrTM-KV over the share of PUTs in %.
     pub(super) fn drtm(&self, nic: &str) -> Vec<(f64, f64)> {
-        let of_nic = self.drtm.iter().filter(|(name, _, _)| *name == nic);
-        of_nic
-            .map(|(_, puts, rate)| (f64::from(*puts), *rate))
-            .collect()
+        over_puts(&self.drtm, nic)
+    }
+
+    /// The same of the atomics-based store.
+    pub(super) fn records(&self, nic: &str) -> Vec<(f64, f64)> {
+        over_puts(&self.records, nic)
     }
 
     /// The rate with so many PUTs in % over that of GETs alone.
@@ -99,9 +185,10 @@ impl Simulated {
         of_design.map(point).collect()
     }
 
-    /// Median latency in µs and rate of Spec-S0 under rising load, with batches of at most so many.
-    pub(super) fn latencies(&self, batch: usize) -> Vec<(f64, f64)> {
-        let of_batch = self.loads.iter().filter(|(setup, _)| setup.batch == batch);
+    /// Median latency in µs and rate of Spec-S0 under rising load, with at most so many answers to a doorbell.
+    pub(super) fn latencies(&self, answers: usize) -> Vec<(f64, f64)> {
+        let of_answers = |setup: &Setup| setup.answers.unwrap_or(setup.batch) == answers;
+        let of_batch = self.loads.iter().filter(|(setup, _)| of_answers(setup));
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let point = |(_, o): &(Setup, Outcome)| (o.latency_ns_p50 as f64 * 1e-3, o.rate_mops);
         of_batch.map(point).collect()
@@ -116,6 +203,9 @@ impl Simulated {
     /// The number of this id, if a simulation gives it.
     pub(super) fn number(&self, id: &str) -> Option<Ours> {
         let rate = |design, cores| Some(self.at(design, cores)?.rate_mops);
+        let herd = |cores, batched| Some(self.herd_at(cores, batched)?.rate_mops);
+        let gain = |fast: Option<f64>, slow: Option<f64>| Some(100.0 * (fast? / slow? - 1.0));
+        let (peak, alone) = (herd(HERD_CORES, true), herd(CORES, false));
         let (value, kind) = match id {
             "seq_rpc_base_1c" => (rate(Design::Rpc, 1)?, kind(id)),
             "seq_t3_baseline" => (rate(Design::Rpc, 14)?, kind(id)),
@@ -141,6 +231,20 @@ impl Simulated {
                 })?;
                 (best.0, Kind::Predicted)
             }
+            "herd_base_1c" => (herd(1, false)?, kind(id)),
+            "herd_batch_1c" => (herd(1, true)?, kind(id)),
+            "herd_base_peak" => (alone?, kind(id)),
+            "herd_batch_peak" => (peak?, kind(id)),
+            "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, Kind::Fitted),
+            "herd_gain_peak" => (gain(peak, alone)?, Kind::Predicted),
+            // Half of all READs: a line of the model's in the paper, too.
+            "herd_vs_read_kv" => (gain(peak, model::mops("cib", "read-kv"))?, Kind::Predicted),
+            "herd_resp_per_doorbell_a" => {
+                let at = self.herd_at(HERD_CORES, true)?;
+                (at.answers_per_doorbell, Kind::Predicted)
+            }
+            "out_read_best_window_cib" => (whole(self.best_window("cib")?), Kind::Fitted),
+            "out_read_best_window_cx3" => (whole(self.best_window("cx3")?), Kind::Fitted),
             "drtm_cib_put10" => {
                 let kept = self.drtm_to_gets("cib", 10.0)?;
                 (100.0 * (1.0 - kept), Kind::Predicted)
@@ -154,6 +258,19 @@ impl Simulated {
         };
         Some(Ours::new(value, kind, "simulation"))
     }
+}
+
+#[allow(clippy::cast_precision_loss)] // far below 2^52
+fn whole(number: usize) -> f64 {
+    number as f64
+}
+
+/// Rates of a NIC over the share of PUTs in %.
+fn over_puts(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
+    let of_nic = all.iter().filter(|(name, _, _)| *name == nic);
+    of_nic
+        .map(|(_, puts, rate)| (f64::from(*puts), *rate))
+        .collect()
 }
 
 /// One client, one header-only request at a time.
@@ -172,17 +289,23 @@ fn loads() -> impl Iterator<Item = Setup> {
     let clients = [1, 4, 12, 35].map(|clients| (clients, 1));
     let windows = [1, 2, 4, 8, 16, 32].map(|window| (70, window));
     let loads = clients.into_iter().chain(windows);
-    [1, 16].into_iter().flat_map(move |batch| {
+    [Some(1), None].into_iter().flat_map(move |answers| {
         loads.clone().map(move |(clients, window)| Setup {
             clients,
             window,
             postlist: 1,
-            batch,
+            answers,
             time: Duration::from_micros(300),
             ..Setup::paper(Design::SpecS0, SPEC_S0_CORES)
         })
     })
 }
+
+/// Cores of a Connect-IB's machine.
+const CORES: usize = 14;
+
+/// Cores with which HERD with batches reaches its peak in the paper.
+const HERD_CORES: usize = 12;
 
 /// Cores with which Spec-S0 reaches its peak.
 const SPEC_S0_CORES: usize = 10;
