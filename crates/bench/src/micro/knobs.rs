@@ -85,6 +85,9 @@ pub struct Knobs {
     pub batch: Option<usize>,
     /// WRs outstanding at most on each queue pair; 256 unless set or the payloads are long.
     pub window: Option<usize>,
+    /// READs that a requester's NIC can have outstanding without losing WQEs from its cache; a window of READs that is not set
+    /// stays within it.
+    pub reads_kept: Option<usize>,
     /// One WR in so many is signaled; 16 unless set or the window is too small.
     pub signal_every: Option<usize>,
     /// Whether the payload is inline; up to [`AUTO_INLINE_BYTES`] unless set.
@@ -174,14 +177,24 @@ impl Stream {
             );
         }
         let given = lcm(knobs.batch.unwrap_or(1), knobs.signal_every.unwrap_or(1));
+        let threads = knobs.threads.or(knobs.processes).unwrap_or(1);
+        let processes = knobs.processes.unwrap_or(threads);
+        let queue_pairs = knobs.queue_pairs.unwrap_or(1);
         let window = knobs.window.unwrap_or_else(|| {
-            let fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
+            let mut fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
+            if let (Verb::RcRead, Some(kept)) = (verb, knobs.reads_kept) {
+                let threads_of_requester = match knobs.direction {
+                    Direction::Outbound => threads,
+                    Direction::Inbound => threads.div_ceil(processes.max(1)),
+                };
+                let each = kept / (threads_of_requester * queue_pairs).max(1);
+                fit = fit.min(each.max(2));
+            }
             // A power of two, so that the other defaults divide it.
             let fit = 1 << fit.ilog2();
             fit.max(2 * given).next_multiple_of(given)
         });
         let auto = || largest_divisor(window, 16.min(window / 2));
-        let threads = knobs.threads.or(knobs.processes).unwrap_or(1);
         let stream = Stream {
             verb,
             direction: knobs.direction,
@@ -191,9 +204,9 @@ impl Stream {
             signal_every: knobs.signal_every.unwrap_or_else(auto),
             inline: knobs.inline(verb, payload_bytes)?,
             burst: knobs.burst,
-            queue_pairs: knobs.queue_pairs.unwrap_or(1),
+            queue_pairs,
             threads,
-            processes: knobs.processes.unwrap_or(threads),
+            processes,
             addresses: knobs.addresses.unwrap_or(1),
             spacing_bytes: knobs.spacing_bytes.unwrap_or(8),
             pages: knobs.pages,

@@ -135,6 +135,13 @@ impl Common {
     }
 }
 
+/// READs that a NIC can have outstanding without losing their WQEs from its cache.
+fn reads_kept(profile: &Profile) -> Option<usize> {
+    let window = profile.cache.read_window.as_ref()?.value;
+    let threads = profile.cache.read_window_threads.as_ref()?.value;
+    usize::try_from(u64::from(window) * u64::from(threads)).ok()
+}
+
 /// Virtual time in which 32 windows pass at 10 GB/s, in ms: with fewer, what is still on its way when the time begins and
 /// ends is a part of the rate. At least 1 ms.
 fn simulated_ms(payload_bytes: usize) -> u64 {
@@ -236,6 +243,7 @@ impl StreamArgs {
                 PagesArg::Small => Pages::Small,
                 PagesArg::Huge => Pages::Huge,
             }),
+            reads_kept: simulated.and_then(reads_kept),
             ..self.common.knobs()
         })
     }

@@ -161,6 +161,12 @@ fn show(numbers: &[Number]) -> Result<()> {
         numbers.iter().filter(|n| n.is_off()),
     )?;
     list(
+        "As they are read here:",
+        numbers
+            .iter()
+            .filter(|n| !n.is_off() && why::reading(n.id()).is_some()),
+    )?;
+    list(
         "Without a number of ours:",
         numbers.iter().filter(|n| n.ours().is_none()),
     )?;
@@ -191,7 +197,8 @@ fn plain(value: f64) -> String {
 
 fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n Number>) -> Result<()> {
     let mut lines = numbers.map(|number| {
-        let why = number.why().unwrap_or("the reason is not known");
+        let why = number.why().or_else(|| why::reading(number.id()));
+        let why = why.unwrap_or("the reason is not known");
         format!(
             "  {} ({} {}): {why}",
             number.id(),
