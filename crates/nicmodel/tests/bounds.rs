@@ -231,7 +231,8 @@ fn published_gains() {
         ("ud_recv_ho_gain", "ud-recv-header-only", "ud-recv", 1.0),
         ("ud_send_batch_gain", "ud-send-batch", "ud-send", 7.0),
         ("herd_gain_peak", "herd-batch", "herd", 5.0),
-        ("herd_gain_percore", "herd-batch-1", "herd-1", 1.0),
+        // HERD's work is fitted to its simulation, in which batches are a little longer than here.
+        ("herd_gain_percore", "herd-batch-1", "herd-1", 2.0),
         ("herd_vs_read_kv", "herd-batch", "read-kv", 4.0),
     ];
     for (id, fast, slow, points) in gains {
