@@ -321,6 +321,7 @@ impl OperationProfile {
             }
             qp.postlists = qp.postlists.min(qp.operations());
             qp.runs = qp.runs.min(qp.postlists);
+            qp.adjacent_reads = qp.adjacent_reads.min(qp.operations());
             if qp.atomics() > qp.operations() {
                 qp.atomic_slots.clear();
             }
