@@ -83,7 +83,8 @@ pub struct Knobs {
     pub payload_bytes: Option<usize>,
     /// WRs that one doorbell announces; 16 unless set or the window is too small.
     pub batch: Option<usize>,
-    /// WRs outstanding at most on each queue pair; 256 unless set or the payloads are long.
+    /// WRs outstanding at most on each queue pair; 256 unless set, the payloads are long, or it is more READs than
+    /// `reads_kept` allows.
     pub window: Option<usize>,
     /// READs that a requester's NIC can have outstanding without losing WQEs from its cache; a window of READs that is not set
     /// stays within it.

@@ -52,6 +52,9 @@ pub(super) fn reading(id: &str) -> Option<&'static str> {
             "against one queue pair without batches, as the conclusion says; the text leaves open whether it means that or \
              one with"
         }
+        _ if id.starts_with("out_read_best_window_") => {
+            "the best of powers of two; the NIC keeps the WQEs of so many READs of all threads together"
+        }
         _ if id.starts_with("in_read_transition_") => {
             "the first power of two of bytes at which the link binds; it begins to between that and the one before"
         }
