@@ -41,11 +41,13 @@
 //! println!("{violation}");
 //! ```
 
+mod check;
+mod explain;
 mod register;
 mod search;
 mod violation;
 
-pub use search::check;
+pub use check::check;
 pub use violation::{MOST_SHOWN, Reason, Violation};
 
 /// Something that a process did with the register.

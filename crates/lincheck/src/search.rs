@@ -3,73 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::register::State;
-use crate::violation::{self, Reason, Violation};
-use crate::{Action, Condition, Judged, Operation, Outcome};
-
-/// Judges the history of one register, which holds nothing at first.
-///
-/// - Order: any.
-/// - Cost: about proportional to the length, times the number of operations under way at a time.
-///
-/// # Errors
-/// The [`Violation`], if it is not linearizable.
-pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
-    let seen = match seen_versions(operations) {
-        Ok(seen) => seen,
-        Err((reason, at)) => return Err(Box::new(Violation::of(reason, operations, &at))),
-    };
-    let history = History {
-        operations,
-        seen: &seen,
-    };
-    let all: Vec<usize> = (0..operations.len()).collect();
-    let start = Configuration::new(State::EMPTY);
-    let unknown = operations.iter().filter(|o| o.end.is_none()).count();
-    match history.walk(&all, &[], start, u64::MAX) {
-        Ok(states_max) => Ok(Judged {
-            operations: operations.len() as u64,
-            unknown: unknown as u64,
-            states_max,
-        }),
-        Err(failed) => Err(Box::new(violation::explain(&history, &failed))),
-    }
-}
-
-/// The versions with which values were found; or what contradicts itself, and the operations that do.
-fn seen_versions(operations: &[Operation]) -> Result<HashMap<u64, u64>, (Reason, Vec<usize>)> {
-    let mut writes = HashMap::new();
-    for (i, operation) in operations.iter().enumerate() {
-        if let Action::Write { value, .. } = operation.action
-            && let Some(other) = writes.insert(value, i)
-        {
-            return Err((Reason::SetTwice, vec![other, i]));
-        }
-    }
-    let mut seen: HashMap<u64, (u64, usize)> = HashMap::new();
-    for (i, operation) in operations.iter().enumerate() {
-        let Some(end) = operation.end else {
-            continue;
-        };
-        let Outcome::Value { value, version } = end.outcome else {
-            continue;
-        };
-        let Some(&write) = writes.get(&value) else {
-            return Err((Reason::FromNowhere, vec![i]));
-        };
-        let set = &operations[write];
-        if set.call_ns > end.at_ns {
-            return Err((Reason::FromTheFuture, vec![i, write]));
-        }
-        if set.end.is_some() && !set.changes() {
-            return Err((Reason::WasRefused, vec![write, i]));
-        }
-        let (first, other) = *seen.entry(value).or_insert((version, i));
-        if first != version {
-            return Err((Reason::TwoVersions, vec![write, other, i]));
-        }
-    }
-    Ok(seen.into_iter().map(|(k, (v, _))| (k, v)).collect())
-}
+use crate::{Action, Condition, Operation, Outcome};
 
 /// Changes of unknown outcome that nobody saw and that depend on no version: how many of each kind.
 type Kinds = [u32; 4];
