@@ -1,4 +1,7 @@
 //! Files of /proc, and the identity of a device.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| softnic::fuzz::texts(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    shm::fuzz::texts(bytes);
+    softnic::fuzz::texts(bytes);
+});

@@ -114,7 +114,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "loom",
         what: "every interleaving of the shared-memory rings",
         kind: Kind::Tests,
-        args: &["test", "-p", "softnic", "--release", "--lib", "loom"],
+        args: &["test", "-p", "shm", "--release", "--lib", "loom"],
         env: &[("RUSTFLAGS", "--cfg loom")],
         rxe: false,
         target: Some("loom"),

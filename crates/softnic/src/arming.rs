@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::send::now_ns;
+use shm::clock::now_ns;
 
 /// So long a thread that runs takes from arming to polling, at most.
 const SOON_NS: u64 = 50_000;

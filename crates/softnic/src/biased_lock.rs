@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, compiler_fence, fence};
 
-use crate::barrier;
+use shm::barrier;
 
 /// A lock that costs the thread that uses it most two plain stores: for the queues of the data path, which one
 /// thread posts to and polls.

@@ -9,8 +9,8 @@ use verbs_abi::{
 };
 
 use crate::event::EventQueue;
-use crate::fabric::Peer;
 use crate::nic::Nic;
+use shm::fabric::Peer;
 
 /// An open device.
 ///

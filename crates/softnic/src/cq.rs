@@ -16,16 +16,16 @@ use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::abi::Polling;
 use crate::arming::{Arming, Next};
-use crate::barrier;
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::engine::Look;
 use crate::event::{EventQueue, Unacknowledged};
-use crate::fabric::layout::*;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
 use crate::xrc;
+use shm::barrier;
+use shm::fabric::layout::*;
 
 use overrun::Overrun;
 
@@ -371,7 +371,7 @@ impl Cq {
         let moderation = self.moderation.load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
         if count > 1 && state.buffer.len() < count as usize {
-            let now = crate::send::now_ns();
+            let now = shm::clock::now_ns();
             let since = *state.held_since.get_or_insert(now);
             if now - since < u64::from(period_us) * 1000 {
                 return true;
@@ -856,7 +856,7 @@ impl CqState {
     /// Is a peer that does not poll to be called, so that its engine serves it? Says so ever more rarely.
     #[inline(never)]
     fn is_starving(&mut self) -> bool {
-        let now = crate::send::now_ns();
+        let now = shm::clock::now_ns();
         let since = *self.idle_since.get_or_insert(now);
         let (polls, time) = (self.idle_polls, now - since);
         // As many polls as time: 4,096 of them take from 50 us to minutes, on a machine with more to do than cores.

@@ -10,10 +10,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 use std::{fs, io, ptr};
 
-use crate::errno::{errno_of, shortage};
 use crate::identity::Identity;
 use crate::steering::spread::HASH_FIELDS;
 use libc::EINVAL;
+use shm::shortage::{errno_of, shortage};
 use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_DEVICE_ATOMIC_WRITE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_FLUSH_GLOBAL,
     IBV_DEVICE_MANAGED_FLOW_STEERING, IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B,
@@ -62,7 +62,7 @@ pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 pub(crate) const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Most work queues of a table that raw packets are spread by: what its place in shared memory has room for.
 #[allow(clippy::cast_possible_truncation)] // 128
-pub(crate) const MAX_IND_TBL_SIZE: u32 = crate::fabric::layout::MAX_IND_TBL as u32;
+pub(crate) const MAX_IND_TBL_SIZE: u32 = shm::fabric::layout::MAX_IND_TBL as u32;
 /// Bytes of the headers of a rendezvous message.
 pub(crate) const MAX_RNDV_HEADER: u32 = 32;
 /// Entries of the list of a shared receive queue for tag matching, each of which a message may have to be compared with.
@@ -74,7 +74,7 @@ pub(crate) const MAX_AH: u32 = 65_536;
 
 /// Most attachments of a process's queue pairs to multicast groups: what its table has places for.
 const MAX_MCASTS: u32 = 4096;
-const _: () = assert!(MAX_MCASTS as usize == crate::fabric::layout::MAX_MCASTS);
+const _: () = assert!(MAX_MCASTS as usize == shm::fabric::layout::MAX_MCASTS);
 
 /// Most bytes of device memory in one allocation: 256 KiB, about what ConnectX NICs have.
 pub(crate) const MAX_DM_SIZE: u64 = 256 << 10;

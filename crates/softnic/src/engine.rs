@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use reserve::thread::Begun;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::barrier;
 use crate::biased_lock::Visit;
-use crate::fabric::Peer;
 use crate::nic::Nic;
 use crate::xrc;
+use shm::barrier;
+use shm::fabric::Peer;
 
 /// How often the engine looks while a deadline runs.
 const TICK: Duration = Duration::from_millis(1);
@@ -49,13 +49,13 @@ pub(crate) fn begin() -> io::Result<Begun<&'static Nic>> {
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10);
-    let begun = reserve::thread::begin(builder, crate::keys::touch, run);
+    let begun = reserve::thread::begin(builder, shm::keys::touch, run);
     drop(blocked);
     begun
 }
 
 fn run(nic: &'static Nic) {
-    crate::mem::this_thread_is_the_engine();
+    shm::mem::this_thread_is_the_engine();
     let mut idle_ticks = 0;
     let mut last_tick = Instant::now();
     loop {
@@ -157,7 +157,7 @@ pub(crate) fn at_exit(f: extern "C" fn()) {
 }
 
 /// All signals of others are blocked in this thread, and in threads that it starts, until this is dropped. What a thread
-/// brings upon itself is not: it ends the process if it is blocked, where [`mem`](crate::mem) gets over it.
+/// brings upon itself is not: it ends the process if it is blocked, where [`mem`](shm::mem) gets over it.
 struct BlockedSignals(libc::sigset_t);
 
 #[allow(unsafe_code)]

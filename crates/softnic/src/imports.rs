@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::fabric::Peer;
-use crate::fabric::layout::*;
-use crate::keys::{self, MAX_PD_NUMBER};
 use crate::nic::{Nic, lock};
+use shm::fabric::Peer;
+use shm::fabric::layout::*;
+use shm::keys::{self, MAX_PD_NUMBER};
 
 /// What can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -31,108 +31,55 @@
 #![deny(unsafe_code)]
 // `u64` and `usize` are the same size wherever this compiles; casts to narrower types carry their own reason.
 #![allow(clippy::cast_possible_truncation)]
-// Under loom only the lock-free parts of the fabric are compiled.
-#![cfg_attr(loom, allow(dead_code))]
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit target");
 
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod abi;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod ah;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod arming;
-#[cfg(not(loom))]
-mod barrier;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod biased_lock;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod context;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod cq;
-#[cfg(not(loom))]
 mod device;
-#[cfg(not(loom))]
 mod engine;
-#[cfg(not(loom))]
-mod errno;
-#[cfg(not(loom))]
 mod event;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-mod fabric;
-#[cfg(loom)]
-#[allow(unsafe_code)]
-mod fabric {
-    pub(crate) mod mailbox;
-    pub(crate) mod ring;
-}
-#[cfg(all(any(test, fuzzing), not(loom)))]
+#[cfg(any(test, fuzzing))]
 pub mod fuzz;
-#[cfg(not(loom))]
 mod identity;
-#[cfg(not(loom))]
 mod imports;
-#[cfg(not(loom))]
-mod keys;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-mod mem;
-#[cfg(not(loom))]
 mod multicast;
-#[cfg(not(loom))]
 mod nic;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod qp;
-#[cfg(not(loom))]
 mod qp_state;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod recv;
-#[cfg(not(loom))]
 mod region_cache;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod send;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod sge;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod srq;
-#[cfg(not(loom))]
 mod steering;
-#[cfg(not(loom))]
 mod strings;
-#[allow(unsafe_code)]
-mod sync;
-#[cfg(not(loom))]
 mod sysfs;
 mod sysfs_text;
-#[cfg(not(loom))]
 mod xrc;
 
-#[cfg(not(loom))]
 pub use abi::{later_symbols, symbols};
-#[cfg(not(loom))]
-pub use fabric::FabricError;
-#[cfg(not(loom))]
 pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
+pub use shm::fabric::FabricError;
 /// How far a QP number is shifted right to tell the process that has the queue pair.
-#[cfg(not(loom))]
-pub const PROCESS_SHIFT: u32 = fabric::layout::QP_BITS;
-#[cfg(not(loom))]
-pub use mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
-#[cfg(not(loom))]
+pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_BITS;
 pub use nic::{NicError, fabric_dir, last_error};
-#[cfg(not(loom))]
+pub use shm::mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use sysfs::{SysfsFile, UVERBS_NAME, sysfs_files};
 pub use sysfs_text::read_sysfs_text;

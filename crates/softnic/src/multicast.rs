@@ -6,9 +6,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-use crate::fabric::layout::*;
-use crate::fabric::{Fabric, Peer};
 use crate::nic::lock;
+use shm::fabric::layout::*;
+use shm::fabric::{Fabric, Peer};
 
 /// The QP number to which datagrams for a group are addressed: IBTA vol. 1, 3.5.12.
 pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;

@@ -10,20 +10,20 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::{Port, PortError};
 use crate::engine;
-use crate::errno::errno_of;
-use crate::fabric::layout::*;
-use crate::fabric::mailbox::MAILBOX_SLOTS;
-use crate::fabric::{Fabric, FabricError, Peer};
 use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
-use crate::keys::Keys;
-use crate::mem::Mappings;
 use crate::multicast::Attachments;
 use crate::qp::Qp;
 use crate::steering::Flows;
 use crate::steering::spread::Spreads;
-use crate::sync::SpinLock;
 use crate::xrc::{FileId, Xrcd};
+use shm::fabric::layout::*;
+use shm::fabric::mailbox::MAILBOX_SLOTS;
+use shm::fabric::{Fabric, FabricError, Peer};
+use shm::keys::Keys;
+use shm::mem::Mappings;
+use shm::shortage::errno_of;
+use shm::sync::SpinLock;
 
 /// Why there is no software NIC in this process.
 #[derive(Debug, thiserror::Error)]
@@ -179,7 +179,7 @@ impl Nic {
         // Before anything that others see: a process that cannot have a thread leaves nothing behind.
         let engine = engine::begin().map_err(NicError::Engine)?;
         let fabric = Fabric::join(&Fabric::default_dir()?)?;
-        crate::mem::survive_faults();
+        shm::mem::survive_faults();
         // It lives as long as the process: handles that a program forgot to destroy stay valid.
         let nic: &'static Self = Box::leak(Box::new(Self {
             fabric,
@@ -217,7 +217,7 @@ impl Nic {
     /// # Errors
     /// What the system says where there are no descriptors left.
     ///
-    /// [`Name`]: crate::fabric::Name
+    /// [`Name`]: shm::fabric::Name
     pub(crate) fn cmd_fd(&self) -> Result<RawFd, i32> {
         let mut made = lock(&self.cmd_fd);
         let file = match &mut *made {

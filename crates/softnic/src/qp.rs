@@ -11,14 +11,14 @@ use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
 use crate::event::Unacknowledged;
-use crate::fabric::Peer;
-use crate::fabric::layout::*;
 use crate::nic::{Nic, lock};
 use crate::qp_state::{Limits, QpState, QpType, check_transition};
 use crate::recv::{Inbound, RecvQueue, RecvSide};
 use crate::send::{self, SendQueue, SendWork};
 use crate::srq::Srq;
 use crate::xrc::Xrc;
+use shm::fabric::Peer;
+use shm::fabric::layout::*;
 
 /// A queue pair; the program's handle points to its first field.
 #[repr(C)]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::fabric::Peer;
 use crate::imports::find_region;
-use crate::keys::{self, Pin};
-use crate::mem::{Fault, Region};
 use crate::nic::Nic;
+use shm::fabric::Peer;
+use shm::keys::{self, Pin};
+use shm::mem::{Fault, Region};
 
 const ENTRIES: usize = 8;
 

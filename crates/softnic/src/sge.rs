@@ -6,10 +6,10 @@ use std::mem::MaybeUninit;
 use verbs_abi::*;
 
 use crate::device::MAX_SGE;
-use crate::keys::{IMPLICIT, Pin};
-use crate::mem::Region;
 use crate::nic::Nic;
 use crate::region_cache::RegionCache;
+use shm::keys::{IMPLICIT, Pin};
+use shm::mem::Region;
 
 /// Room for the SGEs of a work request that lie where a processor would not have them: programs put them into packed
 /// structures (libiscsi's `iser_rx_desc`), and C reads them there.
@@ -160,7 +160,7 @@ pub(crate) fn checked_sge<'c>(
 #[cold]
 fn on_demand(region: &Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
     // In another process that is not known; the system call finds out.
-    let mapped = || !region.own || crate::mem::populate(sge.addr, sge.length.into(), write);
+    let mapped = || !region.own || shm::mem::populate(sge.addr, sge.length.into(), write);
     region.pd == IMPLICIT | pd && mapped()
 }
 

@@ -12,14 +12,14 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::barrier;
 use crate::cq::Cq;
-use crate::fabric::layout::*;
 use crate::nic::{Nic, lock};
 use crate::qp::Qp;
 use crate::recv::RecvSide;
 use crate::srq::Srq;
-use crate::sync::SpinLock;
+use shm::barrier;
+use shm::fabric::layout::*;
+use shm::sync::SpinLock;
 
 /// The file that names a domain: device and inode.
 pub(crate) type FileId = (u64, u64);

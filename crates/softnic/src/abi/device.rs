@@ -8,11 +8,11 @@ use verbs_abi::*;
 use super::*;
 use crate::context::Context;
 use crate::device;
-use crate::fabric::Peer;
 use crate::identity::Identity;
 use crate::nic::{self, Nic, NicError};
 use crate::strings;
 use crate::sysfs::UVERBS_NAME;
+use shm::fabric::Peer;
 
 /// The one device. Programs read it; nobody writes.
 struct Device(verbs_device);
@@ -53,13 +53,13 @@ fn set_text(field: &mut [c_char], text: &str) {
 
 pub(super) fn errno_of_nic(e: &NicError) -> c_int {
     match e {
-        NicError::Fabric(crate::fabric::FabricError::Io { source, .. })
+        NicError::Fabric(shm::fabric::FabricError::Io { source, .. })
         | NicError::Engine(source) => errno_of(source),
-        NicError::Fabric(crate::fabric::FabricError::Foreign { .. }) => libc::EACCES,
-        NicError::Fabric(crate::fabric::FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
-        NicError::Fabric(crate::fabric::FabricError::Full { .. }) => libc::EUSERS,
+        NicError::Fabric(shm::fabric::FabricError::Foreign { .. }) => libc::EACCES,
+        NicError::Fabric(shm::fabric::FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
+        NicError::Fabric(shm::fabric::FabricError::Full { .. }) => libc::EUSERS,
         NicError::Fabric(
-            crate::fabric::FabricError::BadName(_) | crate::fabric::FabricError::BadFabric(_),
+            shm::fabric::FabricError::BadName(_) | shm::fabric::FabricError::BadFabric(_),
         ) => libc::EINVAL,
         NicError::Port { errno, .. } => *errno,
         NicError::Device(_) => libc::EINVAL,

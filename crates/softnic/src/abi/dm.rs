@@ -11,8 +11,8 @@ use super::mr::{MrRange, register_mr};
 use super::*;
 use crate::device;
 use crate::imports::{self, Exported, Kind, Shared, Sharing};
-use crate::mem::{Fault, SharedMemory, alloc_shared, copy};
 use crate::nic;
+use shm::mem::{Fault, SharedMemory, alloc_shared, copy};
 
 /// Device memory; the program's handle points to its first field.
 #[repr(C)]
@@ -119,7 +119,7 @@ pub(super) unsafe extern "C" fn ibv_import_dm(
     let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
     let made = c.and_then(|c| {
         let of = Shared::import(c.nic, c.home(), Kind::Dm, dm_handle)?;
-        let index = dm_handle as usize % crate::fabric::layout::MAX_DMS;
+        let index = dm_handle as usize % shm::fabric::layout::MAX_DMS;
         let there = of.home().segment.dm(index).ok_or(libc::ENOENT)?;
         let file = (
             there.fd.load(Ordering::Relaxed),

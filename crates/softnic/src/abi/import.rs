@@ -11,8 +11,8 @@ use verbs_abi::*;
 use super::device::{errno_of_nic, new_context, the_device};
 use super::*;
 use crate::context::Context;
-use crate::fabric::Name;
 use crate::nic;
+use shm::fabric::Name;
 
 pub(super) unsafe extern "C" fn ibv_import_device(fd: c_int) -> *mut ibv_context {
     if reserve::is_short() {

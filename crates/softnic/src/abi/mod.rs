@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use verbs_abi::{LaterSymbols, Symbols};
 
-use crate::errno::errno_of;
+use shm::shortage::errno_of;
 
 /// The software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
 #[must_use]

@@ -10,11 +10,11 @@ use verbs_abi::*;
 use super::dm::Dm;
 use super::domain::{Pd, leave, leave_quietly, share_pd};
 use super::*;
-use crate::fabric::Peer;
 use crate::imports::{find_region, pd_uses};
-use crate::keys::{self, IMPLICIT, NewRegion};
-use crate::mem::{Hold, RangeBacking, backing_of};
 use crate::nic::Nic;
+use shm::fabric::Peer;
+use shm::keys::{self, IMPLICIT, NewRegion};
+use shm::mem::{Hold, RangeBacking, backing_of};
 
 /// A memory region; the program's handle points to its first field.
 #[repr(C)]

@@ -8,9 +8,9 @@ use verbs_abi::*;
 
 use super::domain::{Pd, leave, share_pd};
 use super::*;
-use crate::keys::{BindRequest, WindowId, WindowType};
 use crate::qp::Qp;
 use crate::send;
+use shm::keys::{BindRequest, WindowId, WindowType};
 
 /// A memory window; the program's handle points to its first field.
 #[repr(C)]

@@ -16,13 +16,13 @@ use crate::context::Context;
 use crate::cq::{Channel, Cq};
 use crate::device::{self, LinkLayer};
 use crate::event::EventQueue;
-use crate::keys::MAX_PD_NUMBER;
 use crate::multicast::Group;
 use crate::qp::{NewQp, Qp};
 use crate::qp_state::QpType;
 use crate::recv::RecvQueue;
 use crate::srq::Srq;
 use crate::xrc::{Xrc, XrcSrq};
+use shm::keys::MAX_PD_NUMBER;
 
 /// A completion channel; the program's handle points to its first field.
 #[repr(C)]

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::hint;
 
-use crate::send::now_ns;
+use shm::clock::now_ns;
 
 /// Polls in a row of one queue that find nothing until it is asked whether to [`rest`].
 pub(super) const IDLE_POLLS: u32 = 4096;

@@ -12,16 +12,17 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use crate::cq::WcSink;
-use crate::fabric::Peer;
-use crate::fabric::layout::*;
-use crate::fabric::ring::{Consumer, Header, Record};
-use crate::mem::{Fault, copy};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, rnr_timer_ns};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::send::{self, FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, now_ns};
+use crate::send::{self, FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind};
 use crate::sge::{SgeError, Window, checked_sge};
+use shm::clock::now_ns;
+use shm::fabric::Peer;
+use shm::fabric::layout::*;
+use shm::fabric::ring::{Consumer, Header, Record};
+use shm::mem::{Fault, copy};
 
 use inbound::Path;
 use place::*;

@@ -1,7 +1,7 @@
 //! Placing a payload in the memory that a receive WR names.
 
 use super::*;
-use crate::mem::{BOUNCE, Fault, copy, is_readable, is_writable, pieces};
+use shm::mem::{BOUNCE, Fault, copy, is_readable, is_writable, pieces};
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
@@ -172,7 +172,7 @@ pub(super) fn for_each_referenced(
     record: &Record<'_>,
     (peer, src_qpn): (&Arc<Peer>, u32),
     remote: &mut RegionCache,
-    mut f: impl FnMut(&crate::mem::Region, u64, u64) -> Result<(), PlaceError>,
+    mut f: impl FnMut(&shm::mem::Region, u64, u64) -> Result<(), PlaceError>,
 ) -> Result<(), PlaceError> {
     let sender = peer.segment.find_qp(src_qpn as usize % MAX_QPS);
     let domain = || sender.map_or(0, |qp| qp.pd.load(Ordering::Relaxed));
@@ -285,7 +285,7 @@ impl Scatter<'_> {
     /// Writes `len` bytes at `addr` of a region that is reached by system call.
     pub(super) fn put_from(
         &mut self,
-        from: &crate::mem::Region,
+        from: &shm::mem::Region,
         mut addr: u64,
         mut len: usize,
     ) -> Result<(), PlaceError> {

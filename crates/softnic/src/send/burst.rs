@@ -206,7 +206,7 @@ unsafe fn sends<const UD: bool>(
         }
         let place = ring.producer.place(len);
         // SAFETY: the payload is the program's; the place has `len` bytes.
-        if len != 0 && unsafe { crate::mem::copy(place.as_mut_ptr(), src, len) }.is_err() {
+        if len != 0 && unsafe { shm::mem::copy(place.as_mut_ptr(), src, len) }.is_err() {
             break;
         }
         let mut flags = 0;
@@ -319,7 +319,7 @@ unsafe fn writes<const INLINE: bool>(
             break;
         };
         // SAFETY: the range lies in the region, pinned for the whole burst; `src` is the program's.
-        if unsafe { crate::mem::copy(dst, src, len) }.is_err() {
+        if unsafe { shm::mem::copy(dst, src, len) }.is_err() {
             break;
         }
         let seq = sq.posted;

@@ -18,7 +18,7 @@ pub(super) fn gather(
     let mut dst = place.as_mut_ptr();
     for_each_part(qp, local, view, |src, len| {
         // SAFETY: the parts add up to `total` bytes, which the place has.
-        unsafe { crate::mem::copy(dst, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
+        unsafe { shm::mem::copy(dst, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
         dst = dst.wrapping_add(len);
         Ok(())
     })
@@ -60,7 +60,7 @@ pub(super) fn for_each_part(
 /// Calls `f` for the bytes of a checked SGE whose region belongs to another process and is not mapped, some at a time.
 #[cold]
 fn fetched(
-    region: &crate::mem::Region,
+    region: &shm::mem::Region,
     sge: &ibv_sge,
     f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {

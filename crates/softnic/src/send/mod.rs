@@ -26,17 +26,18 @@ use verbs_abi::*;
 use crate::abi::bind_request;
 use crate::ah::Ah;
 use crate::cq::WcSink;
-use crate::fabric::Peer;
-use crate::fabric::layout::*;
-use crate::fabric::ring::{Producer, SLOT_BYTES, record_slots};
-use crate::keys::{BindRequest, window_admits};
-use crate::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable, pieces};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
 use crate::recv::{call_if_armed, failed, header};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{Copies, checked_sge};
+use shm::clock::now_ns;
+use shm::fabric::Peer;
+use shm::fabric::layout::*;
+use shm::fabric::ring::{Producer, SLOT_BYTES, record_slots};
+use shm::keys::{BindRequest, window_admits};
+use shm::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable, pieces};
 
 use connected::*;
 use gather::*;
@@ -87,12 +88,6 @@ impl Kind {
             _ => None,
         }
     }
-}
-
-/// Monotonic time.
-pub(crate) fn now_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
 }
 
 /// What a send queue has for the poll of its CQ.

@@ -1,7 +1,7 @@
 //! RDMA WRITE, READ and atomics: executed by the requester, with the checks that the responder would make.
 
 use super::*;
-use crate::keys::{IMPLICIT, MAX_PD_NUMBER};
+use shm::keys::{IMPLICIT, MAX_PD_NUMBER};
 
 /// Why a one-sided WR may not go to the remote side that it names.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ pub(super) fn remote_region<'c>(
     (addr, rkey): (u64, u32),
     len: u64,
     access: ibv_access_flags,
-) -> Result<(&'c crate::mem::Region, crate::keys::Pin), Denied> {
+) -> Result<(&'c shm::mem::Region, shm::keys::Pin), Denied> {
     let access = access.cast_unsigned();
     let dest = out.peer.segment.qp(out.dest_index);
     let dest = dest.ok_or(Denied::NoQueuePair)?;
@@ -80,9 +80,9 @@ fn denied_with_payload(
 /// Is there memory of this process where a peer in it wants to go? In a region of the whole address space that is not
 /// known; a peer in another process finds out by its system call.
 #[cold]
-fn own_memory(region: &crate::mem::Region, addr: u64, len: u64, access: u32) -> bool {
+fn own_memory(region: &shm::mem::Region, addr: u64, len: u64, access: u32) -> bool {
     let read = access == IBV_ACCESS_REMOTE_READ.cast_unsigned();
-    region.pd & !(MAX_PD_NUMBER - 1) != IMPLICIT || crate::mem::populate(addr, len, !read)
+    region.pd & !(MAX_PD_NUMBER - 1) != IMPLICIT || shm::mem::populate(addr, len, !read)
 }
 
 /// May requests to `dest` use a key of a region or a window that has `owner` in the place of its protection domain?
@@ -266,9 +266,9 @@ pub(super) fn read(
 /// and pinned. The error says whether it was the SGE that could not be reached.
 #[cold]
 fn read_to_unmapped(
-    region: &crate::mem::Region,
+    region: &shm::mem::Region,
     addr: u64,
-    local: &crate::mem::Region,
+    local: &shm::mem::Region,
     sge: &ibv_sge,
 ) -> Result<(), bool> {
     let mut buffer = [0; BOUNCE];
@@ -385,7 +385,7 @@ pub(super) fn atomic_write(
     let mut at = bytes.as_mut_ptr();
     for_each_part(qp, &mut sq.local, view, |src, len| {
         // SAFETY: the parts add up to the 8 bytes of the array.
-        unsafe { crate::mem::copy(at, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
+        unsafe { shm::mem::copy(at, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
         at = at.wrapping_add(len);
         Ok(())
     })

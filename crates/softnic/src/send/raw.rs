@@ -47,8 +47,7 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
         let part = frame.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own.
-        unsafe { crate::mem::copy(part.as_mut_ptr(), src, len) }
-            .map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)
     });
     if let Err(status) = gathered {
         return Outcome::Failed(status);

@@ -87,7 +87,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let pin = keys.pin_at(hazard, &out.peer, region.index, region.entry)?;
     let src = std::ptr::with_exposed_provenance(sge.addr as usize);
     // SAFETY: the range lies in the region, which is pinned; `src` is the program's (contract).
-    unsafe { crate::mem::copy(dst, src, len) }.ok()?;
+    unsafe { shm::mem::copy(dst, src, len) }.ok()?;
     drop(pin);
     let seq = sq.posted;
     sq.posted += 1;

@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
-use crate::fabric::layout::*;
-use crate::fabric::{Fabric, Peer};
 use crate::nic::lock;
 use headers::{HEADER_BYTES, Headers};
+use shm::fabric::layout::*;
+use shm::fabric::{Fabric, Peer};
 use spread::Spread;
 
 /// What packets of a flow look like.

@@ -7,9 +7,9 @@ use verbs_abi::*;
 
 use super::Places;
 use super::headers::{Headers, field, layer};
-use crate::fabric::layout::*;
-use crate::fabric::{Fabric, Peer};
 use crate::nic::lock;
+use shm::fabric::layout::*;
+use shm::fabric::{Fabric, Peer};
 
 /// Bytes of the key of the Toeplitz function: as all devices have it ("Verifying the RSS Hash Calculation", Windows
 /// drivers' documentation, which defines the function).

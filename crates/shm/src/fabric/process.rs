@@ -10,7 +10,7 @@ use rustix::process::{Pid, test_kill_process};
 ///
 /// # Errors
 /// Where there is no telling: this process has no more descriptors.
-pub(crate) fn start_time(pid: u64) -> io::Result<Option<u64>> {
+pub fn start_time(pid: u64) -> io::Result<Option<u64>> {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => Ok(parse_stat(&stat)),
         // ESRCH: it ended while its file was open.
@@ -41,7 +41,7 @@ fn parse_stat(stat: &str) -> Option<u64> {
 
 /// For [`crate::fuzz`]: any text in the place of `/proc/PID/stat`.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(text: &str) {
+pub fn fuzz(text: &str) {
     let _ = parse_stat(text);
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn fuzz(text: &str) {
 ///
 /// Where its start time cannot be read, whichever process has the pid is taken for it: it must not be taken for dead
 /// because this process has no descriptor left.
-pub(crate) fn is_alive(pid: u64, start: u64) -> bool {
+pub fn is_alive(pid: u64, start: u64) -> bool {
     match start_time(pid) {
         Ok(found) => found == Some(start),
         Err(_) => to_pid(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH)),
@@ -57,12 +57,12 @@ pub(crate) fn is_alive(pid: u64, start: u64) -> bool {
 }
 
 /// The own pid.
-pub(crate) fn own_pid() -> u64 {
+pub fn own_pid() -> u64 {
     u64::from(std::process::id())
 }
 
 /// A number that is random and not 0.
-pub(crate) fn random_nonzero() -> u64 {
+pub fn random_nonzero() -> u64 {
     loop {
         // The kernel's generator does not fail after boot; should it, the address of a local and the time
         // still make incarnations differ, and keys stay hard to guess for other processes.
@@ -78,7 +78,7 @@ pub(crate) fn random_nonzero() -> u64 {
 }
 
 /// A `Pid` for system calls.
-pub(crate) fn to_pid(pid: u64) -> Option<Pid> {
+pub fn to_pid(pid: u64) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).ok()?)
 }
 

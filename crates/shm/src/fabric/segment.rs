@@ -15,7 +15,7 @@ use super::mailbox::{MAILBOX_SLOTS, Mailbox};
 use super::ring::{RingMemory, SLOT_BYTES};
 
 /// A shared mapping of a file, unmapped when dropped.
-pub(crate) struct Mapping {
+pub struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
 }
@@ -28,12 +28,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of `file`, readable and writable.
-    pub(crate) fn new(file: impl AsFd, len: usize) -> std::io::Result<Self> {
+    pub fn new(file: impl AsFd, len: usize) -> std::io::Result<Self> {
         Self::at(file, 0, len)
     }
 
     /// Maps `len` bytes of `file` from `offset` on, a page's start, readable and writable.
-    pub(crate) fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
+    pub fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
         Self::with(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
@@ -55,13 +55,14 @@ impl Mapping {
 
     /// First byte.
     #[inline]
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
+    pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
     /// Bytes mapped.
     #[inline]
-    pub(crate) fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty)] // no mapping is empty
+    pub fn len(&self) -> usize {
         self.len
     }
 }
@@ -74,19 +75,19 @@ impl Drop for Mapping {
 }
 
 /// The shared directory of a fabric.
-pub(crate) struct DirectoryMap(Mapping);
+pub struct DirectoryMap(Mapping);
 
 impl DirectoryMap {
     /// Bytes of the directory's file.
-    pub(crate) const BYTES: usize = size_of::<Directory>();
+    pub const BYTES: usize = size_of::<Directory>();
 
     /// Maps the directory's file, which has (at least) `BYTES` bytes.
-    pub(crate) fn new(file: &File) -> std::io::Result<Self> {
+    pub fn new(file: &File) -> std::io::Result<Self> {
         Ok(Self(Mapping::new(file, Self::BYTES)?))
     }
 
     /// The directory itself.
-    pub(crate) fn get(&self) -> &Directory {
+    pub fn get(&self) -> &Directory {
         // SAFETY: the mapping has `BYTES` bytes and is page-aligned; `Directory` is made of atomics, so any
         // content is valid and other processes may write at any time.
         unsafe { &*self.0.as_ptr().cast::<Directory>() }
@@ -97,7 +98,7 @@ impl DirectoryMap {
 ///
 /// Most of it is never used. What is not yet cannot be accessed: valgrind's search for leaks reads all memory that can be
 /// read, and 4 GiB of a file in memory are there as soon as they are read.
-pub(crate) struct Segment {
+pub struct Segment {
     map: Mapping,
     /// Bytes from the start that can be accessed, the tables at least.
     usable: AtomicUsize,
@@ -109,7 +110,7 @@ macro_rules! table {
         ///
         /// The place is known to be in use: where it is not and `/dev/shm` is full, to access it is a SIGBUS.
         #[inline]
-        pub(crate) fn $name(&self, index: usize) -> Option<&$ty> {
+        pub fn $name(&self, index: usize) -> Option<&$ty> {
             if index >= $count {
                 return None;
             }
@@ -120,7 +121,7 @@ macro_rules! table {
 
         /// The same for any index; `None` where the place was never in use.
         #[allow(dead_code, reason = "not every table is looked into by others")]
-        pub(crate) fn $find(&self, index: usize) -> Option<&$ty> {
+        pub fn $find(&self, index: usize) -> Option<&$ty> {
             let at = $at + index.min($count) * size_of::<$ty>();
             self.is_backed(at, size_of::<$ty>()).then(|| self.$name(index)).flatten()
         }
@@ -142,7 +143,7 @@ pub(super) fn reserve(file: &File, offset: usize, len: usize) -> std::io::Result
 
 impl Segment {
     /// Makes the segment of this process in `file`.
-    pub(crate) fn create(file: &File) -> std::io::Result<Self> {
+    pub fn create(file: &File) -> std::io::Result<Self> {
         ftruncate(file, SEGMENT_BYTES as u64)?;
         // Reserve what is written without asking, so that a full /dev/shm is an error and not a SIGBUS.
         let first = [
@@ -211,7 +212,7 @@ impl Segment {
     }
 
     /// Maps a peer's segment.
-    pub(crate) fn open(file: &File) -> std::io::Result<Self> {
+    pub fn open(file: &File) -> std::io::Result<Self> {
         if file.metadata()?.len() < SEGMENT_BYTES as u64 {
             return Err(std::io::Error::other("the peer's segment is too short"));
         }
@@ -220,7 +221,7 @@ impl Segment {
 
     /// Its header.
     #[inline]
-    pub(crate) fn header(&self) -> &SegmentHeader {
+    pub fn header(&self) -> &SegmentHeader {
         // SAFETY: the segment starts with its header, made of atomics.
         unsafe { &*self.map.as_ptr().cast::<SegmentHeader>() }
     }
@@ -279,7 +280,7 @@ impl Segment {
     ///
     /// # Errors
     /// `ENOMEM` where there is no memory for it.
-    pub(crate) fn provide_qp(&self, index: usize) -> Result<&QpShared, i32> {
+    pub fn provide_qp(&self, index: usize) -> Result<&QpShared, i32> {
         let (at, len) = (
             QPS_AT + index.min(MAX_QPS) * size_of::<QpShared>(),
             size_of::<QpShared>(),
@@ -298,7 +299,7 @@ impl Segment {
     }
 
     /// The index of a completion queue of the owner that `said` tells, or one that is none where it tells nonsense.
-    pub(crate) fn cq_index(&self, said: &AtomicU32) -> usize {
+    pub fn cq_index(&self, said: &AtomicU32) -> usize {
         let index = said.load(Ordering::Relaxed) as usize;
         if self.find_cq(index).is_some() {
             index
@@ -310,7 +311,7 @@ impl Segment {
     /// The mailbox of the segment's owner.
     #[cfg(not(loom))]
     #[inline]
-    pub(crate) fn mailbox(&self) -> Mailbox<'_> {
+    pub fn mailbox(&self) -> Mailbox<'_> {
         let header = self.header();
         // SAFETY: the slots lie in the mapping between `MAILBOX_AT` and `QPS_AT`, aligned, and are atomics.
         let slots = unsafe {
@@ -327,7 +328,7 @@ impl Segment {
     }
 
     /// The header of the ring at `offset`, if a ring of at most `slots` slots can lie there.
-    pub(crate) fn ring_header(&self, offset: usize) -> Option<&RingHeader> {
+    pub fn ring_header(&self, offset: usize) -> Option<&RingHeader> {
         if offset < ARENA_AT
             || !offset.is_multiple_of(64)
             || offset > SEGMENT_BYTES - size_of::<RingHeader>()
@@ -344,7 +345,7 @@ impl Segment {
     /// # Safety
     /// The result is used only while this segment is mapped.
     #[cfg(not(loom))]
-    pub(crate) unsafe fn ring(&self, offset: usize, slots: u32) -> Option<RingMemory> {
+    pub unsafe fn ring(&self, offset: usize, slots: u32) -> Option<RingMemory> {
         let header = self.ring_header(offset)?;
         let first = offset + size_of::<RingHeader>();
         let end = first + slots as usize * SLOT_BYTES;
@@ -363,7 +364,7 @@ impl Segment {
     }
 
     /// Fills `len` bytes at `offset` with zeros; both lie in the arena.
-    pub(crate) fn zero(&self, offset: usize, len: usize) -> std::io::Result<()> {
+    pub fn zero(&self, offset: usize, len: usize) -> std::io::Result<()> {
         assert!(offset >= ARENA_AT && offset + len <= SEGMENT_BYTES);
         self.use_until(offset + len)?;
         // SAFETY: in the mapping, and usable. The owner does this to a range that it has just taken from its free list,
@@ -374,7 +375,7 @@ impl Segment {
 }
 
 /// Gives out ranges of the arena of the own segment.
-pub(crate) struct Arena {
+pub struct Arena {
     next: usize,
     reserved: usize,
     free: std::collections::BTreeMap<usize, Vec<usize>>,
@@ -382,7 +383,8 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// All of the arena is free.
-    pub(crate) fn new() -> Self {
+    #[allow(clippy::new_without_default)] // it stands for one segment, not for a value
+    pub fn new() -> Self {
         Self {
             next: ARENA_AT,
             reserved: ARENA_AT,
@@ -395,7 +397,7 @@ impl Arena {
     }
 
     /// A zeroed range of `bytes` bytes, aligned to 64; fails where shared memory is used up.
-    pub(crate) fn alloc(
+    pub fn alloc(
         &mut self,
         segment: &Segment,
         file: &File,
@@ -422,7 +424,7 @@ impl Arena {
     }
 
     /// Takes a range back.
-    pub(crate) fn free(&mut self, offset: usize, bytes: usize) {
+    pub fn free(&mut self, offset: usize, bytes: usize) {
         self.free
             .entry(Self::rounded(bytes))
             .or_default()

@@ -4,9 +4,9 @@
 //! (`RUSTFLAGS="--cfg loom"`), which explores every interleaving that the memory model allows.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 ///
 /// A `std::sync::Mutex` needs a second read-modify-write to release (5 ns of the 15 ns that a posted
 /// message may cost). A waiter spins briefly and then yields its core, so that a preempted holder can run.
-pub(crate) struct SpinLock<T> {
+pub struct SpinLock<T> {
     locked: AtomicBool,
     value: UnsafeCell<T>,
 }
@@ -29,7 +29,7 @@ unsafe impl<T: Send> Send for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
     /// A free lock around `value`.
-    pub(crate) const fn new(value: T) -> Self {
+    pub const fn new(value: T) -> Self {
         Self {
             locked: AtomicBool::new(false),
             value: UnsafeCell::new(value),
@@ -38,7 +38,7 @@ impl<T> SpinLock<T> {
 
     /// Waits for the lock.
     #[inline]
-    pub(crate) fn lock(&self) -> SpinGuard<'_, T> {
+    pub fn lock(&self) -> SpinGuard<'_, T> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         if self
             .locked
@@ -75,7 +75,7 @@ impl<T> SpinLock<T> {
 }
 
 /// The right to use the value of a [`SpinLock`]; dropping it frees the lock.
-pub(crate) struct SpinGuard<'a, T> {
+pub struct SpinGuard<'a, T> {
     lock: &'a SpinLock<T>,
 }
 

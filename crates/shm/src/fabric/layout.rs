@@ -10,380 +10,400 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use super::mailbox::MAILBOX_SLOTS;
 
 /// First word of the directory file and of each segment.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub(crate) const LAYOUT_VERSION: u64 = 7;
+pub const LAYOUT_VERSION: u64 = 7;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
-pub(crate) const MAX_PROCS: usize = 1024;
+pub const MAX_PROCS: usize = 1024;
 /// Bits of a QP number that tell the queue pair within its process; the other ten tell the process.
-pub(crate) const QP_BITS: u32 = 14;
+pub const QP_BITS: u32 = 14;
 /// Queue pairs of a process.
-pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
+pub const MAX_QPS: usize = 1 << QP_BITS;
 /// Completion queues of a process.
-pub(crate) const MAX_CQS: usize = 1 << 14;
+pub const MAX_CQS: usize = 1 << 14;
 /// Shared receive queues of a process that have numbers: those for XRC.
-pub(crate) const MAX_SRQS: usize = 1 << QP_BITS;
+pub const MAX_SRQS: usize = 1 << QP_BITS;
 /// Attachments of a process's queue pairs to multicast groups.
-pub(crate) const MAX_MCASTS: usize = 4096;
+pub const MAX_MCASTS: usize = 4096;
 /// Flows that steer raw packets to a process's queue pairs.
-pub(crate) const MAX_FLOWS: usize = 4096;
+pub const MAX_FLOWS: usize = 4096;
 /// Queue pairs of a process that spread raw packets over work queues.
-pub(crate) const MAX_SPREADS: usize = 1024;
+pub const MAX_SPREADS: usize = 1024;
 /// Work queues that such a queue pair can spread packets over, a power of two.
-pub(crate) const MAX_IND_TBL: usize = 128;
+pub const MAX_IND_TBL: usize = 128;
 /// Protection domains of a process.
-pub(crate) const MAX_PDS: usize = 1 << 16;
+pub const MAX_PDS: usize = 1 << 16;
 /// Allocations of device memory of a process.
-pub(crate) const MAX_DMS: usize = 4096;
+pub const MAX_DMS: usize = 4096;
 /// Protection domains and device memories of other processes that a process can import.
-pub(crate) const MAX_IMPORTS: usize = 4096;
+pub const MAX_IMPORTS: usize = 4096;
 /// Slots of the hash table of memory regions; at most half of them are used.
-pub(crate) const MR_SLOTS: usize = 1 << 16;
+pub const MR_SLOTS: usize = 1 << 16;
 /// Threads of a process that can access registered memory at the same time; more wait for one to end.
-pub(crate) const HAZARDS: usize = 4096;
+pub const HAZARDS: usize = 4096;
 /// Locks for atomics on memory that has no shared mapping.
-pub(crate) const ATOMIC_LOCKS: usize = 512;
+pub const ATOMIC_LOCKS: usize = 512;
 
 /// The directory: who is in the fabric.
 #[repr(C)]
-pub(crate) struct Directory {
-    pub(crate) magic: AtomicU64,
-    pub(crate) version: AtomicU64,
+pub struct Directory {
+    /// [`MAGIC`], stored last by whoever made this.
+    pub magic: AtomicU64,
+    /// [`LAYOUT_VERSION`] of whoever made this.
+    pub version: AtomicU64,
     /// Counts the changes of any process's flows: senders look at the flows again when they see it change.
-    pub(crate) flow_changes: AtomicU64,
-    pub(crate) procs: [ProcEntry; MAX_PROCS],
+    pub flow_changes: AtomicU64,
+    /// The processes, by slot.
+    pub procs: [ProcEntry; MAX_PROCS],
 }
 
 /// One process in the directory. `incarnation` 0: free.
 #[repr(C)]
-pub(crate) struct ProcEntry {
+pub struct ProcEntry {
     /// Random, never 0; names the process's files and tells a reused slot from the old one.
-    pub(crate) incarnation: AtomicU64,
-    pub(crate) pid: AtomicU64,
+    pub incarnation: AtomicU64,
+    /// Process id.
+    pub pid: AtomicU64,
     /// Field 22 of `/proc/PID/stat`: tells a reused pid from the old one.
-    pub(crate) start_time: AtomicU64,
+    pub start_time: AtomicU64,
     /// Of entry 0, which is no process's: the slot that was given out last.
-    pub(crate) last_slot: AtomicU64,
+    pub last_slot: AtomicU64,
 }
 
 /// Start of a process's segment.
 #[repr(C, align(64))]
-pub(crate) struct SegmentHeader {
-    pub(crate) magic: AtomicU64,
-    pub(crate) version: AtomicU64,
-    pub(crate) incarnation: AtomicU64,
+pub struct SegmentHeader {
+    /// [`MAGIC`], stored last by whoever made this.
+    pub magic: AtomicU64,
+    /// [`LAYOUT_VERSION`] of whoever made this.
+    pub version: AtomicU64,
+    /// Incarnation of the owner, as in the directory.
+    pub incarnation: AtomicU64,
     /// Counts the memory regions' backings that were given up; a peer that sees it change drops the
     /// mappings that it no longer needs.
-    pub(crate) mem_epoch: AtomicU64,
+    pub mem_epoch: AtomicU64,
     /// Hazard slots in use are below this.
-    pub(crate) hazards_used: AtomicU64,
+    pub hazards_used: AtomicU64,
     /// A secret of the process for hashing keys.
-    pub(crate) key_secret: AtomicU64,
+    pub key_secret: AtomicU64,
     /// Not zero: the engine is needed (see `engine`).
-    pub(crate) engine_calls: AtomicU64,
+    pub engine_calls: AtomicU64,
     /// Places of multicast attachments in use are below this.
-    pub(crate) mcasts_used: AtomicU64,
-    pub(crate) mailbox_tail: AtomicU64,
+    pub mcasts_used: AtomicU64,
+    /// Where the next connection notice goes.
+    pub mailbox_tail: AtomicU64,
     pad0: [AtomicU64; 7],
-    pub(crate) mailbox_head: AtomicU64,
+    /// Up to where the owner has read the connection notices.
+    pub mailbox_head: AtomicU64,
     pad1: [AtomicU64; 7],
     /// Places of imports in use are below this.
-    pub(crate) imports_used: AtomicU64,
+    pub imports_used: AtomicU64,
     /// Not zero: other processes have imported something of this one.
-    pub(crate) exported: AtomicU64,
+    pub exported: AtomicU64,
     /// Places of flows in use are below this.
-    pub(crate) flows_used: AtomicU64,
+    pub flows_used: AtomicU64,
     pad2: [AtomicU64; 5],
     /// A bit for each page before the arena: it has memory.
-    pub(crate) backed: [AtomicU64; TABLE_PAGES / 64],
+    pub backed: [AtomicU64; TABLE_PAGES / 64],
 }
 
 /// What peers need to know of a queue pair.
 #[repr(C, align(128))]
-pub(crate) struct QpShared {
+pub struct QpShared {
     /// 0: there is none; else 1 + its state.
-    pub(crate) state: AtomicU32,
+    pub state: AtomicU32,
     /// `ibv_qp_type`.
-    pub(crate) qp_type: AtomicU32,
+    pub qp_type: AtomicU32,
     /// `qp_access_flags`.
-    pub(crate) access: AtomicU32,
+    pub access: AtomicU32,
     /// Number of its protection domain.
-    pub(crate) pd: AtomicU32,
+    pub pd: AtomicU32,
     /// Number of the queue pair that it is connected to.
-    pub(crate) dest_qpn: AtomicU32,
+    pub dest_qpn: AtomicU32,
     /// Changes whenever the queue pair is created, reset or destroyed.
-    pub(crate) epoch: AtomicU32,
+    pub epoch: AtomicU32,
     /// Index of its receive CQ in the segment.
-    pub(crate) recv_cq: AtomicU32,
+    pub recv_cq: AtomicU32,
     /// `min_rnr_timer`, as coded.
-    pub(crate) min_rnr_timer: AtomicU32,
+    pub min_rnr_timer: AtomicU32,
     /// Incarnation of the process that it is connected to.
-    pub(crate) dest_incarnation: AtomicU64,
+    pub dest_incarnation: AtomicU64,
     /// `max_dest_rd_atomic`; 0 refuses READs and atomics.
-    pub(crate) max_dest_rd_atomic: AtomicU32,
+    pub max_dest_rd_atomic: AtomicU32,
     /// The XRC domain that it receives for; 0: none.
-    pub(crate) xrc_domain: AtomicU32,
+    pub xrc_domain: AtomicU32,
     pad0: [AtomicU32; 4],
     /// Written by requesters: 1 + `ibv_event_type` of what their request did to this queue pair.
-    pub(crate) remote_error: AtomicU32,
+    pub remote_error: AtomicU32,
     pad1: [AtomicU32; 15],
 }
 
 /// What peers need to know of a completion queue.
 #[repr(C, align(64))]
-pub(crate) struct CqShared {
+pub struct CqShared {
     /// One of `ARMED_*`.
-    pub(crate) armed: AtomicU32,
+    pub armed: AtomicU32,
 }
 
 /// Nobody waits for the CQ's completion channel.
-pub(crate) const ARMED_NO: u32 = 0;
+pub const ARMED_NO: u32 = 0;
 /// The next completion is waited for.
-pub(crate) const ARMED_ANY: u32 = 1;
+pub const ARMED_ANY: u32 = 1;
 /// The next solicited or failed completion is waited for.
-pub(crate) const ARMED_SOLICITED: u32 = 2;
+pub const ARMED_SOLICITED: u32 = 2;
 /// Added to the two above by the peer that has called the engine, so that others need not.
-pub(crate) const ARMED_CALLED: u32 = 4;
+pub const ARMED_CALLED: u32 = 4;
 
 /// What peers need to know of a shared receive queue for XRC.
 #[repr(C)]
-pub(crate) struct SrqShared {
+pub struct SrqShared {
     /// Number of its domain; 0: the place is free.
-    pub(crate) domain: AtomicU32,
+    pub domain: AtomicU32,
     /// Number of its protection domain.
-    pub(crate) pd: AtomicU32,
+    pub pd: AtomicU32,
 }
 
 /// A queue pair's attachment to a multicast group.
 #[repr(C)]
-pub(crate) struct McastShared {
-    pub(crate) mgid: [AtomicU64; 2],
+pub struct McastShared {
+    /// GID of the group, as it lies in memory.
+    pub mgid: [AtomicU64; 2],
     /// 0: the place is free; else 1 + the queue pair's index.
-    pub(crate) qp: AtomicU32,
+    pub qp: AtomicU32,
     pad0: AtomicU32,
 }
 
 /// A flow: which raw packets go to a queue pair (`ibv_create_flow(3)`).
 #[repr(C, align(64))]
-pub(crate) struct FlowShared {
+pub struct FlowShared {
     /// In the low half 0 if the place is free, else 1 + the queue pair's index; in the high half how often the place was
     /// taken, so that what was read of it meanwhile is known to be out of date.
-    pub(crate) entry: AtomicU64,
+    pub entry: AtomicU64,
     /// `ibv_flow_attr_type`.
-    pub(crate) kind: AtomicU32,
+    pub kind: AtomicU32,
     /// Its priority; `FLOW_*`.
-    pub(crate) priority: AtomicU32,
+    pub priority: AtomicU32,
     /// Layers that a packet must have: bits of `steering::Layers`.
-    pub(crate) layers: AtomicU32,
+    pub layers: AtomicU32,
     /// What its completions are tagged with.
-    pub(crate) tag: AtomicU32,
+    pub tag: AtomicU32,
     /// 0, or 1 + the place of what says how its packets are spread.
-    pub(crate) spread: AtomicU32,
+    pub spread: AtomicU32,
     pad0: [AtomicU32; 9],
     /// The headers to match, laid out as in `steering::Headers`.
-    pub(crate) value: [AtomicU64; 8],
+    pub value: [AtomicU64; 8],
     /// Bits of them that count.
-    pub(crate) mask: [AtomicU64; 8],
+    pub mask: [AtomicU64; 8],
 }
 
 /// Added to a flow's priority: packets that match are tried against flows of lower priority too.
-pub(crate) const FLOW_DONT_TRAP: u32 = 1 << 16;
+pub const FLOW_DONT_TRAP: u32 = 1 << 16;
 /// Packets that match are dropped.
-pub(crate) const FLOW_DROP: u32 = 1 << 17;
+pub const FLOW_DROP: u32 = 1 << 17;
 
 /// How a queue pair spreads raw packets over work queues (receive side scaling).
 #[repr(C, align(64))]
-pub(crate) struct SpreadShared {
+pub struct SpreadShared {
     /// Bits of `ibv_rx_hash_fields`.
-    pub(crate) fields: AtomicU64,
+    pub fields: AtomicU64,
     /// Work queues in the table: a power of two; 0: the place is free.
-    pub(crate) size: AtomicU32,
+    pub size: AtomicU32,
     pad0: AtomicU32,
     /// The key of the Toeplitz function.
-    pub(crate) key: [AtomicU64; 5],
+    pub key: [AtomicU64; 5],
     /// Indices of the queue pairs that stand for the work queues.
-    pub(crate) table: [AtomicU32; MAX_IND_TBL],
+    pub table: [AtomicU32; MAX_IND_TBL],
 }
 
 /// What peers need to know of a memory region or a memory window.
 #[repr(C, align(64))]
-pub(crate) struct MrShared {
+pub struct MrShared {
     /// L_Key and R_Key in the low half, 0 if the place is free; in the high half how often the place was
     /// taken, so that what was read of it earlier is known to be out of date.
-    pub(crate) entry: AtomicU64,
+    pub entry: AtomicU64,
     /// `ibv_access_flags`, and what `keys::ACCESS_*` adds.
-    pub(crate) access: AtomicU32,
+    pub access: AtomicU32,
     /// Number of its protection domain; of a window of type 2, of its queue pair.
-    pub(crate) pd: AtomicU32,
-    pub(crate) addr: AtomicU64,
-    pub(crate) len: AtomicU64,
+    pub pd: AtomicU32,
+    /// Address of the first byte, as work requests name it.
+    pub addr: AtomicU64,
+    /// Length in bytes.
+    pub len: AtomicU64,
     /// One of `BACKING_*`.
-    pub(crate) backing: AtomicU32,
+    pub backing: AtomicU32,
     /// File descriptor of the backing in the owner, or the id of the SysV segment.
-    pub(crate) handle: AtomicU32,
+    pub handle: AtomicU32,
     /// Inode of the backing file, so that a reused descriptor is noticed.
-    pub(crate) inode: AtomicU64,
+    pub inode: AtomicU64,
     /// Where in the backing the region's first byte lies.
-    pub(crate) offset: AtomicU64,
+    pub offset: AtomicU64,
     /// Where in its owner's address space the region's first byte lies. `addr` is what work requests call it.
-    pub(crate) base: AtomicU64,
+    pub base: AtomicU64,
 }
 
 /// An object that other processes may import.
 #[repr(C)]
-pub(crate) struct ObjectShared {
+pub struct ObjectShared {
     /// Its handle; 0: the place is free; `OBJECT_DESTROYED`.
-    pub(crate) handle: AtomicU32,
+    pub handle: AtomicU32,
     /// How many objects its own process has made of it.
-    pub(crate) uses: AtomicU32,
+    pub uses: AtomicU32,
 }
 
 /// `handle` of an object that an importer has destroyed and its own process has not let go of.
-pub(crate) const OBJECT_DESTROYED: u32 = u32::MAX;
+pub const OBJECT_DESTROYED: u32 = u32::MAX;
 
 /// Device memory.
 #[repr(C)]
-pub(crate) struct DmShared {
-    pub(crate) object: ObjectShared,
+pub struct DmShared {
+    /// Its handle and its uses.
+    pub object: ObjectShared,
     /// Descriptor of its sealed memfd in its process.
-    pub(crate) fd: AtomicU32,
+    pub fd: AtomicU32,
     pad0: AtomicU32,
-    pub(crate) inode: AtomicU64,
+    /// Inode of that memfd, so that a reused descriptor is noticed.
+    pub inode: AtomicU64,
     /// Bytes that the program asked for.
-    pub(crate) len: AtomicU64,
+    pub len: AtomicU64,
 }
 
 /// An object of another process that this one has imported.
 #[repr(C)]
-pub(crate) struct ImportShared {
+pub struct ImportShared {
     /// Incarnation of its process; 0: the place is free.
-    pub(crate) home: AtomicU64,
+    pub home: AtomicU64,
     /// Slot of its process.
-    pub(crate) slot: AtomicU32,
+    pub slot: AtomicU32,
     /// One of `IMPORT_*`.
-    pub(crate) kind: AtomicU32,
+    pub kind: AtomicU32,
     /// Its handle there.
-    pub(crate) handle: AtomicU32,
+    pub handle: AtomicU32,
     /// Of a protection domain: its number here.
-    pub(crate) number: AtomicU32,
+    pub number: AtomicU32,
     /// How many objects this process has made of it.
-    pub(crate) uses: AtomicU32,
+    pub uses: AtomicU32,
     pad0: AtomicU32,
 }
 
 /// `kind` of an import: a protection domain.
-pub(crate) const IMPORT_PD: u32 = 1;
+pub const IMPORT_PD: u32 = 1;
 /// Device memory.
-pub(crate) const IMPORT_DM: u32 = 2;
+pub const IMPORT_DM: u32 = 2;
 
 /// Memory that only its process can map: peers use `process_vm_readv` and `process_vm_writev`.
-pub(crate) const BACKING_PRIVATE: u32 = 0;
+pub const BACKING_PRIVATE: u32 = 0;
 /// A sealed memfd: peers map it through `/proc/PID/fd`.
-pub(crate) const BACKING_MEMFD: u32 = 1;
+pub const BACKING_MEMFD: u32 = 1;
 /// A SysV shared memory segment: peers attach it.
-pub(crate) const BACKING_SYSV: u32 = 2;
+pub const BACKING_SYSV: u32 = 2;
 /// Pages of a sealed memfd that is as large as an address space, each at the offset that is its address in its
 /// owner: peers map those of the region through `/proc/PID/fd`.
-pub(crate) const BACKING_PAGES: u32 = 3;
+pub const BACKING_PAGES: u32 = 3;
 /// No memory: what is written is dropped, what is read is 0 (`ibv_alloc_null_mr(3)`).
-pub(crate) const BACKING_NULL: u32 = 4;
+pub const BACKING_NULL: u32 = 4;
 
 /// The memory regions that a thread accesses now, at most two: 0, or the process slot in the upper and the
 /// region's index in the lower 32 bits.
 #[repr(C, align(64))]
-pub(crate) struct Hazard {
-    pub(crate) mrs: [AtomicU64; 2],
+pub struct Hazard {
+    /// One word for each region that can be pinned at a time.
+    pub mrs: [AtomicU64; 2],
 }
 
 /// A lock for atomics: 0, or the holder's incarnation.
 #[repr(C, align(64))]
-pub(crate) struct AtomicLock {
-    pub(crate) holder: AtomicU64,
+pub struct AtomicLock {
+    /// 0, or the incarnation of the process that holds the lock.
+    pub holder: AtomicU64,
 }
 
 /// Head of a ring, in the segment of the process that sends; the slots follow.
 #[repr(C, align(64))]
-pub(crate) struct RingHeader {
-    pub(crate) magic: AtomicU32,
-    pub(crate) slots: AtomicU32,
-    pub(crate) src_qpn: AtomicU32,
-    pub(crate) dest_qpn: AtomicU32,
+pub struct RingHeader {
+    /// [`RING_MAGIC`], stored last by the sender.
+    pub magic: AtomicU32,
+    /// Slots of the ring: a power of two.
+    pub slots: AtomicU32,
+    /// Number of the sending queue pair.
+    pub src_qpn: AtomicU32,
+    /// Number of the receiving queue pair.
+    pub dest_qpn: AtomicU32,
     /// Epoch of the sending queue pair.
-    pub(crate) src_epoch: AtomicU32,
+    pub src_epoch: AtomicU32,
     /// Index of the sender's send CQ in its segment.
-    pub(crate) src_cq: AtomicU32,
+    pub src_cq: AtomicU32,
     /// `rnr_retry` of the sender.
-    pub(crate) rnr_retry: AtomicU32,
+    pub rnr_retry: AtomicU32,
     /// One of `RING_*`.
-    pub(crate) closed: AtomicU32,
+    pub closed: AtomicU32,
     /// Incarnation of the receiving process.
-    pub(crate) dest_incarnation: AtomicU64,
+    pub dest_incarnation: AtomicU64,
     pad0: [AtomicU64; 3],
     /// GRH of every message of this ring (UD).
-    pub(crate) grh: [AtomicU64; 5],
+    pub grh: [AtomicU64; 5],
     /// Source LID (low 16 bits), SL (next 8 bits), source path bits (next 8), GRH present (bit 32).
-    pub(crate) path: AtomicU64,
+    pub path: AtomicU64,
     pad1: [AtomicU64; 2],
     /// Position of the consumer.
-    pub(crate) head: AtomicU64,
+    pub head: AtomicU64,
     /// 0, or the status with which the receiver refused the record at `head`.
-    pub(crate) nak: AtomicU32,
+    pub nak: AtomicU32,
     /// Not zero: the receiver has let go of the ring.
-    pub(crate) detached: AtomicU32,
+    pub detached: AtomicU32,
     pad2: [AtomicU64; 6],
 }
 
 /// `closed` of a ring: its sender may send more.
-pub(crate) const RING_OPEN: u32 = 0;
+pub const RING_OPEN: u32 = 0;
 /// Its sender will send no more; what is in it counts.
-pub(crate) const RING_CLOSED: u32 = 1;
+pub const RING_CLOSED: u32 = 1;
 /// Its sender has flushed what the receiver has not taken: the memory that records refer to is the program's
 /// again, so they count for nothing.
-pub(crate) const RING_WITHDRAWN: u32 = 2;
+pub const RING_WITHDRAWN: u32 = 2;
 
 /// `magic` of a ring.
-pub(crate) const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
+pub const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
 
 /// Bytes of a page.
-pub(crate) const PAGE: usize = 4096;
+pub const PAGE: usize = 4096;
 const fn after(offset: usize, bytes: usize) -> usize {
     (offset + bytes).next_multiple_of(PAGE)
 }
 
 /// Offset of the mailbox's slots in a segment.
-pub(crate) const MAILBOX_AT: usize = PAGE;
+pub const MAILBOX_AT: usize = PAGE;
 /// Offset of the queue pairs.
-pub(crate) const QPS_AT: usize = after(MAILBOX_AT, MAILBOX_SLOTS * 8);
+pub const QPS_AT: usize = after(MAILBOX_AT, MAILBOX_SLOTS * 8);
 /// Offset of the completion queues.
-pub(crate) const CQS_AT: usize = after(QPS_AT, MAX_QPS * size_of::<QpShared>());
+pub const CQS_AT: usize = after(QPS_AT, MAX_QPS * size_of::<QpShared>());
 /// Offset of the memory regions.
-pub(crate) const MRS_AT: usize = after(CQS_AT, MAX_CQS * size_of::<CqShared>());
+pub const MRS_AT: usize = after(CQS_AT, MAX_CQS * size_of::<CqShared>());
 /// Offset of the hazards.
-pub(crate) const HAZARDS_AT: usize = after(MRS_AT, MR_SLOTS * size_of::<MrShared>());
+pub const HAZARDS_AT: usize = after(MRS_AT, MR_SLOTS * size_of::<MrShared>());
 /// Offset of the atomic locks.
-pub(crate) const LOCKS_AT: usize = after(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
+pub const LOCKS_AT: usize = after(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
 /// Offset of the shared receive queues.
-pub(crate) const SRQS_AT: usize = after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
+pub const SRQS_AT: usize = after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
 /// Offset of the multicast attachments.
-pub(crate) const MCASTS_AT: usize = after(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
+pub const MCASTS_AT: usize = after(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
-pub(crate) const PDS_AT: usize = after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
+pub const PDS_AT: usize = after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
 /// Offset of the device memories.
-pub(crate) const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<ObjectShared>());
+pub const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<ObjectShared>());
 /// Offset of the imports.
-pub(crate) const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
+pub const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
 /// Offset of the flows.
-pub(crate) const FLOWS_AT: usize = after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
+pub const FLOWS_AT: usize = after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
 /// Offset of what spreads raw packets.
-pub(crate) const SPREADS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
+pub const SPREADS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
 /// Offset of the arena from which rings are allocated.
-pub(crate) const ARENA_AT: usize =
+pub const ARENA_AT: usize =
     after(SPREADS_AT, MAX_SPREADS * size_of::<SpreadShared>()).next_multiple_of(1 << 20);
 /// Pages before the arena.
 const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. It is a sparse file: what is not used takes no memory.
-pub(crate) const SEGMENT_BYTES: usize = 4 << 30;
+pub const SEGMENT_BYTES: usize = 4 << 30;
 
 const _: () = assert!(size_of::<SegmentHeader>() <= PAGE && TABLE_PAGES.is_multiple_of(64));
 const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error) == 64);

@@ -26,7 +26,7 @@ use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::mem::RangeBacking;
 
-pub(crate) use windows::{
+pub use windows::{
     BindRequest, IMPLICIT, MAX_PD_NUMBER, WindowId, WindowType, pd_of, translated, window_admits,
 };
 
@@ -46,7 +46,7 @@ fn hash(secret: u64, key: u32) -> usize {
 /// The key in a [`MrShared::entry`].
 #[allow(clippy::cast_possible_truncation)] // the low half
 #[inline]
-pub(crate) fn key_of(entry: u64) -> u32 {
+pub fn key_of(entry: u64) -> u32 {
     entry as u32
 }
 
@@ -62,7 +62,7 @@ fn next_entry(entry: u64, key: u32) -> u64 {
 
 /// The region of `peer` that has `key`: its index and its entry.
 #[inline]
-pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
+pub fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
     if key == 0 {
         return None;
     }
@@ -79,15 +79,19 @@ pub(crate) fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
 }
 
 /// What a new region is.
-pub(crate) struct NewRegion<'a> {
-    pub(crate) pd: u32,
+pub struct NewRegion<'a> {
+    /// Number of its protection domain.
+    pub pd: u32,
     /// What work requests call its first byte.
-    pub(crate) addr: u64,
+    pub addr: u64,
     /// Where its first byte lies.
-    pub(crate) base: u64,
-    pub(crate) len: u64,
-    pub(crate) access: u32,
-    pub(crate) backing: &'a RangeBacking,
+    pub base: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// `ibv_access_flags`.
+    pub access: u32,
+    /// What lies behind it.
+    pub backing: &'a RangeBacking,
 }
 
 /// What only this process knows of its keys.
@@ -99,7 +103,7 @@ struct Table {
 }
 
 /// Registrations and hazards of this process.
-pub(crate) struct Keys {
+pub struct Keys {
     /// Serialises registration.
     registering: Mutex<Table>,
     free_hazards: Mutex<Vec<usize>>,
@@ -108,7 +112,9 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    pub(crate) fn new() -> Self {
+    /// An empty table.
+    #[allow(clippy::new_without_default)] // 4096 hazards are no default value
+    pub fn new() -> Self {
         Self {
             registering: Mutex::new(Table::default()),
             free_hazards: Mutex::new((0..HAZARDS).rev().collect()),
@@ -120,7 +126,7 @@ impl Keys {
     ///
     /// # Errors
     /// `ENOMEM` where the table or shared memory is full.
-    pub(crate) fn register(
+    pub fn register(
         &self,
         fabric: &Fabric,
         new: &NewRegion<'_>,
@@ -146,12 +152,7 @@ impl Keys {
     /// # Errors
     /// `EEXIST` where the key is taken, is 0, or has no room in the table; `ENOMEM` as for
     /// [`register`](Self::register).
-    pub(crate) fn register_as(
-        &self,
-        fabric: &Fabric,
-        key: u32,
-        new: &NewRegion<'_>,
-    ) -> Result<(), i32> {
+    pub fn register_as(&self, fabric: &Fabric, key: u32, new: &NewRegion<'_>) -> Result<(), i32> {
         let mut table = lock(&self.registering);
         let (index, mr) = self.free_place(fabric, &table, key)?;
         mr.access.store(new.access, Ordering::Relaxed);
@@ -224,7 +225,7 @@ impl Keys {
     ///
     /// # Errors
     /// `EBUSY` while memory windows are bound to the region.
-    pub(crate) fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
+    pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = lock(&self.registering);
         let Some((index, mr)) = find(&fabric.me, key) else {
             // The place that it had counted.
@@ -245,7 +246,7 @@ impl Keys {
     /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
     /// `entry`, or memory is short when the thread accesses a region for the first time. A thread holds at most two pins.
     #[inline(always)]
-    pub(crate) fn pin(
+    pub fn pin(
         &'static self,
         fabric: &'static Fabric,
         peer: &Peer,
@@ -263,7 +264,7 @@ impl Keys {
 
     /// Where the calling thread says what it accesses, if it has done so before.
     #[inline(always)]
-    pub(crate) fn known_hazard(&'static self) -> Option<&'static Hazard> {
+    pub fn known_hazard(&'static self) -> Option<&'static Hazard> {
         // After a fork the child has keys of its own, and the claim is another process's.
         CLAIM
             .get()
@@ -273,7 +274,7 @@ impl Keys {
 
     /// [`pin`](Self::pin) in a free place of the calling thread's hazard.
     #[inline(always)]
-    pub(crate) fn pin_at(
+    pub fn pin_at(
         &self,
         hazard: &'static AtomicU64,
         peer: &Peer,
@@ -306,7 +307,7 @@ fn enter(mr: &MrShared, key: u32) {
 ///
 /// # Errors
 /// `ENOENT` where `owner` has no such region; `EBUSY` while memory windows are bound to it.
-pub(crate) fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<u32, i32> {
+pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<u32, i32> {
     let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
     let pd = mr.pd.load(Ordering::Relaxed);
     // SYNC POINT B: whoever binds a window says so first, and then looks whether the key is still there.
@@ -393,7 +394,7 @@ fn hazard_name(slot: usize, index: usize) -> u64 {
 }
 
 /// A region that stays registered.
-pub(crate) struct Pin {
+pub struct Pin {
     hazard: &'static AtomicU64,
 }
 
@@ -418,7 +419,7 @@ thread_local! {
 }
 
 /// Uses what accesses have for each thread: to be called by a thread of ours while there is memory for it.
-pub(crate) fn touch() {
+pub fn touch() {
     CLAIM.get();
     GIVE_BACK.with(|_| ());
 }

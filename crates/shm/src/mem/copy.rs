@@ -20,7 +20,7 @@ pub(super) const LAST: usize = 8;
 /// Nobody has a reference to the `len` bytes at `dst`, or a mutable one to those at `src`, and the two do not overlap
 /// unless they are equal. What is mapped there may be written and read.
 #[inline(always)]
-pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Fault> {
+pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Fault> {
     // SAFETY: contract of this function.
     if unsafe { moves::copy(dst, src, len) } {
         Ok(())

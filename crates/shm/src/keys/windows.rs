@@ -11,7 +11,7 @@ use super::*;
 
 /// Type of a memory window: `ibv_alloc_mw(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WindowType {
+pub enum WindowType {
     /// For every queue pair of its protection domain.
     One,
     /// For the queue pair that bound it alone (type 2B of IBTA vol. 1, 10.6.7.2.3: within its protection domain).
@@ -20,20 +20,23 @@ pub(crate) enum WindowType {
 
 /// A window's place in the table of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WindowId(usize);
+pub struct WindowId(usize);
 
 /// What a program asks for when it binds a window.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BindRequest {
-    pub(crate) window: WindowId,
+pub struct BindRequest {
+    /// The window.
+    pub window: WindowId,
     /// The key that the window gets.
-    pub(crate) key: u32,
+    pub key: u32,
     /// L_Key of the region; 0 for none.
-    pub(crate) mr_key: u32,
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
+    pub mr_key: u32,
+    /// First address of the bound range.
+    pub addr: u64,
+    /// Length of the bound range in bytes; 0 unbinds.
+    pub len: u64,
     /// `IBV_ACCESS_*`.
-    pub(crate) access: u32,
+    pub access: u32,
 }
 
 /// `MrShared::pd` of windows of type 1, with the protection domain's number in the lower bits.
@@ -42,26 +45,26 @@ const TYPE_1: u32 = 1 << 31;
 const TYPE_2: u32 = 3 << 30;
 
 /// `MrShared::pd` of a region of the whole address space, with the protection domain's number in the lower bits.
-pub(crate) const IMPLICIT: u32 = 1 << 30;
+pub const IMPLICIT: u32 = 1 << 30;
 
 /// Numbers of protection domains are below this, so that they differ from what else stands in their place.
-pub(crate) const MAX_PD_NUMBER: u32 = 1 << 30;
+pub const MAX_PD_NUMBER: u32 = 1 << 30;
 
 /// May requests to queue pair `qpn` in protection domain `pd` use the window that has `owner` in the place of a
 /// region's protection domain? Or the region of the whole address space that does? No, if it is any other region.
 #[cold]
-pub(crate) fn window_admits(owner: u32, pd: u32, qpn: u32) -> bool {
+pub fn window_admits(owner: u32, pd: u32, qpn: u32) -> bool {
     owner == TYPE_1 | pd || owner == TYPE_2 | qpn || owner == IMPLICIT | pd
 }
 
 /// The number of the protection domain in which the region or window lies that has `owner` in its place; `None` for a
 /// window that belongs to a queue pair.
-pub(crate) fn pd_of(owner: u32) -> Option<u32> {
+pub fn pd_of(owner: u32) -> Option<u32> {
     (owner & TYPE_2 != TYPE_2).then_some(owner & (MAX_PD_NUMBER - 1))
 }
 
 /// What the `owner` of a region or window is, if its protection domain has another number.
-pub(crate) fn translated(owner: u32, number: u32) -> u32 {
+pub fn translated(owner: u32, number: u32) -> u32 {
     owner & !(MAX_PD_NUMBER - 1) | number
 }
 
@@ -123,7 +126,7 @@ impl Keys {
     ///
     /// # Errors
     /// `ENOMEM` where the table or shared memory is full.
-    pub(crate) fn alloc_window(
+    pub fn alloc_window(
         &self,
         fabric: &Fabric,
         window_type: WindowType,
@@ -153,7 +156,7 @@ impl Keys {
     }
 
     /// Gives a window up; "it is unbound" first (`ibv_dealloc_mw(3)`).
-    pub(crate) fn free_window(&self, fabric: &Fabric, WindowId(index): WindowId) {
+    pub fn free_window(&self, fabric: &Fabric, WindowId(index): WindowId) {
         let mut table = lock(&self.registering);
         let bound = table
             .windows
@@ -172,7 +175,7 @@ impl Keys {
 
     /// Binds a window for queue pair `qpn` in protection domain `pd`; without a region or a length it unbinds
     /// one of type 1. False where the request breaks a rule of IBTA vol. 1, 10.6.7.2: `IBV_WC_MW_BIND_ERR`.
-    pub(crate) fn bind(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
+    pub fn bind(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
         let mut table = lock(&self.registering);
         let WindowId(index) = new.window;
         let Some(window) = table.windows.windows.get(&index) else {
@@ -231,7 +234,7 @@ impl Keys {
     /// Invalidates a window of type 2 that queue pair `qpn` has bound: a local or a remote invalidation. False
     /// for any other key: "the R_Key of a memory region that was registered by the register verb cannot be
     /// invalidated" (IBTA vol. 1, 10.6.6.3), nor can a window of type 1.
-    pub(crate) fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
+    pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
         let mut table = lock(&self.registering);
         let Some((index, mr)) = find(&fabric.me, key) else {
             return false;

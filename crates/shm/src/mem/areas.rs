@@ -58,7 +58,7 @@ pub(super) fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Resul
 
 /// For [`crate::fuzz`]: any text in the place of `/proc/self/maps`, and a region somewhere in it.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(maps: &str) {
+pub fn fuzz(maps: &str) {
     let areas: Vec<_> = maps.lines().filter_map(Area::parse).collect();
     for Area { start, end, .. } in &areas {
         for write in [false, true] {

@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
 /// Takes part in the fabric's barriers. False where the kernel has none.
-pub(crate) fn register() -> bool {
+pub fn register() -> bool {
     call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
 }
 
 /// A full memory barrier on every running thread of every registered process, this one included.
-pub(crate) fn everywhere() {
+pub fn everywhere() {
     fence(Ordering::SeqCst);
     call(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
     fence(Ordering::SeqCst);
@@ -19,7 +19,7 @@ pub(crate) fn everywhere() {
 
 /// Whether this process may use [`own_threads`]; asks the kernel once.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // locks are biased there only
-pub(crate) fn has_own_threads() -> bool {
+pub fn has_own_threads() -> bool {
     static PID_AND_ANSWER: OnceLock<(u32, bool)> = OnceLock::new();
     let ask = || call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
     let &(pid, answer) = PID_AND_ANSWER.get_or_init(|| (std::process::id(), ask()));
@@ -32,7 +32,7 @@ pub(crate) fn has_own_threads() -> bool {
 }
 
 /// A full memory barrier on every running thread of this process. False if it could not be had.
-pub(crate) fn own_threads() -> bool {
+pub fn own_threads() -> bool {
     fence(Ordering::SeqCst);
     let done = call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
     fence(Ordering::SeqCst);

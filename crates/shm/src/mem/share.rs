@@ -69,7 +69,7 @@ static SHARING: Mutex<Sharing> = Mutex::new(Sharing::new(0));
 static ENGINE: AtomicU32 = AtomicU32::new(0);
 
 /// Says that the calling thread is the engine.
-pub(crate) fn this_thread_is_the_engine() {
+pub fn this_thread_is_the_engine() {
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     ENGINE.store(tid.cast_unsigned(), Ordering::Relaxed);
 }
@@ -86,7 +86,7 @@ pub(super) fn sharing() -> MutexGuard<'static, Sharing> {
 }
 
 /// A region of private memory that is registered; dropped when that is over.
-pub(crate) struct PrivateRegion {
+pub struct PrivateRegion {
     pages: Range<usize>,
     shared: Option<SharedFile>,
     pid: u32,
@@ -94,7 +94,7 @@ pub(crate) struct PrivateRegion {
 
 impl PrivateRegion {
     /// The file that holds its pages, each at the offset that is its address: descriptor and inode.
-    pub(crate) fn file(&self) -> Option<(u32, u64)> {
+    pub fn file(&self) -> Option<(u32, u64)> {
         let file = self.shared.as_ref()?;
         Some((file.fd.as_raw_fd().cast_unsigned(), file.inode))
     }

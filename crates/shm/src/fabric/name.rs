@@ -8,10 +8,11 @@ use rustix::io::{pread, write};
 
 /// Which process of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Name {
+pub struct Name {
     /// Its slot in the directory.
-    pub(crate) slot: usize,
-    pub(crate) incarnation: u64,
+    pub slot: usize,
+    /// Incarnation of the process in that slot.
+    pub incarnation: u64,
 }
 
 /// First word of such a file.
@@ -21,7 +22,7 @@ const BYTES: usize = 24;
 
 impl Name {
     /// Makes a file of the name; it cannot be changed.
-    pub(crate) fn as_file(&self) -> io::Result<OwnedFd> {
+    pub fn as_file(&self) -> io::Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("verbatim-context", flags)?;
         if write(&file, self.words().as_flattened())? != BYTES {
@@ -37,7 +38,7 @@ impl Name {
     }
 
     /// The name in a file; `None` if it is another kind of file.
-    pub(crate) fn of_file(file: BorrowedFd<'_>) -> Option<Self> {
+    pub fn of_file(file: BorrowedFd<'_>) -> Option<Self> {
         let mut bytes = [0; BYTES + 1];
         let read = pread(file, &mut bytes, 0).ok()?;
         Self::parse(bytes.get(..read)?)
@@ -60,7 +61,7 @@ impl Name {
 
 /// For [`crate::fuzz`]: any bytes in the place of such a file.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(bytes: &[u8]) {
+pub fn fuzz(bytes: &[u8]) {
     if let Some(name) = Name::parse(bytes) {
         assert_eq!(name.words().as_flattened(), bytes);
     }

@@ -12,7 +12,7 @@
 use crate::sync::{AtomicU64, Ordering};
 
 /// Letters that fit: more rings than a process is likely to be told of between two polls.
-pub(crate) const MAILBOX_SLOTS: usize = 8192;
+pub const MAILBOX_SLOTS: usize = 8192;
 /// Bits of a letter.
 const LETTER_BITS: u32 = 48;
 const LETTER_MASK: u64 = (1 << LETTER_BITS) - 1;
@@ -23,23 +23,23 @@ fn empty(pos: u64, slots: u64) -> u64 {
 
 /// The producers' side: the slots and a position from which to search.
 #[derive(Clone, Copy)]
-pub(crate) struct Mailbox<'a> {
+pub struct Mailbox<'a> {
     /// The slots, a power of two; zeroed at first.
-    pub(crate) slots: &'a [AtomicU64],
+    pub slots: &'a [AtomicU64],
     /// At or behind the first empty slot; a hint for producers.
-    pub(crate) tail: &'a AtomicU64,
+    pub tail: &'a AtomicU64,
     /// The consumer's position: the letters before it have been taken and [dealt with](Self::dealt_with). Producers
     /// that find the mailbox full look at it, and those that end.
-    pub(crate) head: &'a AtomicU64,
+    pub head: &'a AtomicU64,
 }
 
 /// There is no room; try again when the owner has read its letters.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct MailboxFull;
+pub struct MailboxFull;
 
 impl Mailbox<'_> {
     /// Puts `letter` (1 to 2^48 - 1) in.
-    pub(crate) fn put(&self, letter: u64) -> Result<(), MailboxFull> {
+    pub fn put(&self, letter: u64) -> Result<(), MailboxFull> {
         debug_assert!(letter != 0 && letter <= LETTER_MASK);
         let n = self.slots.len() as u64;
         let mut pos = self.tail.load(Ordering::Relaxed);
@@ -65,13 +65,13 @@ impl Mailbox<'_> {
 
     /// Is there a letter at `pos`?
     #[inline]
-    pub(crate) fn has_letter(&self, pos: u64) -> bool {
+    pub fn has_letter(&self, pos: u64) -> bool {
         let n = self.slots.len() as u64;
         self.slots[(pos & (n - 1)) as usize].load(Ordering::Relaxed) & LETTER_MASK != 0
     }
 
     /// Takes the letter at `*pos`, the owner's position, and steps over it.
-    pub(crate) fn take(&self, pos: &mut u64) -> Option<u64> {
+    pub fn take(&self, pos: &mut u64) -> Option<u64> {
         let n = self.slots.len() as u64;
         let slot = &self.slots[(*pos & (n - 1)) as usize];
         // SYNC POINT M
@@ -86,17 +86,17 @@ impl Mailbox<'_> {
 
     /// Says that the owner needs the senders of the letters before `pos` no more: until then, what a letter speaks of
     /// may be gone with its sender.
-    pub(crate) fn dealt_with(&self, pos: u64) {
+    pub fn dealt_with(&self, pos: u64) {
         self.head.store(pos, Ordering::Release);
     }
 
     /// How many letters there were up to now. Never fewer than the caller has put in.
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.tail.load(Ordering::Acquire)
     }
 
     /// Has the owner dealt with the first `count` letters?
-    pub(crate) fn has_dealt_with(&self, count: u64) -> bool {
+    pub fn has_dealt_with(&self, count: u64) -> bool {
         self.head.load(Ordering::Acquire) >= count
     }
 }

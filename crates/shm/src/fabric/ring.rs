@@ -30,7 +30,7 @@
 use crate::sync::{AtomicU64, Ordering};
 
 /// Bytes of a slot.
-pub(crate) const SLOT_BYTES: usize = 16;
+pub const SLOT_BYTES: usize = 16;
 /// Slots of a cache line.
 const SLOTS_PER_LINE: u64 = 4;
 /// How many cache lines are claimed ahead when records are published one by one.
@@ -41,17 +41,17 @@ const KIND_WRAP: u8 = 0xff;
 
 /// What a header says: 16 bytes in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Header {
+pub struct Header {
     /// What the record is; never 0 (which means no record) and never 0xff (wrap).
-    pub(crate) kind: u8,
+    pub kind: u8,
     /// Bits that `kind` gives a meaning to.
-    pub(crate) flags: u8,
+    pub flags: u8,
     /// Immediate data, as it lies in the work request.
-    pub(crate) imm: u32,
+    pub imm: u32,
     /// A 32-bit value that `kind` gives a meaning to (the message length).
-    pub(crate) len: u32,
+    pub len: u32,
     /// A second one (the Q_Key).
-    pub(crate) extra: u32,
+    pub extra: u32,
 }
 
 impl Header {
@@ -84,13 +84,13 @@ impl Header {
 
 /// The other side wrote something that no correct peer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Garbage;
+pub struct Garbage;
 
 /// The memory of a ring: `slots` 16-byte slots and the word with the consumer's position.
 ///
 /// Shared by a [`Producer`] and a [`Consumer`], usually in two processes.
 #[derive(Clone, Copy)]
-pub(crate) struct RingMemory {
+pub struct RingMemory {
     words: *const AtomicU64,
     head: *const AtomicU64,
     slots: u64,
@@ -102,7 +102,7 @@ impl RingMemory {
     /// # Safety
     /// `words` points to `2 * slots` words and `head` to one; they stay mapped as long as any producer or
     /// consumer made from this value lives, and other processes access them only atomically.
-    pub(crate) unsafe fn new(words: *const AtomicU64, head: *const AtomicU64, slots: u64) -> Self {
+    pub unsafe fn new(words: *const AtomicU64, head: *const AtomicU64, slots: u64) -> Self {
         assert!(slots.is_power_of_two() && (16..=32768).contains(&slots));
         Self { words, head, slots }
     }
@@ -124,12 +124,12 @@ impl RingMemory {
 
 /// Slots of a record with `payload` bytes behind its header.
 #[inline(always)]
-pub(crate) const fn record_slots(payload: usize) -> u64 {
+pub const fn record_slots(payload: usize) -> u64 {
     1 + (payload.div_ceil(SLOT_BYTES)) as u64
 }
 
 /// The sending side of a ring.
-pub(crate) struct Producer {
+pub struct Producer {
     ring: RingMemory,
     /// Where the next record goes.
     pos: u64,
@@ -149,7 +149,7 @@ unsafe impl Send for Producer {}
 
 impl Producer {
     /// A producer at the start of a fresh (zeroed) ring.
-    pub(crate) fn new(ring: RingMemory) -> Self {
+    pub fn new(ring: RingMemory) -> Self {
         Self {
             ring,
             pos: 0,
@@ -163,12 +163,12 @@ impl Producer {
     /// Position behind the last record pushed; a record is consumed when the consumer's head reaches the
     /// position returned by the push that wrote it.
     #[inline]
-    pub(crate) fn pos(&self) -> u64 {
+    pub fn pos(&self) -> u64 {
         self.pos
     }
 
     /// The largest payload a record of this ring can carry.
-    pub(crate) fn max_payload(&self) -> usize {
+    pub fn max_payload(&self) -> usize {
         (self.ring.slots as usize / 2 - 1) * SLOT_BYTES
     }
 
@@ -180,13 +180,13 @@ impl Producer {
     }
 
     /// Slots in the ring.
-    pub(crate) fn slots(&self) -> u64 {
+    pub fn slots(&self) -> u64 {
         self.ring.slots
     }
 
     /// The consumer's position: everything before it has been consumed.
     #[inline]
-    pub(crate) fn consumed(&mut self) -> Result<u64, Garbage> {
+    pub fn consumed(&mut self) -> Result<u64, Garbage> {
         // SYNC POINT C
         let head = self.ring.head().load(Ordering::Acquire);
         if head == self.head_seen {
@@ -201,7 +201,7 @@ impl Producer {
 
     /// Is there room for a record with `payload` bytes?
     #[inline(always)]
-    pub(crate) fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
+    pub fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
         let slots = record_slots(payload);
         let need = self.with_wrap(slots);
         if need <= self.free() {
@@ -224,7 +224,7 @@ impl Producer {
     /// The place for the payload of the next record; call [`Self::has_room`] first and [`Self::commit`]
     /// next, or leave it: a place that was not committed is given out again.
     #[inline(always)]
-    pub(crate) fn place(&mut self, payload: usize) -> Payload<'_> {
+    pub fn place(&mut self, payload: usize) -> Payload<'_> {
         let slots = record_slots(payload);
         let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
         if slots > to_end {
@@ -247,7 +247,7 @@ impl Producer {
     /// Adds the record whose payload was [placed](Self::place) to the open postlist. Nothing is visible to
     /// the consumer before [`Self::publish`].
     #[inline(always)]
-    pub(crate) fn commit(&mut self, header: Header, payload: usize) {
+    pub fn commit(&mut self, header: Header, payload: usize) {
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
@@ -268,7 +268,7 @@ impl Producer {
 
     /// Makes the open postlist visible, all of it at once. False if nothing is in it.
     #[inline(always)]
-    pub(crate) fn publish(&mut self) -> bool {
+    pub fn publish(&mut self) -> bool {
         let Some((pos, w0)) = self.first else {
             return false;
         };
@@ -308,7 +308,7 @@ impl Producer {
 }
 
 /// Payload bytes of a record in the ring, at the producer or at the consumer.
-pub(crate) struct Payload<'a> {
+pub struct Payload<'a> {
     ring: &'a RingMemory,
     pos: u64,
     len: usize,
@@ -319,7 +319,7 @@ impl Payload<'_> {
     /// so treat them as memory that changes at any time: copy by raw pointer, make no reference.
     #[cfg(not(loom))]
     #[inline]
-    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+    pub fn as_mut_ptr(&self) -> *mut u8 {
         std::ptr::from_ref(self.ring.word(self.pos, 0))
             .cast_mut()
             .cast()
@@ -327,13 +327,14 @@ impl Payload<'_> {
 
     /// Number of bytes.
     #[inline]
-    pub(crate) fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty)] // bytes of a record
+    pub fn len(&self) -> usize {
         self.len
     }
 
     /// Stores payload word `i`.
     #[cfg(any(test, loom))]
-    pub(crate) fn set_word(&self, i: usize, value: u64) {
+    pub fn set_word(&self, i: usize, value: u64) {
         assert!(i * 8 < self.len);
         self.ring
             .word(self.pos + (i / 2) as u64, i % 2)
@@ -342,7 +343,7 @@ impl Payload<'_> {
 
     /// Loads payload word `i`.
     #[cfg(any(test, loom))]
-    pub(crate) fn word(&self, i: usize) -> u64 {
+    pub fn word(&self, i: usize) -> u64 {
         assert!(i * 8 < self.len);
         self.ring
             .word(self.pos + (i / 2) as u64, i % 2)
@@ -351,24 +352,24 @@ impl Payload<'_> {
 }
 
 /// A record as the consumer sees it.
-pub(crate) struct Record<'a> {
+pub struct Record<'a> {
     /// Its header.
-    pub(crate) header: Header,
+    pub header: Header,
     /// The room behind the header, a multiple of 16 bytes: at least as long as the payload.
-    pub(crate) payload: Payload<'a>,
+    pub payload: Payload<'a>,
     slots: u64,
 }
 
 impl Record<'_> {
     /// Slots of this record, to be given to [`Consumer::advance`].
     #[inline]
-    pub(crate) fn slots(&self) -> u64 {
+    pub fn slots(&self) -> u64 {
         self.slots
     }
 }
 
 /// The receiving side of a ring.
-pub(crate) struct Consumer {
+pub struct Consumer {
     ring: RingMemory,
     pos: u64,
     released: u64,
@@ -379,7 +380,7 @@ unsafe impl Send for Consumer {}
 
 impl Consumer {
     /// A consumer at the start of a ring.
-    pub(crate) fn new(ring: RingMemory) -> Self {
+    pub fn new(ring: RingMemory) -> Self {
         Self {
             ring,
             pos: 0,
@@ -389,13 +390,13 @@ impl Consumer {
 
     /// Is there no record? Says nothing of what has come since.
     #[inline(always)]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.ring.word(self.pos, 0).load(Ordering::Relaxed) == 0
     }
 
     /// The next record, if one is there.
     #[inline(always)]
-    pub(crate) fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {
+    pub fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {
         loop {
             // SYNC POINT P
             let w0 = self.ring.word(self.pos, 0).load(Ordering::Acquire);
@@ -431,25 +432,25 @@ impl Consumer {
 
     /// Goes past a record of `slots` slots.
     #[inline(always)]
-    pub(crate) fn advance(&mut self, slots: u64) {
+    pub fn advance(&mut self, slots: u64) {
         self.pos += slots;
     }
 
     /// Has anything been consumed that the producer does not know of?
     #[inline]
-    pub(crate) fn unreleased(&self) -> u64 {
+    pub fn unreleased(&self) -> u64 {
         self.pos - self.released
     }
 
     /// Slots in the ring.
     #[inline]
-    pub(crate) fn slots(&self) -> u64 {
+    pub fn slots(&self) -> u64 {
         self.ring.slots
     }
 
     /// Gives everything before the current position back to the producer.
     #[inline(always)]
-    pub(crate) fn release(&mut self) {
+    pub fn release(&mut self) {
         if self.pos != self.released {
             self.released = self.pos;
             // SYNC POINT C
@@ -463,7 +464,7 @@ impl Consumer {
 /// # Panics
 /// If the consumer follows a record out of the ring, or the producer believes a position that it has not come to.
 #[cfg(all(any(test, fuzzing), not(loom)))]
-pub(crate) fn fuzz(bytes: &[u8]) {
+pub fn fuzz(bytes: &[u8]) {
     const SLOTS: u64 = 64;
     let (chunks, _) = bytes.as_chunks();
     let mut words: Vec<_> = chunks

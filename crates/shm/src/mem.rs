@@ -25,17 +25,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
 
-use crate::errno::shortage;
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::segment::Mapping;
+use crate::shortage::shortage;
 
 #[cfg(any(test, fuzzing))]
-pub(crate) use areas::fuzz;
+pub use areas::fuzz;
 use areas::{Area, area_of, areas};
-pub(crate) use copy::copy;
+pub use copy::copy;
 use share::PrivateRegion;
-pub(crate) use share::this_thread_is_the_engine;
+pub use share::this_thread_is_the_engine;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
@@ -182,18 +182,14 @@ impl SharedMemory {
     }
 
     /// What other processes need to [map](Self::of_peer) it: descriptor and inode of its file.
-    pub(crate) fn file(&self) -> Option<(u32, u64)> {
+    pub fn file(&self) -> Option<(u32, u64)> {
         let shared = lock(&SHARED);
         let backing = shared.get(&self.ptr.addr().get())?;
         Some((backing.fd.as_raw_fd().cast_unsigned(), backing.inode))
     }
 
     /// Maps `len` bytes of shared memory that `peer` has; they stay when it gives them up.
-    pub(crate) fn of_peer(
-        peer: &Peer,
-        (fd, inode): (u32, u64),
-        len: usize,
-    ) -> io::Result<SharedMemory> {
+    pub fn of_peer(peer: &Peer, (fd, inode): (u32, u64), len: usize) -> io::Result<SharedMemory> {
         let (file, mapped) = open_memfd(peer, fd, inode)?;
         if len == 0 || len > mapped {
             return Err(io::Error::other("the peer's memory is not what it says"));
@@ -204,24 +200,32 @@ impl SharedMemory {
 }
 
 /// What lies behind a range of this process's memory, for [`MrShared`].
-pub(crate) struct RangeBacking {
-    pub(crate) kind: u32,
-    pub(crate) handle: u32,
-    pub(crate) inode: u64,
-    pub(crate) offset: u64,
-    pub(crate) hold: Hold,
+pub struct RangeBacking {
+    /// One of `BACKING_*`.
+    pub kind: u32,
+    /// File descriptor, or the id of the SysV segment.
+    pub handle: u32,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Where in the backing the range begins.
+    pub offset: u64,
+    /// Keeps the backing as it is.
+    pub hold: Hold,
 }
 
 /// What keeps memory reachable for peers while it is registered.
-pub(crate) enum Hold {
+pub enum Hold {
+    /// Nothing to keep.
     Nothing,
+    /// An open descriptor.
     Descriptor(#[allow(dead_code, reason = "keeps it open")] Arc<OwnedFd>),
+    /// Private pages that are shared while the region is registered.
     Private(#[allow(dead_code, reason = "keeps its pages shared")] PrivateRegion),
 }
 
 impl RangeBacking {
     /// Of a region without memory.
-    pub(crate) fn null() -> Self {
+    pub fn null() -> Self {
         Self {
             kind: BACKING_NULL,
             ..Self::private()
@@ -229,7 +233,7 @@ impl RangeBacking {
     }
 
     /// Of memory that peers reach by system call, wherever it lies.
-    pub(crate) fn private() -> Self {
+    pub fn private() -> Self {
         Self {
             kind: BACKING_PRIVATE,
             handle: 0,
@@ -246,12 +250,7 @@ impl RangeBacking {
 /// # Errors
 /// `EFAULT` as `ibv_reg_mr(3)` returns it; `EMFILE`, `ENFILE` and `ENOMEM` where what is mapped cannot be read for want of
 /// a descriptor or of memory.
-pub(crate) fn backing_of(
-    addr: usize,
-    len: usize,
-    write: bool,
-    share: bool,
-) -> Result<RangeBacking, i32> {
+pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<RangeBacking, i32> {
     let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
     {
         let shared = lock(&SHARED);
@@ -300,7 +299,7 @@ pub(crate) fn backing_of(
 /// Fetches the pages of a range of this process's memory, as an access on demand does. False where they are not
 /// mapped, or not writable.
 #[cold]
-pub(crate) fn populate(addr: u64, len: u64, write: bool) -> bool {
+pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     let (Ok(addr), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else {
         return false;
     };
@@ -332,15 +331,17 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> bool {
 }
 
 /// A peer's backing, mapped here.
-pub(crate) enum PeerMapping {
+pub enum PeerMapping {
+    /// A mapping of a memfd.
     Memfd(Mapping),
     /// Some pages of a file, from this offset on.
     Pages(Mapping, u64),
+    /// An attached SysV segment.
     Sysv(SysvAttachment),
 }
 
 /// An attached SysV segment, detached when dropped.
-pub(crate) struct SysvAttachment(NonNull<u8>, usize);
+pub struct SysvAttachment(NonNull<u8>, usize);
 
 // SAFETY: a range of addresses; access goes through raw copies.
 unsafe impl Send for SysvAttachment {}
@@ -387,7 +388,7 @@ const MOST_MAPPINGS: usize = 8192;
 
 /// Mappings of peers' memory.
 #[derive(Default)]
-pub(crate) struct Mappings {
+pub struct Mappings {
     maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
     /// `mem_epoch` of each peer when its mappings were last looked through.
     epochs: Mutex<HashMap<u64, u64>>,
@@ -445,7 +446,7 @@ impl Mappings {
     }
 
     /// Drops the mappings of `incarnation`s that nobody is using now; a later use maps them again.
-    pub(crate) fn drop_unused(&self, of: impl Fn(u64) -> bool) {
+    pub fn drop_unused(&self, of: impl Fn(u64) -> bool) {
         lock(&self.maps).retain(|key, map| !of(key.incarnation) || Arc::strong_count(map) > 1);
     }
 }
@@ -508,20 +509,25 @@ enum Reach {
 
 /// A memory region that can be read and written: of this process or of a peer.
 #[derive(Clone)]
-pub(crate) struct Region {
+pub struct Region {
     /// The process that has it, where that is not the one that was asked for its key.
-    pub(crate) owner: Option<Arc<Peer>>,
+    pub owner: Option<Arc<Peer>>,
     /// As in the table when it was read.
-    pub(crate) entry: u64,
-    pub(crate) index: usize,
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
-    pub(crate) access: u32,
-    pub(crate) pd: u32,
+    pub entry: u64,
+    /// Place in the table of its process.
+    pub index: usize,
+    /// Address of the first byte, as work requests name it.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// `ibv_access_flags`.
+    pub access: u32,
+    /// Number of its protection domain, or of a window (`keys::window_admits`).
+    pub pd: u32,
     /// Peers reach it by system call only.
-    pub(crate) private: bool,
+    pub private: bool,
     /// It is one of this process.
-    pub(crate) own: bool,
+    pub own: bool,
     /// What to add to an address of the region for one of its process.
     shift: u64,
     /// Atomics are CPU atomics; where not, they are made under a lock.
@@ -534,10 +540,10 @@ pub(crate) struct Region {
 unsafe impl Send for Region {}
 
 /// Bytes that are copied at once between two places of which neither can be mapped.
-pub(crate) const BOUNCE: usize = 16 << 10;
+pub const BOUNCE: usize = 16 << 10;
 
 /// The pieces of `len` bytes that go through such a buffer: where each starts, and how long it is.
-pub(crate) fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
+pub fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len)
         .step_by(BOUNCE)
         .map(move |at| (at, BOUNCE.min(len - at)))
@@ -545,12 +551,12 @@ pub(crate) fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// The bytes could not be reached: unmapped, or their process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fault;
+pub struct Fault;
 
 impl Region {
     /// Makes the region `index` of `peer` accessible. The caller has pinned it as `entry`, so it stays
     /// registered.
-    pub(crate) fn reach(
+    pub fn reach(
         maps: &Mappings,
         peer: &Peer,
         (index, entry): (usize, u64),
@@ -603,7 +609,7 @@ impl Region {
 
     /// Do `len` bytes at `addr` lie within the region?
     #[inline]
-    pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
+    pub fn contains(&self, addr: u64, len: u64) -> bool {
         addr.checked_sub(self.addr)
             .and_then(|offset| self.len.checked_sub(offset))
             .is_some_and(|rest| len <= rest)
@@ -611,7 +617,7 @@ impl Region {
 
     /// The own address of `addr`, where the region is mapped.
     #[inline]
-    pub(crate) fn direct(&self, addr: u64) -> Option<*mut u8> {
+    pub fn direct(&self, addr: u64) -> Option<*mut u8> {
         debug_assert!(self.contains(addr, 0));
         match self.reach {
             Reach::Direct(first, _) => Some(first.wrapping_add((addr - self.addr) as usize)),
@@ -621,7 +627,7 @@ impl Region {
 
     /// Is it a region without memory (`ibv_alloc_null_mr(3)`)? Asked where it is not [direct](Self::direct).
     #[cold]
-    pub(crate) fn is_null(&self) -> bool {
+    pub fn is_null(&self) -> bool {
         matches!(self.reach, Reach::Null)
     }
 
@@ -631,7 +637,7 @@ impl Region {
     /// Nobody has a mutable reference to the `len` bytes at `src`; the region [contains](Self::contains) the range and is
     /// pinned.
     #[inline]
-    pub(crate) unsafe fn write(&self, addr: u64, src: *const u8, len: usize) -> Result<(), Fault> {
+    pub unsafe fn write(&self, addr: u64, src: *const u8, len: usize) -> Result<(), Fault> {
         match self.direct(addr) {
             // SAFETY: contract of this function; the pin keeps peers' memory mapped, and programs may unmap their own.
             Some(dst) => unsafe { copy(dst, src, len)? },
@@ -646,7 +652,7 @@ impl Region {
     /// # Safety
     /// Nobody has a reference to the `len` bytes at `dst`; the region [contains](Self::contains) the range and is pinned.
     #[inline]
-    pub(crate) unsafe fn read(&self, addr: u64, dst: *mut u8, len: usize) -> Result<(), Fault> {
+    pub unsafe fn read(&self, addr: u64, dst: *mut u8, len: usize) -> Result<(), Fault> {
         match self.direct(addr) {
             // SAFETY: as in `write`.
             Some(src) => unsafe { copy(dst, src, len)? },
@@ -708,7 +714,7 @@ impl Region {
     ///
     /// `addr` is aligned to 8 bytes; the region contains it and is pinned.
     #[inline]
-    pub(crate) fn atomic(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    pub fn atomic(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
         if self.cpu_atomics
             && let Some(ptr) = self.direct(addr)
         {
@@ -754,9 +760,17 @@ type ProcessVmCall = unsafe extern "C" fn(
 
 /// An atomic verb.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum AtomicOp {
+pub enum AtomicOp {
+    /// Add to the word.
     FetchAdd(u64),
-    CompareSwap { expect: u64, swap: u64 },
+    /// Swap the word if it is as expected.
+    CompareSwap {
+        /// The word must have this value.
+        expect: u64,
+        /// What is stored then.
+        swap: u64,
+    },
+    /// Store the word.
     Store(u64),
 }
 
@@ -796,20 +810,20 @@ impl Drop for HeldAtomicLock<'_> {
 }
 
 /// Lets accesses to what a program has unmapped be errors.
-pub(crate) fn survive_faults() {
+pub fn survive_faults() {
     guard::install();
 }
 
 /// May this memory of the own process be read? To be asked when a copy has failed: it takes a system call for each page.
 #[cold]
-pub(crate) fn is_readable(at: *const u8, len: usize) -> bool {
+pub fn is_readable(at: *const u8, len: usize) -> bool {
     is_accessible(at.cast_mut(), len, libc::process_vm_readv)
 }
 
 /// May this memory of the own process be written? As [`is_readable`]; the first bytes of its pages are overwritten, for
 /// what a copy that failed has left there is undefined.
 #[cold]
-pub(crate) fn is_writable(at: *mut u8, len: usize) -> bool {
+pub fn is_writable(at: *mut u8, len: usize) -> bool {
     is_accessible(at, len, libc::process_vm_writev)
 }
 

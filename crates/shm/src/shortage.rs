@@ -3,13 +3,13 @@
 use std::io;
 
 /// The errno of an I/O error.
-pub(crate) fn errno_of(e: &io::Error) -> i32 {
+pub fn errno_of(e: &io::Error) -> i32 {
     shortage(e).or(e.raw_os_error()).unwrap_or(libc::EIO)
 }
 
 /// The errno of an error that says that there are no more descriptors or no more memory: `EMFILE`, `ENFILE` or `ENOMEM`.
 /// `None` for one that says something else.
-pub(crate) fn shortage(e: &io::Error) -> Option<i32> {
+pub fn shortage(e: &io::Error) -> Option<i32> {
     match e.raw_os_error() {
         // The standard library says so without an errno.
         None => (e.kind() == io::ErrorKind::OutOfMemory).then_some(libc::ENOMEM),

@@ -13,12 +13,12 @@
 //! process with that pid and start time runs and removes them. Peers hear of a death at once, because
 //! their engines watch a pidfd of each peer they are connected to.
 
-pub(crate) mod layout;
-pub(crate) mod mailbox;
-pub(crate) mod name;
-pub(crate) mod process;
-pub(crate) mod ring;
-pub(crate) mod segment;
+pub mod layout;
+pub mod mailbox;
+pub mod name;
+pub mod process;
+pub mod ring;
+pub mod segment;
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -33,18 +33,17 @@ use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use layout::*;
-pub(crate) use name::Name;
-pub(crate) use process::random_nonzero;
+pub use name::Name;
+pub use process::random_nonzero;
 use segment::{Arena, DirectoryMap, Segment};
 
-use crate::errno::shortage;
+use crate::shortage::shortage;
 
 /// How long after a process has ended its peers' reliable queue pairs give up.
 const GIVE_UP_NS: u64 = 50_000_000;
 
 /// Why this process has no fabric.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum FabricError {
     /// A system call on the fabric's folder or files failed.
     #[error("cannot use the fabric's folder {path}: {what}: {source}")]
@@ -92,27 +91,30 @@ pub enum FabricError {
 }
 
 /// A process of the fabric as its peers see it.
-pub(crate) struct Peer {
+pub struct Peer {
     /// Its slot in the directory: the upper ten bits of its QP numbers.
-    pub(crate) slot: usize,
-    pub(crate) incarnation: u64,
-    pub(crate) pid: u64,
+    pub slot: usize,
+    /// Random name of this run of the process, never 0.
+    pub incarnation: u64,
+    /// Its process id.
+    pub pid: u64,
     start_time: u64,
-    pub(crate) segment: Segment,
+    /// Its segment, mapped here.
+    pub segment: Segment,
     /// It is this process.
-    pub(crate) is_self: bool,
+    pub is_self: bool,
     dead: AtomicBool,
     /// When this process noticed that; 0 before.
     died_ns: AtomicU64,
     wake: File,
     /// Becomes readable when the process ends; not there where the system has no such descriptors (Linux before 5.3,
     /// programs under valgrind).
-    pub(crate) pidfd: Option<OwnedFd>,
+    pub pidfd: Option<OwnedFd>,
 }
 
 impl Peer {
     /// What tells it from every other process of the fabric, before and after.
-    pub(crate) fn name(&self) -> Name {
+    pub fn name(&self) -> Name {
         Name {
             slot: self.slot,
             incarnation: self.incarnation,
@@ -121,14 +123,14 @@ impl Peer {
 
     /// Has the process ended?
     #[inline]
-    pub(crate) fn is_dead(&self) -> bool {
+    pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
     /// Has the process ended, or is it being taken down? Asks the system, so that the answer is newer than
     /// the engine's: for when its memory could not be reached.
     #[cold]
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         if self.is_self {
             return false;
         }
@@ -143,14 +145,14 @@ impl Peer {
     /// On a wire that takes the timeout of the sender, at least. Two programs that end together count on it: each may have
     /// sent what the other does not wait for any more (`ibv_srq_pingpong -q 4`), and goes by its own completions.
     #[cold]
-    pub(crate) fn is_given_up(&self) -> bool {
+    pub fn is_given_up(&self) -> bool {
         let since = self.died_ns.load(Ordering::Relaxed);
-        self.is_dead() && crate::send::now_ns().saturating_sub(since) >= GIVE_UP_NS
+        self.is_dead() && crate::clock::now_ns().saturating_sub(since) >= GIVE_UP_NS
     }
 
     /// Notes that the process has ended (its pidfd became readable).
-    pub(crate) fn mark_dead(&self) {
-        let now = crate::send::now_ns();
+    pub fn mark_dead(&self) {
+        let now = crate::clock::now_ns();
         let _ = self
             .died_ns
             .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -158,19 +160,19 @@ impl Peer {
     }
 
     /// The own FIFO's descriptor, for the engine to wait on.
-    pub(crate) fn wake_fd(&self) -> &File {
+    pub fn wake_fd(&self) -> &File {
         &self.wake
     }
 
     /// Empties the own FIFO.
-    pub(crate) fn drain_calls(&self) {
+    pub fn drain_calls(&self) {
         let mut calls = [0; 512];
         while rustix::io::read(&self.wake, &mut calls).is_ok_and(|n| n == calls.len()) {}
     }
 
     /// Wakes its engine.
     #[cold]
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         if self.pidfd.is_none() {
             // The engine may not get to look: valgrind runs one thread at a time, and mostly one that polls.
             self.has_ended();
@@ -181,14 +183,14 @@ impl Peer {
 }
 
 /// This process's membership.
-pub(crate) struct Fabric {
+pub struct Fabric {
     dir: PathBuf,
     directory: DirectoryMap,
     /// Keeps the shared lock on the directory for the life of the process.
     _directory_file: File,
     segment_file: File,
     /// This process, as its own peer.
-    pub(crate) me: Arc<Peer>,
+    pub me: Arc<Peer>,
     arena: Mutex<Arena>,
     peers: Mutex<HashMap<usize, Arc<Peer>>>,
 }
@@ -203,7 +205,7 @@ impl Fabric {
     /// The folder of the fabric that this process would join: `VERBATIM_FABRIC_DIR`, or
     /// `/dev/shm/verbatim-UID` (with the PID namespace's number where it is not the initial one, because
     /// pids of different namespaces cannot be compared).
-    pub(crate) fn default_dir() -> Result<PathBuf, FabricError> {
+    pub fn default_dir() -> Result<PathBuf, FabricError> {
         if let Some(dir) = std::env::var_os("VERBATIM_FABRIC_DIR").filter(|d| !d.is_empty()) {
             let dir = PathBuf::from(dir);
             return if dir.is_absolute() {
@@ -233,7 +235,7 @@ impl Fabric {
     }
 
     /// Joins the fabric in `dir`, after cleaning up what dead processes left there.
-    pub(crate) fn join(dir: &Path) -> Result<Self, FabricError> {
+    pub fn join(dir: &Path) -> Result<Self, FabricError> {
         let io = |what| {
             move |source: io::Error| FabricError::Io {
                 path: dir.to_owned(),
@@ -309,7 +311,7 @@ impl Fabric {
     /// Leaves: removes this process's files, and the folder if nobody else is in it.
     ///
     /// Does nothing in a child that was forked from the member.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         if process::own_pid() != self.me.pid {
             return;
         }
@@ -330,7 +332,7 @@ impl Fabric {
     }
 
     /// The process in `slot`, if there is one and its segment can be used.
-    pub(crate) fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
+    pub fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
         self.try_peer(slot).ok().flatten()
     }
 
@@ -338,7 +340,7 @@ impl Fabric {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: this process has not what it takes to reach another one.
-    pub(crate) fn try_peer(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
+    pub fn try_peer(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
         let Some(entry) = self.directory.get().procs.get(slot) else {
             return Ok(None);
         };
@@ -378,7 +380,7 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`try_peer`](Self::try_peer).
-    pub(crate) fn named(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
+    pub fn named(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
         let peer = self.try_peer(name.slot)?;
         Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.has_ended()))
     }
@@ -419,7 +421,7 @@ impl Fabric {
     }
 
     /// All peers that this process has opened so far, without itself.
-    pub(crate) fn opened_peers(&self) -> Vec<Arc<Peer>> {
+    pub fn opened_peers(&self) -> Vec<Arc<Peer>> {
         lock(&self.peers)
             .values()
             .filter(|p| !p.is_self)
@@ -428,17 +430,17 @@ impl Fabric {
     }
 
     /// All live processes of the fabric, this one included.
-    pub(crate) fn all_peers(&self) -> Vec<Arc<Peer>> {
+    pub fn all_peers(&self) -> Vec<Arc<Peer>> {
         (1..MAX_PROCS).filter_map(|slot| self.peer(slot)).collect()
     }
 
     /// Counts the changes of the flows of all processes.
-    pub(crate) fn flow_changes(&self) -> &AtomicU64 {
+    pub fn flow_changes(&self) -> &AtomicU64 {
         &self.directory.get().flow_changes
     }
 
     /// Forgets a peer that has ended.
-    pub(crate) fn forget(&self, peer: &Peer) {
+    pub fn forget(&self, peer: &Peer) {
         let mut peers = lock(&self.peers);
         if peers
             .get(&peer.slot)
@@ -449,18 +451,18 @@ impl Fabric {
     }
 
     /// Takes `bytes` zeroed bytes of shared memory from this process's arena.
-    pub(crate) fn alloc(&self, bytes: usize) -> io::Result<usize> {
+    pub fn alloc(&self, bytes: usize) -> io::Result<usize> {
         lock(&self.arena).alloc(&self.me.segment, &self.segment_file, bytes)
     }
 
     /// Gives a range back to the arena.
-    pub(crate) fn free(&self, offset: usize, bytes: usize) {
+    pub fn free(&self, offset: usize, bytes: usize) {
         lock(&self.arena).free(offset, bytes);
     }
 
     /// Makes sure that `len` bytes at `offset` of the own segment, before its arena, are backed by memory, and has others
     /// know that.
-    pub(crate) fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
+    pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let segment = &self.me.segment;
         if !segment.is_backed(offset, len) {
             segment::reserve(&self.segment_file, offset, len)?;

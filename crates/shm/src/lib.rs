@@ -1,0 +1,46 @@
+//! Memory that several processes write: the fabric of the processes of one user, and registered memory.
+//!
+//! All unsafe code that touches memory of other processes, or memory that other processes can write, is in this
+//! crate. Nothing read from such memory is trusted: indices are masked or checked, and a process may have died
+//! between any two instructions.
+//!
+//! - [`fabric`]: who is there, their segments, the rings between queue pairs, connection notices, death and
+//!   cleaning up.
+//! - [`mem`]: what lies behind registered memory, how peers reach it, every copy, remote atomics.
+//! - [`keys`]: L_Keys and R_Keys, memory windows, and how a region stays registered while it is accessed.
+//! - [`barrier`], [`sync`], [`clock`], [`shortage`]: small tools of the above.
+//!
+//! The crate knows neither work requests nor completions.
+#![deny(unsafe_code)]
+// `u64` and `usize` are the same size wherever this compiles; casts to narrower types carry their own reason.
+#![allow(clippy::cast_possible_truncation)]
+// Under loom only the lock-free parts of the fabric are compiled.
+#![cfg_attr(loom, allow(dead_code))]
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit target");
+
+#[cfg(not(loom))]
+pub mod barrier;
+#[cfg(not(loom))]
+pub mod clock;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub mod fabric;
+#[cfg(loom)]
+#[allow(unsafe_code)]
+mod fabric {
+    pub mod mailbox;
+    pub mod ring;
+}
+#[cfg(all(any(test, fuzzing), not(loom)))]
+pub mod fuzz;
+#[cfg(not(loom))]
+pub mod keys;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub mod mem;
+#[cfg(not(loom))]
+pub mod shortage;
+#[allow(unsafe_code)]
+pub mod sync;
