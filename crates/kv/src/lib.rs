@@ -10,21 +10,18 @@
 //!
 //! [`load`] asks for keys and checks every value; [`history`] records what concurrent clients saw, to be judged.
 //!
-//! Another front uses [`Server::store`] from threads of its own, as [`resp`] does, which speaks the Redis protocol:
-//! partitions are locked for a batch of requests at a time.
+//! Another front uses [`Server::store`] from threads of its own, as the crate `kv-resp` does, which speaks the Redis
+//! protocol: partitions are locked for a batch of requests at a time.
 
 #![deny(unsafe_code)]
 
 mod client;
 mod config;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
 pub mod history;
 pub mod load;
 mod prefetch;
 pub mod rendezvous;
 mod report;
-pub mod resp;
 mod server;
 mod session;
 pub mod store;

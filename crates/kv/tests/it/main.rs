@@ -2,4 +2,3 @@
 
 mod designs;
 mod load;
-mod resp_load;

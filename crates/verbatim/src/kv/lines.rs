@@ -2,7 +2,7 @@
 
 use kv::ServerStats;
 use kv::load::LoadReport;
-use kv::resp::FrontStats;
+use kv_resp::FrontStats;
 use serde::{Deserialize, Serialize};
 
 /// One line.

@@ -5,9 +5,9 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use kv::resp::{Address, Front};
 use kv::store::{LockPlacement, Mode};
 use kv::{Design, Server, ServerConfig};
+use kv_resp::{Address, Front};
 
 use super::lines::Line;
 use crate::Outcome;

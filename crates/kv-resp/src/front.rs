@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use serde::{Deserialize, Serialize};
 
-use super::command::{Session, Shared};
-use super::connection::{Address, Connection, Listener};
-use super::frame::KEPT_BYTES;
-use crate::store::Store;
+use crate::call::Shared;
+use crate::connection::{Address, Connection, Listener};
+use crate::frame::KEPT_BYTES;
+use crate::session::Session;
+use kv::store::Store;
 
 /// Connections at the same time: Redis's default of `maxclients`.
 const MAX_CONNECTIONS: usize = 10_000;
@@ -56,8 +57,8 @@ pub struct FrontStats {
 ///
 /// ```no_run
 /// let server = kv::Server::start(kv::ServerConfig::default())?;
-/// let address: kv::resp::Address = "127.0.0.1:6379".parse()?;
-/// let front = kv::resp::Front::start(server.store().clone(), address.listen()?)?;
+/// let address: kv_resp::Address = "127.0.0.1:6379".parse()?;
+/// let front = kv_resp::Front::start(server.store().clone(), address.listen()?)?;
 /// println!("redis-cli finds it at {}", front.address());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -7,9 +7,9 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
 use kv::load::{Random, stamp_of, value_bytes};
-use kv::resp::{Address, Front};
 use kv::store::Mode;
 use kv::{Client, ClientConfig, Server, ServerConfig};
+use kv_resp::{Address, Front};
 
 const CONNECTIONS: u64 = 24;
 const PIPELINES: u64 = 250;

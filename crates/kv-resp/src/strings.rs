@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::command::{Call, CommandError, Done, check_length};
-use super::integer;
-use super::keys::deadline;
-use crate::store::{Condition, Refusal, Set};
+use crate::call::{Call, CommandError, Done, check_length};
+use crate::keys::deadline;
+use crate::number::integer;
+use kv::store::{Condition, Refusal, Set};
 
-pub(super) fn get(call: &mut Call<'_>) -> Done {
+pub(crate) fn get(call: &mut Call<'_>) -> Done {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     match partition.get(hash, key) {
@@ -17,7 +17,7 @@ pub(super) fn get(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn mget(call: &mut Call<'_>) -> Done {
+pub(crate) fn mget(call: &mut Call<'_>) -> Done {
     call.replies.array(call.args.count() - 1);
     let begun = call.replies.bytes();
     for key in call.args.from(1) {
@@ -31,7 +31,7 @@ pub(super) fn mget(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn strlen(call: &mut Call<'_>) -> Done {
+pub(crate) fn strlen(call: &mut Call<'_>) -> Done {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let length = partition.get(hash, key).map_or(0, |e| e.value.len());
@@ -90,7 +90,7 @@ impl Options {
     }
 }
 
-pub(super) fn set(call: &mut Call<'_>) -> Done {
+pub(crate) fn set(call: &mut Call<'_>) -> Done {
     let (key, value) = (call.args.at(1), call.args.at(2));
     let (hash, mut partition) = call.shared.store.lock(key);
     if call.args.count() == 3 {
@@ -124,7 +124,7 @@ pub(super) fn set(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn mset(call: &mut Call<'_>) -> Done {
+pub(crate) fn mset(call: &mut Call<'_>) -> Done {
     if call.args.count().is_multiple_of(2) {
         return Err(CommandError::Count("mset".to_owned()));
     }
@@ -137,20 +137,20 @@ pub(super) fn mset(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn incr(call: &mut Call<'_>) -> Done {
+pub(crate) fn incr(call: &mut Call<'_>) -> Done {
     add(call, 1)
 }
 
-pub(super) fn decr(call: &mut Call<'_>) -> Done {
+pub(crate) fn decr(call: &mut Call<'_>) -> Done {
     add(call, -1)
 }
 
-pub(super) fn incrby(call: &mut Call<'_>) -> Done {
+pub(crate) fn incrby(call: &mut Call<'_>) -> Done {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     add(call, by)
 }
 
-pub(super) fn decrby(call: &mut Call<'_>) -> Done {
+pub(crate) fn decrby(call: &mut Call<'_>) -> Done {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let by = by.checked_neg().ok_or(CommandError::Negation)?;
     add(call, by)

@@ -18,7 +18,7 @@ pub const MAX_INLINE_BYTES: usize = 64 << 10;
 /// The longest line that holds a count: a sign and the digits of 64 bits fit.
 const MAX_COUNT_BYTES: usize = 32;
 /// A buffer that has become larger is given back once it is empty.
-pub(super) const KEPT_BYTES: usize = 1 << 20;
+pub(crate) const KEPT_BYTES: usize = 1 << 20;
 
 /// What is wrong with a frame: where the next one begins cannot be known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -83,13 +83,13 @@ impl<'d> Args<'d> {
 /// Finds commands in a stream.
 ///
 /// ```
-/// let mut decoder = kv::resp::Decoder::default();
+/// let mut decoder = kv_resp::Decoder::default();
 /// decoder.feed(b"PING\r\n*2\r\n$3\r\nGET\r\n$1");
 /// assert_eq!(decoder.next_command()?.map(|c| c.at(0)), Some(&b"PING"[..]));
 /// assert!(decoder.next_command()?.is_none());
 /// decoder.feed(b"\r\nk\r\n");
 /// assert_eq!(decoder.next_command()?.map(|c| c.at(1)), Some(&b"k"[..]));
-/// # Ok::<(), kv::resp::ProtocolError>(())
+/// # Ok::<(), kv_resp::ProtocolError>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct Decoder {
@@ -186,7 +186,7 @@ impl Decoder {
         match self.bytes.get(self.at + 1 + end + 1) {
             None => Ok(None),
             Some(b'\n') => {
-                let count = super::integer(&line[..end]).ok_or(wrong)?;
+                let count = crate::number::integer(&line[..end]).ok_or(wrong)?;
                 Ok(Some((count, self.at + end + 3)))
             }
             Some(_) => Err(wrong),

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::command::{Call, CommandError, Done, shown};
-use super::integer;
+use crate::call::{Call, CommandError, Done, shown};
+use crate::number::integer;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// The time so many units after another, in milliseconds; at least 1, since 0 means never. `None`: out of range.
-pub(super) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
+pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
     let unit = i64::try_from(unit.as_millis()).ok()?;
     let at = i64::try_from(from_ms)
         .ok()?
@@ -28,14 +28,14 @@ fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -
     Ok(())
 }
 
-pub(super) fn del(call: &mut Call<'_>) -> Done {
+pub(crate) fn del(call: &mut Call<'_>) -> Done {
     count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
     })
 }
 
-pub(super) fn exists(call: &mut Call<'_>) -> Done {
+pub(crate) fn exists(call: &mut Call<'_>) -> Done {
     count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         partition.get(hash, key).is_some()
@@ -54,7 +54,7 @@ fn left_ms(call: &Call<'_>) -> i64 {
     }
 }
 
-pub(super) fn ttl(call: &mut Call<'_>) -> Done {
+pub(crate) fn ttl(call: &mut Call<'_>) -> Done {
     let left = left_ms(call);
     // To the nearest second, as Redis does.
     let seconds = if left < 0 {
@@ -66,17 +66,17 @@ pub(super) fn ttl(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn pttl(call: &mut Call<'_>) -> Done {
+pub(crate) fn pttl(call: &mut Call<'_>) -> Done {
     let left = left_ms(call);
     call.replies.integer(left);
     Ok(())
 }
 
-pub(super) fn expire(call: &mut Call<'_>) -> Done {
+pub(crate) fn expire(call: &mut Call<'_>) -> Done {
     expire_in(call, "expire", SECOND)
 }
 
-pub(super) fn pexpire(call: &mut Call<'_>) -> Done {
+pub(crate) fn pexpire(call: &mut Call<'_>) -> Done {
     expire_in(call, "pexpire", MILLISECOND)
 }
 
@@ -124,7 +124,7 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
     Ok(())
 }
 
-pub(super) fn persist(call: &mut Call<'_>) -> Done {
+pub(crate) fn persist(call: &mut Call<'_>) -> Done {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let expires = partition.get(hash, key).is_some_and(|e| e.expires_ms != 0);

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::reply::tests::{Reply, read};
 use super::{Session, Shared};
-use crate::store::{Mode, Store, StoreConfig};
+use crate::reply::tests::{Reply, read};
+use kv::store::{Mode, Store, StoreConfig};
 
 /// Each test runs in a thread of its own: so does its time.
 fn clock() -> u64 {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::resp::{Decoder, ProtocolError, Session, Shared};
-use crate::store::{Store, StoreConfig};
+use crate::{Decoder, ProtocolError, Session, Shared};
+use kv::store::{Store, StoreConfig};
 
 /// The commands of a stream that comes in pieces.
 fn commands<'b>(
@@ -62,13 +62,13 @@ mod tests {
     proptest! {
         #[test]
         fn any_arguments_have_a_reply(
-            command in 0..crate::resp::names().count(),
+            command in 0..crate::names().count(),
             arguments in prop::collection::vec(
                 prop_oneof!["[a-z0-9]{0,5}", "-?[0-9]{1,20}", "nx|xx|gt|lt|get|ex|px|exat|pxat|keepttl|docs|info|auth"],
                 0..6,
             ),
         ) {
-            let name = crate::resp::names().nth(command).expect("a command");
+            let name = crate::names().nth(command).expect("a command");
             let mut line = format!("\u{7}SET a 1\r\n{name}");
             for argument in arguments {
                 line += &format!(" \"{argument}\"");

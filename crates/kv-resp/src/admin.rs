@@ -3,10 +3,10 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::command::{COMMANDS, Call, Command, CommandError, Done, check_length, find, shown};
-use super::frame::MAX_BULK_BYTES;
-use super::integer;
-use super::reply::{Protocol, Replies};
+use crate::call::{Call, Command, CommandError, Done, Shared, check_length, find, shown};
+use crate::frame::MAX_BULK_BYTES;
+use crate::number::integer;
+use crate::reply::{Protocol, Replies};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The version of Redis whose behaviour these commands have; clients look for it.
@@ -20,7 +20,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-pub(super) fn ping(call: &mut Call<'_>) -> Done {
+pub(crate) fn ping(call: &mut Call<'_>) -> Done {
     match (call.args.get(1), call.args.count()) {
         (None, _) => call.replies.simple("PONG"),
         (Some(message), 2) => call.replies.bulk(message),
@@ -29,18 +29,18 @@ pub(super) fn ping(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn echo(call: &mut Call<'_>) -> Done {
+pub(crate) fn echo(call: &mut Call<'_>) -> Done {
     call.replies.bulk(call.args.at(1));
     Ok(())
 }
 
-pub(super) fn quit(call: &mut Call<'_>) -> Done {
+pub(crate) fn quit(call: &mut Call<'_>) -> Done {
     call.replies.simple("OK");
     call.session.ends = true;
     Ok(())
 }
 
-pub(super) fn select(call: &mut Call<'_>) -> Done {
+pub(crate) fn select(call: &mut Call<'_>) -> Done {
     match integer(call.args.at(1)) {
         Some(0) => call.replies.simple("OK"),
         Some(_) => return Err(CommandError::Database),
@@ -49,7 +49,7 @@ pub(super) fn select(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn hello(call: &mut Call<'_>) -> Done {
+pub(crate) fn hello(call: &mut Call<'_>) -> Done {
     let protocol = match call.args.get(1).map(integer) {
         None => call.session.protocol,
         Some(Some(2)) => Protocol::Resp2,
@@ -87,13 +87,13 @@ pub(super) fn hello(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn dbsize(call: &mut Call<'_>) -> Done {
+pub(crate) fn dbsize(call: &mut Call<'_>) -> Done {
     call.replies
         .integer(signed(call.shared.store.stats().items));
     Ok(())
 }
 
-pub(super) fn flush(call: &mut Call<'_>) -> Done {
+pub(crate) fn flush(call: &mut Call<'_>) -> Done {
     match (call.args.get(1), call.args.count()) {
         (None, _) => {}
         // It is done when this returns, whatever is asked for.
@@ -106,18 +106,10 @@ pub(super) fn flush(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn info(call: &mut Call<'_>) -> Done {
-    let wanted = |section: &str| {
-        call.args.count() == 1
-            || call.args.from(1).any(|name| {
-                let all = ["all", "everything", "default"];
-                let mut names = all.into_iter().chain([section]);
-                names.any(|n| name.eq_ignore_ascii_case(n.as_bytes()))
-            })
-    };
-    let shared = call.shared;
+/// The sections of `INFO` and their lines.
+fn sections(shared: &Shared) -> [(&'static str, String); 5] {
     let stats = shared.store.stats();
-    let sections = [
+    [
         (
             "Server",
             format!(
@@ -165,9 +157,23 @@ pub(super) fn info(call: &mut Call<'_>) -> Done {
                 keys => format!("db0:keys={keys}\r\n"),
             },
         ),
-    ];
+    ]
+}
+
+pub(crate) fn info(call: &mut Call<'_>) -> Done {
+    let wanted = |section: &str| {
+        call.args.count() == 1
+            || call.args.from(1).any(|name| {
+                let all = ["all", "everything", "default"];
+                let mut names = all.into_iter().chain([section]);
+                names.any(|n| name.eq_ignore_ascii_case(n.as_bytes()))
+            })
+    };
     let mut text = String::new();
-    for (name, lines) in sections.iter().filter(|(name, _)| wanted(name)) {
+    for (name, lines) in sections(call.shared)
+        .iter()
+        .filter(|(name, _)| wanted(name))
+    {
         let gap = if text.is_empty() { "" } else { "\r\n" };
         // Writing to a string does not fail.
         let _ = write!(text, "{gap}# {name}\r\n{lines}");
@@ -187,7 +193,7 @@ fn settings() -> [(&'static str, String); 4] {
     ]
 }
 
-pub(super) fn config(call: &mut Call<'_>) -> Done {
+pub(crate) fn config(call: &mut Call<'_>) -> Done {
     let part = call.args.at(1);
     if !part.eq_ignore_ascii_case(b"get") {
         return Err(CommandError::Subcommand(shown(part)));
@@ -208,25 +214,26 @@ pub(super) fn config(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(super) fn command(call: &mut Call<'_>) -> Done {
+pub(crate) fn command(call: &mut Call<'_>) -> Done {
     let part = call.args.get(1).map(<[u8]>::to_ascii_lowercase);
     let names: Vec<&[u8]> = call.args.from(2).collect();
+    let commands = call.commands;
     let replies = &mut call.replies;
     match part.as_deref() {
         None => {
-            replies.array(COMMANDS.len());
-            COMMANDS.iter().for_each(|c| describe(replies, c));
+            replies.array(commands.len());
+            commands.iter().for_each(|c| describe(replies, c));
         }
-        Some(b"count") => replies.integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX)),
+        Some(b"count") => replies.integer(i64::try_from(commands.len()).unwrap_or(i64::MAX)),
         Some(b"info") if names.is_empty() => {
-            replies.array(COMMANDS.len());
-            COMMANDS.iter().for_each(|c| describe(replies, c));
+            replies.array(commands.len());
+            commands.iter().for_each(|c| describe(replies, c));
         }
         Some(b"info") => {
             let begun = replies.bytes();
             replies.array(names.len());
             for name in names {
-                match find(name) {
+                match find(commands, name) {
                     Some(command) => describe(replies, command),
                     None => replies.null(),
                 }
@@ -234,7 +241,7 @@ pub(super) fn command(call: &mut Call<'_>) -> Done {
             }
         }
         Some(b"docs") => {
-            let all = COMMANDS
+            let all = commands
                 .iter()
                 .filter(|c| names.is_empty() || asked(&names, c));
             let all: Vec<_> = all.collect();

@@ -13,7 +13,7 @@ pub enum Protocol {
 /// Writes replies behind each other.
 ///
 /// ```
-/// use kv::resp::{Protocol, Replies};
+/// use kv_resp::{Protocol, Replies};
 /// let mut out = Vec::new();
 /// let mut replies = Replies::new(&mut out, Protocol::Resp2);
 /// replies.array(2);
@@ -132,13 +132,13 @@ impl<'o> Replies<'o> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     /// A reply as a client reads it.
     #[derive(Debug, Clone, PartialEq)]
-    pub(in crate::resp) enum Reply {
+    pub(crate) enum Reply {
         Simple(String),
         Error(String),
         Integer(i64),
@@ -158,7 +158,7 @@ pub(super) mod tests {
     }
 
     /// Reads one reply.
-    pub(in crate::resp) fn read(bytes: &mut &[u8]) -> Reply {
+    pub(crate) fn read(bytes: &mut &[u8]) -> Reply {
         let head = line(bytes);
         let (sign, rest) = head.split_at(1);
         let n = || rest.parse::<i64>().expect("a number");

@@ -1,0 +1,41 @@
+//! The Redis protocol (RESP) in front of a [`kv::store::Store`], for clients without RDMA: `redis-cli` and `redis-benchmark` look at what RDMA
+//! clients use.
+//!
+//! Layers: [`Decoder`] and [`Replies`] are the protocol, pure; [`Session`] carries out commands on a store; [`Listener`]
+//! and [`Connection`] are how bytes come and go; [`Front`] serves many connections in one thread.
+//!
+//! Each command is carried out under the lock of its key's partition, and is atomic as in Redis. Commands of several
+//! keys (`DEL`, `EXISTS`, `MGET`, `MSET`) are atomic for each key, not for all together. Values have at most 64 KiB.
+//! There is no password: whoever can connect can change everything.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod call;
+mod commands;
+mod connection;
+mod frame;
+mod front;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod keys;
+mod number;
+mod reply;
+mod session;
+mod strings;
+
+pub use call::Shared;
+pub use connection::{Address, Connection, Listener};
+pub use frame::{
+    Args, Decoder, MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES,
+    ProtocolError,
+};
+pub use front::{Front, FrontStats};
+pub use reply::{Protocol, Replies};
+pub use session::Session;
+
+/// The names of all commands.
+#[cfg(test)]
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    commands::COMMANDS.iter().map(|c| c.name)
+}

@@ -1,0 +1,137 @@
+//! A connection's session: decodes commands and carries them out.
+
+use std::sync::atomic::Ordering;
+
+use crate::call::{Call, CommandError, Done, Shared, State, find, shown};
+use crate::commands::COMMANDS;
+use crate::frame::{Args, Decoder, ProtocolError};
+use crate::reply::Replies;
+
+/// The beginning of the arguments of a command that is not known.
+fn beginning(args: Args<'_>) -> String {
+    let mut text = String::new();
+    for arg in args.from(1) {
+        if text.len() >= 128 {
+            break;
+        }
+        text += &format!("'{}' ", shown(arg));
+    }
+    text
+}
+
+fn carry_out(call: &mut Call<'_>) -> Done {
+    let name = call.args.at(0);
+    let Some(command) = find(call.commands, name) else {
+        return Err(CommandError::Unknown {
+            name: shown(name),
+            args: beginning(call.args),
+        });
+    };
+    let count = i64::try_from(call.args.count()).unwrap_or(i64::MAX);
+    let fits = if command.arity < 0 {
+        count >= -command.arity
+    } else {
+        count == command.arity
+    };
+    if !fits {
+        return Err(CommandError::Count(command.name.to_owned()));
+    }
+    (command.run)(call)
+}
+
+/// One connection: its bytes in, its bytes out.
+///
+/// ```
+/// use std::sync::Arc;
+/// use kv_resp::{Session, Shared};
+/// use kv::store::{Store, StoreConfig};
+/// let store = Store::new(&StoreConfig::for_items(1, 1000, 16, 32))?;
+/// let shared = Shared::new(Arc::new(store));
+/// let mut session = Session::new(1);
+/// session.feed(b"SET k v\r\nGET k\r\n");
+/// let mut out = Vec::new();
+/// session.run(&shared, &mut out, usize::MAX);
+/// assert_eq!(out, b"+OK\r\n$1\r\nv\r\n");
+/// # Ok::<(), kv::store::NoMemory>(())
+/// ```
+#[derive(Debug)]
+pub struct Session {
+    decoder: Decoder,
+    state: State,
+}
+
+impl Session {
+    /// A connection by its number, which clients may ask for.
+    pub fn new(id: u64) -> Self {
+        Self {
+            decoder: Decoder::default(),
+            state: State {
+                id,
+                ..State::default()
+            },
+        }
+    }
+
+    /// Takes what came.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.decoder.feed(bytes);
+    }
+
+    /// Whether it ends once everything is said.
+    pub fn ends(&self) -> bool {
+        self.state.ends
+    }
+
+    /// Carries out what has come, as long as `out` is shorter than `most` bytes; false if it stopped because of that.
+    pub fn run(&mut self, shared: &Shared, out: &mut Vec<u8>, most: usize) -> bool {
+        let (mut commands, mut errors) = (0, 0);
+        while !self.state.ends && out.len() < most {
+            let mut replies = Replies::new(out, self.state.protocol);
+            let args = match self.decoder.next_command() {
+                Ok(Some(args)) => args,
+                Ok(None) => break,
+                Err(error) => {
+                    refuse(&mut replies, &error);
+                    shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
+                    self.state.ends = true;
+                    break;
+                }
+            };
+            commands += 1;
+            if is_http(args.at(0)) {
+                tracing::warn!("a connection speaks HTTP, and is ended");
+                shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
+                self.state.ends = true;
+                break;
+            }
+            let begun = replies.bytes();
+            let mut call = Call {
+                shared,
+                session: &mut self.state,
+                args,
+                replies,
+                commands: COMMANDS,
+            };
+            if let Err(error) = carry_out(&mut call) {
+                errors += 1;
+                call.replies.take_back(begun);
+                call.replies.error(&error.to_string());
+            }
+        }
+        shared.commands.fetch_add(commands, Ordering::Relaxed);
+        shared.errors.fetch_add(errors, Ordering::Relaxed);
+        self.state.ends || out.len() < most
+    }
+}
+
+fn refuse(replies: &mut Replies<'_>, error: &ProtocolError) {
+    replies.error(&format!("ERR Protocol error: {error}"));
+}
+
+/// A web page that makes a browser send commands to a local port is stopped as Redis stops it: at a header of HTTP.
+fn is_http(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
+}
+
+#[cfg(test)]
+mod tests;
