@@ -17,7 +17,3 @@ mod entry;
 mod traced;
 #[allow(unsafe_code)]
 mod verbs;
-
-/// A program that has used up its memory gets `ENOMEM`, and is not ended.
-#[global_allocator]
-static ALLOCATOR: reserve::Allocator = reserve::Allocator;

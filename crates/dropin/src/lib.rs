@@ -28,7 +28,3 @@ mod rate;
 mod refusal;
 #[allow(unsafe_code)]
 mod sysfs;
-
-/// A program that has used up its memory gets `ENOMEM`, and is not ended.
-#[global_allocator]
-static ALLOCATOR: reserve::Allocator = reserve::Allocator;

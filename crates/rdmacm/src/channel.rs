@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use eventfd::EventFd;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use verbs_abi::rdma_cm_event_type;
 
@@ -54,7 +53,7 @@ pub(crate) enum Detail {
 /// Its eventfd is readable if and only if the queue is not empty: programs wait for it with `poll(2)` and its
 /// kin, and switch [`Channel::next`] to not waiting by `O_NONBLOCK`.
 pub(crate) struct Channel {
-    fd: EventFd,
+    fd: OwnedFd,
     queue: Mutex<VecDeque<Event>>,
 }
 
@@ -62,20 +61,20 @@ impl Channel {
     pub(crate) fn new() -> Result<Arc<Self>> {
         // O_NONBLOCK is the program's, so reads of the descriptor must not depend on it: see `settle`.
         Ok(Arc::new(Self {
-            fd: EventFd::new(EventfdFlags::empty())?,
+            fd: eventfd(0, EventfdFlags::CLOEXEC)?,
             queue: Mutex::new(VecDeque::new()),
         }))
     }
 
     pub(crate) fn raw_fd(&self) -> c_int {
-        self.fd.number()
+        self.fd.as_raw_fd()
     }
 
     pub(crate) fn push(&self, event: Event) {
         let mut queue = lock(&self.queue);
         queue.push_back(event);
         // At every event, so that edge-triggered waiters are woken. The count cannot overflow.
-        self.fd.signal();
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
     /// The next event, which counts as reported to the program from now on. Waits for it unless the descriptor
@@ -98,7 +97,7 @@ impl Channel {
                 }
             }
             let blocks = !fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::waits_outside(self.fd.as_fd().as_raw_fd()) {
+            if !blocks || cancellation::waits_outside(self.fd.as_raw_fd()) {
                 return Err(Errno(libc::EAGAIN));
             }
             poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
@@ -121,11 +120,16 @@ impl Channel {
         Vec::from(taken)
     }
 
-    /// Makes the descriptor unreadable when nothing is left.
+    /// Makes the descriptor unreadable when nothing is left. Does not wait if it is so already.
     fn settle(&self, queue: &VecDeque<Event>) {
         if queue.is_empty() {
-            // Nobody else reads it, and every event has been written to it under the queue's lock.
-            let _ = self.fd.take();
+            let readable = poll(
+                &mut [PollFd::new(&self.fd, PollFlags::IN)],
+                Some(&Timespec::default()),
+            );
+            if readable.is_ok_and(|n| n > 0) {
+                let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -52,9 +53,14 @@ impl Service {
         // The program's signals are the program's: its threads must get them, not this one.
         let mask = fork::block_signals();
         let builder = std::thread::Builder::new().name("rdmacm".to_owned());
-        let thread = reserve::thread::begin(builder, crate::rsocket::touch, Self::run);
+        let (sender, receiver) = channel::<&'static Self>();
+        let started = builder.spawn(move || {
+            if let Ok(service) = receiver.recv() {
+                service.run();
+            }
+        });
         fork::restore_signals(&mask);
-        let thread = thread?;
+        started?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -68,7 +74,8 @@ impl Service {
         }));
         fork::close_in_children(&service.epoll);
         fork::close_in_children(&service.wake);
-        thread.give(service);
+        // The thread lives until it has received this.
+        let _ = sender.send(service);
         Ok(service)
     }
 

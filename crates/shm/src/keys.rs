@@ -244,7 +244,7 @@ impl Keys {
     }
 
     /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
-    /// `entry`, or memory is short when the thread accesses a region for the first time. A thread holds at most two pins.
+    /// `entry`, or shared memory is full when the thread accesses a region for the first time. A thread holds at most two pins.
     #[inline(always)]
     pub fn pin(
         &'static self,
@@ -418,18 +418,8 @@ thread_local! {
     static GIVE_BACK: GiveBack = const { GiveBack { slot: Cell::new(None) } };
 }
 
-/// Uses what accesses have for each thread: to be called by a thread of ours while there is memory for it.
-pub fn touch() {
-    CLAIM.get();
-    GIVE_BACK.with(|_| ());
-}
-
 #[cold]
 fn claim(keys: &'static Keys, fabric: &'static Fabric) -> Option<&'static Hazard> {
-    // What is to be done at the thread's end is noted past our allocator.
-    if !reserve::has_system_memory() {
-        return None;
-    }
     let slot = loop {
         match lock(&keys.free_hazards).pop() {
             Some(slot) => break slot,

@@ -10,9 +10,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use reserve::thread::Begun;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::biased_lock::Visit;
@@ -43,15 +43,20 @@ pub(crate) enum Look {
     Watch,
 }
 
-/// Begins the engine's thread, which waits for the NIC that it is for. Signals are left to the program's own threads.
-pub(crate) fn begin() -> io::Result<Begun<&'static Nic>> {
+/// Starts the engine's thread, which waits for the NIC that it is for and ends if the sender is dropped instead. Signals are left to the program's own threads.
+pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
     let blocked = BlockedSignals::all();
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10);
-    let begun = reserve::thread::begin(builder, shm::keys::touch, run);
+    let (sender, receiver) = channel();
+    let started = builder.spawn(move || {
+        if let Ok(nic) = receiver.recv() {
+            run(nic);
+        }
+    });
     drop(blocked);
-    begun
+    started.map(|_| sender)
 }
 
 fn run(nic: &'static Nic) {

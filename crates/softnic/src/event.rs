@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use eventfd::EventFd;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 /// A queue that a file descriptor announces: readable while something is in it.
@@ -14,7 +13,7 @@ pub(crate) struct EventQueue<T>(Mutex<State<T>>);
 
 struct State<T> {
     /// Until it is closed.
-    fd: Option<Arc<EventFd>>,
+    fd: Option<Arc<OwnedFd>>,
     queue: VecDeque<T>,
 }
 
@@ -26,15 +25,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?;
         Ok(Self(Mutex::new(State {
-            fd: Some(Arc::new(EventFd::new(EventfdFlags::SEMAPHORE)?)),
+            fd: Some(Arc::new(fd)),
             queue: VecDeque::new(),
         })))
     }
 
     /// The descriptor to poll; -1 for none. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
     pub(crate) fn raw_fd(&self) -> i32 {
-        lock(&self.0).fd.as_ref().map_or(-1, |fd| fd.number())
+        lock(&self.0).fd.as_ref().map_or(-1, |fd| fd.as_raw_fd())
     }
 
     /// Closes the descriptor: there are no more events, and who waits for one hears so.
@@ -42,7 +42,7 @@ impl<T> EventQueue<T> {
         let fd = lock(&self.0).fd.take();
         if let Some(fd) = fd {
             // For good: nobody takes it.
-            fd.signal();
+            signal(&fd);
         }
     }
 
@@ -52,7 +52,7 @@ impl<T> EventQueue<T> {
             return;
         };
         state.queue.push_back(value);
-        fd.signal();
+        signal(&fd);
     }
 
     /// The next value; waits for one unless the descriptor does not block.
@@ -72,7 +72,7 @@ impl<T> EventQueue<T> {
                 fd
             };
             let blocks = !fcntl_getfl(&fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::waits_outside(fd.as_fd().as_raw_fd()) {
+            if !blocks || cancellation::waits_outside(fd.as_raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
             poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
@@ -90,11 +90,21 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Takes the counts that announced so many values. Nobody else reads the descriptor, and each value is written to it
-/// under the queue's lock, which the caller holds: this does not wait.
-fn take_counts(fd: &EventFd, values: usize) {
+/// Adds 1 to the count of an eventfd, which wakes who waits for it. The count is never near its limit.
+fn signal(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// Takes the counts that announced so many values, without waiting: a forked child may have taken some.
+fn take_counts(fd: &OwnedFd, values: usize) {
     for _ in 0..values {
-        let _ = fd.take();
+        let readable = poll(
+            &mut [PollFd::new(fd, PollFlags::IN)],
+            Some(&Timespec::default()),
+        );
+        if readable.is_ok_and(|n| n > 0) {
+            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+        }
     }
 }
 

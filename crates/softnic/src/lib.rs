@@ -11,6 +11,7 @@
 //! - `mem`, `keys`, `region_cache`: registered memory: what lies behind it, how peers reach it, L_Keys and
 //!   R_Keys, and every copy. No protocol rules.
 //! - `qp_state`, `device`, `strings`, `sysfs`, `sysfs_text`: tables of the specification, the port and its addresses. No state.
+//! - `filled`: memory whose size the program chooses.
 //! - `send`, `recv`: the verbs: work requests become copies, atomics and records; records become completions.
 //! - `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common home.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
@@ -50,6 +51,7 @@ mod cq;
 mod device;
 mod engine;
 mod event;
+mod filled;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod identity;

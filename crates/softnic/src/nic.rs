@@ -203,7 +203,8 @@ impl Nic {
             flows: Flows::default(),
             spreads: Spreads::default(),
         }));
-        engine.give(nic);
+        // The thread lives until it has received this.
+        let _ = engine.send(nic);
         Ok(nic)
     }
 

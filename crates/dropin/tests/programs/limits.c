@@ -32,15 +32,13 @@ enum { LENGTH = 4096, DEPTH = 64 };
 enum { ALL = 0, WRONG = 1, SHORT = 42 };
 
 static const int ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-/* The errno of what is short. */
-static int shortage;
 
-/* A verb that may fail of what is short, and of nothing else. */
+/* A verb that may fail for want of descriptors, and of nothing else. */
 #define MAY_FAIL(failed)                                              \
 	do {                                                          \
 		errno = 0;                                            \
 		if (failed) {                                         \
-			CHECK(errno == shortage);                     \
+			CHECK(errno == EMFILE);                       \
 			return SHORT;                                 \
 		}                                                     \
 	} while (0)
@@ -165,7 +163,7 @@ static int make(struct made *m)
 	errno = 0;
 	m->imported = ibv_import_device(fd);
 	if (!m->imported)
-		CHECK(errno == shortage && !close(fd));
+		CHECK(errno == EMFILE && !close(fd));
 	return m->imported ? ALL : SHORT;
 }
 
@@ -236,13 +234,13 @@ static int child(int (*what)(size_t), size_t room)
 }
 
 /* With more and more room, until there is enough. Most cases are none if it is enough at once. */
-static void sweep(int (*what)(size_t), size_t step)
+static void sweep(int (*what)(size_t))
 {
 	size_t room = 0;
 
 	while (child(what, room) == SHORT)
-		room += step;
-	CHECK(room >= 3 * step);
+		room++;
+	CHECK(room >= 3);
 }
 
 static int descriptors_from_the_start(size_t room)
@@ -353,13 +351,12 @@ static void descriptors(void)
 {
 	struct made m = { 0 };
 
-	shortage = EMFILE;
-	sweep(descriptors_from_the_start, 1);
-	sweep(descriptors_later, 1);
+	sweep(descriptors_from_the_start);
+	sweep(descriptors_later);
 	child(descriptors_again_and_again, 8);
 	child(descriptors_forked, 0);
 	CHECK(make_device(&m) == ALL && make(&m) == ALL);
-	sweep(descriptors_from_the_start, 1);
+	sweep(descriptors_from_the_start);
 	CHECK(files(".segment") == 1 && files(".wake") == 1);
 	CHECK(write_once(&m) == ALL);
 	destroy(&m);
@@ -443,7 +440,6 @@ static void peers(void)
 	int both[2], status;
 	uint32_t peer;
 
-	shortage = EMFILE;
 	CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, both));
 	pid_t pid = fork();
 	CHECK(pid >= 0);
@@ -475,141 +471,6 @@ static void peers(void)
 	CHECK(!close(both[0]) && waitpid(pid, &status, 0) == pid && !status);
 }
 
-/* What memory the process has at most from now on: what it has, and so much. */
-static void limit_memory(size_t room)
-{
-	struct rlimit limit;
-	unsigned long pages;
-	char line[64];
-	int file = open("/proc/self/statm", O_RDONLY);
-
-	CHECK(file >= 0 && read(file, line, sizeof(line)) > 0 && sscanf(line, "%lu", &pages) == 1 && !close(file));
-	CHECK(!getrlimit(RLIMIT_AS, &limit));
-	limit.rlim_cur = pages * 4096 + room;
-	CHECK(!setrlimit(RLIMIT_AS, &limit));
-}
-
-/* What malloc has given, in pieces of all sizes. */
-static void **pieces;
-
-/* Leaves no memory but `room`, which is there for malloc or for mmap. */
-static void leave_memory(size_t room)
-{
-	limit_memory(0);
-	for (size_t size = 1 << 20; size >= 16; size /= 2) {
-		void **piece;
-		while ((piece = malloc(size))) {
-			*piece = pieces;
-			pieces = piece;
-		}
-	}
-	limit_memory(room);
-}
-
-static void free_memory(void)
-{
-	struct rlimit limit;
-
-	CHECK(!getrlimit(RLIMIT_AS, &limit));
-	limit.rlim_cur = limit.rlim_max;
-	CHECK(!setrlimit(RLIMIT_AS, &limit));
-	while (pieces) {
-		void **piece = pieces;
-		pieces = *piece;
-		free(piece);
-	}
-}
-
-/* Before the device is there, and when it has been used. */
-static int memory_from_the_start(size_t room)
-{
-	struct made m = { 0 };
-	int end;
-
-	leave_memory(room);
-	if (!(end = make_device(&m)) && !(end = make(&m)))
-		destroy(&m);
-	if (end == SHORT) {
-		destroy(&m);
-		leave_device(&m);
-		free_memory();
-		CHECK(make_device(&m) == ALL && make(&m) == ALL);
-		destroy(&m);
-	}
-	leave_device(&m);
-	return end;
-}
-
-static int memory_later(size_t room)
-{
-	struct made m = { 0 };
-	int end;
-
-	CHECK(make_device(&m) == ALL);
-	CHECK(make(&m) == ALL);
-	destroy(&m);
-	leave_memory(room);
-	end = make(&m);
-	destroy(&m);
-	if (end == SHORT) {
-		free_memory();
-		CHECK(make(&m) == ALL);
-		destroy(&m);
-	}
-	leave_device(&m);
-	return end;
-}
-
-/* As many of a kind as there is memory for: more than the library keeps for itself. */
-#define UNTIL_SHORT(make, destroy, type)                            \
-	do {                                                        \
-		static type *made[1 << 20];                         \
-		int n = 0;                                          \
-		do {                                                \
-			CHECK(n < 1 << 20);                         \
-			errno = 0;                                  \
-			made[n] = make;                             \
-		} while (made[n] && ++n);                           \
-		CHECK(errno == ENOMEM);                             \
-		/* What there is goes on. */                        \
-		CHECK(write_once(&m) == ALL);                       \
-		while (n--)                                         \
-			CHECK(!destroy(made[n]));                   \
-	} while (0)
-
-static int many_objects(size_t room)
-{
-	struct made m = { 0 };
-	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 16384, .max_sge = 32 } };
-	struct ibv_ah_attr ah_attr = { .port_num = 1 };
-	struct ibv_port_attr port;
-
-	CHECK(make_device(&m) == ALL && make(&m) == ALL);
-	CHECK(!ibv_query_port(m.context, 1, &port));
-	ah_attr.dlid = port.lid;
-	leave_memory(room);
-	UNTIL_SHORT(ibv_alloc_pd(m.context), ibv_dealloc_pd, struct ibv_pd);
-	UNTIL_SHORT(ibv_create_ah(m.pd, &ah_attr), ibv_destroy_ah, struct ibv_ah);
-	UNTIL_SHORT(new_qp(m.pd, m.cq), ibv_destroy_qp, struct ibv_qp);
-	UNTIL_SHORT(ibv_create_srq(m.pd, &srq_init), ibv_destroy_srq, struct ibv_srq);
-	UNTIL_SHORT(ibv_create_cq(m.context, 1 << 20, NULL, NULL, 0), ibv_destroy_cq, struct ibv_cq);
-	UNTIL_SHORT(ibv_reg_mr(m.pd, m.memory[0], LENGTH, ACCESS), ibv_dereg_mr, struct ibv_mr);
-	free_memory();
-	CHECK(write_once(&m) == ALL);
-	destroy(&m);
-	leave_device(&m);
-	return ALL;
-}
-
-static void memory(void)
-{
-	shortage = ENOMEM;
-	sweep(memory_later, 16 << 10);
-	sweep(memory_from_the_start, (size_t)512 << 20);
-	child(many_objects, 0);
-	child(many_objects, 8 << 20);
-}
-
 int main(int argc, char **argv)
 {
 	const char *name = argc > 1 ? argv[1] : "";
@@ -618,8 +479,6 @@ int main(int argc, char **argv)
 		descriptors();
 	else if (!strcmp(name, "peers"))
 		peers();
-	else if (!strcmp(name, "memory"))
-		memory();
 	else
 		return 2;
 	puts("ok");

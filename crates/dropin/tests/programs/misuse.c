@@ -697,61 +697,6 @@ static void full(void)
 	CHECK(!close(filler));
 }
 
-/* A file of this program's that gets the number of a descriptor which it has closed, and which was not its own. */
-static int file_in_place_of(int fd)
-{
-	FILE *file = tmpfile();
-
-	CHECK(file && !close(fd));
-	CHECK(dup2(fileno(file), fd) == fd && !fclose(file));
-	return fd;
-}
-
-static int is_empty(int fd)
-{
-	return lseek(fd, 0, SEEK_END) == 0;
-}
-
-/* Events do not go into files of the program, whatever it has closed. */
-static void foreign(void)
-{
-	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
-	struct ibv_cq *own = cq, *of;
-	struct ibv_async_event event;
-	void *cq_context;
-
-	CHECK(channel && (cq = ibv_create_cq(context, DEPTH, NULL, channel, 0)));
-	for (int i = 0; i < 2; i++) {
-		CHECK(!ibv_destroy_qp(qps[i]));
-		CHECK((qps[i] = new_qp(cq)));
-	}
-	for (int i = 0; i < 2; i++)
-		connect_to(qps[i], qps[1 - i]);
-	int file = file_in_place_of(channel->fd);
-	CHECK(!ibv_req_notify_cq(cq, 0) && !post_send(0, IBV_WR_RDMA_WRITE, 64));
-	CHECK(!ibv_get_cq_event(channel, &of, &cq_context) && of == cq);
-	ibv_ack_cq_events(cq, 1);
-	CHECK(next().status == IBV_WC_SUCCESS && is_empty(file));
-
-	file = file_in_place_of(context->async_fd);
-	mrs[1]->rkey++;
-	CHECK(!post_send(0, IBV_WR_RDMA_WRITE, 64) && next().status == IBV_WC_REM_ACCESS_ERR);
-	mrs[1]->rkey--;
-	CHECK(!ibv_get_async_event(context, &event) && event.event_type == IBV_EVENT_QP_ACCESS_ERR);
-	ibv_ack_async_event(&event);
-	CHECK(is_empty(file));
-
-	for (int i = 0; i < 2; i++)
-		CHECK(!ibv_destroy_qp(qps[i]));
-	CHECK(!ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel));
-	cq = own;
-	for (int i = 0; i < 2; i++)
-		CHECK((qps[i] = new_qp(cq)));
-	for (int i = 0; i < 2; i++)
-		connect_to(qps[i], qps[1 - i]);
-	works();
-}
-
 static void many(void)
 {
 	enum { MANY = 10000 };
@@ -798,8 +743,6 @@ int main(int argc, char **argv)
 		full();
 	else if (!strcmp(name, "nobodys"))
 		nobodys();
-	else if (!strcmp(name, "foreign"))
-		foreign();
 	else if (!strcmp(name, "many"))
 		many();
 	else

@@ -21,10 +21,6 @@ use crate::ports::Binding;
 
 /// Binds an id to an address: `rdma_bind_addr(3)`.
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe { with_id(id, |id| bind(id, addr::read(addr).ok_or(INVALID)?)) }
 }
@@ -68,10 +64,6 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     dst_addr: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe {
         with_id(id, |id| {

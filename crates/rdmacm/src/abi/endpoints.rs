@@ -18,10 +18,6 @@ pub unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     let made = unsafe {
         res.as_ref()

@@ -68,10 +68,6 @@ struct CmEvent {
 
 /// Opens an event channel: `rdma_create_event_channel(3)`. NULL with errno on failure.
 pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return std::ptr::null_mut();
-    }
     // "Event channels … return NULL if an error occurred": also where there is no device to have events of.
     match Cm::get().and_then(|_| ChannelHandle::create()) {
         Ok(handle) => handle,

@@ -25,10 +25,6 @@ pub unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     let qp_type = match ps {
         RDMA_PS_UDP | RDMA_PS_IPOIB => IBV_QPT_UD,
         _ => IBV_QPT_RC,
@@ -220,10 +216,6 @@ pub unsafe extern "C" fn rdma_connect(
     id: *mut rdma_cm_id,
     conn_param: *mut rdma_conn_param,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe {
         with_id(id, |id| {
@@ -293,10 +285,6 @@ pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result
 
 /// Listens for requests: `rdma_listen(3)`.
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe {
         with_id(id, |id| {

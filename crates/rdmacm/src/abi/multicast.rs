@@ -20,10 +20,6 @@ pub unsafe extern "C" fn rdma_join_multicast(
     addr: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe {
         with_id(id, |id| {
@@ -39,10 +35,6 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe {
         with_id(id, |id| {

@@ -15,10 +15,6 @@ pub unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe {
         with_id(id, |id| {
@@ -50,10 +46,6 @@ pub unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     qp_init_attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     unsafe { with_id(id, |id| id.create_qp(qp_init_attr.as_mut().ok_or(INVALID)?)) }
 }

@@ -115,10 +115,6 @@ unsafe fn iovecs<'a>(iov: *const iovec, count: usize) -> Result<&'a [iovec]> {
 
 /// Makes a socket: `socket(2)`.
 pub unsafe extern "C" fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     or_minus_one_c(RSocket::create(domain, r#type, protocol))
 }
 
@@ -130,10 +126,6 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
 
 /// `listen(2)`.
 pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     or_minus_one(find(socket).and_then(|s| s.stream()?.listen(backlog)))
 }
 
@@ -156,10 +148,6 @@ pub unsafe extern "C" fn rconnect(
     addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> c_int {
-    if reserve::is_short() {
-        crate::abi::set_errno(libc::ENOMEM);
-        return -1;
-    }
     // SAFETY: contract of this module.
     or_minus_one(find(socket).and_then(|s| s.connect(unsafe { address(addr, addrlen) }?)))
 }

@@ -33,4 +33,3 @@ pub(crate) use poll::{rpoll, rselect};
 #[cfg(any(test, fuzzing))]
 pub(crate) use protocol::fuzz;
 pub(crate) use table::{RSocket, find};
-pub(crate) use wait::touch;

@@ -25,11 +25,6 @@ thread_local! {
     static OWN: std::cell::RefCell<Option<Arc<Waiter>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Uses what a thread has for waiting: to be called by a thread of ours while there is memory for it.
-pub(crate) fn touch() {
-    OWN.with(|_| ());
-}
-
 impl Waiter {
     /// The calling thread's.
     pub(super) fn own() -> Result<Arc<Self>> {

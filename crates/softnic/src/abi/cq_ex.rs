@@ -78,9 +78,6 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     // SAFETY: NULL or the program's attributes.

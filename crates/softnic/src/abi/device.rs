@@ -67,9 +67,6 @@ pub(super) fn errno_of_nic(e: &NicError) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     if let Err(e) = nic::get() {
         set_errno(errno_of_nic(&e));
         return std::ptr::null_mut();
@@ -101,9 +98,6 @@ pub(super) unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) ->
 }
 
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let fd = nic::get()
         .map_err(|e| errno_of_nic(&e))
         .and_then(Nic::cmd_fd);

@@ -74,9 +74,6 @@ pub(super) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: NULL or the program's attributes.
     let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL);
@@ -112,9 +109,6 @@ pub(super) unsafe extern "C" fn ibv_import_dm(
     context: *mut ibv_context,
     dm_handle: u32,
 ) -> *mut ibv_dm {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours.
     let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
     let made = c.and_then(|c| {
@@ -190,9 +184,6 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: handles of ours.
     let (pd, dm) = unsafe { (share_pd(pd), share::<Dm, _>(dm)) };

@@ -151,9 +151,6 @@ pub(super) unsafe fn borrow_pd<'a>(handle: *mut ibv_pd) -> Option<&'a Pd> {
 }
 
 pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours.
     let made = unsafe { context_of(context) }
         .ok_or(libc::EINVAL)
@@ -169,9 +166,6 @@ pub(super) unsafe extern "C" fn ibv_import_pd(
     context: *mut ibv_context,
     pd_handle: u32,
 ) -> *mut ibv_pd {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours.
     let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
     let made = c.and_then(|c| {
@@ -225,9 +219,6 @@ pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     init: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     let (c, init) = unsafe { (context_of(context), init.as_ref()) };
@@ -259,9 +250,6 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     init: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     const KNOWN: u32 =
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;

@@ -26,9 +26,6 @@ pub(super) unsafe extern "C" fn create_flow(
     qp: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
 ) -> *mut ibv_flow {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or attributes with their specifications behind them.
     or_null(unsafe { create(qp, attr) })

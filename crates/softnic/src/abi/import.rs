@@ -15,9 +15,6 @@ use crate::nic;
 use shm::fabric::Name;
 
 pub(super) unsafe extern "C" fn ibv_import_device(fd: c_int) -> *mut ibv_context {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let made = nic::get().map_err(|e| errno_of_nic(&e)).and_then(|nic| {
         if fd < 0 {
             return Err(libc::EBADF);

@@ -66,9 +66,6 @@ pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours.
     let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
     let range = MrRange { addr, length, iova };
@@ -96,9 +93,6 @@ pub(super) fn register_mr(
 /// The region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum length
 /// and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
 pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours.
     let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
@@ -244,10 +238,6 @@ pub(super) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    if reserve::is_short() {
-        set_errno(libc::ENOMEM);
-        return IBV_REREG_MR_ERR_INPUT;
-    }
     // SAFETY: handles of ours; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`).
     // What is not to be changed is not looked at, and programs pass anything for it.
     let (mr, new_pd) = unsafe {
@@ -396,9 +386,6 @@ fn forget(handle: *mut ibv_mr, in_use: bool) -> c_int {
 
 /// `ibv_import_mr(3)`: its handle is its key, in whichever process that shares the domain.
 pub(super) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours.
     let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
     or_null(pd.and_then(|pd| import(pd, mr_handle)))

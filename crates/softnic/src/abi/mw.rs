@@ -21,9 +21,6 @@ struct Mw {
 }
 
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours.
     let Some(pd) = (unsafe { share_pd(pd) }) else {

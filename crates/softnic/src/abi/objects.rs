@@ -43,9 +43,6 @@ pub(super) fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
 pub(super) unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours.
     let Some(_) = (unsafe { context_of(context) }) else {
         return or_null(Err(libc::EINVAL));
@@ -85,9 +82,6 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let shape = match (u32::try_from(cqe), u32::try_from(comp_vector)) {
         (Ok(cqe), Ok(vector)) => (cqe, vector),
         _ => return or_null(Err(libc::EINVAL)),
@@ -131,9 +125,6 @@ pub(super) unsafe fn create_cq(
 }
 
 pub(super) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    if reserve::is_short() {
-        return libc::ENOMEM;
-    }
     // SAFETY: a handle of ours.
     let Some(cq) = (unsafe { borrow::<Cq, _>(cq) }) else {
         return libc::EINVAL;
@@ -226,9 +217,6 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours; the program's attributes.
     let (pd, init) = unsafe { (borrow_pd(pd), init.as_mut()) };
     let (Some(pd), Some(init)) = (pd, init) else {
@@ -277,9 +265,6 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     const BASIC: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
     const KNOWN: u32 = BASIC | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
@@ -386,9 +371,6 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: handles of ours; the program's attributes.
     or_null(unsafe { create_qp(pd, init, None) })
 }
@@ -633,9 +615,6 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
     handle: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     // SAFETY: a handle of ours; the program's attributes.
     let (pd, attr) = unsafe { (borrow_pd(handle), attr.as_ref()) };
     let (Some(pd), Some(attr)) = (pd, attr) else {
@@ -670,9 +649,6 @@ pub(super) unsafe extern "C" fn ibv_attach_mcast(
     gid: *const ibv_gid,
     _lid: u16,
 ) -> c_int {
-    if reserve::is_short() {
-        return libc::ENOMEM;
-    }
     // SAFETY: contract of this function.
     or_errno(unsafe { membership(qp, gid) }.and_then(|(qp, group)| {
         let nic = qp.nic;

@@ -49,9 +49,6 @@ pub(super) unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
     init: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     or_null(unsafe { new_wq(context, init) })
@@ -212,9 +209,6 @@ pub(super) unsafe extern "C" fn create_rwq_ind_table(
     context: *mut ibv_context,
     init: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     or_null(unsafe { new_ind_table(context, init) })

@@ -29,9 +29,6 @@ pub(super) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     init: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     // SAFETY: a handle of ours; NULL or the program's attributes.
     let (c, attr) = unsafe { (context_of(context), init.as_ref()) };
@@ -142,9 +139,6 @@ pub(super) unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
-    if reserve::is_short() {
-        return or_null(Err(libc::ENOMEM));
-    }
     let _hold_off = cancellation::HoldOff::new();
     const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
     // SAFETY: handles of ours; NULL or the program's attributes.

@@ -41,8 +41,8 @@ impl RecvQueue {
         let slots = max_wr.max(1).next_power_of_two() as usize;
         let max_sge = max_sge as usize;
         Some(Self {
-            wqes: reserve::filled(RecvWqe::default(), slots)?,
-            sges: reserve::filled(ibv_sge::zeroed(), slots * max_sge)?,
+            wqes: crate::filled::filled(RecvWqe::default(), slots)?,
+            sges: crate::filled::filled(ibv_sge::zeroed(), slots * max_sge)?,
             max_sge,
             max_wr: u64::from(max_wr),
             pd,

@@ -118,7 +118,7 @@ impl<T: Copy + Default> Fifo<T> {
     /// An empty queue; `None` where there is no memory for it.
     fn new(capacity: usize) -> Option<Self> {
         Some(Self {
-            items: reserve::filled(T::default(), capacity.next_power_of_two())?,
+            items: crate::filled::filled(T::default(), capacity.next_power_of_two())?,
             head: 0,
             tail: 0,
         })
@@ -603,10 +603,6 @@ unsafe fn post_one(
     state: QpState,
 ) -> Result<(), i32> {
     if sq.posted - sq.freed >= sq.max_wr {
-        return Err(libc::ENOMEM);
-    }
-    // What waits is copied.
-    if !sq.deferred.is_empty() && reserve::is_short() {
         return Err(libc::ENOMEM);
     }
     if !allowed(qp.qp_type, wr.opcode) {
