@@ -4,7 +4,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::{packages, workspace};
+use crate::packages;
+use crate::paths::workspace;
 
 /// Arguments of `cargo xtask bench`: those of `verbatim bench peers`.
 #[derive(clap::Args)]

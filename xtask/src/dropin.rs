@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::{target_dir, workspace};
+use crate::paths::{target_dir, workspace};
 
 /// Arguments of `cargo xtask dropin`.
 #[derive(clap::Args)]

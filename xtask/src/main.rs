@@ -1,6 +1,7 @@
 //! The repository's own chores.
 //!
 //! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike;
+//! `cargo xtask modules` checks that imports go one way;
 //! `cargo xtask bench` measures the software NIC beside its peers; `cargo xtask rxe` runs a command
 //! in a virtual machine that has the kernel's Soft-RoCE; `cargo xtask conformance` runs other
 //! people's programs there.
@@ -11,12 +12,13 @@ mod bench;
 mod cargo_output;
 mod conformance;
 mod dropin;
+mod modules;
 mod packages;
+mod paths;
 mod rxe;
 mod steps;
 mod test;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +35,8 @@ struct Cli {
 enum Chore {
     /// Format, lints, docs and every test; ends with "N passed, N failed, N skipped"
     Test(test::Args),
+    /// Circles of imports within each crate, and upward imports between the crates
+    Modules(modules::Args),
     /// The software NIC beside its peers (`verbatim bench peers`, built for release)
     Bench(bench::Args),
     /// A command in a virtual machine that has the kernel's Soft-RoCE (device rxe0)
@@ -46,6 +50,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Test(args) => test::run(&args).map(exit_code),
+        Chore::Modules(args) => modules::run(&args).map(exit_code),
         Chore::Bench(args) => bench::run(&args).map(exit_code),
         Chore::Rxe(args) => rxe::run(args),
         Chore::Dropin(args) => dropin::run(&args).map(exit_code),
@@ -66,18 +71,4 @@ fn exit_code(good: bool) -> ExitCode {
     } else {
         ExitCode::from(1)
     }
-}
-
-/// The folder that cargo builds in.
-fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace().join("target"), |dir| workspace().join(dir))
-}
-
-/// The folder of the workspace: the parent of this crate's.
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask lies in the workspace")
-        .to_path_buf()
 }

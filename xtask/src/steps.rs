@@ -42,6 +42,15 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: "modules",
+        what: "no circles of imports, no upward ones",
+        kind: Kind::Lint,
+        args: &["xtask", "modules"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "clippy",
         what: "lints",
         kind: Kind::Lint,

@@ -11,8 +11,9 @@ use serde::Serialize;
 
 use crate::cargo_output::{Counts, Parser, Troubles};
 use crate::packages;
+use crate::paths::{target_dir, workspace};
+use crate::rxe;
 use crate::steps::{BUILD, Kind, STEPS, Step};
-use crate::{rxe, target_dir, workspace};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]

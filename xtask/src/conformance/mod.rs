@@ -8,10 +8,12 @@
 //! - [`mod@run`]: runs a case;
 //! - [`pool`]: runs all of them, several at a time;
 //! - [`judge`], [`unittest`]: what came of them;
+//! - [`line`]: what is said of each case, by whoever runs it;
 //! - [`place`]: gets all this to run where the target is;
 //! - [`record`]: the results that are kept.
 
 mod judge;
+mod line;
 mod place;
 mod pool;
 mod process;
@@ -27,13 +29,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
-use serde::{Deserialize, Serialize};
 
 use crate::cargo_output::Counts;
-use crate::workspace;
 use judge::Outcome;
+use line::{CaseLine, Line};
 use record::{CaseResult, Comparison, Environment, Record};
-use suite::{Conformance, Suite, Target};
+use suite::{Conformance, Suite, Target, folder};
 
 /// Arguments of `cargo xtask conformance`.
 #[derive(clap::Args)]
@@ -69,30 +70,6 @@ pub(crate) struct Args {
 const AFTER_HELP: &str = "\
 Every case passes, fails, or is skipped with the reason that the program itself gives. The exit
 status is 1 if the outcome of a case is not the recorded one, unless --write records it.";
-
-/// One line of `--json`.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line {
-    /// Versions of what takes part.
-    Environment(Environment),
-    /// What came of a case.
-    Case(CaseLine),
-    /// All cases.
-    Total(Counts),
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct CaseLine {
-    target: String,
-    #[serde(flatten)]
-    result: CaseResult,
-    /// Its place in its suite, from 0: cases that ran beside each other come as they end.
-    number: usize,
-    elapsed_s: f64,
-    /// Last lines of the programs of a case that did not pass.
-    output: Option<String>,
-}
 
 /// Runs the chore; false when an outcome is not the recorded one.
 pub(crate) fn run(args: &Args) -> Result<bool> {
@@ -215,10 +192,6 @@ fn conclude(
     Ok(good)
 }
 
-fn folder() -> PathBuf {
-    workspace().join("conformance")
-}
-
 fn print_line(line: &Line) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, line)?;
@@ -310,31 +283,4 @@ fn print_table(title: &str, suites: &[&Suite], results: &[CaseResult]) -> Result
         total.passed, total.failed, total.skipped
     )?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_survive_the_way_out_of_the_machine() {
-        let line = Line::Case(CaseLine {
-            target: "t".to_owned(),
-            result: CaseResult {
-                suite: "s".to_owned(),
-                case: "c".to_owned(),
-                outcome: Outcome::failed("why"),
-            },
-            number: 3,
-            elapsed_s: 1.5,
-            output: Some("a\nb".to_owned()),
-        });
-        let text = serde_json::to_string(&line).unwrap();
-        assert!(!text.contains('\n'));
-        let Line::Case(case) = serde_json::from_str(&text).unwrap() else {
-            panic!("{text}");
-        };
-        assert_eq!(case.result.outcome, Outcome::failed("why"));
-        assert_eq!(case.output.as_deref(), Some("a\nb"));
-    }
 }

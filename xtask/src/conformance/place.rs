@@ -10,9 +10,10 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::record::Environment;
-use super::suite::{Machine, Suite, Target};
-use super::{CaseLine, Line, pool, run};
+use super::line::{CaseLine, Line};
+use super::pool;
+use super::record::{CaseResult, Environment};
+use super::suite::{Machine, Suite, Target, VERBATIM};
 use crate::dropin;
 use crate::packages::{self, Package};
 use crate::rxe;
@@ -29,7 +30,7 @@ pub(crate) fn there(
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     packages::ensure(&needed(target, suites)?)?;
-    if target.wrap.iter().any(|word| word.contains(run::VERBATIM)) {
+    if target.wrap.iter().any(|word| word.contains(VERBATIM)) {
         ensure!(dropin::build()?, "the drop-in could not be built");
     }
     match target.machine {
@@ -69,7 +70,7 @@ pub(crate) fn here(
         let passed = ran.outcome.reason().is_none();
         report(Line::Case(CaseLine {
             target: target.name.clone(),
-            result: super::CaseResult {
+            result: CaseResult {
                 suite: suite.name.clone(),
                 case: ran.case,
                 outcome: ran.outcome,

@@ -407,7 +407,7 @@ mod tests {
         let text = "title = \"t\"\norder = 1\npackages = []\nsetup = \"echo no luck; false\"\n";
         std::fs::write(folder.path().join("s.toml"), text).unwrap();
         let conformance = Conformance::load(folder.path()).unwrap();
-        let repository = Conformance::load(&crate::workspace().join("conformance")).unwrap();
+        let repository = Conformance::load(&crate::paths::workspace().join("conformance")).unwrap();
         let target = &repository.targets[0];
         let suites = conformance.select(&[]).unwrap();
         let err = run(target, &suites, NonZeroUsize::MIN, &mut |_, _, _| Ok(())).unwrap_err();

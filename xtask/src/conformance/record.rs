@@ -611,7 +611,7 @@ mod tests {
     /// What is recorded of the targets that run here is ours: nothing fails, and every skip has a cause.
     #[test]
     fn the_record_of_the_drop_in_has_no_failure_and_no_unexplained_skip() {
-        let folder = crate::workspace().join("conformance");
+        let folder = crate::paths::workspace().join("conformance");
         let conformance = Conformance::load(&folder).unwrap();
         let mut wrong = Vec::new();
         for target in conformance.targets(&[]).unwrap() {
@@ -634,7 +634,7 @@ mod tests {
 
     #[test]
     fn the_repositorys_table_is_current() {
-        let folder = crate::workspace().join("conformance");
+        let folder = crate::paths::workspace().join("conformance");
         let conformance = Conformance::load(&folder).unwrap();
         let written = std::fs::read_to_string(folder.join(TABLE)).unwrap();
         assert!(

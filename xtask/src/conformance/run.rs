@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::judge::{Outcome, rows, unmatched, unsupported};
 use super::process::{Ended, Program};
 use super::ready::{self, Waited};
-use super::suite::{self, Case, Target, Unittest};
+use super::suite::{self, Case, Target, Unittest, VERBATIM};
 use super::unittest::{Report, listed};
 use crate::dropin;
 
@@ -323,13 +323,10 @@ impl Runner<'_> {
             .replace("{gid}", &self.target.gid_index.to_string())
             .replace("{server}", &self.target.server)
             .replace("{port}", &self.port.to_string())
-            .replace("{conformance}", &super::folder().to_string_lossy())
+            .replace("{conformance}", &suite::folder().to_string_lossy())
             .replace("{folder}", &self.folder.to_string_lossy())
     }
 }
-
-/// In the words before a command: the command line of this repository.
-pub(crate) const VERBATIM: &str = "{verbatim}";
 
 /// The sides of a case, as results name them; an only program is a client.
 const CLIENT: &str = "client";

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use regex::Regex;
 use serde::{Deserialize, Deserializer};
 
-use super::run::VERBATIM;
+use crate::paths::workspace;
 
 /// Everything that `conformance/` says.
 #[derive(Debug)]
@@ -453,6 +453,14 @@ impl Entry {
     }
 }
 
+/// In the words before a command: the command line of this repository.
+pub(crate) const VERBATIM: &str = "{verbatim}";
+
+/// The folder of all this.
+pub(crate) fn folder() -> PathBuf {
+    workspace().join("conformance")
+}
+
 const TARGETS: &str = "targets.toml";
 
 fn read(path: &Path) -> Result<String> {
@@ -540,7 +548,8 @@ mod tests {
 
     #[test]
     fn the_repositorys_own_files_are_valid() {
-        let conformance = Conformance::load(&crate::workspace().join("conformance")).unwrap();
+        let conformance =
+            Conformance::load(&crate::paths::workspace().join("conformance")).unwrap();
         let names = |only: &[&str]| {
             let only: Vec<String> = only.iter().map(|&name| name.to_owned()).collect();
             let targets = conformance.targets(&only).unwrap();

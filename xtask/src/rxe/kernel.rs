@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::target_dir;
+use crate::paths::target_dir;
 
 /// The package that depends on the newest kernel.
 const META_PACKAGE: &str = "linux-image-amd64";

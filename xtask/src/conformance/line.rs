@@ -1,0 +1,59 @@
+//! What is said of the cases, one line each: by `--json`, and by the half of the chore in the virtual machine.
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{CaseResult, Environment};
+use crate::cargo_output::Counts;
+
+/// One line of `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+pub(crate) enum Line {
+    /// Versions of what takes part.
+    Environment(Environment),
+    /// What came of a case.
+    Case(CaseLine),
+    /// All cases.
+    Total(Counts),
+}
+
+/// What came of one case, and how long it took.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct CaseLine {
+    pub(crate) target: String,
+    #[serde(flatten)]
+    pub(crate) result: CaseResult,
+    /// Its place in its suite, from 0: cases that ran beside each other come as they end.
+    pub(crate) number: usize,
+    pub(crate) elapsed_s: f64,
+    /// Last lines of the programs of a case that did not pass.
+    pub(crate) output: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::judge::Outcome;
+    use super::*;
+
+    #[test]
+    fn lines_survive_the_way_out_of_the_machine() {
+        let line = Line::Case(CaseLine {
+            target: "t".to_owned(),
+            result: CaseResult {
+                suite: "s".to_owned(),
+                case: "c".to_owned(),
+                outcome: Outcome::failed("why"),
+            },
+            number: 3,
+            elapsed_s: 1.5,
+            output: Some("a\nb".to_owned()),
+        });
+        let text = serde_json::to_string(&line).unwrap();
+        assert!(!text.contains('\n'));
+        let Line::Case(case) = serde_json::from_str(&text).unwrap() else {
+            panic!("{text}");
+        };
+        assert_eq!(case.result.outcome, Outcome::failed("why"));
+        assert_eq!(case.output.as_deref(), Some("a\nb"));
+    }
+}

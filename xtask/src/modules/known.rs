@@ -1,0 +1,144 @@
+//! The circles that are still known, which may only become fewer and smaller.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::circles::Circle;
+
+/// The list, relative to the workspace.
+pub(super) const FILE: &str = "xtask/known-circles.toml";
+
+const HEAD: &str = "\
+# Circles of imports that `cargo xtask modules` still accepts. The list may only shrink: the check fails on an entry
+# whose files are in no circle any more, and `cargo xtask modules --prune` removes those.
+";
+
+/// The known circles, each by its files.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Known {
+    #[serde(default, rename = "circle")]
+    circles: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    files: BTreeSet<PathBuf>,
+}
+
+impl Known {
+    /// Reads the list of `workspace`; without the file no circle is known.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not of its form.
+    pub(super) fn load(workspace: &Path) -> Result<Known> {
+        let path = workspace.join(FILE);
+        if !path.exists() {
+            return Ok(Known::default());
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}"))?;
+        toml::from_str(&text).with_context(|| format!("{FILE} is not valid"))
+    }
+
+    /// Writes the list of `workspace`; an empty one is no file.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(super) fn store(&self, workspace: &Path) -> Result<()> {
+        let path = workspace.join(FILE);
+        let written = if self.circles.is_empty() {
+            if !path.exists() {
+                return Ok(());
+            }
+            std::fs::remove_file(&path)
+        } else {
+            std::fs::write(&path, format!("{HEAD}\n{}", toml::to_string_pretty(self)?))
+        };
+        written.with_context(|| format!("cannot write {FILE}"))
+    }
+
+    /// Whether all files of `circle` are in one known circle.
+    pub(super) fn has(&self, circle: &Circle) -> bool {
+        let mut circles = self.circles.iter();
+        circles.any(|known| circle.files.is_subset(&known.files))
+    }
+
+    /// Listed files that are in none of the circles that were found.
+    pub(super) fn stale(&self, found: &[Circle]) -> Vec<PathBuf> {
+        let listed = self.circles.iter().flat_map(|known| &known.files);
+        let gone = |file: &&PathBuf| !found.iter().any(|circle| circle.files.contains(*file));
+        listed.filter(gone).cloned().collect()
+    }
+
+    /// The list without what is gone: the circles that were found and are known.
+    pub(super) fn pruned(&self, found: &[Circle]) -> Known {
+        let left = found.iter().filter(|circle| self.has(circle));
+        let entry = |circle: &Circle| Entry {
+            files: circle.files.clone(),
+        };
+        Known {
+            circles: left.map(entry).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(names: &str) -> BTreeSet<PathBuf> {
+        names.split(' ').map(PathBuf::from).collect()
+    }
+
+    fn circle(names: &str) -> Circle {
+        Circle {
+            files: files(names),
+            imports: Vec::new(),
+        }
+    }
+
+    fn known(circles: &[&str]) -> Known {
+        let entry = |names: &&str| Entry {
+            files: files(names),
+        };
+        Known {
+            circles: circles.iter().map(entry).collect(),
+        }
+    }
+
+    #[test]
+    fn a_known_circle_may_lose_files_and_gain_none() {
+        let known = known(&["a b c", "d e"]);
+        assert!(known.has(&circle("a b c")));
+        assert!(known.has(&circle("a c")));
+        assert!(!known.has(&circle("a d")), "two circles became one");
+        assert!(!known.has(&circle("a b x")));
+        assert!(!known.has(&circle("x y")));
+    }
+
+    #[test]
+    fn what_is_gone_is_stale_until_it_is_pruned() {
+        let before = known(&["a b c", "d e"]);
+        let found = [circle("a b"), circle("x y")];
+        assert_eq!(before.stale(&found), ["c", "d", "e"].map(PathBuf::from));
+        let pruned = before.pruned(&found);
+        assert_eq!(pruned, known(&["a b"]), "a new circle is not added");
+        assert!(pruned.stale(&found).is_empty());
+    }
+
+    #[test]
+    fn the_list_survives_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("xtask")).unwrap();
+        assert_eq!(Known::load(folder.path()).unwrap(), Known::default());
+        let list = known(&["a b", "c d"]);
+        list.store(folder.path()).unwrap();
+        assert_eq!(Known::load(folder.path()).unwrap(), list);
+        Known::default().store(folder.path()).unwrap();
+        assert!(!folder.path().join(FILE).exists());
+    }
+}

@@ -1,0 +1,252 @@
+//! `cargo xtask modules`: whether imports go one way, within each crate and between the crates.
+//!
+//! - [`packages`]: the crates, from cargo;
+//! - [`tree`], [`names`], [`cfg`]: the modules of a crate, and what the code of each names;
+//! - [`imports`], [`circles`]: which file imports from which, and the circles of that;
+//! - [`known`]: the circles that are still accepted;
+//! - [`layers`]: the order of the crates;
+//! - [`sizes`]: functions and files that are too long.
+
+mod cfg;
+mod circles;
+mod imports;
+mod known;
+mod layers;
+mod names;
+mod packages;
+mod sizes;
+mod tree;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use serde::Serialize;
+
+use crate::paths::workspace;
+use circles::Circle;
+use known::Known;
+use packages::Workspace;
+use sizes::Size;
+use tree::Tree;
+
+/// Arguments of `cargo xtask modules`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Also list functions and files over the limits of CONTRIBUTING.md; this fails nothing
+    #[arg(long)]
+    sizes: bool,
+    /// Print one JSON object per line on standard output
+    #[arg(long)]
+    json: bool,
+    /// Remove from the list of known circles what is gone
+    #[arg(long)]
+    prune: bool,
+}
+
+const AFTER_HELP: &str = "\
+A file imports from another when it names an item that is defined there: by `use`, or by a path in the code. Re-exports
+and `mod` declarations are no imports, and tests, examples and benchmarks are left out. The exit status is 1 for a circle
+that is not in xtask/known-circles.toml, an entry there that is gone, and a crate that needs one which
+workspace.metadata.layers in Cargo.toml does not have in a lower layer.";
+
+/// One line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    Circle {
+        known: bool,
+        #[serde(flatten)]
+        circle: &'a Circle,
+    },
+    /// A file of the list that is in no circle any more.
+    Stale {
+        file: &'a Path,
+    },
+    /// A crate that does not lie above what it needs.
+    Layer {
+        fault: &'a str,
+    },
+    Size(&'a Size),
+    Total {
+        files: usize,
+        circles: usize,
+        known_circles: usize,
+        layer_faults: usize,
+    },
+}
+
+/// What the check has found.
+#[derive(Debug, Default)]
+struct Findings {
+    /// How many files were read.
+    files: usize,
+    circles: Vec<Circle>,
+    layers: Vec<String>,
+    sizes: Vec<Size>,
+}
+
+/// Runs the chore; false when something is not as it should be.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let folder = workspace();
+    let found = examine(&folder)?;
+    let mut known = Known::load(&folder)?;
+    if args.prune {
+        known = known.pruned(&found.circles);
+        known.store(&folder)?;
+    }
+    let stale = known.stale(&found.circles);
+    if args.json {
+        print_json(args, &found, &known, &stale)?;
+    } else {
+        print_text(args, &found, &known, &stale)?;
+    }
+    let all_known = found.circles.iter().all(|circle| known.has(circle));
+    Ok(all_known && stale.is_empty() && found.layers.is_empty())
+}
+
+/// Reads all crates of the workspace in `folder`.
+fn examine(folder: &Path) -> Result<Findings> {
+    let workspace = Workspace::load(folder)?;
+    let mut found = Findings::default();
+    let mut files = BTreeSet::new();
+    for root in workspace.packages.iter().flat_map(packages::Package::roots) {
+        let tree = relative(Tree::parse(root)?, folder);
+        found
+            .circles
+            .extend(circles::find(&imports::between_files(&tree)));
+        files.extend(tree.files);
+    }
+    found.circles.sort_by(|a, b| a.files.cmp(&b.files));
+    let packages = workspace.packages.iter();
+    let needs: BTreeMap<&str, Vec<&str>> = packages
+        .map(|package| (package.name.as_str(), package.needs().collect()))
+        .collect();
+    found.layers = layers::faults(workspace.layers(), &needs);
+    for file in &files {
+        let syntax = tree::parse_file(&folder.join(file))?;
+        found.sizes.extend(sizes::too_large(file, &syntax));
+    }
+    found.files = files.len();
+    Ok(found)
+}
+
+/// The tree with its files relative to `folder`.
+fn relative(mut tree: Tree, folder: &Path) -> Tree {
+    for file in &mut tree.files {
+        if let Ok(rest) = file.strip_prefix(folder) {
+            *file = rest.to_path_buf();
+        }
+    }
+    tree
+}
+
+fn print_json(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -> Result<()> {
+    let circles = found.circles.iter().map(|circle| Line::Circle {
+        known: known.has(circle),
+        circle,
+    });
+    let stale = stale.iter().map(|file| Line::Stale { file });
+    let layers = found.layers.iter().map(|fault| Line::Layer { fault });
+    let sizes = found.sizes.iter().filter(|_| args.sizes).map(Line::Size);
+    let total = Line::Total {
+        files: found.files,
+        circles: found.circles.len(),
+        known_circles: found.circles.iter().filter(|c| known.has(c)).count(),
+        layer_faults: found.layers.len(),
+    };
+    let mut out = std::io::stdout().lock();
+    for line in circles
+        .chain(stale)
+        .chain(layers)
+        .chain(sizes)
+        .chain([total])
+    {
+        serde_json::to_writer(&mut out, &line)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for circle in &found.circles {
+        print_circle(&mut out, circle, known.has(circle))?;
+    }
+    for file in stale {
+        writeln!(
+            out,
+            "{} is in {} and in no circle: cargo xtask modules --prune",
+            file.display(),
+            known::FILE
+        )?;
+    }
+    for fault in &found.layers {
+        writeln!(out, "{fault}")?;
+    }
+    if args.sizes {
+        writeln!(out, "{}", table(&found.sizes))?;
+    }
+    let known = found
+        .circles
+        .iter()
+        .filter(|circle| known.has(circle))
+        .count();
+    writeln!(
+        out,
+        "{} files, {} circles ({known} known), {} upward imports between crates",
+        found.files,
+        found.circles.len(),
+        found.layers.len()
+    )?;
+    Ok(())
+}
+
+/// Prints a circle and what ties it, each import on a line.
+fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()> {
+    /// Names that a line shows.
+    const SHOWN: usize = 6;
+    let number = circle.files.len();
+    let note = if known { " (known)" } else { "" };
+    writeln!(out, "circle of {number} files{note}:")?;
+    for import in &circle.imports {
+        let names: Vec<&str> = import.names.iter().map(String::as_str).collect();
+        let mut shown = names[..names.len().min(SHOWN)].join(", ");
+        if names.len() > SHOWN {
+            shown += &format!(" and {} more", names.len() - SHOWN);
+        }
+        let (from, to) = (import.from.display(), import.to.display());
+        writeln!(out, "  {from} -> {to}: {shown}")?;
+    }
+    Ok(())
+}
+
+/// What is too large, the largest first.
+fn table(sizes: &[Size]) -> Table {
+    let mut sizes: Vec<&Size> = sizes.iter().collect();
+    sizes.sort_by_key(|size| (size.function.is_some(), size.what, usize::MAX - size.count));
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─')
+        .set_header(["file", "function", "count", "of", "limit"]);
+    for size in sizes {
+        table.add_row([
+            size.file.display().to_string(),
+            size.function.clone().unwrap_or_default(),
+            size.count.to_string(),
+            size.what.to_owned(),
+            size.limit.to_string(),
+        ]);
+    }
+    for column in [2, 4] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}

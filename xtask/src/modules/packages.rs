@@ -1,0 +1,83 @@
+//! The packages of the workspace, as `cargo metadata` lists them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// The packages, and the layers that they are declared to be in.
+#[derive(Debug, Deserialize)]
+pub(super) struct Workspace {
+    pub(super) packages: Vec<Package>,
+    metadata: Option<Metadata>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    layers: Option<Vec<Vec<String>>>,
+}
+
+/// One package.
+#[derive(Debug, Deserialize)]
+pub(super) struct Package {
+    pub(super) name: String,
+    targets: Vec<Target>,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    src_path: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependency {
+    name: String,
+    /// None for one that the product has.
+    kind: Option<String>,
+    /// Where it lies, if not in a registry.
+    path: Option<PathBuf>,
+}
+
+impl Workspace {
+    /// Asks cargo for those of the workspace in `folder`.
+    ///
+    /// # Errors
+    /// When cargo cannot say.
+    pub(super) fn load(folder: &Path) -> Result<Workspace> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let out = Command::new(cargo)
+            .args(["metadata", "--no-deps", "--format-version", "1"])
+            .current_dir(folder)
+            .output()
+            .context("cannot start cargo")?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "cargo metadata failed: {said}");
+        serde_json::from_slice(&out.stdout).context("cargo metadata printed something else")
+    }
+
+    /// `workspace.metadata.layers` of the workspace's `Cargo.toml`, the lowest last.
+    pub(super) fn layers(&self) -> &[Vec<String>] {
+        let layers = self.metadata.as_ref().and_then(|data| data.layers.as_ref());
+        layers.map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Package {
+    /// The root files of what is not for tests: libraries and programs.
+    pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
+        let others = ["test", "bench", "example", "custom-build"];
+        let product = move |target: &&Target| !target.kind.iter().any(|k| others.contains(&&**k));
+        let targets = self.targets.iter().filter(product);
+        targets.map(|target| target.src_path.as_path())
+    }
+
+    /// The packages beside it that its product needs.
+    pub(super) fn needs(&self) -> impl Iterator<Item = &str> {
+        let ours = |d: &&Dependency| d.path.is_some() && d.kind.as_deref() != Some("dev");
+        let needed = self.dependencies.iter().filter(ours);
+        needed.map(|dependency| dependency.name.as_str())
+    }
+}
