@@ -9,7 +9,7 @@ use verbs_abi::Symbols;
 
 use crate::device::Device;
 use crate::errno::{Errno, Result};
-use crate::lock;
+use crate::lock::lock;
 use crate::ports::Ports;
 use crate::service::Service;
 

@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use verbs_abi::*;
 
 use crate::addr::Addr;
-use crate::endpoint::Ends;
+use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
-use crate::lock;
+use crate::lock::lock;
 use crate::wire::QpAddress;
 
 /// The port: there is one (`ibv_query_port(3)` counts from 1).

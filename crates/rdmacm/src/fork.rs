@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once};
 
 use crate::errno::Result;
-use crate::lock;
+use crate::lock::lock;
 
 /// The descriptors, and the one that replaces them.
 struct Fds {

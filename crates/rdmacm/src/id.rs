@@ -11,20 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use verbs_abi::*;
 
+use crate::addr;
 use crate::addr::Addr;
 use crate::channel::Channel;
 use crate::device::{DEFAULT_PKEY, Device, PORT_NUM, check, last_errno};
-use crate::endpoint::{Endpoint, Ends};
+use crate::endpoint::{Endpoint, Event};
+use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
+use crate::lock::lock;
 use crate::multicast::Membership;
-use crate::{addr, lock};
 
 /// An event channel; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct ChannelHandle {
     abi: UnsafeCell<rdma_event_channel>,
     /// Until it is destroyed.
-    channel: Mutex<Option<Arc<Channel>>>,
+    channel: Mutex<Option<Arc<Channel<Event>>>>,
 }
 
 /// So many destroyed handles stay readable: a thread of the program may be about to ask one for an event.
@@ -54,7 +56,7 @@ impl ChannelHandle {
     ///
     /// # Safety
     /// `handle` is NULL or came from [`ChannelHandle::create`], and is not one that was destroyed long ago.
-    pub(crate) unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel>> {
+    pub(crate) unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<Event>>> {
         // SAFETY: contract of this function; the handle points to the first field.
         let handle = unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)?;
         lock(&handle.channel).clone().ok_or(Errno(libc::EBADF))
@@ -167,6 +169,12 @@ impl CmId {
     /// The C fields. The program reads and writes them as well, so they are only reached through this pointer.
     pub(crate) fn abi(&self) -> *mut rdma_cm_id {
         self.abi.get()
+    }
+
+    /// Its event channel.
+    pub(crate) fn channel(&self) -> Result<Arc<Channel<Event>>> {
+        // SAFETY: a live id's channel is live.
+        unsafe { ChannelHandle::channel((*self.abi()).channel) }
     }
 
     pub(crate) fn extra(&self) -> MutexGuard<'_, Extra> {

@@ -5,14 +5,16 @@
 //!
 //! # The layers, bottom up
 //!
-//! - `errno`, `addr`, `ib`, `process`, `fork`: small things of the system; addresses, those of `AF_IB` too.
+//! - `errno`, `lock`, `addr`, `ib`, `process`, `fork`: small things of the system; addresses, those of `AF_IB` too.
 //! - `wire`: the messages between the ends of a connection, by the names of IBTA vol. 1, chapter 12.
 //! - `ports`: who has which port number, and who listens. **The seam for other hosts**: whoever can be asked by
 //!   other means than a socket of this host is reached from here on.
-//! - `service`: the sleeping thread that reads what peers send.
-//! - `endpoint`, `channel`: one end of a connection, and the queue of events; no C, no verbs.
+//! - `service`, `channel`: the sleeping thread that reads what peers send; queues of events.
 //! - `device`, `multicast`: the device and what it calls the things that ids know by address.
+//! - `cm`: what all ids of the process share.
+//! - `endpoint`: one end of a connection; no C, no verbs.
 //! - `id`: the C object that a program holds: an endpoint and its queue pair.
+//! - `cm_event`, `resolve`, `connect`: the events of ids, their addresses, their life and connections.
 //! - `rsocket`: sockets over RDMA.
 //! - `abi`: the C functions.
 //!
@@ -29,8 +31,13 @@ mod addr;
 mod channel;
 mod cm;
 #[allow(unsafe_code)]
+mod cm_event;
+#[allow(unsafe_code)]
+mod connect;
+#[allow(unsafe_code)]
 mod device;
 mod endpoint;
+mod ends;
 mod errno;
 #[allow(unsafe_code)]
 mod fork;
@@ -39,18 +46,13 @@ pub mod fuzz;
 mod ib;
 #[allow(unsafe_code)]
 mod id;
+mod lock;
 mod multicast;
 mod ports;
 mod process;
+mod resolve;
 mod rsocket;
 mod service;
 mod wire;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, provide};
-
-/// Locks. A panic elsewhere does not make the data unusable: nothing is left half-changed.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

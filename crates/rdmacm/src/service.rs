@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use crate::endpoint::Endpoint;
 use crate::errno::Result;
-use crate::{fork, lock};
+use crate::fork;
+use crate::lock::lock;
 
-/// What a timer reminds an endpoint of.
+/// What a timer reminds of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alarm {
     /// The listener took no more, or was not there: ask again.
@@ -31,19 +31,31 @@ pub(crate) enum Alarm {
     TimewaitOver,
 }
 
+/// What the thread watches, and reminds of what is due.
+pub(crate) trait Watched: Send + Sync {
+    /// Number of the service that tells it apart: [`Service::new_token`].
+    fn token(&self) -> u64;
+
+    /// There is something to read.
+    fn on_readable(self: Arc<Self>);
+
+    /// A timer has run out.
+    fn on_alarm(self: Arc<Self>, alarm: Alarm);
+}
+
 /// What is to happen when; the number keeps apart what is due at the same time.
-type Timers = BTreeMap<(Instant, u64), (Weak<Endpoint>, Alarm)>;
+type Timers = BTreeMap<(Instant, u64), (Weak<dyn Watched>, Alarm)>;
 
 /// The thread, as the rest of the process sees it.
 pub(crate) struct Service {
     epoll: OwnedFd,
     wake: OwnedFd,
-    endpoints: Mutex<HashMap<u64, Arc<Endpoint>>>,
+    watched: Mutex<HashMap<u64, Arc<dyn Watched>>>,
     timers: Mutex<Timers>,
     next: AtomicU64,
 }
 
-/// Token of the eventfd that wakes the thread; endpoints have others.
+/// Token of the eventfd that wakes the thread; what is watched has others.
 const WAKE: u64 = 0;
 
 impl Service {
@@ -68,7 +80,7 @@ impl Service {
         let service: &'static Self = Box::leak(Box::new(Self {
             epoll,
             wake,
-            endpoints: Mutex::default(),
+            watched: Mutex::default(),
             timers: Mutex::default(),
             next: AtomicU64::new(WAKE + 1),
         }));
@@ -79,33 +91,34 @@ impl Service {
         Ok(service)
     }
 
-    /// A number that no endpoint had before.
+    /// A number that nothing watched had before.
     pub(crate) fn new_token(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls [`Endpoint::on_readable`] whenever `socket` is.
-    pub(crate) fn watch(&self, socket: &OwnedFd, endpoint: &Arc<Endpoint>) -> Result {
+    /// Calls [`Watched::on_readable`] whenever `socket` is.
+    pub(crate) fn watch<W: Watched + 'static>(&self, socket: &OwnedFd, watched: &Arc<W>) -> Result {
         fork::close_in_children(socket);
-        lock(&self.endpoints).insert(endpoint.token, Arc::clone(endpoint));
-        let data = epoll::EventData::new_u64(endpoint.token);
+        let token = watched.token();
+        lock(&self.watched).insert(token, Arc::clone(watched) as Arc<dyn Watched>);
+        let data = epoll::EventData::new_u64(token);
         let added = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN);
         if added.is_err() {
-            self.unwatch(socket, endpoint);
+            self.unwatch(socket, token);
         }
         Ok(added?)
     }
 
     /// Ends what [`Service::watch`] began. The socket may be closed afterwards.
-    pub(crate) fn unwatch(&self, socket: &OwnedFd, endpoint: &Endpoint) {
+    pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
-        lock(&self.endpoints).remove(&endpoint.token);
+        lock(&self.watched).remove(&token);
         fork::keep_in_children(socket);
     }
 
-    /// Does not call [`Endpoint::on_readable`] for a socket that is watched, or does so again.
-    pub(crate) fn mute(&self, socket: &OwnedFd, endpoint: &Endpoint, mute: bool) {
-        let data = epoll::EventData::new_u64(endpoint.token);
+    /// Does not call [`Watched::on_readable`] for a socket that is watched, or does so again.
+    pub(crate) fn mute(&self, socket: &OwnedFd, token: u64, mute: bool) {
+        let data = epoll::EventData::new_u64(token);
         let events = if mute {
             epoll::EventFlags::empty()
         } else {
@@ -114,12 +127,17 @@ impl Service {
         let _ = epoll::modify(&self.epoll, socket, data, events);
     }
 
-    /// Calls [`Endpoint::on_alarm`] when `delay` has passed, if the endpoint still exists.
-    pub(crate) fn after(&self, delay: Duration, endpoint: &Arc<Endpoint>, alarm: Alarm) {
+    /// Calls [`Watched::on_alarm`] when `delay` has passed, if `watched` still exists.
+    pub(crate) fn after<W: Watched + 'static>(
+        &self,
+        delay: Duration,
+        watched: &Arc<W>,
+        alarm: Alarm,
+    ) {
         let at = Instant::now() + delay;
         let mut timers = lock(&self.timers);
         let key = (at, self.new_token());
-        timers.insert(key, (Arc::downgrade(endpoint), alarm));
+        timers.insert(key, (Arc::downgrade(watched) as Weak<dyn Watched>, alarm));
         if timers
             .first_key_value()
             .is_some_and(|(first, _)| *first == key)
@@ -151,9 +169,9 @@ impl Service {
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                     continue;
                 }
-                let endpoint = lock(&self.endpoints).get(&token).cloned();
-                if let Some(endpoint) = endpoint {
-                    endpoint.on_readable();
+                let watched = lock(&self.watched).get(&token).cloned();
+                if let Some(watched) = watched {
+                    watched.on_readable();
                 }
             }
             self.ring_alarms();
@@ -176,8 +194,8 @@ impl Service {
                     _ => return,
                 }
             };
-            if let (Some(endpoint), alarm) = (due.0.upgrade(), due.1) {
-                endpoint.on_alarm(alarm);
+            if let (Some(watched), alarm) = (due.0.upgrade(), due.1) {
+                watched.on_alarm(alarm);
             }
         }
     }

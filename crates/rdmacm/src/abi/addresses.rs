@@ -1,60 +1,21 @@
 //! Addresses of ids: binding, and the resolution of peers and of the routes to them.
-//!
-//! The states and refusals are those of `linux:drivers/infiniband/core/cma.c`. Addresses of IP are resolved by the host's
-//! network, those of `AF_IB` by the port's GIDs.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use libc::sockaddr;
 use verbs_abi::*;
 
-use super::events::complete;
-use super::with_id;
-use crate::addr::{self, Addr};
-use crate::channel::Detail;
-use crate::endpoint::Phase;
-use crate::errno::{Errno, INVALID, Result};
-use crate::ib::IbAddr;
+use super::returned::with_id;
+use crate::addr;
+use crate::cm_event::complete;
+use crate::errno::INVALID;
 use crate::id::CmId;
-use crate::ports::Binding;
+use crate::resolve::{bind, resolve_addr, resolve_route};
 
 /// Binds an id to an address: `rdma_bind_addr(3)`.
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: contract of this module.
     unsafe { with_id(id, |id| bind(id, addr::read(addr).ok_or(INVALID)?)) }
-}
-
-/// Binds an id.
-pub(crate) fn bind(id: &CmId, addr: Addr) -> Result {
-    let specific = !addr.is_any();
-    match addr {
-        Addr::Ip(addr) if specific && !addr::is_local(addr.ip())? => {
-            return Err(Errno(libc::EADDRNOTAVAIL));
-        }
-        Addr::Ib(addr) if specific && !(id.device().is_infiniband() && has_gid(id, &addr)) => {
-            return Err(Errno(libc::ENODEV));
-        }
-        _ => {}
-    }
-    let (afonly, reuse) = {
-        let extra = id.extra();
-        (extra.afonly, extra.reuse_address)
-    };
-    let bound = id.endpoint.bind(Binding {
-        addr,
-        afonly,
-        reuse,
-    })?;
-    id.set_source(bound);
-    if specific {
-        id.bind_to_device();
-    }
-    Ok(())
-}
-
-fn has_gid(id: &CmId, addr: &IbAddr) -> bool {
-    id.device().has_gid(&addr.gid)
 }
 
 /// Resolves the peer's address: `rdma_resolve_addr(3)`. Its outcome is an event.
@@ -78,154 +39,10 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     }
 }
 
-/// Resolves the peer's address.
-pub(crate) fn resolve_addr(id: &CmId, src: Option<Addr>, dst: Addr) -> Result {
-    match (dst, src) {
-        (Addr::Ib(dst), _) => resolve_ib(id, src, dst),
-        (Addr::Ip(dst), None) => resolve_ip(id, None, dst),
-        (Addr::Ip(dst), Some(Addr::Ip(src))) => resolve_ip(id, Some(src), dst),
-        (Addr::Ip(_), Some(Addr::Ib(_))) => Err(INVALID),
-    }
-}
-
-fn loopback_like(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    }
-}
-
-/// Resolves an address of IP: those of this host are its own business.
-fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
-    let mut dst = dst;
-    if dst.ip().is_unspecified() {
-        // "Any" host to connect to is this one, as for sockets.
-        dst.set_ip(loopback_like(dst.ip()));
-    }
-    let src = src.filter(|a| !a.ip().is_unspecified() || a.port() != 0);
-    let is_multicast = dst.ip().to_canonical().is_multicast();
-    let is_here = is_multicast || addr::is_local(dst.ip())?;
-    // From the address that was asked for, or from the peer's own: that is how a host talks to itself.
-    let from = |asked: Option<SocketAddr>| {
-        let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
-        match asked {
-            Some(ip) => ip,
-            None if is_multicast => loopback_like(dst.ip()),
-            None => dst.ip(),
-        }
-    };
-    match id.source() {
-        None => {
-            let ip = if is_here {
-                from(src)
-            } else {
-                src.map_or(loopback_like(dst.ip()), |a| a.ip())
-            };
-            let port = src.map_or(0, |a| a.port());
-            bind(id, SocketAddr::new(ip, port).into())?;
-        }
-        Some(Addr::Ib(_)) => return Err(INVALID),
-        Some(Addr::Ip(bound)) if bound.ip().is_unspecified() => {
-            id.set_source(SocketAddr::new(from(src), bound.port()).into());
-        }
-        Some(Addr::Ip(_)) => {}
-    }
-    id.set_destination(dst.into());
-    if !is_here {
-        id.endpoint.advance(&[Phase::Bound], Phase::Bound)?;
-        id.endpoint.report(
-            RDMA_CM_EVENT_ADDR_ERROR,
-            -libc::EHOSTUNREACH,
-            Detail::Nothing,
-        );
-        return Ok(());
-    }
-    addr_resolved(id)
-}
-
-/// Resolves an address of `AF_IB`: by the port that has its GID, or is in its subnet.
-fn resolve_ib(id: &CmId, src: Option<Addr>, dst: IbAddr) -> Result {
-    let source = match id.source() {
-        Some(source) => source,
-        None => {
-            let any = IbAddr::new([0; 16], dst.pkey);
-            bind(id, src.unwrap_or(Addr::Ib(any)))?;
-            id.source().ok_or(INVALID)?
-        }
-    };
-    let Addr::Ib(source) = source else {
-        return Err(INVALID);
-    };
-    // Before anything changes.
-    id.endpoint.advance(&[Phase::Bound], Phase::Bound)?;
-    if !id.has_device() {
-        let source = if dst.is_any() {
-            source.on_loopback()
-        } else {
-            IbAddr {
-                gid: source_gid(id, dst)?,
-                ..source
-            }
-        };
-        id.set_source(Addr::Ib(source));
-    }
-    id.set_destination(Addr::Ib(dst));
-    addr_resolved(id)
-}
-
-/// The own GID from which another is reached: itself, or one of its subnet (`cma_resolve_ib_dev`).
-///
-/// # Errors
-/// `ENODEV` where the port has none or is not in the partition.
-fn source_gid(id: &CmId, dst: IbAddr) -> Result<[u8; 16]> {
-    let device = id.device();
-    if device.pkey_index(Addr::Ib(dst)).is_err() {
-        return Err(Errno(libc::ENODEV));
-    }
-    if device.has_gid(&dst.gid) {
-        return Ok(dst.gid);
-    }
-    let mut gids = device.gids().iter();
-    let found = gids.find(|gid| dst.shares_subnet(gid)).copied();
-    found.ok_or(Errno(libc::ENODEV))
-}
-
-fn addr_resolved(id: &CmId) -> Result {
-    id.endpoint.advance(&[Phase::Bound], Phase::AddrResolved)?;
-    id.bind_to_device();
-    id.endpoint
-        .report(RDMA_CM_EVENT_ADDR_RESOLVED, 0, Detail::Nothing);
-    Ok(())
-}
-
 /// Resolves the route: `rdma_resolve_route(3)`. Its outcome is an event.
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
     // SAFETY: contract of this module.
     unsafe { with_id(id, |id| resolve_route(id).and_then(|()| complete(id))) }
-}
-
-/// Resolves the route.
-pub(crate) fn resolve_route(id: &CmId) -> Result {
-    if let Some(Addr::Ib(dst)) = id.destination() {
-        id.endpoint
-            .advance(&[Phase::AddrResolved], Phase::AddrResolved)?;
-        if !id.device().is_infiniband() {
-            // RoCE goes by a network interface, and a GID does not say which one.
-            return Err(Errno(libc::ENODEV));
-        }
-        if !dst.is_any() && !has_gid(id, &dst) {
-            // What a subnet manager says of a GID that nobody has.
-            id.endpoint
-                .report(RDMA_CM_EVENT_ROUTE_ERROR, -libc::EINVAL, Detail::Nothing);
-            return Ok(());
-        }
-    }
-    id.endpoint
-        .advance(&[Phase::AddrResolved], Phase::RouteResolved)?;
-    id.set_path();
-    id.endpoint
-        .report(RDMA_CM_EVENT_ROUTE_RESOLVED, 0, Detail::Nothing);
-    Ok(())
 }
 
 /// Port of the own address, big-endian: `rdma_get_src_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.

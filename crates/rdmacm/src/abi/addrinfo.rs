@@ -9,7 +9,7 @@ use std::ptr;
 use libc::{addrinfo, sockaddr, socklen_t};
 use verbs_abi::*;
 
-use super::or_minus_one;
+use super::returned::or_minus_one;
 use crate::addr::{self, Addr};
 use crate::device::DEFAULT_PKEY;
 use crate::errno::{Errno, INVALID, Result};

@@ -4,12 +4,14 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::addresses::{bind, resolve_addr, resolve_route};
-use super::ids::{destroy, give, new_id};
-use super::{events::complete, or_minus_one};
+use super::ids::give;
+use super::returned::or_minus_one;
 use crate::addr;
+use crate::cm_event::complete;
+use crate::connect::{destroy_with_queues, new_id};
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
+use crate::resolve::{bind, resolve_addr, resolve_route};
 
 /// Makes a synchronous id and its queue pair for what `rdma_getaddrinfo` found: `rdma_create_ep(3)`.
 pub unsafe extern "C" fn rdma_create_ep(
@@ -55,7 +57,7 @@ unsafe fn create(
         match prepared {
             Ok(()) => Ok(handle),
             Err(e) => {
-                rdma_destroy_ep(handle);
+                destroy_with_queues(handle);
                 Err(e)
             }
         }
@@ -116,10 +118,6 @@ unsafe fn active(
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: contract of this module.
     unsafe {
-        if let Ok(endpoint) = CmId::borrow(id) {
-            endpoint.destroy_qp();
-            endpoint.destroy_srq();
-            let _ = destroy(id);
-        }
+        destroy_with_queues(id);
     }
 }

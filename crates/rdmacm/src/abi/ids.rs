@@ -5,18 +5,15 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use super::addresses::bind;
-use super::events::{acknowledge_last, check_room, complete, next_request};
-use super::{channel_of, or_minus_one, with_id};
+use super::returned::{or_minus_one, set_errno, with_id};
 use crate::addr::Addr;
 use crate::cm::Cm;
-use crate::endpoint::{Endpoint, reason};
+use crate::cm_event::{acknowledge_last, check_room, complete, next_request};
+use crate::connect::{accept, bytes, connect, destroy, listen, new_id};
+use crate::endpoint::reason;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
-use crate::wire::{Params, Reply, Request};
-
-/// Requests that a listener holds unless it says otherwise: the default of `linux:drivers/infiniband/core/ucma.c`.
-const DEFAULT_BACKLOG: usize = 1024;
+use crate::resolve::bind;
 
 /// Makes an id: `rdma_create_id(3)`.
 pub unsafe extern "C" fn rdma_create_id(
@@ -48,56 +45,10 @@ pub(super) unsafe fn give(to: *mut *mut rdma_cm_id, id: *mut rdma_cm_id) -> Resu
     Ok(())
 }
 
-/// A new id; synchronous without a channel.
-///
-/// # Safety
-/// `channel` is NULL or live.
-pub(crate) unsafe fn new_id(
-    channel: *mut rdma_event_channel,
-    context: *mut c_void,
-    ps: rdma_port_space,
-    qp_type: ibv_qp_type,
-) -> Result<*mut rdma_cm_id> {
-    if !matches!(ps, RDMA_PS_TCP | RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB) {
-        return Err(INVALID);
-    }
-    let cm = Cm::get()?;
-    let sync = channel.is_null();
-    let handle = if sync {
-        ChannelHandle::create()?
-    } else {
-        channel
-    };
-    // SAFETY: contract of this function.
-    unsafe {
-        let channel = ChannelHandle::channel(handle)?;
-        let endpoint = Endpoint::new(cm, ps, qp_type == IBV_QPT_UD, channel);
-        Ok(CmId::create(endpoint, handle, sync, context, qp_type))
-    }
-}
-
 /// Releases an id: `rdma_destroy_id(3)`. Waits until the id's events have been acknowledged.
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: contract of this module.
     or_minus_one(unsafe { destroy(id) })
-}
-
-/// # Safety
-/// As for `rdma_destroy_id`.
-pub(crate) unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
-    // SAFETY: contract of this function.
-    let id = unsafe { CmId::borrow(handle) }?;
-    id.endpoint.close();
-    acknowledge_last(id);
-    id.endpoint.wait_for_acknowledgements();
-    // SAFETY: the id is not used any more, and a synchronous id's channel is its own.
-    unsafe {
-        if id.extra().sync {
-            ChannelHandle::destroy((*id.abi()).channel);
-        }
-        CmId::free(handle);
-    }
-    Ok(())
 }
 
 /// Moves an id to another channel, or makes it synchronous: `rdma_migrate_id(3)`.
@@ -134,83 +85,6 @@ pub unsafe extern "C" fn rdma_migrate_id(
     }
 }
 
-/// The parameters of a connection, as the program gave them.
-struct Given {
-    private_data: Vec<u8>,
-    params: Params,
-    qpn: u32,
-}
-
-/// # Safety
-/// `param` is NULL or valid.
-unsafe fn read_param(
-    param: *const rdma_conn_param,
-    kind: rdma_cm_event_type,
-    id: &CmId,
-) -> Result<Given> {
-    let qp = id.qp();
-    // SAFETY: contract of this function.
-    let (param, private_data) = unsafe {
-        match param.as_ref() {
-            Some(p) => (*p, bytes(p.private_data, p.private_data_len)),
-            None => {
-                let mut default = rdma_conn_param::zeroed();
-                default.initiator_depth = RDMA_MAX_INIT_DEPTH;
-                default.responder_resources = RDMA_MAX_RESP_RES;
-                default.retry_count = 7;
-                default.rnr_retry_count = 7;
-                (default, Vec::new())
-            }
-        }
-    };
-    // SAFETY: the id's live queue pair, if there is one.
-    let (qpn, srq) = unsafe {
-        match qp.as_ref() {
-            Some(qp) => (qp.qp_num, u8::from(!qp.srq.is_null())),
-            None => (param.qp_num, param.srq),
-        }
-    };
-    let device = id.device();
-    let is_datagram = id.is_datagram();
-    let within = |asked: u8, max: u8, all: u8| asked == all || asked <= max;
-    if !is_datagram
-        && (!within(
-            param.responder_resources,
-            device.max_responder_resources,
-            RDMA_MAX_RESP_RES,
-        ) || !within(
-            param.initiator_depth,
-            device.max_initiator_depth,
-            RDMA_MAX_INIT_DEPTH,
-        ))
-    {
-        return Err(INVALID);
-    }
-    check_room(kind, id, private_data.len())?;
-    Ok(Given {
-        private_data,
-        params: Params {
-            responder_resources: param.responder_resources,
-            initiator_depth: param.initiator_depth,
-            flow_control: param.flow_control,
-            retry_count: param.retry_count,
-            rnr_retry_count: param.rnr_retry_count,
-            srq,
-        },
-        qpn,
-    })
-}
-
-/// # Safety
-/// `data` is NULL or valid for `len` bytes.
-unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
-    if data.is_null() || len == 0 {
-        return Vec::new();
-    }
-    // SAFETY: contract of this function.
-    unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::from(len)) }.to_vec()
-}
-
 /// Asks for a connection, or looks a datagram service up: `rdma_connect(3)`. Its outcome is an event.
 pub unsafe extern "C" fn rdma_connect(
     id: *mut rdma_cm_id,
@@ -225,64 +99,6 @@ pub unsafe extern "C" fn rdma_connect(
     }
 }
 
-/// # Safety
-/// `param` is NULL or valid.
-pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
-    // Without a queue pair of its own, an id must be told the number of one.
-    if param.is_null() && id.qp().is_null() && !id.is_datagram() {
-        return Err(INVALID);
-    }
-    let (Some(mut src), Some(mut dst)) = (id.source(), id.destination()) else {
-        return Err(INVALID);
-    };
-    if !id.has_device() {
-        return Err(INVALID);
-    }
-    // SAFETY: contract of this function.
-    let mut given = unsafe { read_param(param, RDMA_CM_EVENT_CONNECT_REQUEST, id) }?;
-    let device = id.device();
-    for end in [&mut src, &mut dst] {
-        if let Addr::Ib(addr) = end {
-            // The loopback address stands for the port itself, and messages name its GID.
-            addr.gid = device.gid(Addr::Ib(*addr));
-        }
-    }
-    let (ece, private_data) = {
-        let mut extra = id.extra();
-        let mut private_data = extra.connect_data.clone();
-        private_data.append(&mut given.private_data);
-        check_room(RDMA_CM_EVENT_CONNECT_REQUEST, id, private_data.len())?;
-        if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
-            given.params.initiator_depth = device.max_initiator_depth;
-        }
-        if given.params.responder_resources == RDMA_MAX_RESP_RES {
-            given.params.responder_resources = device.max_responder_resources;
-        }
-        extra.initiator_depth = given.params.initiator_depth;
-        extra.responder_resources = given.params.responder_resources;
-        (extra.ece, private_data)
-    };
-    let psn = id.endpoint.ends().local.psn;
-    // SAFETY: a field of the live id.
-    let qp_type = unsafe { (*id.abi()).qp_type };
-    // A service id of no port space is nobody's; whoever is asked for it refuses.
-    let port_space = dst
-        .service(id.endpoint.port_space)
-        .map_or(id.endpoint.port_space, |(port_space, _)| port_space);
-    id.endpoint.connect(Request {
-        port_space,
-        qp_type,
-        src,
-        dst,
-        qp: device.address_of(src, given.qpn, psn),
-        params: given.params,
-        ece,
-        private_data,
-    })?;
-    id.extra().connect_data.clear();
-    Ok(())
-}
-
 /// Listens for requests: `rdma_listen(3)`.
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: contract of this module.
@@ -294,15 +110,6 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
             listen(id, backlog)
         })
     }
-}
-
-/// Listens for requests.
-pub(crate) fn listen(id: &CmId, backlog: c_int) -> Result {
-    let backlog = match usize::try_from(backlog) {
-        Ok(n @ 1..=DEFAULT_BACKLOG) => n,
-        _ => DEFAULT_BACKLOG,
-    };
-    id.endpoint.listen(backlog)
 }
 
 /// Takes the next request of a synchronous listener: `rdma_get_request(3)`.
@@ -352,53 +159,6 @@ pub unsafe extern "C" fn rdma_accept(
             complete(id)
         })
     }
-}
-
-/// # Safety
-/// `param` is NULL or valid.
-pub(crate) unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
-    if param.is_null() && id.qp().is_null() {
-        return Err(INVALID);
-    }
-    let kind = if id.is_datagram() {
-        RDMA_CM_EVENT_ESTABLISHED
-    } else {
-        RDMA_CM_EVENT_CONNECT_RESPONSE
-    };
-    // SAFETY: contract of this function.
-    let mut given = unsafe { read_param(param, kind, id) }?;
-    let device = id.device();
-    let src = id.source().ok_or(INVALID)?;
-    let ece = {
-        let mut extra = id.extra();
-        if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
-            given.params.initiator_depth = extra.initiator_depth.min(device.max_initiator_depth);
-        }
-        if given.params.responder_resources == RDMA_MAX_RESP_RES {
-            given.params.responder_resources = extra
-                .responder_resources
-                .min(device.max_responder_resources);
-        }
-        extra.initiator_depth = given.params.initiator_depth;
-        extra.responder_resources = given.params.responder_resources;
-        extra.ece
-    };
-    let mut ends = id.endpoint.ends();
-    ends.params.initiator_depth = given.params.initiator_depth;
-    ends.params.responder_resources = given.params.responder_resources;
-    if !id.is_datagram() {
-        id.connect_qp(&ends)?;
-    }
-    let accepted = id.endpoint.accept(Reply {
-        qp: device.address_of(src, given.qpn, ends.local.psn),
-        params: given.params,
-        ece,
-        private_data: given.private_data,
-    });
-    if accepted.is_err() && !id.is_datagram() {
-        let _ = id.fail_qp();
-    }
-    accepted
 }
 
 /// Refuses a connection: `rdma_reject(3)`.
@@ -481,7 +241,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             }
             id.fail_qp()?;
             let event_follows = id.endpoint.disconnect();
-            if event_follows || !channel_of(id)?.is_empty() {
+            if event_follows || !id.channel()?.is_empty() {
                 return complete(id);
             }
             Ok(())
@@ -505,7 +265,7 @@ pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut 
     let (list, count) = match listed {
         Ok(list) => (list, 1),
         Err(Errno(errno)) => {
-            super::set_errno(errno);
+            set_errno(errno);
             (ptr::null_mut(), 0)
         }
     };

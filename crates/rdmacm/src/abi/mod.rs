@@ -11,17 +11,16 @@
     reason = "the module says it for all of them, and the man page for each"
 )]
 
-pub(crate) mod addresses;
+mod addresses;
 mod addrinfo;
 mod endpoints;
-pub(crate) mod events;
-pub(crate) mod ids;
+mod events;
+mod ids;
 mod multicast;
 mod options;
 mod qps;
+mod returned;
 mod rsockets;
-
-use std::ffi::c_int;
 
 pub use addresses::*;
 pub use addrinfo::*;
@@ -32,41 +31,3 @@ pub use multicast::*;
 pub use options::*;
 pub use qps::*;
 pub use rsockets::*;
-
-use crate::channel::Channel;
-use crate::errno::{Errno, Result};
-use crate::id::{ChannelHandle, CmId};
-use std::sync::Arc;
-use verbs_abi::rdma_cm_id;
-
-/// Sets errno.
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: glibc's errno of this thread.
-    unsafe { *libc::__errno_location() = errno };
-}
-
-/// 0, or -1 with errno.
-pub(crate) fn or_minus_one(result: Result) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(Errno(errno)) => {
-            set_errno(errno);
-            -1
-        }
-    }
-}
-
-/// Calls `work` with the id behind `handle`.
-///
-/// # Safety
-/// `handle` is NULL or a live id.
-unsafe fn with_id(handle: *mut rdma_cm_id, work: impl FnOnce(&CmId) -> Result) -> c_int {
-    // SAFETY: contract of this function.
-    or_minus_one(unsafe { CmId::borrow(handle) }.and_then(work))
-}
-
-/// The channel of an id.
-fn channel_of(id: &CmId) -> Result<Arc<Channel>> {
-    // SAFETY: a live id's channel is live.
-    unsafe { ChannelHandle::channel((*id.abi()).channel) }
-}

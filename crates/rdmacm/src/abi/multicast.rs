@@ -6,10 +6,10 @@ use std::sync::Arc;
 use libc::sockaddr;
 use verbs_abi::*;
 
-use super::events::complete;
-use super::with_id;
+use super::returned::with_id;
 use crate::addr::{self, Addr};
-use crate::channel::Detail;
+use crate::cm_event::complete;
+use crate::endpoint::Detail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
 use crate::multicast::Membership;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use verbs_abi::*;
 
-use super::with_id;
+use super::returned::with_id;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
 
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn rdma_set_option(
                     return Err(INVALID);
                 }
                 // There is one path, whatever the program found.
-                super::addresses::resolve_route(id)
+                crate::resolve::resolve_route(id)
             }
             _ => Err(Errno(libc::ENOSYS)),
         })

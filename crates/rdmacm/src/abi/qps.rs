@@ -5,7 +5,7 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use super::with_id;
+use super::returned::with_id;
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
 use verbs_abi::{RDMA_ROUTE, SOL_RDMA};
 
-use super::{or_minus_one, set_errno};
+use super::returned::{or_minus_one, set_errno};
 use crate::addr::{self, Addr};
 use crate::errno::{Errno, INVALID, Result};
 use crate::rsocket::{RSocket, find, rpoll as poll, rselect as select};

@@ -21,7 +21,7 @@ use super::stream::Sizes;
 use super::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
 use crate::cm::Cm;
 use crate::errno::{Errno, INVALID, Result};
-use crate::lock;
+use crate::lock::lock;
 use crate::wire::QpAddress;
 
 /// For how long a route is taken to lead where it led.

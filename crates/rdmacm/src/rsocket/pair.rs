@@ -14,7 +14,7 @@ use super::memory::Memory;
 use super::stream::Sizes;
 use crate::addr::Addr;
 use crate::device::{Device, check, last_errno};
-use crate::endpoint::Ends;
+use crate::ends::Ends;
 use crate::errno::{Errno, Result};
 use crate::wire::QpAddress;
 

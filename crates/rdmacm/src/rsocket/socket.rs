@@ -13,14 +13,15 @@ use super::options::Remembered;
 use super::protocol::{ConnData, Immediate};
 use super::stream::{Sizes, Stream};
 use super::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
-use crate::abi::{self, addresses, events, ids};
 use crate::addr::Addr;
 use crate::channel::Channel;
 use crate::device::DEFAULT_PKEY;
+use crate::endpoint::Event;
 use crate::errno::{Errno, INVALID, Result};
 use crate::ib::IbAddr;
 use crate::id::{ChannelHandle, CmId};
-use crate::lock;
+use crate::lock::lock;
+use crate::{cm_event, connect, resolve};
 
 /// How long `rclose` waits for a peer to take what was sent.
 const LINGER: Duration = Duration::from_secs(10);
@@ -42,7 +43,7 @@ enum Phase {
 
 pub(super) struct Inner {
     id: *mut rdma_cm_id,
-    channel: Arc<Channel>,
+    channel: Arc<Channel<Event>>,
     phase: Phase,
     /// While connected.
     pub(super) stream: Option<Stream>,
@@ -69,7 +70,7 @@ pub(crate) struct StreamSocket {
 }
 
 /// A channel that does not block.
-fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel>)> {
+fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
     let handle = ChannelHandle::create()?;
     // SAFETY: just made; its descriptor is open.
     unsafe {
@@ -86,7 +87,7 @@ impl StreamSocket {
         // SAFETY: a new channel, and an id on it.
         let (id, channel) = unsafe {
             let (handle, channel) = own_channel()?;
-            let id = ids::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
+            let id = connect::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
             if id.is_err() {
                 ChannelHandle::destroy(handle);
             }
@@ -162,7 +163,7 @@ impl StreamSocket {
             extra.reuse_address = inner.reuse_address != 0;
             extra.afonly = inner.v6only != 0;
         }
-        addresses::bind(id, addr)
+        resolve::bind(id, addr)
     }
 
     pub(crate) fn listen(&self, backlog: c_int) -> Result {
@@ -172,9 +173,9 @@ impl StreamSocket {
         }
         let id = inner.cm_id()?;
         if id.source().is_none() {
-            addresses::bind(id, self.any_address())?;
+            resolve::bind(id, self.any_address())?;
         }
-        ids::listen(id, backlog)?;
+        connect::listen(id, backlog)?;
         inner.phase = Phase::Listening;
         Ok(())
     }
@@ -478,12 +479,12 @@ impl Inner {
     fn take_cm_events(&mut self) -> bool {
         let mut any = false;
         // SAFETY: the channel is the id's own, which is live.
-        while let Ok(event) = unsafe { events::next_event(&self.channel) } {
+        while let Ok(event) = unsafe { cm_event::next_event(&self.channel) } {
             any = true;
             // SAFETY: an event that is live until it is acknowledged.
             unsafe {
                 self.on_event(&*event);
-                abi::rdma_ack_cm_event(event);
+                cm_event::acknowledge(event);
             }
         }
         any
@@ -547,26 +548,26 @@ impl Inner {
 
     fn start_connecting(&mut self, addr: Addr) -> Result {
         let id = self.cm_id()?;
-        addresses::resolve_addr(id, None, addr)?;
+        resolve::resolve_addr(id, None, addr)?;
         // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
         let resolved = unsafe {
-            let event = events::next_event(&self.channel)?;
+            let event = cm_event::next_event(&self.channel)?;
             let resolved = ((*event).event, (*event).status);
-            abi::rdma_ack_cm_event(event);
+            cm_event::acknowledge(event);
             resolved
         };
         if resolved.0 != RDMA_CM_EVENT_ADDR_RESOLVED {
             return Err(Errno(resolved.1.abs()));
         }
-        addresses::resolve_route(id)?;
+        resolve::resolve_route(id)?;
         // SAFETY: as above.
         unsafe {
-            abi::rdma_ack_cm_event(events::next_event(&self.channel)?);
+            cm_event::acknowledge(cm_event::next_event(&self.channel)?);
             let stream = Stream::new(id, self.sizes)?;
             let data = stream.conn_data().encode();
             self.stream = Some(stream);
             let param = conn_param(&data);
-            ids::connect(id, &raw const param)?;
+            connect::connect(id, &raw const param)?;
         }
         self.phase = Phase::Connecting;
         Ok(())
@@ -577,14 +578,14 @@ impl Inner {
         loop {
             // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
             unsafe {
-                let event = match events::next_event(&self.channel) {
+                let event = match cm_event::next_event(&self.channel) {
                     Ok(event) => event,
                     Err(Errno(libc::EAGAIN)) => return None,
                     Err(e) => return Some(Err(e)),
                 };
                 let is_request = (*event).event == RDMA_CM_EVENT_CONNECT_REQUEST;
                 let (id, peer) = ((*event).id, conn_data(&*event));
-                abi::rdma_ack_cm_event(event);
+                cm_event::acknowledge(event);
                 if !is_request {
                     continue;
                 }
@@ -617,7 +618,7 @@ impl Inner {
             let (stream, channel_handle, channel) = match self.prepare(id, peer) {
                 Ok(prepared) => prepared,
                 Err(e) => {
-                    abi::rdma_destroy_ep(handle);
+                    connect::destroy_with_queues(handle);
                     return Err(e);
                 }
             };
@@ -641,7 +642,7 @@ impl Inner {
             let accepted = id
                 .destination()
                 .ok_or(INVALID)
-                .and_then(|peer| ids::accept(id, &raw const param).map(|()| peer));
+                .and_then(|peer| connect::accept(id, &raw const param).map(|()| peer));
             match accepted {
                 Ok(peer) => {
                     let (socket, fd) = StreamSocket::of(domain, new);
@@ -664,7 +665,7 @@ impl Inner {
         &self,
         id: &CmId,
         peer: Option<ConnData>,
-    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel>)> {
+    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel<Event>>)> {
         let peer = peer.ok_or(Errno(libc::EPROTO))?;
         // SAFETY: contract of this function.
         let mut stream = unsafe { Stream::new(id, self.sizes) }?;
@@ -734,7 +735,7 @@ impl Inner {
         // SAFETY: the id and its channel are the socket's own.
         unsafe {
             let channel = (*self.id).channel;
-            let _ = ids::destroy(self.id);
+            let _ = connect::destroy(self.id);
             ChannelHandle::destroy(channel);
         }
         self.waiters.wake_others();

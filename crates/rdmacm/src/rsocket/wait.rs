@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::errno::{Errno, Result};
-use crate::lock;
+use crate::lock::lock;
 
 /// How long a thread looks for completions before it sleeps: less than being woken takes.
 const SPIN: Duration = Duration::from_micros(20);

@@ -1,0 +1,357 @@
+//! The events of ids, as C has them, and what an event asks of the library.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use verbs_abi::*;
+
+use crate::addr::Addr;
+use crate::channel::Channel;
+use crate::device::check;
+use crate::endpoint::{Detail, Endpoint, Event};
+use crate::errno::{Errno, INVALID, Result};
+use crate::id::{ChannelHandle, CmId};
+use crate::multicast::Membership;
+use crate::wire::{Params, QpAddress, Request};
+
+/// Private data that a program gets with an event: what the message has room for, padded with zeroes, as from
+/// the kernel ("may be larger than that requested", `rdma_get_cm_event(3)`). IBTA vol. 1, 12.6 and 12.11; of a
+/// request between addresses of IP the first 36 bytes belong to these (annex A11).
+mod room {
+    pub(super) const IP_ADDRESSING: usize = 36;
+    pub(super) const REQ: usize = 92;
+    pub(super) const REP: usize = 196;
+    pub(super) const REJ: usize = 148;
+    pub(super) const SIDR_REQ: usize = 216;
+    pub(super) const SIDR_REP: usize = 136;
+}
+
+/// Private data that does not fit its message is refused.
+pub(crate) fn check_room(kind: rdma_cm_event_type, id: &CmId, len: usize) -> Result {
+    if len <= room_of(kind, id) {
+        Ok(())
+    } else {
+        Err(INVALID)
+    }
+}
+
+fn room_of(kind: rdma_cm_event_type, id: &CmId) -> usize {
+    let addressing = match id.source() {
+        Some(Addr::Ib(_)) => 0,
+        _ => room::IP_ADDRESSING,
+    };
+    match (kind, id.is_datagram()) {
+        (RDMA_CM_EVENT_CONNECT_REQUEST, false) => room::REQ - addressing,
+        (RDMA_CM_EVENT_CONNECT_REQUEST, true) => room::SIDR_REQ - addressing,
+        (RDMA_CM_EVENT_CONNECT_RESPONSE, _) => room::REP,
+        (RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE, true) => room::SIDR_REP,
+        (RDMA_CM_EVENT_REJECTED, _) => room::REJ,
+        _ => 0,
+    }
+}
+
+/// An event; the program's handle points to its first field.
+#[repr(C)]
+struct CmEvent {
+    abi: rdma_cm_event,
+    endpoint: Arc<Endpoint>,
+    private_data: [u8; 256],
+}
+
+/// The id of an endpoint that has one.
+fn id_of(endpoint: &Endpoint) -> *mut rdma_cm_id {
+    ptr::with_exposed_provenance_mut(endpoint.id())
+}
+
+/// The next event that is the program's business.
+///
+/// # Safety
+/// The ids of the channel are live.
+pub(crate) unsafe fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
+    loop {
+        // SAFETY: contract of this function.
+        let event = channel.next(|event| unsafe {
+            // Before the queue is unlocked, so that nobody destroys the id in between.
+            event.endpoint.reported();
+            make_id(event);
+        })?;
+        // SAFETY: an event that was reported keeps its id from being destroyed.
+        let id = unsafe { CmId::borrow(id_of(&event.endpoint)) };
+        let endpoint = Arc::clone(&event.endpoint);
+        // SAFETY: as above.
+        match id.map(|id| unsafe { convert(id, event) }) {
+            Ok(Some(event)) => return Ok(Box::into_raw(event).cast()),
+            Ok(None) | Err(_) => endpoint.acknowledged(),
+        }
+    }
+}
+
+/// Makes the id of a requested connection, so that events behind the request find it.
+///
+/// # Safety
+/// The listener is live.
+unsafe fn make_id(event: &Event) {
+    if let Detail::Request { new, .. } = &event.detail {
+        // SAFETY: contract of this function; the listener's channel is live as well.
+        unsafe {
+            if let Ok(listener) = CmId::borrow(id_of(&event.endpoint)) {
+                let of = listener.abi();
+                CmId::create(
+                    Arc::clone(new),
+                    (*of).channel,
+                    false,
+                    (*of).context,
+                    (*of).qp_type,
+                );
+            }
+        }
+    }
+}
+
+/// Does what the event asks of the library, and makes the C event. `None`: it is no news to the program.
+///
+/// # Safety
+/// `id` is of the event's endpoint.
+unsafe fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
+    let mut abi = rdma_cm_event::zeroed();
+    abi.id = id.abi();
+    abi.event = event.kind;
+    abi.status = event.status;
+    let mut made = Box::new(CmEvent {
+        abi,
+        endpoint: event.endpoint,
+        private_data: [0; 256],
+    });
+    match event.detail {
+        Detail::Nothing => {}
+        Detail::Connection {
+            qpn,
+            params,
+            private_data,
+        } => made.set_connection(id, qpn, params, &private_data),
+        Detail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
+        Detail::Request { new, request } => {
+            // SAFETY: made by `make_id`; nobody else knows it yet.
+            let new_id = unsafe { CmId::borrow(id_of(&new)) }.ok()?;
+            if let Err(Errno(errno)) = take_request(id, new_id, &request) {
+                tracing::warn!("a connection request is lost: errno {errno}");
+                new.close();
+                // SAFETY: nobody has seen it.
+                unsafe { CmId::free(new_id.abi()) };
+                return None;
+            }
+            made.abi.listen_id = id.abi();
+            made.abi.id = new_id.abi();
+            let ends = new.ends();
+            if id.is_datagram() {
+                made.set_datagram(new_id, &QpAddress::default(), &request.private_data);
+            } else {
+                made.set_connection(new_id, ends.remote.qpn, ends.params, &request.private_data);
+            }
+        }
+        Detail::Joined(membership) => made.set_joined(id, &membership),
+    }
+    match made.abi.event {
+        RDMA_CM_EVENT_CONNECT_RESPONSE if !id.qp().is_null() => match connect_qp(id) {
+            Ok(()) => made.abi.event = RDMA_CM_EVENT_ESTABLISHED,
+            Err(Errno(errno)) => {
+                made.abi.event = RDMA_CM_EVENT_CONNECT_ERROR;
+                made.abi.status = -errno;
+                id.extra().connect_error = true;
+            }
+        },
+        RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.extra().connect_error => {
+            return None;
+        }
+        // What was posted is flushed.
+        RDMA_CM_EVENT_REJECTED => {
+            let _ = id.fail_qp();
+        }
+        _ => {}
+    }
+    Some(made)
+}
+
+/// Makes the own queue pair ready and tells the peer.
+fn connect_qp(id: &CmId) -> Result {
+    let ready = id
+        .connect_qp(&id.endpoint.ends())
+        .and_then(|()| id.endpoint.establish());
+    if ready.is_err() {
+        let _ = id.fail_qp();
+    }
+    ready
+}
+
+/// Gives the id of a requested connection what it must know.
+fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
+    listener.endpoint.request_taken();
+    new.set_source(match request.dst {
+        Addr::Ib(addr) => Addr::Ib(addr.as_asked_for()),
+        addr @ Addr::Ip(_) => addr,
+    });
+    new.set_destination(match request.src {
+        Addr::Ib(addr) => Addr::Ib(addr.as_requester()),
+        addr @ Addr::Ip(_) => addr,
+    });
+    new.bind_to_device();
+    new.set_path();
+    {
+        let params = new.endpoint.ends().params;
+        let mut extra = new.extra();
+        extra.initiator_depth = params.initiator_depth;
+        extra.responder_resources = params.responder_resources;
+    }
+    if listener.extra().sync {
+        let handle = ChannelHandle::create()?;
+        // SAFETY: just made; a field of the live id.
+        unsafe {
+            new.endpoint.migrate(&ChannelHandle::channel(handle)?);
+            (*new.abi()).channel = handle;
+        }
+        new.extra().sync = true;
+    }
+    Ok(())
+}
+
+impl CmEvent {
+    /// Copies private data in, padded to the room that the message has for it.
+    fn set_private_data(&mut self, id: &CmId, data: &[u8]) -> (*const c_void, u8) {
+        let room = room_of(self.abi.event, id);
+        let len = data.len().min(room);
+        if let (Some(to), Some(from)) = (self.private_data.get_mut(..len), data.get(..len)) {
+            to.copy_from_slice(from);
+        }
+        if room == 0 {
+            (ptr::null(), 0)
+        } else {
+            (
+                self.private_data.as_ptr().cast(),
+                u8::try_from(room).unwrap_or(0),
+            )
+        }
+    }
+
+    fn set_connection(&mut self, id: &CmId, qpn: u32, params: Params, private_data: &[u8]) {
+        let (private_data, private_data_len) = self.set_private_data(id, private_data);
+        self.abi.param.conn = rdma_conn_param {
+            private_data,
+            private_data_len,
+            responder_resources: params.responder_resources,
+            initiator_depth: params.initiator_depth,
+            flow_control: params.flow_control,
+            retry_count: params.retry_count,
+            rnr_retry_count: params.rnr_retry_count,
+            srq: params.srq,
+            qp_num: qpn,
+        };
+    }
+
+    fn set_datagram(&mut self, id: &CmId, qp: &QpAddress, private_data: &[u8]) {
+        let (private_data, private_data_len) = self.set_private_data(id, private_data);
+        let mut ud = rdma_ud_param::zeroed();
+        ud.private_data = private_data;
+        ud.private_data_len = private_data_len;
+        if self.abi.event == RDMA_CM_EVENT_ESTABLISHED
+            && let Some(from) = id.source()
+        {
+            ud.ah_attr = id.device().address_vector(from, qp);
+            ud.qp_num = qp.qpn;
+            ud.qkey = qp.qkey;
+        }
+        self.abi.param.ud = ud;
+    }
+
+    /// A group was joined: the queue pair is attached to it, and the program learns how to send to it.
+    fn set_joined(&mut self, id: &CmId, membership: &Membership) {
+        let mut ud = rdma_ud_param::zeroed();
+        ud.private_data = ptr::with_exposed_provenance(membership.context);
+        if let Some(from) = id.source() {
+            let group = QpAddress {
+                lid: membership.mlid,
+                gid: membership.mgid,
+                ..QpAddress::default()
+            };
+            ud.ah_attr = id.device().address_vector(from, &group);
+            // Groups are known by GID on either link layer.
+            ud.ah_attr.is_global = 1;
+            ud.qp_num = 0x00ff_ffff;
+            ud.qkey = RDMA_UDP_QKEY;
+        }
+        self.abi.param.ud = ud;
+        if !id.qp().is_null() && !membership.send_only {
+            let gid = ibv_gid {
+                raw: membership.mgid,
+            };
+            // SAFETY: the id's live queue pair.
+            let attached = check(unsafe {
+                (id.device().verbs.ibv_attach_mcast)(id.qp(), &raw const gid, membership.mlid)
+            });
+            if let Err(Errno(errno)) = attached {
+                self.abi.event = RDMA_CM_EVENT_MULTICAST_ERROR;
+                self.abi.status = -errno;
+            }
+        }
+    }
+}
+
+/// Waits for the outcome of a call of a synchronous id; of others it comes as an event.
+pub(crate) fn complete(id: &CmId) -> Result {
+    if !id.extra().sync {
+        return Ok(());
+    }
+    acknowledge_last(id);
+    let channel = id.channel()?;
+    // SAFETY: the only id of the channel is this one, which is live; `event` is a field of it.
+    let event = unsafe {
+        let event = next_event(&channel)?;
+        (*id.abi()).event = event;
+        *event
+    };
+    match event.status {
+        0 => Ok(()),
+        _ if event.event == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        status => Err(Errno(status.abs())),
+    }
+}
+
+/// Acknowledges the event that a synchronous id has kept.
+pub(crate) fn acknowledge_last(id: &CmId) {
+    // SAFETY: a field of the live id: NULL, or an event that was not acknowledged.
+    unsafe {
+        let event = std::mem::replace(&mut (*id.abi()).event, ptr::null_mut());
+        if !event.is_null() {
+            acknowledge(event);
+        }
+    }
+}
+
+/// The next event of a synchronous listener, which keeps it if it is no request: `rdma_get_request`.
+///
+/// # Safety
+/// `listener` is live.
+pub(crate) unsafe fn next_request(listener: &CmId) -> Result<*mut rdma_cm_event> {
+    acknowledge_last(listener);
+    let channel = listener.channel()?;
+    // SAFETY: contract of this function; the result was just made.
+    unsafe {
+        let event = next_event(&channel)?;
+        if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
+            (*listener.abi()).event = event;
+            let status = (*event).status.abs();
+            return Err(if status == 0 { INVALID } else { Errno(status) });
+        }
+        Ok(event)
+    }
+}
+
+/// Frees an event, which counts as acknowledged: `rdma_ack_cm_event(3)`.
+///
+/// # Safety
+/// `event` came from [`next_event`], and is acknowledged once.
+pub(crate) unsafe fn acknowledge(event: *mut rdma_cm_event) {
+    // SAFETY: contract of this function; the handle points to the first field.
+    let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };
+    event.endpoint.acknowledged();
+}

@@ -1,0 +1,278 @@
+//! The life of ids, and of their connections.
+
+use std::ffi::{c_int, c_void};
+
+use verbs_abi::*;
+
+use crate::addr::Addr;
+use crate::cm::Cm;
+use crate::cm_event::{acknowledge_last, check_room};
+use crate::endpoint::Endpoint;
+use crate::errno::{INVALID, Result};
+use crate::id::{ChannelHandle, CmId};
+use crate::wire::{Params, Reply, Request};
+
+/// Requests that a listener holds unless it says otherwise: the default of `linux:drivers/infiniband/core/ucma.c`.
+const DEFAULT_BACKLOG: usize = 1024;
+
+/// A new id; synchronous without a channel.
+///
+/// # Safety
+/// `channel` is NULL or live.
+pub(crate) unsafe fn new_id(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: rdma_port_space,
+    qp_type: ibv_qp_type,
+) -> Result<*mut rdma_cm_id> {
+    if !matches!(ps, RDMA_PS_TCP | RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB) {
+        return Err(INVALID);
+    }
+    let cm = Cm::get()?;
+    let sync = channel.is_null();
+    let handle = if sync {
+        ChannelHandle::create()?
+    } else {
+        channel
+    };
+    // SAFETY: contract of this function.
+    unsafe {
+        let channel = ChannelHandle::channel(handle)?;
+        let endpoint = Endpoint::new(cm, ps, qp_type == IBV_QPT_UD, channel);
+        Ok(CmId::create(endpoint, handle, sync, context, qp_type))
+    }
+}
+
+/// Releases an id: `rdma_destroy_id(3)`. Waits until its events have been acknowledged.
+///
+/// # Safety
+/// `handle` is NULL or an id that nobody uses afterwards.
+pub(crate) unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
+    // SAFETY: contract of this function.
+    let id = unsafe { CmId::borrow(handle) }?;
+    id.endpoint.close();
+    acknowledge_last(id);
+    id.endpoint.wait_for_acknowledgements();
+    // SAFETY: the id is not used any more, and a synchronous id's channel is its own.
+    unsafe {
+        if id.extra().sync {
+            ChannelHandle::destroy((*id.abi()).channel);
+        }
+        CmId::free(handle);
+    }
+    Ok(())
+}
+
+/// The parameters of a connection, as the program gave them.
+struct Given {
+    private_data: Vec<u8>,
+    params: Params,
+    qpn: u32,
+}
+
+/// Reads the parameters of a connection.
+///
+/// # Safety
+/// `param` is NULL or valid.
+unsafe fn read_param(
+    param: *const rdma_conn_param,
+    kind: rdma_cm_event_type,
+    id: &CmId,
+) -> Result<Given> {
+    let qp = id.qp();
+    // SAFETY: contract of this function.
+    let (param, private_data) = unsafe {
+        match param.as_ref() {
+            Some(p) => (*p, bytes(p.private_data, p.private_data_len)),
+            None => {
+                let mut default = rdma_conn_param::zeroed();
+                default.initiator_depth = RDMA_MAX_INIT_DEPTH;
+                default.responder_resources = RDMA_MAX_RESP_RES;
+                default.retry_count = 7;
+                default.rnr_retry_count = 7;
+                (default, Vec::new())
+            }
+        }
+    };
+    // SAFETY: the id's live queue pair, if there is one.
+    let (qpn, srq) = unsafe {
+        match qp.as_ref() {
+            Some(qp) => (qp.qp_num, u8::from(!qp.srq.is_null())),
+            None => (param.qp_num, param.srq),
+        }
+    };
+    let device = id.device();
+    let is_datagram = id.is_datagram();
+    let within = |asked: u8, max: u8, all: u8| asked == all || asked <= max;
+    if !is_datagram
+        && (!within(
+            param.responder_resources,
+            device.max_responder_resources,
+            RDMA_MAX_RESP_RES,
+        ) || !within(
+            param.initiator_depth,
+            device.max_initiator_depth,
+            RDMA_MAX_INIT_DEPTH,
+        ))
+    {
+        return Err(INVALID);
+    }
+    check_room(kind, id, private_data.len())?;
+    Ok(Given {
+        private_data,
+        params: Params {
+            responder_resources: param.responder_resources,
+            initiator_depth: param.initiator_depth,
+            flow_control: param.flow_control,
+            retry_count: param.retry_count,
+            rnr_retry_count: param.rnr_retry_count,
+            srq,
+        },
+        qpn,
+    })
+}
+
+/// A copy of private data.
+///
+/// # Safety
+/// `data` is NULL or valid for `len` bytes.
+pub(crate) unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
+    if data.is_null() || len == 0 {
+        return Vec::new();
+    }
+    // SAFETY: contract of this function.
+    unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::from(len)) }.to_vec()
+}
+
+/// Asks for a connection, or looks a datagram service up: `rdma_connect(3)`.
+///
+/// # Safety
+/// `param` is NULL or valid.
+pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
+    // Without a queue pair of its own, an id must be told the number of one.
+    if param.is_null() && id.qp().is_null() && !id.is_datagram() {
+        return Err(INVALID);
+    }
+    let (Some(mut src), Some(mut dst)) = (id.source(), id.destination()) else {
+        return Err(INVALID);
+    };
+    if !id.has_device() {
+        return Err(INVALID);
+    }
+    // SAFETY: contract of this function.
+    let mut given = unsafe { read_param(param, RDMA_CM_EVENT_CONNECT_REQUEST, id) }?;
+    let device = id.device();
+    for end in [&mut src, &mut dst] {
+        if let Addr::Ib(addr) = end {
+            // The loopback address stands for the port itself, and messages name its GID.
+            addr.gid = device.gid(Addr::Ib(*addr));
+        }
+    }
+    let (ece, private_data) = {
+        let mut extra = id.extra();
+        let mut private_data = extra.connect_data.clone();
+        private_data.append(&mut given.private_data);
+        check_room(RDMA_CM_EVENT_CONNECT_REQUEST, id, private_data.len())?;
+        if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
+            given.params.initiator_depth = device.max_initiator_depth;
+        }
+        if given.params.responder_resources == RDMA_MAX_RESP_RES {
+            given.params.responder_resources = device.max_responder_resources;
+        }
+        extra.initiator_depth = given.params.initiator_depth;
+        extra.responder_resources = given.params.responder_resources;
+        (extra.ece, private_data)
+    };
+    let psn = id.endpoint.ends().local.psn;
+    // SAFETY: a field of the live id.
+    let qp_type = unsafe { (*id.abi()).qp_type };
+    // A service id of no port space is nobody's; whoever is asked for it refuses.
+    let port_space = dst
+        .service(id.endpoint.port_space)
+        .map_or(id.endpoint.port_space, |(port_space, _)| port_space);
+    id.endpoint.connect(Request {
+        port_space,
+        qp_type,
+        src,
+        dst,
+        qp: device.address_of(src, given.qpn, psn),
+        params: given.params,
+        ece,
+        private_data,
+    })?;
+    id.extra().connect_data.clear();
+    Ok(())
+}
+
+/// Listens for requests.
+pub(crate) fn listen(id: &CmId, backlog: c_int) -> Result {
+    let backlog = match usize::try_from(backlog) {
+        Ok(n @ 1..=DEFAULT_BACKLOG) => n,
+        _ => DEFAULT_BACKLOG,
+    };
+    id.endpoint.listen(backlog)
+}
+
+/// Grants a connection: `rdma_accept(3)`.
+///
+/// # Safety
+/// `param` is NULL or valid.
+pub(crate) unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
+    if param.is_null() && id.qp().is_null() {
+        return Err(INVALID);
+    }
+    let kind = if id.is_datagram() {
+        RDMA_CM_EVENT_ESTABLISHED
+    } else {
+        RDMA_CM_EVENT_CONNECT_RESPONSE
+    };
+    // SAFETY: contract of this function.
+    let mut given = unsafe { read_param(param, kind, id) }?;
+    let device = id.device();
+    let src = id.source().ok_or(INVALID)?;
+    let ece = {
+        let mut extra = id.extra();
+        if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
+            given.params.initiator_depth = extra.initiator_depth.min(device.max_initiator_depth);
+        }
+        if given.params.responder_resources == RDMA_MAX_RESP_RES {
+            given.params.responder_resources = extra
+                .responder_resources
+                .min(device.max_responder_resources);
+        }
+        extra.initiator_depth = given.params.initiator_depth;
+        extra.responder_resources = given.params.responder_resources;
+        extra.ece
+    };
+    let mut ends = id.endpoint.ends();
+    ends.params.initiator_depth = given.params.initiator_depth;
+    ends.params.responder_resources = given.params.responder_resources;
+    if !id.is_datagram() {
+        id.connect_qp(&ends)?;
+    }
+    let accepted = id.endpoint.accept(Reply {
+        qp: device.address_of(src, given.qpn, ends.local.psn),
+        params: given.params,
+        ece,
+        private_data: given.private_data,
+    });
+    if accepted.is_err() && !id.is_datagram() {
+        let _ = id.fail_qp();
+    }
+    accepted
+}
+
+/// Destroys an id and all that is its own: `rdma_destroy_ep(3)`.
+///
+/// # Safety
+/// As for [`destroy`].
+pub(crate) unsafe fn destroy_with_queues(handle: *mut rdma_cm_id) {
+    // SAFETY: contract of this function.
+    unsafe {
+        if let Ok(id) = CmId::borrow(handle) {
+            id.destroy_qp();
+            id.destroy_srq();
+            let _ = destroy(handle);
+        }
+    }
+}

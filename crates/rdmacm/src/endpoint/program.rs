@@ -1,0 +1,225 @@
+//! What the program asks of an endpoint.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::state::{Detail, Endpoint, Phase, State, reason, reject_with, send_message};
+use crate::addr::Addr;
+use crate::errno::{Errno, INVALID, Result};
+use crate::lock::lock;
+use crate::ports::{Binding, Unreached};
+use crate::service::Alarm;
+use crate::wire::{Message, Reply, Request};
+use verbs_abi::RDMA_CM_EVENT_UNREACHABLE;
+
+/// The pause before a listener that takes no more, or is about to come back, is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
+
+impl Endpoint {
+    /// Takes a port. The result is the address, with the port.
+    pub(crate) fn bind(&self, mut binding: Binding) -> Result<Addr> {
+        let mut state = lock(&self.state);
+        if state.phase != Phase::Idle {
+            return Err(INVALID);
+        }
+        if let Addr::Ib(addr) = binding.addr {
+            binding.addr = Addr::Ib(addr.select_service(self.port_space)?);
+        }
+        let service = binding.addr.service(self.port_space);
+        let (port_space, _) = service.ok_or(Errno(libc::EPROTONOSUPPORT))?;
+        let claim = self.cm.ports.claim(port_space, binding)?;
+        let addr = claim.binding.addr;
+        state.claim = Some(claim);
+        state.phase = Phase::Bound;
+        Ok(addr)
+    }
+
+    /// Moves on from one of the phases `from`.
+    pub(crate) fn advance(&self, from: &[Phase], to: Phase) -> Result {
+        let mut state = lock(&self.state);
+        if !from.contains(&state.phase) {
+            return Err(INVALID);
+        }
+        state.phase = to;
+        Ok(())
+    }
+
+    pub(crate) fn listen(self: &Arc<Self>, backlog: usize) -> Result {
+        let mut state = lock(&self.state);
+        let State {
+            phase: Phase::Bound,
+            claim: Some(claim),
+            ..
+        } = &mut *state
+        else {
+            return Err(INVALID);
+        };
+        let socket = self.cm.ports.listen(claim)?;
+        state.backlog = backlog;
+        state.phase = Phase::Listening;
+        self.cm.service.watch(&socket, self)?;
+        state.socket = Some(socket);
+        Ok(())
+    }
+
+    /// Asks for a connection.
+    pub(crate) fn connect(self: &Arc<Self>, request: Request) -> Result {
+        let mut state = lock(&self.state);
+        if state.phase != Phase::RouteResolved {
+            return Err(INVALID);
+        }
+        state.phase = Phase::Asking;
+        state.ends.local = request.qp;
+        state.ends.params = request.params;
+        state.request = Some(request);
+        self.expect_answer(&mut state);
+        self.ask(&mut state);
+        Ok(())
+    }
+
+    /// Tries to reach the listener.
+    pub(super) fn ask(self: &Arc<Self>, state: &mut State) {
+        let Some(request) = state.request.take() else {
+            return;
+        };
+        match self.cm.ports.connect(self.port_space, request.dst) {
+            Ok(socket) => {
+                let sent = self.cm.service.watch(&socket, self);
+                let sent = sent.and_then(|()| send_message(&socket, &Message::Request(request)));
+                state.socket = Some(socket);
+                if let Err(Errno(errno)) = sent {
+                    self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
+                }
+            }
+            Err(Unreached::Busy) => {
+                state.request = Some(request);
+                self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
+            }
+            Err(Unreached::Refused) if self.cm.ports.opens_soon(self.port_space, request.dst) => {
+                state.request = Some(request);
+                self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
+            }
+            Err(Unreached::Refused) => {
+                self.refused(state, reason::INVALID_SERVICE_ID, Vec::new());
+            }
+            Err(Unreached::Failed(Errno(errno))) => {
+                self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
+            }
+        }
+    }
+
+    /// Grants what was asked for.
+    pub(crate) fn accept(self: &Arc<Self>, reply: Reply) -> Result {
+        let mut state = lock(&self.state);
+        if state.phase != Phase::Asked {
+            return Err(INVALID);
+        }
+        state.ends.local = reply.qp;
+        state.ends.params.responder_resources = reply.params.responder_resources;
+        state.ends.params.initiator_depth = reply.params.initiator_depth;
+        self.send(&state, &Message::Reply(reply))?;
+        if self.is_datagram {
+            state.phase = Phase::Established;
+            self.drop_socket(&mut state);
+        } else {
+            state.phase = Phase::Granting;
+            self.expect_answer(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Refuses what was asked for, or what was granted.
+    pub(crate) fn reject(self: &Arc<Self>, reason: u16, private_data: Vec<u8>) -> Result {
+        let mut state = lock(&self.state);
+        if !matches!(state.phase, Phase::Asked | Phase::Granted) {
+            return Err(INVALID);
+        }
+        let message = Message::Reject {
+            reason,
+            private_data,
+        };
+        let sent = self.send(&state, &message);
+        state.phase = Phase::Failed;
+        self.drop_socket(&mut state);
+        sent
+    }
+
+    /// Says that this end is ready as well.
+    pub(crate) fn establish(self: &Arc<Self>) -> Result {
+        let mut state = lock(&self.state);
+        if state.phase != Phase::Granted {
+            return Err(INVALID);
+        }
+        self.send(&state, &Message::ReadyToUse)?;
+        state.phase = Phase::Established;
+        state.question += 1;
+        Ok(())
+    }
+
+    /// The program knows that the connection is in use, before the peer said so (`rdma_notify(3)`).
+    pub(crate) fn notify(self: &Arc<Self>) -> Result {
+        let mut state = lock(&self.state);
+        match state.phase {
+            Phase::Granting => {
+                self.established(&mut state);
+                Ok(())
+            }
+            Phase::Established => Err(Errno(libc::EISCONN)),
+            _ => Err(INVALID),
+        }
+    }
+
+    /// Ends the connection; the result says whether there was one, so that an event will follow.
+    pub(crate) fn disconnect(self: &Arc<Self>) -> bool {
+        let mut state = lock(&self.state);
+        if !matches!(
+            state.phase,
+            Phase::Established | Phase::Granting | Phase::Granted
+        ) || self.is_datagram
+        {
+            return state.phase == Phase::Ending;
+        }
+        let sent = self.send(&state, &Message::Disconnect);
+        state.phase = Phase::Ending;
+        if sent.is_err() {
+            self.over(&mut state);
+        } else {
+            self.expect_answer(&mut state);
+        }
+        true
+    }
+
+    /// Ends everything, as `rdma_destroy_id` does: the peer hears of it, the program does not.
+    pub(crate) fn close(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        let farewell = match state.phase {
+            Phase::Asking => Some(reject_with(reason::TIMEOUT)),
+            Phase::Arriving | Phase::Asked | Phase::Granting | Phase::Granted => {
+                Some(reject_with(reason::CONSUMER_DEFINED))
+            }
+            Phase::Established if !self.is_datagram => Some(Message::Disconnect),
+            _ => None,
+        };
+        if let Some(message) = farewell {
+            // A peer that is gone needs no farewell.
+            let _ = self.send(&state, &message);
+        }
+        if let (Phase::Listening, Some(claim)) = (state.phase, &state.claim) {
+            self.cm.ports.closing(claim);
+        }
+        state.phase = Phase::Closed;
+        state.request = None;
+        self.drop_socket(&mut state);
+        if let Some(claim) = state.claim.take() {
+            self.cm.ports.release(&claim);
+        }
+        let channel = Arc::clone(&state.channel);
+        drop(state);
+        for event in channel.take(|event| Arc::ptr_eq(&event.endpoint, self)) {
+            // Requests that the program did not get to see.
+            if let Detail::Request { new, .. } = event.detail {
+                new.close();
+            }
+        }
+    }
+}
