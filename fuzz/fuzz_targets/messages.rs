@@ -1,4 +1,7 @@
 //! Messages of connection management and of rsockets.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| rdmacm::fuzz::messages(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    rdmacm::fuzz::messages(bytes);
+    rsocket::fuzz_messages(bytes);
+});

@@ -2,7 +2,7 @@
 
 use rdmacm::abi::*;
 
-// Instead of those of the same names in `rdmacm::abi`.
+// Instead of those of the same names in `rdmacm::abi` and `rsocket::abi`.
 use crate::traced::{
     raccept, rbind, rclose, rconnect, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_connect,
     rdma_create_ep, rdma_create_event_channel, rdma_create_id, rdma_create_qp, rdma_create_qp_ex,

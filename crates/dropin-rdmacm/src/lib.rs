@@ -2,7 +2,7 @@
 //! system's, beside the drop-in `libibverbs.so.1`.
 //!
 //! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
-//!   functions in `rdmacm::abi`.
+//!   functions in `rdmacm::abi` and `rsocket::abi`.
 //! - `traced` has those that are traced.
 //! - `verbs` finds the verbs: those of the `libibverbs.so.1` that the program uses, because a program has one
 //!   software NIC.

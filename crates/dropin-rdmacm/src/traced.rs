@@ -88,7 +88,7 @@ macro_rules! sockets_traced_if_asked_for {
             use super::*;
             $( tap::traced_function! {
                 pub(super) fn $name($( $arg: $type ),*) -> Returned<$ret>, stringify!($name),
-                |$( $arg ),*| Returned(rdmacm::abi::$name($( $arg ),*))
+                |$( $arg ),*| Returned(rsocket::abi::$name($( $arg ),*))
             } )*
         }
 
@@ -101,7 +101,7 @@ macro_rules! sockets_traced_if_asked_for {
                         crate::verbs::number_handles();
                         writing_sockets::$name($( $arg ),*).0
                     } else {
-                        rdmacm::abi::$name($( $arg ),*)
+                        rsocket::abi::$name($( $arg ),*)
                     }
                 }
             }

@@ -13,8 +13,10 @@ use crate::ib::IbAddr;
 
 /// The address of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Addr {
+pub enum Addr {
+    /// Of IPv4 or IPv6.
     Ip(SocketAddr),
+    /// Of `AF_IB`: a GID and a service id.
     Ib(IbAddr),
 }
 
@@ -32,13 +34,13 @@ impl From<IpAddr> for Addr {
 
 impl Addr {
     /// The address that an id has before it has one.
-    pub(crate) const NONE: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
+    pub const NONE: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
 
     /// The address, where it is of IP.
     ///
     /// # Errors
     /// `EAFNOSUPPORT` where it is not.
-    pub(crate) fn ip(self) -> Result<SocketAddr> {
+    pub fn ip(self) -> Result<SocketAddr> {
         match self {
             Self::Ip(addr) => Ok(addr),
             Self::Ib(_) => Err(Errno(libc::EAFNOSUPPORT)),
@@ -92,7 +94,8 @@ impl Addr {
 }
 
 /// Bytes of an address of that family, or `None` for families that ids have no addresses of.
-pub(crate) fn size_of_family(family: c_int) -> Option<usize> {
+#[must_use]
+pub fn size_of_family(family: c_int) -> Option<usize> {
     match family {
         AF_INET => Some(size_of::<sockaddr_in>()),
         AF_INET6 => Some(size_of::<sockaddr_in6>()),
@@ -105,7 +108,8 @@ pub(crate) fn size_of_family(family: c_int) -> Option<usize> {
 ///
 /// # Safety
 /// `addr` is NULL or points to an address that is as long as its family says.
-pub(crate) unsafe fn read(addr: *const sockaddr) -> Option<Addr> {
+#[must_use]
+pub unsafe fn read(addr: *const sockaddr) -> Option<Addr> {
     // SAFETY: contract of this function; not NULL, so at least the family is there.
     unsafe {
         if i32::from(addr.as_ref()?.sa_family) == AF_IB {
@@ -149,7 +153,8 @@ unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
 }
 
 /// The address as C has it, and its length.
-pub(crate) fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
+#[must_use]
+pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
     // SAFETY: plain integers, for which zero is a value.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let at = &raw mut storage;

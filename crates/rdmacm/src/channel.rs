@@ -14,8 +14,8 @@ use crate::lock::lock;
 /// An event channel.
 ///
 /// Its eventfd is readable if and only if the queue is not empty: programs wait for it with `poll(2)` and its
-/// kin, and switch [`Channel::next`] to not waiting by `O_NONBLOCK`.
-pub(crate) struct Channel<E> {
+/// kin, and switch taking events to not waiting by `O_NONBLOCK`.
+pub struct Channel<E> {
     fd: OwnedFd,
     queue: Mutex<VecDeque<E>>,
 }
@@ -30,7 +30,8 @@ impl<E> Channel<E> {
     }
 
     /// The descriptor that announces events.
-    pub(crate) fn raw_fd(&self) -> c_int {
+    #[must_use]
+    pub fn raw_fd(&self) -> c_int {
         self.fd.as_raw_fd()
     }
 
@@ -66,7 +67,8 @@ impl<E> Channel<E> {
     }
 
     /// Whether there is no event.
-    pub(crate) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         lock(&self.queue).is_empty()
     }
 

@@ -39,6 +39,14 @@ pub fn provide(find: Find) {
     let _ = PROVIDER.set(find);
 }
 
+/// The device that connections of this process are made on.
+///
+/// # Errors
+/// `ENODEV` where there is none, and what opening it says.
+pub fn device() -> Result<&'static Device> {
+    Ok(&Cm::get()?.device)
+}
+
 /// The connection manager of this process.
 pub(crate) struct Cm {
     pub(crate) device: Device,

@@ -64,11 +64,14 @@ fn id_of(endpoint: &Endpoint) -> *mut rdma_cm_id {
     ptr::with_exposed_provenance_mut(endpoint.id())
 }
 
-/// The next event that is the program's business.
+/// The next event that is the program's business. Waits for it unless the channel's descriptor has `O_NONBLOCK`.
+///
+/// # Errors
+/// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
 ///
 /// # Safety
 /// The ids of the channel are live.
-pub(crate) unsafe fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
+pub unsafe fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
     loop {
         // SAFETY: contract of this function.
         let event = channel.next(|event| unsafe {
@@ -205,11 +208,8 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
     }
     if listener.extra().sync {
         let handle = ChannelHandle::create()?;
-        // SAFETY: just made; a field of the live id.
-        unsafe {
-            new.endpoint.migrate(&ChannelHandle::channel(handle)?);
-            (*new.abi()).channel = handle;
-        }
+        // SAFETY: just made; nobody else knows the id.
+        unsafe { new.migrate(handle) }?;
         new.extra().sync = true;
     }
     Ok(())
@@ -350,7 +350,7 @@ pub(crate) unsafe fn next_request(listener: &CmId) -> Result<*mut rdma_cm_event>
 ///
 /// # Safety
 /// `event` came from [`next_event`], and is acknowledged once.
-pub(crate) unsafe fn acknowledge(event: *mut rdma_cm_event) {
+pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };
     event.endpoint.acknowledged();

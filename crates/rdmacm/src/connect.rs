@@ -17,9 +17,12 @@ const DEFAULT_BACKLOG: usize = 1024;
 
 /// A new id; synchronous without a channel.
 ///
+/// # Errors
+/// `EINVAL` for a port space that there is not, `ENODEV` where there is no device.
+///
 /// # Safety
 /// `channel` is NULL or live.
-pub(crate) unsafe fn new_id(
+pub unsafe fn new_id(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
     ps: rdma_port_space,
@@ -45,9 +48,12 @@ pub(crate) unsafe fn new_id(
 
 /// Releases an id: `rdma_destroy_id(3)`. Waits until its events have been acknowledged.
 ///
+/// # Errors
+/// `EINVAL` for NULL.
+///
 /// # Safety
 /// `handle` is NULL or an id that nobody uses afterwards.
-pub(crate) unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
+pub unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
     // SAFETY: contract of this function.
     let id = unsafe { CmId::borrow(handle) }?;
     id.endpoint.close();
@@ -146,9 +152,12 @@ pub(crate) unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
 
 /// Asks for a connection, or looks a datagram service up: `rdma_connect(3)`.
 ///
+/// # Errors
+/// `EINVAL` for parameters or in a state that do not allow it.
+///
 /// # Safety
 /// `param` is NULL or valid.
-pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
+pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     // Without a queue pair of its own, an id must be told the number of one.
     if param.is_null() && id.qp().is_null() && !id.is_datagram() {
         return Err(INVALID);
@@ -205,7 +214,10 @@ pub(crate) unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result
 }
 
 /// Listens for requests.
-pub(crate) fn listen(id: &CmId, backlog: c_int) -> Result {
+///
+/// # Errors
+/// `EINVAL` where the id is not bound, or is in use.
+pub fn listen(id: &CmId, backlog: c_int) -> Result {
     let backlog = match usize::try_from(backlog) {
         Ok(n @ 1..=DEFAULT_BACKLOG) => n,
         _ => DEFAULT_BACKLOG,
@@ -215,9 +227,12 @@ pub(crate) fn listen(id: &CmId, backlog: c_int) -> Result {
 
 /// Grants a connection: `rdma_accept(3)`.
 ///
+/// # Errors
+/// `EINVAL` for parameters or in a state that do not allow it; what connecting the queue pair says.
+///
 /// # Safety
 /// `param` is NULL or valid.
-pub(crate) unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
+pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
     if param.is_null() && id.qp().is_null() {
         return Err(INVALID);
     }
@@ -266,7 +281,7 @@ pub(crate) unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result 
 ///
 /// # Safety
 /// As for [`destroy`].
-pub(crate) unsafe fn destroy_with_queues(handle: *mut rdma_cm_id) {
+pub unsafe fn destroy_with_queues(handle: *mut rdma_cm_id) {
     // SAFETY: contract of this function.
     unsafe {
         if let Ok(id) = CmId::borrow(handle) {

@@ -11,12 +11,12 @@ use crate::addr::Addr;
 use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
-use crate::wire::QpAddress;
+use crate::wire::{Params, QpAddress};
 
 /// The port: there is one (`ibv_query_port(3)` counts from 1).
 pub(crate) const PORT_NUM: u8 = 1;
 /// The default P_Key, in either byte order.
-pub(crate) const DEFAULT_PKEY: u16 = u16::MAX;
+pub const DEFAULT_PKEY: u16 = u16::MAX;
 
 /// The default of the ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
 const ACK_TIMEOUT: u8 = 19;
@@ -24,15 +24,18 @@ const ACK_TIMEOUT: u8 = 19;
 const HOP_LIMIT: u8 = 64;
 
 /// The open device.
-pub(crate) struct Device {
-    pub(crate) verbs: &'static Symbols,
-    pub(crate) context: *mut ibv_context,
+pub struct Device {
+    /// The verbs.
+    pub verbs: &'static Symbols,
+    /// It is open as long as the process lives.
+    pub context: *mut ibv_context,
     /// The protection domain of ids to which the program gives none.
-    pub(crate) pd: *mut ibv_pd,
+    pub pd: *mut ibv_pd,
     /// The XRC domain of ids to which the program gives none, once one was needed.
     xrcd: Mutex<XrcDomain>,
     pub(crate) link_layer: u8,
-    pub(crate) active_mtu: ibv_mtu,
+    /// The MTU of its port.
+    pub active_mtu: ibv_mtu,
     lid: u16,
     gids: Vec<[u8; 16]>,
     /// The P_Key table, in host order.
@@ -222,7 +225,8 @@ impl Device {
     }
 
     /// How peers reach a queue pair of this device that belongs to the own address `own`.
-    pub(crate) fn address_of(&self, own: Addr, qpn: u32, psn: u32) -> QpAddress {
+    #[must_use]
+    pub fn address_of(&self, own: Addr, qpn: u32, psn: u32) -> QpAddress {
         QpAddress {
             qpn,
             psn,
@@ -233,7 +237,8 @@ impl Device {
     }
 
     /// The address vector that leads from the own address `from` to `to`.
-    pub(crate) fn address_vector(&self, from: Addr, to: &QpAddress) -> ibv_ah_attr {
+    #[must_use]
+    pub fn address_vector(&self, from: Addr, to: &QpAddress) -> ibv_ah_attr {
         let mut av = ibv_ah_attr::zeroed();
         av.port_num = PORT_NUM;
         av.dlid = to.lid;
@@ -285,80 +290,118 @@ impl Device {
         ends: &Ends,
         ack_timeout: Option<u8>,
     ) -> Result<(ibv_qp_attr, c_int)> {
-        let is_datagram = qp_type == IBV_QPT_UD;
-        // Who may READ and do atomics here, and who may do them there.
-        let is_reliable_target = matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV);
-        let is_reliable_initiator = matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND);
+        if qp_type == IBV_QPT_UD {
+            return self.datagram_qp_attr(state, from);
+        }
+        match state {
+            IBV_QPS_INIT => self.init_attr(from, &ends.params),
+            IBV_QPS_RTR => Ok(self.rtr_attr(qp_type, from, ends)),
+            IBV_QPS_RTS => Ok(rts_attr(qp_type, ends, ack_timeout)),
+            _ => Err(INVALID),
+        }
+    }
+
+    /// The same for a queue pair of the type UD.
+    ///
+    /// # Errors
+    /// As for connected queue pairs.
+    pub fn datagram_qp_attr(
+        &self,
+        state: ibv_qp_state,
+        from: Addr,
+    ) -> Result<(ibv_qp_attr, c_int)> {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
-        let mut mask = IBV_QP_STATE;
-        match state {
+        let mask = match state {
             IBV_QPS_INIT => {
                 attr.pkey_index = self.pkey_index(from)?;
                 attr.port_num = PORT_NUM;
-                mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-                if is_datagram {
-                    attr.qkey = RDMA_UDP_QKEY;
-                    mask |= IBV_QP_QKEY;
-                } else {
-                    attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
-                    if ends.params.responder_resources > 0 {
-                        attr.qp_access_flags |=
-                            (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
-                    }
-                    mask |= IBV_QP_ACCESS_FLAGS;
-                }
+                attr.qkey = RDMA_UDP_QKEY;
+                IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY
             }
-            IBV_QPS_RTR if is_datagram => {}
-            IBV_QPS_RTR => {
-                attr.ah_attr = self.address_vector(from, &ends.remote);
-                attr.path_mtu = self.active_mtu;
-                attr.dest_qp_num = ends.remote.qpn;
-                attr.rq_psn = ends.remote.psn;
-                mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-                if is_reliable_target {
-                    attr.max_dest_rd_atomic = ends.params.responder_resources;
-                    attr.min_rnr_timer = 0;
-                    mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-                }
-            }
-            IBV_QPS_RTS if is_datagram => mask |= IBV_QP_SQ_PSN,
-            IBV_QPS_RTS => {
-                attr.sq_psn = ends.local.psn;
-                mask |= IBV_QP_SQ_PSN;
-                if is_reliable_initiator || is_reliable_target {
-                    attr.timeout = ack_timeout.unwrap_or(ACK_TIMEOUT);
-                    mask |= IBV_QP_TIMEOUT;
-                }
-                if is_reliable_initiator {
-                    attr.retry_cnt = ends.params.retry_count.min(7);
-                    attr.rnr_retry = ends.params.rnr_retry_count.min(7);
-                    attr.max_rd_atomic = ends.params.initiator_depth;
-                    mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-                }
-            }
+            IBV_QPS_RTR => 0,
+            IBV_QPS_RTS => IBV_QP_SQ_PSN,
             _ => return Err(INVALID),
+        };
+        Ok((attr, mask | IBV_QP_STATE))
+    }
+
+    fn init_attr(&self, from: Addr, params: &Params) -> Result<(ibv_qp_attr, c_int)> {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_INIT;
+        attr.pkey_index = self.pkey_index(from)?;
+        attr.port_num = PORT_NUM;
+        attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
+        if params.responder_resources > 0 {
+            attr.qp_access_flags |=
+                (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
         }
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         Ok((attr, mask))
+    }
+
+    fn rtr_attr(&self, qp_type: ibv_qp_type, from: Addr, ends: &Ends) -> (ibv_qp_attr, c_int) {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_RTR;
+        attr.ah_attr = self.address_vector(from, &ends.remote);
+        attr.path_mtu = self.active_mtu;
+        attr.dest_qp_num = ends.remote.qpn;
+        attr.rq_psn = ends.remote.psn;
+        let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        if is_reliable_responder(qp_type) {
+            attr.max_dest_rd_atomic = ends.params.responder_resources;
+            attr.min_rnr_timer = 0;
+            mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        }
+        (attr, mask)
     }
 
     /// Calls `ibv_modify_qp`.
     ///
+    /// # Errors
+    /// What it returns.
+    ///
     /// # Safety
     /// `qp` is a live queue pair of this device's provider.
-    pub(crate) unsafe fn modify_qp(
-        &self,
-        qp: *mut ibv_qp,
-        attr: &mut ibv_qp_attr,
-        mask: c_int,
-    ) -> Result {
+    pub unsafe fn modify_qp(&self, qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
         // SAFETY: contract of this function.
         check(unsafe { (self.verbs.ibv_modify_qp)(qp, attr, mask) })
     }
 }
 
-/// What functions of libibverbs say that return an errno.
-pub(crate) fn check(returned: c_int) -> Result {
+/// Whether peers may READ and do atomics at a queue pair of this type.
+fn is_reliable_responder(qp_type: ibv_qp_type) -> bool {
+    matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV)
+}
+
+/// Whether a queue pair of this type READs and does atomics.
+fn is_reliable_requester(qp_type: ibv_qp_type) -> bool {
+    matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND)
+}
+
+fn rts_attr(qp_type: ibv_qp_type, ends: &Ends, ack_timeout: Option<u8>) -> (ibv_qp_attr, c_int) {
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = IBV_QPS_RTS;
+    attr.sq_psn = ends.local.psn;
+    let mut mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+    if is_reliable_requester(qp_type) || is_reliable_responder(qp_type) {
+        attr.timeout = ack_timeout.unwrap_or(ACK_TIMEOUT);
+        mask |= IBV_QP_TIMEOUT;
+    }
+    if is_reliable_requester(qp_type) {
+        attr.retry_cnt = ends.params.retry_count.min(7);
+        attr.rnr_retry = ends.params.rnr_retry_count.min(7);
+        attr.max_rd_atomic = ends.params.initiator_depth;
+        mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    }
+    (attr, mask)
+}
+
+/// The result of a function of libibverbs that returns an errno.
+///
+/// # Errors
+/// The errno.
+pub fn check(returned: c_int) -> Result {
     match returned {
         0 => Ok(()),
         errno if errno > 0 => Err(Errno(errno)),
@@ -366,7 +409,8 @@ pub(crate) fn check(returned: c_int) -> Result {
     }
 }
 
-/// What functions of libibverbs say that return NULL.
-pub(crate) fn last_errno() -> Errno {
+/// The errno of a function of libibverbs that has returned NULL.
+#[must_use]
+pub fn last_errno() -> Errno {
     std::io::Error::last_os_error().into()
 }

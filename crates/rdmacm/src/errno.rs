@@ -2,12 +2,12 @@
 
 use std::ffi::c_int;
 
-/// An errno.
+/// An errno, as functions of C report one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno(pub(crate) c_int);
+pub struct Errno(pub c_int);
 
 /// Something, or the errno that a C caller gets instead.
-pub(crate) type Result<T = ()> = std::result::Result<T, Errno>;
+pub type Result<T = ()> = std::result::Result<T, Errno>;
 
 impl From<rustix::io::Errno> for Errno {
     fn from(e: rustix::io::Errno) -> Self {
@@ -27,10 +27,11 @@ impl From<std::io::Error> for Errno {
 
 impl Errno {
     /// It says nothing of what was asked for, only that there are no more descriptors or no more memory.
-    pub(crate) fn is_shortage(self) -> bool {
+    #[must_use]
+    pub fn is_shortage(self) -> bool {
         matches!(self.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
     }
 }
 
 /// Shorthand: "invalid argument", or a call that the object's state does not allow.
-pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
+pub const INVALID: Errno = Errno(libc::EINVAL);

@@ -22,7 +22,7 @@ const PREFIX_BYTES: usize = 8;
 
 /// An address of the family `AF_IB`, its numbers in host order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct IbAddr {
+pub struct IbAddr {
     /// P_Key of the partition.
     pub(crate) pkey: u16,
     /// Traffic class and flow label, as in `sin6_flowinfo`.
@@ -37,7 +37,8 @@ pub(crate) struct IbAddr {
 
 impl IbAddr {
     /// An address of no service yet.
-    pub(crate) fn new(gid: [u8; 16], pkey: u16) -> Self {
+    #[must_use]
+    pub fn new(gid: [u8; 16], pkey: u16) -> Self {
         Self {
             gid,
             pkey,

@@ -23,7 +23,7 @@ use crate::multicast::Membership;
 
 /// An event channel; the program's handle points to its first field.
 #[repr(C)]
-pub(crate) struct ChannelHandle {
+pub struct ChannelHandle {
     abi: UnsafeCell<rdma_event_channel>,
     /// Until it is destroyed.
     channel: Mutex<Option<Arc<Channel<Event>>>>,
@@ -37,7 +37,10 @@ static DESTROYED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 
 impl ChannelHandle {
     /// A new channel, for the program.
-    pub(crate) fn create() -> Result<*mut rdma_event_channel> {
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE` where there are no more descriptors.
+    pub fn create() -> Result<*mut rdma_event_channel> {
         let channel = Channel::new()?;
         let abi = rdma_event_channel {
             fd: channel.raw_fd(),
@@ -56,15 +59,17 @@ impl ChannelHandle {
     ///
     /// # Safety
     /// `handle` is NULL or came from [`ChannelHandle::create`], and is not one that was destroyed long ago.
-    pub(crate) unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<Event>>> {
+    pub unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<Event>>> {
         // SAFETY: contract of this function; the handle points to the first field.
         let handle = unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)?;
         lock(&handle.channel).clone().ok_or(Errno(libc::EBADF))
     }
 
+    /// Closes the channel: `rdma_destroy_event_channel(3)`.
+    ///
     /// # Safety
     /// As for [`ChannelHandle::channel`].
-    pub(crate) unsafe fn destroy(handle: *mut rdma_event_channel) {
+    pub unsafe fn destroy(handle: *mut rdma_event_channel) {
         // SAFETY: contract of this function.
         let Some(this) = (unsafe { handle.cast::<Self>().as_ref() }) else {
             return;
@@ -106,7 +111,7 @@ pub(crate) struct Extra {
 
 /// An id; the program's handle points to its first field.
 #[repr(C)]
-pub(crate) struct CmId {
+pub struct CmId {
     abi: UnsafeCell<rdma_cm_id>,
     pub(crate) endpoint: Arc<Endpoint>,
     extra: Mutex<Extra>,
@@ -152,9 +157,14 @@ impl CmId {
         handle
     }
 
+    /// The id of a handle.
+    ///
+    /// # Errors
+    /// `EINVAL` for NULL.
+    ///
     /// # Safety
     /// `handle` is NULL or an id that was not destroyed.
-    pub(crate) unsafe fn borrow<'a>(handle: *mut rdma_cm_id) -> Result<&'a Self> {
+    pub unsafe fn borrow<'a>(handle: *mut rdma_cm_id) -> Result<&'a Self> {
         // SAFETY: contract of this function; the handle points to the first field.
         unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)
     }
@@ -167,8 +177,36 @@ impl CmId {
     }
 
     /// The C fields. The program reads and writes them as well, so they are only reached through this pointer.
-    pub(crate) fn abi(&self) -> *mut rdma_cm_id {
+    pub fn abi(&self) -> *mut rdma_cm_id {
         self.abi.get()
+    }
+
+    /// Options of binding: the port may be in use already, and IPv6's wildcard is not IPv4's.
+    pub fn set_bind_options(&self, reuse_address: bool, afonly: bool) {
+        let mut extra = self.extra();
+        extra.reuse_address = reuse_address;
+        extra.afonly = afonly;
+    }
+
+    /// Its events come by `channel` from now on.
+    ///
+    /// # Errors
+    /// As for [`ChannelHandle::channel`].
+    ///
+    /// # Safety
+    /// `channel` is live, and no call waits for an event of this id.
+    pub unsafe fn migrate(&self, channel: *mut rdma_event_channel) -> Result {
+        // SAFETY: contract of this function; a field of the live object.
+        unsafe {
+            self.endpoint.migrate(&ChannelHandle::channel(channel)?);
+            (*self.abi()).channel = channel;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, if there is one.
+    pub fn disconnect(&self) {
+        self.endpoint.disconnect();
     }
 
     /// Its event channel.
@@ -181,11 +219,13 @@ impl CmId {
         lock(&self.extra)
     }
 
-    pub(crate) fn device(&self) -> &'static Device {
+    /// The device that it is on, or will be.
+    pub fn device(&self) -> &'static Device {
         &self.endpoint.cm.device
     }
 
-    pub(crate) fn qp(&self) -> *mut ibv_qp {
+    /// Its queue pair; NULL for none.
+    pub fn qp(&self) -> *mut ibv_qp {
         // SAFETY: a field of the live object.
         unsafe { (*self.abi()).qp }
     }
@@ -202,13 +242,13 @@ impl CmId {
     }
 
     /// The own address; none before the id is bound.
-    pub(crate) fn source(&self) -> Option<Addr> {
+    pub fn source(&self) -> Option<Addr> {
         // SAFETY: the field holds what `set_source` wrote, or zeroes, which are no family's address.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.src.src_addr) }
     }
 
     /// The peer's address; none before it is resolved.
-    pub(crate) fn destination(&self) -> Option<Addr> {
+    pub fn destination(&self) -> Option<Addr> {
         // SAFETY: as above.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.dst.dst_addr) }
     }
@@ -311,9 +351,12 @@ impl CmId {
 
     /// Makes the id's queue pair and what is missing of its completion queues: `rdma_create_qp_ex`.
     ///
+    /// # Errors
+    /// `EINVAL` where it has one, and what making one says.
+    ///
     /// # Safety
     /// What `attr` names is live.
-    pub(crate) unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
+    pub unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
         let abi = self.abi();
         if !self.qp().is_null() || !self.has_device() {
             return Err(INVALID);
@@ -483,7 +526,7 @@ impl CmId {
     }
 
     /// Destroys the queue pair and the completion queues that the id made for itself.
-    pub(crate) fn destroy_qp(&self) {
+    pub fn destroy_qp(&self) {
         let qp = self.qp();
         if !qp.is_null() {
             // SAFETY: the id's live queue pair, which nothing names afterwards.

@@ -15,7 +15,6 @@
 //! - `endpoint`: one end of a connection; no C, no verbs.
 //! - `id`: the C object that a program holds: an endpoint and its queue pair.
 //! - `cm_event`, `resolve`, `connect`: the events of ids, their addresses, their life and connections.
-//! - `rsocket`: sockets over RDMA.
 //! - `abi`: the C functions.
 //!
 //! A connection is a socket between two processes and lasts as long as it: a process may be killed at any time,
@@ -27,32 +26,35 @@
 #[allow(unsafe_code)]
 pub mod abi;
 #[allow(unsafe_code)]
-mod addr;
+pub mod addr;
 mod channel;
 mod cm;
 #[allow(unsafe_code)]
-mod cm_event;
+pub mod cm_event;
 #[allow(unsafe_code)]
-mod connect;
+pub mod connect;
 #[allow(unsafe_code)]
-mod device;
+pub mod device;
 mod endpoint;
 mod ends;
-mod errno;
+pub mod errno;
 #[allow(unsafe_code)]
 mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod ib;
 #[allow(unsafe_code)]
-mod id;
+pub mod id;
 mod lock;
 mod multicast;
 mod ports;
 mod process;
-mod resolve;
-mod rsocket;
+pub mod resolve;
 mod service;
 mod wire;
 
-pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, provide};
+pub use channel::Channel;
+pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, device, provide};
+pub use endpoint::Event;
+pub use ib::IbAddr;
+pub use wire::QpAddress;

@@ -15,7 +15,10 @@ use crate::id::CmId;
 use crate::ports::Binding;
 
 /// Binds an id.
-pub(crate) fn bind(id: &CmId, addr: Addr) -> Result {
+///
+/// # Errors
+/// As for `rdma_bind_addr(3)`: `EADDRINUSE`, `EADDRNOTAVAIL`, and others.
+pub fn bind(id: &CmId, addr: Addr) -> Result {
     let specific = !addr.is_any();
     match addr {
         Addr::Ip(addr) if specific && !addr::is_local(addr.ip())? => {
@@ -47,7 +50,10 @@ fn has_gid(id: &CmId, addr: &IbAddr) -> bool {
 }
 
 /// Resolves the peer's address.
-pub(crate) fn resolve_addr(id: &CmId, src: Option<Addr>, dst: Addr) -> Result {
+///
+/// # Errors
+/// `EINVAL` where the id has a peer, or is bound to an address of another family. An address that is not reached is an event.
+pub fn resolve_addr(id: &CmId, src: Option<Addr>, dst: Addr) -> Result {
     match (dst, src) {
         (Addr::Ib(dst), _) => resolve_ib(id, src, dst),
         (Addr::Ip(dst), None) => resolve_ip(id, None, dst),
@@ -167,7 +173,10 @@ fn addr_resolved(id: &CmId) -> Result {
 }
 
 /// Resolves the route.
-pub(crate) fn resolve_route(id: &CmId) -> Result {
+///
+/// # Errors
+/// `EINVAL` where there is no resolved address.
+pub fn resolve_route(id: &CmId) -> Result {
     if let Some(Addr::Ib(dst)) = id.destination() {
         id.endpoint
             .advance(&[Phase::AddrResolved], Phase::AddrResolved)?;

@@ -16,17 +16,17 @@ pub(crate) const MAX_MESSAGE: usize = 512;
 
 /// A queue pair, and the port that leads to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct QpAddress {
+pub struct QpAddress {
     /// QP number.
-    pub(crate) qpn: u32,
+    pub qpn: u32,
     /// PSN of its first packet.
-    pub(crate) psn: u32,
+    pub psn: u32,
     /// LID of its port; 0 on Ethernet.
-    pub(crate) lid: u16,
+    pub lid: u16,
     /// GID of its port, in network order.
-    pub(crate) gid: [u8; 16],
+    pub gid: [u8; 16],
     /// Q_Key, for datagrams.
-    pub(crate) qkey: u32,
+    pub qkey: u32,
 }
 
 /// What the two ends agree on: the numbers of `struct rdma_conn_param`, as the sender of the message means

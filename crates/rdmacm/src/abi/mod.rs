@@ -20,7 +20,6 @@ mod multicast;
 mod options;
 mod qps;
 mod returned;
-mod rsockets;
 
 pub use addresses::*;
 pub use addrinfo::*;
@@ -30,4 +29,4 @@ pub use ids::*;
 pub use multicast::*;
 pub use options::*;
 pub use qps::*;
-pub use rsockets::*;
+pub use returned::{or_minus_one, set_errno};

@@ -8,13 +8,14 @@ use crate::errno::{Errno, Result};
 use crate::id::CmId;
 
 /// Sets errno.
-pub(crate) fn set_errno(errno: c_int) {
+pub fn set_errno(errno: c_int) {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = errno };
 }
 
 /// 0, or -1 with errno.
-pub(crate) fn or_minus_one(result: Result) -> c_int {
+#[must_use]
+pub fn or_minus_one(result: Result) -> c_int {
     match result {
         Ok(()) => 0,
         Err(Errno(errno)) => {

@@ -15,5 +15,5 @@ mod peer;
 mod program;
 mod state;
 
-pub(crate) use state::{Detail, Phase, reason};
-pub(crate) use state::{Endpoint, Event};
+pub use state::Event;
+pub(crate) use state::{Detail, Endpoint, Phase, reason};

@@ -20,7 +20,7 @@ use crate::service::Alarm;
 use crate::wire::{Message, Params, QpAddress, Request};
 
 /// Something that happened to an id.
-pub(crate) struct Event {
+pub struct Event {
     /// Of the id that it happened to; of the listener, for a request.
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) kind: rdma_cm_event_type,

@@ -6,11 +6,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use verbs_abi::AF_IB;
 
-use super::datagram::DatagramSocket;
-use super::socket::StreamSocket;
-use super::wait::Waiter;
-use crate::addr::Addr;
-use crate::errno::{Errno, Result};
+use crate::datagram::DatagramSocket;
+use crate::socket::StreamSocket;
+use crate::wait::Waiter;
+use rdmacm::addr::Addr;
+use rdmacm::errno::{Errno, Result};
 
 /// A socket.
 #[derive(Clone)]
@@ -202,7 +202,7 @@ impl RSocket {
     }
 
     /// Which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
-    pub(super) fn poll_events(
+    pub(crate) fn poll_events(
         &self,
         events: libc::c_short,
         waiter: Option<&Arc<Waiter>>,

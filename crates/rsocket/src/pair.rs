@@ -1,6 +1,6 @@
 //! A queue pair for datagrams, with its buffers: what goes into one send WR and comes out of one receive.
 //!
-//! Nothing here waits and nothing here is in the background, as in [`super::stream`].
+//! Nothing here waits and nothing here is in the background, as in [`crate::stream`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,13 +10,12 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use super::memory::Memory;
-use super::stream::Sizes;
-use crate::addr::Addr;
-use crate::device::{Device, check, last_errno};
-use crate::ends::Ends;
-use crate::errno::{Errno, Result};
-use crate::wire::QpAddress;
+use crate::memory::{Memory, nonblocking_comp_channel};
+use crate::sizes::Sizes;
+use rdmacm::QpAddress;
+use rdmacm::addr::Addr;
+use rdmacm::device::{Device, check, last_errno};
+use rdmacm::errno::{Errno, Result};
 
 /// The global routing header in front of what a receive takes (`ibv_post_recv(3)`).
 const GRH_BYTES: usize = 40;
@@ -27,20 +26,20 @@ const MOST_HANDLES: usize = 4096;
 
 /// A datagram in a receive buffer, to be given back by [`Pair::give_back`].
 #[derive(Debug)]
-pub(super) struct Received {
+pub(crate) struct Received {
     slot: usize,
     len: usize,
 }
 
 impl Received {
     /// Its bytes, all headers of the network left out.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 }
 
 /// A queue pair of the type UD.
-pub(super) struct Pair {
+pub(crate) struct Pair {
     device: &'static Device,
     channel: *mut ibv_comp_channel,
     cq: *mut ibv_cq,
@@ -62,90 +61,94 @@ pub(super) struct Pair {
 unsafe impl Send for Pair {}
 
 impl Pair {
-    pub(super) fn new(device: &'static Device, sizes: Sizes) -> Result<Self> {
-        let verbs = device.verbs;
+    pub(crate) fn new(device: &'static Device, sizes: Sizes) -> Result<Self> {
         // `enum ibv_mtu`: 1 is 256 bytes, each next one twice as much.
         let mtu = 128usize << device.active_mtu;
         let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
         let (sq, rq) = (sizes.sq.max(1), sizes.rq.max(1));
+        // SAFETY: the device's own domain; the device is never closed.
+        let (send_buffers, recv_buffers) = unsafe {
+            let access = IBV_ACCESS_LOCAL_WRITE;
+            (
+                Memory::new(device, device.pd, usize::from(sq) * mtu, access)?,
+                Memory::new(device, device.pd, usize::from(rq) * recv_stride, access)?,
+            )
+        };
+        let mut pair = Self {
+            device,
+            channel: ptr::null_mut(),
+            cq: ptr::null_mut(),
+            qp: ptr::null_mut(),
+            send_buffers,
+            recv_buffers,
+            mtu,
+            recv_stride,
+            posted: 0,
+            completed: 0,
+            sq: sq.into(),
+            max_inline: sizes.max_inline.into(),
+            handles: HashMap::new(),
+        };
+        pair.create_queues(sq, rq)?;
+        for slot in 0..usize::from(rq) {
+            pair.post_recv(slot)?;
+        }
+        Ok(pair)
+    }
+
+    /// Makes the completion queue and the queue pair, ready to send.
+    fn create_queues(&mut self, sq: u16, rq: u16) -> Result {
+        let device = self.device;
+        let verbs = device.verbs;
+        self.channel = nonblocking_comp_channel(device)?;
         // SAFETY: libibverbs' functions, as their man pages say; the device is never closed.
         unsafe {
-            let access = IBV_ACCESS_LOCAL_WRITE;
-            let send_buffers = Memory::new(device, device.pd, usize::from(sq) * mtu, access)?;
-            let recv_buffers =
-                Memory::new(device, device.pd, usize::from(rq) * recv_stride, access)?;
-            let mut pair = Self {
-                device,
-                channel: ptr::null_mut(),
-                cq: ptr::null_mut(),
-                qp: ptr::null_mut(),
-                send_buffers,
-                recv_buffers,
-                mtu,
-                recv_stride,
-                posted: 0,
-                completed: 0,
-                sq: sq.into(),
-                max_inline: sizes.max_inline.into(),
-                handles: HashMap::new(),
-            };
-            pair.channel = (verbs.ibv_create_comp_channel)(device.context);
-            if pair.channel.is_null() {
-                return Err(last_errno());
-            }
-            let flags = libc::fcntl((*pair.channel).fd, libc::F_GETFL);
-            libc::fcntl((*pair.channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
             let cqe = c_int::from(sq) + c_int::from(rq);
-            pair.cq = (verbs.ibv_create_cq)(device.context, cqe, ptr::null_mut(), pair.channel, 0);
-            if pair.cq.is_null() {
+            self.cq = (verbs.ibv_create_cq)(device.context, cqe, ptr::null_mut(), self.channel, 0);
+            if self.cq.is_null() {
                 return Err(last_errno());
             }
             let mut attr = ibv_qp_init_attr::zeroed();
             attr.qp_type = IBV_QPT_UD;
-            attr.send_cq = pair.cq;
-            attr.recv_cq = pair.cq;
+            attr.send_cq = self.cq;
+            attr.recv_cq = self.cq;
             attr.cap.max_send_wr = sq.into();
             attr.cap.max_recv_wr = rq.into();
             attr.cap.max_send_sge = 1;
             attr.cap.max_recv_sge = 1;
-            attr.cap.max_inline_data = sizes.max_inline.into();
+            attr.cap.max_inline_data = self.max_inline as u32;
             attr.sq_sig_all = 1;
-            pair.qp = (verbs.ibv_create_qp)(device.pd, &raw mut attr);
-            if pair.qp.is_null() {
+            self.qp = (verbs.ibv_create_qp)(device.pd, &raw mut attr);
+            if self.qp.is_null() {
                 return Err(last_errno());
             }
             for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-                let from = Addr::NONE;
-                let (mut attr, mask) =
-                    device.qp_attr(state, IBV_QPT_UD, from, &Ends::default(), None)?;
-                device.modify_qp(pair.qp, &mut attr, mask)?;
+                let (mut attr, mask) = device.datagram_qp_attr(state, Addr::NONE)?;
+                device.modify_qp(self.qp, &mut attr, mask)?;
             }
-            for slot in 0..usize::from(rq) {
-                pair.post_recv(slot)?;
-            }
-            Ok(pair)
         }
+        Ok(())
     }
 
     /// How peers reach it, at the own address `ip`.
-    pub(super) fn address(&self, ip: IpAddr) -> QpAddress {
+    pub(crate) fn address(&self, ip: IpAddr) -> QpAddress {
         // SAFETY: a live queue pair.
         let qpn = unsafe { (*self.qp).qp_num };
         self.device.address_of(ip.into(), qpn, 0)
     }
 
     /// Bytes of the longest datagram.
-    pub(super) fn mtu(&self) -> usize {
+    pub(crate) fn mtu(&self) -> usize {
         self.mtu
     }
 
     /// Has everything that was sent left its buffer?
-    pub(super) fn all_sent(&self) -> bool {
+    pub(crate) fn all_sent(&self) -> bool {
         self.posted == self.completed
     }
 
     /// May something be sent now?
-    pub(super) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.posted - self.completed < self.sq
     }
 
@@ -154,7 +157,7 @@ impl Pair {
     ///
     /// # Errors
     /// What making an address handle or posting says.
-    pub(super) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
+    pub(crate) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
         let ah = self.handle(from, to)?;
         let [head, tail] = parts;
         let at = (self.posted % self.sq) as usize * self.mtu;
@@ -213,7 +216,7 @@ impl Pair {
     }
 
     /// Takes what has completed; what was received goes to `received`. Says whether there was something.
-    pub(super) fn progress(&mut self, mut received: impl FnMut(Received)) -> bool {
+    pub(crate) fn progress(&mut self, mut received: impl FnMut(Received)) -> bool {
         let mut any = false;
         let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
         loop {
@@ -241,13 +244,13 @@ impl Pair {
     }
 
     /// Copies bytes of a datagram, from `offset`.
-    pub(super) fn read(&self, datagram: &Received, offset: usize, bytes: &mut [u8]) {
+    pub(crate) fn read(&self, datagram: &Received, offset: usize, bytes: &mut [u8]) {
         let at = datagram.slot * self.recv_stride + GRH_BYTES + offset;
         self.recv_buffers.read(at, bytes);
     }
 
     /// The buffer of a datagram takes the next one.
-    pub(super) fn give_back(&mut self, datagram: &Received) {
+    pub(crate) fn give_back(&mut self, datagram: &Received) {
         if let Err(Errno(errno)) = self.post_recv(datagram.slot) {
             tracing::warn!("a receive buffer is lost: errno {errno}");
         }
@@ -269,7 +272,7 @@ impl Pair {
     }
 
     /// Arms the completion queue: its channel becomes readable at the next completion. What is in the channel is taken.
-    pub(super) fn arm(&mut self) {
+    pub(crate) fn arm(&mut self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         let verbs = self.device.verbs;
         // SAFETY: a live channel, whose descriptor does not block, a live queue, and places for the results.
@@ -282,7 +285,7 @@ impl Pair {
     }
 
     /// The descriptor that says that something has completed.
-    pub(super) fn fd(&self) -> c_int {
+    pub(crate) fn fd(&self) -> c_int {
         // SAFETY: a live channel.
         unsafe { (*self.channel).fd }
     }

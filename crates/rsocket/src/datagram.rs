@@ -15,14 +15,13 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::pair::{Pair, Received};
-use super::protocol::{Datagram as Message, Label};
-use super::stream::Sizes;
-use super::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
-use crate::cm::Cm;
-use crate::errno::{Errno, INVALID, Result};
-use crate::lock::lock;
-use crate::wire::QpAddress;
+use crate::pair::{Pair, Received};
+use crate::protocol::{Datagram as Message, Label};
+use crate::sizes::Sizes;
+use crate::wait::lock;
+use crate::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
+use rdmacm::QpAddress;
+use rdmacm::errno::{Errno, INVALID, Result};
 
 /// For how long a route is taken to lead where it led.
 const ROUTE_LASTS: Duration = Duration::from_secs(1);
@@ -73,8 +72,8 @@ fn errno_of(error: &io::Error) -> Errno {
 
 impl DatagramSocket {
     /// A socket and its number, that of the UDP socket.
-    pub(super) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        Cm::get()?;
+    pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
+        rdmacm::device()?;
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a new descriptor, which is the socket's own.
         let udp = unsafe {
@@ -105,11 +104,11 @@ impl DatagramSocket {
         lock(&self.0)
     }
 
-    pub(super) fn bind(&self, addr: SocketAddr) -> Result {
+    pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
         // Ready before anyone can know the name.
         state.pair()?;
-        let (c, len) = crate::addr::to_c(addr.into());
+        let (c, len) = rdmacm::addr::to_c(addr.into());
         // SAFETY: an address and its length.
         let bound = unsafe { libc::bind(state.udp.as_raw_fd(), (&raw const c).cast(), len) };
         if bound == 0 {
@@ -120,7 +119,7 @@ impl DatagramSocket {
     }
 
     /// `connect(2)`: names the peer, which need not be there yet.
-    pub(super) fn connect(&self, addr: SocketAddr) -> Result {
+    pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
         state.pair()?;
         state.udp.connect(addr).map_err(|e| errno_of(&e))?;
@@ -128,7 +127,7 @@ impl DatagramSocket {
         Ok(())
     }
 
-    pub(super) fn name(&self, peer: bool) -> Result<SocketAddr> {
+    pub(crate) fn name(&self, peer: bool) -> Result<SocketAddr> {
         let state = self.lock();
         let name = if peer {
             state.udp.peer_addr()
@@ -139,17 +138,17 @@ impl DatagramSocket {
     }
 
     /// `sendto(2)`, or to the peer that the socket is connected to.
-    pub(super) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
+    pub(crate) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
         wait::unless_told_not_to(&self.0, flags, |state| state.send(bytes, to).transpose())?
     }
 
     /// `recvfrom(2)`: what does not fit is lost, and counts with `MSG_TRUNC`.
-    pub(super) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
+    pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
         wait::unless_told_not_to(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
     }
 
     /// `shutdown(2)` of a socket without a connection.
-    pub(super) fn shutdown(&self) -> Result {
+    pub(crate) fn shutdown(&self) -> Result {
         match self.lock().peer {
             Some(_) => Ok(()),
             None => Err(Errno(libc::ENOTCONN)),
@@ -157,7 +156,7 @@ impl DatagramSocket {
     }
 
     /// Sends what was posted, and closes.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         // Datagrams that wait for a receiver for so long may be lost.
         let sent = |state: &mut State| {
             let all = state.pair.as_ref().is_none_or(Pair::all_sent);
@@ -170,16 +169,16 @@ impl DatagramSocket {
         state.waiters.wake_others();
     }
 
-    pub(super) fn set_nonblocking(&self, nonblocking: bool) {
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
         self.lock().blocking = Blocking::new(nonblocking);
     }
 
-    pub(super) fn is_nonblocking(&self) -> bool {
+    pub(crate) fn is_nonblocking(&self) -> bool {
         self.lock().blocking.never()
     }
 
     /// `setsockopt(2)` of a number: the sizes of RDMA's queues, and what UDP's sockets know.
-    pub(super) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
+    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
         let mut state = self.lock();
         if level == verbs_abi::SOL_RDMA {
             let new = state.pair.is_none();
@@ -207,7 +206,7 @@ impl DatagramSocket {
     }
 
     /// `getsockopt(2)` of a number.
-    pub(super) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
+    pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
         let state = self.lock();
         if level == verbs_abi::SOL_RDMA {
             return state.sizes.get(name).ok_or(Errno(libc::ENOTSUP));
@@ -234,8 +233,8 @@ impl DatagramSocket {
         }
     }
 
-    /// As [`super::socket::StreamSocket::poll_events`].
-    pub(super) fn poll_events(
+    /// As [`crate::socket::StreamSocket::poll_events`].
+    pub(crate) fn poll_events(
         &self,
         events: libc::c_short,
         waiter: Option<&Arc<Waiter>>,
@@ -301,7 +300,7 @@ impl Waitable for State {
 impl State {
     fn pair(&mut self) -> Result<&mut Pair> {
         if self.pair.is_none() {
-            self.pair = Some(Pair::new(&Cm::get()?.device, self.sizes)?);
+            self.pair = Some(Pair::new(rdmacm::device()?, self.sizes)?);
         }
         self.pair.as_mut().ok_or(INVALID)
     }
@@ -362,7 +361,7 @@ impl State {
                 SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
                 SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
             };
-            let (c, len) = crate::addr::to_c(any.into());
+            let (c, len) = rdmacm::addr::to_c(any.into());
             // SAFETY: an address and its length.
             if unsafe { libc::bind(self.udp.as_raw_fd(), (&raw const c).cast(), len) } != 0 {
                 return Err(io::Error::last_os_error().into());

@@ -3,22 +3,22 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::wire::QpAddress;
+use rdmacm::QpAddress;
 
 /// Where a peer may write: an address, how many bytes there are, and the R_Key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) addr: u64,
-    pub(super) rkey: u32,
-    pub(super) len: u32,
+pub(crate) struct Target {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) len: u32,
 }
 
 impl Target {
     /// Bytes of a target in memory: address, key, length.
-    pub(super) const SIZE: usize = 16;
+    pub(crate) const SIZE: usize = 16;
 
     /// As it lies in the peer's memory, in the order of bytes of both hosts.
-    pub(super) fn to_memory(self) -> [u8; Self::SIZE] {
+    pub(crate) fn to_memory(self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[..8].copy_from_slice(&self.addr.to_ne_bytes());
         bytes[8..12].copy_from_slice(&self.rkey.to_ne_bytes());
@@ -27,7 +27,7 @@ impl Target {
     }
 
     /// From the two words that it is in memory.
-    pub(super) fn from_words(addr: u64, key_and_len: u64) -> Self {
+    pub(crate) fn from_words(addr: u64, key_and_len: u64) -> Self {
         let [k0, k1, k2, k3, l0, l1, l2, l3] = key_and_len.to_ne_bytes();
         Self {
             addr,
@@ -57,7 +57,7 @@ impl Target {
 }
 
 /// Bytes of an entry of the iomap in memory: offset and target.
-pub(super) const IOMAP_ENTRY_SIZE: usize = 8 + Target::SIZE;
+pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + Target::SIZE;
 
 /// Version of the protocol.
 const VERSION: u8 = 1;
@@ -68,21 +68,21 @@ const FLAG_IOMAP: u8 = 1 << 1;
 
 /// What each end tells the other in the private data of request and reply (`struct rs_conn_data`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ConnData {
+pub(crate) struct ConnData {
     /// Messages that may be sent before there are further credits.
-    pub(super) credits: u16,
+    pub(crate) credits: u16,
     /// Entries of the iomap behind the target SGL, at most 128 × 256.
-    pub(super) iomap_entries: u16,
+    pub(crate) iomap_entries: u16,
     /// Where the peer publishes receive buffers; `len` counts targets.
-    pub(super) target_sgl: Target,
+    pub(crate) target_sgl: Target,
     /// The first receive buffer.
-    pub(super) data_buf: Target,
+    pub(crate) data_buf: Target,
 }
 
 impl ConnData {
-    pub(super) const SIZE: usize = 40;
+    pub(crate) const SIZE: usize = 40;
 
-    pub(super) fn encode(&self) -> [u8; Self::SIZE] {
+    pub(crate) fn encode(&self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[0] = VERSION;
         bytes[1] = FLAG_IOMAP
@@ -99,7 +99,7 @@ impl ConnData {
     }
 
     /// `None`: not of this version, or of a host with the other order of bytes.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::SIZE] = bytes.first_chunk()?;
         let same_order = (bytes[1] & FLAG_NET != 0) == cfg!(target_endian = "big");
         if bytes[0] != VERSION || !same_order {
@@ -135,13 +135,13 @@ fn from_scale(scale: u8) -> u16 {
 }
 
 /// The number of entries that both ends agree on when one of them has `entries`.
-pub(super) fn agreed_iomap_entries(entries: u16) -> u16 {
+pub(crate) fn agreed_iomap_entries(entries: u16) -> u16 {
     from_scale(to_scale(entries))
 }
 
 /// The meaning of an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Immediate {
+pub(crate) enum Immediate {
     /// So many bytes are in the receive buffer.
     Data(u32),
     /// Messages up to this number may be sent; the target SGL may have changed.
@@ -167,7 +167,7 @@ const CONTROL_SHUTDOWN: u32 = 2;
 
 impl Immediate {
     /// In host order. Data of more than 29 bits does not exist: transfers are shorter.
-    pub(super) fn encode(self) -> u32 {
+    pub(crate) fn encode(self) -> u32 {
         let (op, value) = match self {
             Self::Data(len) => (OP_DATA, len),
             Self::Credits(upto) => (OP_CREDITS, u32::from(upto)),
@@ -180,7 +180,7 @@ impl Immediate {
     }
 
     /// `None` for what the protocol does not define.
-    pub(super) fn decode(imm: u32) -> Option<Self> {
+    pub(crate) fn decode(imm: u32) -> Option<Self> {
         let value = imm & ((1 << VALUE_BITS) - 1);
         Some(match (imm >> VALUE_BITS, value) {
             (OP_DATA, len) => Self::Data(len),
@@ -196,14 +196,14 @@ impl Immediate {
 
 /// What a datagram over RDMA begins with: its sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Label(pub(super) SocketAddr);
+pub(crate) struct Label(pub(crate) SocketAddr);
 
 impl Label {
     /// Bytes of the longest, that of an IPv6 address.
-    pub(super) const MAX_BYTES: usize = 20;
+    pub(crate) const MAX_BYTES: usize = 20;
 
     /// Version, length, port and address.
-    pub(super) fn encode(self) -> Vec<u8> {
+    pub(crate) fn encode(self) -> Vec<u8> {
         let mut bytes = vec![VERSION, 0];
         bytes.extend(self.0.port().to_be_bytes());
         match self.0.ip() {
@@ -215,7 +215,7 @@ impl Label {
     }
 
     /// The label, and how many bytes it takes.
-    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
         let (&[version, len, p0, p1], ip) = bytes.split_first_chunk()?;
         let ip: IpAddr = match len {
             8 => Ipv4Addr::from(*ip.first_chunk::<4>()?).into(),
@@ -229,18 +229,18 @@ impl Label {
 
 /// What a datagram over UDP says: how its sender is reached by RDMA, and its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Datagram<'a> {
-    pub(super) sender: QpAddress,
+pub(crate) struct Datagram<'a> {
+    pub(crate) sender: QpAddress,
     /// To a datagram over UDP: it is not for the program.
-    pub(super) is_answer: bool,
-    pub(super) payload: &'a [u8],
+    pub(crate) is_answer: bool,
+    pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
     /// Tells them from what other programs send.
     const TAG: [u8; 4] = *b"VbDg";
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Self::TAG.to_vec();
         bytes.extend([VERSION, u8::from(self.is_answer)]);
         bytes.extend(self.sender.lid.to_be_bytes());
@@ -251,7 +251,7 @@ impl<'a> Datagram<'a> {
         bytes
     }
 
-    pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (tag, rest) = bytes.split_first_chunk::<4>()?;
         let (&[version, answer, l0, l1], rest) = rest.split_first_chunk()?;
         let (qpn, rest) = rest.split_first_chunk()?;
@@ -274,12 +274,12 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// For [`crate::fuzz`]: any private data, any immediate, and any datagram.
+/// For the fuzz target: any private data, any immediate, and any datagram.
 ///
 /// # Panics
 /// If what is read does not come back.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(bytes: &[u8]) {
+pub fn fuzz_messages(bytes: &[u8]) {
     if let Some(data) = ConnData::decode(bytes) {
         assert_eq!(ConnData::decode(&data.encode()), Some(data));
     }
@@ -299,6 +299,11 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_corpus_of_messages_is_replayed() {
+        corpus::replay("messages", fuzz_messages);
+    }
 
     #[test]
     fn connection_data_is_laid_out_as_documented() {

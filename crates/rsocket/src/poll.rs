@@ -4,9 +4,9 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use super::table::find;
-use super::wait::{Deadline, Waiter, for_reading, poll};
-use crate::errno::{Errno, INVALID, Result};
+use crate::table::find;
+use crate::wait::{Deadline, Waiter, for_reading, poll};
+use rdmacm::errno::{Errno, INVALID, Result};
 
 /// `poll(2)`, where some of `fds` may be rsockets. Returns how many have something.
 pub(crate) fn rpoll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize> {

@@ -1,4 +1,4 @@
-//! Memory that queue pairs read and write.
+//! Memory that queue pairs read and write, and channels of their completions.
 //!
 //! It changes under our eyes, so it is only reached through raw pointers and atomics.
 
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs_abi::*;
 
-use crate::device::{Device, last_errno};
-use crate::errno::{Errno, Result};
+use rdmacm::device::{Device, last_errno};
+use rdmacm::errno::{Errno, Result};
 
 /// Zeroed, registered memory. Deregistered and given back when dropped.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
     is_sysv: bool,
@@ -28,7 +28,7 @@ impl Memory {
     ///
     /// # Safety
     /// `pd` is a live protection domain of the device.
-    pub(super) unsafe fn new(
+    pub(crate) unsafe fn new(
         device: &'static Device,
         pd: *mut ibv_pd,
         len: usize,
@@ -54,22 +54,22 @@ impl Memory {
     }
 
     /// The address of byte `offset`.
-    pub(super) fn address(&self, offset: usize) -> u64 {
+    pub(crate) fn address(&self, offset: usize) -> u64 {
         (self.start.as_ptr().expose_provenance() + offset) as u64
     }
 
-    pub(super) fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: registered as long as this value lives.
         unsafe { (*self.mr).lkey }
     }
 
-    pub(super) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.mr).rkey }
     }
 
     /// Copies bytes in, at `offset`.
-    pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(
             offset
                 .checked_add(bytes.len())
@@ -82,7 +82,7 @@ impl Memory {
     }
 
     /// Copies bytes out, from `offset`.
-    pub(super) fn read(&self, offset: usize, bytes: &mut [u8]) {
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(
             offset
                 .checked_add(bytes.len())
@@ -99,7 +99,7 @@ impl Memory {
     }
 
     /// The word at `offset`, which is a multiple of 8.
-    pub(super) fn word(&self, offset: usize) -> u64 {
+    pub(crate) fn word(&self, offset: usize) -> u64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len);
         // SAFETY: inside the memory, and aligned like it, which is to pages. Whoever writes it at the same time
         // is another process, through the NIC.
@@ -120,6 +120,23 @@ impl Drop for Memory {
                 libc::munmap(self.start.as_ptr().cast(), self.len);
             }
         }
+    }
+}
+
+/// A completion channel whose descriptor does not block.
+///
+/// # Errors
+/// What making it says.
+pub(crate) fn nonblocking_comp_channel(device: &Device) -> Result<*mut ibv_comp_channel> {
+    // SAFETY: an open device; the descriptor of a live channel.
+    unsafe {
+        let channel = (device.verbs.ibv_create_comp_channel)(device.context);
+        if channel.is_null() {
+            return Err(last_errno());
+        }
+        let flags = libc::fcntl((*channel).fd, libc::F_GETFL);
+        libc::fcntl((*channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        Ok(channel)
     }
 }
 

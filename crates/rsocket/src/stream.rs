@@ -1,8 +1,11 @@
 //! A byte stream over a reliable connection: RDMA WRITEs into the peer's receive buffer, whose immediates say what
-//! was written, and credits the other way (see [`super::protocol`]).
+//! was written, and credits the other way (see [`crate::protocol`]).
 //!
 //! Nothing here waits and nothing here is in the background: whoever holds the stream posts, and polls the
-//! completion queue.
+//! completion queue. `completions` has what is polled, `iomap` the buffers that the peer maps.
+
+mod completions;
+mod iomap;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -10,11 +13,12 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use super::memory::Memory;
-use super::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, Target, agreed_iomap_entries};
-use crate::device::{Device, check, last_errno};
-use crate::errno::{Errno, INVALID, Result};
-use crate::id::CmId;
+use crate::memory::{Memory, nonblocking_comp_channel};
+use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, Target, agreed_iomap_entries};
+use crate::sizes::Sizes;
+use rdmacm::device::{Device, check, last_errno};
+use rdmacm::errno::{Errno, Result};
+use rdmacm::id::CmId;
 
 /// Entries of the target SGL: the halves of the receive buffer in turn.
 const TARGETS: usize = 2;
@@ -24,39 +28,17 @@ const CONTROL_WRS: u16 = 4;
 const CONTROL_RECEIVES: u16 = 2 * CONTROL_WRS;
 /// Most bytes of one WRITE: shorter ones let the receiver begin before the last byte has come.
 const MAX_TRANSFER: usize = 65_536;
-/// Completions taken at once.
-const POLL: c_int = 32;
-
-/// The sizes of a stream, as socket options set them: the defaults of `rsocket(7)`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    /// Bytes of the send and the receive buffer.
-    pub(super) send_buffer: usize,
-    pub(super) recv_buffer: usize,
-    /// WRs of the send and the receive queue.
-    pub(super) sq: u16,
-    pub(super) rq: u16,
-    pub(super) max_inline: u16,
-    /// Buffers that the peer may map.
-    pub(super) iomap_entries: u16,
-}
-
-impl Default for Sizes {
-    fn default() -> Self {
-        Self {
-            send_buffer: 1 << 17,
-            recv_buffer: 1 << 17,
-            sq: 384,
-            rq: 384,
-            max_inline: 64,
-            iomap_entries: 0,
-        }
-    }
-}
 
 /// The least of each: room for control messages, and for halves of a buffer.
 const MIN_WRS: u16 = 16;
 const MIN_BUFFER: usize = 4096;
+
+/// Where in the peer's memory a WRITE goes.
+#[derive(Clone, Copy)]
+struct Remote {
+    addr: u64,
+    rkey: u32,
+}
 
 /// What a send WR was for; its `wr_id`.
 #[derive(Clone, Copy)]
@@ -87,11 +69,11 @@ struct Mapped {
 }
 
 /// One end of a byte stream.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     device: &'static Device,
     qp: *mut ibv_qp,
-    pub(super) cq: *mut ibv_cq,
-    pub(super) channel: *mut ibv_comp_channel,
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) channel: *mut ibv_comp_channel,
     /// Target SGL, iomap and receive buffer, where the peer writes.
     shared: Memory,
     /// The send buffer.
@@ -133,11 +115,11 @@ pub(super) struct Stream {
     free_maps: VecDeque<u16>,
 
     /// The peer sends no more.
-    pub(super) ended: bool,
+    pub(crate) ended: bool,
     /// This end sends no more.
-    pub(super) shut: bool,
+    pub(crate) shut: bool,
     /// Neither end sends any more; with the errno where that is a failure.
-    pub(super) over: Option<c_int>,
+    pub(crate) over: Option<c_int>,
 }
 
 // SAFETY: verbs' handles may be used from any thread, and a stream's are used by whoever holds the stream.
@@ -149,9 +131,7 @@ impl Stream {
     /// # Safety
     /// `id` is bound to a device; its queue pair, which is made here, is destroyed before the stream is dropped, and
     /// the stream not used in between.
-    pub(super) unsafe fn new(id: &CmId, sizes: Sizes) -> Result<Self> {
-        let device = id.device();
-        let verbs = device.verbs;
+    pub(crate) unsafe fn new(id: &CmId, sizes: Sizes) -> Result<Self> {
         let sizes = Sizes {
             send_buffer: sizes.send_buffer.max(MIN_BUFFER),
             // Two halves of whole words.
@@ -161,63 +141,84 @@ impl Stream {
             max_inline: sizes.max_inline.max(IOMAP_ENTRY_SIZE as u16),
             iomap_entries: agreed_iomap_entries(sizes.iomap_entries),
         };
+        // SAFETY: contract of this function.
+        unsafe {
+            let mut stream = Self::without_queues(id, sizes)?;
+            stream.create_queues(id)?;
+            Ok(stream)
+        }
+    }
+
+    /// A stream with its memory and its completion channel.
+    ///
+    /// # Safety
+    /// `id` is bound to a device.
+    unsafe fn without_queues(id: &CmId, sizes: Sizes) -> Result<Self> {
+        let device = id.device();
         let shared_len = Self::recv_buffer_at(sizes.iomap_entries) + sizes.recv_buffer;
         // SAFETY: contract of this function; libibverbs' functions, as their man pages say.
-        unsafe {
+        let (shared, private, channel) = unsafe {
             let pd = (*id.abi()).pd;
             let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
             let shared = Memory::new(device, pd, shared_len, remote)?;
             let private = Memory::new(device, pd, sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?;
-            let channel = (verbs.ibv_create_comp_channel)(device.context);
-            if channel.is_null() {
-                return Err(last_errno());
-            }
-            let fd = (*channel).fd;
-            let flags = libc::fcntl(fd, libc::F_GETFL);
-            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
-            let mut stream = Self {
-                device,
-                qp: ptr::null_mut(),
-                cq: ptr::null_mut(),
-                channel,
-                shared,
-                private,
-                sizes,
-                remote_sgl: Target::default(),
-                remote_target: 0,
-                target: Target::default(),
-                target_index: 0,
-                sent: 0,
-                allowed: 0,
-                sq_free: sizes.sq - CONTROL_WRS,
-                control_free: CONTROL_WRS,
-                send_at: 0,
-                send_free: sizes.send_buffer,
-                recv_at: 0,
-                readable: 0,
-                granted: sizes.recv_buffer / 2,
-                returned: sizes.recv_buffer / 2,
-                grant_at: sizes.recv_buffer / 2,
-                received: 0,
-                credits_due: sizes.rq / 2,
-                mapped: Vec::new(),
-                free_maps: VecDeque::new(),
-                ended: false,
-                shut: false,
-                over: None,
-            };
-            let receives = sizes.rq + CONTROL_RECEIVES;
-            let cqe = c_int::from(sizes.sq) + c_int::from(receives);
-            stream.cq = (verbs.ibv_create_cq)(device.context, cqe, ptr::null_mut(), channel, 0);
-            if stream.cq.is_null() {
+            (shared, private, nonblocking_comp_channel(device)?)
+        };
+        Ok(Self {
+            device,
+            qp: ptr::null_mut(),
+            cq: ptr::null_mut(),
+            channel,
+            shared,
+            private,
+            sizes,
+            remote_sgl: Target::default(),
+            remote_target: 0,
+            target: Target::default(),
+            target_index: 0,
+            sent: 0,
+            allowed: 0,
+            sq_free: sizes.sq - CONTROL_WRS,
+            control_free: CONTROL_WRS,
+            send_at: 0,
+            send_free: sizes.send_buffer,
+            recv_at: 0,
+            readable: 0,
+            granted: sizes.recv_buffer / 2,
+            returned: sizes.recv_buffer / 2,
+            grant_at: sizes.recv_buffer / 2,
+            received: 0,
+            credits_due: sizes.rq / 2,
+            mapped: Vec::new(),
+            free_maps: VecDeque::new(),
+            ended: false,
+            shut: false,
+            over: None,
+        })
+    }
+
+    /// Makes the completion queue and the queue pair, and posts its receives.
+    ///
+    /// # Safety
+    /// As for [`Stream::new`].
+    unsafe fn create_queues(&mut self, id: &CmId) -> Result {
+        let sizes = self.sizes;
+        let receives = sizes.rq + CONTROL_RECEIVES;
+        let cqe = c_int::from(sizes.sq) + c_int::from(receives);
+        let device = self.device;
+        // SAFETY: contract of this function; libibverbs' functions, as their man pages say.
+        unsafe {
+            let create_cq = device.verbs.ibv_create_cq;
+            self.cq = create_cq(device.context, cqe, ptr::null_mut(), self.channel, 0);
+            if self.cq.is_null() {
                 return Err(last_errno());
             }
             let mut attr = ibv_qp_init_attr_ex::zeroed();
             attr.comp_mask = IBV_QP_INIT_ATTR_PD;
-            attr.pd = pd;
+            attr.pd = (*id.abi()).pd;
             attr.qp_type = IBV_QPT_RC;
-            attr.send_cq = stream.cq;
-            attr.recv_cq = stream.cq;
+            attr.send_cq = self.cq;
+            attr.recv_cq = self.cq;
             attr.cap.max_send_wr = u32::from(sizes.sq);
             attr.cap.max_recv_wr = u32::from(receives);
             attr.cap.max_send_sge = 2;
@@ -225,15 +226,15 @@ impl Stream {
             attr.cap.max_inline_data = u32::from(sizes.max_inline);
             attr.sq_sig_all = 1;
             id.create_qp(&mut attr)?;
-            stream.qp = id.qp();
-            for _ in 0..receives {
-                if let Err(e) = stream.post_recv() {
-                    id.destroy_qp();
-                    return Err(e);
-                }
-            }
-            Ok(stream)
         }
+        self.qp = id.qp();
+        for _ in 0..receives {
+            if let Err(e) = self.post_recv() {
+                id.destroy_qp();
+                return Err(e);
+            }
+        }
+        Ok(())
     }
 
     /// The receive buffer lies behind the iomap.
@@ -247,7 +248,7 @@ impl Stream {
     }
 
     /// What the peer is told.
-    pub(super) fn conn_data(&self) -> ConnData {
+    pub(crate) fn conn_data(&self) -> ConnData {
         let rkey = self.shared.rkey();
         ConnData {
             credits: self.sizes.rq,
@@ -271,7 +272,7 @@ impl Stream {
     ///
     /// # Errors
     /// `EPROTO` where it has told nonsense.
-    pub(super) fn set_peer(&mut self, peer: &ConnData) -> Result {
+    pub(crate) fn set_peer(&mut self, peer: &ConnData) -> Result {
         if peer.target_sgl.len == 0 {
             return Err(Errno(libc::EPROTO));
         }
@@ -285,24 +286,24 @@ impl Stream {
         Ok(())
     }
 
-    pub(super) fn sizes(&self) -> Sizes {
+    pub(crate) fn sizes(&self) -> Sizes {
         self.sizes
     }
 
     // State.
 
     /// Is there something to be read, if only the end?
-    pub(super) fn can_read(&self) -> bool {
+    pub(crate) fn can_read(&self) -> bool {
         self.readable > 0 || self.ended || self.over.is_some()
     }
 
     /// Is there data to be read?
-    pub(super) fn has_data(&self) -> bool {
+    pub(crate) fn has_data(&self) -> bool {
         self.readable > 0
     }
 
     /// May something be written, if only to learn that it may not?
-    pub(super) fn can_write(&self) -> bool {
+    pub(crate) fn can_write(&self) -> bool {
         self.has_room() || self.shut || self.over.is_some()
     }
 
@@ -314,7 +315,7 @@ impl Stream {
     }
 
     /// Has everything that was sent arrived?
-    pub(super) fn all_sent(&self) -> bool {
+    pub(crate) fn all_sent(&self) -> bool {
         self.over.is_some()
             || (self.sq_free == self.sizes.sq - CONTROL_WRS && self.control_free == CONTROL_WRS)
     }
@@ -331,7 +332,7 @@ impl Stream {
     // Sending.
 
     /// Sends as much of `bytes` as there is room for now, and says how much.
-    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() && self.has_room() {
             if self.target.len == 0 {
@@ -347,7 +348,7 @@ impl Stream {
             let chunk = rest.get(..len).unwrap_or_default();
             let Target { addr, rkey, .. } = self.target;
             let imm = Immediate::Data(len as u32);
-            self.post_data(chunk, addr, rkey, Some(imm))?;
+            self.post_data(chunk, Remote { addr, rkey }, Some(imm))?;
             self.sent = self.sent.wrapping_add(1);
             self.target.addr += len as u64;
             self.target.len -= len as u32;
@@ -366,7 +367,7 @@ impl Stream {
     }
 
     /// Posts a WRITE of `chunk`, which fits into the send buffer, through a copy there.
-    fn post_data(&mut self, chunk: &[u8], addr: u64, rkey: u32, imm: Option<Immediate>) -> Result {
+    fn post_data(&mut self, chunk: &[u8], to: Remote, imm: Option<Immediate>) -> Result {
         let inline = chunk.len() <= usize::from(self.sizes.max_inline);
         let size = self.sizes.send_buffer;
         let first = chunk.len().min(size - self.send_at);
@@ -382,7 +383,7 @@ impl Stream {
         let count = if tail.is_empty() { 1 } else { 2 };
         let flags = if inline { IBV_SEND_INLINE } else { 0 };
         let used = pieces.get_mut(..count).unwrap_or_default();
-        self.post_write(used, addr, rkey, imm, flags, Sent::Data(chunk.len() as u32))?;
+        self.post_write(used, to, imm, flags, Sent::Data(chunk.len() as u32))?;
         self.send_at = (self.send_at + chunk.len()) % size;
         self.send_free -= chunk.len();
         self.sq_free -= 1;
@@ -402,7 +403,8 @@ impl Stream {
             std::slice::from_mut(&mut sge)
         };
         let rkey = self.remote_sgl.rkey;
-        self.post_write(sges, addr, rkey, Some(imm), IBV_SEND_INLINE, Sent::Control)?;
+        let to = Remote { addr, rkey };
+        self.post_write(sges, to, Some(imm), IBV_SEND_INLINE, Sent::Control)?;
         self.control_free -= 1;
         Ok(())
     }
@@ -410,8 +412,7 @@ impl Stream {
     fn post_write(
         &mut self,
         sges: &mut [ibv_sge],
-        addr: u64,
-        rkey: u32,
+        to: Remote,
         imm: Option<Immediate>,
         flags: ibv_send_flags,
         what: Sent,
@@ -428,8 +429,8 @@ impl Stream {
             }
             None => IBV_WR_RDMA_WRITE,
         };
-        wr.wr.rdma.remote_addr = addr;
-        wr.wr.rdma.rkey = rkey;
+        wr.wr.rdma.remote_addr = to.addr;
+        wr.wr.rdma.rkey = to.rkey;
         let mut bad = ptr::null_mut();
         // SAFETY: a live queue pair; the WR is copied, inline data as well, and the send buffer stays until the WR
         // has completed.
@@ -437,7 +438,7 @@ impl Stream {
     }
 
     /// Tells the peer that this end sends no more, or is gone.
-    pub(super) fn say(&mut self, imm: Immediate) {
+    pub(crate) fn say(&mut self, imm: Immediate) {
         if self.over.is_none() && self.control_free > 0 {
             let to = self.remote_sgl.addr;
             if self.post_control(&mut [], to, imm).is_err() {
@@ -449,7 +450,7 @@ impl Stream {
     // Receiving.
 
     /// Reads as much as there is room for in `bytes`; `peek` leaves it there.
-    pub(super) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
+    pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
         let len = bytes.len().min(self.readable);
         let size = self.sizes.recv_buffer;
         let base = Self::recv_buffer_at(self.sizes.iomap_entries);
@@ -508,199 +509,6 @@ impl Stream {
         let mut bad = ptr::null_mut();
         // SAFETY: a live queue pair; the WR has no buffer, since the payload goes where its sender says.
         check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
-    }
-
-    // Completions.
-
-    /// Takes what has completed, and says whether there was something.
-    pub(super) fn progress(&mut self) -> bool {
-        let mut any = false;
-        let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
-        loop {
-            // SAFETY: a live completion queue, and as many places as are said.
-            let n = unsafe { ibv_poll_cq(self.cq, POLL, wcs.as_mut_ptr()) };
-            let Ok(n @ 1..) = usize::try_from(n) else {
-                break;
-            };
-            any = true;
-            for wc in wcs.iter().take(n) {
-                self.completed(wc);
-            }
-        }
-        if any {
-            self.grant();
-        }
-        any
-    }
-
-    fn completed(&mut self, wc: &ibv_wc) {
-        if wc.status != IBV_WC_SUCCESS {
-            // What was flushed ended with the connection; anything else is what ended it.
-            let errno = match wc.status {
-                IBV_WC_WR_FLUSH_ERR => 0,
-                _ => libc::ECONNRESET,
-            };
-            self.over.get_or_insert(errno);
-            return;
-        }
-        if wc.opcode & IBV_WC_RECV == 0 {
-            match Sent::from_wr_id(wc.wr_id) {
-                Sent::Data(len) => {
-                    self.sq_free += 1;
-                    self.send_free += len as usize;
-                }
-                Sent::Control => self.control_free += 1,
-            }
-            return;
-        }
-        // SAFETY: the immediate of a WRITE_WITH_IMM, the only message there is; any bits are a number.
-        let imm = u32::from_be(unsafe { wc.imm.imm_data });
-        match Immediate::decode(imm) {
-            Some(Immediate::Data(len)) if len as usize <= self.granted => {
-                self.granted -= len as usize;
-                self.readable += len as usize;
-                self.received = self.received.wrapping_add(1);
-            }
-            Some(Immediate::Credits(upto)) => self.allowed = upto,
-            Some(Immediate::Iomap | Immediate::KeepAlive) => {}
-            Some(Immediate::Shutdown) => self.ended = true,
-            Some(Immediate::Disconnect) => {
-                self.ended = true;
-                self.over.get_or_insert(0);
-            }
-            Some(Immediate::Data(_)) | None => {
-                self.over.get_or_insert(libc::EPROTO);
-            }
-        }
-        if self.post_recv().is_err() {
-            self.over.get_or_insert(libc::ECONNRESET);
-        }
-    }
-
-    /// Arms the completion queue: its channel becomes readable at the next completion.
-    pub(super) fn arm(&mut self) {
-        // SAFETY: a live completion queue.
-        unsafe { ibv_req_notify_cq(self.cq, 0) };
-    }
-
-    /// Takes the events of the channel.
-    pub(super) fn take_events(&mut self) {
-        let mut cq = ptr::null_mut();
-        let mut context = ptr::null_mut();
-        let verbs = self.device.verbs;
-        // SAFETY: a live channel, whose descriptor does not block, and places for the results.
-        unsafe {
-            while (verbs.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
-                (verbs.ibv_ack_cq_events)(cq, 1);
-            }
-        }
-    }
-
-    /// The descriptor that says that something has completed.
-    pub(super) fn fd(&self) -> c_int {
-        // SAFETY: a live channel.
-        unsafe { (*self.channel).fd }
-    }
-
-    // Mapped buffers.
-
-    /// Lets the peer write into `len` bytes at `addr`, under the name `offset` (`None`: any). The result is the name.
-    ///
-    /// # Safety
-    /// The memory stays until it is unmapped or the stream is gone.
-    ///
-    /// # Errors
-    /// `ENOMEM` where the peer keeps no more; `EAGAIN` while there is no room for telling it.
-    pub(super) unsafe fn map(
-        &mut self,
-        addr: *mut u8,
-        len: usize,
-        writable: bool,
-        offset: Option<u64>,
-    ) -> Result<u64> {
-        let len32 = u32::try_from(len).map_err(|_| INVALID)?;
-        if self.control_free == 0 {
-            return Err(Errno(libc::EAGAIN));
-        }
-        let index = *self.free_maps.front().ok_or(Errno(libc::ENOMEM))?;
-        let access = if writable {
-            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
-        } else {
-            IBV_ACCESS_LOCAL_WRITE
-        };
-        // SAFETY: the queue pair's protection domain; contract of this function.
-        let mr = unsafe { (self.device.verbs.ibv_reg_mr)((*self.qp).pd, addr.cast(), len, access) };
-        if mr.is_null() {
-            return Err(last_errno());
-        }
-        let name = offset.unwrap_or(u64::from(index) << 32);
-        let target = Target {
-            addr: addr.expose_provenance() as u64,
-            // SAFETY: just registered.
-            rkey: unsafe { (*mr).rkey },
-            len: len32,
-        };
-        self.tell_map(index, name, target)?;
-        self.free_maps.pop_front();
-        self.mapped.push(Mapped {
-            mr,
-            addr: addr.addr(),
-            index,
-        });
-        Ok(name)
-    }
-
-    fn tell_map(&mut self, index: u16, name: u64, target: Target) -> Result {
-        let mut bytes = [0; IOMAP_ENTRY_SIZE];
-        bytes[..8].copy_from_slice(&name.to_ne_bytes());
-        bytes[8..].copy_from_slice(&target.to_memory());
-        let sgl_bytes = self.remote_sgl.len as usize * Target::SIZE;
-        let entry = sgl_bytes + usize::from(index) * IOMAP_ENTRY_SIZE;
-        let to = self.remote_sgl.addr + entry as u64;
-        self.post_control(&mut bytes, to, Immediate::Iomap)
-    }
-
-    /// Undoes [`Stream::map`].
-    ///
-    /// # Errors
-    /// `EINVAL` where nothing is mapped there.
-    pub(super) fn unmap(&mut self, addr: *mut u8) -> Result {
-        let at = self.mapped.iter().position(|m| m.addr == addr.addr());
-        let mapped = self.mapped.swap_remove(at.ok_or(INVALID)?);
-        // SAFETY: registered by `map`, deregistered once. A peer that writes there from now on gets an error.
-        unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
-        self.free_maps.push_back(mapped.index);
-        Ok(())
-    }
-
-    /// Writes into a buffer that the peer has mapped under names from `offset` on: as much as there is room for now.
-    ///
-    /// # Errors
-    /// `EINVAL` where the peer has mapped nothing there, or less.
-    pub(super) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
-        let (addr, rkey) = self.find_map(offset, bytes.len()).ok_or(INVALID)?;
-        let mut done = 0;
-        while done < bytes.len() && self.sq_free > 0 && self.send_free > 0 {
-            let rest = bytes.get(done..).unwrap_or_default();
-            let len = rest.len().min(MAX_TRANSFER).min(self.send_free);
-            let chunk = rest.get(..len).unwrap_or_default();
-            self.post_data(chunk, addr + done as u64, rkey, None)?;
-            done += len;
-        }
-        Ok(done)
-    }
-
-    /// Where the peer's buffer for these names is, and its key.
-    fn find_map(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
-        (0..self.sizes.iomap_entries).find_map(|index| {
-            let at = Self::iomap_at(index);
-            let name = self.shared.word(at);
-            let target = Target::from_words(self.shared.word(at + 8), self.shared.word(at + 16));
-            let inside = offset.checked_sub(name)?;
-            let room = u64::from(target.len).checked_sub(inside)?;
-            (len as u64 <= room && target.len > 0)
-                .then(|| (target.addr.wrapping_add(inside), target.rkey))
-        })
     }
 }
 

@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Once;
 
 use libc::{sockaddr, sockaddr_in, socklen_t};
-use rdmacm::abi::*;
+use rdmacm::abi::{rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event};
 use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
+use rsocket::abi::*;
 
 /// Of a `sockaddr_in`.
 const ADDRLEN: socklen_t = 16;
@@ -16,7 +17,7 @@ fn fabric() {
     static READY: Once = Once::new();
     READY.call_once(|| {
         // SAFETY: whoever else reads the environment waits for this function first.
-        unsafe { std::env::set_var("VERBATIM_FABRIC", "rdmacm_datagrams") };
+        unsafe { std::env::set_var("VERBATIM_FABRIC", "rsocket_datagrams") };
         rdmacm::provide(|| {
             Ok(Provider {
                 verbs: softnic::symbols(),

@@ -4,13 +4,17 @@
 //! take an event from them that the first one waits for, so it tells those who wait: each has an eventfd.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::errno::{Errno, Result};
-use crate::lock::lock;
+use rdmacm::errno::{Errno, Result};
+
+/// Locks. A panic elsewhere does not make the data unusable: nothing is left half-changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How long a thread looks for completions before it sleeps: less than being woken takes.
 const SPIN: Duration = Duration::from_micros(20);
@@ -18,7 +22,7 @@ const SPIN: Duration = Duration::from_micros(20);
 const YIELD_EVERY: u32 = 64;
 
 /// A thread that waits, as the others see it.
-pub(super) struct Waiter(OwnedFd);
+pub(crate) struct Waiter(OwnedFd);
 
 thread_local! {
     /// Made at the first wait of the thread.
@@ -27,7 +31,7 @@ thread_local! {
 
 impl Waiter {
     /// The calling thread's.
-    pub(super) fn own() -> Result<Arc<Self>> {
+    pub(crate) fn own() -> Result<Arc<Self>> {
         OWN.with_borrow_mut(|own| {
             if let Some(own) = own {
                 return Ok(Arc::clone(own));
@@ -39,26 +43,26 @@ impl Waiter {
         })
     }
 
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Forgets that it was woken.
-    pub(super) fn reset(&self) {
+    pub(crate) fn reset(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    pub(super) fn fd(&self) -> RawFd {
+    pub(crate) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
 /// The threads that wait for a socket.
 #[derive(Default)]
-pub(super) struct Waiters(Vec<Weak<Waiter>>);
+pub(crate) struct Waiters(Vec<Weak<Waiter>>);
 
 impl Waiters {
-    pub(super) fn add(&mut self, waiter: &Arc<Waiter>) {
+    pub(crate) fn add(&mut self, waiter: &Arc<Waiter>) {
         self.0.retain(|w| w.strong_count() > 0);
         let known = self.0.iter().any(|w| w.as_ptr() == Arc::as_ptr(waiter));
         if !known {
@@ -67,7 +71,7 @@ impl Waiters {
     }
 
     /// Wakes all but the calling thread: they look again.
-    pub(super) fn wake_others(&mut self) {
+    pub(crate) fn wake_others(&mut self) {
         if self.0.is_empty() {
             return;
         }
@@ -82,21 +86,21 @@ impl Waiters {
 
 /// A point in time, or never.
 #[derive(Clone, Copy)]
-pub(super) struct Deadline(Option<Instant>);
+pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    pub(super) const NEVER: Self = Self(None);
+    pub(crate) const NEVER: Self = Self(None);
 
-    pub(super) fn after(duration: Duration) -> Self {
+    pub(crate) fn after(duration: Duration) -> Self {
         Self(Instant::now().checked_add(duration))
     }
 
     /// From the timeout of `poll(2)`: negative is never.
-    pub(super) fn from_poll(timeout_ms: i32) -> Self {
+    pub(crate) fn from_poll(timeout_ms: i32) -> Self {
         u64::try_from(timeout_ms).map_or(Self::NEVER, |ms| Self::after(Duration::from_millis(ms)))
     }
 
-    pub(super) fn has_passed(self) -> bool {
+    pub(crate) fn has_passed(self) -> bool {
         self.0.is_some_and(|at| at <= Instant::now())
     }
 
@@ -113,7 +117,7 @@ impl Deadline {
 }
 
 /// What is behind a socket's lock, as far as threads wait for it.
-pub(super) trait Waitable {
+pub(crate) trait Waitable {
     /// Takes what has come, and tells those who wait.
     fn progress(&mut self);
 
@@ -134,13 +138,13 @@ pub(super) trait Waitable {
 }
 
 /// Whether a socket's calls wait, and how often they were asked in vain where they do not.
-pub(super) struct Blocking {
+pub(crate) struct Blocking {
     never: bool,
     asked_in_vain: u32,
 }
 
 impl Blocking {
-    pub(super) fn new(nonblocking: bool) -> Self {
+    pub(crate) fn new(nonblocking: bool) -> Self {
         Self {
             never: nonblocking,
             asked_in_vain: 0,
@@ -148,7 +152,7 @@ impl Blocking {
     }
 
     /// Calls do not wait.
-    pub(super) fn never(&self) -> bool {
+    pub(crate) fn never(&self) -> bool {
         self.never
     }
 }
@@ -157,7 +161,7 @@ impl Blocking {
 ///
 /// # Errors
 /// `EAGAIN` at the deadline, `EINTR` when a signal came.
-pub(super) fn until<S: Waitable, T>(
+pub(crate) fn until<S: Waitable, T>(
     socket: &Mutex<S>,
     deadline: Deadline,
     mut ready: impl FnMut(&mut S) -> Option<T>,
@@ -197,7 +201,7 @@ pub(super) fn until<S: Waitable, T>(
 }
 
 /// As [`until`], for calls that do not wait where the socket or the flags say so.
-pub(super) fn unless_told_not_to<S: Waitable, T>(
+pub(crate) fn unless_told_not_to<S: Waitable, T>(
     socket: &Mutex<S>,
     flags: i32,
     mut ready: impl FnMut(&mut S) -> Option<T>,
@@ -223,7 +227,7 @@ pub(super) fn unless_told_not_to<S: Waitable, T>(
 }
 
 /// For `poll`: which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
-pub(super) fn poll_events<S: Waitable>(
+pub(crate) fn poll_events<S: Waitable>(
     socket: &Mutex<S>,
     events: libc::c_short,
     waiter: Option<&Arc<Waiter>>,
@@ -244,7 +248,7 @@ pub(super) fn poll_events<S: Waitable>(
 }
 
 /// A descriptor to be polled for reading.
-pub(super) fn for_reading(fd: RawFd) -> libc::pollfd {
+pub(crate) fn for_reading(fd: RawFd) -> libc::pollfd {
     libc::pollfd {
         fd,
         events: libc::POLLIN,
@@ -256,7 +260,7 @@ pub(super) fn for_reading(fd: RawFd) -> libc::pollfd {
 ///
 /// # Errors
 /// What it says: `EINTR` when a signal came.
-pub(super) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
+pub(crate) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     let _hold_off = cancellation::HoldOff::new();
     let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
     // SAFETY: as many entries as are said.

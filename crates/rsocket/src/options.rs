@@ -1,0 +1,16 @@
+//! Options of sockets for streams that are only remembered.
+
+use std::ffi::c_int;
+
+/// Options that are only remembered.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Remembered {
+    pub(crate) keep_alive: c_int,
+    pub(crate) keep_idle: c_int,
+    pub(crate) keep_interval: c_int,
+    pub(crate) keep_count: c_int,
+    pub(crate) no_delay: c_int,
+    pub(crate) max_segment: c_int,
+    pub(crate) oob_inline: c_int,
+    pub(crate) linger: (c_int, c_int),
+}

@@ -1,0 +1,453 @@
+//! What is behind the lock of a socket for streams: an id, and a stream once it is connected.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use verbs_abi::*;
+
+use crate::options::Remembered;
+use crate::protocol::ConnData;
+use crate::sizes::Sizes;
+use crate::stream::Stream;
+use crate::wait::{Blocking, Waitable, Waiters, for_reading};
+use rdmacm::addr::Addr;
+use rdmacm::errno::{Errno, INVALID, Result};
+use rdmacm::id::{ChannelHandle, CmId};
+use rdmacm::{Channel, Event, cm_event, connect, resolve};
+
+/// Where a socket is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    New,
+    Listening,
+    /// Has asked for a connection.
+    Connecting,
+    /// Has granted one.
+    Accepting,
+    Connected,
+    /// Was refused, or cut off before it was connected.
+    Failed,
+    Closed,
+}
+
+/// A socket as its calls see it that hold its lock.
+pub(crate) struct Session {
+    pub(crate) id: *mut rdma_cm_id,
+    pub(crate) channel: Arc<Channel<Event>>,
+    pub(crate) phase: Phase,
+    /// While connected.
+    pub(crate) stream: Option<Stream>,
+    pub(crate) blocking: Blocking,
+    pub(crate) sizes: Sizes,
+    pub(crate) reuse_address: c_int,
+    pub(crate) v6only: c_int,
+    pub(crate) remembered: Remembered,
+    /// What `SO_ERROR` tells.
+    pub(crate) error: c_int,
+    pub(crate) waiters: Waiters,
+}
+
+// SAFETY: ids may be used from any thread; a socket's is used by whoever holds the lock.
+unsafe impl Send for Session {}
+
+/// A channel that does not block.
+fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
+    let handle = ChannelHandle::create()?;
+    // SAFETY: just made; its descriptor is open.
+    unsafe {
+        let flags = libc::fcntl((*handle).fd, libc::F_GETFL);
+        libc::fcntl((*handle).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        Ok((handle, ChannelHandle::channel(handle)?))
+    }
+}
+
+impl Waitable for Session {
+    fn progress(&mut self) {
+        let mut any = false;
+        if !self.channel.is_empty() && self.phase != Phase::Listening {
+            any = self.take_cm_events();
+        }
+        if let Some(stream) = &mut self.stream {
+            any |= stream.progress();
+        }
+        if any {
+            self.waiters.wake_others();
+        }
+    }
+
+    fn events(&mut self, asked: libc::c_short) -> libc::c_short {
+        let (can_read, can_write, state) = match (self.phase, &self.stream) {
+            (Phase::Listening, _) => (!self.channel.is_empty(), false, 0),
+            (Phase::Connecting | Phase::Accepting, _) => (false, false, 0),
+            (Phase::Connected, Some(stream)) => {
+                let state = match stream.over {
+                    // Programs take a hang-up for the end: what came before it comes first.
+                    _ if stream.has_data() => 0,
+                    None => 0,
+                    Some(0) => libc::POLLHUP,
+                    Some(_) => libc::POLLHUP | libc::POLLERR,
+                };
+                (stream.can_read(), stream.can_write(), state)
+            }
+            (Phase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
+            // As TCP's sockets that were never connected.
+            _ => (false, true, libc::POLLHUP),
+        };
+        let mut found = state;
+        if can_read {
+            found |= asked & (libc::POLLIN | libc::POLLRDNORM);
+        }
+        if can_write {
+            found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
+        }
+        found
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else {
+            return false;
+        };
+        stream.take_events();
+        stream.arm();
+        stream.progress()
+    }
+
+    fn descriptors(&self) -> Vec<libc::pollfd> {
+        let mut fds = vec![for_reading(self.channel.raw_fd())];
+        fds.extend(self.stream.as_ref().map(|s| for_reading(s.fd())));
+        fds
+    }
+
+    fn waiters(&mut self) -> &mut Waiters {
+        &mut self.waiters
+    }
+
+    fn blocking(&mut self) -> &mut Blocking {
+        &mut self.blocking
+    }
+}
+
+impl Session {
+    /// A session that is not connected, with an id and an event channel of its own.
+    pub(crate) fn new(nonblocking: bool) -> Result<Self> {
+        rdmacm::device()?;
+        // SAFETY: a new channel, and an id on it.
+        let (id, channel) = unsafe {
+            let (handle, channel) = own_channel()?;
+            let id = connect::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
+            if id.is_err() {
+                ChannelHandle::destroy(handle);
+            }
+            (id?, channel)
+        };
+        Ok(Self {
+            id,
+            channel,
+            phase: Phase::New,
+            stream: None,
+            blocking: Blocking::new(nonblocking),
+            sizes: Sizes::default(),
+            reuse_address: 0,
+            v6only: 0,
+            remembered: Remembered::default(),
+            error: 0,
+            waiters: Waiters::default(),
+        })
+    }
+
+    pub(crate) fn cm_id(&self) -> Result<&'static CmId> {
+        if self.phase == Phase::Closed {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the id lives until the socket is closed, and the lock is held as long as the result is used.
+        unsafe { CmId::borrow(self.id) }
+    }
+
+    fn take_cm_events(&mut self) -> bool {
+        let mut any = false;
+        // SAFETY: the channel is the id's own, which is live.
+        while let Ok(event) = unsafe { cm_event::next_event(&self.channel) } {
+            any = true;
+            // SAFETY: an event that is live until it is acknowledged.
+            unsafe {
+                self.on_event(&*event);
+                cm_event::acknowledge(event);
+            }
+        }
+        any
+    }
+
+    /// # Safety
+    /// `event` is live.
+    unsafe fn on_event(&mut self, event: &rdma_cm_event) {
+        match (event.event, self.phase) {
+            (RDMA_CM_EVENT_ESTABLISHED, Phase::Connecting) => {
+                // SAFETY: the parameters of a connection.
+                let peer = unsafe { conn_data(event) };
+                let set = peer
+                    .ok_or(Errno(libc::EPROTO))
+                    .and_then(|peer| self.stream.as_mut().ok_or(INVALID)?.set_peer(&peer));
+                match set {
+                    Ok(()) => self.phase = Phase::Connected,
+                    Err(Errno(errno)) => self.fail(errno),
+                }
+            }
+            (RDMA_CM_EVENT_ESTABLISHED, Phase::Accepting) => self.phase = Phase::Connected,
+            (RDMA_CM_EVENT_DISCONNECTED, Phase::Connected) => {
+                if let Some(stream) = &mut self.stream {
+                    // What came before the end is still to be read.
+                    stream.progress();
+                    stream.over.get_or_insert(0);
+                }
+            }
+            (RDMA_CM_EVENT_UNREACHABLE, Phase::Connecting) => self.fail(libc::ETIMEDOUT),
+            (
+                RDMA_CM_EVENT_REJECTED
+                | RDMA_CM_EVENT_CONNECT_ERROR
+                | RDMA_CM_EVENT_UNREACHABLE
+                | RDMA_CM_EVENT_DISCONNECTED,
+                Phase::Connecting | Phase::Accepting,
+            ) => self.fail(libc::ECONNREFUSED),
+            _ => {}
+        }
+    }
+
+    fn fail(&mut self, errno: c_int) {
+        self.phase = Phase::Failed;
+        self.error = errno;
+    }
+
+    pub(crate) fn take_error(&mut self, otherwise: c_int) -> Errno {
+        match std::mem::take(&mut self.error) {
+            0 => Errno(otherwise),
+            errno => Errno(errno),
+        }
+    }
+
+    /// What came of connecting, once something has.
+    pub(crate) fn outcome(&mut self) -> Option<Result> {
+        match self.phase {
+            Phase::Connecting | Phase::Accepting => None,
+            Phase::Connected => Some(Ok(())),
+            _ => Some(Err(self.take_error(libc::ECONNREFUSED))),
+        }
+    }
+
+    pub(crate) fn start_connecting(&mut self, addr: Addr) -> Result {
+        let id = self.cm_id()?;
+        resolve::resolve_addr(id, None, addr)?;
+        // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
+        let resolved = unsafe {
+            let event = cm_event::next_event(&self.channel)?;
+            let resolved = ((*event).event, (*event).status);
+            cm_event::acknowledge(event);
+            resolved
+        };
+        if resolved.0 != RDMA_CM_EVENT_ADDR_RESOLVED {
+            return Err(Errno(resolved.1.abs()));
+        }
+        resolve::resolve_route(id)?;
+        // SAFETY: as above.
+        unsafe {
+            cm_event::acknowledge(cm_event::next_event(&self.channel)?);
+            let stream = Stream::new(id, self.sizes)?;
+            let data = stream.conn_data().encode();
+            self.stream = Some(stream);
+            let param = conn_param(&data);
+            connect::connect(id, &raw const param)?;
+        }
+        self.phase = Phase::Connecting;
+        Ok(())
+    }
+
+    /// For a listener: the next request, as a session that is being connected, and the peer's address.
+    pub(crate) fn take_request(&mut self) -> Option<Result<(Self, Addr)>> {
+        loop {
+            // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
+            unsafe {
+                let event = match cm_event::next_event(&self.channel) {
+                    Ok(event) => event,
+                    Err(Errno(libc::EAGAIN)) => return None,
+                    Err(e) => return Some(Err(e)),
+                };
+                let is_request = (*event).event == RDMA_CM_EVENT_CONNECT_REQUEST;
+                let (id, peer) = ((*event).id, conn_data(&*event));
+                cm_event::acknowledge(event);
+                if !is_request {
+                    continue;
+                }
+                match self.serve(id, peer) {
+                    Ok(new) => return Some(Ok(new)),
+                    // Another thread or a later call may have what it takes.
+                    Err(e) if e.is_shortage() => return Some(Err(e)),
+                    // The next one may be better.
+                    Err(Errno(errno)) => {
+                        tracing::debug!("a connection is refused: errno {errno}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a session of a request. Where that fails, the request is refused.
+    ///
+    /// # Safety
+    /// `handle` is a requested id that nobody else uses.
+    unsafe fn serve(
+        &mut self,
+        handle: *mut rdma_cm_id,
+        peer: Option<ConnData>,
+    ) -> Result<(Self, Addr)> {
+        // SAFETY: contract of this function.
+        unsafe {
+            let id = CmId::borrow(handle)?;
+            let (stream, channel_handle, channel) = match self.prepare(id, peer) {
+                Ok(prepared) => prepared,
+                Err(e) => {
+                    connect::destroy_with_queues(handle);
+                    return Err(e);
+                }
+            };
+            id.migrate(channel_handle)?;
+            let data = stream.conn_data().encode();
+            let mut new = Self {
+                id: handle,
+                channel,
+                phase: Phase::Accepting,
+                stream: Some(stream),
+                blocking: Blocking::new(false),
+                sizes: self.sizes,
+                reuse_address: self.reuse_address,
+                v6only: self.v6only,
+                remembered: self.remembered,
+                error: 0,
+                waiters: Waiters::default(),
+            };
+            let param = conn_param(&data);
+            let accepted = id
+                .destination()
+                .ok_or(INVALID)
+                .and_then(|peer| connect::accept(id, &raw const param).map(|()| peer));
+            match accepted {
+                Ok(peer) => Ok((new, peer)),
+                // The peer has gone.
+                Err(e) => {
+                    new.dispose();
+                    Err(e)
+                }
+            }
+        }
+    }
+
+    /// What a requested id needs to become a socket.
+    ///
+    /// # Safety
+    /// Nobody else uses `id`. Where this fails, it has no queue pair.
+    unsafe fn prepare(
+        &self,
+        id: &CmId,
+        peer: Option<ConnData>,
+    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel<Event>>)> {
+        let peer = peer.ok_or(Errno(libc::EPROTO))?;
+        // SAFETY: contract of this function.
+        let mut stream = unsafe { Stream::new(id, self.sizes) }?;
+        match stream.set_peer(&peer).and_then(|()| own_channel()) {
+            Ok((handle, channel)) => Ok((stream, handle, channel)),
+            Err(e) => {
+                id.destroy_qp();
+                Err(e)
+            }
+        }
+    }
+
+    /// The stream, for sending. `None`: not yet.
+    pub(crate) fn stream_for_data(&mut self) -> Result<Option<&mut Stream>> {
+        match (self.phase, &mut self.stream) {
+            (Phase::Connecting | Phase::Accepting, _) => Ok(None),
+            (Phase::Connected, Some(stream)) => {
+                match stream.over {
+                    Some(0) => return Err(Errno(libc::EPIPE)),
+                    Some(errno) => return Err(Errno(errno)),
+                    None if stream.shut => return Err(Errno(libc::EPIPE)),
+                    None => {}
+                }
+                Ok(Some(stream))
+            }
+            _ => Err(Errno(libc::ENOTCONN)),
+        }
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some(stream) = self.stream_for_data()? else {
+            return Ok(None);
+        };
+        let sent = stream.send(bytes)?;
+        Ok((sent > 0 || bytes.is_empty()).then_some(sent))
+    }
+
+    pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> Result<Option<usize>> {
+        match (self.phase, &mut self.stream) {
+            (Phase::Connecting | Phase::Accepting, _) => Ok(None),
+            (Phase::Connected, Some(stream)) => {
+                let got = stream.recv(bytes, peek);
+                if got > 0 || bytes.is_empty() {
+                    return Ok(Some(got));
+                }
+                match stream.over {
+                    None if !stream.ended => Ok(None),
+                    Some(errno) if errno != 0 => Err(Errno(errno)),
+                    _ => Ok(Some(0)),
+                }
+            }
+            _ => Err(Errno(libc::ENOTCONN)),
+        }
+    }
+
+    /// Destroys what there is of the socket.
+    pub(crate) fn dispose(&mut self) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        if let Ok(id) = self.cm_id() {
+            id.disconnect();
+            id.destroy_qp();
+        }
+        self.stream = None;
+        self.phase = Phase::Closed;
+        // SAFETY: the id and its channel are the socket's own.
+        unsafe {
+            let channel = (*self.id).channel;
+            let _ = connect::destroy(self.id);
+            ChannelHandle::destroy(channel);
+        }
+        self.waiters.wake_others();
+    }
+}
+
+/// What the peer has told with an event.
+///
+/// # Safety
+/// `event` is live and has parameters of a connection.
+unsafe fn conn_data(event: &rdma_cm_event) -> Option<ConnData> {
+    // SAFETY: contract of this function; `private_data` is valid for its length.
+    unsafe {
+        let conn = event.param.conn;
+        if conn.private_data.is_null() {
+            return None;
+        }
+        let len = usize::from(conn.private_data_len);
+        ConnData::decode(std::slice::from_raw_parts(conn.private_data.cast(), len))
+    }
+}
+
+/// The parameters of a stream's connection; they point to `data`.
+fn conn_param(data: &[u8; ConnData::SIZE]) -> rdma_conn_param {
+    let mut param = rdma_conn_param::zeroed();
+    param.private_data = data.as_ptr().cast::<c_void>();
+    param.private_data_len = ConnData::SIZE as u8;
+    param.flow_control = 1;
+    param.retry_count = 7;
+    param.rnr_retry_count = 7;
+    param
+}

@@ -1,0 +1,80 @@
+//! The options of a socket for streams.
+
+use std::ffi::c_int;
+
+use verbs_abi::*;
+
+use crate::session::Session;
+use crate::sizes::buffer_size;
+use crate::stream::Stream;
+use crate::wait::Waitable;
+use rdmacm::errno::{Errno, INVALID, Result};
+
+impl Session {
+    /// `setsockopt(2)` of a number.
+    ///
+    /// # Errors
+    /// `ENOTSUP` for options that there are not, `EINVAL` for values that they cannot have.
+    pub(crate) fn set_option(&mut self, level: c_int, name: c_int, value: c_int) -> Result {
+        let before_connecting = self.stream.is_none();
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address = value,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) if before_connecting => {
+                self.sizes.recv_buffer = buffer_size(value);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) if before_connecting => {
+                self.sizes.send_buffer = buffer_size(value);
+            }
+            // Buffers of a connection stay as they are: their size is a wish.
+            (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.remembered.keep_alive = value,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.remembered.oob_inline = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.remembered.keep_idle = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.remembered.keep_interval = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.remembered.keep_count = value,
+            // Nothing waits for more to be sent.
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.remembered.no_delay = value,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.remembered.max_segment = value,
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only = value,
+            (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
+                let set = before_connecting.then(|| self.sizes.set(name, value));
+                return set.flatten().ok_or(INVALID);
+            }
+            _ => return Err(Errno(libc::ENOTSUP)),
+        }
+        Ok(())
+    }
+
+    /// `getsockopt(2)` of a number.
+    ///
+    /// # Errors
+    /// `ENOTSUP` for options that there are not.
+    pub(crate) fn option(&mut self, level: c_int, name: c_int) -> Result<c_int> {
+        let sizes = self.stream.as_ref().map_or(self.sizes, Stream::sizes);
+        let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+        Ok(match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(sizes.recv_buffer),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(sizes.send_buffer),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.remembered.keep_alive,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.remembered.oob_inline,
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::SOL_SOCKET, libc::SO_ERROR) => {
+                self.progress();
+                std::mem::take(&mut self.error)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.remembered.keep_idle,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.remembered.keep_interval,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.remembered.keep_count,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.remembered.no_delay,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match self.remembered.max_segment {
+                // The MTU.
+                0 => 4096,
+                asked => asked,
+            },
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only,
+            (SOL_RDMA, _) => return sizes.get(name).ok_or(Errno(libc::ENOTSUP)),
+            _ => return Err(Errno(libc::ENOTSUP)),
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! The sizes of queues and buffers, as socket options set them.
+
+use std::ffi::c_int;
+
+use verbs_abi::*;
+
+/// Least buffer of `SO_SNDBUF` and `SO_RCVBUF`, as of TCP's sockets (`socket(7)`); the stream has one of its own.
+const MIN_BUFFER: c_int = 2048;
+
+/// The sizes of a stream, as socket options set them: the defaults of `rsocket(7)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Bytes of the send and the receive buffer.
+    pub(crate) send_buffer: usize,
+    pub(crate) recv_buffer: usize,
+    /// WRs of the send and the receive queue.
+    pub(crate) sq: u16,
+    pub(crate) rq: u16,
+    pub(crate) max_inline: u16,
+    /// Buffers that the peer may map.
+    pub(crate) iomap_entries: u16,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            send_buffer: 1 << 17,
+            recv_buffer: 1 << 17,
+            sq: 384,
+            rq: 384,
+            max_inline: 64,
+            iomap_entries: 0,
+        }
+    }
+}
+
+impl Sizes {
+    /// Sets an option of the level `SOL_RDMA`; `None` if there is none of that name.
+    pub(crate) fn set(&mut self, name: c_int, value: c_int) -> Option<()> {
+        let value = u16::try_from(value.clamp(0, 8192)).ok()?;
+        match name {
+            RDMA_SQSIZE => self.sq = value,
+            RDMA_RQSIZE => self.rq = value,
+            RDMA_INLINE => self.max_inline = value.min(1024),
+            RDMA_IOMAPSIZE => self.iomap_entries = value,
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// An option of the level `SOL_RDMA`, if there is one of that name.
+    pub(crate) fn get(&self, name: c_int) -> Option<c_int> {
+        match name {
+            RDMA_SQSIZE => Some(self.sq.into()),
+            RDMA_RQSIZE => Some(self.rq.into()),
+            RDMA_INLINE => Some(self.max_inline.into()),
+            RDMA_IOMAPSIZE => Some(self.iomap_entries.into()),
+            _ => None,
+        }
+    }
+}
+
+/// What `SO_SNDBUF` and `SO_RCVBUF` make of a number.
+pub(crate) fn buffer_size(value: c_int) -> usize {
+    usize::try_from(value.clamp(MIN_BUFFER, 1 << 28)).unwrap_or(0)
+}

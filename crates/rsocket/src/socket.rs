@@ -1,0 +1,360 @@
+//! A socket for streams: its calls, which wait where they may.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use verbs_abi::AF_IB;
+
+use crate::protocol::Immediate;
+use crate::session::{Phase, Session};
+use crate::stream::Stream;
+use crate::wait::{self, Blocking, Deadline, Waitable, Waiter, lock};
+use rdmacm::addr::Addr;
+use rdmacm::device::DEFAULT_PKEY;
+use rdmacm::errno::{Errno, INVALID, Result};
+use rdmacm::{IbAddr, connect, resolve};
+
+/// How long `rclose` waits for a peer to take what was sent.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// A socket that was just connected, its number, and the peer's address.
+type New = (Arc<StreamSocket>, RawFd, Addr);
+
+/// A socket for streams.
+pub(crate) struct StreamSocket {
+    domain: c_int,
+    session: Mutex<Session>,
+}
+
+impl StreamSocket {
+    /// A socket and its number.
+    pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
+        Ok(Self::of(domain, Session::new(nonblocking)?))
+    }
+
+    fn of(domain: c_int, session: Session) -> (Arc<Self>, RawFd) {
+        let fd = session.channel.raw_fd();
+        let session = Mutex::new(session);
+        (Arc::new(Self { domain, session }), fd)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Session> {
+        lock(&self.session)
+    }
+
+    /// `close(2)`: what was sent is delivered first.
+    pub(crate) fn close(&self) {
+        {
+            let mut session = self.lock();
+            session.progress();
+            if let Some(stream) = &mut session.stream {
+                stream.say(Immediate::Disconnect);
+                stream.shut = true;
+            }
+        }
+        // A peer that takes nothing any more must not keep this end for ever; neither must a signal.
+        let deadline = Deadline::after(LINGER);
+        while !deadline.has_passed() {
+            let sent = |session: &mut Session| session.stream.as_ref().is_none_or(Stream::all_sent);
+            match self.wait(deadline, |session| sent(session).then_some(())) {
+                Err(Errno(libc::EINTR)) => {}
+                _ => break,
+            }
+        }
+        self.lock().dispose();
+    }
+
+    fn wait<T>(
+        &self,
+        deadline: Deadline,
+        ready: impl FnMut(&mut Session) -> Option<T>,
+    ) -> Result<T> {
+        wait::until(&self.session, deadline, ready)
+    }
+
+    fn wait_unless_told_not_to<T>(
+        &self,
+        flags: c_int,
+        ready: impl FnMut(&mut Session) -> Option<T>,
+    ) -> Result<T> {
+        wait::unless_told_not_to(&self.session, flags, ready)
+    }
+
+    // Names and connections.
+
+    pub(crate) fn bind(&self, addr: Addr) -> Result {
+        let session = self.lock();
+        let id = session.cm_id()?;
+        id.set_bind_options(session.reuse_address != 0, session.v6only != 0);
+        resolve::bind(id, addr)
+    }
+
+    pub(crate) fn listen(&self, backlog: c_int) -> Result {
+        let mut session = self.lock();
+        if session.phase == Phase::Listening {
+            return Ok(());
+        }
+        let id = session.cm_id()?;
+        if id.source().is_none() {
+            resolve::bind(id, self.any_address())?;
+        }
+        connect::listen(id, backlog)?;
+        session.phase = Phase::Listening;
+        Ok(())
+    }
+
+    fn any_address(&self) -> Addr {
+        match self.domain {
+            AF_IB => Addr::Ib(IbAddr::new([0; 16], DEFAULT_PKEY)),
+            libc::AF_INET6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED).into(),
+            _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED).into(),
+        }
+    }
+
+    pub(crate) fn connect(&self, addr: Addr) -> Result {
+        {
+            let mut session = self.lock();
+            session.progress();
+            match session.phase {
+                Phase::New => {}
+                Phase::Connecting | Phase::Accepting => return Err(Errno(libc::EALREADY)),
+                Phase::Connected => return Err(Errno(libc::EISCONN)),
+                Phase::Failed => return Err(session.take_error(libc::ECONNREFUSED)),
+                Phase::Listening | Phase::Closed => return Err(INVALID),
+            }
+            session.start_connecting(addr)?;
+            if session.blocking.never() {
+                return Err(Errno(libc::EINPROGRESS));
+            }
+        }
+        self.wait(Deadline::NEVER, Session::outcome)?
+    }
+
+    /// The next connection, its socket and the peer's address.
+    pub(crate) fn accept(&self) -> Result<New> {
+        loop {
+            if self.lock().phase != Phase::Listening {
+                return Err(INVALID);
+            }
+            let new = self.wait_unless_told_not_to(0, Session::take_request)?;
+            let (session, peer) = new?;
+            let (socket, fd) = Self::of(self.domain, session);
+            if !self.lock().blocking.never() {
+                match socket.wait(Deadline::NEVER, Session::outcome) {
+                    Ok(Ok(())) => {}
+                    // The peer has gone in the meantime: the next one.
+                    Ok(Err(_)) => {
+                        socket.close();
+                        continue;
+                    }
+                    Err(e) => {
+                        socket.close();
+                        return Err(e);
+                    }
+                }
+            }
+            return Ok((socket, fd, peer));
+        }
+    }
+
+    /// The own address, or the peer's.
+    pub(crate) fn name(&self, peer: bool) -> Result<Addr> {
+        let session = self.lock();
+        let id = session.cm_id()?;
+        if peer {
+            id.destination().ok_or(Errno(libc::ENOTCONN))
+        } else {
+            Ok(id.source().unwrap_or(self.any_address()))
+        }
+    }
+
+    // Data.
+
+    /// `send(2)`: as much as there is room for, all of it where the socket blocks.
+    pub(crate) fn send(&self, bytes: &[u8], flags: c_int) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let rest = bytes.get(done..).unwrap_or_default();
+            let sent =
+                self.wait_unless_told_not_to(flags, |session| session.send(rest).transpose());
+            match sent {
+                Ok(Ok(n)) => done += n,
+                Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
+                Ok(Err(_)) | Err(_) => return Ok(done),
+            }
+            if done == bytes.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// `recv(2)`.
+    pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
+        let peek = flags & libc::MSG_PEEK != 0;
+        let all = flags & libc::MSG_WAITALL != 0 && !peek;
+        let mut done = 0;
+        loop {
+            let rest = bytes.get_mut(done..).unwrap_or_default();
+            let got =
+                self.wait_unless_told_not_to(flags, |session| session.recv(rest, peek).transpose());
+            match got {
+                Ok(Ok(0)) => return Ok(done),
+                Ok(Ok(n)) => done += n,
+                Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
+                Ok(Err(_)) | Err(_) => return Ok(done),
+            }
+            if !all || done == bytes.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// `shutdown(2)`.
+    pub(crate) fn shutdown(&self, how: c_int) -> Result {
+        {
+            let mut session = self.lock();
+            session.progress();
+            let stream = session.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
+            match how {
+                libc::SHUT_RD => stream.ended = true,
+                libc::SHUT_WR if stream.shut => return Ok(()),
+                libc::SHUT_WR if stream.ended => {
+                    stream.say(Immediate::Disconnect);
+                    stream.shut = true;
+                }
+                libc::SHUT_WR => {
+                    stream.say(Immediate::Shutdown);
+                    stream.shut = true;
+                }
+                libc::SHUT_RDWR => {
+                    stream.say(Immediate::Disconnect);
+                    stream.shut = true;
+                    stream.ended = true;
+                }
+                _ => return Err(INVALID),
+            }
+            session.waiters.wake_others();
+        }
+        if how != libc::SHUT_RD {
+            let sent = |session: &mut Session| {
+                let all = session.stream.as_ref().is_none_or(Stream::all_sent);
+                all.then_some(())
+            };
+            self.wait(Deadline::after(LINGER), sent)
+                .or_else(|e| match e {
+                    Errno(libc::EAGAIN) => Ok(()),
+                    e => Err(e),
+                })?;
+        }
+        Ok(())
+    }
+
+    // Buffers for the peer.
+
+    /// `riomap`: lets the peer write into memory of this process.
+    ///
+    /// # Safety
+    /// The memory stays until it is unmapped or the socket is closed.
+    pub(crate) unsafe fn map(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        prot: c_int,
+        offset: Option<u64>,
+    ) -> Result<u64> {
+        if len == 0 || addr.is_null() || prot & !(libc::PROT_WRITE | libc::PROT_NONE) != 0 {
+            return Err(INVALID);
+        }
+        let writable = prot & libc::PROT_WRITE != 0;
+        // SAFETY: contract of this function.
+        self.wait(Deadline::NEVER, |session| unsafe {
+            let mapped = match session.stream_for_data() {
+                Ok(Some(stream)) => stream.map(addr, len, writable, offset),
+                Ok(None) => return None,
+                Err(e) => Err(e),
+            };
+            match mapped {
+                Err(Errno(libc::EAGAIN)) => None,
+                other => Some(other),
+            }
+        })?
+    }
+
+    /// `riounmap`.
+    pub(crate) fn unmap(&self, addr: *mut u8) -> Result {
+        let mut session = self.lock();
+        let stream = session.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
+        stream.unmap(addr)
+    }
+
+    /// `riowrite`: writes into memory that the peer has mapped.
+    pub(crate) fn write_mapped(&self, bytes: &[u8], offset: u64, flags: c_int) -> Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = bytes.get(done..).unwrap_or_default();
+            let at = offset + done as u64;
+            let written = self.wait_unless_told_not_to(flags, |session| {
+                let written = match session.stream_for_data() {
+                    Ok(Some(stream)) => stream.write_mapped(rest, at),
+                    Ok(None) => return None,
+                    Err(e) => Err(e),
+                };
+                match written {
+                    Ok(0) => None,
+                    other => Some(other),
+                }
+            });
+            match written {
+                Ok(Ok(n)) => done += n,
+                Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
+                Ok(Err(_)) | Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    // For `poll`.
+
+    /// Which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
+    pub(crate) fn poll_events(
+        &self,
+        events: libc::c_short,
+        waiter: Option<&Arc<Waiter>>,
+        fds: &mut Vec<libc::pollfd>,
+    ) -> libc::c_short {
+        wait::poll_events(&self.session, events, waiter, fds)
+    }
+
+    // Options.
+
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.lock().blocking = Blocking::new(nonblocking);
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.lock().blocking.never()
+    }
+
+    /// `setsockopt(2)` of a number.
+    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
+        self.lock().set_option(level, name, value)
+    }
+
+    /// `getsockopt(2)` of a number.
+    pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
+        self.lock().option(level, name)
+    }
+
+    /// `SO_LINGER`, which is remembered only: `rclose` always delivers what was sent.
+    pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
+        self.lock().remembered.linger = (on, seconds);
+    }
+
+    /// `SO_LINGER`.
+    pub(crate) fn linger(&self) -> (c_int, c_int) {
+        self.lock().remembered.linger
+    }
+}

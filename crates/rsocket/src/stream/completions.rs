@@ -1,0 +1,104 @@
+//! The completions of a stream: what has arrived, and what has been sent.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use verbs_abi::*;
+
+use super::{Sent, Stream};
+use crate::protocol::Immediate;
+
+/// Completions taken at once.
+const POLL: c_int = 32;
+
+impl Stream {
+    /// Takes what has completed, and says whether there was something.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut any = false;
+        let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
+        loop {
+            // SAFETY: a live completion queue, and as many places as are said.
+            let n = unsafe { ibv_poll_cq(self.cq, POLL, wcs.as_mut_ptr()) };
+            let Ok(n @ 1..) = usize::try_from(n) else {
+                break;
+            };
+            any = true;
+            for wc in wcs.iter().take(n) {
+                self.completed(wc);
+            }
+        }
+        if any {
+            self.grant();
+        }
+        any
+    }
+
+    fn completed(&mut self, wc: &ibv_wc) {
+        if wc.status != IBV_WC_SUCCESS {
+            // What was flushed ended with the connection; anything else is what ended it.
+            let errno = match wc.status {
+                IBV_WC_WR_FLUSH_ERR => 0,
+                _ => libc::ECONNRESET,
+            };
+            self.over.get_or_insert(errno);
+            return;
+        }
+        if wc.opcode & IBV_WC_RECV == 0 {
+            match Sent::from_wr_id(wc.wr_id) {
+                Sent::Data(len) => {
+                    self.sq_free += 1;
+                    self.send_free += len as usize;
+                }
+                Sent::Control => self.control_free += 1,
+            }
+            return;
+        }
+        // SAFETY: the immediate of a WRITE_WITH_IMM, the only message there is; any bits are a number.
+        let imm = u32::from_be(unsafe { wc.imm.imm_data });
+        match Immediate::decode(imm) {
+            Some(Immediate::Data(len)) if len as usize <= self.granted => {
+                self.granted -= len as usize;
+                self.readable += len as usize;
+                self.received = self.received.wrapping_add(1);
+            }
+            Some(Immediate::Credits(upto)) => self.allowed = upto,
+            Some(Immediate::Iomap | Immediate::KeepAlive) => {}
+            Some(Immediate::Shutdown) => self.ended = true,
+            Some(Immediate::Disconnect) => {
+                self.ended = true;
+                self.over.get_or_insert(0);
+            }
+            Some(Immediate::Data(_)) | None => {
+                self.over.get_or_insert(libc::EPROTO);
+            }
+        }
+        if self.post_recv().is_err() {
+            self.over.get_or_insert(libc::ECONNRESET);
+        }
+    }
+
+    /// Arms the completion queue: its channel becomes readable at the next completion.
+    pub(crate) fn arm(&mut self) {
+        // SAFETY: a live completion queue.
+        unsafe { ibv_req_notify_cq(self.cq, 0) };
+    }
+
+    /// Takes the events of the channel.
+    pub(crate) fn take_events(&mut self) {
+        let mut cq = ptr::null_mut();
+        let mut context = ptr::null_mut();
+        let verbs = self.device.verbs;
+        // SAFETY: a live channel, whose descriptor does not block, and places for the results.
+        unsafe {
+            while (verbs.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
+                (verbs.ibv_ack_cq_events)(cq, 1);
+            }
+        }
+    }
+
+    /// The descriptor that says that something has completed.
+    pub(crate) fn fd(&self) -> c_int {
+        // SAFETY: a live channel.
+        unsafe { (*self.channel).fd }
+    }
+}

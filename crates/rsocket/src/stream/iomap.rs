@@ -1,0 +1,110 @@
+//! `riomap`, `riounmap` and `riowrite` of a stream.
+
+use verbs_abi::*;
+
+use super::{MAX_TRANSFER, Mapped, Remote, Stream};
+use crate::protocol::{IOMAP_ENTRY_SIZE, Immediate, Target};
+use rdmacm::device::last_errno;
+use rdmacm::errno::{Errno, INVALID, Result};
+
+impl Stream {
+    /// Lets the peer write into `len` bytes at `addr`, under the name `offset` (`None`: any). The result is the name.
+    ///
+    /// # Safety
+    /// The memory stays until it is unmapped or the stream is gone.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the peer keeps no more; `EAGAIN` while there is no room for telling it.
+    pub(crate) unsafe fn map(
+        &mut self,
+        addr: *mut u8,
+        len: usize,
+        writable: bool,
+        offset: Option<u64>,
+    ) -> Result<u64> {
+        let len32 = u32::try_from(len).map_err(|_| INVALID)?;
+        if self.control_free == 0 {
+            return Err(Errno(libc::EAGAIN));
+        }
+        let index = *self.free_maps.front().ok_or(Errno(libc::ENOMEM))?;
+        let access = if writable {
+            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
+        } else {
+            IBV_ACCESS_LOCAL_WRITE
+        };
+        // SAFETY: the queue pair's protection domain; contract of this function.
+        let mr = unsafe { (self.device.verbs.ibv_reg_mr)((*self.qp).pd, addr.cast(), len, access) };
+        if mr.is_null() {
+            return Err(last_errno());
+        }
+        let name = offset.unwrap_or(u64::from(index) << 32);
+        let target = Target {
+            addr: addr.expose_provenance() as u64,
+            // SAFETY: just registered.
+            rkey: unsafe { (*mr).rkey },
+            len: len32,
+        };
+        self.tell_map(index, name, target)?;
+        self.free_maps.pop_front();
+        self.mapped.push(Mapped {
+            mr,
+            addr: addr.addr(),
+            index,
+        });
+        Ok(name)
+    }
+
+    fn tell_map(&mut self, index: u16, name: u64, target: Target) -> Result {
+        let mut bytes = [0; IOMAP_ENTRY_SIZE];
+        bytes[..8].copy_from_slice(&name.to_ne_bytes());
+        bytes[8..].copy_from_slice(&target.to_memory());
+        let sgl_bytes = self.remote_sgl.len as usize * Target::SIZE;
+        let entry = sgl_bytes + usize::from(index) * IOMAP_ENTRY_SIZE;
+        let to = self.remote_sgl.addr + entry as u64;
+        self.post_control(&mut bytes, to, Immediate::Iomap)
+    }
+
+    /// Undoes [`Stream::map`].
+    ///
+    /// # Errors
+    /// `EINVAL` where nothing is mapped there.
+    pub(crate) fn unmap(&mut self, addr: *mut u8) -> Result {
+        let at = self.mapped.iter().position(|m| m.addr == addr.addr());
+        let mapped = self.mapped.swap_remove(at.ok_or(INVALID)?);
+        // SAFETY: registered by `map`, deregistered once. A peer that writes there from now on gets an error.
+        unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
+        self.free_maps.push_back(mapped.index);
+        Ok(())
+    }
+
+    /// Writes into a buffer that the peer has mapped under names from `offset` on: as much as there is room for now.
+    ///
+    /// # Errors
+    /// `EINVAL` where the peer has mapped nothing there, or less.
+    pub(crate) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
+        let (addr, rkey) = self.find_map(offset, bytes.len()).ok_or(INVALID)?;
+        let mut done = 0;
+        while done < bytes.len() && self.sq_free > 0 && self.send_free > 0 {
+            let rest = bytes.get(done..).unwrap_or_default();
+            let len = rest.len().min(MAX_TRANSFER).min(self.send_free);
+            let chunk = rest.get(..len).unwrap_or_default();
+            let addr = addr + done as u64;
+            self.post_data(chunk, Remote { addr, rkey }, None)?;
+            done += len;
+        }
+        Ok(done)
+    }
+
+    /// Where the peer's buffer for these names is, and its key.
+    fn find_map(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
+        (0..self.sizes.iomap_entries).find_map(|index| {
+            let at = Self::iomap_at(index);
+            let name = self.shared.word(at);
+            let target = Target::from_words(self.shared.word(at + 8), self.shared.word(at + 16));
+            let inside = offset.checked_sub(name)?;
+            let room = u64::from(target.len).checked_sub(inside)?;
+            (len as u64 <= room && target.len > 0)
+                .then(|| (target.addr.wrapping_add(inside), target.rkey))
+        })
+    }
+}
