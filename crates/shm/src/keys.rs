@@ -21,14 +21,14 @@ use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 
+use nic_core::rights::Owner;
+
 use crate::barrier;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::mem::RangeBacking;
 
-pub use windows::{
-    BindRequest, IMPLICIT, MAX_PD_NUMBER, WindowId, WindowType, pd_of, translated, window_admits,
-};
+pub use windows::{BindRequest, WindowId, WindowType};
 
 use windows::Windows;
 
@@ -81,7 +81,7 @@ pub fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
 /// What a new region is.
 pub struct NewRegion<'a> {
     /// Number of its protection domain.
-    pub pd: u32,
+    pub owner: Owner,
     /// What work requests call its first byte.
     pub addr: u64,
     /// Where its first byte lies.
@@ -158,7 +158,7 @@ impl Keys {
         mr.access.store(new.access, Ordering::Relaxed);
         mr.addr.store(new.addr, Ordering::Relaxed);
         mr.len.store(new.len, Ordering::Relaxed);
-        mr.pd.store(new.pd, Ordering::Relaxed);
+        mr.pd.store(new.owner.word(), Ordering::Relaxed);
         mr.backing.store(new.backing.kind, Ordering::Relaxed);
         mr.handle.store(new.backing.handle, Ordering::Relaxed);
         mr.inode.store(new.backing.inode, Ordering::Relaxed);
@@ -303,13 +303,13 @@ fn enter(mr: &MrShared, key: u32) {
 }
 
 /// Makes `key` of another process invalid, as that one does with its own. It keeps what it has for the region until it
-/// deregisters it, too. The protection domain that the region was in.
+/// deregisters it, too. Returns whom the region belonged to.
 ///
 /// # Errors
 /// `ENOENT` where `owner` has no such region; `EBUSY` while memory windows are bound to it.
-pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<u32, i32> {
+pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
     let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
-    let pd = mr.pd.load(Ordering::Relaxed);
+    let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
     // SYNC POINT B: whoever binds a window says so first, and then looks whether the key is still there.
     let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_WINDOWS != 0;
     if bound() {
@@ -326,7 +326,7 @@ pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<u32, i32
     }
     wait_for_accesses(fabric, owner, index);
     forget_backing(owner, mr);
-    Ok(pd)
+    Ok(belongs_to)
 }
 
 /// Has peers drop their mappings of a region's memory.

@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
 
+use nic_core::rights::{self, Owner, Permitted};
+
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::fabric::segment::Mapping;
@@ -516,20 +518,14 @@ pub struct Region {
     pub entry: u64,
     /// Place in the table of its process.
     pub index: usize,
-    /// Address of the first byte, as work requests name it.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// `ibv_access_flags`.
-    pub access: u32,
-    /// Number of its protection domain, or of a window (`keys::window_admits`).
-    pub pd: u32,
+    /// What the table says of it: where it is, and who may use it for what.
+    pub rights: rights::Region,
     /// Peers reach it by system call only.
     pub private: bool,
     /// It is one of this process.
     pub own: bool,
-    /// What to add to an address of the region for one of its process.
-    shift: u64,
+    /// Where its process has its first byte.
+    base: u64,
     /// Atomics are CPU atomics; where not, they are made under a lock.
     cpu_atomics: bool,
     reach: Reach,
@@ -542,8 +538,8 @@ unsafe impl Send for Region {}
 /// Bytes that are copied at once between two places of which neither can be mapped.
 pub const BOUNCE: usize = 16 << 10;
 
-/// The pieces of `len` bytes that go through such a buffer: where each starts, and how long it is.
-pub fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
+/// Pieces of `len` bytes, each at most as long as such a buffer: where each starts, and how long it is.
+fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len)
         .step_by(BOUNCE)
         .map(move |at| (at, BOUNCE.min(len - at)))
@@ -594,33 +590,26 @@ impl Region {
             owner: None,
             entry,
             index,
-            addr,
-            len,
+            rights: rights::Region {
+                start: addr,
+                len,
+                access: mr.access.load(Ordering::Relaxed),
+                owner: Owner::from_word(mr.pd.load(Ordering::Relaxed)),
+            },
             private: backing == BACKING_PRIVATE,
             own: peer.is_self,
-            access: mr.access.load(Ordering::Relaxed),
-            pd: mr.pd.load(Ordering::Relaxed),
-            shift: base.wrapping_sub(addr),
+            base,
             // A region may call its bytes by other addresses than the CPU, and be aligned to others.
             cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
             reach,
         })
     }
 
-    /// Do `len` bytes at `addr` lie within the region?
+    /// The own address of the bytes `at`, where the region is mapped.
     #[inline]
-    pub fn contains(&self, addr: u64, len: u64) -> bool {
-        addr.checked_sub(self.addr)
-            .and_then(|offset| self.len.checked_sub(offset))
-            .is_some_and(|rest| len <= rest)
-    }
-
-    /// The own address of `addr`, where the region is mapped.
-    #[inline]
-    pub fn direct(&self, addr: u64) -> Option<*mut u8> {
-        debug_assert!(self.contains(addr, 0));
+    pub fn direct(&self, at: Permitted) -> Option<*mut u8> {
         match self.reach {
-            Reach::Direct(first, _) => Some(first.wrapping_add((addr - self.addr) as usize)),
+            Reach::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
             Reach::ProcessVm(_) | Reach::Null => None,
         }
     }
@@ -631,55 +620,49 @@ impl Region {
         matches!(self.reach, Reach::Null)
     }
 
-    /// Copies `len` bytes from `src` to `addr` of this region.
+    /// Copies bytes from `src` to those of this region that are permitted.
     ///
     /// # Safety
-    /// Nobody has a mutable reference to the `len` bytes at `src`; the region [contains](Self::contains) the range and is
-    /// pinned.
+    /// Nobody has a mutable reference to the as many bytes at `src`; `at` is of this region, which is pinned.
     #[inline]
-    pub unsafe fn write(&self, addr: u64, src: *const u8, len: usize) -> Result<(), Fault> {
-        match self.direct(addr) {
+    pub unsafe fn write(&self, at: Permitted, src: *const u8) -> Result<(), Fault> {
+        match self.direct(at) {
             // SAFETY: contract of this function; the pin keeps peers' memory mapped, and programs may unmap their own.
-            Some(dst) => unsafe { copy(dst, src, len)? },
+            Some(dst) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {}
-            None => self.process_vm(addr, src.cast_mut(), len, libc::process_vm_writev)?,
+            None => self.process_vm(at, src.cast_mut(), libc::process_vm_writev)?,
         }
         Ok(())
     }
 
-    /// Copies `len` bytes from `addr` of this region to `dst`.
+    /// Copies the bytes of this region that are permitted to `dst`.
     ///
     /// # Safety
-    /// Nobody has a reference to the `len` bytes at `dst`; the region [contains](Self::contains) the range and is pinned.
+    /// Nobody has a reference to the as many bytes at `dst`; `at` is of this region, which is pinned.
     #[inline]
-    pub unsafe fn read(&self, addr: u64, dst: *mut u8, len: usize) -> Result<(), Fault> {
-        match self.direct(addr) {
+    pub unsafe fn read(&self, at: Permitted, dst: *mut u8) -> Result<(), Fault> {
+        match self.direct(at) {
             // SAFETY: as in `write`.
-            Some(src) => unsafe { copy(dst, src, len)? },
+            Some(src) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {
                 static ZEROS: [u8; BOUNCE] = [0; BOUNCE];
-                for (at, n) in pieces(len) {
+                for (done, n) in pieces(at.len() as usize) {
                     // SAFETY: contract of this function; there are as many zeros.
-                    unsafe { copy(dst.wrapping_add(at), ZEROS.as_ptr(), n)? };
+                    unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
             }
-            None => self.process_vm(addr, dst, len, libc::process_vm_readv)?,
+            None => self.process_vm(at, dst, libc::process_vm_readv)?,
         }
         Ok(())
     }
 
     #[cold]
-    fn process_vm(
-        &self,
-        addr: u64,
-        local: *mut u8,
-        len: usize,
-        call: ProcessVmCall,
-    ) -> Result<(), Fault> {
+    fn process_vm(&self, at: Permitted, local: *mut u8, call: ProcessVmCall) -> Result<(), Fault> {
         let Reach::ProcessVm(pid) = self.reach else {
             return Err(Fault);
         };
-        let at = addr.wrapping_add(self.shift) as usize;
+        let len = at.len() as usize;
+        let at = self.base.wrapping_add(at.offset()) as usize;
         // The last bytes come last, as in `copy`: the kernel takes one piece after the other.
         let rest = len.saturating_sub(copy::LAST);
         let mut done = 0;
@@ -709,41 +692,44 @@ impl Region {
         Ok(())
     }
 
-    /// Reads the 8 bytes at `addr`, stores what `change` makes of them, and returns what was there, in one
+    /// Reads the 8 bytes `at`, stores what `change` makes of them, and returns what was there, in one
     /// step that no other atomic of any NIC of this fabric divides.
     ///
-    /// `addr` is aligned to 8 bytes; the region contains it and is pinned.
+    /// `at` is 8 bytes of this region, which is pinned, and their address is a multiple of 8.
     #[inline]
-    pub fn atomic(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    pub fn atomic(&self, peer: &Peer, at: Permitted, op: AtomicOp) -> Result<u64, Fault> {
+        if at.len() != 8 {
+            return Err(Fault);
+        }
         if self.cpu_atomics
-            && let Some(ptr) = self.direct(addr)
+            && let Some(ptr) = self.direct(at)
         {
             // SAFETY: within the pinned region and aligned (the caller checked both). Other accesses of the
             // same bytes race only with whole words.
             return unsafe { word::change(ptr.cast(), op) };
         }
-        self.atomic_locked(peer, addr, op)
+        self.atomic_locked(peer, at, op)
     }
 
     /// Atomics on memory without a shared mapping: read, modify and write under a lock of the owner's
     /// segment that the address chooses.
     #[cold]
-    fn atomic_locked(&self, peer: &Peer, addr: u64, op: AtomicOp) -> Result<u64, Fault> {
-        let index = (addr.wrapping_add(self.shift) / 8) as usize % ATOMIC_LOCKS;
+    fn atomic_locked(&self, peer: &Peer, at: Permitted, op: AtomicOp) -> Result<u64, Fault> {
+        let index = (self.base.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
         let owner = self.owner.as_deref().unwrap_or(peer);
         let lock = owner.segment.atomic_lock(index).ok_or(Fault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;
         let mut old = 0u64;
-        // SAFETY: `old` and `new` are 8 bytes; the caller has checked and pinned the range.
+        // SAFETY: `old` and `new` are 8 bytes, and so is `at` (checked in `atomic`); the caller has pinned the region.
         unsafe {
-            self.read(addr, (&raw mut old).cast(), 8)?;
+            self.read(at, (&raw mut old).cast())?;
             let new = match op {
                 AtomicOp::FetchAdd(n) => old.wrapping_add(n),
                 AtomicOp::Store(new) => new,
                 AtomicOp::CompareSwap { expect, swap } if old == expect => swap,
                 AtomicOp::CompareSwap { .. } => return Ok(old),
             };
-            self.write(addr, (&raw const new).cast(), 8)?;
+            self.write(at, (&raw const new).cast())?;
         }
         Ok(old)
     }

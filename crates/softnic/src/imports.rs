@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::nic::{Nic, lock};
+use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
-use shm::keys::{self, MAX_PD_NUMBER};
+use shm::keys;
 
 /// What can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,7 +67,7 @@ impl Kind {
 }
 
 /// The bit that numbers of imported protection domains have and handles of own objects have not.
-const IMPORTED: u32 = MAX_PD_NUMBER >> 1;
+const IMPORTED: u32 = Owner::MAX_DOMAIN >> 1;
 
 /// What a process knows of the objects that it shares.
 #[derive(Default)]
@@ -426,14 +427,14 @@ pub(crate) struct Found {
 #[cold]
 pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Option<Found> {
     // Beyond are the numbers of no domain: queue pairs without one have such.
-    let shared = pd < MAX_PD_NUMBER && (pd & IMPORTED != 0 || is_exported(peer));
+    let shared = pd < Owner::MAX_DOMAIN && (pd & IMPORTED != 0 || is_exported(peer));
     if !shared {
         return None;
     }
     let (home, handle) = home_of(nic, peer, pd)?;
     let in_domain = |owner: Arc<Peer>, pd: u32| {
         let (index, mr) = keys::find(&owner, key)?;
-        let belongs = keys::pd_of(mr.pd.load(Ordering::Relaxed)) == Some(pd);
+        let belongs = Owner::from_word(mr.pd.load(Ordering::Relaxed)).number() == Some(pd);
         (belongs && !owner.has_ended()).then_some(Found { owner, index })
     };
     if home.slot != peer.slot

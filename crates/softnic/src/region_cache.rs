@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::imports::find_region;
 use crate::nic::Nic;
+use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::keys::{self, Pin};
 use shm::mem::{Fault, Region};
@@ -95,11 +96,13 @@ impl RegionCache {
         }
         let own = keys::find(peer, key);
         let strange = own.is_none_or(|(_, mr)| {
-            keys::pd_of(mr.pd.load(Ordering::Relaxed)).is_some_and(|its| its != pd)
+            Owner::from_word(mr.pd.load(Ordering::Relaxed))
+                .number()
+                .is_some_and(|its| its != pd)
         });
         if strange && let Some(found) = find_region(nic, peer, pd, key) {
             let (mut region, pin) = reach(nic, &found.owner, found.index, key)?;
-            region.pd = keys::translated(region.pd, pd);
+            region.rights.owner = region.rights.owner.in_domain(pd);
             region.owner = Some(found.owner);
             if self.shared.len() == ENTRIES {
                 self.shared.swap_remove(0);

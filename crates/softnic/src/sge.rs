@@ -8,7 +8,8 @@ use verbs_abi::*;
 use crate::device::MAX_SGE;
 use crate::nic::Nic;
 use crate::region_cache::RegionCache;
-use shm::keys::{IMPLICIT, Pin};
+use nic_core::rights::{Access, Grant, Permitted, QueuePair, authorize, authorize_region};
+use shm::keys::Pin;
 use shm::mem::Region;
 
 /// Room for the SGEs of a work request that lie where a processor would not have them: programs put them into packed
@@ -65,8 +66,7 @@ pub(crate) enum SgeError {
 /// to be read: a run usually goes to one region, and looking it up for each would cost as much as the work request.
 pub(crate) struct Window<const WRITE: bool> {
     lkey: u32,
-    addr: u64,
-    len: u64,
+    grant: Grant,
     first: *mut u8,
     pin: Option<Pin>,
 }
@@ -75,8 +75,7 @@ impl<const WRITE: bool> Window<WRITE> {
     pub(crate) const fn none() -> Self {
         Self {
             lkey: 0,
-            addr: 0,
-            len: 0,
+            grant: Grant::NOTHING,
             first: std::ptr::null_mut(),
             pin: None,
         }
@@ -91,11 +90,10 @@ impl<const WRITE: bool> Window<WRITE> {
         cache: &mut RegionCache,
         sge: &ibv_sge,
     ) -> Result<*mut u8, SgeError> {
-        let offset = sge.addr.wrapping_sub(self.addr);
-        // `len` is 0 where there is no window, and lengths are below 2^63.
-        if sge.lkey == self.lkey && offset < self.len && u64::from(sge.length) <= self.len - offset
+        if sge.lkey == self.lkey
+            && let Ok(at) = self.grant.range(sge.addr, sge.length.into())
         {
-            return Ok(self.first.wrapping_add(offset as usize));
+            return Ok(self.first.wrapping_add(at.offset() as usize));
         }
         self.move_to(nic, pd, cache, sge)
     }
@@ -109,32 +107,41 @@ impl<const WRITE: bool> Window<WRITE> {
         sge: &ibv_sge,
     ) -> Result<*mut u8, SgeError> {
         self.close();
-        let (region, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
-        let Some(first) = region.direct(region.addr) else {
-            return Err(SgeError::Unmapped);
-        };
-        if region.pd != pd {
-            // A region of the whole address space: what is mapped there is looked up each time.
-            return region.direct(sge.addr).ok_or(SgeError::Protection);
+        let (region, at, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
+        let here = region.direct(at).ok_or(SgeError::Unmapped)?;
+        // Of a region of the whole address space, what is mapped is looked up each time.
+        if !at.is_on_demand()
+            && let Ok(grant) =
+                authorize_region(&region.rights, local_access(WRITE), &QueuePair::local(pd))
+        {
+            *self = Self {
+                lkey: sge.lkey,
+                grant,
+                first: here.wrapping_sub(at.offset() as usize),
+                pin: Some(pin),
+            };
         }
-        *self = Self {
-            lkey: sge.lkey,
-            addr: region.addr,
-            len: region.len,
-            first,
-            pin: Some(pin),
-        };
-        Ok(first.wrapping_add((sge.addr - self.addr) as usize))
+        Ok(here)
     }
 
     /// Lets go of the region: a thread has two pins, and what follows needs them.
     pub(crate) fn close(&mut self) {
         self.pin = None;
-        self.len = 0;
+        self.grant = Grant::NOTHING;
     }
 }
 
-/// The own region that an SGE names, checked: protection domain, range and, for `write`, local write access.
+/// What an SGE is used for.
+#[inline(always)]
+fn local_access(write: bool) -> Access {
+    if write {
+        Access::LocalWrite
+    } else {
+        Access::LocalRead
+    }
+}
+
+/// The bytes that an SGE names, checked, to be read or written, and the region that they are of.
 #[inline(always)]
 pub(crate) fn checked_sge<'c>(
     nic: &'static Nic,
@@ -142,26 +149,29 @@ pub(crate) fn checked_sge<'c>(
     pd: u32,
     sge: &ibv_sge,
     write: bool,
-) -> Result<(&'c Region, Pin), SgeError> {
+) -> Result<(&'c Region, Permitted, Pin), SgeError> {
     let (region, pin) = cache
         .get(nic, nic.me(), sge.lkey, || pd)
         .map_err(|_| SgeError::Protection)?;
-    let writable = region.access & IBV_ACCESS_LOCAL_WRITE.cast_unsigned() != 0;
-    if !region.contains(sge.addr, u64::from(sge.length))
-        || (write && !writable)
-        || (region.pd != pd && !on_demand(region, pd, sge, write))
-    {
+    let range = (sge.addr, sge.length.into());
+    let at = authorize(
+        &region.rights,
+        range,
+        local_access(write),
+        &QueuePair::local(pd),
+    )
+    .map_err(|_| SgeError::Protection)?;
+    if at.is_on_demand() && !is_mapped(region, sge, write) {
         return Err(SgeError::Protection);
     }
-    Ok((region, pin))
+    Ok((region, at, pin))
 }
 
-/// Is it a region of the whole address space, and the SGE mapped there?
+/// Is there memory where an SGE points in a region of the whole address space?
 #[cold]
-fn on_demand(region: &Region, pd: u32, sge: &ibv_sge, write: bool) -> bool {
+fn is_mapped(region: &Region, sge: &ibv_sge, write: bool) -> bool {
     // In another process that is not known; the system call finds out.
-    let mapped = || !region.own || shm::mem::populate(sge.addr, sge.length.into(), write);
-    region.pd == IMPLICIT | pd && mapped()
+    !region.own || shm::mem::populate(sge.addr, sge.length.into(), write)
 }
 
 #[cfg(test)]

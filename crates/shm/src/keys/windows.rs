@@ -1,9 +1,8 @@
 //! Memory windows: keys to a part of a memory region, which a program binds and invalidates by work requests.
 //!
 //! A window keeps its place in the table of keys from allocation to deallocation; bound, the place describes the
-//! bytes as a region's would, so peers reach them in the same way. What tells it from a region is its protection
-//! domain, which has a bit that no domain's number has: the comparison that every access makes anyway sends
-//! windows on the way that knows them, and no window's key ever passes as an L_Key.
+//! bytes as a region's would, so peers reach them in the same way. What tells it from a region is its
+//! [owner](nic_core::rights::Owner).
 
 use std::collections::HashMap;
 
@@ -37,35 +36,6 @@ pub struct BindRequest {
     pub len: u64,
     /// `IBV_ACCESS_*`.
     pub access: u32,
-}
-
-/// `MrShared::pd` of windows of type 1, with the protection domain's number in the lower bits.
-const TYPE_1: u32 = 1 << 31;
-/// The same of type 2, with the QP number.
-const TYPE_2: u32 = 3 << 30;
-
-/// `MrShared::pd` of a region of the whole address space, with the protection domain's number in the lower bits.
-pub const IMPLICIT: u32 = 1 << 30;
-
-/// Numbers of protection domains are below this, so that they differ from what else stands in their place.
-pub const MAX_PD_NUMBER: u32 = 1 << 30;
-
-/// May requests to queue pair `qpn` in protection domain `pd` use the window that has `owner` in the place of a
-/// region's protection domain? Or the region of the whole address space that does? No, if it is any other region.
-#[cold]
-pub fn window_admits(owner: u32, pd: u32, qpn: u32) -> bool {
-    owner == TYPE_1 | pd || owner == TYPE_2 | qpn || owner == IMPLICIT | pd
-}
-
-/// The number of the protection domain in which the region or window lies that has `owner` in its place; `None` for a
-/// window that belongs to a queue pair.
-pub fn pd_of(owner: u32) -> Option<u32> {
-    (owner & TYPE_2 != TYPE_2).then_some(owner & (MAX_PD_NUMBER - 1))
-}
-
-/// What the `owner` of a region or window is, if its protection domain has another number.
-pub fn translated(owner: u32, number: u32) -> u32 {
-    owner & !(MAX_PD_NUMBER - 1) | number
 }
 
 struct Window {
@@ -205,8 +175,8 @@ impl Keys {
             }
         };
         let owner = match window.window_type {
-            WindowType::One => TYPE_1 | pd,
-            WindowType::Two => TYPE_2 | qpn,
+            WindowType::One => Owner::window_type_1(pd),
+            WindowType::Two => Owner::window_type_2(qpn),
         };
         if window.bound.is_some() {
             invalidate(place);
@@ -239,7 +209,8 @@ impl Keys {
         let Some((index, mr)) = find(&fabric.me, key) else {
             return false;
         };
-        if mr.pd.load(Ordering::Relaxed) != TYPE_2 | qpn || !table.windows.is_place(index) {
+        let owner = Owner::from_word(mr.pd.load(Ordering::Relaxed));
+        if owner != Owner::window_type_2(qpn) || !table.windows.is_place(index) {
             return false;
         }
         invalidate(mr);
@@ -283,7 +254,7 @@ fn bindable<'f>(
 }
 
 /// Describes the bytes of a window in its place.
-fn describe(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: u32) {
+fn describe(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
     let skipped = new.addr - mr.addr.load(Ordering::Relaxed);
     let zero_based = new.access & verbs_abi::IBV_ACCESS_ZERO_BASED.cast_unsigned() != 0;
     let copy = |to: &std::sync::atomic::AtomicU32, from: &std::sync::atomic::AtomicU32| {
@@ -291,7 +262,7 @@ fn describe(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: u32) {
     };
     let addr = if zero_based { 0 } else { new.addr };
     place.access.store(new.access, Ordering::Relaxed);
-    place.pd.store(owner, Ordering::Relaxed);
+    place.pd.store(owner.word(), Ordering::Relaxed);
     place.addr.store(addr, Ordering::Relaxed);
     place.len.store(new.len, Ordering::Relaxed);
     copy(&place.backing, &mr.backing);

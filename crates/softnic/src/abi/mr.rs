@@ -12,8 +12,9 @@ use super::domain::{Pd, leave, leave_quietly, share_pd};
 use super::*;
 use crate::imports::{find_region, pd_uses};
 use crate::nic::Nic;
+use nic_core::rights::Owner;
 use shm::fabric::Peer;
-use shm::keys::{self, IMPLICIT, NewRegion};
+use shm::keys::{self, NewRegion};
 use shm::mem::{Hold, RangeBacking, backing_of};
 
 /// A memory region; the program's handle points to its first field.
@@ -105,7 +106,7 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         };
         let nic = pd.context.nic;
         let new = NewRegion {
-            pd: pd.number,
+            owner: Owner::domain(pd.number),
             addr: 0,
             base: 0,
             len: u64::MAX,
@@ -213,14 +214,17 @@ fn enter<T>(
     // The addresses are used from other threads later.
     let at = range.addr.expose_provenance();
     let (owner, backing) = if range.is_whole() {
-        (IMPLICIT | pd.number, RangeBacking::private())
+        (Owner::whole_space(pd.number), RangeBacking::private())
     } else {
         let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
         let share = access & REMOTE != 0 && access & IBV_ACCESS_ON_DEMAND == 0;
-        (pd.number, backing_of(at, range.length, write, share)?)
+        (
+            Owner::domain(pd.number),
+            backing_of(at, range.length, write, share)?,
+        )
     };
     let new = NewRegion {
-        pd: owner,
+        owner,
         addr: iova,
         base: at as u64,
         len: length,
@@ -360,9 +364,9 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
     if owner.has_ended() {
         return Err(libc::ENOENT);
     }
-    let pd = keys::deregister_of(&nic.fabric, owner, mr.key)?;
+    let belonged_to = keys::deregister_of(&nic.fabric, owner, mr.key)?;
     // Its own process does not count it any more, either.
-    if let Some(uses) = keys::pd_of(pd).and_then(|pd| pd_uses(owner, pd)) {
+    if let Some(uses) = belonged_to.number().and_then(|pd| pd_uses(owner, pd)) {
         uses.fetch_sub(1, Ordering::Release);
     }
     Ok(true)
@@ -394,7 +398,9 @@ pub(super) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -
 fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
     let nic = pd.context.nic;
     let own = keys::find(nic.me(), key)
-        .filter(|(_, mr)| keys::pd_of(mr.pd.load(Ordering::Relaxed)) == Some(pd.number))
+        .filter(|(_, mr)| {
+            Owner::from_word(mr.pd.load(Ordering::Relaxed)).number() == Some(pd.number)
+        })
         .map(|(index, _)| (Arc::clone(nic.me()), index));
     let others =
         || find_region(nic, nic.me(), pd.number, key).map(|found| (found.owner, found.index));

@@ -22,7 +22,7 @@ use crate::qp_state::QpType;
 use crate::recv::RecvQueue;
 use crate::srq::Srq;
 use crate::xrc::{Xrc, XrcSrq};
-use shm::keys::MAX_PD_NUMBER;
+use nic_core::rights::Owner;
 
 /// A completion channel; the program's handle points to its first field.
 #[repr(C)]
@@ -528,7 +528,7 @@ pub(super) unsafe fn create_xrc_recv(
             context: c,
             abi,
             qp_type: QpType::XrcRecv,
-            pd: MAX_PD_NUMBER,
+            pd: Owner::NO_DOMAIN,
             send_cq: Arc::clone(&domain.gatherer),
             recv_cq: Arc::clone(&domain.gatherer),
             srq: None,

@@ -1,7 +1,9 @@
 //! Placing a payload in the memory that a receive WR names.
 
+use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize};
+
 use super::*;
-use shm::mem::{BOUNCE, Fault, copy, is_readable, is_writable, pieces};
+use shm::mem::{BOUNCE, Fault, copy, is_readable, is_writable};
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
@@ -149,15 +151,14 @@ pub(super) fn gather_by_reference(
     mut skip: u64,
     to: &mut Scatter<'_>,
 ) -> Result<(), PlaceError> {
-    for_each_referenced(qp, record, sender, remote, |region, addr, len| {
-        let skipped = skip.min(len);
-        skip -= skipped;
-        let (addr, len) = (addr + skipped, (len - skipped) as usize);
-        match region.direct(addr) {
-            _ if len == 0 => Ok(()),
+    for_each_referenced(qp, record, sender, remote, |region, at| {
+        let (skipped, at) = at.split_at(skip);
+        skip -= skipped.len();
+        match region.direct(at) {
+            _ if at.is_empty() => Ok(()),
             // SAFETY: in the pinned region.
-            Some(src) => unsafe { to.put(src, len) },
-            None => to.put_from(region, addr, len).map_err(|e| match e {
+            Some(src) => unsafe { to.put(src, at.len() as usize) },
+            None => to.put_from(region, at).map_err(|e| match e {
                 PlaceError::Sender => gone(sender.0),
                 other => other,
             }),
@@ -165,17 +166,17 @@ pub(super) fn gather_by_reference(
     })
 }
 
-/// Calls `f` for each run of bytes of a message that the record only describes: address and length in a region, which
-/// is pinned.
+/// Calls `f` for each run of bytes of a message that the record only describes, in a region, which is pinned. The sender
+/// has checked its SGEs; what the record says of them is checked again here, since it may say anything.
 pub(super) fn for_each_referenced(
     qp: &Qp,
     record: &Record<'_>,
     (peer, src_qpn): (&Arc<Peer>, u32),
     remote: &mut RegionCache,
-    mut f: impl FnMut(&shm::mem::Region, u64, u64) -> Result<(), PlaceError>,
+    mut f: impl FnMut(&shm::mem::Region, Permitted) -> Result<(), PlaceError>,
 ) -> Result<(), PlaceError> {
     let sender = peer.segment.find_qp(src_qpn as usize % MAX_QPS);
-    let domain = || sender.map_or(0, |qp| qp.pd.load(Ordering::Relaxed));
+    let domain = sender.map_or(Owner::NO_DOMAIN, |qp| qp.pd.load(Ordering::Relaxed));
     let mut left = u64::from(record.header.len);
     let count = record.payload.len() / size_of::<ibv_sge>();
     for i in 0..count {
@@ -196,14 +197,19 @@ pub(super) fn for_each_referenced(
         if len == 0 {
             continue;
         }
-        let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey, domain) {
+        let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey, || domain) {
             Ok(found) => found,
             Err(KeyError::Unknown | KeyError::Fault) => return Err(gone(peer)),
         };
-        if !region.contains(sge.addr, len) {
-            return Err(gone(peer));
-        }
-        f(region, sge.addr, len)?;
+        let by_sender = QueuePair::local(domain);
+        let at = authorize(
+            &region.rights,
+            (sge.addr, len),
+            Access::LocalRead,
+            &by_sender,
+        )
+        .map_err(|_| gone(peer))?;
+        f(region, at)?;
     }
     if left > 0 {
         return Err(PlaceError::Sender);
@@ -218,6 +224,13 @@ fn gone(peer: &Peer) -> PlaceError {
     } else {
         PlaceError::Sender
     }
+}
+
+/// `n` bytes of an SGE behind the first `offset`.
+#[inline]
+fn part(sge: Permitted, offset: u32, n: usize) -> Permitted {
+    let (_, rest) = sge.split_at(offset.into());
+    rest.split_at(n as u64).0
 }
 
 /// Writes bytes one after the other into the SGEs of a receive WR.
@@ -264,10 +277,10 @@ impl Scatter<'_> {
         while len > 0 {
             let (sge, n) = self.next_part(len)?;
             if n > 0 {
-                let addr = sge.addr + u64::from(self.offset);
-                let (region, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
-                // SAFETY: `src` by contract; `checked_sge` has checked and pinned the SGE.
-                unsafe { region.write(addr, src, n) }.map_err(|Fault| {
+                let (region, at, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
+                let at = part(at, self.offset, n);
+                // SAFETY: `src` by contract; `at` is of the region, which is pinned, and `n` bytes long.
+                unsafe { region.write(at, src) }.map_err(|Fault| {
                     if is_readable(src, n) {
                         PlaceError::Local
                     } else {
@@ -282,21 +295,22 @@ impl Scatter<'_> {
         Ok(())
     }
 
-    /// Writes `len` bytes at `addr` of a region that is reached by system call.
+    /// Writes bytes of a region that is reached by system call.
     pub(super) fn put_from(
         &mut self,
         from: &shm::mem::Region,
-        mut addr: u64,
-        mut len: usize,
+        mut left: Permitted,
     ) -> Result<(), PlaceError> {
-        while len > 0 {
-            let (sge, n) = self.next_part(len)?;
+        while !left.is_empty() {
+            let (sge, n) = self.next_part(left.len() as usize)?;
             if n > 0 {
-                let to = sge.addr + u64::from(self.offset);
-                let (region, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
+                let (region, to, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
+                let mut to = part(to, self.offset, n);
+                let (mut at, rest) = left.split_at(n as u64);
+                left = rest;
                 if let Some(dst) = region.direct(to) {
-                    // SAFETY: `dst` lies in the pinned local region; the caller has pinned `from`.
-                    unsafe { from.read(addr, dst, n) }.map_err(|Fault| {
+                    // SAFETY: `dst` has `n` bytes in the pinned local region; the caller has pinned `from`.
+                    unsafe { from.read(at, dst) }.map_err(|Fault| {
                         if is_writable(dst, n) {
                             PlaceError::Sender
                         } else {
@@ -305,22 +319,22 @@ impl Scatter<'_> {
                     })?;
                 } else if !region.is_null() {
                     let mut buffer = [0; BOUNCE];
-                    for (at, n) in pieces(n) {
-                        let at = at as u64;
-                        // SAFETY: the buffer has `n` bytes; both ranges are checked and pinned.
+                    while !at.is_empty() {
+                        let (source, sources) = at.split_at(BOUNCE as u64);
+                        let (target, targets) = to.split_at(BOUNCE as u64);
+                        // SAFETY: the buffer has as many bytes; both are of pinned regions.
                         unsafe {
-                            from.read(addr + at, buffer.as_mut_ptr(), n)
+                            from.read(source, buffer.as_mut_ptr())
                                 .map_err(|_| PlaceError::Sender)?;
                             region
-                                .write(to + at, buffer.as_ptr(), n)
+                                .write(target, buffer.as_ptr())
                                 .map_err(|_| PlaceError::Local)?;
                         }
+                        (at, to) = (sources, targets);
                     }
                 }
-                addr += n as u64;
             }
             self.step(n);
-            len -= n;
         }
         Ok(())
     }

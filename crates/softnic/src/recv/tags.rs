@@ -344,12 +344,12 @@ fn peek(
     }
     let mut done = 0;
     let sender = (source.peer, source.src_qpn);
-    for_each_referenced(qp, record, sender, source.remote, |region, addr, n| {
-        let n = usize::try_from(n).unwrap_or(usize::MAX).min(len - done);
-        // SAFETY: `head` has room for `n` bytes more; the range lies in the region, which is pinned.
-        unsafe { region.read(addr, head[done..].as_mut_ptr(), n) }
+    for_each_referenced(qp, record, sender, source.remote, |region, at| {
+        let (at, _) = at.split_at((len - done) as u64);
+        // SAFETY: `head` has room for as many bytes; `at` is of the region, which is pinned.
+        unsafe { region.read(at, head[done..].as_mut_ptr()) }
             .map_err(|_: Fault| PlaceError::Sender)?;
-        done += n;
+        done += at.len() as usize;
         Ok(())
     })?;
     Ok(len)

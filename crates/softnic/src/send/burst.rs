@@ -8,11 +8,12 @@
 
 use std::sync::atomic::Ordering;
 
+use nic_core::rights::{Access, authorize_region};
 use verbs_abi::*;
 
 use super::{
     COPY_MAX, FLAG_SOLICITED, Kind, OutRing, SUCCESS, SendQueue, SendWqe, answers, byte, header,
-    recent_ud_ring,
+    recent_ud_ring, responder,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
@@ -290,10 +291,11 @@ unsafe fn writes<const INLINE: bool>(
         window: Window::none(),
         max_inline: sq.max_inline,
     };
-    let access = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
-    if dest.access.load(Ordering::Relaxed) & region.access & access == 0
-        || region.pd != dest.pd.load(Ordering::Relaxed)
-    {
+    let responder = responder(out, dest, domain());
+    let Ok(grant) = authorize_region(&region.rights, Access::RemoteWrite, &responder) else {
+        return wr;
+    };
+    if grant.is_on_demand() {
         return wr;
     }
     // SAFETY: contract of this function.
@@ -312,10 +314,11 @@ unsafe fn writes<const INLINE: bool>(
             }
         };
         let Some((src, len)) = piece else { break };
-        if !region.contains(rdma.remote_addr, len as u64) || sq.posted - sq.freed >= sq.max_wr {
+        if sq.posted - sq.freed >= sq.max_wr {
             break;
         }
-        let Some(dst) = region.direct(rdma.remote_addr) else {
+        let permitted = grant.range(rdma.remote_addr, len as u64).ok();
+        let Some(dst) = permitted.and_then(|at| region.direct(at)) else {
             break;
         };
         // SAFETY: the range lies in the region, pinned for the whole burst; `src` is the program's.

@@ -1,5 +1,7 @@
 //! The payload of a work request, in the order of its SGEs.
 
+use nic_core::rights::Permitted;
+
 use super::*;
 
 /// Copies the payload of a WR behind the next header of a ring.
@@ -46,12 +48,12 @@ pub(super) fn for_each_part(
         return Ok(());
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let (region, _pin) =
+        let (region, at, _pin) =
             checked_sge(qp.nic, local, qp.pd, sge, false).map_err(|_| IBV_WC_LOC_PROT_ERR)?;
-        match region.direct(sge.addr) {
+        match region.direct(at) {
             Some(src) => f(src, sge.length as usize)?,
             None if region.is_null() => zeros(sge.length as usize, &mut f)?,
-            None => fetched(region, sge, &mut f)?,
+            None => fetched(region, at, &mut f)?,
         }
     }
     Ok(())
@@ -61,15 +63,16 @@ pub(super) fn for_each_part(
 #[cold]
 fn fetched(
     region: &shm::mem::Region,
-    sge: &ibv_sge,
+    mut left: Permitted,
     f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {
     let mut buffer = [0; BOUNCE];
-    for (at, n) in pieces(sge.length as usize) {
-        // SAFETY: the buffer has `n` bytes, and the SGE lies in the region, which is pinned.
-        unsafe { region.read(sge.addr + at as u64, buffer.as_mut_ptr(), n) }
-            .map_err(|_| IBV_WC_LOC_PROT_ERR)?;
-        f(buffer.as_ptr(), n)?;
+    while !left.is_empty() {
+        let (piece, rest) = left.split_at(BOUNCE as u64);
+        // SAFETY: the buffer has as many bytes, and the piece is of the region, which is pinned.
+        unsafe { region.read(piece, buffer.as_mut_ptr()) }.map_err(|_| IBV_WC_LOC_PROT_ERR)?;
+        f(buffer.as_ptr(), piece.len() as usize)?;
+        left = rest;
     }
     Ok(())
 }

@@ -36,8 +36,8 @@ use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
 use shm::fabric::ring::{Producer, SLOT_BYTES, record_slots};
-use shm::keys::{BindRequest, window_admits};
-use shm::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable, pieces};
+use shm::keys::BindRequest;
+use shm::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable};
 
 use connected::*;
 use gather::*;

@@ -1,7 +1,17 @@
 //! RDMA WRITE, READ and atomics: executed by the requester, with the checks that the responder would make.
 
 use super::*;
-use shm::keys::{IMPLICIT, MAX_PD_NUMBER};
+use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize, flag};
+
+// The core names access rights as the C interface does.
+const _: () = {
+    assert!(flag::LOCAL_WRITE == IBV_ACCESS_LOCAL_WRITE.cast_unsigned());
+    assert!(flag::REMOTE_WRITE == IBV_ACCESS_REMOTE_WRITE.cast_unsigned());
+    assert!(flag::REMOTE_READ == IBV_ACCESS_REMOTE_READ.cast_unsigned());
+    assert!(flag::REMOTE_ATOMIC == IBV_ACCESS_REMOTE_ATOMIC.cast_unsigned());
+    assert!(flag::FLUSH_GLOBAL == IBV_ACCESS_FLUSH_GLOBAL.cast_unsigned());
+    assert!(flag::FLUSH_PERSISTENT == IBV_ACCESS_FLUSH_PERSISTENT.cast_unsigned());
+};
 
 /// Why a one-sided WR may not go to the remote side that it names.
 #[derive(Clone, Copy)]
@@ -22,33 +32,34 @@ pub(super) fn remote_region<'c>(
     remote: &'c mut RegionCache,
     (addr, rkey): (u64, u32),
     len: u64,
-    access: ibv_access_flags,
-) -> Result<(&'c shm::mem::Region, shm::keys::Pin), Denied> {
-    let access = access.cast_unsigned();
+    access: Access,
+) -> Result<(&'c shm::mem::Region, Permitted, shm::keys::Pin), Denied> {
     let dest = out.peer.segment.qp(out.dest_index);
     let dest = dest.ok_or(Denied::NoQueuePair)?;
-    if dest.access.load(Ordering::Relaxed) & access == 0 {
-        return Err(Denied::RemoteAccess);
-    }
-    let found = remote.get(qp.nic, &out.peer, rkey, || {
-        domain_of(out, dest).unwrap_or(0)
-    });
+    let domain = domain_of(out, dest).unwrap_or(Owner::NO_DOMAIN);
+    let found = remote.get(qp.nic, &out.peer, rkey, || domain);
     let (region, pin) = match found {
         Ok(found) => found,
         Err(KeyError::Fault) if out.peer.has_ended() => return Err(Denied::Ended),
         Err(_) => return Err(Denied::RemoteAccess),
     };
-    let pd = dest.pd.load(Ordering::Relaxed);
-    if region.access & access == 0
-        || !region.contains(addr, len)
-        || (region.pd != pd && !admits(out, dest, region.pd))
-    {
+    let responder = responder(out, dest, domain);
+    let at = authorize(&region.rights, (addr, len), access, &responder)
+        .map_err(|_| Denied::RemoteAccess)?;
+    if at.is_on_demand() && region.own && !own_memory(addr, len, access) {
         return Err(Denied::RemoteAccess);
     }
-    if region.pd != pd && region.own && !own_memory(region, addr, len, access) {
-        return Err(Denied::RemoteAccess);
+    Ok((region, at, pin))
+}
+
+/// The queue pair that requests go to, in the protection domain with the number `domain`.
+#[inline(always)]
+pub(super) fn responder(out: &OutRing, dest: &QpShared, domain: u32) -> QueuePair {
+    QueuePair {
+        access: dest.access.load(Ordering::Relaxed),
+        domain,
+        qpn: out.qpn(),
     }
-    Ok((region, pin))
 }
 
 /// What becomes of a WR that may not go to the remote side that it names.
@@ -77,28 +88,25 @@ fn denied_with_payload(
     }
 }
 
-/// Is there memory of this process where a peer in it wants to go? In a region of the whole address space that is not
-/// known; a peer in another process finds out by its system call.
+/// Is there memory of this process where a peer in it wants to go in a region of the whole address space? A peer in
+/// another process finds out by its system call.
 #[cold]
-fn own_memory(region: &shm::mem::Region, addr: u64, len: u64, access: u32) -> bool {
-    let read = access == IBV_ACCESS_REMOTE_READ.cast_unsigned();
-    region.pd & !(MAX_PD_NUMBER - 1) != IMPLICIT || shm::mem::populate(addr, len, !read)
-}
-
-/// May requests to `dest` use a key of a region or a window that has `owner` in the place of its protection domain?
-/// Asked where that is not the queue pair's domain.
-#[cold]
-fn admits(out: &OutRing, dest: &QpShared, owner: u32) -> bool {
-    domain_of(out, dest).is_some_and(|pd| owner == pd || window_admits(owner, pd, out.qpn()))
+fn own_memory(addr: u64, len: u64, access: Access) -> bool {
+    shm::mem::populate(addr, len, access != Access::RemoteRead)
 }
 
 /// The protection domain that requests to `dest` must be in, as its process calls it.
-#[cold]
+#[inline]
 fn domain_of(out: &OutRing, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
     }
+    domain_of_srq(out, domain)
+}
+
+#[cold]
+fn domain_of_srq(out: &OutRing, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
     let srq = out.peer.segment.find_srq(out.srqn as usize % MAX_SRQS)?;
     (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
@@ -147,21 +155,22 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
         return Ok(Outcome::Later);
     };
     // SAFETY: the union's member for this opcode; plain integers.
-    let (mut addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
-    let (region, _pin) = remote_region(
+    let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
+    let (region, mut left, _pin) = remote_region(
         qp,
         out,
         &mut sq.remote,
         (addr, rkey),
         total,
-        IBV_ACCESS_REMOTE_WRITE,
+        Access::RemoteWrite,
     )
     .map_err(|why| denied_with_payload(qp, out, &mut sq.local, view, why))?;
     let mut fault = false;
     let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
-        // SAFETY: the parts add up to `total`, which the pinned region has at `addr`.
-        let written = unsafe { region.write(addr, src, len) };
-        addr += len as u64;
+        let (at, rest) = left.split_at(len as u64);
+        left = rest;
+        // SAFETY: `at` is of this region, which is pinned, and no longer than the part.
+        let written = unsafe { region.write(at, src) };
         written.map_err(|Fault| {
             fault = is_readable(src, len);
             IBV_WC_LOC_PROT_ERR
@@ -221,23 +230,25 @@ pub(super) fn read(
         return Ok(Outcome::Done(0));
     }
     // SAFETY: the union's member for this opcode; plain integers.
-    let (mut addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
-    let (region, _pin) = remote_region(
+    let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
+    let (region, mut left, _pin) = remote_region(
         qp,
         out,
         &mut sq.remote,
         (addr, rkey),
         total,
-        IBV_ACCESS_REMOTE_READ,
+        Access::RemoteRead,
     )
     .map_err(|why| denied(qp, out, why))?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, pd, sge, true) else {
+        let Ok((local, to, _pin)) = checked_sge(qp.nic, &mut sq.local, pd, sge, true) else {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
-        let Some(dst) = local.direct(sge.addr) else {
+        let (from, rest) = left.split_at(sge.length.into());
+        left = rest;
+        let Some(dst) = local.direct(to) else {
             if !local.is_null() {
-                read_to_unmapped(region, addr, local, sge).map_err(|here| {
+                read_to_unmapped((region, from), (local, to)).map_err(|here| {
                     if here {
                         Outcome::Failed(IBV_WC_LOC_PROT_ERR)
                     } else {
@@ -245,44 +256,40 @@ pub(super) fn read(
                     }
                 })?;
             }
-            addr += u64::from(sge.length);
             continue;
         };
-        // SAFETY: both ranges are checked and pinned.
-        if unsafe { region.read(addr, dst, sge.length as usize) }.is_err() {
+        // SAFETY: both are permitted and pinned, and the SGE is at least as long.
+        if unsafe { region.read(from, dst) }.is_err() {
             return Err(if is_writable(dst, sge.length as usize) {
                 unreachable_memory(qp, out)
             } else {
                 Outcome::Failed(IBV_WC_LOC_PROT_ERR)
             });
         }
-        addr += u64::from(sge.length);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     Ok(Outcome::Done(total as u32))
 }
 
-/// READs from `addr` of `region` into an SGE whose region belongs to another process and is not mapped; both are checked
-/// and pinned. The error says whether it was the SGE that could not be reached.
+/// READs into an SGE whose region belongs to another process and is not mapped; both regions are pinned. The error says
+/// whether it was the SGE that could not be reached.
 #[cold]
 fn read_to_unmapped(
-    region: &shm::mem::Region,
-    addr: u64,
-    local: &shm::mem::Region,
-    sge: &ibv_sge,
+    (region, mut from): (&shm::mem::Region, Permitted),
+    (local, mut to): (&shm::mem::Region, Permitted),
 ) -> Result<(), bool> {
     let mut buffer = [0; BOUNCE];
-    for (at, n) in pieces(sge.length as usize) {
-        let at = at as u64;
-        // SAFETY: the buffer has `n` bytes; both ranges are checked and pinned (contract).
+    while !from.is_empty() {
+        let (source, sources) = from.split_at(BOUNCE as u64);
+        let (target, targets) = to.split_at(BOUNCE as u64);
+        // SAFETY: the buffer has as many bytes; both are of pinned regions (contract).
         unsafe {
             region
-                .read(addr + at, buffer.as_mut_ptr(), n)
+                .read(source, buffer.as_mut_ptr())
                 .map_err(|_| false)?;
-            local
-                .write(sge.addr + at, buffer.as_ptr(), n)
-                .map_err(|_| true)?;
+            local.write(target, buffer.as_ptr()).map_err(|_| true)?;
         }
+        (from, to) = (sources, targets);
     }
     Ok(())
 }
@@ -331,13 +338,13 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
         }
     };
     let old = {
-        let (region, _pin) = remote_region(
+        let (region, at, _pin) = remote_region(
             qp,
             out,
             &mut sq.remote,
             (a.remote_addr, a.rkey),
             8,
-            IBV_ACCESS_REMOTE_ATOMIC,
+            Access::RemoteAtomic,
         )
         .map_err(|why| denied(qp, out, why))?;
         // Without a place for its result it is not made.
@@ -346,7 +353,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
                 return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
             }
         }
-        region.atomic(&out.peer, a.remote_addr, op)
+        region.atomic(&out.peer, at, op)
     };
     let Ok(old) = old else {
         return Err(unreachable_memory(qp, out));
@@ -354,15 +361,14 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     let bytes = old.to_ne_bytes();
     let mut done = 0;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let n = sge.length as usize;
-        let Ok((local, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
+        let Ok((local, at, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         };
-        // SAFETY: the SGEs add up to 8 bytes; the region is checked and pinned.
-        if unsafe { local.write(sge.addr, bytes[done..].as_ptr(), n) }.is_err() {
+        // SAFETY: the SGEs add up to 8 bytes; the region is pinned.
+        if unsafe { local.write(at, bytes[done..].as_ptr()) }.is_err() {
             return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
         }
-        done += n;
+        done += sge.length as usize;
     }
     Ok(Outcome::Done(8))
 }
@@ -391,17 +397,17 @@ pub(super) fn atomic_write(
     })
     .map_err(Outcome::Failed)?;
     let written = {
-        let (region, _pin) = remote_region(
+        let (region, at, _pin) = remote_region(
             qp,
             out,
             &mut sq.remote,
             (to.remote_addr, to.rkey),
             8,
-            IBV_ACCESS_REMOTE_WRITE,
+            Access::RemoteWrite,
         )
         .map_err(|why| denied(qp, out, why))?;
         let op = AtomicOp::Store(u64::from_ne_bytes(bytes));
-        region.atomic(&out.peer, to.remote_addr, op)
+        region.atomic(&out.peer, at, op)
     };
     match written {
         Ok(_) => Ok(Outcome::Done(8)),
@@ -435,15 +441,18 @@ pub(super) fn flush_remote(
     }
     let (addr, len) = if whole_region {
         let dest = out.peer.segment.qp(out.dest_index);
-        let domain = || dest.and_then(|dest| domain_of(out, dest)).unwrap_or(0);
+        let domain = || {
+            dest.and_then(|dest| domain_of(out, dest))
+                .unwrap_or(Owner::NO_DOMAIN)
+        };
         match sq.remote.get(qp.nic, &out.peer, rkey, domain) {
-            Ok((region, _pin)) => (region.addr, region.len),
+            Ok((region, _pin)) => (region.rights.start, region.rights.len),
             Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
         }
     } else {
         (remote_addr, len)
     };
-    let access = IBV_ACCESS_FLUSH_GLOBAL;
+    let access = Access::FlushGlobal;
     remote_region(qp, out, &mut sq.remote, (addr, rkey), len, access)
         .map_err(|why| denied(qp, out, why))?;
     std::sync::atomic::fence(Ordering::SeqCst);

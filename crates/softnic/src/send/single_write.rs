@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::{SUCCESS, SendWork, SendWqe, answers, asleep, byte};
+use nic_core::rights::{Access, authorize};
+
+use super::{SUCCESS, SendWork, SendWqe, answers, asleep, byte, responder};
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::xrc::Xrc;
@@ -71,15 +73,14 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { wr.wr.rdma };
     let region = sq.remote.known(to.rkey)?;
-    let access = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
-    if dest.access.load(Ordering::Relaxed) & region.access & access == 0
-        || region.pd != dest.pd.load(Ordering::Relaxed)
-        || !region.contains(to.remote_addr, len as u64)
-    {
+    let responder = responder(out, dest, dest.pd.load(Ordering::Relaxed));
+    let range = (to.remote_addr, len as u64);
+    let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
+    if at.is_on_demand() {
         return None;
     }
     // What is known of a region is true of the entry that is pinned now.
-    let dst = region.direct(to.remote_addr)?;
+    let dst = region.direct(at)?;
     if hazard.load(Ordering::Relaxed) != 0 {
         return None;
     }

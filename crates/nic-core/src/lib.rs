@@ -1,0 +1,11 @@
+//! What an RDMA NIC decides, apart from how it does it.
+//!
+//! Everything here is a function of its arguments. There is no clock, thread, atomic, system call or C type, so the
+//! decisions of a NIC can be tested by table and by property, run under miri, and be used by a NIC in simulated time.
+//! A decision that depends on time takes `now`.
+//!
+//! - [`rights`]: may this work request touch these bytes?
+
+#![forbid(unsafe_code)]
+
+pub mod rights;
