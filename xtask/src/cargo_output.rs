@@ -59,14 +59,16 @@ impl AddAssign for Counts {
 pub(crate) struct Parser {
     counts: Counts,
     section: Option<Section>,
-    troubles: Troubles,
+    findings: Findings,
 }
 
-/// What did not pass, by name.
+/// Tests to tell of, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Troubles {
+pub(crate) struct Findings {
     /// Tests that failed.
     pub(crate) failed: Vec<String>,
+    /// Tests that passed although that is not known of them.
+    pub(crate) better: Vec<String>,
     /// Programs that announced tests and never accounted for them.
     pub(crate) crashed: Vec<String>,
 }
@@ -109,7 +111,9 @@ impl Parser {
             return;
         };
         if let Some(name) = failed(line) {
-            self.troubles.failed.push(name.to_owned());
+            self.findings.failed.push(name.to_owned());
+        } else if let Some(name) = better(line) {
+            self.findings.better.push(name.to_owned());
         } else if let Some(n) = announced(line) {
             section.announced.get_or_insert(n);
             section.announced_sum += n;
@@ -136,21 +140,29 @@ impl Parser {
             self.counts += result;
         } else {
             self.counts += Counts::FAIL;
-            self.troubles.crashed.push(section.name);
+            self.findings.crashed.push(section.name);
         }
     }
 
-    /// The counts of the whole, and what did not pass; a program that did not account for its
+    /// The counts of the whole, and what there is to tell; a program that did not account for its
     /// tests counts as one failure.
-    pub(crate) fn finish(mut self) -> (Counts, Troubles) {
+    pub(crate) fn finish(mut self) -> (Counts, Findings) {
         self.close();
-        (self.counts, self.troubles)
+        (self.counts, self.findings)
     }
 }
 
 /// `test a::b ... FAILED` → `a::b`.
 fn failed(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// `test a::b ... ok, better: …` → `a::b`, as `cargo xtask conformance --check` prints it.
+fn better(line: &str) -> Option<&str> {
+    let (name, _) = line
+        .strip_prefix("test ")?
+        .split_once(" ... ok, better: ")?;
+    Some(name)
 }
 
 /// `running 12 tests` → 12.
@@ -193,11 +205,11 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> (Counts, Vec<String>) {
-        let (counts, troubles) = parse_all(text);
-        (counts, troubles.crashed)
+        let (counts, findings) = parse_all(text);
+        (counts, findings.crashed)
     }
 
-    fn parse_all(text: &str) -> (Counts, Troubles) {
+    fn parse_all(text: &str) -> (Counts, Findings) {
         let mut parser = Parser::default();
         text.lines().for_each(|line| parser.line(line));
         parser.finish()
@@ -229,10 +241,20 @@ mod tests {
                     test a::good ... ok\ntest a::bad ... FAILED\n\
                     test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; \
                     0 filtered out; finished in 0.01s\n";
-        let (counted, troubles) = parse_all(text);
+        let (counted, findings) = parse_all(text);
         assert_eq!(counted, counts(1, 1, 0));
-        assert_eq!(troubles.failed, ["a::bad"]);
-        assert!(troubles.crashed.is_empty());
+        assert_eq!(findings.failed, ["a::bad"]);
+        assert!(findings.crashed.is_empty());
+    }
+
+    #[test]
+    fn what_is_better_than_known_is_told() {
+        let text = format!(
+            "     Running tests/x.rs (x)\nrunning 4 tests\ntest a::b c ... ok, better: passed\n{OK3}\n"
+        );
+        let (counted, findings) = parse_all(&text);
+        assert_eq!(counted, counts(3, 0, 1));
+        assert_eq!(findings.better, ["a::b c"]);
     }
 
     #[test]

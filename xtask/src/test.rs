@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
-use crate::cargo_output::{Counts, Parser, Troubles};
+use crate::cargo_output::{Counts, Findings, Parser};
 use crate::packages;
 use crate::paths::{target_dir, workspace};
 use crate::rxe;
@@ -161,8 +161,8 @@ fn run_step(step: &Step, json: bool) -> Result<Outcome> {
         line.clear();
     }
     let status = child.wait()?;
-    let (counts, troubles) = parser.finish();
-    let (counts, note) = judge(step.kind, status.success(), counts, &troubles);
+    let (counts, findings) = parser.finish();
+    let (counts, note) = judge(step.kind, status.success(), counts, &findings);
     Ok(Outcome {
         step: step.name,
         what: step.what,
@@ -178,7 +178,7 @@ fn judge(
     kind: Kind,
     success: bool,
     mut counts: Counts,
-    troubles: &Troubles,
+    findings: &Findings,
 ) -> (Counts, Option<String>) {
     if kind == Kind::Lint {
         return if success {
@@ -188,13 +188,19 @@ fn judge(
         };
     }
     let mut notes = Vec::new();
-    if !troubles.failed.is_empty() {
-        notes.push(format!("failed: {}", troubles.failed.join(", ")));
+    if !findings.better.is_empty() {
+        notes.push(format!(
+            "better than recorded: {}",
+            findings.better.join(", ")
+        ));
     }
-    if !troubles.crashed.is_empty() {
+    if !findings.failed.is_empty() {
+        notes.push(format!("failed: {}", findings.failed.join(", ")));
+    }
+    if !findings.crashed.is_empty() {
         notes.push(format!(
             "ended without a result: {}",
-            troubles.crashed.join(", ")
+            findings.crashed.join(", ")
         ));
     }
     if !success && counts.failed == 0 {
@@ -333,18 +339,18 @@ mod tests {
     #[test]
     fn a_lint_is_one_check() {
         assert_eq!(
-            judge(Kind::Lint, true, counts(0, 0), &Troubles::default()).0,
+            judge(Kind::Lint, true, counts(0, 0), &Findings::default()).0,
             Counts::PASS
         );
         assert_eq!(
-            judge(Kind::Lint, false, counts(0, 0), &Troubles::default()).0,
+            judge(Kind::Lint, false, counts(0, 0), &Findings::default()).0,
             Counts::FAIL
         );
     }
 
     #[test]
     fn a_test_step_that_runs_nothing_fails() {
-        let (judged, note) = judge(Kind::Tests, true, counts(0, 0), &Troubles::default());
+        let (judged, note) = judge(Kind::Tests, true, counts(0, 0), &Findings::default());
         assert_eq!(judged, Counts::FAIL);
         assert_eq!(note.as_deref(), Some("ran no test at all"));
     }
@@ -352,15 +358,15 @@ mod tests {
     #[test]
     fn a_failed_command_never_counts_as_good() {
         assert_eq!(
-            judge(Kind::Tests, false, counts(9, 0), &Troubles::default()).0,
+            judge(Kind::Tests, false, counts(9, 0), &Findings::default()).0,
             counts(9, 1)
         );
         assert_eq!(
-            judge(Kind::Tests, false, counts(9, 2), &Troubles::default()).0,
+            judge(Kind::Tests, false, counts(9, 2), &Findings::default()).0,
             counts(9, 2)
         );
         assert_eq!(
-            judge(Kind::Tests, true, counts(9, 0), &Troubles::default()).0,
+            judge(Kind::Tests, true, counts(9, 0), &Findings::default()).0,
             counts(9, 0)
         );
     }

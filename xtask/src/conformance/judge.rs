@@ -19,9 +19,13 @@ impl Outcome {
         }
     }
 
-    /// Whether both passed, both failed or both were skipped.
-    pub(crate) fn same_kind(&self, other: &Outcome) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
+    /// How much was shown: more is better.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Outcome::Failed { .. } => 0,
+            Outcome::Skipped { .. } => 1,
+            Outcome::Passed => 2,
+        }
     }
 
     /// Why it did not pass.
@@ -168,12 +172,12 @@ Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequ
     }
 
     #[test]
-    fn kinds_are_compared_without_their_reasons() {
+    fn outcomes_are_ranked_without_their_reasons() {
         let skipped = |reason: &str| Outcome::Skipped {
             reason: reason.to_owned(),
         };
-        assert!(skipped("a").same_kind(&skipped("b")));
-        assert!(!skipped("a").same_kind(&Outcome::failed("a")));
-        assert!(!Outcome::Passed.same_kind(&Outcome::failed("a")));
+        assert_eq!(skipped("a").rank(), skipped("b").rank());
+        assert!(skipped("a").rank() > Outcome::failed("a").rank());
+        assert!(Outcome::Passed.rank() > skipped("a").rank());
     }
 }

@@ -10,13 +10,15 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use super::limit::Limit;
 
 /// A running program and all that it starts: its process group ends with this value.
 #[derive(Debug)]
@@ -88,13 +90,13 @@ impl Program {
         bytes.len()
     }
 
-    /// Waits until it has ended; false when it has not by `deadline`.
-    pub(crate) fn wait(&self, deadline: Instant) -> Result<bool> {
+    /// Waits until it has ended; false when it has not within `limit`.
+    pub(crate) fn wait(&self, limit: &Limit) -> Result<bool> {
         loop {
             if self.has_ended()? {
                 return Ok(true);
             }
-            if Instant::now() >= deadline {
+            if limit.is_over() {
                 return Ok(false);
             }
             std::thread::sleep(POLL);
@@ -105,7 +107,7 @@ impl Program {
     pub(crate) fn stop(self) -> Result<Ended> {
         if !self.has_ended()? {
             self.signal(Signal::TERM);
-            self.wait(Instant::now() + POLITENESS)?;
+            self.wait(&Limit::new(POLITENESS))?;
         }
         self.end()
     }
@@ -228,14 +230,14 @@ mod tests {
         Program::start(&["sh", "-c", script], Path::new("/")).unwrap()
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(60)
+    fn soon() -> Limit {
+        Limit::new(Duration::from_secs(60))
     }
 
     #[test]
     fn output_and_status_are_collected() {
         let program = start("tty <&1 >&2; echo one; echo two >&2; exit 3");
-        assert!(program.wait(soon()).unwrap());
+        assert!(program.wait(&soon()).unwrap());
         let ended = program.end().unwrap();
         assert_eq!(ended.how(), "exit status 3");
         let lines: Vec<&str> = ended.output.lines().collect();
@@ -246,12 +248,12 @@ mod tests {
     #[test]
     fn a_line_is_seen_while_the_program_runs() {
         let program = start("echo ready; exec sleep 1000");
-        let deadline = soon();
+        let limit = soon();
         while program.output() != "ready\n" {
-            assert!(Instant::now() < deadline, "{:?}", program.output());
+            assert!(!limit.is_over(), "{:?}", program.output());
             std::thread::sleep(POLL);
         }
-        assert!(!program.wait(Instant::now()).unwrap());
+        assert!(!program.wait(&Limit::new(Duration::ZERO)).unwrap());
         assert_eq!(program.stop().unwrap().how(), "killed by signal 15");
     }
 
@@ -293,9 +295,9 @@ mod tests {
     #[test]
     fn children_end_with_their_program_and_no_politeness_is_demanded() {
         let program = start("trap '' TERM; sleep 1000 & echo $!; wait; wait; sleep 1000");
-        let deadline = soon();
+        let limit = soon();
         while !program.output().ends_with('\n') {
-            assert!(Instant::now() < deadline);
+            assert!(!limit.is_over());
             std::thread::sleep(POLL);
         }
         let child = program.output().trim().to_owned();
@@ -305,7 +307,7 @@ mod tests {
             Err(_) => true,
         };
         while !gone() {
-            assert!(Instant::now() < deadline, "{child} lives");
+            assert!(!limit.is_over(), "{child} lives");
             std::thread::sleep(POLL);
         }
     }

@@ -1,11 +1,12 @@
 //! Whether a server is ready for its client.
 
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regex::Regex;
 
+use super::limit::Limit;
 use super::process::Program;
 use super::suite::Ready;
 
@@ -15,7 +16,7 @@ pub(crate) enum Waited {
     Ready,
     /// The server has ended before.
     Ended,
-    /// It was not ready by the deadline.
+    /// It was not ready within the limit.
     TimedOut,
 }
 
@@ -29,7 +30,7 @@ pub(crate) fn wait(
     ready: &Ready,
     port: u16,
     cm_listener: (&[&str], &Regex),
-    deadline: Instant,
+    limit: &Limit,
 ) -> Result<Waited> {
     let (command, line) = cm_listener;
     loop {
@@ -50,7 +51,7 @@ pub(crate) fn wait(
         if ended {
             return Ok(Waited::Ended);
         }
-        if Instant::now() >= deadline {
+        if limit.is_over() {
             return Ok(Waited::TimedOut);
         }
         std::thread::sleep(POLL);

@@ -38,7 +38,9 @@ pub(crate) enum Comparison {
     Good,
     /// Did not pass, as recorded, or is known to be unsteady: nothing that we broke.
     Ignored(String),
-    /// Not what is recorded.
+    /// Shows more than is recorded, such as on a machine that has what another lacked.
+    Better(String),
+    /// Shows less than is recorded, or is not recorded.
     Different(String),
 }
 
@@ -103,7 +105,7 @@ impl Record {
         let mut results = self.results.iter();
         results.any(|recorded| {
             (&recorded.suite, &recorded.case) == (&now.suite, &now.case)
-                && recorded.outcome.same_kind(&now.outcome)
+                && recorded.outcome.rank() == now.outcome.rank()
         })
     }
 
@@ -151,8 +153,13 @@ fn compare(
         }
         (Some(_), Outcome::Passed) if unsteady.is_some() => Comparison::Good,
         (None, outcome) => Comparison::Different(format!("{}, not recorded", said(outcome))),
-        (Some(recorded), outcome) if !recorded.same_kind(outcome) => {
-            Comparison::Different(format!("{}, recorded as {}", said(outcome), said(recorded)))
+        (Some(recorded), outcome) if recorded.rank() != outcome.rank() => {
+            let both = format!("{}, recorded as {}", said(outcome), said(recorded));
+            if outcome.rank() > recorded.rank() {
+                Comparison::Better(both)
+            } else {
+                Comparison::Different(both)
+            }
         }
         (Some(_), Outcome::Passed) => Comparison::Good,
         (Some(_), Outcome::Failed { reason }) => {
@@ -473,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_not_as_recorded_is_different() {
+    fn the_record_is_a_floor() {
         let folder = tempfile::tempdir().unwrap();
         let conformance = conformance(folder.path());
         let suites = conformance.select(&[]).unwrap();
@@ -490,7 +497,20 @@ mod tests {
         );
         assert_eq!(
             compare(&known, result("one", Outcome::Passed), "a"),
-            Comparison::Different("passed, recorded as failed (e)".to_owned())
+            Comparison::Better("passed, recorded as failed (e)".to_owned())
+        );
+        assert_eq!(
+            compare(&known, result("one", skipped("w")), "a"),
+            Comparison::Better("skipped (w), recorded as failed (e)".to_owned())
+        );
+        let not_here = [result("one", skipped("w"))];
+        assert_eq!(
+            compare(&not_here, result("one", Outcome::Passed), "a"),
+            Comparison::Better("passed, recorded as skipped (w)".to_owned())
+        );
+        assert_eq!(
+            compare(&not_here, result("one", fails()), "a"),
+            Comparison::Different("failed (e), recorded as skipped (w)".to_owned())
         );
         let passed = [result("one", Outcome::Passed)];
         assert_eq!(

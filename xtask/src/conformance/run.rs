@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::judge::{Outcome, rows, unmatched, unsupported};
+use super::limit::Limit;
 use super::process::{Ended, Program};
 use super::ready::{self, Waited};
 use super::suite::{self, Case, Target, Unittest, VERBATIM};
@@ -46,7 +47,7 @@ impl Runner<'_> {
     pub(crate) fn setup(&self, command: &str) -> Result<()> {
         let command = self.fill(command);
         let program = Program::start(&["sh", "-c", &command], self.folder)?;
-        let in_time = program.wait(Instant::now() + SETUP)?;
+        let in_time = program.wait(&Limit::new(SETUP))?;
         let ended = program.end()?;
         if !in_time {
             bail!("{command}: did not end within {} s", SETUP.as_secs());
@@ -93,10 +94,10 @@ impl Runner<'_> {
     fn pair(&self, case: &Case) -> Result<Pair> {
         let limit = Duration::from_secs(case.timeout_s);
         let too_long = format!("did not end within {} s", case.timeout_s);
-        let deadline = Instant::now() + limit;
+        let time = Limit::new(limit);
         let Some(server) = &case.server else {
             let program = self.start(&case.command)?;
-            let ended = program.wait(deadline)?;
+            let ended = program.wait(&time)?;
             return Ok(Pair {
                 failure: (!ended).then_some((CLIENT, too_long)),
                 server: None,
@@ -108,7 +109,7 @@ impl Runner<'_> {
         let lists: Vec<&str> = lists.split_whitespace().collect();
         let listener = (&lists[..], &suite::line_regex(&line)?);
         let serving = self.start(&server.command)?;
-        let waited = ready::wait(&serving, &server.ready, self.port, listener, deadline)?;
+        let waited = ready::wait(&serving, &server.ready, self.port, listener, &time)?;
         if waited != Waited::Ready {
             let failure = match waited {
                 Waited::TimedOut => format!("not ready within {} s", case.timeout_s),
@@ -121,8 +122,8 @@ impl Runner<'_> {
             });
         }
         let client = self.start(&case.command)?;
-        let deadline = Instant::now() + limit;
-        let client_ended = wait_for_either(&client, &serving, server.stays, deadline)?;
+        let time = Limit::new(limit);
+        let client_ended = wait_for_either(&client, &serving, server.stays, &time)?;
         let client = client.end()?;
         let mut failure = None;
         if !client_ended {
@@ -142,11 +143,11 @@ impl Runner<'_> {
         } else {
             // A server whose client has failed may wait for it for ever.
             let patience = if failure.is_none() && client.status.success() {
-                deadline
+                time
             } else {
-                Instant::now() + GRACE
+                Limit::new(GRACE)
             };
-            if !serving.wait(patience)? && failure.is_none() && client.status.success() {
+            if !serving.wait(&patience)? && failure.is_none() && client.status.success() {
                 failure = Some((SERVER, too_long));
             }
             serving.end()?
@@ -227,7 +228,7 @@ impl Runner<'_> {
         }
         let check = self.fill(case.check.as_ref()?);
         let ended = Program::start(&["sh", "-c", &check], self.folder).and_then(|program| {
-            program.wait(Instant::now() + CHECK)?;
+            program.wait(&Limit::new(CHECK))?;
             program.end()
         });
         match ended {
@@ -370,26 +371,17 @@ fn account(
 
 /// Waits for `client`; for a short while only once the server has ended, if it should not have.
 /// True when the client has ended.
-fn wait_for_either(
-    client: &Program,
-    server: &Program,
-    stays: bool,
-    deadline: Instant,
-) -> Result<bool> {
-    let mut until = deadline;
-    let mut server_ended = false;
+fn wait_for_either(client: &Program, server: &Program, stays: bool, limit: &Limit) -> Result<bool> {
+    let mut grace: Option<Limit> = None;
     loop {
         if client.has_ended()? {
             return Ok(true);
         }
-        let now = Instant::now();
-        if now >= until {
+        if limit.is_over() || grace.is_some_and(|grace| grace.is_over()) {
             return Ok(false);
         }
-        if !server_ended && server.has_ended()? {
-            server_ended = true;
-            let grace = if stays { GRACE } else { SERVER_DONE };
-            until = until.min(now + grace);
+        if grace.is_none() && server.has_ended()? {
+            grace = Some(Limit::new(if stays { GRACE } else { SERVER_DONE }));
         }
         std::thread::sleep(POLL);
     }
@@ -401,13 +393,13 @@ const SERVER_DONE: Duration = Duration::from_secs(20);
 /// Waits as long as `program` prints something now and then; false when it became silent.
 fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, bool)> {
     let mut seen = program.output_len();
-    let mut since = Instant::now();
+    let mut since = Limit::new(silence);
     while !program.has_ended()? {
         let now = program.output_len();
         if now != seen {
             seen = now;
-            since = Instant::now();
-        } else if since.elapsed() > silence {
+            since = Limit::new(silence);
+        } else if since.is_over() {
             return Ok((program.end()?, false));
         }
         std::thread::sleep(POLL);
