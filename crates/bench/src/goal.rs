@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounce::NEAR_NS;
-use crate::peers::hostcopy::Method;
+use crate::peers::copy::Method;
 use crate::peers::ucx;
-use crate::run::BULK_PAYLOAD_BYTES;
+
+/// Payload of the rows that measure bandwidth.
+pub const BULK_PAYLOAD_BYTES: usize = 1 << 20;
 
 /// One row of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

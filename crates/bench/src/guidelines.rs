@@ -15,9 +15,9 @@ use verbs::{
 
 use crate::link::Exe;
 use crate::micro::{Direction, Knobs, Outcome, Runner, Stream, Task, Verb};
+use crate::nic::NicChoice;
 use crate::pin::Cores;
 use crate::simulated;
-use crate::workload::NicChoice;
 
 /// A guideline's two programs.
 pub struct Programs {

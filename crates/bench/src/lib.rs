@@ -6,15 +6,16 @@
 //!
 //! - [`goal`]: the rows, their peers, and what is wanted of them;
 //! - [`run`]: the interleaved rounds and their summary; [`record`]: the circumstances;
-//! - [`workload`]: our side, over the safe verbs API;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
+//! - `rows`: our side of every row: most are settings of the microbenchmarks;
 //! - [`calibrate`]: a profile of a NIC from measurements;
 //! - [`simulated`]: the sequencer and the verbs on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis and plain copies between processes;
 //! - [`usage`]: CPU time and memory of a process;
-//! - [`worker`], [`link`]: the other process; [`remote`]: on another host.
+//! - [`worker`], [`link`]: the other process; [`remote`]: on another host;
+//! - [`nic`]: the NIC that is measured.
 //!
 //! Results are medians of interleaved rounds with their spread ([`stats`]).
 
@@ -22,18 +23,25 @@
 
 pub mod bounce;
 pub mod calibrate;
+mod child;
+mod clock;
+mod connect;
 pub mod goal;
 pub mod guidelines;
+mod job;
 pub mod link;
 pub mod micro;
+pub mod nic;
+mod patience;
 pub mod peers;
 pub mod pin;
 pub mod probe;
 pub mod record;
 pub mod remote;
+mod rows;
 pub mod run;
+mod setup;
 pub mod simulated;
 pub mod stats;
 pub mod usage;
 pub mod worker;
-pub mod workload;

@@ -4,9 +4,9 @@
 
 mod fan;
 mod gate;
+mod gone;
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -18,32 +18,15 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::peers::KillOnDrop;
+use crate::child::KillOnDrop;
 use crate::pin::spawn_on;
 
 pub(crate) use gate::Gate;
+use gone::Gone;
+pub(crate) use gone::cause;
 
 /// Begins a line that says why its sender has failed.
 const FAILED: char = '!';
-
-/// The other end is gone, or has said that it failed: a consequence of an error, and not the error itself.
-#[derive(Debug)]
-pub(crate) struct Gone(String);
-
-impl fmt::Display for Gone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Gone {}
-
-/// The first of some errors that is no consequence of another one, if there is such a one.
-pub(crate) fn cause(errors: Vec<anyhow::Error>) -> Option<anyhow::Error> {
-    let is_own = |error: &anyhow::Error| !error.is::<Gone>();
-    let place = errors.iter().position(is_own).unwrap_or(0);
-    errors.into_iter().nth(place)
-}
 
 /// How to start the other process: this program again, in its worker's role.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use crate::pin::Cores;
 
 /// The circumstances of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record<S = crate::run::Settings> {
+pub struct Record<S = crate::setup::Settings> {
     /// Seconds since 1970.
     pub started_unix_s: u64,
     /// The commit that the program was built from; `-dirty` when it was changed.

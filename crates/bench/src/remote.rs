@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::link::{Exe, Link};
 
 /// The version of what is said on a connection; whatever changes the jobs of workers changes it.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// How long one that connects waits for one that listens.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -198,7 +198,10 @@ fn welcome(stream: TcpStream, what: &Value, worker: &Exe) -> Result<(usize, Chil
         .stdout(Stdio::from(socket))
         .spawn();
     let child = child.context("cannot start a worker")?;
-    Ok((peer.connections.clamp(1, crate::micro::MAX_THREADS), child))
+    Ok((
+        peer.connections.clamp(1, crate::micro::knobs::MAX_THREADS),
+        child,
+    ))
 }
 
 #[cfg(test)]

@@ -6,36 +6,11 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::bounce::bounce_ns;
-use crate::goal::{Distance, Goal, Peer, Row, Unit};
-use crate::link::{Exe, Link};
-use crate::peers::{hostcopy, redis, ucx};
-use crate::pin::Cores;
+use crate::goal::{Distance, Goal, Row, Unit};
+use crate::rows::{self, peer};
 use crate::stats::Spread;
-use crate::workload::{self, NicChoice};
 
-/// How much is measured.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// How often each row and its peer are measured.
-    pub rounds: u32,
-    /// Divides every count of operations: 1 for results, more for a run that only has to work.
-    pub shrink: u64,
-    /// The rows, in order.
-    pub rows: Vec<Row>,
-}
-
-/// What the benchmark runs with.
-#[derive(Clone, Debug)]
-pub struct Bench {
-    /// How much.
-    pub settings: Settings,
-    /// Where.
-    pub cores: Cores,
-    /// Starts a worker.
-    pub worker: Exe,
-    /// The NIC of our side.
-    pub nic: NicChoice,
-}
+pub use crate::setup::{Bench, Measured, Settings};
 
 /// Which side of a row was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,12 +144,12 @@ pub fn run(bench: &Bench, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
                 }
                 on_event(&Event::Begin { round, row, side });
                 let measured = match (side, row.peer()) {
-                    (Side::Peer, Some(peer)) => bench.peer(peer, &mut redis),
-                    _ => workload::measure(bench, row),
+                    (Side::Peer, Some(peer)) => peer::measure(bench, peer, &mut redis),
+                    _ => rows::measure(bench, row),
                 };
                 match measured {
                     Ok(measured) => {
-                        let sample = measured.sample(round, row, side);
+                        let sample = Sample::new(measured, round, row, side);
                         on_event(&Event::Sample(sample.clone()));
                         taken.samples.push(sample);
                     }
@@ -202,78 +177,16 @@ pub fn run(bench: &Bench, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
     })
 }
 
-/// One figure and what was counted for it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
-    /// In the unit of the row.
-    pub value: f64,
-    /// Operations that the receiving end checked.
-    pub verified_ops: u64,
-    /// Datagrams that did not arrive.
-    pub lost_ops: u64,
-}
-
-impl Measured {
-    fn sample(self, round: u32, row: Row, side: Side) -> Sample {
+impl Sample {
+    fn new(measured: Measured, round: u32, row: Row, side: Side) -> Sample {
         Sample {
             round,
             row,
             side,
-            value: self.value,
+            value: measured.value,
             unit: row.unit(),
-            verified_ops: self.verified_ops,
-            lost_ops: self.lost_ops,
-        }
-    }
-}
-
-/// Payload of the rows that measure bandwidth.
-pub const BULK_PAYLOAD_BYTES: usize = 1 << 20;
-
-/// Messages of a run of the rows that measure bandwidth.
-pub const BULK_MESSAGES: u64 = 5_000;
-
-impl Bench {
-    /// `count` operations, or as many as a tiny run has.
-    #[must_use]
-    pub fn scaled(&self, count: u64) -> u64 {
-        (count / self.settings.shrink.max(1)).max(64)
-    }
-
-    fn peer(&self, peer: Peer, server: &mut Option<redis::Server>) -> Result<Measured> {
-        let done = |value, verified_ops| Measured {
-            value,
-            verified_ops,
-            lost_ops: 0,
-        };
-        if let Some(test) = peer.ucx() {
-            let iterations = self.scaled(test.iterations());
-            let measured = ucx::run(test, iterations, self.cores, &ucx::Over::Posix)?;
-            let value = match test {
-                ucx::Test::AmLat => measured.ns_per_message(),
-                _ => measured.rate / 1e6,
-            };
-            return Ok(done(value, iterations));
-        }
-        if peer == Peer::OtherDesigns {
-            return workload::sequencer::best_other(self);
-        }
-        if let Some((method, payload_bytes)) = peer.copy() {
-            let copies = self.scaled(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
-            crate::pin::pinned(self.cores.requester, || {
-                let mut link = Link::spawn(&self.worker, self.cores.responder)?;
-                let rate = hostcopy::drive(&mut link, method, payload_bytes, copies)?;
-                Ok(done(rate / 1e9, copies))
-            })
-        } else {
-            // One server for the whole run: it sleeps when nobody asks.
-            let server = match server {
-                Some(server) => server,
-                None => server.insert(redis::Server::start(self.cores)?),
-            };
-            let requests = self.scaled(redis::REQUESTS);
-            let rate = server.run(requests)?;
-            Ok(done(rate / 1e6, requests))
+            verified_ops: measured.verified_ops,
+            lost_ops: measured.lost_ops,
         }
     }
 }
@@ -334,12 +247,12 @@ mod tests {
     use super::*;
 
     fn sample(round: u32, row: Row, side: Side, value: f64) -> Sample {
-        Measured {
+        let measured = Measured {
             value,
             verified_ops: 1,
             lost_ops: 0,
-        }
-        .sample(round, row, side)
+        };
+        Sample::new(measured, round, row, side)
     }
 
     #[test]

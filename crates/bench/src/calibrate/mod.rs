@@ -19,7 +19,7 @@ pub use probes::Sample;
 use probes::{Probe, Results};
 
 use crate::micro::{MAX_THREADS, Outcome, Runner, Stream, Task};
-use crate::workload::NicChoice;
+use crate::nic::NicChoice;
 
 /// Where probes run.
 pub trait Machine {

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 use verbs::Waiter;
 
-use super::Gone;
+use super::gone::Gone;
 
 /// A place where so many threads wait for each other, once.
 #[derive(Debug)]

@@ -7,12 +7,16 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use verbs::Provider;
 
-use super::{Knobs, Outcome, PingPong, Runner, Stream, Task, Verb};
+use super::knobs::{Knobs, Stream};
+use super::outcome::Outcome;
+use super::runner::Runner;
+use super::task::{PingPong, Task};
+use super::verb::Verb;
 use crate::link::Exe;
+use crate::nic::NicChoice;
 use crate::peers::perftest;
 use crate::pin::Cores;
 use crate::stats::Spread;
-use crate::workload::NicChoice;
 
 /// The payloads that are compared, in bytes.
 pub const PAYLOADS_BYTES: [usize; 5] = [8, 64, 4096, 64 << 10, 1 << 20];

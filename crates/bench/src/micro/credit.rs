@@ -4,9 +4,11 @@
 use anyhow::{Context, Result};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffer};
 
-use super::{Direction, Stream, Verb, tail};
+use super::knobs::{Direction, Stream};
+use super::verb::{Verb, tail};
 use crate::link::Link;
-use crate::workload::{Nic, PATIENCE_NS, Patience, reap};
+use crate::nic::{Nic, reap};
+use crate::patience::{PATIENCE_NS, Patience};
 
 /// Send WRs of the responder on each queue pair.
 pub(super) const SEND_WRS: usize = 16;
@@ -165,7 +167,7 @@ pub(super) fn give(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::Knobs;
+    use crate::micro::knobs::Knobs;
 
     #[test]
     fn parts_are_whole_postlists_and_divide_the_window() {

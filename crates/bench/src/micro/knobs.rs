@@ -3,7 +3,8 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::{SHORT_BYTES, Verb};
+use super::verb::{SHORT_BYTES, Verb};
+use crate::nic::Pages;
 
 /// The largest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
@@ -55,27 +56,6 @@ impl Direction {
     }
 }
 
-/// Pages of registered memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Pages {
-    /// Of 4 KiB.
-    Small,
-    /// Of 2 MiB, which an administrator has to reserve.
-    Huge,
-}
-
-impl Pages {
-    /// As on the command line and in JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Pages::Small => "small",
-            Pages::Huge => "huge",
-        }
-    }
-}
-
 /// Knobs of a measurement; `None` is a default that fits the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Knobs {
@@ -109,6 +89,8 @@ pub struct Knobs {
     pub spacing_bytes: Option<usize>,
     /// Pages of all memory that is registered; huge ones where they come unasked, unless set.
     pub pages: Option<Pages>,
+    /// Whether the target of WRITEs is memory of its process alone, which the NIC did not allocate.
+    pub private: bool,
 }
 
 impl Knobs {
@@ -159,6 +141,9 @@ pub struct Stream {
     pub spacing_bytes: usize,
     /// Pages of registered memory.
     pub pages: Option<Pages>,
+    /// Whether the target of WRITEs is memory of its process alone, which the NIC did not allocate.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub private: bool,
     /// How long it runs; the first tenth is not measured.
     pub duration_ms: u64,
 }
@@ -211,6 +196,7 @@ impl Stream {
             addresses: knobs.addresses.unwrap_or(1),
             spacing_bytes: knobs.spacing_bytes.unwrap_or(8),
             pages: knobs.pages,
+            private: knobs.private,
             duration_ms,
         };
         stream.check()?;
@@ -291,6 +277,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether nobody else uses a requester's counters.
+    pub(super) fn has_own_counters(&self) -> bool {
+        self.queue_pairs == 1 && self.threads == 1
+    }
+
     /// Bytes from one payload's place to the next.
     pub(super) fn stride(&self) -> usize {
         self.payload_bytes.next_multiple_of(8)
@@ -306,25 +297,47 @@ impl Stream {
         self.stride().saturating_mul(self.places())
     }
 
+    /// Bytes of payload that a WR carries itself.
+    pub(super) fn inline_bytes(&self) -> usize {
+        if self.inline { self.payload_bytes } else { 0 }
+    }
+
+    /// Postlists that a queue pair gets one after the other, without a look at its completions: as many as one
+    /// completion makes room for. Where there are several queue pairs, each gets one in turn.
+    #[inline]
+    pub(super) fn lists_of_turn(&self) -> usize {
+        if self.queue_pairs == 1 && self.signal_every.is_multiple_of(self.batch) {
+            self.signal_every / self.batch
+        } else {
+            1
+        }
+    }
+
+    /// WRs of these postlists.
+    #[inline]
+    pub(super) fn turn(&self) -> u64 {
+        (self.batch * self.lists_of_turn()) as u64
+    }
+
     /// Fewer messages than this of each queue pair are never measured.
     pub(super) fn least_messages(&self) -> u64 {
         2 * self.window as u64
     }
 
-    /// WRs of a queue pair that must be done before its next postlist, when so many are posted.
+    /// WRs of a queue pair that must be done before its next turn, when so many are posted.
     #[inline]
     pub(super) fn done_before_next(&self, posted: u64) -> u64 {
         if self.burst && posted.is_multiple_of(self.window as u64) {
             posted
         } else {
-            (posted + self.batch as u64).saturating_sub(self.window as u64)
+            (posted + self.turn()).saturating_sub(self.window as u64)
         }
     }
 
-    /// Whether the next postlist of each queue pair can be the last, after so many WRs of it.
+    /// Whether the next turn of each queue pair can be its last, after so many WRs of it.
     #[inline]
     pub(super) fn can_end_after(&self, posted: u64) -> bool {
-        let posted = posted + self.batch as u64;
+        let posted = posted + self.turn();
         // The last WR is signaled, so that every WR completes; and the last burst is whole.
         let whole = if self.burst {
             self.window
@@ -456,6 +469,7 @@ mod tests {
             window: Some(8),
             batch: Some(2),
             signal_every: Some(8),
+            queue_pairs: Some(2),
             burst: true,
             ..Knobs::default()
         };

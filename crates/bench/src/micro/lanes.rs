@@ -3,108 +3,24 @@
 //! out to processes. All lanes begin together, and what they give is added up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use verbs::{Access, MemoryRegion, RemoteMemory};
 
-use super::{Direction, Outcome, Rate, Stream, Task, Verb, drive_on, work_on};
-use crate::link::{Exe, Gate, Link, cause};
-use crate::pin::{Cores, pinned};
-use crate::remote;
-use crate::worker::Job;
-use crate::workload::{Nic, NicChoice};
-
-/// A part of a measurement, as the driver tells it to a worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// The worker's NIC.
-    pub(crate) nic: NicChoice,
-    task: Task,
-    lanes: usize,
-    /// Cores for the lanes' threads, in turn; on another host those that it chooses itself.
-    pub(crate) cores: Vec<usize>,
-}
+use super::ends::{far, near};
+use super::outcome::{Outcome, Rate};
+use super::target::{Target, check};
+use super::task::Task;
+use crate::job::{Job, MicroOrder};
+use crate::link::{Gate, Link, cause};
+use crate::nic::{Nic, NicChoice};
+use crate::pin::pinned;
 
 /// What a worker says when its lanes have ended.
 #[derive(Debug, Serialize, Deserialize)]
 struct End {
     wrong: Option<String>,
-}
-
-/// What the responders of a process have in common: the counters of atomics, which all requesters use.
-#[derive(Debug)]
-pub(crate) struct Target {
-    counters: Option<MemoryRegion>,
-    spacing_bytes: usize,
-    added: AtomicU64,
-}
-
-impl Target {
-    /// Of a process that responds to `task`.
-    pub(crate) fn new(nic: &Nic, task: &Task) -> Result<Target> {
-        let (counters, spacing_bytes) = match task {
-            Task::Stream(stream) if stream.verb == Verb::Atomics => {
-                let bytes = stream.addresses * stream.spacing_bytes;
-                let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
-                let memory = nic.alloc(bytes, access, stream.pages)?;
-                (Some(memory), stream.spacing_bytes)
-            }
-            _ => (None, 8),
-        };
-        Ok(Target {
-            counters,
-            spacing_bytes,
-            added: AtomicU64::new(0),
-        })
-    }
-
-    pub(super) fn counters(&self) -> Result<RemoteMemory> {
-        let counters = self.counters.as_ref().context("no counters for atomics")?;
-        Ok(counters.remote())
-    }
-
-    /// A requester has added so much.
-    pub(super) fn added(&self, count: u64) {
-        self.added.fetch_add(count, Ordering::Relaxed);
-    }
-
-    /// When all have ended: what is wrong in the counters, if anything.
-    pub(crate) fn wrong(&self) -> Result<Option<String>> {
-        let Some(counters) = &self.counters else {
-            return Ok(None);
-        };
-        let mut sum = 0u64;
-        for at in (0..counters.len()).step_by(self.spacing_bytes) {
-            sum = sum.wrapping_add(counters.read_u64(at)?);
-        }
-        let added = self.added.load(Ordering::Relaxed);
-        Ok((sum != added).then(|| format!("counters of {sum} together, not {added}")))
-    }
-}
-
-/// The thread of a lane on the measured side; what its requester measured.
-pub(crate) fn near(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<Outcome> {
-    match task.direction() {
-        Direction::Outbound => drive_on(link, nic, task),
-        Direction::Inbound => {
-            work_on(link, nic, task, target)?;
-            link.recv()
-        }
-    }
-}
-
-/// The thread of a lane on the other side.
-pub(crate) fn far(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<()> {
-    match task.direction() {
-        Direction::Outbound => work_on(link, nic, task, target),
-        Direction::Inbound => {
-            let outcome = drive_on(link, nic, task)?;
-            link.send(&outcome)
-        }
-    }
 }
 
 /// The outcomes of all lanes, or the error that ended them.
@@ -129,89 +45,8 @@ pub(crate) fn together(results: Vec<Result<Outcome>>) -> Result<Outcome> {
     }
 }
 
-/// What is wrong in a target, as an error.
-pub(crate) fn check(wrong: Option<String>) -> Result<()> {
-    match wrong {
-        Some(wrong) => bail!("the target found {wrong}"),
-        None => Ok(()),
-    }
-}
-
-/// The other processes, started or connected to when they are first needed, and again after a failure.
-#[derive(Debug)]
-pub struct Runner {
-    cores: Cores,
-    others: Others,
-    links: Vec<Link>,
-}
-
-/// Where the other processes are.
-#[derive(Debug)]
-enum Others {
-    /// Here: this program once more.
-    Here(Exe),
-    /// On a host that listens.
-    There(remote::Peer),
-}
-
-impl Runner {
-    /// One that starts its workers by `worker`.
-    #[must_use]
-    pub fn new(cores: Cores, worker: Exe) -> Runner {
-        Runner {
-            cores,
-            others: Others::Here(worker),
-            links: Vec::new(),
-        }
-    }
-
-    /// One whose workers are started by [`remote::listen`] on another host, or this one.
-    #[must_use]
-    pub fn connecting(cores: Cores, peer: remote::Peer) -> Runner {
-        Runner {
-            cores,
-            others: Others::There(peer),
-            links: Vec::new(),
-        }
-    }
-
-    /// Links to so many other processes.
-    fn links(&mut self, count: usize) -> Result<Vec<Link>> {
-        let mut links = std::mem::take(&mut self.links);
-        match &self.others {
-            Others::Here(exe) => {
-                while links.len() < count {
-                    links.push(Link::spawn(exe, self.cores.responder)?);
-                }
-            }
-            Others::There(peer) if links.is_empty() => links = peer.connect()?,
-            Others::There(_) => {}
-        }
-        Ok(links)
-    }
-
-    /// Measures once.
-    ///
-    /// # Errors
-    /// When a verb fails, something wrong arrived, or nothing came for 10 s.
-    pub fn measure(&mut self, nic: &NicChoice, task: &Task) -> Result<Outcome> {
-        let (threads, processes) = task.threads_and_processes();
-        let mut links = self.links(processes)?;
-        let (here, there) = match &self.others {
-            Others::Here(_) => self.cores.shared_out(threads)?,
-            Others::There(_) => (self.cores.all(threads)?, Vec::new()),
-        };
-        let used = links.get_mut(..processes);
-        let used = used.context("the other host has too few processes for this")?;
-        let outcome = measure(used, nic, task, &here, &there)?;
-        // After an error the others may wait for who knows what: then they are dropped.
-        self.links = links;
-        Ok(outcome)
-    }
-}
-
 /// Measures with workers at the other ends of `links`.
-pub(super) fn measure(
+pub(crate) fn measure(
     links: &mut [Link],
     choice: &NicChoice,
     task: &Task,
@@ -223,7 +58,7 @@ pub(super) fn measure(
     let target = Target::new(&nic, task)?;
     let gate = Arc::new(Gate::new(threads));
     for (process, link) in links.iter_mut().enumerate() {
-        link.send(&Job::Micro(Order {
+        link.send(&Job::Micro(MicroOrder {
             nic: choice.clone(),
             task: *task,
             lanes: lanes_of(process, threads, processes),
@@ -268,7 +103,7 @@ pub(super) fn measure(
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &Order) -> Result<()> {
+pub(crate) fn work(link: &mut Link, order: &MicroOrder) -> Result<()> {
     let nic = Nic::open(&order.nic)?;
     let target = Target::new(&nic, &order.task)?;
     let results = link.fan(order.lanes, |lane, link| {
@@ -304,35 +139,6 @@ fn dealt(cores: &[usize], process: usize, processes: usize) -> Vec<usize> {
     let turns = cores.len();
     let of = |turn: usize| cores[(process + turn * processes) % cores.len()];
     (0..turns).map(of).collect()
-}
-
-impl Task {
-    pub(super) fn threads_and_processes(&self) -> (usize, usize) {
-        match self {
-            Task::Stream(stream) => (stream.threads, stream.processes),
-            Task::PingPong(_) => (1, 1),
-        }
-    }
-
-    /// Processes of the other side.
-    #[must_use]
-    pub fn processes(&self) -> usize {
-        self.threads_and_processes().1
-    }
-
-    fn direction(&self) -> Direction {
-        match self {
-            Task::Stream(stream) => stream.direction,
-            Task::PingPong(_) => Direction::Outbound,
-        }
-    }
-}
-
-impl Stream {
-    /// Whether nobody else uses a requester's counters.
-    pub(super) fn has_own_counters(&self) -> bool {
-        self.queue_pairs == 1 && self.threads == 1
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use nicmodel::{Bounds, Footprint, Load, Method, Mix, Operation, OperationError, Profile, Role};
 use nicmodel::{Transport, Verb as ModelVerb, locks};
 
-use super::{Direction, Stream, Verb};
+use super::knobs::{Direction, Stream};
+use super::verb::Verb;
 
 impl Stream {
     /// One of its WRs, as the model knows it.

@@ -1,7 +1,7 @@
 //! Time without reading the clock for every message: where it is slow, that would be what is
 //! measured.
 
-use crate::workload::now_ns;
+use crate::clock::now_ns;
 
 /// The share of a run that is not measured: one in so many.
 const WARM_UP: u64 = 10;
@@ -115,41 +115,6 @@ impl Meter {
     }
 }
 
-/// The places of a window in turn, and which WRs are signaled.
-pub(super) struct Turn {
-    window: usize,
-    signal_every: usize,
-    slot: usize,
-    unsignaled: usize,
-}
-
-impl Turn {
-    pub(super) fn new(window: usize, signal_every: usize) -> Turn {
-        Turn {
-            window,
-            signal_every,
-            slot: 0,
-            unsignaled: 0,
-        }
-    }
-
-    /// The next WR's place, and whether it is signaled.
-    #[inline]
-    pub(super) fn next(&mut self) -> (usize, bool) {
-        let slot = self.slot;
-        self.slot += 1;
-        if self.slot == self.window {
-            self.slot = 0;
-        }
-        self.unsignaled += 1;
-        let signaled = self.unsignaled == self.signal_every;
-        if signaled {
-            self.unsignaled = 0;
-        }
-        (slot, signaled)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,20 +150,5 @@ mod tests {
         let timed = meter.finish(16, 400);
         assert_eq!((timed.ops, timed.elapsed_ns), (12, 300));
         assert_eq!(Meter::new(1).finish(5, 5).ops, 0);
-    }
-
-    #[test]
-    fn places_and_signals_come_in_turn() {
-        let mut turn = Turn::new(4, 2);
-        let taken: Vec<_> = (0..6).map(|_| turn.next()).collect();
-        let want = [
-            (0, false),
-            (1, true),
-            (2, false),
-            (3, true),
-            (0, false),
-            (1, true),
-        ];
-        assert_eq!(taken, want);
     }
 }

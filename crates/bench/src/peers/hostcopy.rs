@@ -14,25 +14,10 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
 
+pub use super::copy::Method;
+use super::copy::{Copies, pattern, stamp};
+use crate::job::Job;
 use crate::link::Link;
-use crate::worker::Job;
-
-/// How the bytes get there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// `memcpy` into a mapping that both processes share.
-    Memcpy,
-    /// `process_vm_writev` into memory of the other process alone.
-    ProcessVmWritev,
-}
-
-/// What the worker is asked to provide.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Request {
-    method: Method,
-    payload_bytes: usize,
-}
 
 /// Where the driver finds the worker's buffer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,7 +34,7 @@ struct Buffer {
 /// # Errors
 /// When memory cannot be mapped or written, or the worker finds other bytes.
 pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64) -> Result<f64> {
-    link.send(&Job::HostCopy(Request {
+    link.send(&Job::HostCopy(Copies {
         method,
         payload_bytes,
     }))?;
@@ -83,7 +68,7 @@ pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64)
 ///
 /// # Errors
 /// When memory cannot be had or the driver is gone.
-pub fn work(link: &mut Link, request: Request) -> Result<()> {
+pub fn work(link: &mut Link, request: Copies) -> Result<()> {
     let pid = i32::try_from(std::process::id())?;
     let size = request.payload_bytes;
     let (buffer, target) = match request.method {
@@ -140,20 +125,6 @@ fn timed(copies: u64, source: &mut [u8], mut copy: impl FnMut(&[u8]) -> Result<(
     let seconds = begin.elapsed().as_secs_f64();
     #[allow(clippy::cast_precision_loss)] // far below 2^52 bytes
     Ok(copies as f64 * source.len() as f64 / seconds)
-}
-
-/// Bytes that differ from place to place.
-pub(crate) fn pattern(size: usize) -> Vec<u8> {
-    (0..size)
-        .map(|i| (i * 31 + (i >> 8)).to_le_bytes()[0])
-        .collect()
-}
-
-/// Marks the beginning of a payload with a number.
-pub(crate) fn stamp(payload: &mut [u8], number: u64) {
-    let number = number.to_le_bytes();
-    let size = payload.len().min(number.len());
-    payload[..size].copy_from_slice(&number[..size]);
 }
 
 /// Memory of our own making that somebody else may write: reached by copying only.
@@ -269,12 +240,20 @@ fn process_vm_writev(pid: i32, addr: usize, source: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// Does one job.
+    fn serve(link: &mut Link) -> Result<()> {
+        match link.recv()? {
+            Job::HostCopy(copies) => work(link, copies),
+            job => bail!("{job:?} is no copy"),
+        }
+    }
+
     #[test]
     fn both_methods_run_tiny_and_are_verified() {
         for method in [Method::Memcpy, Method::ProcessVmWritev] {
             for size in [8, 4096, 100_000] {
                 let (mut left, mut right) = Link::pair().unwrap();
-                let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+                let worker = std::thread::spawn(move || serve(&mut right));
                 assert!(drive(&mut left, method, size, 10).unwrap() > 0.0);
                 drop(left);
                 worker.join().unwrap().unwrap();
@@ -285,8 +264,8 @@ mod tests {
     #[test]
     fn wrong_bytes_are_noticed() {
         let (mut left, mut right) = Link::pair().unwrap();
-        let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
-        left.send(&Job::HostCopy(Request {
+        let worker = std::thread::spawn(move || serve(&mut right));
+        left.send(&Job::HostCopy(Copies {
             method: Method::Memcpy,
             payload_bytes: 64,
         }))

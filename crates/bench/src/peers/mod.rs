@@ -1,21 +1,10 @@
 //! The programs that the software NIC is measured beside.
 
+pub(crate) mod copy;
 pub mod hostcopy;
 pub mod perftest;
 pub(crate) mod port;
 pub mod redis;
 pub mod ucx;
 
-use std::process::Child;
-
-/// A child process that does not outlive its handle.
-#[derive(Debug)]
-pub struct KillOnDrop(pub Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is waited for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+pub use crate::child::KillOnDrop;

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::KillOnDrop;
 use super::port::{free_port, wait_for_listener};
-use crate::micro::{PingPong, Stream, Task, Verb};
+use crate::child::KillOnDrop;
+use crate::micro::knobs::Stream;
+use crate::micro::task::{PingPong, Task};
+use crate::micro::verb::Verb;
 use crate::pin::{Cores, spawn_on};
 
 /// Longer than any run that still does something.
@@ -313,7 +315,7 @@ fn columns(header: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::Knobs;
+    use crate::micro::knobs::Knobs;
 
     /// As perftest 6.06 printed it on Soft-RoCE.
     const SEND_BW: &str = "\

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::KillOnDrop;
+use crate::child::KillOnDrop;
 
 /// A port that nobody listens on now. Somebody else may take it before the server does; then the
 /// server fails, and that is reported.

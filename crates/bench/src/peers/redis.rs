@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::KillOnDrop;
+use crate::child::KillOnDrop;
 use crate::pin::{Cores, spawn_on};
 
 /// Requests of a run of about half a second.

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::KillOnDrop;
 use super::perftest::Runs;
 use super::port::{free_port, wait_for_listener};
+use crate::child::KillOnDrop;
 use crate::pin::{Cores, spawn_on};
 
 /// A test of `ucx_perftest`, always with 8-byte messages.

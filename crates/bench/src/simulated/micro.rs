@@ -16,7 +16,7 @@ use simnic::Counters;
 use super::Bed;
 use crate::link::{Gate, Link, cause};
 use crate::micro::{self, Direction, Outcome, Target, Task};
-use crate::workload::Nic;
+use crate::nic::Nic;
 
 /// Measures once, in virtual time.
 ///

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use bench::link::Link;
 use bench::micro::{Runner, Task};
+use bench::nic::NicChoice;
 use bench::pin::Cores;
 use bench::remote::{self, Peer};
-use bench::workload::NicChoice;
 use serde::Serialize;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use bench::micro::{
     Direction, Knobs, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES,
     MAX_THREADS, MAX_WINDOW, Pages, Verb,
 };
-use bench::workload::NicChoice;
+use bench::nic::NicChoice;
 use clap::ValueEnum;
 use nicmodel::Profile;
 

@@ -21,11 +21,11 @@ use anyhow::{Context, Result};
 use bench::goal::Row;
 use bench::link::Exe;
 use bench::micro::{Direction, Verb};
+use bench::nic::NicChoice;
 use bench::pin::Cores;
 use bench::probe::Question;
 use bench::record::Record;
 use bench::stats::Spread;
-use bench::workload::NicChoice;
 use clap::Subcommand;
 use serde::Serialize;
 

@@ -8,9 +8,9 @@ use bench::micro::compare::{
     self, Comparison, Event, PAYLOADS_BYTES, RowResult, Sample, Settings, Side, Summary,
 };
 use bench::micro::{MAX_PAYLOAD_BYTES, Task};
+use bench::nic::NicChoice;
 use bench::peers::perftest;
 use bench::record::Record;
-use bench::workload::NicChoice;
 use serde::Serialize;
 
 use super::markdown::markdown;

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::child::KillOnDrop;
 use crate::goal::Row;
-use crate::peers::KillOnDrop;
 use crate::peers::perftest::{self, Report, Runs};
 use crate::peers::port::{free_port, wait_for_listener};
 use crate::peers::ucx;
 use crate::pin::spawn_on;
-use crate::run::{Bench, Measured};
+use crate::setup::{Bench, Measured};
 
 /// Measures a row of [`Row::DROP_IN`] once.
 pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {

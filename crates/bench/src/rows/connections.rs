@@ -5,32 +5,71 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use verbs::{Access, HeaderOnly, PreparedQp, QpEndpoint, QueuePair, Rc, WcBuffer};
 
-use super::{Nic, Order, PATIENCE_NS, Patience, Work, now_ns, reap};
+use crate::clock::now_ns;
+use crate::job::{ConnectionsOrder, Job};
 use crate::link::Link;
-use crate::run::Measured;
+use crate::nic::{Nic, reap};
+use crate::patience::{PATIENCE_NS, Patience};
+use crate::pin::pinned;
+use crate::setup::{Bench, Measured};
 use crate::usage::Usage;
+
+/// Queue pairs of the idle process.
+const IDLE_QUEUE_PAIRS: u64 = 1_000;
+
+/// Queue pairs that are created and connected.
+const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
+
+/// Measures [`Row::IdleCpu`](crate::goal::Row::IdleCpu) once.
+pub(super) fn idle_cpu(bench: &Bench) -> Result<Measured> {
+    let order = order(bench, IDLE_QUEUE_PAIRS, true)?;
+    Ok(with_worker(bench, |link| drive_idle(link, &order))?.cpu)
+}
+
+/// Measures [`Row::IdleMemory`](crate::goal::Row::IdleMemory) once.
+pub(super) fn idle_memory(bench: &Bench) -> Result<Measured> {
+    let order = order(bench, IDLE_QUEUE_PAIRS, true)?;
+    Ok(with_worker(bench, |link| drive_idle(link, &order))?.memory)
+}
+
+/// Measures [`Row::Connect`](crate::goal::Row::Connect) once.
+pub(super) fn connect(bench: &Bench) -> Result<Measured> {
+    let order = order(bench, CONNECTED_QUEUE_PAIRS, false)?;
+    with_worker(bench, |link| drive_connect(link, &order))
+}
+
+fn order(bench: &Bench, queue_pairs: u64, idle: bool) -> Result<ConnectionsOrder> {
+    Ok(ConnectionsOrder {
+        nic: bench.nic.clone(),
+        queue_pairs: usize::try_from(bench.scaled(queue_pairs))?,
+        idle,
+    })
+}
+
+fn with_worker<R: Send>(
+    bench: &Bench,
+    drive: impl FnOnce(&mut Link) -> Result<R> + Send,
+) -> Result<R> {
+    pinned(bench.cores.requester, || {
+        drive(&mut Link::spawn(&bench.worker, bench.cores.responder)?)
+    })
+}
 
 /// Messages in flight while connections are checked.
 const CHECKED_AT_ONCE: usize = 64;
 
 /// What an idle process costs.
-pub(super) struct Idle {
+struct Idle {
     /// In percent of a core.
-    pub(super) cpu: Measured,
+    cpu: Measured,
     /// In MiB.
-    pub(super) memory: Measured,
+    memory: Measured,
 }
 
-pub(super) fn drive_idle(
-    link: &mut Link,
-    order: impl Fn(Work) -> Order,
-    queue_pairs: u64,
-) -> Result<Idle> {
-    let queue_pairs = usize::try_from(queue_pairs)?;
-    let order = order(Work::Idle { queue_pairs });
+fn drive_idle(link: &mut Link, order: &ConnectionsOrder) -> Result<Idle> {
     let nic = Nic::open(&order.nic)?;
     let pid = link.worker_pid().unwrap_or_else(std::process::id);
-    let (qps, _) = connect_all(link, &nic, &order, queue_pairs)?;
+    let (qps, _) = connect_all(link, &nic, order)?;
     check_all(&qps)?;
     let checked: usize = link.recv()?;
     // What follows the last message (timers, going to sleep) is not idleness yet.
@@ -59,15 +98,10 @@ pub(super) fn drive_idle(
     })
 }
 
-pub(super) fn drive_connect(
-    link: &mut Link,
-    order: impl Fn(Work) -> Order,
-    queue_pairs: u64,
-) -> Result<Measured> {
-    let queue_pairs = usize::try_from(queue_pairs)?;
-    let order = order(Work::Connect { queue_pairs });
+fn drive_connect(link: &mut Link, order: &ConnectionsOrder) -> Result<Measured> {
+    let queue_pairs = order.queue_pairs;
     let nic = Nic::open(&order.nic)?;
-    let (qps, elapsed_ns) = connect_all(link, &nic, &order, queue_pairs)?;
+    let (qps, elapsed_ns) = connect_all(link, &nic, order)?;
     check_all(&qps)?;
     let checked: usize = link.recv()?;
     if checked != queue_pairs {
@@ -87,10 +121,10 @@ pub(super) fn drive_connect(
 fn connect_all(
     link: &mut Link,
     nic: &Nic,
-    order: &Order,
-    count: usize,
+    order: &ConnectionsOrder,
 ) -> Result<(Vec<QueuePair<Rc>>, u64)> {
-    link.send(&crate::worker::Job::Verbs(order.clone()))?;
+    let count = order.queue_pairs;
+    link.send(&Job::Connections(order.clone()))?;
     let _: String = link.recv()?;
     let begin_ns = now_ns();
     link.send(&"go")?;
@@ -150,19 +184,20 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
     wait(&mut outstanding, 0)
 }
 
-pub(super) fn work_idle(link: &mut Link, nic: &Nic, queue_pairs: usize) -> Result<()> {
-    let mut connected = Connected::new(link, nic, queue_pairs)?;
+/// The worker's part.
+///
+/// # Errors
+/// When a verb fails, or the driver is gone.
+pub(crate) fn work(link: &mut Link, order: &ConnectionsOrder) -> Result<()> {
+    let nic = Nic::open(&order.nic)?;
+    let mut connected = Connected::new(link, &nic, order.queue_pairs)?;
     let checked = connected.check()?;
     link.send(&checked)?;
-    // Asleep in here: this is what is measured.
-    let _: String = link.recv()?;
+    if order.idle {
+        // Asleep in here: this is what is measured.
+        let _: String = link.recv()?;
+    }
     Ok(())
-}
-
-pub(super) fn work_connect(link: &mut Link, nic: &Nic, queue_pairs: usize) -> Result<()> {
-    let mut connected = Connected::new(link, nic, queue_pairs)?;
-    let checked = connected.check()?;
-    link.send(&checked)
 }
 
 /// The worker's queue pairs, which share their RECVs.
@@ -240,5 +275,36 @@ impl Connected {
             self.srq.post_recv(&mut self.recvs)?;
         }
         Ok(seen.iter().filter(|seen| **seen).count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::NicChoice;
+
+    fn tiny<R>(idle: bool, drive: impl FnOnce(&mut Link, &ConnectionsOrder) -> Result<R>) -> R {
+        let order = ConnectionsOrder {
+            nic: NicChoice::first_of("softnic"),
+            queue_pairs: 64,
+            idle,
+        };
+        let (mut left, mut right) = Link::pair().unwrap();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || match right.recv()? {
+                Job::Connections(order) => work(&mut right, &order),
+                job => bail!("{job:?} is of no connections"),
+            });
+            let measured = drive(&mut left, &order);
+            drop(left);
+            worker.join().unwrap().unwrap();
+            measured.unwrap()
+        })
+    }
+
+    #[test]
+    fn many_queue_pairs() {
+        assert_eq!(tiny(false, drive_connect).verified_ops, 64);
+        assert!(tiny(true, drive_idle).memory.value > 0.0);
     }
 }

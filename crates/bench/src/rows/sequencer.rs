@@ -6,9 +6,9 @@ use std::process::{ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::peers::KillOnDrop;
+use crate::child::KillOnDrop;
 use crate::pin::spawn_on;
-use crate::run::{Bench, Measured};
+use crate::setup::{Bench, Measured};
 
 /// The design that is measured.
 const DESIGN: &str = "spec-s0";

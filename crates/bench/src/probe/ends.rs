@@ -1,86 +1,16 @@
-//! Probes of what a NIC's WRITEs look like to the target's processor.
-//!
-//! No specification says in which order the bytes of one RDMA WRITE appear in memory, and systems that poll memory for a
-//! request depend on it all the same: they take a message for whole when its last byte is there (HERD, FaRM). And a WRITE
-//! that has completed at the requester must be in the target's memory for whoever hears of it by other means.
+//! The requester of a probe, and its target.
 
-use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
+use anyhow::Result;
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
 
+use super::question::{Probe, Question, Seen};
+use crate::connect::connect;
+use crate::job::{Job, ProbeOrder};
 use crate::link::Link;
-use crate::micro::Verb;
+use crate::micro::verb::Verb;
+use crate::nic::{Nic, NicChoice, reap};
+use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
-use crate::worker::Job;
-use crate::workload::{Nic, NicChoice, PATIENCE_NS, Patience, connect, meet, reap};
-
-/// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Question {
-    /// Whether the words of a WRITE are seen from left to right.
-    Order,
-    /// Whether a WRITE that has completed is seen.
-    Visible,
-}
-
-/// A probe: so many WRITEs of one size, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Probe {
-    question: Question,
-    verb: Verb,
-    payload_bytes: usize,
-    writes: u32,
-}
-
-impl Probe {
-    /// A probe of RDMA WRITEs over RC or UC.
-    ///
-    /// # Errors
-    /// Another verb; a payload that is not of whole words, or of fewer than two.
-    pub fn new(question: Question, verb: Verb, payload_bytes: usize, writes: u32) -> Result<Self> {
-        if !matches!(verb, Verb::RcWrite | Verb::UcWrite) {
-            bail!(
-                "{} writes nothing into memory; probe rc-write or uc-write",
-                verb.name()
-            );
-        }
-        if payload_bytes < 16 || !payload_bytes.is_multiple_of(8) {
-            bail!(
-                "{payload_bytes} bytes are not two or more words of 8 bytes; take a multiple of 8 from 16 on"
-            );
-        }
-        Ok(Self {
-            question,
-            verb,
-            payload_bytes,
-            writes,
-        })
-    }
-
-    /// Bytes of each WRITE.
-    #[must_use]
-    pub fn payload_bytes(&self) -> usize {
-        self.payload_bytes
-    }
-}
-
-/// What the target saw.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    /// WRITEs that were looked at. Where the order is asked for, the target misses some: they do not wait for it.
-    pub looks: u64,
-    /// Of these, how many had a word that was not there yet: left of their last one, or after they had completed.
-    pub missing: u64,
-}
-
-/// A probe, as the driver tells it to the worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// The target's NIC.
-    pub(crate) nic: NicChoice,
-    probe: Probe,
-}
 
 /// Makes a probe, with a worker at the other end of `link` as the target.
 ///
@@ -89,7 +19,7 @@ pub struct Order {
 pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Result<Seen> {
     pinned(core, || {
         let own = Nic::open(nic)?;
-        link.send(&Job::Probe(Order {
+        link.send(&Job::Probe(ProbeOrder {
             nic: nic.clone(),
             probe,
         }))?;
@@ -108,7 +38,7 @@ fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Seen> {
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &Order) -> Result<()> {
+pub(crate) fn work(link: &mut Link, order: &ProbeOrder) -> Result<()> {
     let nic = Nic::open(&order.nic)?;
     target(link, &nic, &order.probe)
 }
@@ -136,7 +66,7 @@ impl<T: Connected> Writer<T> {
         let memory = nic.pd.alloc(probe.payload_bytes, Access::LOCAL_READ)?;
         let mut list = qp.postlist(1);
         list.rdma_write(memory.slice(..)?, remote).signaled();
-        meet(link)?;
+        link.meet()?;
         Ok(Self {
             qp,
             list,
@@ -184,7 +114,7 @@ impl<T: Connected> Target<T> {
         link.send(&memory.remote())?;
         let cq = nic.cq(1)?;
         let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
-        meet(link)?;
+        link.meet()?;
         Ok(Self { _qp: qp, memory })
     }
 

@@ -1,0 +1,54 @@
+//! The jobs that a driver gives to the responder's process.
+
+use serde::{Deserialize, Serialize};
+
+use crate::micro::task::Task;
+use crate::nic::NicChoice;
+use crate::peers::copy::Copies;
+use crate::probe::question::Probe;
+
+/// One job.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Job {
+    /// Be the other end of one verb's measurement.
+    Micro(MicroOrder),
+    /// Be the other end of many queue pairs.
+    Connections(ConnectionsOrder),
+    /// Be the target of WRITEs that are looked at.
+    Probe(ProbeOrder),
+    /// Be the target of copies without a NIC.
+    HostCopy(Copies),
+    /// End.
+    Stop,
+}
+
+/// A part of a measurement of one verb.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MicroOrder {
+    /// The worker's NIC.
+    pub(crate) nic: NicChoice,
+    pub(crate) task: Task,
+    /// Threads of the worker.
+    pub(crate) lanes: usize,
+    /// Cores for the lanes' threads, in turn; on another host those that it chooses itself.
+    pub(crate) cores: Vec<usize>,
+}
+
+/// Queue pairs that are connected all at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ConnectionsOrder {
+    /// The worker's NIC.
+    pub(crate) nic: NicChoice,
+    pub(crate) queue_pairs: usize,
+    /// Whether the worker then sleeps until it is told to end.
+    pub(crate) idle: bool,
+}
+
+/// A probe of WRITEs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ProbeOrder {
+    /// The target's NIC.
+    pub(crate) nic: NicChoice,
+    pub(crate) probe: Probe,
+}

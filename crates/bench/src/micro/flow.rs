@@ -1,0 +1,202 @@
+//! Windows of one-sided WRs on all queue pairs of a thread, refilled as they complete.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use verbs::{Connected, Postlist, QueuePair, WcBuffer};
+
+use super::credit::Credits;
+use super::knobs::Stream;
+use super::pace::{Meter, Pace, Timed};
+use super::signals::Signals;
+use crate::clock::now_ns;
+use crate::nic::reap;
+use crate::patience::{PATIENCE_NS, Patience};
+
+/// WRs of one queue pair with following numbers, in following places of its window.
+pub(super) struct Run {
+    pub(super) queue_pair: usize,
+    /// The number of the first, among those of its queue pair.
+    pub(super) number: u64,
+    /// Their places, among those of all queue pairs.
+    pub(super) places: Range<usize>,
+}
+
+/// What is posted, and what is looked at when it has completed.
+pub(super) trait Requests<T: Connected> {
+    /// Whether the WR of a place is always the same, so that a window of them is built once.
+    const SAME: bool = false;
+
+    /// Adds the WRs of a run to a list.
+    ///
+    /// # Errors
+    /// When a place is not in its memory.
+    fn add(&mut self, list: &mut Postlist<T>, run: &Run) -> Result<()>;
+
+    /// Checks what completed WRs have brought.
+    ///
+    /// # Errors
+    /// When it is wrong.
+    fn check(&mut self, _: &Run) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A queue pair at work.
+struct Flow<'q, T: Connected> {
+    qp: &'q QueuePair<T>,
+    stream: &'q Stream,
+    list: Postlist<T>,
+    signals: Signals,
+    /// Its place among the queue pairs.
+    number: usize,
+    /// The next WR, and its slot of the window.
+    next: u64,
+    slot: usize,
+    /// WRs that have completed, and the slot of the next that will.
+    completed: u64,
+    completed_slot: usize,
+}
+
+impl<'q, T: Connected> Flow<'q, T> {
+    fn new<R: Requests<T>>(
+        number: usize,
+        qp: &'q QueuePair<T>,
+        stream: &'q Stream,
+        requests: &mut R,
+    ) -> Result<Flow<'q, T>> {
+        let (batch, every) = (stream.batch, stream.signal_every);
+        let mut flow = Flow {
+            qp,
+            stream,
+            list: qp.postlist(if R::SAME { stream.window } else { batch }),
+            signals: Signals::new(batch, every),
+            number,
+            next: 0,
+            slot: 0,
+            completed: 0,
+            completed_slot: 0,
+        };
+        if R::SAME {
+            let window = flow.run(0, 0, stream.window);
+            requests.add(&mut flow.list, &window)?;
+            Signals::new(stream.window, every).mark(&mut flow.list);
+        }
+        Ok(flow)
+    }
+
+    #[inline]
+    fn run(&self, number: u64, slot: usize, count: usize) -> Run {
+        let first = self.number * self.stream.window + slot;
+        Run {
+            queue_pair: self.number,
+            number,
+            places: first..first + count,
+        }
+    }
+
+    /// Posts the next list.
+    #[inline]
+    fn post<R: Requests<T>>(&mut self, requests: &mut R) -> Result<()> {
+        let (slot, end) = (self.slot, self.slot + self.stream.batch);
+        if R::SAME {
+            self.qp.post_send_range(&mut self.list, slot..end)?;
+        } else {
+            self.list.clear();
+            let run = self.run(self.next, slot, self.stream.batch);
+            requests.add(&mut self.list, &run)?;
+            self.signals.mark(&mut self.list);
+            self.qp.post_send(&mut self.list)?;
+        }
+        self.next += self.stream.batch as u64;
+        self.slot = if end == self.stream.window { 0 } else { end };
+        Ok(())
+    }
+
+    /// Waits until so many have completed.
+    #[inline]
+    fn wait<R: Requests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
+        if self.completed >= until {
+            return Ok(());
+        }
+        self.wait_longer(until, requests)
+    }
+
+    fn wait_longer<R: Requests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
+        let mut wcs = WcBuffer::<32>::new();
+        let mut patience = Patience::new(PATIENCE_NS);
+        while self.completed < until {
+            let came = reap(self.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+            if came == 0 {
+                patience.check("completions")?;
+                continue;
+            }
+            patience.reset();
+            self.complete(came * self.stream.signal_every, requests)?;
+        }
+        Ok(())
+    }
+
+    /// Checks WRs that have completed, up to the end of the window and from its beginning.
+    fn complete<R: Requests<T>>(&mut self, mut count: usize, requests: &mut R) -> Result<()> {
+        while count > 0 {
+            let slot = self.completed_slot;
+            let part = count.min(self.stream.window - slot);
+            requests.check(&self.run(self.completed, slot, part))?;
+            self.completed += part as u64;
+            let end = slot + part;
+            self.completed_slot = if end == self.stream.window { 0 } else { end };
+            count -= part;
+        }
+        Ok(())
+    }
+}
+
+/// Posts for the time of the stream; what was measured, and the number of all WRs of each queue pair.
+pub(super) fn run<T: Connected, R: Requests<T>>(
+    qps: &[QueuePair<T>],
+    stream: &Stream,
+    credits: Option<&Credits>,
+    mut requests: R,
+) -> Result<(Timed, u64)> {
+    let flows = qps.iter().enumerate();
+    let flows = flows.map(|(number, qp)| Flow::new(number, qp, stream, &mut requests));
+    let mut flows: Vec<Flow<'_, T>> = flows.collect::<Result<_>>()?;
+    let mut meter = Meter::new(stream.duration_ms);
+    let mut pace = Pace::new(stream.duration_ms);
+    let (lists, turn) = (stream.lists_of_turn(), stream.turn());
+    let mut posted = 0u64;
+    let mut last = false;
+    while !last {
+        last = pace.is_over()
+            && stream.can_end_after(posted)
+            && credits.is_none_or(|credits| credits.can_end_at(posted + turn));
+        let room = stream.done_before_next(posted);
+        for flow in &mut flows {
+            if let Some(credits) = credits {
+                credits.wait(flow.number, room)?;
+            }
+            flow.wait(room, &mut requests)?;
+            if stream.burst && room == posted {
+                meter.tick(posted * qps.len() as u64);
+            }
+            for _ in 0..lists {
+                flow.post(&mut requests)?;
+            }
+        }
+        posted += turn;
+        // With full windows as many are posted as complete; and not at once, as completions of a window are found.
+        if !stream.burst && posted >= stream.window as u64 {
+            meter.tick(posted * qps.len() as u64);
+        }
+    }
+    let ended_ns = now_ns();
+    for flow in &mut flows {
+        flow.wait(posted, &mut requests)?;
+        if let Some(credits) = credits {
+            credits.wait(flow.number, posted)?;
+        }
+    }
+    let ended_ns = if stream.burst { now_ns() } else { ended_ns };
+    Ok((meter.finish(posted * qps.len() as u64, ended_ns), posted))
+}

@@ -1,0 +1,322 @@
+//! Forms of payload, and how each carries a message's stamp: the number that the receiver checks.
+//!
+//! Each form is a type, so that a loop over WRs is compiled for its form and decides nothing for each of them.
+
+use anyhow::{Context, Result};
+use verbs::{Access, HeaderOnly, Inline, MemoryRegion, MrSlice, Payload, WorkCompletion};
+
+use super::verb::tail;
+use crate::nic::{Nic, Pages};
+use crate::peers::copy::pattern;
+
+/// What the payloads of a window need.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) payload_bytes: usize,
+    /// Payloads that the NIC may be reading at once.
+    pub(super) slots: usize,
+    pub(super) pages: Option<Pages>,
+}
+
+impl Layout {
+    /// Bytes from one payload's place to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.payload_bytes.next_multiple_of(8)
+    }
+}
+
+/// A form of payload.
+pub(super) trait Form: Sized {
+    /// What a WR is given.
+    type Payload<'f>: Payload
+    where
+        Self: 'f;
+
+    /// Marks the stamp of the last message.
+    const LAST: u64;
+
+    /// Whether the stamp is the immediate.
+    const IMM: bool = false;
+
+    /// Whether the NIC reads the payload from memory, which is its own until the WR completes.
+    const IN_MEMORY: bool = false;
+
+    fn new(nic: &Nic, layout: &Layout) -> Result<Self>;
+
+    /// The payload of a slot, with its stamp.
+    fn payload(&mut self, slot: usize, stamp: u64) -> Result<Self::Payload<'_>>;
+
+    /// The stamps at both ends of a message that has arrived.
+    fn received(
+        memory: &MemoryRegion,
+        wc: &WorkCompletion<'_>,
+        payload_bytes: usize,
+    ) -> Result<[u64; 2]>;
+
+    /// The stamp of a message.
+    #[inline]
+    fn stamp(number: u64, last: bool) -> u64 {
+        (number & (Self::LAST - 1)) | if last { Self::LAST } else { 0 }
+    }
+
+    /// The number nearest to `near` that a stamp can be of.
+    fn nearest(stamp: u64, near: u64) -> u64 {
+        let half = Self::LAST / 2;
+        let ahead = stamp.wrapping_sub(near) & (Self::LAST - 1);
+        if ahead < half {
+            near + ahead
+        } else {
+            near.saturating_sub(Self::LAST - ahead)
+        }
+    }
+}
+
+/// The lower half of a stamp, for the forms that carry no more.
+#[inline]
+pub(super) fn low(stamp: u64) -> u32 {
+    #[allow(clippy::cast_possible_truncation)] // that is the point; see `Form::nearest`
+    {
+        stamp as u32
+    }
+}
+
+/// The mark of a stamp in 32 bits.
+const LAST_OF_32: u64 = 1 << 31;
+
+/// The mark of a stamp in a word.
+const LAST_OF_64: u64 = 1 << 63;
+
+/// No payload: the stamp is the immediate.
+pub(super) struct ImmOnly;
+
+impl Form for ImmOnly {
+    type Payload<'f> = HeaderOnly;
+    const LAST: u64 = LAST_OF_32;
+    const IMM: bool = true;
+
+    fn new(_: &Nic, _: &Layout) -> Result<ImmOnly> {
+        Ok(ImmOnly)
+    }
+
+    #[inline]
+    fn payload(&mut self, _: usize, _: u64) -> Result<HeaderOnly> {
+        Ok(HeaderOnly)
+    }
+
+    #[inline]
+    fn received(_: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
+        let imm = wc.imm().context("a message without its number")?;
+        Ok([imm.into(); 2])
+    }
+}
+
+/// Four bytes inline: the stamp alone.
+pub(super) struct InlineShort([u8; 4]);
+
+impl Form for InlineShort {
+    type Payload<'f> = Inline<'f>;
+    const LAST: u64 = LAST_OF_32;
+
+    fn new(_: &Nic, _: &Layout) -> Result<InlineShort> {
+        Ok(InlineShort([0; 4]))
+    }
+
+    #[inline]
+    fn payload(&mut self, _: usize, stamp: u64) -> Result<Inline<'_>> {
+        self.0 = low(stamp).to_le_bytes();
+        Ok(Inline(&self.0))
+    }
+
+    #[inline]
+    fn received(memory: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
+        let word = memory.read_u64(usize::try_from(wc.wr_id())?)?.to_ne_bytes();
+        let stamp = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        Ok([stamp.into(); 2])
+    }
+}
+
+/// Eight bytes inline: the stamp alone.
+pub(super) struct InlineWord([u8; 8]);
+
+impl Form for InlineWord {
+    type Payload<'f> = Inline<'f>;
+    const LAST: u64 = LAST_OF_64;
+
+    fn new(_: &Nic, _: &Layout) -> Result<InlineWord> {
+        Ok(InlineWord([0; 8]))
+    }
+
+    #[inline]
+    fn payload(&mut self, _: usize, stamp: u64) -> Result<Inline<'_>> {
+        self.0 = stamp.to_le_bytes();
+        Ok(Inline(&self.0))
+    }
+
+    #[inline]
+    fn received(memory: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
+        let stamp = memory.read_u64(usize::try_from(wc.wr_id())?)?;
+        Ok([u64::from_le(stamp); 2])
+    }
+}
+
+/// More bytes inline: the stamp at both ends, and between them what nobody reads.
+pub(super) struct InlineBytes(Vec<u8>);
+
+impl Form for InlineBytes {
+    type Payload<'f> = Inline<'f>;
+    const LAST: u64 = LAST_OF_64;
+
+    fn new(_: &Nic, layout: &Layout) -> Result<InlineBytes> {
+        Ok(InlineBytes(pattern(layout.payload_bytes)))
+    }
+
+    #[inline]
+    fn payload(&mut self, _: usize, stamp: u64) -> Result<Inline<'_>> {
+        let (stamp, tail) = (stamp.to_le_bytes(), tail(self.0.len()));
+        self.0[..8].copy_from_slice(&stamp);
+        self.0[tail..tail + 8].copy_from_slice(&stamp);
+        Ok(Inline(&self.0))
+    }
+
+    #[inline]
+    fn received(
+        memory: &MemoryRegion,
+        wc: &WorkCompletion<'_>,
+        payload_bytes: usize,
+    ) -> Result<[u64; 2]> {
+        both_ends(memory, usize::try_from(wc.wr_id())?, payload_bytes)
+    }
+}
+
+/// Registered memory that the NIC reads, a place for each slot: the stamp at both ends.
+pub(super) struct InMemory {
+    source: MemoryRegion,
+    slices: Vec<MrSlice>,
+    stride: usize,
+    tail: usize,
+}
+
+impl Form for InMemory {
+    type Payload<'f> = MrSlice;
+    const LAST: u64 = LAST_OF_64;
+    const IN_MEMORY: bool = true;
+
+    fn new(nic: &Nic, layout: &Layout) -> Result<InMemory> {
+        let (stride, payload_bytes) = (layout.stride(), layout.payload_bytes);
+        let source = nic.alloc(stride * layout.slots, Access::LOCAL_READ, layout.pages)?;
+        let bytes = pattern(payload_bytes);
+        for slot in 0..layout.slots {
+            source.write_at(slot * stride, &bytes)?;
+        }
+        let slices = (0..layout.slots)
+            .map(|slot| source.slice(slot * stride..slot * stride + payload_bytes));
+        Ok(InMemory {
+            slices: slices.collect::<Result<_, _>>()?,
+            source,
+            stride,
+            tail: tail(payload_bytes),
+        })
+    }
+
+    #[inline]
+    fn payload(&mut self, slot: usize, stamp: u64) -> Result<MrSlice> {
+        let at = slot * self.stride;
+        self.source.write_u64(at, stamp.to_le())?;
+        self.source.write_u64(at + self.tail, stamp.to_le())?;
+        Ok(self.slices[slot])
+    }
+
+    #[inline]
+    fn received(
+        memory: &MemoryRegion,
+        wc: &WorkCompletion<'_>,
+        payload_bytes: usize,
+    ) -> Result<[u64; 2]> {
+        both_ends(memory, usize::try_from(wc.wr_id())?, payload_bytes)
+    }
+}
+
+/// The words at both ends of a payload.
+#[inline]
+pub(super) fn both_ends(
+    memory: &MemoryRegion,
+    at: usize,
+    payload_bytes: usize,
+) -> Result<[u64; 2]> {
+    let ends = [
+        memory.read_u64(at)?,
+        memory.read_u64(at + tail(payload_bytes))?,
+    ];
+    Ok(ends.map(u64::from_le))
+}
+
+/// Evaluates an expression with `$form` being the form of SENDs with such a payload.
+macro_rules! with_form {
+    ($payload_bytes:expr, $inline:expr, $form:ident => $body:expr) => {
+        match $payload_bytes {
+            0 => {
+                type $form = $crate::micro::form::ImmOnly;
+                $body
+            }
+            $crate::micro::verb::SHORT_BYTES => {
+                type $form = $crate::micro::form::InlineShort;
+                $body
+            }
+            _ => $crate::micro::form::with_write_form!($payload_bytes, $inline, $form => $body),
+        }
+    };
+}
+
+/// Evaluates an expression with `$form` being the form of WRITEs with such a payload.
+macro_rules! with_write_form {
+    ($payload_bytes:expr, $inline:expr, $form:ident => $body:expr) => {
+        match ($payload_bytes, $inline) {
+            (8, true) => {
+                type $form = $crate::micro::form::InlineWord;
+                $body
+            }
+            (_, true) => {
+                type $form = $crate::micro::form::InlineBytes;
+                $body
+            }
+            _ => {
+                type $form = $crate::micro::form::InMemory;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) use {with_form, with_write_form};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn survive<F: Form>() {
+        for near in [
+            0u64,
+            5,
+            0x7fff_fff0,
+            0x8000_0000,
+            0xffff_fff0,
+            0x5_8000_0000,
+        ] {
+            for ahead in [-3i64, 0, 1, 500] {
+                if let Some(number) = near.checked_add_signed(ahead) {
+                    let stamp = F::stamp(number, false);
+                    assert_eq!(F::nearest(stamp, near), number, "{near} {ahead}");
+                    assert_eq!(F::stamp(number, true) & !F::LAST, stamp);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_survive_their_stamps() {
+        survive::<ImmOnly>();
+        survive::<InlineShort>();
+        survive::<InlineWord>();
+        survive::<InMemory>();
+    }
+}

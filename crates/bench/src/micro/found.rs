@@ -1,0 +1,51 @@
+//! What the receiver of SENDs tells their sender.
+
+use serde::{Deserialize, Serialize};
+
+use super::knobs::{Stream, gcd};
+use crate::patience::PATIENCE_NS;
+
+/// How long a datagram may take before it counts as lost.
+pub(super) const LOST_NS: u64 = PATIENCE_NS / 20;
+
+/// What the receiver found when all was over.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    pub(super) received: u64,
+    pub(super) ops: u64,
+    pub(super) elapsed_ns: u64,
+    pub(super) wrong: Option<String>,
+}
+
+/// Messages that the receiver takes from one report to the next.
+pub(super) fn chunk(stream: &Stream) -> usize {
+    gcd(stream.window, (stream.window / 4).max(1))
+}
+
+/// Reports that can be on their way to the sender.
+pub(super) fn reports(stream: &Stream) -> usize {
+    2 * stream.window / chunk(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::micro::knobs::Knobs;
+    use crate::micro::verb::Verb;
+
+    #[test]
+    fn reports_come_in_whole_chunks() {
+        for window in 1..=300 {
+            let knobs = Knobs {
+                batch: Some(1),
+                signal_every: Some(1),
+                window: Some(window),
+                ..Knobs::default()
+            };
+            let stream = Stream::new(Verb::RcSend, &knobs, 1).unwrap();
+            let chunk = chunk(&stream);
+            assert!(window.is_multiple_of(chunk) && chunk <= (window / 4).max(1));
+            assert!(reports(&stream) >= 2);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The requester of READs or fetch-and-adds, one at a time.
+
+use anyhow::{Result, bail};
+use verbs::{Access, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, WcBuffer};
+
+use super::timed::LAST;
+use crate::connect::connect;
+use crate::link::Link;
+use crate::micro::task::PingPong;
+use crate::micro::verb::{Verb, tail};
+use crate::nic::{Nic, reap};
+use crate::patience::{PATIENCE_NS, Patience};
+
+/// An end that fetches: READs, or fetch-and-adds.
+pub(super) struct Fetches {
+    qp: QueuePair<Rc>,
+    list: Postlist<Rc>,
+    into: MemoryRegion,
+    verb: Verb,
+    wcs: WcBuffer<1>,
+}
+
+impl Fetches {
+    pub(super) fn new(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Fetches> {
+        let remote: RemoteMemory = link.recv()?;
+        let cq = nic.cq(1)?;
+        let qp = nic.qp::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?;
+        let qp = connect(link, qp)?;
+        let into = nic.pd.alloc(ping.payload_bytes, Access::LOCAL_WRITE)?;
+        let mut list = qp.postlist(1);
+        let slice = into.slice(..)?;
+        if ping.verb == Verb::Atomics {
+            list.atomic_fetch_and_add(slice, remote, 1).signaled();
+        } else {
+            list.rdma_read(slice, remote).signaled();
+        }
+        Ok(Fetches {
+            qp,
+            list,
+            into,
+            verb: ping.verb,
+            wcs: WcBuffer::new(),
+        })
+    }
+
+    #[inline]
+    pub(super) fn fetch(&mut self, number: u32) -> Result<()> {
+        let end = tail(self.into.len());
+        self.into.write_u64(0, u64::MAX)?;
+        self.into.write_u64(end, u64::MAX)?;
+        self.qp.post_send(&mut self.list)?;
+        let mut patience = Patience::eager(PATIENCE_NS);
+        while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
+            patience.check("the completion")?;
+        }
+        // A READ finds zeros; fetch-and-add n returns n - 1.
+        let want = match self.verb {
+            Verb::Atomics => u64::from(number & !LAST) - 1,
+            _ => 0,
+        };
+        let got = [self.into.read_u64(0)?, self.into.read_u64(end)?];
+        if got != [want; 2] {
+            bail!("number {number:#x} fetched {got:?}, not {want}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! WRs of a ping-pong that have not completed.
+
+use anyhow::Result;
+use verbs::{CompletionQueue, WcBuffer};
+
+use super::timed::LAST;
+use crate::micro::form::{Form, Layout};
+use crate::micro::task::PingPong;
+use crate::nic::reap;
+use crate::patience::{PATIENCE_NS, Patience};
+
+/// Send WRs of either side.
+pub(super) const SEND_WRS: usize = 32;
+
+/// One WR in so many is signaled when its payload is its own (inline or none). Else each is: its
+/// buffer is the NIC's until it completes.
+const SIGNALED: u32 = 16;
+
+/// Payloads in memory take turns.
+const SLOTS: usize = 2;
+
+/// The payloads of a ping-pong.
+pub(super) fn layout(ping: &PingPong) -> Layout {
+    Layout {
+        payload_bytes: ping.payload_bytes,
+        slots: SLOTS,
+        pages: None,
+    }
+}
+
+/// Counts the WRs of a queue pair.
+pub(super) struct Pending {
+    posted: u32,
+    /// Signaled WRs that have not completed.
+    outstanding: usize,
+    wcs: WcBuffer<4>,
+}
+
+impl Pending {
+    pub(super) fn new() -> Pending {
+        Pending {
+            posted: 0,
+            outstanding: 0,
+            wcs: WcBuffer::new(),
+        }
+    }
+
+    /// Waits for the place of the next WR, of this number: its slot, and whether it is to be signaled.
+    #[inline]
+    pub(super) fn next<F: Form>(
+        &mut self,
+        cq: &CompletionQueue,
+        number: u32,
+    ) -> Result<(usize, bool)> {
+        // In memory the WR before the last has completed: its slot is free.
+        let left = if F::IN_MEMORY {
+            SLOTS - 1
+        } else {
+            SEND_WRS / SIGNALED as usize - 1
+        };
+        self.wait(cq, left)?;
+        self.posted = self.posted.wrapping_add(1);
+        let signaled = F::IN_MEMORY | self.posted.is_multiple_of(SIGNALED) | (number & LAST != 0);
+        self.outstanding += usize::from(signaled);
+        Ok((self.posted as usize % SLOTS, signaled))
+    }
+
+    /// Waits until at most `left` signaled WRs are outstanding.
+    #[inline]
+    pub(super) fn wait(&mut self, cq: &CompletionQueue, left: usize) -> Result<()> {
+        if self.outstanding <= left {
+            return Ok(());
+        }
+        let mut patience = Patience::eager(PATIENCE_NS);
+        while self.outstanding > left {
+            let done = reap(cq, &mut self.wcs, |_| Ok(()))?;
+            self.outstanding = self.outstanding.saturating_sub(done);
+            if done == 0 {
+                patience.check("completions")?;
+            }
+        }
+        Ok(())
+    }
+}

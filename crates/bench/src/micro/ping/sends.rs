@@ -1,0 +1,150 @@
+//! An end that exchanges SENDs.
+
+use anyhow::{Context, Result, bail};
+use verbs::{Access, MemoryRegion, Postlist, RecvList, WcBuffer};
+
+use super::pending::{Pending, SEND_WRS, layout};
+use super::timed::LAST;
+use crate::link::Link;
+use crate::micro::form::{Form, low};
+use crate::micro::task::PingPong;
+use crate::micro::transport::{SendQp, Sends};
+use crate::nic::{Nic, reap, small};
+use crate::patience::{PATIENCE_NS, Patience};
+
+/// RECVs of either side, in two lists that take turns: so many that posting them again is seldom,
+/// but few when they are long.
+fn recvs(payload_bytes: usize) -> usize {
+    if payload_bytes <= 1 << 16 { 64 } else { 8 }
+}
+
+/// Where SENDs arrive.
+struct RecvPlaces {
+    memory: MemoryRegion,
+    /// The first is in use, the other comes behind it.
+    lists: [RecvList; 2],
+    /// Messages that came to the first.
+    received: usize,
+}
+
+impl RecvPlaces {
+    fn post<T: Sends>(nic: &Nic, ping: &PingPong, qp: &T::Prepared) -> Result<RecvPlaces> {
+        let room = (T::BEFORE + ping.payload_bytes).max(8);
+        let stride = room.next_multiple_of(8);
+        let half = recvs(ping.payload_bytes) / 2;
+        let memory = nic.pd.alloc(2 * half * stride, Access::LOCAL_WRITE)?;
+        let mut lists = [T::recv_list(qp, half), T::recv_list(qp, half)];
+        for slot in 0..2 * half {
+            let at = slot * stride;
+            let wr_id = (at + T::BEFORE) as u64;
+            lists[slot / half].recv(memory.slice(at..at + room)?, wr_id);
+        }
+        for list in &mut lists {
+            T::post_recv(qp, list)?;
+        }
+        Ok(RecvPlaces {
+            memory,
+            lists,
+            received: 0,
+        })
+    }
+}
+
+pub(super) struct SendEnd<T: Sends, F: Form> {
+    to: SendQp<T>,
+    list: Postlist<T>,
+    form: F,
+    pending: Pending,
+    places: RecvPlaces,
+    payload_bytes: usize,
+    wcs: WcBuffer<1>,
+}
+
+impl<T: Sends, F: Form> SendEnd<T, F> {
+    pub(super) fn new(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<SendEnd<T, F>> {
+        let recvs = recvs(ping.payload_bytes);
+        let (send_cq, recv_cq) = (nic.cq(SEND_WRS)?, nic.cq(recvs + 1)?);
+        let qp = nic
+            .qp::<T>(&send_cq, &recv_cq)
+            .max_send_wr(small(SEND_WRS))
+            .max_recv_wr(small(recvs))
+            .max_inline_data(small(ping.inline_bytes()));
+        let qp = T::build(qp)?;
+        let places = RecvPlaces::post::<T>(nic, ping, &qp)?;
+        let to = T::join(link, nic, ping.payload_bytes, vec![qp])?.pop();
+        let to = to.context("one queue pair was connected")?;
+        link.meet()?;
+        Ok(SendEnd {
+            list: to.qp.postlist(1),
+            to,
+            form: F::new(nic, &layout(ping))?,
+            pending: Pending::new(),
+            places,
+            payload_bytes: ping.payload_bytes,
+            wcs: WcBuffer::new(),
+        })
+    }
+
+    #[inline]
+    pub(super) fn post(&mut self, number: u32) -> Result<()> {
+        let (slot, signaled) = self.pending.next::<F>(self.to.qp.send_cq(), number)?;
+        let stamp = u64::from(number);
+        let imm = if F::IMM { Some(low(stamp)) } else { None };
+        self.list.clear();
+        let payload = self.form.payload(slot, stamp)?;
+        let wr = T::add(&mut self.list, payload, imm, &self.to.to);
+        if signaled {
+            wr.signaled();
+        }
+        Ok(self.to.qp.post_send(&mut self.list)?)
+    }
+
+    #[inline]
+    pub(super) fn receive(&mut self) -> Result<u32> {
+        let mut patience = Patience::eager(PATIENCE_NS);
+        let (memory, payload_bytes) = (&self.places.memory, self.payload_bytes);
+        let mut number = 0;
+        loop {
+            let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {
+                let [first, last] = F::received(memory, &wc, payload_bytes)?;
+                if first != last {
+                    bail!("{last:#x} at the end of message {first:#x}");
+                }
+                number = u32::try_from(first).context("another payload")?;
+                Ok(())
+            })?;
+            if taken > 0 {
+                break;
+            }
+            patience.check("the other end's SEND")?;
+        }
+        self.places.received += 1;
+        if self.places.received == self.places.lists[0].len() {
+            self.places.received = 0;
+            self.to.qp.post_recv(&mut self.places.lists[0])?;
+            self.places.lists.swap(0, 1);
+        }
+        Ok(number)
+    }
+
+    #[inline]
+    pub(super) fn exchange(&mut self, number: u32) -> Result<()> {
+        self.post(number)?;
+        let echoed = self.receive()?;
+        if echoed != number {
+            bail!("the echo of {number:#x} was {echoed:#x}");
+        }
+        Ok(())
+    }
+
+    /// Sends back what comes, up to the last.
+    pub(super) fn echo(&mut self) -> Result<()> {
+        let mut number = 0;
+        while number & LAST == 0 {
+            number = self.receive()?;
+            self.post(number)?;
+        }
+        // The last echo must be out of the queue pair before it is gone.
+        self.pending.wait(self.to.qp.send_cq(), 0)
+    }
+}

@@ -1,0 +1,177 @@
+//! Times of exchanges, less what reading the clock takes.
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+
+use crate::clock::now_ns;
+use crate::micro::outcome::Latency;
+use crate::micro::task::PingPong;
+
+/// Marks the last number.
+pub(super) const LAST: u32 = 1 << 31;
+
+/// Samples that are taken at least.
+const LEAST: u64 = 20;
+
+/// Exchanges of the warm-up at least.
+const WARM_UP: u32 = 8;
+
+/// Calls `exchange` with rising numbers for the time of `ping`; the last is marked.
+pub(super) fn timed(
+    ping: &PingPong,
+    mut exchange: impl FnMut(u32) -> Result<()>,
+) -> Result<Latency> {
+    let clock_ns = clock_ns();
+    let mut samples = Samples::new(ping)?;
+    let duration_ns = ping.duration_ms.saturating_mul(1_000_000);
+    let begin_ns = now_ns();
+    let (mut before_ns, mut number) = (begin_ns, 0u32);
+    loop {
+        let enough = samples.histogram.len() >= LEAST && before_ns - begin_ns >= duration_ns;
+        let last = enough || number >= LAST - 1 - ping.exchanges_per_sample;
+        for _ in 1..ping.exchanges_per_sample {
+            number += 1;
+            exchange(number)?;
+        }
+        number += 1;
+        exchange(number | if last { LAST } else { 0 })?;
+        let now = now_ns();
+        if number > WARM_UP && now - begin_ns >= duration_ns / 10 {
+            samples.record((now - before_ns).saturating_sub(clock_ns));
+        }
+        before_ns = now;
+        if last {
+            break;
+        }
+    }
+    Ok(samples.latency(clock_ns, number))
+}
+
+/// What the clock has shown: a sample for some exchanges in a row.
+struct Samples {
+    histogram: Histogram<u64>,
+    /// The sum of all samples.
+    sum_ns: u64,
+    /// Exchanges of a sample.
+    exchanges: u64,
+    /// Latencies of an exchange.
+    parts: f64,
+}
+
+impl Samples {
+    fn new(ping: &PingPong) -> Result<Samples> {
+        Ok(Samples {
+            // Up to ten minutes, to three digits.
+            histogram: Histogram::new_with_max(600_000_000_000, 3)?,
+            sum_ns: 0,
+            exchanges: ping.exchanges_per_sample.into(),
+            parts: if ping.is_one_way() { 2.0 } else { 1.0 },
+        })
+    }
+
+    #[inline]
+    fn record(&mut self, sample_ns: u64) {
+        self.sum_ns += sample_ns;
+        self.histogram.saturating_record(sample_ns / self.exchanges);
+    }
+
+    fn latency(&self, clock_ns: u64, number: u32) -> Latency {
+        let histogram = &self.histogram;
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        let (ns, of_one) = (
+            |whole: u64| whole as f64 / self.parts,
+            1.0 / (histogram.len().max(1) * self.exchanges) as f64,
+        );
+        Latency {
+            latency_ns_p50: ns(histogram.value_at_quantile(0.5)),
+            latency_ns_p99: ns(histogram.value_at_quantile(0.99)),
+            latency_ns_p999: ns(histogram.value_at_quantile(0.999)),
+            latency_ns_max: ns(histogram.max()),
+            latency_ns_mean: ns(self.sum_ns) * of_one,
+            #[allow(clippy::cast_precision_loss)]
+            clock_ns: clock_ns as f64,
+            verified_ops: number.into(),
+            histogram: histogram
+                .iter_recorded()
+                .map(|step| (ns(step.value_iterated_to()), step.count_at_value()))
+                .collect(),
+        }
+    }
+}
+
+/// The median time that one reading of the clock takes: that of many in a row, so that a clock
+/// coarser than it does not hide it.
+fn clock_ns() -> u64 {
+    const IN_A_ROW: u64 = 32;
+    let mut times: Vec<u64> = (0..31)
+        .map(|_| {
+            let begin = now_ns();
+            let end = (0..IN_A_ROW).fold(begin, |_, _| now_ns());
+            (end - begin) / IN_A_ROW
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::micro::knobs::Knobs;
+    use crate::micro::verb::Verb;
+
+    #[test]
+    fn half_of_a_round_trip_or_all_of_it() {
+        let latency = |verb| {
+            let ping = PingPong::new(verb, &Knobs::default(), 20).unwrap();
+            let mut numbers = Vec::new();
+            let latency = timed(&ping, |number| {
+                numbers.push(number);
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                Ok(())
+            })
+            .unwrap();
+            let last = numbers.pop().unwrap();
+            assert_eq!(last & !LAST, u32::try_from(numbers.len()).unwrap() + 1);
+            // Nothing but the warm-up is missing among the raw samples.
+            let recorded: u64 = latency.histogram.iter().map(|(_, count)| count).sum();
+            assert!(
+                (LEAST..latency.verified_ops).contains(&recorded),
+                "{latency:?}"
+            );
+            let longest = latency.histogram.last().unwrap().0;
+            assert!(
+                (longest / latency.latency_ns_max - 1.0).abs() < 0.01,
+                "{latency:?}"
+            );
+            assert!(last & LAST != 0 && numbers.iter().all(|n| n & LAST == 0));
+            latency
+        };
+        assert!(latency(Verb::RcSend).latency_ns_p50 >= 490_000.0);
+        assert!(latency(Verb::RcRead).latency_ns_p50 >= 990_000.0);
+    }
+
+    #[test]
+    fn a_sample_of_many_exchanges_is_the_time_of_one() {
+        let ping = PingPong {
+            exchanges_per_sample: 5,
+            ..PingPong::new(Verb::RcRead, &Knobs::default(), 1).unwrap()
+        };
+        let mut exchanges = 0;
+        let latency = timed(&ping, |_| {
+            exchanges += 1;
+            std::thread::sleep(std::time::Duration::from_micros(200));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((latency.verified_ops, exchanges % 5), (exchanges, 0));
+        for ns in [latency.latency_ns_p50, latency.latency_ns_mean] {
+            assert!(ns >= 199_000.0, "{latency:?}");
+        }
+    }
+
+    #[test]
+    fn the_clock_takes_time() {
+        assert!(clock_ns() < 1_000_000);
+    }
+}

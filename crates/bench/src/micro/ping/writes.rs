@@ -1,0 +1,104 @@
+//! An end that exchanges RDMA WRITEs and looks for the other's in its memory.
+
+use anyhow::{Context, Result, bail};
+use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, RemoteMemory};
+
+use super::pending::{Pending, SEND_WRS, layout};
+use super::timed::LAST;
+use crate::connect::connect;
+use crate::link::Link;
+use crate::micro::form::Form;
+use crate::micro::task::PingPong;
+use crate::micro::verb::tail;
+use crate::nic::{Nic, small};
+use crate::patience::{PATIENCE_NS, Patience};
+
+pub(super) struct WriteEnd<T: Connected, F: Form> {
+    qp: QueuePair<T>,
+    list: Postlist<T>,
+    form: F,
+    pending: Pending,
+    memory: MemoryRegion,
+    remote: RemoteMemory,
+    tail: usize,
+}
+
+impl<T: Connected, F: Form> WriteEnd<T, F> {
+    pub(super) fn new(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<WriteEnd<T, F>> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let bytes = ping.payload_bytes.next_multiple_of(8);
+        let memory = nic.pd.alloc(bytes, access)?;
+        link.send(&memory.remote())?;
+        let remote = link.recv()?;
+        let cq = nic.cq(SEND_WRS)?;
+        let qp = nic
+            .qp::<T>(&cq, &cq)
+            .max_send_wr(small(SEND_WRS))
+            .max_recv_wr(1u32)
+            .max_inline_data(small(ping.inline_bytes()))
+            .build()?;
+        let qp = connect(link, qp)?;
+        link.meet()?;
+        Ok(WriteEnd {
+            list: qp.postlist(1),
+            qp,
+            form: F::new(nic, &layout(ping))?,
+            pending: Pending::new(),
+            memory,
+            remote,
+            tail: tail(ping.payload_bytes),
+        })
+    }
+
+    #[inline]
+    fn post(&mut self, number: u32) -> Result<()> {
+        let (slot, signaled) = self.pending.next::<F>(self.qp.send_cq(), number)?;
+        self.list.clear();
+        let payload = self.form.payload(slot, number.into())?;
+        let wr = self.list.rdma_write(payload, self.remote);
+        if signaled {
+            wr.signaled();
+        }
+        Ok(self.qp.post_send(&mut self.list)?)
+    }
+
+    /// Waits for the WRITE after number `before`: all of it, from its first word to its last.
+    #[inline]
+    fn receive(&mut self, before: u32) -> Result<u32> {
+        let mut patience = Patience::eager(PATIENCE_NS);
+        loop {
+            // Nobody promises an order of the bytes of one WRITE, so both words are waited for.
+            let last = u64::from_le(self.memory.read_u64(self.tail)?);
+            if last != u64::from(before) {
+                let first = u64::from_le(self.memory.read_u64(0)?);
+                if first == last {
+                    return u32::try_from(last).context("another payload");
+                }
+            }
+            patience.check("the other end's WRITE")?;
+        }
+    }
+
+    #[inline]
+    pub(super) fn exchange(&mut self, number: u32) -> Result<()> {
+        self.post(number)?;
+        let echoed = self.receive((number & !LAST) - 1)?;
+        if echoed != number {
+            bail!("the echo of {number:#x} was {echoed:#x}");
+        }
+        if number & LAST != 0 {
+            self.pending.wait(self.qp.send_cq(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// Sends back what comes, up to the last.
+    pub(super) fn echo(&mut self) -> Result<()> {
+        let mut number = 0;
+        while number & LAST == 0 {
+            number = self.receive(number)?;
+            self.post(number)?;
+        }
+        self.pending.wait(self.qp.send_cq(), 0)
+    }
+}

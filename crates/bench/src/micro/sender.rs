@@ -1,0 +1,212 @@
+//! The end that SENDs: at most a window ahead of the receiver.
+
+use anyhow::{Context, Result, bail};
+use verbs::{Postlist, RecvList, WcBuffer};
+
+use super::form::{Form, ImmOnly, Layout, low};
+use super::found::{Found, LOST_NS};
+use super::knobs::Stream;
+use super::outcome::Rate;
+use super::pace::{Pace, Timed};
+use super::signals::Signals;
+use super::transport::{SendQp, Sends};
+use crate::link::Link;
+use crate::nic::{Nic, reap};
+use crate::patience::{PATIENCE_NS, Patience};
+
+/// Sends on all queue pairs for the time of the stream.
+pub(super) fn send<T: Sends, F: Form>(
+    link: &mut Link,
+    nic: &Nic,
+    stream: &Stream,
+    qps: &[SendQp<T>],
+    reports: Vec<RecvList>,
+) -> Result<Rate> {
+    let senders = qps.iter().zip(reports);
+    let senders = senders.map(|(qp, recvs)| Sender::<T, F>::new(nic, qp, stream, recvs));
+    let mut senders: Vec<_> = senders.collect::<Result<_>>()?;
+    link.meet()?;
+    let mut pace = Pace::new(stream.duration_ms);
+    let lists = stream.lists_of_turn();
+    let mut sent = 0;
+    let mut last = false;
+    while !last {
+        last = pace.is_over() && stream.can_end_after(sent);
+        for sender in &mut senders {
+            sender.make_room(sent)?;
+            for list in 1..=lists {
+                sender.post(last && list == lists)?;
+            }
+        }
+        sent += stream.turn();
+    }
+    for sender in &mut senders {
+        let mut patience = Patience::new(PATIENCE_NS);
+        while sender.completed < sent {
+            if sender.reap_sends()? == 0 {
+                patience.check("completions of the last SENDs")?;
+            }
+        }
+    }
+    let sent = sent * senders.len() as u64;
+    let found: Found = link.recv()?;
+    if let Some(wrong) = found.wrong {
+        bail!("the receiver found {wrong}");
+    }
+    if !T::LOSES && found.received != sent {
+        bail!("the receiver got {} of {sent} messages", found.received);
+    }
+    let timed = Timed {
+        ops: found.ops,
+        elapsed_ns: found.elapsed_ns,
+    };
+    let lost = sent.saturating_sub(found.received);
+    Ok(Rate::new(stream, timed, found.received, lost))
+}
+
+struct Sender<'q, T: Sends, F: Form> {
+    to: &'q SendQp<T>,
+    stream: &'q Stream,
+    list: Postlist<T>,
+    form: F,
+    signals: Signals,
+    /// Whether the list holds WRs of which only the immediate changes.
+    is_built: bool,
+    /// The number of the next message, and its slot of the window.
+    next: u64,
+    slot: usize,
+    wcs: WcBuffer<32>,
+    /// RECVs for reports, posted again as a whole when half of them are used.
+    recvs: RecvList,
+    used_recvs: usize,
+    /// Messages whose WRs have completed.
+    completed: u64,
+    /// How far the receiver has come.
+    credit: u64,
+}
+
+impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
+    fn new(
+        nic: &Nic,
+        to: &'q SendQp<T>,
+        stream: &'q Stream,
+        recvs: RecvList,
+    ) -> Result<Sender<'q, T, F>> {
+        let layout = Layout {
+            payload_bytes: stream.payload_bytes,
+            slots: stream.window,
+            pages: stream.pages,
+        };
+        Ok(Sender {
+            to,
+            stream,
+            list: to.qp.postlist(stream.batch),
+            form: F::new(nic, &layout)?,
+            signals: Signals::new(stream.batch, stream.signal_every),
+            is_built: false,
+            next: 0,
+            slot: 0,
+            wcs: WcBuffer::new(),
+            recvs,
+            used_recvs: 0,
+            completed: 0,
+            credit: 0,
+        })
+    }
+
+    /// Posts the next list; of the last one the last message says so.
+    #[inline]
+    fn post(&mut self, last: bool) -> Result<()> {
+        let end = self.next + self.stream.batch as u64;
+        if F::IMM && self.is_built {
+            for (index, number) in (self.next..end).enumerate() {
+                let imm = low(F::stamp(number, last && number + 1 == end));
+                self.list.set_imm(index, imm);
+            }
+        } else {
+            self.build(end, last)?;
+        }
+        self.next = end;
+        self.slot += self.stream.batch;
+        if self.slot == self.stream.window {
+            self.slot = 0;
+        }
+        Ok(self.to.qp.post_send(&mut self.list)?)
+    }
+
+    #[inline]
+    fn build(&mut self, end: u64, last: bool) -> Result<()> {
+        self.list.clear();
+        let mut slot = self.slot;
+        let mut add = |stamp: u64| -> Result<()> {
+            let imm = if F::IMM { Some(low(stamp)) } else { None };
+            let payload = self.form.payload(slot, stamp)?;
+            T::add(&mut self.list, payload, imm, &self.to.to);
+            slot += 1;
+            Ok(())
+        };
+        for number in self.next..end - 1 {
+            add(F::stamp(number, false))?;
+        }
+        add(F::stamp(end - 1, last))?;
+        self.signals.mark(&mut self.list);
+        self.is_built = self.signals.stay();
+        Ok(())
+    }
+
+    /// Waits until the next turn may be posted after the first `sent` messages.
+    #[inline]
+    fn make_room(&mut self, sent: u64) -> Result<()> {
+        let least = self.stream.done_before_next(sent);
+        if self.completed.min(self.credit) >= least {
+            return Ok(());
+        }
+        self.wait(least, sent + self.stream.turn())
+    }
+
+    fn wait(&mut self, least: u64, end: u64) -> Result<()> {
+        let mut patience = Patience::new(PATIENCE_NS);
+        let mut lost = Patience::new(LOST_NS);
+        while self.completed.min(self.credit) < least {
+            // Both queues, whichever is late: a NIC in software makes progress when it is polled.
+            let done = self.reap_sends()?;
+            let taken = self.reap_reports(end)?;
+            if done + taken > 0 {
+                patience.reset();
+                lost.reset();
+                continue;
+            }
+            // Of datagrams any may be lost, also a report; then what was sent is no longer there.
+            if T::LOSES && self.completed >= least && lost.is_over() {
+                self.credit = least;
+            }
+            patience.check("completions of SENDs, or reports of the receiver")?;
+        }
+        Ok(())
+    }
+
+    /// Takes reports of the receiver; `near` is about how far it can be.
+    fn reap_reports(&mut self, near: u64) -> Result<usize> {
+        let mut credit = self.credit;
+        let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {
+            let imm = wc.imm().context("a report without its number")?;
+            credit = credit.max(ImmOnly::nearest(imm.into(), near));
+            Ok(())
+        })?;
+        self.credit = credit;
+        self.used_recvs += taken;
+        if self.used_recvs >= self.recvs.capacity() / 2 {
+            self.recvs.set_len(self.used_recvs);
+            self.to.qp.post_recv(&mut self.recvs)?;
+            self.used_recvs = 0;
+        }
+        Ok(taken)
+    }
+
+    #[inline]
+    fn reap_sends(&mut self) -> Result<usize> {
+        let done = reap(self.to.qp.send_cq(), &mut self.wcs, |_| Ok(()))?;
+        self.completed += done as u64 * self.stream.signal_every as u64;
+        Ok(done)
+    }
+}

@@ -1,0 +1,60 @@
+//! Which WRs are signaled.
+
+use verbs::{Postlist, Transport};
+
+/// One WR in so many, counted through the postlists of a queue pair.
+pub(super) struct Signals {
+    every: usize,
+    batch: usize,
+    /// The place of the next one, counted from the first WR of the next postlist.
+    next: usize,
+}
+
+impl Signals {
+    pub(super) fn new(batch: usize, every: usize) -> Signals {
+        Signals {
+            every,
+            batch,
+            next: every - 1,
+        }
+    }
+
+    /// Whether they have the same places in every postlist.
+    pub(super) fn stay(&self) -> bool {
+        self.batch.is_multiple_of(self.every)
+    }
+
+    /// Marks those of the next postlist.
+    #[inline]
+    pub(super) fn mark<T: Transport>(&mut self, list: &mut Postlist<T>) {
+        self.each(|place| list.set_signaled(place, true));
+    }
+
+    #[inline]
+    fn each(&mut self, mut mark: impl FnMut(usize)) {
+        let mut place = self.next;
+        while place < self.batch {
+            mark(place);
+            place += self.every;
+        }
+        self.next = place - self.batch;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_so_many_is_signaled() {
+        for (batch, every) in [(1, 1), (1, 4), (2, 8), (16, 16), (3, 2), (5, 7), (16, 1)] {
+            let mut signals = Signals::new(batch, every);
+            let mut marked = Vec::new();
+            for list in 0..20 {
+                signals.each(|place| marked.push(list * batch + place));
+            }
+            let want: Vec<_> = (every - 1..20 * batch).step_by(every).collect();
+            assert_eq!(marked, want, "{batch} {every}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What the responders of a process have in common.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result, bail};
+use verbs::{Access, MemoryRegion, RemoteMemory};
+
+use super::task::Task;
+use super::verb::Verb;
+use crate::nic::Nic;
+
+/// What the responders of a process have in common: the counters of atomics, which all requesters use.
+#[derive(Debug)]
+pub(crate) struct Target {
+    counters: Option<MemoryRegion>,
+    spacing_bytes: usize,
+    added: AtomicU64,
+}
+
+impl Target {
+    /// Of a process that responds to `task`.
+    pub(crate) fn new(nic: &Nic, task: &Task) -> Result<Target> {
+        let (counters, spacing_bytes) = match task {
+            Task::Stream(stream) if stream.verb == Verb::Atomics => {
+                let bytes = stream.addresses * stream.spacing_bytes;
+                let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
+                let memory = nic.alloc(bytes, access, stream.pages)?;
+                (Some(memory), stream.spacing_bytes)
+            }
+            _ => (None, 8),
+        };
+        Ok(Target {
+            counters,
+            spacing_bytes,
+            added: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn counters(&self) -> Result<RemoteMemory> {
+        let counters = self.counters.as_ref().context("no counters for atomics")?;
+        Ok(counters.remote())
+    }
+
+    /// A requester has added so much.
+    pub(super) fn added(&self, count: u64) {
+        self.added.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// When all have ended: what is wrong in the counters, if anything.
+    pub(crate) fn wrong(&self) -> Result<Option<String>> {
+        let Some(counters) = &self.counters else {
+            return Ok(None);
+        };
+        let mut sum = 0u64;
+        for at in (0..counters.len()).step_by(self.spacing_bytes) {
+            sum = sum.wrapping_add(counters.read_u64(at)?);
+        }
+        let added = self.added.load(Ordering::Relaxed);
+        Ok((sum != added).then(|| format!("counters of {sum} together, not {added}")))
+    }
+}
+
+/// What is wrong in a target, as an error.
+pub(crate) fn check(wrong: Option<String>) -> Result<()> {
+    match wrong {
+        Some(wrong) => bail!("the target found {wrong}"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,193 @@
+//! Every verb with every knob, for an instant on the software NIC.
+
+use anyhow::Result;
+
+use super::*;
+use crate::link::Link;
+use crate::nic::NicChoice;
+
+/// Runs `task` for an instant on the software NIC, with the workers as threads; what came of it, and of them.
+fn run(task: &Task) -> (Result<Outcome>, Vec<Result<()>>) {
+    let nic = NicChoice::first_of("softnic");
+    let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.processes())
+        .map(|_| {
+            let (left, mut right) = Link::pair().unwrap();
+            let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+            (left, worker)
+        })
+        .unzip();
+    let outcome = lanes::measure(&mut links, &nic, task, &[], &[]);
+    drop(links);
+    let worked = workers.into_iter().map(|worker| worker.join().unwrap());
+    (outcome, worked.collect())
+}
+
+fn tiny(task: Task) -> Outcome {
+    match run(&task) {
+        (Ok(outcome), worked) if worked.iter().all(Result::is_ok) => outcome,
+        (outcome, worked) => panic!("{task:?}: {outcome:?}, workers: {worked:?}"),
+    }
+}
+
+fn stream(verb: Verb, knobs: Knobs) -> Rate {
+    let stream = Stream::new(verb, &knobs, 5).unwrap();
+    let Outcome::Rate(rate) = tiny(Task::Stream(stream)) else {
+        panic!("a stream has a rate");
+    };
+    assert!(
+        rate.verified_ops + rate.lost_ops >= stream.least_messages(),
+        "{rate:?}"
+    );
+    assert!(rate.rate_mops > 0.0, "{rate:?}");
+    rate
+}
+
+fn of(payload_bytes: usize) -> Knobs {
+    Knobs {
+        payload_bytes: Some(payload_bytes),
+        ..Knobs::default()
+    }
+}
+
+#[test]
+fn every_verb_streams_every_form_of_payload() {
+    for verb in Verb::ALL {
+        let payloads: &[usize] = match verb {
+            Verb::Atomics => &[8],
+            Verb::UdSend => &[0, 4, 8, 13, 64, 4096],
+            Verb::RcSend => &[0, 4, 8, 13, 64, 4096, 1 << 20],
+            _ => &[8, 13, 64, 4096, 1 << 20],
+        };
+        for payload in payloads {
+            stream(verb, of(*payload));
+        }
+    }
+}
+
+#[test]
+fn knobs_that_do_not_fit_each_other_well() {
+    for verb in Verb::ALL {
+        for (batch, window, signal_every) in [(1, 1, 1), (1, 7, 7), (3, 18, 9), (5, 10, 2)] {
+            stream(
+                verb,
+                Knobs {
+                    batch: Some(batch),
+                    window: Some(window),
+                    signal_every: Some(signal_every),
+                    inline: Some(false),
+                    ..Knobs::default()
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn every_verb_plays_ping_pong() {
+    for verb in Verb::ALL {
+        for payload in [8, 100, 4096] {
+            if verb == Verb::Atomics && payload != 8 {
+                continue;
+            }
+            let ping = PingPong::new(verb, &of(payload), 5).unwrap();
+            let Outcome::Latency(latency) = tiny(Task::PingPong(ping)) else {
+                panic!("a ping-pong has a latency");
+            };
+            assert!(latency.verified_ops > 0, "{latency:?}");
+            assert!(
+                latency.latency_ns_p50 <= latency.latency_ns_p99,
+                "{latency:?}"
+            );
+            assert!(
+                latency.latency_ns_p99 <= latency.latency_ns_max,
+                "{latency:?}"
+            );
+        }
+    }
+    let header_only = PingPong::new(Verb::UdSend, &of(0), 5).unwrap();
+    tiny(Task::PingPong(header_only));
+}
+
+#[test]
+fn a_datagram_longer_than_the_mtu_is_refused() {
+    for direction in [Direction::Outbound, Direction::Inbound] {
+        let knobs = Knobs {
+            direction,
+            ..of(4097)
+        };
+        let long = Stream::new(Verb::UdSend, &knobs, 5).unwrap();
+        let (refused, worked) = run(&Task::Stream(long));
+        let refused = refused.unwrap_err();
+        assert!(refused.to_string().contains("MTU"), "{refused}");
+        assert!(worked[0].is_err());
+    }
+}
+
+#[test]
+fn either_end_can_be_measured_with_many_threads() {
+    for verb in Verb::ALL {
+        for direction in [Direction::Outbound, Direction::Inbound] {
+            for (threads, processes, queue_pairs) in [(1, 1, 3), (2, 1, 2), (3, 2, 1)] {
+                let rate = stream(
+                    verb,
+                    Knobs {
+                        direction,
+                        window: Some(16),
+                        threads: Some(threads),
+                        processes: Some(processes),
+                        queue_pairs: Some(queue_pairs),
+                        ..Knobs::default()
+                    },
+                );
+                // Of each queue pair at least two windows.
+                let least = (2 * 16 * threads * queue_pairs) as u64;
+                assert!(
+                    rate.verified_ops + rate.lost_ops >= least,
+                    "{verb:?}: {rate:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn atomics_on_many_counters_are_checked() {
+    for (threads, addresses, spacing_bytes) in [(1, 5, 8), (1, 100, 64), (2, 7, 4096)] {
+        stream(
+            Verb::Atomics,
+            Knobs {
+                direction: Direction::Inbound,
+                threads: Some(threads),
+                addresses: Some(addresses),
+                spacing_bytes: Some(spacing_bytes),
+                ..Knobs::default()
+            },
+        );
+    }
+}
+
+#[test]
+fn bursts_end_and_are_checked() {
+    for verb in Verb::ALL {
+        for (window, batch, signal_every) in [(1, 1, 1), (8, 1, 8), (8, 8, 8), (12, 3, 4)] {
+            stream(
+                verb,
+                Knobs {
+                    window: Some(window),
+                    batch: Some(batch),
+                    signal_every: Some(signal_every),
+                    burst: true,
+                    ..Knobs::default()
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn names_are_those_of_json() {
+    for verb in Verb::ALL {
+        let json = serde_json::to_string(&verb).unwrap();
+        assert_eq!(json, format!("\"{}\"", verb.name()));
+    }
+}

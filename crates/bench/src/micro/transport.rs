@@ -1,0 +1,155 @@
+//! SENDs over RC and UD: what differs between the two.
+
+use anyhow::{Context, Result, bail};
+use verbs::{
+    Payload, PostError, Postlist, PreparedQp, QpBuilder, QueuePair, Rc, RecvList, Transport, Ud,
+    UdDestination, Wr,
+};
+
+use crate::connect::{connect_all, exchange};
+use crate::link::Link;
+use crate::nic::Nic;
+
+/// A queue pair that can SEND, and to whom.
+pub(super) struct SendQp<T: Sends> {
+    pub(super) qp: QueuePair<T>,
+    pub(super) to: T::To,
+}
+
+/// A transport that has SENDs.
+pub(super) trait Sends: Transport + Sized {
+    /// What a WR must name besides its payload.
+    type To;
+
+    /// A queue pair that is not connected yet.
+    type Prepared;
+
+    /// Bytes before a message's payload in its RECV.
+    const BEFORE: usize;
+
+    /// Whether messages may be lost.
+    const LOSES: bool;
+
+    fn build(qp: QpBuilder<Self>) -> Result<Self::Prepared>;
+
+    fn recv_list(qp: &Self::Prepared, capacity: usize) -> RecvList;
+
+    fn post_recv(qp: &Self::Prepared, list: &mut RecvList) -> Result<(), PostError>;
+
+    /// Makes the queue pairs of each side known to the other.
+    ///
+    /// # Errors
+    /// When the other side is gone, or a payload does not fit a datagram.
+    fn join(
+        link: &mut Link,
+        nic: &Nic,
+        payload_bytes: usize,
+        qps: Vec<Self::Prepared>,
+    ) -> Result<Vec<SendQp<Self>>>;
+
+    /// Adds a SEND to a postlist.
+    fn add<'l>(
+        list: &'l mut Postlist<Self>,
+        payload: impl Payload,
+        imm: Option<u32>,
+        to: &Self::To,
+    ) -> Wr<'l>;
+}
+
+impl Sends for Rc {
+    type To = ();
+    type Prepared = PreparedQp<Rc>;
+    const BEFORE: usize = 0;
+    const LOSES: bool = false;
+
+    fn build(qp: QpBuilder<Rc>) -> Result<PreparedQp<Rc>> {
+        qp.build().context(TOO_MUCH)
+    }
+
+    fn recv_list(qp: &PreparedQp<Rc>, capacity: usize) -> RecvList {
+        qp.recv_list(capacity)
+    }
+
+    fn post_recv(qp: &PreparedQp<Rc>, list: &mut RecvList) -> Result<(), PostError> {
+        qp.post_recv(list)
+    }
+
+    fn join(
+        link: &mut Link,
+        _: &Nic,
+        _: usize,
+        qps: Vec<PreparedQp<Rc>>,
+    ) -> Result<Vec<SendQp<Rc>>> {
+        let qps = connect_all(link, qps)?.into_iter();
+        Ok(qps.map(|qp| SendQp { qp, to: () }).collect())
+    }
+
+    #[inline]
+    fn add<'l>(
+        list: &'l mut Postlist<Rc>,
+        payload: impl Payload,
+        imm: Option<u32>,
+        (): &(),
+    ) -> Wr<'l> {
+        match imm {
+            Some(imm) => list.send_with_imm(payload, imm),
+            None => list.send(payload),
+        }
+    }
+}
+
+impl Sends for Ud {
+    type To = UdDestination;
+    type Prepared = QueuePair<Ud>;
+    const BEFORE: usize = verbs::GRH_BYTES;
+    const LOSES: bool = true;
+
+    fn build(qp: QpBuilder<Ud>) -> Result<QueuePair<Ud>> {
+        qp.build().context(TOO_MUCH)
+    }
+
+    fn recv_list(qp: &QueuePair<Ud>, capacity: usize) -> RecvList {
+        qp.recv_list(capacity)
+    }
+
+    fn post_recv(qp: &QueuePair<Ud>, list: &mut RecvList) -> Result<(), PostError> {
+        qp.post_recv(list)
+    }
+
+    fn join(
+        link: &mut Link,
+        nic: &Nic,
+        payload_bytes: usize,
+        qps: Vec<QueuePair<Ud>>,
+    ) -> Result<Vec<SendQp<Ud>>> {
+        let own: Vec<_> = qps.iter().map(QueuePair::endpoint).collect();
+        let peers = exchange(link, &own)?;
+        let with_destination = |(qp, peer): (QueuePair<Ud>, _)| {
+            let peer: &verbs::QpEndpoint = peer;
+            let mtu = qp.endpoint().mtu.min(peer.mtu).bytes();
+            if payload_bytes > mtu as usize {
+                bail!(
+                    "a datagram of {payload_bytes} bytes is longer than the path MTU of {mtu}; lower the payload"
+                );
+            }
+            let to = nic.pd.ud_destination(qp.port().port_num, peer)?;
+            Ok(SendQp { qp, to })
+        };
+        qps.into_iter().zip(&peers).map(with_destination).collect()
+    }
+
+    #[inline]
+    fn add<'l>(
+        list: &'l mut Postlist<Ud>,
+        payload: impl Payload,
+        imm: Option<u32>,
+        to: &UdDestination,
+    ) -> Wr<'l> {
+        match imm {
+            Some(imm) => list.send_with_imm(payload, to, imm),
+            None => list.send(payload, to),
+        }
+    }
+}
+
+const TOO_MUCH: &str = "cannot make a queue pair for this window and inline payload; lower them";

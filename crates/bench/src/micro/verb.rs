@@ -1,0 +1,99 @@
+//! The verbs that are measured.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// What an immediate carries, as payload of a SEND.
+pub(super) const SHORT_BYTES: usize = 4;
+
+/// What is posted, and on which transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// SEND over UD.
+    UdSend,
+    /// SEND over RC.
+    RcSend,
+    /// RDMA WRITE over RC.
+    RcWrite,
+    /// RDMA WRITE over UC.
+    UcWrite,
+    /// RDMA READ (RC).
+    RcRead,
+    /// Fetch-and-add (RC), on counters of 8 bytes.
+    Atomics,
+}
+
+impl Verb {
+    /// Every verb.
+    pub const ALL: [Verb; 6] = [
+        Verb::UdSend,
+        Verb::RcSend,
+        Verb::RcWrite,
+        Verb::UcWrite,
+        Verb::RcRead,
+        Verb::Atomics,
+    ];
+
+    /// As on the command line and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::UdSend => "ud-send",
+            Verb::RcSend => "rc-send",
+            Verb::RcWrite => "rc-write",
+            Verb::UcWrite => "uc-write",
+            Verb::RcRead => "rc-read",
+            Verb::Atomics => "atomics",
+        }
+    }
+
+    /// For a table.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Verb::UdSend => "UD SEND",
+            Verb::RcSend => "RC SEND",
+            Verb::RcWrite => "RC WRITE",
+            Verb::UcWrite => "UC WRITE",
+            Verb::RcRead => "RC READ",
+            Verb::Atomics => "RC fetch-and-add",
+        }
+    }
+
+    /// Whether it is a SEND, which takes a RECV.
+    #[must_use]
+    pub fn is_send(self) -> bool {
+        matches!(self, Verb::UdSend | Verb::RcSend)
+    }
+
+    /// Whether its payload travels with the request, so that it can be inline.
+    pub(super) fn carries_payload(self) -> bool {
+        !matches!(self, Verb::RcRead | Verb::Atomics)
+    }
+
+    /// What stamps and words need: a whole word, or nothing where nothing can be sent.
+    pub(super) fn check_payload(self, payload_bytes: usize) -> Result<()> {
+        match self {
+            Verb::Atomics if payload_bytes != 8 => {
+                bail!("an atomic has 8 bytes; leave the payload out")
+            }
+            _ if self.is_send() && [0, SHORT_BYTES].contains(&payload_bytes) => Ok(()),
+            _ if payload_bytes < 8 => bail!(
+                "a payload of {payload_bytes} bytes has no room for the number that is checked; \
+                 take 8 or more{}",
+                if self.is_send() {
+                    ", 4 inline, or 0 for header-only messages"
+                } else {
+                    ""
+                }
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The aligned word that lies last in a payload.
+pub(super) fn tail(payload_bytes: usize) -> usize {
+    payload_bytes.saturating_sub(8) & !7
+}

@@ -1,0 +1,184 @@
+//! The NIC that a measurement runs on, its memory and its completions.
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use verbs::{
+    Access, CompletionQueue, Context, MemoryRegion, PageSize, ProtectionDomain, Provider,
+    QpBuilder, Transport,
+};
+
+/// Which NIC a workload runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicChoice {
+    /// Its provider: `softnic` or `system`.
+    pub provider: String,
+    /// Its name; the provider's first without one.
+    pub device: Option<String>,
+    /// Its port, from 1.
+    pub port_num: u8,
+    /// The entry of the port's GID table that it sends from; the best without one.
+    pub gid_index: Option<u8>,
+}
+
+impl NicChoice {
+    /// The first device of a provider, and its first port.
+    #[must_use]
+    pub fn first_of(provider: &str) -> NicChoice {
+        NicChoice {
+            provider: provider.to_owned(),
+            device: None,
+            port_num: 1,
+            gid_index: None,
+        }
+    }
+
+    /// The name of the device that is chosen.
+    ///
+    /// # Errors
+    /// When there is no such provider or device; the message lists those that are there.
+    pub fn device_name(&self) -> Result<String> {
+        let provider = Provider::by_name(&self.provider)?;
+        Ok(provider.device(self.device.as_deref())?.name().to_owned())
+    }
+}
+
+/// Pages of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pages {
+    /// Of 4 KiB.
+    Small,
+    /// Of 2 MiB, which an administrator has to reserve.
+    Huge,
+}
+
+impl Pages {
+    /// As on the command line and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Pages::Small => "small",
+            Pages::Huge => "huge",
+        }
+    }
+}
+
+/// An open device and a protection domain in it.
+pub(crate) struct Nic {
+    pub(crate) context: Context,
+    pub(crate) pd: ProtectionDomain,
+    port_num: u8,
+    gid_index: Option<u8>,
+}
+
+impl Nic {
+    pub(crate) fn open(choice: &NicChoice) -> Result<Nic> {
+        let provider = Provider::by_name(&choice.provider)?;
+        let context = provider.device(choice.device.as_deref())?.open()?;
+        Ok(Nic {
+            port_num: choice.port_num,
+            gid_index: choice.gid_index,
+            ..Nic::on(&context)?
+        })
+    }
+
+    /// The first port of an open device.
+    pub(crate) fn on(context: &Context) -> Result<Nic> {
+        Ok(Nic {
+            pd: context.alloc_pd()?,
+            context: context.clone(),
+            port_num: 1,
+            gid_index: None,
+        })
+    }
+
+    /// Starts making a queue pair on the chosen port.
+    pub(crate) fn qp<T: Transport>(
+        &self,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> QpBuilder<T> {
+        let qp = self.pd.qp::<T>(send_cq, recv_cq).port_num(self.port_num);
+        match self.gid_index {
+            Some(index) => qp.gid_index(index),
+            None => qp,
+        }
+    }
+
+    /// Registered memory, in pages of one kind if that was asked for.
+    pub(crate) fn alloc(
+        &self,
+        bytes: usize,
+        access: Access,
+        pages: Option<Pages>,
+    ) -> Result<MemoryRegion> {
+        Ok(match pages {
+            None => self.pd.alloc(bytes, access)?,
+            Some(Pages::Small) => self.pd.alloc_in(bytes, access, PageSize::Small)?,
+            Some(Pages::Huge) => {
+                let memory = self.pd.alloc_in(bytes, access, PageSize::Huge);
+                memory.with_context(|| no_huge_pages(bytes))?
+            }
+        })
+    }
+
+    pub(crate) fn cq(&self, cqe: usize) -> Result<CompletionQueue> {
+        Ok(self.context.create_cq(u32::try_from(cqe)?)?)
+    }
+}
+
+/// Why there is no memory in huge pages, and what to do.
+fn no_huge_pages(bytes: usize) -> String {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = info
+        .lines()
+        .find_map(|line| line.strip_prefix("HugePages_Free:"));
+    format!(
+        "cannot have {bytes} bytes in huge pages of 2 MiB, of which the system has {} free; reserve some (as root: \
+         sysctl vm.nr_hugepages=64) or take --pages small",
+        free.map_or("none", str::trim)
+    )
+}
+
+/// The number of bytes or WRs of something small.
+pub(crate) fn small(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Takes successful completions from `cq` into `on_each`; the number taken.
+///
+/// # Errors
+/// The first failed completion.
+#[inline]
+pub(crate) fn reap<const N: usize>(
+    cq: &CompletionQueue,
+    buffer: &mut verbs::WcBuffer<N>,
+    mut on_each: impl FnMut(verbs::WorkCompletion<'_>) -> Result<()>,
+) -> Result<usize> {
+    let mut taken = 0;
+    for wc in cq.poll(buffer)? {
+        match wc {
+            Ok(wc) => on_each(wc)?,
+            Err(failed) => return Err(anyhow::anyhow!("{failed}")),
+        }
+        taken += 1;
+    }
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_nic_is_refused_with_what_there_is() {
+        let choice = |provider: &str, device: Option<&str>| NicChoice {
+            device: device.map(str::to_owned),
+            ..NicChoice::first_of(provider)
+        };
+        assert!(choice("softnic", None).device_name().is_ok());
+        let wrong = choice("softnic", Some("mlx5_0")).device_name().unwrap_err();
+        assert!(wrong.to_string().contains("softnic0"), "{wrong}");
+        assert!(choice("hardnic", None).device_name().is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! How long a benchmark waits for what should come at once.
+
+use anyhow::{Result, bail};
+
+use crate::clock::now_ns;
+
+/// How long a benchmark waits for something that should come at once.
+pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// What a look at memory that has not changed takes of a simulated core in nanoseconds, as in [`verbs::Waiter`].
+const LOOK: u64 = 20;
+
+/// Notices when nothing has come for too long, without reading the clock each time.
+pub(crate) struct Patience {
+    empty: u32,
+    since_ns: Option<u64>,
+    limit_ns: u64,
+    pauses: bool,
+}
+
+impl Patience {
+    pub(crate) fn new(limit_ns: u64) -> Patience {
+        Patience {
+            empty: 0,
+            since_ns: None,
+            limit_ns,
+            pauses: true,
+        }
+    }
+
+    /// One that looks again at once, for latencies: a processor's pause takes up to a hundred cycles,
+    /// and makes an emulated one leave its translated code.
+    pub(crate) fn eager(limit_ns: u64) -> Patience {
+        Patience {
+            pauses: false,
+            ..Patience::new(limit_ns)
+        }
+    }
+
+    /// Something came.
+    #[inline]
+    pub(crate) fn reset(&mut self) {
+        self.empty = 0;
+        self.since_ns = None;
+    }
+
+    /// Nothing came; true when that has been so for the whole time.
+    #[inline]
+    pub(crate) fn is_over(&mut self) -> bool {
+        if simnic::is_simulated() {
+            simnic::idle(LOOK, None);
+        } else if self.pauses {
+            std::hint::spin_loop();
+        }
+        self.empty = self.empty.wrapping_add(1);
+        if !self.empty.is_multiple_of(4096) {
+            return false;
+        }
+        let now = now_ns();
+        now - *self.since_ns.get_or_insert(now) > self.limit_ns
+    }
+
+    /// When nothing came any more, about; now, if something did lately.
+    pub(crate) fn quiet_since_ns(&self) -> u64 {
+        self.since_ns.unwrap_or_else(now_ns)
+    }
+
+    /// As an error.
+    #[inline]
+    pub(crate) fn check(&mut self, what: &str) -> Result<()> {
+        if self.is_over() {
+            bail!(
+                "nothing came for {} s: {what}",
+                self.limit_ns / 1_000_000_000
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_ends() {
+        let mut patience = Patience::new(1_000_000);
+        while patience.check("the test").is_ok() {}
+        patience.reset();
+        assert!(!patience.is_over());
+    }
+}

@@ -1,0 +1,27 @@
+//! Our side of every row of the benchmark.
+//!
+//! A row of one verb is a setting of the microbenchmarks ([`verbs`]). The others are of a whole process: many queue
+//! pairs ([`connections`]), the sequencer, or programs of other people.
+
+pub(crate) mod connections;
+pub(crate) mod peer;
+mod programs;
+mod sequencer;
+mod verbs;
+
+use anyhow::Result;
+
+use crate::goal::Row;
+use crate::setup::{Bench, Measured};
+
+/// Measures our side of `row` once.
+pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+    match row {
+        Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),
+        Row::IdleCpu => connections::idle_cpu(bench),
+        Row::IdleMemory => connections::idle_memory(bench),
+        Row::Connect => connections::connect(bench),
+        row if Row::DROP_IN.contains(&row) => programs::measure(bench, row),
+        row => verbs::measure(bench, row),
+    }
+}

@@ -1,0 +1,142 @@
+//! The rows of one verb: settings of the microbenchmarks.
+
+use anyhow::{Result, bail};
+
+use crate::goal::{BULK_PAYLOAD_BYTES, Row};
+use crate::micro::knobs::{Knobs, Stream};
+use crate::micro::outcome::Outcome;
+use crate::micro::runner::Runner;
+use crate::micro::task::{PingPong, Task};
+use crate::micro::verb::Verb;
+use crate::setup::{Bench, Measured};
+
+/// How long a row is measured, in milliseconds.
+const DURATION_MS: u64 = 300;
+
+/// Measures a row once.
+pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+    let task = task(bench, row)?;
+    let outcome = Runner::new(bench.cores, bench.worker.clone()).measure(&bench.nic, &task)?;
+    Ok(figure(&task, &outcome))
+}
+
+/// What is measured for a row.
+fn task(bench: &Bench, row: Row) -> Result<Task> {
+    let shrink = bench.settings.shrink.max(1);
+    let duration_ms = (DURATION_MS / shrink).max(1);
+    let knobs = |batch, window, signal_every| Knobs {
+        batch: Some(batch),
+        window: Some(window),
+        signal_every: Some(signal_every),
+        ..Knobs::default()
+    };
+    let (verb, knobs) = match row {
+        Row::UdSend => (
+            Verb::UdSend,
+            Knobs {
+                payload_bytes: Some(0),
+                ..knobs(16, 512, 16)
+            },
+        ),
+        Row::RcSend => (Verb::RcSend, knobs(16, 512, 16)),
+        Row::RcLatency => {
+            let ping = PingPong::new(Verb::RcSend, &Knobs::default(), duration_ms)?;
+            return Ok(Task::PingPong(PingPong {
+                exchanges_per_sample: u32::try_from(256 / shrink)?.max(1),
+                ..ping
+            }));
+        }
+        Row::RcWrite => (Verb::RcWrite, knobs(16, 128, 16)),
+        Row::RcWriteSingle => (Verb::RcWrite, knobs(1, 128, 16)),
+        Row::FetchAdd => (Verb::Atomics, knobs(16, 16, 1)),
+        Row::WriteMapped | Row::WritePrivate => (
+            Verb::RcWrite,
+            Knobs {
+                payload_bytes: Some(BULK_PAYLOAD_BYTES),
+                private: row == Row::WritePrivate,
+                ..knobs(1, 1, 1)
+            },
+        ),
+        _ => bail!("{} is not of one verb", row.name()),
+    };
+    Ok(Task::Stream(Stream::new(verb, &knobs, duration_ms)?))
+}
+
+/// The figure of a row: a rate, a bandwidth where payloads are long, or a mean latency.
+fn figure(task: &Task, outcome: &Outcome) -> Measured {
+    match outcome {
+        Outcome::Rate(rate) => Measured {
+            value: if task.payload_bytes() == BULK_PAYLOAD_BYTES {
+                rate.bandwidth_gbytes_per_s
+            } else {
+                rate.rate_mops
+            },
+            verified_ops: rate.verified_ops,
+            lost_ops: rate.lost_ops,
+        },
+        Outcome::Latency(latency) => Measured {
+            value: latency.latency_ns_mean,
+            verified_ops: latency.verified_ops,
+            lost_ops: 0,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Exe, Link};
+    use crate::nic::NicChoice;
+    use crate::pin::Cores;
+    use crate::setup::Settings;
+
+    /// Runs our side of `row` tiny, with the worker as a thread.
+    fn tiny(row: Row) -> Measured {
+        let bench = Bench {
+            settings: Settings {
+                rounds: 1,
+                shrink: 10_000,
+                rows: vec![row],
+            },
+            cores: Cores::first_two().unwrap(),
+            worker: Exe {
+                path: "unused".into(),
+                args: vec![],
+            },
+            nic: NicChoice::first_of("softnic"),
+        };
+        let task = task(&bench, row).unwrap();
+        let (left, mut right) = Link::pair().unwrap();
+        let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+        let links = &mut [left];
+        let outcome = crate::micro::lanes::measure(links, &bench.nic, &task, &[], &[]);
+        drop(std::mem::replace(links, [Link::pair().unwrap().0]));
+        match (outcome, worker.join().unwrap()) {
+            (Ok(outcome), Ok(())) => figure(&task, &outcome),
+            (outcome, worked) => panic!("{}: {outcome:?}, worker: {worked:?}", row.name()),
+        }
+    }
+
+    #[test]
+    fn every_row_of_a_verb_is_measured_and_checked() {
+        for row in [
+            Row::UdSend,
+            Row::RcSend,
+            Row::RcLatency,
+            Row::RcWrite,
+            Row::RcWriteSingle,
+            Row::FetchAdd,
+            Row::WriteMapped,
+            Row::WritePrivate,
+        ] {
+            let measured = tiny(row);
+            assert!(measured.value > 0.0, "{}: {measured:?}", row.name());
+            assert!(measured.verified_ops > 0, "{}: {measured:?}", row.name());
+            assert!(
+                row == Row::UdSend || measured.lost_ops == 0,
+                "{}",
+                row.name()
+            );
+        }
+    }
+}
