@@ -1,0 +1,344 @@
+//! An id's queue pair, completion queues and shared receive queue.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use verbs_abi::*;
+
+use super::CmId;
+use crate::device::{check, last_errno};
+use crate::ends::Ends;
+use crate::errno::{Errno, INVALID, Result};
+
+impl CmId {
+    /// The attributes with which the queue pair goes to `state`: `rdma_init_qp_attr(3)`.
+    pub(crate) fn qp_attr(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, c_int)> {
+        let ends = self.endpoint.ends();
+        self.qp_attr_with(state, &ends)
+    }
+
+    fn qp_attr_with(&self, state: ibv_qp_state, ends: &Ends) -> Result<(ibv_qp_attr, c_int)> {
+        let qp = self.qp();
+        // SAFETY: the queue pair, if there is one, lives as long as the field names it.
+        let qp_type = unsafe {
+            match qp.as_ref() {
+                Some(qp) => qp.qp_type,
+                None => (*self.abi()).qp_type,
+            }
+        };
+        let ack_timeout = self.extra().ack_timeout;
+        self.device()
+            .qp_attr(state, qp_type, self.source_or_none(), ends, ack_timeout)
+    }
+
+    /// Moves the queue pair, if there is one, to RTR and RTS, for a connection with these parameters.
+    pub(crate) fn connect_qp(&self, ends: &Ends) -> Result {
+        for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+            let qp = self.qp();
+            if qp.is_null() {
+                return Ok(());
+            }
+            let (mut attr, mask) = self.qp_attr_with(state, ends)?;
+            // SAFETY: the id's live queue pair.
+            unsafe { self.device().modify_qp(qp, &mut attr, mask) }?;
+        }
+        Ok(())
+    }
+
+    /// Moves the queue pair, if there is one, to ERR.
+    pub(crate) fn fail_qp(&self) -> Result {
+        let qp = self.qp();
+        if qp.is_null() {
+            return Ok(());
+        }
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_ERR;
+        // SAFETY: the id's live queue pair.
+        unsafe { self.device().modify_qp(qp, &mut attr, IBV_QP_STATE) }
+    }
+
+    /// Makes the id's queue pair and what is missing of its completion queues: `rdma_create_qp_ex`.
+    ///
+    /// # Errors
+    /// `EINVAL` where it has one, and what making one says.
+    ///
+    /// # Safety
+    /// What `attr` names is live.
+    pub unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
+        let abi = self.abi();
+        if !self.qp().is_null() || !self.has_device() {
+            return Err(INVALID);
+        }
+        // SAFETY: fields of the live object, and what the caller promises to be live.
+        unsafe {
+            self.complete_qp_attr(attr)?;
+            let missing = |of_id: *mut ibv_cq, asked: *mut ibv_cq, size: u32| {
+                if of_id.is_null() && asked.is_null() {
+                    size
+                } else {
+                    0
+                }
+            };
+            self.create_cqs(
+                missing((*abi).send_cq, attr.send_cq, attr.cap.max_send_wr),
+                missing((*abi).recv_cq, attr.recv_cq, attr.cap.max_recv_wr),
+            )?;
+            if attr.send_cq.is_null() {
+                attr.send_cq = (*abi).send_cq;
+            }
+            if attr.recv_cq.is_null() {
+                attr.recv_cq = (*abi).recv_cq;
+            }
+            if attr.srq.is_null() {
+                attr.srq = (*abi).srq;
+            }
+            let qp = match self.new_qp(attr) {
+                Ok(qp) => qp,
+                Err(e) => {
+                    self.destroy_cqs();
+                    return Err(e);
+                }
+            };
+            (*abi).qp = qp;
+            if let Err(e) = self.prepare_qp() {
+                (*abi).qp = ptr::null_mut();
+                (self.device().verbs.ibv_destroy_qp)(qp);
+                self.destroy_cqs();
+                return Err(e);
+            }
+            (*abi).pd = (*qp).pd;
+        }
+        Ok(())
+    }
+
+    /// Fills in the domains that `attr` leaves open.
+    ///
+    /// # Errors
+    /// `EINVAL` for queues and domains that do not belong together.
+    ///
+    /// # Safety
+    /// As for [`CmId::create_qp`].
+    unsafe fn complete_qp_attr(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
+        let abi = self.abi();
+        // SAFETY: fields of the live object, and what the caller promises to be live.
+        unsafe {
+            if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+                attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+                attr.pd = (*abi).pd;
+            } else if (*attr.pd).context != (*abi).verbs {
+                return Err(INVALID);
+            }
+            let differs = |of_id: *mut ibv_cq, asked: *mut ibv_cq| {
+                !of_id.is_null() && !asked.is_null() && of_id != asked
+            };
+            if differs((*abi).recv_cq, attr.recv_cq) || differs((*abi).send_cq, attr.send_cq) {
+                return Err(INVALID);
+            }
+            if (*abi).qp_type == IBV_QPT_XRC_RECV
+                && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
+            {
+                attr.xrcd = self.device().xrcd()?;
+                attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`CmId::create_qp`].
+    unsafe fn new_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+        let device = self.device();
+        // SAFETY: contract of this function. `ibv_qp_init_attr_ex` begins with the fields of
+        // `ibv_qp_init_attr`, so that `ibv_create_qp_ex` of verbs.h makes the same cast.
+        let qp = unsafe {
+            if attr.comp_mask == IBV_QP_INIT_ATTR_PD {
+                (device.verbs.ibv_create_qp)(attr.pd, ptr::from_mut(attr).cast())
+            } else {
+                let extended = verbs_get_ctx(device.context);
+                let create = extended.as_ref().and_then(|x| x.create_qp_ex);
+                create.ok_or(Errno(libc::EOPNOTSUPP))?(device.context, attr)
+            }
+        };
+        if qp.is_null() {
+            Err(last_errno())
+        } else {
+            Ok(qp)
+        }
+    }
+
+    /// "Transitions it for sending and receiving" (`rdma_create_qp(3)`): receives may be posted, and datagrams
+    /// be sent.
+    fn prepare_qp(&self) -> Result {
+        let states: &[_] = if self.is_datagram() {
+            &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]
+        } else {
+            &[IBV_QPS_INIT]
+        };
+        for &state in states {
+            let (mut attr, mask) = self.qp_attr(state)?;
+            // SAFETY: the id's queue pair, just made.
+            unsafe { self.device().modify_qp(self.qp(), &mut attr, mask) }?;
+        }
+        Ok(())
+    }
+
+    /// Makes completion queues with channels for `send` and `recv` WRs; 0 for none.
+    pub(crate) fn create_cqs(&self, send: u32, recv: u32) -> Result {
+        let abi = self.abi();
+        let cq_context: *mut c_void = abi.cast();
+        let context = self.device().context;
+        let verbs = self.device().verbs;
+        let create = |size: u32| -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
+            let size = c_int::try_from(size).map_err(|_| INVALID)?;
+            // SAFETY: the open device; the context of a CQ is what `rdma_get_send_comp` of rdma_verbs.h
+            // expects it to be.
+            unsafe {
+                let channel = (verbs.ibv_create_comp_channel)(context);
+                if channel.is_null() {
+                    return Err(last_errno());
+                }
+                let cq = (verbs.ibv_create_cq)(context, size, cq_context, channel, 0);
+                if cq.is_null() {
+                    let errno = last_errno();
+                    (verbs.ibv_destroy_comp_channel)(channel);
+                    return Err(errno);
+                }
+                Ok((channel, cq))
+            }
+        };
+        // SAFETY: fields of the live object.
+        unsafe {
+            if recv > 0 {
+                ((*abi).recv_cq_channel, (*abi).recv_cq) = create(recv)?;
+            }
+            if send > 0 {
+                match create(send) {
+                    Ok(made) => ((*abi).send_cq_channel, (*abi).send_cq) = made,
+                    Err(e) => {
+                        self.destroy_cqs();
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys the completion queues that the id made for itself.
+    pub(crate) fn destroy_cqs(&self) {
+        let abi = self.abi();
+        let verbs = self.device().verbs;
+        // SAFETY: fields of the live object; they only hold what `create_cqs` made, each once.
+        unsafe {
+            if (*abi).qp_type == IBV_QPT_XRC_RECV && !(*abi).srq.is_null() {
+                return;
+            }
+            for (cq, channel) in [
+                (&raw mut (*abi).recv_cq, &raw mut (*abi).recv_cq_channel),
+                (&raw mut (*abi).send_cq, &raw mut (*abi).send_cq_channel),
+            ] {
+                if !(*cq).is_null() {
+                    (verbs.ibv_destroy_cq)(*cq);
+                    *cq = ptr::null_mut();
+                }
+                if !(*channel).is_null() {
+                    (verbs.ibv_destroy_comp_channel)(*channel);
+                    *channel = ptr::null_mut();
+                }
+            }
+        }
+    }
+
+    /// Destroys the queue pair and the completion queues that the id made for itself.
+    pub fn destroy_qp(&self) {
+        let qp = self.qp();
+        if !qp.is_null() {
+            // SAFETY: the id's live queue pair, which nothing names afterwards.
+            unsafe {
+                (self.device().verbs.ibv_destroy_qp)(qp);
+                (*self.abi()).qp = ptr::null_mut();
+            }
+        }
+        self.destroy_cqs();
+    }
+
+    /// Makes the id's shared receive queue: `rdma_create_srq_ex`.
+    ///
+    /// # Safety
+    /// What `attr` names is live.
+    pub(crate) unsafe fn create_srq(&self, attr: &mut ibv_srq_init_attr_ex) -> Result {
+        let abi = self.abi();
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || !self.has_device() {
+            return Err(INVALID);
+        }
+        // SAFETY: fields of the live object, and what the caller promises to be live.
+        unsafe {
+            if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+                attr.pd = (*abi).pd;
+                attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+            }
+            if attr.srq_type == IBV_SRQT_XRC {
+                if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+                    attr.xrcd = self.device().xrcd()?;
+                }
+                if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
+                    self.create_cqs(0, attr.attr.max_wr)?;
+                    attr.cq = (*abi).recv_cq;
+                }
+                attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+            }
+            match self.new_srq(attr) {
+                Ok(srq) => {
+                    if (*abi).pd.is_null() {
+                        (*abi).pd = attr.pd;
+                    }
+                    (*abi).srq = srq;
+                    Ok(())
+                }
+                Err(e) => {
+                    self.destroy_cqs();
+                    Err(e)
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`CmId::create_srq`].
+    unsafe fn new_srq(&self, attr: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
+        let device = self.device();
+        // SAFETY: contract of this function. `ibv_srq_init_attr_ex` begins with the fields of
+        // `ibv_srq_init_attr`, so that `ibv_create_srq_ex` of verbs.h makes the same cast.
+        let srq = unsafe {
+            let basic = attr.comp_mask == IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD
+                && attr.srq_type == IBV_SRQT_BASIC;
+            if basic {
+                (device.verbs.ibv_create_srq)(attr.pd, ptr::from_mut(attr).cast())
+            } else {
+                let extended = verbs_get_ctx(device.context);
+                let create = extended.as_ref().and_then(|x| x.create_srq_ex);
+                create.ok_or(Errno(libc::EOPNOTSUPP))?(device.context, attr)
+            }
+        };
+        if srq.is_null() {
+            Err(last_errno())
+        } else {
+            Ok(srq)
+        }
+    }
+
+    /// Destroys the shared receive queue.
+    pub(crate) fn destroy_srq(&self) {
+        let abi = self.abi();
+        // SAFETY: the id's live SRQ, which nothing names afterwards.
+        unsafe {
+            if !(*abi).srq.is_null() {
+                if check((self.device().verbs.ibv_destroy_srq)((*abi).srq)).is_err() {
+                    tracing::debug!("rdma_destroy_srq: the SRQ is in use");
+                }
+                (*abi).srq = ptr::null_mut();
+            }
+        }
+        self.destroy_cqs();
+    }
+}

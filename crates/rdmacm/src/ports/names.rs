@@ -1,0 +1,157 @@
+//! The names in the folder of port numbers: which port of which address a link stands for, and whose it is.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::addr::Addr;
+use crate::process::Process;
+
+/// What follows the port in the name of a file that was written when a listener closed.
+pub(crate) const CLOSED: &str = ".closed";
+/// What follows the name of a socket that does not listen yet.
+pub(crate) const UNFINISHED: char = '~';
+
+/// What a bound id is bound to, beside its port space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Binding {
+    /// Of `AF_IB`: with the service id of the port space in which the port is.
+    pub(crate) addr: Addr,
+    /// `RDMA_OPTION_ID_AFONLY`: a wildcard of one family leaves the other families alone.
+    pub(crate) afonly: bool,
+    /// `RDMA_OPTION_ID_REUSEADDR`: others with the same option may have the port too.
+    pub(crate) reuse: bool,
+}
+
+/// The process in `PID-STARTTIME-N`, the name of a socket, also while it is unfinished.
+pub(crate) fn owner_of(target: &str) -> Option<Process> {
+    let (process, n) = target.rsplit_once('-')?;
+    n.strip_suffix(UNFINISHED)
+        .unwrap_or(n)
+        .parse::<u64>()
+        .ok()?;
+    process.parse().ok()
+}
+
+pub(crate) fn closed_file(port: u16) -> String {
+    format!("{port}{CLOSED}")
+}
+
+pub(crate) fn link_prefix(port_space: u32, port: u16) -> String {
+    format!("{port_space:04x}.{port}.")
+}
+
+/// Kinds of addresses, each with a wildcard of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+    Ib,
+}
+
+/// The address part of a link's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// A wildcard; `only` with `RDMA_OPTION_ID_AFONLY`.
+    Any {
+        family: Family,
+        only: bool,
+    },
+    Ip(IpAddr),
+    Gid([u8; 16]),
+}
+
+pub(crate) const fn any(family: Family) -> Address {
+    Address::Any {
+        family,
+        only: false,
+    }
+}
+
+pub(crate) const fn any_only(family: Family) -> Address {
+    Address::Any { family, only: true }
+}
+
+impl Address {
+    pub(crate) const WILDCARDS: [Self; 6] = [
+        any(Family::V4),
+        any(Family::V6),
+        any(Family::Ib),
+        any_only(Family::V4),
+        any_only(Family::V6),
+        any_only(Family::Ib),
+    ];
+
+    pub(crate) fn of(binding: Binding) -> Self {
+        let wildcard = |family| Self::Any {
+            family,
+            only: binding.afonly,
+        };
+        match binding.addr {
+            Addr::Ib(addr) if addr.is_any() => wildcard(Family::Ib),
+            Addr::Ib(addr) => Self::Gid(addr.gid),
+            Addr::Ip(addr) => match addr.ip() {
+                IpAddr::V4(ip) if ip.is_unspecified() => wildcard(Family::V4),
+                IpAddr::V6(ip) if ip.is_unspecified() => wildcard(Family::V6),
+                ip => Self::Ip(ip.to_canonical()),
+            },
+        }
+    }
+
+    /// The names under which a listener for `addr` may be found, the closest first.
+    pub(crate) fn listeners_for(addr: Addr) -> Vec<Self> {
+        let of = |address, family| vec![address, any(family), any_only(family)];
+        match addr {
+            Addr::Ib(addr) => of(Self::Gid(addr.gid), Family::Ib),
+            Addr::Ip(addr) => match addr.ip().to_canonical() {
+                ip @ IpAddr::V4(_) => {
+                    let mut found = of(Self::Ip(ip), Family::V4);
+                    // A wildcard of IPv6 takes IPv4 as well, as sockets do; not the other way round.
+                    found.push(any(Family::V6));
+                    found
+                }
+                ip @ IpAddr::V6(_) => of(Self::Ip(ip), Family::V6),
+            },
+        }
+    }
+
+    pub(crate) fn link(self, port_space: u32, port: u16) -> String {
+        format!("{}{}", link_prefix(port_space, port), self.text())
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Any { family, only } => {
+                let family = match family {
+                    Family::V4 => "any4",
+                    Family::V6 => "any6",
+                    Family::Ib => "anyib",
+                };
+                format!("{family}{}", if only { "only" } else { "" })
+            }
+            // Colons are legal in file names, and so are dots.
+            Self::Ip(ip) => ip.to_string(),
+            Self::Gid(gid) => format!("gid-{}", Ipv6Addr::from(gid)),
+        }
+    }
+
+    /// The errno with which a port at this address is refused because of one at the address with the text
+    /// `other`.
+    pub(crate) fn conflict(self, other: &str) -> Option<i32> {
+        let other_any = Self::WILDCARDS.into_iter().find(|a| a.text() == other);
+        match (self, other_any) {
+            (
+                Self::Any {
+                    family: a,
+                    only: true,
+                },
+                Some(Self::Any {
+                    family: b,
+                    only: true,
+                }),
+            ) if a != b => None,
+            (Self::Ip(_) | Self::Gid(_), None) => {
+                (self.text() == other).then_some(libc::EADDRINUSE)
+            }
+            _ => Some(libc::EADDRNOTAVAIL),
+        }
+    }
+}
