@@ -1,18 +1,19 @@
 //! Address handles.
 
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs_abi::{ibv_ah, ibv_ah_attr, ibv_send_wr};
 
+use crate::abi_cell::AbiCell;
+use crate::live;
 use crate::multicast::Group;
-use crate::nic::Nic;
+use crate::pd::Pd;
 
 /// An address handle; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Ah {
-    abi: UnsafeCell<ibv_ah>,
+    abi: AbiCell<ibv_ah>,
     /// Never used twice, unlike the address.
     pub(crate) id: u64,
     pub(crate) pd: u32,
@@ -24,28 +25,32 @@ pub(crate) struct Ah {
     pub(crate) group: Option<Group>,
     /// As in `RingHeader::path`.
     pub(crate) path: u64,
+    /// What it was made of, which it leaves when it is destroyed.
+    pub(crate) domain: Arc<Pd>,
 }
 
-// SAFETY: `abi` is written before the handle is given out and only read by the program.
-unsafe impl Sync for Ah {}
-// SAFETY: as above; its raw pointers are not followed here.
-unsafe impl Send for Ah {}
+live::object!(Ah, ibv_ah);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Ah {
-    pub(crate) fn new(nic: &Nic, abi: ibv_ah, pd: u32, attr: &ibv_ah_attr) -> Self {
+    pub(crate) fn new(domain: Arc<Pd>, attr: &ibv_ah_attr) -> Self {
+        let nic = domain.context.nic;
+        let mut abi = ibv_ah::zeroed();
+        abi.context = domain.context.handle();
+        abi.pd = domain.handle();
+        domain.enter();
         let grh = nic.port.grh(attr);
         Self {
-            abi: UnsafeCell::new(abi),
+            abi: AbiCell::new(abi),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            pd,
+            pd: domain.number,
+            domain,
             reachable: nic.port.reaches(attr),
             group: if attr.is_global == 0 {
                 None
             } else {
-                // SAFETY: any bytes are a GID.
-                Group::of(unsafe { attr.grh.dgid.raw })
+                Group::of(attr.grh.dgid.bytes())
             },
             path: u64::from(nic.port.lid)
                 | u64::from(nic.port.completion_sl(attr, grh.as_ref())) << 16
@@ -55,17 +60,12 @@ impl Ah {
         }
     }
 
-    /// The program's handle.
-    pub(crate) fn handle(&self) -> *mut ibv_ah {
-        self.abi.get()
-    }
-
     /// What a handle stands for.
     ///
     /// # Safety
-    /// `handle` is null or was given out for an `Arc<Ah>` that has not been taken back.
+    /// `handle` is null or live.
     pub(crate) unsafe fn from_handle<'a>(handle: *mut ibv_ah) -> Option<&'a Self> {
-        // SAFETY: `abi` is the first field (`repr(C)`), so the handle is the address of an `Ah`.
+        // SAFETY: null or the address of an `Ah`, as `live::hand_out` makes handles (contract).
         unsafe { handle.cast::<Self>().as_ref() }
     }
 
@@ -77,7 +77,8 @@ impl Ah {
         if !ud {
             return None;
         }
-        // SAFETY: the handle came from `Arc::into_raw` (contract), and this adds a reference to it.
+        // SAFETY: the member that a work request of a UD queue pair has. A live handle is the address of an `Arc`'s object
+        // (`live::hand_out`), to which the table of handles keeps a reference; this adds one.
         unsafe {
             let ah = wr.wr.ud.ah.cast::<Self>();
             if ah.is_null() {

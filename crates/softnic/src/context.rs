@@ -1,13 +1,15 @@
 //! Open devices: what `ibv_open_device` returns, and their asynchronous events.
 
 use std::io;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use verbs_abi::{
-    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_cq, ibv_device, ibv_event_type, ibv_qp, ibv_srq,
-    ibv_wq, verbs_context,
+    IBV_EVENT_DEVICE_FATAL, ibv_async_event, ibv_context, ibv_cq, ibv_device, ibv_event_type,
+    ibv_qp, ibv_srq, ibv_wq, verbs_context,
 };
 
+use crate::abi_cell::AbiCell;
 use crate::event::EventQueue;
 use crate::nic::Nic;
 use shm::fabric::Peer;
@@ -18,18 +20,14 @@ use shm::fabric::Peer;
 /// program that closes a device with objects still open, or keeps a handle, does not bring anything down.
 #[repr(C)]
 pub(crate) struct Context {
-    /// Initialised by `abi::open_device` before the handle is given out.
-    pub(crate) abi: std::cell::UnsafeCell<verbs_context>,
+    abi: AbiCell<verbs_context>,
+    /// The descriptor that stands for it to other processes.
+    pub(crate) cmd_fd: i32,
     pub(crate) nic: &'static Nic,
     /// The process whose objects it imports, if it was imported itself (`ibv_import_device(3)`).
     pub(crate) home: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
 }
-
-// SAFETY: `abi` is written before the handle is given out and only read by the program.
-unsafe impl Sync for Context {}
-// SAFETY: as above.
-unsafe impl Send for Context {}
 
 /// An asynchronous event, with the handle of the object that it speaks of.
 #[derive(Clone, Copy)]
@@ -40,24 +38,31 @@ unsafe impl Send for AsyncEvent {}
 impl Context {
     pub(crate) fn new(
         nic: &'static Nic,
-        abi: verbs_context,
+        mut abi: verbs_context,
         home: Option<Arc<Peer>>,
     ) -> io::Result<Self> {
+        let events = EventQueue::new()?;
+        abi.context.async_fd = events.raw_fd();
         Ok(Self {
-            abi: std::cell::UnsafeCell::new(abi),
+            cmd_fd: abi.context.cmd_fd,
+            abi: AbiCell::new(abi),
             nic,
             home,
-            events: EventQueue::new()?,
+            events,
         })
+    }
+
+    /// The program's handle: a field of the structure that `verbs.h` looks around it for.
+    pub(crate) fn handle(&self) -> *mut ibv_context {
+        self.abi
+            .handle()
+            .wrapping_byte_add(offset_of!(verbs_context, context))
+            .cast()
     }
 
     /// Closes the descriptor of its events.
     pub(crate) fn close(&self) {
         self.events.close();
-    }
-
-    pub(crate) fn async_fd(&self) -> i32 {
-        self.events.raw_fd()
     }
 
     pub(crate) fn next_event(&self) -> io::Result<ibv_async_event> {

@@ -4,22 +4,24 @@
 //! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
 
 mod overrun;
+mod polling;
 mod rest;
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
-use crate::abi::Polling;
 use crate::arming::{Arming, Next};
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::engine::Look;
 use crate::event::{EventQueue, Unacknowledged};
+use crate::live;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
@@ -28,6 +30,7 @@ use shm::barrier;
 use shm::fabric::layout::*;
 
 use overrun::Overrun;
+pub(crate) use polling::{Current, Polling};
 
 /// Queue pairs that are looked at in each poll, from the front and from the cursor.
 const SCAN: usize = 16;
@@ -182,6 +185,8 @@ unsafe impl Sync for Cq {}
 // SAFETY: as above; the raw pointers in `abi` are not followed here.
 unsafe impl Send for Cq {}
 
+live::object!(Cq, ibv_cq);
+
 impl Cq {
     pub(crate) fn new(
         context: &'static Context,
@@ -234,6 +239,12 @@ impl Cq {
     /// The program's handle.
     pub(crate) fn handle(&self) -> CqHandle {
         CqHandle(self.abi.get().cast())
+    }
+
+    /// What the program has in the field of that name.
+    pub(crate) fn cq_context(&self) -> *mut c_void {
+        // SAFETY: `self` keeps the structure; the program changes this field, if at all, before it waits for events.
+        unsafe { (*self.abi.get()).cq_context }
     }
 
     #[inline]

@@ -36,8 +36,9 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit target");
 
-#[allow(unsafe_code)]
 mod abi;
+#[allow(unsafe_code)]
+mod abi_cell;
 #[allow(unsafe_code)]
 mod ah;
 #[allow(unsafe_code)]
@@ -56,8 +57,12 @@ mod filled;
 pub mod fuzz;
 mod identity;
 mod imports;
+mod live;
 mod multicast;
+#[allow(unsafe_code)]
+mod mw;
 mod nic;
+mod pd;
 #[allow(unsafe_code)]
 mod qp;
 mod qp_state;
@@ -68,7 +73,6 @@ mod region_cache;
 mod send;
 #[allow(unsafe_code)]
 mod sge;
-#[allow(unsafe_code)]
 mod srq;
 mod steering;
 mod strings;

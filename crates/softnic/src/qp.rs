@@ -6,15 +6,16 @@ use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
-use crate::abi::Builder;
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
 use crate::event::Unacknowledged;
+use crate::live;
 use crate::nic::{Nic, lock};
+use crate::pd::Pd;
 use crate::qp_state::{Limits, QpState, QpType, check_transition};
 use crate::recv::{Inbound, RecvQueue, RecvSide};
-use crate::send::{self, SendQueue, SendWork};
+use crate::send::{self, Builder, SendQueue, SendWork};
 use crate::srq::Srq;
 use crate::xrc::Xrc;
 use shm::fabric::Peer;
@@ -28,7 +29,7 @@ pub(crate) struct Qp {
     /// For a queue pair that was made with `send_ops_flags`.
     pub(crate) builder: Option<Builder>,
     pub(crate) nic: &'static Nic,
-    context: &'static Context,
+    pub(crate) context: &'static Context,
     /// Place in this process.
     pub(crate) index: usize,
     pub(crate) qpn: u32,
@@ -66,7 +67,11 @@ pub(crate) struct Qp {
     pub(crate) recv_place: AtomicUsize,
     control: Mutex<Control>,
     pub(crate) unacknowledged: Unacknowledged,
+    /// What it was made of, which it leaves when it is destroyed.
+    pub(crate) domain: Option<Arc<Pd>>,
 }
+
+live::object!(Qp, ibv_qp);
 
 /// What `ibv_modify_qp` changes.
 struct Control {
@@ -89,6 +94,7 @@ pub(crate) struct NewQp {
     pub(crate) abi: ibv_qp,
     pub(crate) qp_type: QpType,
     pub(crate) pd: u32,
+    pub(crate) domain: Option<Arc<Pd>>,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
@@ -162,6 +168,7 @@ impl Qp {
             }),
             init_attr: new.init_attr,
             unacknowledged: Unacknowledged::default(),
+            domain: new.domain,
         };
         let shared = qp.shared();
         shared.remote_error.store(0, Ordering::Relaxed);

@@ -1,22 +1,24 @@
 //! Shared receive queues.
 
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_srq};
 
+use crate::abi_cell::AbiCell;
 use crate::biased_lock::{BiasedGuard, BiasedLock};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::event::Unacknowledged;
+use crate::live;
+use crate::pd::Pd;
 use crate::recv::RecvQueue;
 use crate::xrc::XrcSrq;
 
 /// A shared receive queue; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Srq {
-    abi: UnsafeCell<ibv_srq>,
+    abi: AbiCell<ibv_srq>,
     pub(crate) context: &'static Context,
     pub(crate) queue: BiasedLock<RecvQueue>,
     pub(crate) uses: AtomicUsize,
@@ -24,24 +26,24 @@ pub(crate) struct Srq {
     pub(crate) xrc: Option<XrcSrq>,
     /// Of one for tag matching: where its operations complete.
     pub(crate) tags_cq: Option<Arc<Cq>>,
+    /// What it was made of, which it leaves when it is destroyed.
+    pub(crate) pd: Arc<Pd>,
 }
 
-// SAFETY: `abi` is written before the handle is given out and only read by the program.
-unsafe impl Sync for Srq {}
-// SAFETY: as above; its raw pointers are not followed here.
-unsafe impl Send for Srq {}
+live::object!(Srq, ibv_srq);
 
 impl Srq {
     pub(crate) fn new(
-        context: &'static Context,
+        pd: Arc<Pd>,
         abi: ibv_srq,
         queue: RecvQueue,
         xrc: Option<XrcSrq>,
         tags_cq: Option<Arc<Cq>>,
     ) -> Self {
         Self {
-            abi: UnsafeCell::new(abi),
-            context,
+            abi: AbiCell::new(abi),
+            context: pd.context,
+            pd,
             queue: BiasedLock::new(queue),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
@@ -52,7 +54,7 @@ impl Srq {
 
     /// The program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_srq {
-        self.abi.get()
+        self.abi.handle()
     }
 
     /// What requesters name it by: only those for XRC have a number.

@@ -84,3 +84,12 @@ c_types! {
         handle: u32,
     }
 }
+
+impl ibv_gid {
+    /// The 16 bytes, as on the wire.
+    #[must_use]
+    pub const fn bytes(&self) -> [u8; 16] {
+        // SAFETY: both members are 16 bytes of integers without padding, so either can be read whichever was written.
+        unsafe { self.raw }
+    }
+}

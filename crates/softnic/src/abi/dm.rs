@@ -1,31 +1,33 @@
 //! Device memory: `ibv_alloc_dm(3)`. This device's memory is the host's: shared memory that peers can map.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
 use super::device::{context_of, errno_of_nic, nic_of};
-use super::domain::share_pd;
+use super::edge::In;
+use super::entry;
 use super::mr::{MrRange, register_mr};
-use super::*;
+use crate::abi_cell::AbiCell;
 use crate::device;
 use crate::imports::{self, Exported, Kind, Shared, Sharing};
+use crate::live;
 use crate::nic;
+use crate::pd::Pd;
 use shm::mem::{Fault, SharedMemory, alloc_shared, copy};
+use shm::shortage::errno_of;
 
 /// Device memory; the program's handle points to its first field.
 #[repr(C)]
 pub(super) struct Dm {
-    abi: ibv_dm,
+    abi: AbiCell<ibv_dm>,
     memory: SharedMemory,
     of: Shared,
 }
 
-// SAFETY: `abi` is written before the handle is given out and then only read.
-unsafe impl Send for Dm {}
-// SAFETY: as above.
-unsafe impl Sync for Dm {}
+live::object!(Dm, ibv_dm);
 
 impl Sharing for Dm {
     fn shared(&self) -> Option<&Shared> {
@@ -37,10 +39,11 @@ impl Dm {
     fn new(context: *mut ibv_context, of: Shared, memory: SharedMemory) -> Self {
         let mut abi = ibv_dm::zeroed();
         abi.context = context;
-        abi.memcpy_to_dm = Some(memcpy_to_dm);
-        abi.memcpy_from_dm = Some(memcpy_from_dm);
+        abi.memcpy_to_dm = Some(entry::memcpy_to_dm);
+        abi.memcpy_from_dm = Some(entry::memcpy_from_dm);
         abi.comp_mask = IBV_DM_MASK_HANDLE;
         abi.handle = of.handle();
+        let abi = AbiCell::new(abi);
         Self { abi, memory, of }
     }
 
@@ -70,139 +73,118 @@ impl Dm {
     }
 }
 
-pub(super) unsafe extern "C" fn alloc_dm(
+pub(super) fn alloc_dm(
     context: *mut ibv_context,
-    attr: *mut ibv_alloc_dm_attr,
-) -> *mut ibv_dm {
+    attr: In<'_, ibv_alloc_dm_attr>,
+) -> Result<*mut ibv_dm, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: NULL or the program's attributes.
-    let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL);
     // The memory is this process's, whoever has opened the device.
-    let made = nic_of(context).and(attr).and_then(|attr| {
-        if attr.comp_mask != 0 {
-            return Err(libc::EOPNOTSUPP);
+    nic_of(context)?;
+    let attr = attr.get()?;
+    if attr.comp_mask != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // Shared memory starts at a page.
+    if attr.length == 0 || attr.log_align_req > 12 {
+        return Err(libc::EINVAL);
+    }
+    if attr.length as u64 > device::MAX_DM_SIZE {
+        return Err(libc::ENOMEM);
+    }
+    let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
+    let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
+    let (fd, inode) = memory.file().ok_or(libc::ENOMEM)?;
+    let own = Exported::new(nic, Kind::Dm, |index| {
+        if let Some(dm) = nic.me().segment.dm(index) {
+            dm.fd.store(fd, Ordering::Relaxed);
+            dm.inode.store(inode, Ordering::Relaxed);
+            dm.len.store(memory.len() as u64, Ordering::Relaxed);
         }
-        // Shared memory starts at a page.
-        if attr.length == 0 || attr.log_align_req > 12 {
-            return Err(libc::EINVAL);
-        }
-        if attr.length as u64 > device::MAX_DM_SIZE {
-            return Err(libc::ENOMEM);
-        }
-        let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
-        let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
-        let (fd, inode) = memory.file().ok_or(libc::ENOMEM)?;
-        let own = Exported::new(nic, Kind::Dm, |index| {
-            if let Some(dm) = nic.me().segment.dm(index) {
-                dm.fd.store(fd, Ordering::Relaxed);
-                dm.inode.store(inode, Ordering::Relaxed);
-                dm.len.store(memory.len() as u64, Ordering::Relaxed);
-            }
-        })?;
-        Ok(Arc::new(Dm::new(context, Shared::Own(own), memory)))
-    });
-    or_null(made.map(live::hand_out))
+    })?;
+    let dm = Dm::new(context, Shared::Own(own), memory);
+    Ok(live::hand_out(Arc::new(dm)))
 }
 
 /// `ibv_import_dm(3)`.
-pub(super) unsafe extern "C" fn ibv_import_dm(
-    context: *mut ibv_context,
-    dm_handle: u32,
-) -> *mut ibv_dm {
-    // SAFETY: a handle of ours.
-    let c = unsafe { context_of(context) }.ok_or(libc::EINVAL);
-    let made = c.and_then(|c| {
-        let of = Shared::import(c.nic, c.home(), Kind::Dm, dm_handle)?;
-        let index = dm_handle as usize % shm::fabric::layout::MAX_DMS;
-        let there = of.home().segment.dm(index).ok_or(libc::ENOENT)?;
-        let file = (
-            there.fd.load(Ordering::Relaxed),
-            there.inode.load(Ordering::Relaxed),
-        );
-        let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
-        let memory = SharedMemory::of_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
-        Ok(Arc::new(Dm::new(context, of, memory)))
-    });
-    or_null(made.map(live::hand_out))
+pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mut ibv_dm, c_int> {
+    let c = context_of(context)?;
+    let of = Shared::import(c.nic, c.home(), Kind::Dm, dm_handle)?;
+    let index = dm_handle as usize % shm::fabric::layout::MAX_DMS;
+    let there = of.home().segment.dm(index).ok_or(libc::ENOENT)?;
+    let file = (
+        there.fd.load(Ordering::Relaxed),
+        there.inode.load(Ordering::Relaxed),
+    );
+    let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
+    let memory = SharedMemory::of_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
+    Ok(live::hand_out(Arc::new(Dm::new(context, of, memory))))
 }
 
 /// Gives the handle back and leaves the memory as it is, also to the regions that were made with the handle.
-pub(super) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
-    if let Some(dm) = live::take_back::<Dm, _>(dm) {
+pub(super) fn unimport_dm(dm: *mut ibv_dm) {
+    if let Some(dm) = live::take_back::<Dm>(dm) {
         imports::let_go(dm);
     }
 }
 
 /// Frees the memory, whichever process it is of.
-pub(super) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
+pub(super) fn free_dm(handle: *mut ibv_dm) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours, given back once, when no memory region uses it.
-    let Some(dm) = (unsafe { borrow::<Dm, _>(handle) }) else {
-        return libc::EINVAL;
-    };
-    or_errno(
-        dm.of
-            .destroy()
-            .map(|()| drop(live::take_back::<Dm, _>(handle))),
-    )
+    let dm = live::find::<Dm>(handle).ok_or(libc::EINVAL)?;
+    dm.of.destroy()?;
+    live::take_back::<Dm>(handle);
+    Ok(())
 }
 
-unsafe extern "C" fn memcpy_to_dm(
+pub(super) fn memcpy_to_dm(
     dm: *mut ibv_dm,
     offset: u64,
     from: *const c_void,
     length: usize,
-) -> c_int {
-    // SAFETY: a handle of ours; `length` bytes of the program's, and of the memory (checked).
-    or_errno(unsafe {
-        borrow::<Dm, _>(dm)
-            .ok_or(libc::EINVAL)
-            .and_then(|dm| dm.range(offset, length, true))
-            .and_then(|to| copy(to.cast(), from.cast(), length).map_err(|_: Fault| libc::EFAULT))
-    })
+) -> Result<(), c_int> {
+    let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
+    copy_bytes(dm.range(offset, length, true)?, from, length)
 }
 
-unsafe extern "C" fn memcpy_from_dm(
+pub(super) fn memcpy_from_dm(
     to: *mut c_void,
     dm: *mut ibv_dm,
     offset: u64,
     length: usize,
-) -> c_int {
-    // SAFETY: as above.
-    or_errno(unsafe {
-        borrow::<Dm, _>(dm)
-            .ok_or(libc::EINVAL)
-            .and_then(|dm| dm.range(offset, length, true))
-            .and_then(|from| copy(to.cast(), from.cast(), length).map_err(|_: Fault| libc::EFAULT))
-    })
+) -> Result<(), c_int> {
+    let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
+    copy_bytes(to, dm.range(offset, length, true)?, length)
 }
 
-pub(super) unsafe extern "C" fn reg_dm_mr(
+/// Copies between the program's bytes and those of a [`Dm::range`].
+#[allow(unsafe_code)]
+fn copy_bytes(to: *mut c_void, from: *const c_void, length: usize) -> Result<(), c_int> {
+    // SAFETY: `Dm::range` has checked one side, which the caller's `Arc<Dm>` keeps mapped; the other is `length` bytes of
+    // the program's (`ibv_memcpy_to_dm(3)`).
+    unsafe { copy(to.cast(), from.cast(), length) }.map_err(|_: Fault| libc::EFAULT)
+}
+
+pub(super) fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
     offset: u64,
     length: usize,
     access: c_uint,
-) -> *mut ibv_mr {
+) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: handles of ours.
-    let (pd, dm) = unsafe { (share_pd(pd), share::<Dm, _>(dm)) };
-    let dm = dm.filter(|dm| dm.of.exists());
-    let made = pd.zip(dm).ok_or(libc::EINVAL).and_then(|(pd, dm)| {
-        let access = access.cast_signed();
-        // The program does not know where the memory lies.
-        if access & IBV_ACCESS_ZERO_BASED == 0 {
-            return Err(libc::EINVAL);
-        }
-        let range = MrRange {
-            addr: dm.range(offset, length, false)?,
-            length,
-            iova: 0,
-        };
-        dm.enter();
-        register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| {
-            dm.leave();
-        })
-    });
-    or_null(made)
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let dm = live::find::<Dm>(dm).filter(|dm| dm.of.exists());
+    let dm = dm.ok_or(libc::EINVAL)?;
+    let access = access.cast_signed();
+    // The program does not know where the memory lies.
+    if access & IBV_ACCESS_ZERO_BASED == 0 {
+        return Err(libc::EINVAL);
+    }
+    let range = MrRange {
+        addr: dm.range(offset, length, false)?,
+        length,
+        iova: 0,
+    };
+    dm.enter();
+    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.leave())
 }

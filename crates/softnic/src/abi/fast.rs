@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 
 use verbs_abi::*;
 
-use super::follow;
+use super::wq::Wq;
 use crate::cq::Cq;
+use crate::live::Object;
 use crate::qp::Qp;
 use crate::qp_state::QpState;
 use crate::recv::RecvQueue;
@@ -15,14 +16,25 @@ use crate::sge::Copies;
 use crate::srq::Srq;
 use crate::xrc::Xrc;
 
+/// Borrows the object behind a handle without looking it up.
+///
+/// # Safety
+/// `handle` is NULL or live, and the object is not destroyed while the result is used. (The handle of an object is its
+/// address: `live::hand_out`.)
+#[inline(always)]
+pub(super) unsafe fn follow<'a, T: Object>(handle: *mut T::C) -> Option<&'a T> {
+    // SAFETY: NULL or the address of a `T` (contract of this function).
+    unsafe { handle.cast::<T>().as_ref() }
+}
+
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a handle of ours that is not being destroyed; the list is as `ibv_post_send(3)` says.
+    // SAFETY: `ibv_post_send(3)`: the program posts to a queue pair that it has, and a list that ends with NULL.
     unsafe {
-        let Some(to) = follow::<Qp, _>(qp) else {
+        let Some(to) = follow::<Qp>(qp) else {
             return libc::EINVAL;
         };
         if send::is_single_write(wr) && send::post_single_write(to, wr) {
@@ -38,7 +50,7 @@ pub(super) unsafe extern "C" fn post_send(
 /// As for [`post_send`].
 #[inline(never)]
 unsafe fn post_any(qp: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: contract of this function.
+    // SAFETY: `wr` and `bad_wr` are those of `post_send` (contract of this function).
     unsafe {
         if matches!(qp.xrc, Xrc::Send) {
             send::post_send_xrc(qp, wr, bad_wr)
@@ -52,9 +64,9 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     let Ok(len) = usize::try_from(n) else {
         return -libc::EINVAL;
     };
-    // SAFETY: a handle of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
+    // SAFETY: the program polls a queue that it has; `wc` is not NULL (below) and has `n` places (`ibv_poll_cq(3)`).
     unsafe {
-        let Some(cq) = follow::<Cq, _>(cq) else {
+        let Some(cq) = follow::<Cq>(cq) else {
             return -libc::EINVAL;
         };
         if len == 0 || wc.is_null() {
@@ -67,8 +79,8 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a handle of ours.
-    match unsafe { follow::<Cq, _>(cq) } {
+    // SAFETY: the program arms a queue that it has (`ibv_req_notify_cq(3)`).
+    match unsafe { follow::<Cq>(cq) } {
         Some(cq) => {
             cq.arm(solicited_only != 0);
             0
@@ -82,24 +94,35 @@ pub(super) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as in `post_send`.
+    // SAFETY: `ibv_post_recv(3)`: the program posts to a queue pair that it has, and a list that ends with NULL.
     unsafe {
-        match follow::<Qp, _>(qp) {
+        match follow::<Qp>(qp) {
             Some(qp) => post_recv_to(qp, wr, bad_wr),
             None => libc::EINVAL,
         }
     }
 }
 
-/// # Safety
-/// As for [`post_recv`].
-#[inline(always)]
-pub(super) unsafe fn post_recv_to(
-    qp: &Qp,
+/// Posts to the receive queue of a work queue.
+pub(super) unsafe extern "C" fn post_wq_recv(
+    wq: *mut ibv_wq,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: contract of this function.
+    // SAFETY: `ibv_post_wq_recv(3)`: as in `post_recv`, of a work queue.
+    unsafe {
+        match follow::<Wq>(wq) {
+            Some(wq) => post_recv_to(&wq.qp, wr, bad_wr),
+            None => libc::EINVAL,
+        }
+    }
+}
+
+/// # Safety
+/// `wr` and `bad_wr` are as for [`post_list`].
+#[inline(always)]
+unsafe fn post_recv_to(qp: &Qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: `post_list` and `refuse` ask for what the caller says of `wr` and `bad_wr` (contract of this function).
     unsafe {
         let state = qp.state();
         if state == QpState::Reset || qp.srq.is_some() {
@@ -124,9 +147,9 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as in `post_send`.
+    // SAFETY: `ibv_post_srq_recv(3)`: the program posts to a queue that it has, and a list that ends with NULL.
     unsafe {
-        match follow::<Srq, _>(srq) {
+        match follow::<Srq>(srq) {
             Some(srq) => {
                 let (result, wanted) = {
                     let mut queue = srq.queue.lock();
@@ -153,7 +176,8 @@ unsafe fn post_list(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut copies = Copies::none();
-    // SAFETY: contract of this function.
+    // SAFETY: `wr` is NULL or the next of the list (contract of this function; `next` below); an `sg_list` that is not
+    // NULL has `num_sge` entries (`ibv_post_recv(3)`), at most `max_sge` (checked before `copies.of`).
     unsafe {
         while let Some(this) = wr.as_ref() {
             let sges = match usize::try_from(this.num_sge) {
@@ -178,7 +202,7 @@ unsafe fn post_list(
 /// `bad_wr` is NULL or a place.
 unsafe fn refuse(wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr, errno: c_int) -> c_int {
     if !bad_wr.is_null() {
-        // SAFETY: contract of this function.
+        // SAFETY: not NULL (above), so a place (contract of this function).
         unsafe { *bad_wr = wr };
     }
     errno

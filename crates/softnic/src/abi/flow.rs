@@ -1,14 +1,14 @@
 //! Flows: which raw packets a queue pair gets (`ibv_create_flow(3)`).
 
-use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::*;
+use crate::abi_cell::AbiCell;
 use crate::device;
+use crate::live;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
 use crate::steering::headers::{field, layer};
@@ -17,30 +17,42 @@ use crate::steering::{Flow, Pattern};
 /// A flow; the program's handle points to its first field.
 #[repr(C)]
 struct FlowHandle {
-    abi: UnsafeCell<ibv_flow>,
+    abi: AbiCell<ibv_flow>,
     qp: Arc<Qp>,
     place: usize,
 }
 
-pub(super) unsafe extern "C" fn create_flow(
+live::object!(FlowHandle, ibv_flow);
+
+pub(super) fn create_flow(
     qp: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
-) -> *mut ibv_flow {
+) -> Result<*mut ibv_flow, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours; NULL or attributes with their specifications behind them.
-    or_null(unsafe { create(qp, attr) })
+    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
+    let flow = flow_of(&qp, attr)?;
+    let nic = qp.nic;
+    let place = nic.flows.add(&nic.fabric, &flow)?;
+    qp.attached.fetch_add(1, Ordering::Relaxed);
+    let mut abi = ibv_flow::zeroed();
+    abi.context = qp.context.handle();
+    abi.handle = u32::try_from(place).map_err(|_| libc::ENOMEM)?;
+    Ok(live::hand_out(Arc::new(FlowHandle {
+        abi: AbiCell::new(abi),
+        qp,
+        place,
+    })))
 }
 
-/// # Safety
-/// As for `ibv_create_flow`.
-unsafe fn create(handle: *mut ibv_qp, attr: *const ibv_flow_attr) -> Result<*mut ibv_flow, c_int> {
-    // SAFETY: contract of this function.
-    let (qp, first) = unsafe {
-        // Programs pack the attributes with what follows, so they need not be aligned.
-        let first = (!attr.is_null()).then(|| attr.read_unaligned());
-        (share::<Qp, _>(handle), first)
-    };
-    let (qp, first) = qp.zip(first).ok_or(libc::EINVAL)?;
+/// What the program describes: attributes with specifications behind them.
+#[allow(unsafe_code)]
+fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
+    if attr.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: not NULL (above), so the program's attributes (`ibv_create_flow(3)`). Programs pack them with what follows:
+    // they need not be aligned.
+    let first = unsafe { attr.read_unaligned() };
     match qp.qp_type {
         QpType::RawPacket => {}
         // The man page allows it; this NIC has no datagrams that are steered.
@@ -70,36 +82,17 @@ unsafe fn create(handle: *mut ibv_qp, attr: *const ibv_flow_attr) -> Result<*mut
         spread: qp.spread.as_ref().map(|spread| spread.place),
         pattern: Pattern::any(),
     };
-    // SAFETY: the specifications follow the attributes.
-    unsafe {
-        add_specs(
-            &mut flow,
-            attr.cast::<u8>().add(size_of::<ibv_flow_attr>()),
-            first.num_of_specs,
-        )?
-    };
-    let nic = qp.nic;
-    let place = nic.flows.add(&nic.fabric, &flow)?;
-    qp.attached.fetch_add(1, Ordering::Relaxed);
-    let mut abi = ibv_flow::zeroed();
-    // SAFETY: a handle of ours.
-    abi.context = unsafe { (*handle).context };
-    abi.handle = u32::try_from(place).map_err(|_| libc::ENOMEM)?;
-    Ok(live::hand_out_box(Box::new(FlowHandle {
-        abi: UnsafeCell::new(abi),
-        qp,
-        place,
-    })))
+    add_specs(&mut flow, attr.wrapping_add(1).cast(), first.num_of_specs)?;
+    Ok(flow)
 }
 
-/// Adds the `count` specifications from `spec` on.
-///
-/// # Safety
-/// Each starts with its type and its size in bytes, and is as long as it says.
-unsafe fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
+/// Adds the `count` specifications from `spec` on, which the program has there behind the attributes.
+#[allow(unsafe_code)]
+fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
     let mut seen = Vec::new();
     for _ in 0..count {
-        // SAFETY: contract of this function; they need not be aligned either.
+        // SAFETY: each of the `count` specifications starts with its type and its size (`ibv_create_flow(3)`); they need
+        // not be aligned either.
         let header = unsafe { spec.cast::<ibv_flow_spec_spec_hdr>().read_unaligned() };
         let size = usize::from(header.size);
         // At most one for each layer: the innermost kinds (of tunnels) are not supported.
@@ -111,28 +104,25 @@ unsafe fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(
         if header.r#type < IBV_FLOW_SPEC_ACTION_TAG {
             seen.push(layer);
         }
-        // SAFETY: contract of this function.
-        unsafe { add_spec(flow, header, spec)? };
+        // SAFETY: a specification is as long as its header says (`ibv_create_flow(3)`).
+        let bytes = unsafe { std::slice::from_raw_parts(spec, size) };
+        add_spec(flow, header.r#type, bytes)?;
         spec = spec.wrapping_add(size);
     }
     Ok(())
 }
 
-/// # Safety
-/// As for [`add_specs`], of one.
-unsafe fn add_spec(
-    flow: &mut Flow,
-    header: ibv_flow_spec_spec_hdr,
-    spec: *const u8,
-) -> Result<(), c_int> {
+/// Adds one specification.
+#[allow(unsafe_code)]
+fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<(), c_int> {
     /// Reads a specification that is long enough.
     macro_rules! read {
         ($type:ty) => {{
-            if usize::from(header.size) < size_of::<$type>() {
+            if spec.len() < size_of::<$type>() {
                 return Err(libc::EINVAL);
             }
-            // SAFETY: as long as it says (contract), which is enough; integers only.
-            unsafe { spec.cast::<$type>().read_unaligned() }
+            // SAFETY: long enough (above); integers only, of which any bytes are a value.
+            unsafe { spec.as_ptr().cast::<$type>().read_unaligned() }
         }};
     }
     let pattern = &mut flow.pattern;
@@ -142,7 +132,7 @@ unsafe fn add_spec(
             $(pattern.want(field::$field, bytes(&$spec.val.$member), bytes(&$spec.mask.$member));)+
         };
     }
-    match header.r#type {
+    match kind {
         IBV_FLOW_SPEC_ETH => {
             let spec = read!(ibv_flow_spec_eth);
             want!(spec: DST_MAC: dst_mac, SRC_MAC: src_mac, ETHER_TYPE: ether_type, VLAN_TAG: vlan_tag);
@@ -190,6 +180,7 @@ trait Field {
 
 macro_rules! fields {
     ($($type:ty),+) => {$(
+        #[allow(unsafe_code)]
         impl Field for $type {
             fn bytes(&self) -> &[u8] {
                 // SAFETY: an integer or an array of bytes: initialised, without padding.
@@ -205,13 +196,11 @@ fn bytes(field: &impl Field) -> &[u8] {
     field.bytes()
 }
 
-pub(super) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
+pub(super) fn destroy_flow(handle: *mut ibv_flow) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let Some(flow) = live::take_back_box::<FlowHandle, _>(handle) else {
-        return libc::EINVAL;
-    };
+    let flow = live::take_back::<FlowHandle>(handle).ok_or(libc::EINVAL)?;
     let nic = flow.qp.nic;
     nic.flows.remove(&nic.fabric, flow.place);
     flow.qp.attached.fetch_sub(1, Ordering::Relaxed);
-    0
+    Ok(())
 }

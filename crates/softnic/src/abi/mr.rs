@@ -1,17 +1,18 @@
-//! Memory regions.
+//! Memory regions: `ibv_reg_mr(3)`, `ibv_rereg_mr(3)`, `ibv_import_mr(3)`.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
 use super::dm::Dm;
-use super::domain::{Pd, leave, leave_quietly, share_pd};
-use super::*;
+use super::edge::set_errno;
+use crate::abi_cell::AbiCell;
 use crate::imports::{find_region, pd_uses};
-use crate::nic::Nic;
+use crate::live;
+use crate::nic::{Nic, lock};
+use crate::pd::Pd;
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::keys::{self, NewRegion};
@@ -19,61 +20,108 @@ use shm::mem::{Hold, RangeBacking, backing_of};
 
 /// A memory region; the program's handle points to its first field.
 #[repr(C)]
-struct Mr {
-    abi: UnsafeCell<ibv_mr>,
-    pd: Arc<Pd>,
+pub(super) struct Mr {
+    abi: AbiCell<ibv_mr>,
     /// The key of creation, whatever the program writes into `abi`.
     key: u32,
-    range: MrRange,
-    access: c_int,
-    /// Keeps the backing for peers.
-    backing: Hold,
+    /// What re-registration changes.
+    now: Mutex<Registration>,
     /// The device memory that it is made of.
     dm: Option<Arc<Dm>>,
-    /// False after a re-registration that failed.
-    registered: bool,
-    /// A re-registration found that it had been destroyed by an import, which its domain has heard of.
-    gone: bool,
     /// It was imported, and belongs to that process.
     owner: Option<Arc<Peer>>,
 }
 
-pub(super) unsafe extern "C" fn ibv_reg_mr(
+live::object!(Mr, ibv_mr);
+
+/// What a region is registered as.
+struct Registration {
+    pd: Arc<Pd>,
+    range: MrRange,
+    access: c_int,
+    /// Keeps the backing for peers.
+    backing: Hold,
+    /// False after a re-registration that failed.
+    registered: bool,
+    /// A re-registration found that it had been destroyed by an import, which its domain has heard of.
+    gone: bool,
+}
+
+impl Mr {
+    /// Makes the handle of a region with that key; `addr` is what the program sees as its address.
+    fn make(
+        key: u32,
+        now: Registration,
+        addr: *mut c_void,
+        dm: Option<Arc<Dm>>,
+        owner: Option<Arc<Peer>>,
+    ) -> *mut ibv_mr {
+        let mut abi = ibv_mr::zeroed();
+        abi.context = now.pd.context.handle();
+        abi.pd = now.pd.handle();
+        abi.addr = addr;
+        abi.length = now.range.length;
+        abi.handle = key;
+        abi.lkey = key;
+        abi.rkey = key;
+        live::hand_out(Arc::new(Self {
+            abi: AbiCell::new(abi),
+            key,
+            now: Mutex::new(now),
+            dm,
+            owner,
+        }))
+    }
+
+    /// Was it registered in that domain?
+    pub(super) fn is_of(&self, pd: &Arc<Pd>) -> bool {
+        Arc::ptr_eq(&lock(&self.now).pd, pd)
+    }
+}
+
+pub(super) fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     access: c_int,
-) -> *mut ibv_mr {
-    let iova = addr.addr() as u64;
-    // SAFETY: contract of this function.
-    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access) }
+) -> Result<*mut ibv_mr, c_int> {
+    reg_mr_iova(pd, addr, length, addr.addr() as u64, access)
 }
 
-pub(super) unsafe extern "C" fn ibv_reg_mr_iova2(
+pub(super) fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
-) -> *mut ibv_mr {
-    // SAFETY: contract of this function.
-    unsafe { ibv_reg_mr_iova(pd, addr, length, iova, access.cast_signed()) }
+) -> Result<*mut ibv_mr, c_int> {
+    reg_mr_iova(pd, addr, length, iova, access.cast_signed())
 }
 
-pub(super) unsafe extern "C" fn ibv_reg_mr_iova(
+pub(super) fn reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: a handle of ours.
-    let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
+) -> Result<*mut ibv_mr, c_int> {
     let range = MrRange { addr, length, iova };
     if length == 0 || (range.is_whole() && access & IBV_ACCESS_ON_DEMAND == 0) {
-        return or_null(Err(libc::EINVAL));
+        return Err(libc::EINVAL);
     }
-    or_null(pd.and_then(|pd| register_mr(pd, &range, access, None)))
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    register_mr(pd, &range, access, None)
+}
+
+pub(super) fn reg_dmabuf_mr(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> Result<*mut ibv_mr, c_int> {
+    Err(libc::EOPNOTSUPP)
 }
 
 /// Makes a memory region, of device memory if there is `dm`.
@@ -88,72 +136,57 @@ pub(super) fn register_mr(
         let taken = |key| find_region(nic, nic.me(), pd.number, key).is_some();
         nic.keys.register(&nic.fabric, new, taken)
     })?;
-    Ok(hand_out(pd, range, access, (key, hold), dm))
+    Ok(new_mr(pd, range, access, (key, hold), dm))
 }
 
 /// The region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum length
 /// and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
-pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours.
-    let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
-    or_null(pd.and_then(|pd| {
-        let access = IBV_ACCESS_LOCAL_WRITE;
-        let range = MrRange {
-            addr: std::ptr::null_mut(),
-            length: usize::MAX,
-            iova: 0,
-        };
-        let nic = pd.context.nic;
-        let new = NewRegion {
-            owner: Owner::domain(pd.number),
-            addr: 0,
-            base: 0,
-            len: u64::MAX,
-            access: access.cast_unsigned(),
-            backing: &RangeBacking::null(),
-        };
-        let key = nic.keys.register(&nic.fabric, &new, |_| false)?;
-        Ok(hand_out(pd, &range, access, (key, Hold::Nothing), None))
-    }))
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let access = IBV_ACCESS_LOCAL_WRITE;
+    let range = MrRange {
+        addr: std::ptr::null_mut(),
+        length: usize::MAX,
+        iova: 0,
+    };
+    let nic = pd.context.nic;
+    let new = NewRegion {
+        owner: Owner::domain(pd.number),
+        addr: 0,
+        base: 0,
+        len: u64::MAX,
+        access: access.cast_unsigned(),
+        backing: &RangeBacking::null(),
+    };
+    let key = nic.keys.register(&nic.fabric, &new, |_| false)?;
+    Ok(new_mr(pd, &range, access, (key, Hold::Nothing), None))
 }
 
 /// Makes the program's handle of a region that is entered.
-fn hand_out(
+fn new_mr(
     pd: Arc<Pd>,
     range: &MrRange,
     access: c_int,
-    (key, hold): (u32, Hold),
+    (key, backing): (u32, Hold),
     dm: Option<Arc<Dm>>,
 ) -> *mut ibv_mr {
     pd.enter();
-    let mut abi = ibv_mr::zeroed();
-    // SAFETY: the context field of our own object.
-    abi.context = unsafe { (*pd.abi.get()).context };
-    abi.pd = pd.abi.get();
+    let now = Registration {
+        pd,
+        range: *range,
+        access,
+        backing,
+        registered: true,
+        gone: false,
+    };
     // A program has no address for device memory.
-    abi.addr = if dm.is_some() {
+    let addr = if dm.is_some() {
         std::ptr::null_mut()
     } else {
         range.addr
     };
-    abi.length = range.length;
-    abi.handle = key;
-    abi.lkey = key;
-    abi.rkey = key;
-    let mr = Box::new(Mr {
-        abi: UnsafeCell::new(abi),
-        pd,
-        key,
-        range: *range,
-        access,
-        backing: hold,
-        dm,
-        registered: true,
-        gone: false,
-        owner: None,
-    });
-    live::hand_out_box(mr)
+    Mr::make(key, now, addr, dm, None)
 }
 
 /// The memory that a region is made of, and what work requests call its first byte.
@@ -163,6 +196,10 @@ pub(super) struct MrRange {
     pub(super) length: usize,
     pub(super) iova: u64,
 }
+
+#[allow(unsafe_code)]
+// SAFETY: `addr` is a number here: the verbs of this file expose it and give it back to the program.
+unsafe impl Send for MrRange {}
 
 impl MrRange {
     /// "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and length should be
@@ -234,50 +271,55 @@ fn enter<T>(
     Ok((register(nic, &new)?, backing.hold))
 }
 
-pub(super) unsafe extern "C" fn ibv_rereg_mr(
-    mr: *mut ibv_mr,
+pub(super) fn rereg_mr(
+    handle: *mut ibv_mr,
     flags: c_int,
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     access: c_int,
 ) -> c_int {
-    // SAFETY: handles of ours; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`).
     // What is not to be changed is not looked at, and programs pass anything for it.
-    let (mr, new_pd) = unsafe {
-        let new_pd = (flags & IBV_REREG_MR_CHANGE_PD != 0).then(|| share_pd(pd));
-        let live = live::is_live::<Mr, _>(mr);
-        (mr.cast::<Mr>().as_mut().filter(|_| live), new_pd.flatten())
-    };
-    let Some(mr) = mr else {
-        set_errno(libc::EINVAL);
-        return IBV_REREG_MR_ERR_INPUT;
+    let pd = || {
+        let changes = flags & IBV_REREG_MR_CHANGE_PD != 0;
+        changes.then(|| Pd::usable(pd)).flatten()
     };
     let mut given_up = false;
-    match rereg(mr, flags, new_pd, (addr, length), access, &mut given_up) {
-        Ok(()) => 0,
-        Err(errno) => {
-            set_errno(errno);
-            if given_up {
-                IBV_REREG_MR_ERR_CMD
-            } else {
-                IBV_REREG_MR_ERR_INPUT
-            }
-        }
+    let changed = live::find::<Mr>(handle).ok_or(libc::EINVAL).and_then(|mr| {
+        let change = Change {
+            flags,
+            pd: pd(),
+            addr,
+            length,
+            access,
+        };
+        rereg(&mr, change, &mut given_up)
+    });
+    let Err(errno) = changed else { return 0 };
+    set_errno(errno);
+    if given_up {
+        IBV_REREG_MR_ERR_CMD
+    } else {
+        IBV_REREG_MR_ERR_INPUT
     }
 }
 
-/// Enters the region anew, with what `flags` change, under the key that it had.
-fn rereg(
-    mr: &mut Mr,
+/// What a re-registration asks for; `flags` say what of the others counts.
+struct Change {
     flags: c_int,
-    new_pd: Option<Arc<Pd>>,
-    (addr, length): (*mut c_void, usize),
+    pd: Option<Arc<Pd>>,
+    addr: *mut c_void,
+    length: usize,
     access: c_int,
-    given_up: &mut bool,
-) -> Result<(), c_int> {
+}
+
+/// Enters the region anew, with what `change` says, under the key that it had. `given_up` says whether the old
+/// registration has been.
+fn rereg(mr: &Mr, change: Change, given_up: &mut bool) -> Result<(), c_int> {
+    let mut now = lock(&mr.now);
+    let flags = change.flags;
     // A region without memory stays what it is.
-    let is_null = mr.range.is_whole() && mr.access & IBV_ACCESS_ON_DEMAND == 0;
+    let is_null = now.range.is_whole() && now.access & IBV_ACCESS_ON_DEMAND == 0;
     if mr.owner.is_some() {
         // Whose memory it is registers it.
         return Err(libc::EOPNOTSUPP);
@@ -286,79 +328,82 @@ fn rereg(
         return Err(libc::EINVAL);
     }
     let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
-        new_pd.ok_or(libc::EINVAL)?
+        change.pd.ok_or(libc::EINVAL)?
     } else {
-        Arc::clone(&mr.pd)
+        Arc::clone(&now.pd)
     };
     let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
-        access
+        change.access
     } else {
-        mr.access
+        now.access
     };
     let range = if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-        if addr.is_null() || length == 0 {
+        if change.addr.is_null() || change.length == 0 {
             return Err(libc::EINVAL);
         }
         MrRange {
-            addr,
-            length,
-            iova: addr.addr() as u64,
+            addr: change.addr,
+            length: change.length,
+            iova: change.addr.addr() as u64,
         }
     } else {
-        mr.range
+        now.range
     };
-    let key = mr.key;
-    let (registered, gone) = (&mut mr.registered, &mut mr.gone);
     let ((), hold) = enter(&pd, &range, access, |nic, new| {
-        if *gone {
+        if now.gone {
             return Err(libc::ENOENT);
         }
-        if *registered {
-            *gone = !nic.keys.deregister(&nic.fabric, key)?;
+        if now.registered {
+            now.gone = !nic.keys.deregister(&nic.fabric, mr.key)?;
         }
-        *registered = false;
+        now.registered = false;
         *given_up = true;
-        if *gone {
+        if now.gone {
             return Err(libc::ENOENT);
         }
-        nic.keys.register_as(&nic.fabric, key, new)?;
-        *registered = true;
+        nic.keys.register_as(&nic.fabric, mr.key, new)?;
+        now.registered = true;
         Ok(())
     })?;
     pd.enter();
-    // SAFETY: the region entered it.
-    unsafe { leave(mr.pd.abi.get()) };
-    let abi = mr.abi.get_mut();
-    abi.pd = pd.abi.get();
-    abi.addr = range.addr;
-    abi.length = range.length;
-    mr.pd = pd;
-    mr.range = range;
-    mr.access = access;
-    mr.backing = hold;
+    now.pd.leave();
+    show(mr, &pd, &range);
+    now.pd = pd;
+    now.range = range;
+    now.access = access;
+    now.backing = hold;
     Ok(())
 }
 
-pub(super) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
-    // SAFETY: a handle of ours.
-    let Some(mr) = (unsafe { borrow::<Mr, _>(handle) }) else {
-        return libc::EINVAL;
-    };
-    // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
-    match deregister(mr) {
-        Ok(in_use) => forget(handle, in_use),
-        Err(errno) => errno,
+/// Shows the program what a region has become.
+#[allow(unsafe_code)]
+fn show(mr: &Mr, pd: &Pd, range: &MrRange) {
+    let abi = mr.abi.handle();
+    // SAFETY: `mr` keeps the structure; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`), and other
+    // threads that change it wait for `mr.now`, which the caller holds.
+    unsafe {
+        (*abi).pd = pd.handle();
+        (*abi).addr = range.addr;
+        (*abi).length = range.length;
     }
+}
+
+pub(super) fn dereg_mr(handle: *mut ibv_mr) -> Result<(), c_int> {
+    let mr = live::find::<Mr>(handle).ok_or(libc::EINVAL)?;
+    // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
+    let in_use = deregister(&mr)?;
+    forget(handle, in_use)
 }
 
 /// Deregisters a region, whichever process it is of. True if its protection domain is still to hear of it.
 fn deregister(mr: &Mr) -> Result<bool, c_int> {
-    let nic = mr.pd.context.nic;
+    let now = lock(&mr.now);
+    let nic = now.pd.context.nic;
     let Some(owner) = &mr.owner else {
-        return if mr.registered {
+        return if now.registered {
             nic.keys.deregister(&nic.fabric, mr.key)
         } else {
-            Ok(!mr.gone)
+            Ok(!now.gone)
         };
     };
     if owner.has_ended() {
@@ -373,29 +418,26 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
 }
 
 /// Gives a handle back.
-fn forget(handle: *mut ibv_mr, in_use: bool) -> c_int {
-    let Some(mr) = live::take_back_box::<Mr, _>(handle) else {
-        return libc::EINVAL;
-    };
+fn forget(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
+    let mr = live::take_back::<Mr>(handle).ok_or(libc::EINVAL)?;
     // An import is no use of its domain.
     if mr.owner.is_none() {
-        // SAFETY: the region entered it.
-        unsafe { leave_quietly(mr.pd.abi.get(), in_use) };
+        let pd = Arc::clone(&lock(&mr.now).pd);
+        if in_use {
+            pd.leave();
+        } else {
+            pd.leave_unseen();
+        }
     }
     if let Some(dm) = &mr.dm {
         dm.leave();
     }
-    0
+    Ok(())
 }
 
 /// `ibv_import_mr(3)`: its handle is its key, in whichever process that shares the domain.
-pub(super) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
-    // SAFETY: a handle of ours.
-    let pd = unsafe { share_pd(pd) }.ok_or(libc::EINVAL);
-    or_null(pd.and_then(|pd| import(pd, mr_handle)))
-}
-
-fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
+pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int> {
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let nic = pd.context.nic;
     let own = keys::find(nic.me(), key)
         .filter(|(_, mr)| {
@@ -408,75 +450,59 @@ fn import(pd: Arc<Pd>, key: u32) -> Result<*mut ibv_mr, c_int> {
     let shared = owner.segment.mr(index).ok_or(libc::ENOENT)?;
     let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
     let base = usize::try_from(shared.base.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
-    let range = MrRange {
-        addr: std::ptr::with_exposed_provenance_mut(base),
-        length,
-        iova: shared.addr.load(Ordering::Relaxed),
-    };
-    let access = shared.access.load(Ordering::Relaxed).cast_signed();
-    let mut abi = ibv_mr::zeroed();
-    // SAFETY: the context field of our own object.
-    abi.context = unsafe { (*pd.abi.get()).context };
-    abi.pd = pd.abi.get();
-    // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
-    abi.length = length;
-    abi.handle = key;
-    abi.lkey = key;
-    abi.rkey = key;
-    let mr = Box::new(Mr {
-        abi: UnsafeCell::new(abi),
+    let now = Registration {
+        range: MrRange {
+            addr: std::ptr::with_exposed_provenance_mut(base),
+            length,
+            iova: shared.addr.load(Ordering::Relaxed),
+        },
+        access: shared.access.load(Ordering::Relaxed).cast_signed(),
         pd,
-        key,
-        range,
-        access,
         backing: Hold::Nothing,
-        dm: None,
         registered: true,
         gone: false,
-        owner: Some(owner),
-    });
-    Ok(live::hand_out_box(mr))
+    };
+    // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
+    Ok(Mr::make(key, now, std::ptr::null_mut(), None, Some(owner)))
 }
 
 /// Gives the handle back and leaves the region as it is. An own one that nobody else has destroyed stays registered until
 /// this process ends, as `ibv_unimport_mr(3)` leaves it in the kernel.
-pub(super) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
-    // SAFETY: a handle of ours.
-    let Some(mr) = (unsafe { borrow::<Mr, _>(handle) }) else {
+pub(super) fn unimport_mr(handle: *mut ibv_mr) {
+    let Some(mr) = live::find::<Mr>(handle) else {
         return;
     };
-    let nic = mr.pd.context.nic;
+    let nic = lock(&mr.now).pd.context.nic;
+    // A second call at the same time finds nothing to give back.
     if mr.owner.is_some() {
-        forget(handle, true);
+        let _ = forget(handle, true);
     } else if keys::find(nic.me(), mr.key).is_none() {
         // Another process has destroyed it.
-        if let Ok(in_use) = deregister(mr) {
-            forget(handle, in_use);
+        if let Ok(in_use) = deregister(&mr) {
+            let _ = forget(handle, in_use);
         }
     }
 }
 
-pub(super) unsafe extern "C" fn advise_mr(
+#[allow(unsafe_code)]
+pub(super) fn advise_mr(
     pd: *mut ibv_pd,
     advice: ibv_advise_mr_advice,
     flags: u32,
     sges: *mut ibv_sge,
     num_sges: u32,
-) -> c_int {
+) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours.
-    let Some(pd) = (unsafe { borrow::<Pd, _>(pd) }) else {
-        return libc::EINVAL;
-    };
+    let pd = live::find::<Pd>(pd).ok_or(libc::EINVAL)?;
     if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sges.is_null() {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     let write = match advice {
         IBV_ADVISE_MR_ADVICE_PREFETCH | IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
         IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
-        _ => return libc::EOPNOTSUPP,
+        _ => return Err(libc::EOPNOTSUPP),
     };
-    // SAFETY: the program's list has `num_sges` entries.
+    // SAFETY: not NULL (above); the list has `num_sge` entries (`ibv_advise_mr(3)`).
     let sges = unsafe { std::slice::from_raw_parts(sges, num_sges as usize) };
     let nic = pd.context.nic;
     // Pages need no fetching: the advice is checked, and then obeyed by the first access.
@@ -484,5 +510,5 @@ pub(super) unsafe extern "C" fn advise_mr(
         let mut cache = crate::region_cache::RegionCache::new();
         crate::sge::checked_sge(nic, &mut cache, pd.number, sge, write).is_ok()
     });
-    if good { 0 } else { libc::EINVAL }
+    if good { Ok(()) } else { Err(libc::EINVAL) }
 }

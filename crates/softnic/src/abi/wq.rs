@@ -3,7 +3,6 @@
 //!
 //! A work queue is a raw packet queue pair that only receives, and that the program does not see.
 
-use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,12 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use verbs_abi::*;
 
 use super::device::context_of;
-use super::domain::{self, borrow_pd};
-use super::objects::busy;
-use super::*;
+use super::edge::In;
+use super::usage::busy;
+use crate::abi_cell::AbiCell;
 use crate::cq::Cq;
 use crate::device::{self, LinkLayer};
-use crate::event::Unacknowledged;
+use crate::live;
+use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, SpreadUse};
 use crate::qp_state::QpType;
 use crate::steering::spread::{HASH_FIELDS, KEY_BYTES, Spread};
@@ -24,48 +24,35 @@ use crate::xrc::Xrc;
 
 /// A work queue; the program's handle points to its first field.
 #[repr(C)]
-struct Wq {
-    abi: UnsafeCell<ibv_wq>,
-    qp: Arc<Qp>,
+pub(super) struct Wq {
+    abi: AbiCell<ibv_wq>,
+    pub(super) qp: Arc<Qp>,
     /// Entries of tables that name it.
     uses: AtomicUsize,
 }
 
+live::object!(Wq, ibv_wq);
+
 /// A table of work queues; the program's handle points to its first field.
 #[repr(C)]
 struct IndTable {
-    abi: UnsafeCell<ibv_rwq_ind_table>,
+    abi: AbiCell<ibv_rwq_ind_table>,
     wqs: Vec<Arc<Wq>>,
     /// Queue pairs that spread packets by it.
     uses: Arc<AtomicUsize>,
 }
 
-// SAFETY: `abi` is written before the handle is given out, later only its state by `ibv_modify_wq`, as in the C library.
-unsafe impl Sync for Wq {}
-// SAFETY: as above; its raw pointers are only handed back.
-unsafe impl Send for Wq {}
+live::object!(IndTable, ibv_rwq_ind_table);
 
-pub(super) unsafe extern "C" fn create_wq(
+pub(super) fn create_wq(
     context: *mut ibv_context,
-    init: *mut ibv_wq_init_attr,
-) -> *mut ibv_wq {
-    let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours; NULL or the program's attributes.
-    or_null(unsafe { new_wq(context, init) })
-}
-
-/// # Safety
-/// As for `ibv_create_wq`.
-unsafe fn new_wq(
-    context: *mut ibv_context,
-    init: *const ibv_wq_init_attr,
+    init: In<'_, ibv_wq_init_attr>,
 ) -> Result<*mut ibv_wq, c_int> {
-    // SAFETY: contract of this function.
-    let (c, init) = unsafe { (context_of(context), init.as_ref()) };
-    let (c, init) = c.zip(init).ok_or(libc::EINVAL)?;
-    // SAFETY: handles of ours, which are not being destroyed.
-    let (pd, cq) = unsafe { (borrow_pd(init.pd), share::<Cq, _>(init.cq)) };
-    let (pd, cq) = pd.zip(cq).ok_or(libc::EINVAL)?;
+    let _hold_off = cancellation::HoldOff::new();
+    let c = context_of(context)?;
+    let init = init.get()?;
+    let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
+    let cq = live::find::<Cq>(init.cq).ok_or(libc::EINVAL)?;
     let flags = init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 && init.create_flags != 0;
     if c.nic.port.link_layer != LinkLayer::Ethernet
         || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0
@@ -89,6 +76,7 @@ unsafe fn new_wq(
             abi: ibv_qp::zeroed(),
             qp_type: QpType::RawPacket,
             pd: pd.number,
+            domain: Some(Arc::clone(&pd)),
             send_cq: Arc::clone(&cq),
             recv_cq: Arc::clone(&cq),
             srq: None,
@@ -112,56 +100,31 @@ unsafe fn new_wq(
     abi.handle = qp.qpn;
     abi.state = IBV_WQS_RESET;
     abi.wq_type = init.wq_type;
-    abi.post_recv = Some(post_recv);
+    abi.post_recv = Some(super::fast::post_wq_recv);
     let wq = Arc::new(Wq {
-        abi: UnsafeCell::new(abi),
+        abi: AbiCell::new(abi),
         uses: AtomicUsize::new(0),
         qp,
     });
-    wq.qp.stand_for(wq.abi.get());
+    wq.qp.stand_for(wq.abi.handle());
     Ok(live::hand_out(wq))
 }
 
-/// Counts the events of a work queue that the program has got and not acknowledged.
-///
-/// # Safety
-/// The work queue is not destroyed while the result is used.
-pub(super) unsafe fn unacknowledged<'a>(handle: *mut ibv_wq) -> Option<&'a Unacknowledged> {
-    // SAFETY: contract of this function.
-    unsafe { borrow::<Wq, _>(handle) }.map(|wq| &wq.qp.unacknowledged)
-}
-
-unsafe extern "C" fn post_recv(
-    wq: *mut ibv_wq,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: a handle of ours that is not being destroyed; the list is as `ibv_post_recv(3)` says.
-    unsafe {
-        match follow::<Wq, _>(wq) {
-            Some(wq) => fast::post_recv_to(&wq.qp, wr, bad_wr),
-            None => libc::EINVAL,
-        }
-    }
-}
-
-pub(super) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+#[allow(unsafe_code)]
+pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     const STATES: u32 = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE;
-    // SAFETY: a handle of ours; NULL or the program's attributes.
-    let (wq, attr) = unsafe { (borrow::<Wq, _>(wq), attr.as_ref()) };
-    let Some((wq, attr)) = wq.zip(attr) else {
-        return libc::EINVAL;
-    };
+    let wq = live::find::<Wq>(wq).ok_or(libc::EINVAL)?;
+    let attr = attr.get()?;
     if attr.attr_mask & !STATES != 0 {
-        return libc::EOPNOTSUPP;
+        return Err(libc::EOPNOTSUPP);
     }
     let state = wq.qp.wq_state();
     if attr.attr_mask & IBV_WQ_ATTR_CURR_STATE != 0 && attr.curr_wq_state != state {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     if attr.attr_mask & IBV_WQ_ATTR_STATE == 0 {
-        return 0;
+        return Ok(());
     }
     let through: &[ibv_qp_state] = match (state, attr.wq_state) {
         (IBV_WQS_RESET, IBV_WQS_RDY) => &[IBV_QPS_INIT, IBV_QPS_RTR],
@@ -169,60 +132,44 @@ pub(super) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         (_, IBV_WQS_RESET) => &[IBV_QPS_RESET],
         (IBV_WQS_RDY, IBV_WQS_ERR) => &[IBV_QPS_ERR],
         // As in the kernel's `ib_uverbs_ex_modify_wq`, and in mlx5_ib: a failed queue is reset first.
-        _ => return libc::EINVAL,
+        _ => return Err(libc::EINVAL),
     };
     for &to in through {
         let mut change = ibv_qp_attr::zeroed();
         change.qp_state = to;
         change.port_num = device::PORT_NUM;
         let port = if to == IBV_QPS_INIT { IBV_QP_PORT } else { 0 };
-        if let Err(errno) = wq.qp.modify(&change, IBV_QP_STATE | port) {
-            return errno;
-        }
+        wq.qp.modify(&change, IBV_QP_STATE | port)?;
     }
-    // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
-    unsafe { (&raw mut (*wq.abi.get()).state).write_volatile(attr.wq_state) };
-    0
+    // SAFETY: `wq` keeps the structure; an aligned `u32` that the program reads without synchronisation, as with the C
+    // library.
+    unsafe { (&raw mut (*wq.abi.handle()).state).write_volatile(attr.wq_state) };
+    Ok(())
 }
 
-pub(super) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
+pub(super) fn destroy_wq(handle: *mut ibv_wq) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours, given back once; its PD is still there, since it counts this use.
-    unsafe {
-        let Some(wq) = borrow::<Wq, _>(handle) else {
-            return libc::EINVAL;
-        };
-        if let Err(errno) = busy(&wq.uses) {
-            return errno;
-        }
-        if !live::is_ending::<Wq, _>(handle) {
-            return libc::EINVAL;
-        }
-        wq.qp.destroy();
-        domain::leave((*handle).pd);
-        drop(live::take_back::<Wq, _>(handle));
+    let wq = live::find::<Wq>(handle).ok_or(libc::EINVAL)?;
+    busy(&wq.uses)?;
+    if !live::start_ending::<Wq>(handle) {
+        return Err(libc::EINVAL);
     }
-    0
+    wq.qp.destroy();
+    if let Some(pd) = &wq.qp.domain {
+        pd.leave();
+    }
+    live::take_back::<Wq>(handle);
+    Ok(())
 }
 
-pub(super) unsafe extern "C" fn create_rwq_ind_table(
+#[allow(unsafe_code)]
+pub(super) fn create_rwq_ind_table(
     context: *mut ibv_context,
-    init: *mut ibv_rwq_ind_table_init_attr,
-) -> *mut ibv_rwq_ind_table {
-    let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours; NULL or the program's attributes.
-    or_null(unsafe { new_ind_table(context, init) })
-}
-
-/// # Safety
-/// As for `ibv_create_rwq_ind_table`.
-unsafe fn new_ind_table(
-    context: *mut ibv_context,
-    init: *const ibv_rwq_ind_table_init_attr,
+    init: In<'_, ibv_rwq_ind_table_init_attr>,
 ) -> Result<*mut ibv_rwq_ind_table, c_int> {
-    // SAFETY: contract of this function.
-    let (c, init) = unsafe { (context_of(context), init.as_ref()) };
-    let (_, init) = c.zip(init).ok_or(libc::EINVAL)?;
+    let _hold_off = cancellation::HoldOff::new();
+    context_of(context)?;
+    let init = init.get()?;
     let size = 1usize
         .checked_shl(init.log_ind_tbl_size)
         .filter(|&size| size <= device::MAX_IND_TBL_SIZE as usize);
@@ -232,54 +179,37 @@ unsafe fn new_ind_table(
     }
     let mut wqs = Vec::with_capacity(size);
     for i in 0..size {
-        // SAFETY: the table has so many entries, handles of ours.
-        let wq = unsafe { share::<Wq, _>(init.ind_tbl.add(i).read_unaligned()) };
-        wqs.push(wq.ok_or(libc::EINVAL)?);
+        // SAFETY: not NULL (above), and `i` is below the 2^`log_ind_tbl_size` entries that the table has
+        // (`ibv_create_rwq_ind_table(3)`).
+        let wq = unsafe { init.ind_tbl.add(i).read_unaligned() };
+        wqs.push(live::find::<Wq>(wq).ok_or(libc::EINVAL)?);
     }
     for wq in &wqs {
         wq.uses.fetch_add(1, Ordering::Relaxed);
     }
     let mut abi = ibv_rwq_ind_table::zeroed();
     abi.context = context;
-    Ok(live::hand_out_box(Box::new(IndTable {
-        abi: UnsafeCell::new(abi),
+    Ok(live::hand_out(Arc::new(IndTable {
+        abi: AbiCell::new(abi),
         wqs,
         uses: Arc::default(),
     })))
 }
 
-pub(super) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
+pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // SAFETY: a handle of ours.
-    let Some(table) = (unsafe { borrow::<IndTable, _>(handle) }) else {
-        return libc::EINVAL;
-    };
-    if let Err(errno) = busy(&table.uses) {
-        return errno;
-    }
-    let Some(table) = live::take_back_box::<IndTable, _>(handle) else {
-        return libc::EINVAL;
-    };
+    let table = live::find::<IndTable>(handle).ok_or(libc::EINVAL)?;
+    busy(&table.uses)?;
+    let table = live::take_back::<IndTable>(handle).ok_or(libc::EINVAL)?;
     for wq in &table.wqs {
         wq.uses.fetch_sub(1, Ordering::Relaxed);
     }
-    0
+    Ok(())
 }
 
-/// Makes a raw packet queue pair that spreads what it receives over the work queues of a table.
-///
-/// # Safety
-/// The handles in `init` are ours, or NULL; its key has as many bytes as it says.
-pub(super) unsafe fn create_spreading_qp(
-    context: *mut ibv_context,
-    init: &ibv_qp_init_attr_ex,
-) -> Result<*mut ibv_qp, c_int> {
-    // SAFETY: contract of this function.
-    let (c, pd, table) = unsafe {
-        let table = borrow::<IndTable, _>(init.rwq_ind_tbl);
-        (context_of(context), borrow_pd(init.pd), table)
-    };
-    let ((c, pd), table) = c.zip(pd).zip(table).ok_or(libc::EINVAL)?;
+/// How a queue pair spreads what it receives over the work queues of a table.
+#[allow(unsafe_code)]
+fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_int> {
     let has_queues = !init.send_cq.is_null() || !init.recv_cq.is_null() || !init.srq.is_null();
     let hash = &init.rx_hash_conf;
     if has_queues
@@ -292,13 +222,24 @@ pub(super) unsafe fn create_spreading_qp(
     if usize::from(hash.rx_hash_key_len) != KEY_BYTES || hash.rx_hash_key.is_null() {
         return Err(libc::EINVAL);
     }
-    let first = table.wqs.first().ok_or(libc::EINVAL)?;
-    let spread = Spread {
+    Ok(Spread {
         fields: hash.rx_hash_fields_mask,
-        // SAFETY: so many bytes (contract).
+        // SAFETY: not NULL, and as long as `rx_hash_key_len` says (both above; `ibv_create_qp_ex(3)`).
         key: unsafe { hash.rx_hash_key.cast::<[u8; KEY_BYTES]>().read_unaligned() },
         table: table.wqs.iter().map(|wq| wq.qp.index).collect(),
-    };
+    })
+}
+
+/// Makes a raw packet queue pair that spreads what it receives over the work queues of a table.
+pub(super) fn create_spreading_qp(
+    context: *mut ibv_context,
+    init: &ibv_qp_init_attr_ex,
+) -> Result<*mut ibv_qp, c_int> {
+    let c = context_of(context)?;
+    let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
+    let table = live::find::<IndTable>(init.rwq_ind_tbl).ok_or(libc::EINVAL)?;
+    let spread = spread_of(init, &table)?;
+    let first = table.wqs.first().ok_or(libc::EINVAL)?;
     let cq = Arc::clone(&first.qp.recv_cq);
     let place = c.nic.spreads.add(&c.nic.fabric, &spread)?;
     let mut init_attr = ibv_qp_init_attr::zeroed();
@@ -316,6 +257,7 @@ pub(super) unsafe fn create_spreading_qp(
             abi,
             qp_type: QpType::RawPacket,
             pd: pd.number,
+            domain: Some(Arc::clone(&pd)),
             send_cq: Arc::clone(&cq),
             recv_cq: Arc::clone(&cq),
             srq: None,

@@ -5,6 +5,7 @@
 //! has consumed them. What cannot be done yet (the peer is not ready, its ring is full, the queue is being
 //! drained) is kept and tried again whenever somebody polls.
 
+mod builder;
 mod burst;
 mod connected;
 mod gather;
@@ -23,9 +24,9 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use crate::abi::bind_request;
 use crate::ah::Ah;
 use crate::cq::WcSink;
+use crate::mw::bind_request;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
@@ -48,6 +49,7 @@ use progress::*;
 pub(crate) use rendezvous::rendezvous;
 use ud::*;
 
+pub(crate) use builder::{Builder, List};
 pub(crate) use one_sided::FlushRange;
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};

@@ -1,77 +1,43 @@
-//! Tag matching: `ibv_post_srq_ops(3)`, and shared receive queues for it.
+//! Tag matching: `ibv_post_srq_ops(3)`.
 
 use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::domain::borrow_pd;
-use super::objects::new_srq;
-use super::*;
+use super::edge::InOut;
 use crate::cq::Cq;
-use crate::device;
+use crate::live;
 use crate::recv::RecvQueue;
 use crate::srq::Srq;
 
-/// `ibv_create_srq_ex` of a shared receive queue for tag matching.
-///
-/// # Safety
-/// The handles in `attr` are ours, or NULL.
-pub(super) unsafe fn create_srq(attr: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
-    const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
-    let caps = attr.tm_cap;
-    if attr.comp_mask & NEEDED != NEEDED
-        || caps.max_num_tags == 0
-        || caps.max_num_tags > device::MAX_TAGS
-        || caps.max_ops > device::MAX_TAG_OPS
-    {
-        return Err(libc::EINVAL);
-    }
-    // SAFETY: contract of this function.
-    let (pd, cq) = unsafe { (borrow_pd(attr.pd), share::<Cq, _>(attr.cq)) };
-    let (pd, cq) = pd.zip(cq).ok_or(libc::EINVAL)?;
-    new_srq(
-        pd,
-        attr.srq_context,
-        attr.attr,
-        None,
-        Some((cq, caps.max_num_tags)),
-    )
-}
-
-pub(super) unsafe extern "C" fn post_srq_ops(
+pub(super) fn post_srq_ops(
     srq: *mut ibv_srq,
     mut wr: *mut ibv_ops_wr,
-    bad_wr: *mut *mut ibv_ops_wr,
-) -> c_int {
-    // SAFETY: a handle of ours.
-    let srq = unsafe { borrow::<Srq, _>(srq) };
-    let result = match srq.and_then(|srq| srq.tags_cq.as_ref().zip(Some(srq))) {
-        // SAFETY: contract of `ibv_post_srq_ops`.
-        Some((cq, srq)) => unsafe { post(cq, srq, &mut wr) },
-        None => Err(libc::EINVAL),
-    };
-    // SAFETY: NULL, or a place for the work request that was refused.
-    if let Some(place) = unsafe { bad_wr.as_mut() }
+    bad_wr: InOut<'_, *mut ibv_ops_wr>,
+) -> Result<(), c_int> {
+    let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL);
+    let result = srq.and_then(|srq| {
+        let cq = srq.tags_cq.as_ref().ok_or(libc::EINVAL)?;
+        post(cq, &srq, &mut wr)
+    });
+    if let Ok(place) = bad_wr.get()
         && result.is_err()
     {
         *place = wr;
     }
-    or_errno(result)
+    result
 }
 
 /// Does the operations of a list; after an error, `wr` is the one that was refused. Nobody polls meanwhile: a message that an
 /// entry matches completes behind its addition.
-///
-/// # Safety
-/// A list of the program's work requests, which ends with NULL (`ibv_post_srq_ops(3)`).
-unsafe fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
+#[allow(unsafe_code)]
+fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
     let mut result = Ok(());
     cq.deliver_all(|completions, _| {
         let mut queue = srq.queue.lock();
-        // SAFETY: contract of this function.
+        // SAFETY: NULL or the next of the program's work requests: `ibv_post_srq_ops(3)` for the first, `next` below.
         while let Some(this) = unsafe { wr.as_mut() } {
-            // SAFETY: as above.
-            match unsafe { apply(&mut queue, this) } {
+            match apply(&mut queue, this) {
                 Ok(wc) => completions.extend(wc),
                 Err(errno) => {
                     result = Err(errno);
@@ -85,10 +51,8 @@ unsafe fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int
 }
 
 /// Does one operation; its completion, if there is to be one.
-///
-/// # Safety
-/// The SGEs of `wr` are there.
-unsafe fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c_int> {
+#[allow(unsafe_code)]
+fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c_int> {
     const FLAGS: u32 = IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC;
     let max_sge = queue.max_sge();
     let list = queue.tags_mut().ok_or(libc::EINVAL)?;
@@ -110,7 +74,8 @@ unsafe fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv
             if n > max_sge || (n > 0 && add.sg_list.is_null()) {
                 return Err(libc::EINVAL);
             }
-            // SAFETY: as many SGEs of the program's (contract), which may lie anywhere.
+            // SAFETY: not NULL unless there is none (above), and `i` is below their number (`ibv_post_srq_ops(3)`); read
+            // without regard to alignment.
             let sges: Vec<ibv_sge> = (0..n)
                 .map(|i| unsafe { add.sg_list.add(i).read_unaligned() })
                 .collect();

@@ -1,0 +1,97 @@
+//! Address handles and multicast groups: `ibv_create_ah(3)`, `ibv_attach_mcast(3)`.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use verbs_abi::*;
+
+use super::device::nic_of;
+use super::edge::{Grh, In, InConst, OrMinusOne, Out};
+use crate::ah::Ah;
+use crate::device;
+use crate::live;
+use crate::multicast::Group;
+use crate::pd::Pd;
+use crate::qp::Qp;
+use crate::qp_state::QpType;
+
+pub(super) fn create_ah(pd: *mut ibv_pd, attr: In<'_, ibv_ah_attr>) -> Result<*mut ibv_ah, c_int> {
+    new_ah(pd, attr.get()?)
+}
+
+fn new_ah(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    pd.context.nic.port.check_ah(attr)?;
+    Ok(live::hand_out(Arc::new(Ah::new(pd, attr))))
+}
+
+pub(super) fn destroy_ah(handle: *mut ibv_ah) -> Result<(), c_int> {
+    let ah = live::take_back::<Ah>(handle).ok_or(libc::EINVAL)?;
+    ah.domain.leave();
+    Ok(())
+}
+
+pub(super) fn init_ah_from_wc(
+    context: *mut ibv_context,
+    port_num: u8,
+    wc: In<'_, ibv_wc>,
+    grh: Grh,
+    attr: Out<'_, ibv_ah_attr>,
+) -> OrMinusOne {
+    let made = || {
+        let nic = nic_of(context)?;
+        let (wc, place) = (wc.get()?, attr.get()?);
+        place.write(device::init_ah_from_wc(&nic.port, port_num, wc, &grh.0)?);
+        Ok(0)
+    };
+    OrMinusOne(made())
+}
+
+pub(super) fn create_ah_from_wc(
+    handle: *mut ibv_pd,
+    wc: In<'_, ibv_wc>,
+    grh: Grh,
+    port_num: u8,
+) -> Result<*mut ibv_ah, c_int> {
+    let pd = live::find::<Pd>(handle).ok_or(libc::EINVAL)?;
+    let nic = nic_of(pd.context.handle())?;
+    let attr = device::init_ah_from_wc(&nic.port, port_num, wc.get()?, &grh.0)?;
+    new_ah(handle, &attr)
+}
+
+pub(super) fn attach_mcast(
+    qp: *mut ibv_qp,
+    gid: InConst<'_, ibv_gid>,
+    _lid: u16,
+) -> Result<(), c_int> {
+    let (qp, group) = membership(qp, gid)?;
+    let nic = qp.nic;
+    if nic.attachments.attach(&nic.fabric, qp.index, group)? {
+        qp.attached.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+pub(super) fn detach_mcast(
+    qp: *mut ibv_qp,
+    gid: InConst<'_, ibv_gid>,
+    _lid: u16,
+) -> Result<(), c_int> {
+    let (qp, group) = membership(qp, gid)?;
+    let nic = qp.nic;
+    if !nic.attachments.detach(&nic.fabric, qp.index, group) {
+        return Err(libc::EINVAL);
+    }
+    qp.attached.fetch_sub(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The queue pair and the group that `ibv_attach_mcast(3)` speaks of: "only QPs of transport service type
+/// IBV_QPT_UD may be attached to multicast groups". Groups are told apart by their GIDs alone.
+fn membership(qp: *mut ibv_qp, gid: InConst<'_, ibv_gid>) -> Result<(Arc<Qp>, Group), c_int> {
+    live::find::<Qp>(qp)
+        .filter(|qp| qp.qp_type == QpType::Ud)
+        .zip(gid.optional().and_then(|gid| Group::of(gid.bytes())))
+        .ok_or(libc::EINVAL)
+}

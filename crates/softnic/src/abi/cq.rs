@@ -1,0 +1,174 @@
+//! Completion channels and completion queues: `ibv_create_comp_channel(3)`, `ibv_create_cq(3)`.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use verbs_abi::*;
+
+use super::device::context_of;
+use super::edge::{In, OrMinusOne, Out};
+use super::usage::busy;
+use crate::abi_cell::AbiCell;
+use crate::context::Context;
+use crate::cq::{Channel, Cq, Polling};
+use crate::device;
+use crate::event::EventQueue;
+use crate::live;
+use shm::shortage::errno_of;
+
+/// A completion channel; the program's handle points to its first field.
+#[repr(C)]
+struct ChannelHandle {
+    abi: AbiCell<ibv_comp_channel>,
+    channel: Arc<Channel>,
+}
+
+live::object!(ChannelHandle, ibv_comp_channel);
+
+pub(super) fn create_comp_channel(
+    context: *mut ibv_context,
+) -> Result<*mut ibv_comp_channel, c_int> {
+    context_of(context)?;
+    let events = EventQueue::new().map_err(|e| errno_of(&e))?;
+    let mut abi = ibv_comp_channel::zeroed();
+    abi.context = context;
+    abi.fd = events.raw_fd();
+    let channel = Arc::new(Channel {
+        events,
+        uses: AtomicUsize::new(0),
+    });
+    let abi = AbiCell::new(abi);
+    Ok(live::hand_out(Arc::new(ChannelHandle { abi, channel })))
+}
+
+pub(super) fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> Result<(), c_int> {
+    let channel = live::find::<ChannelHandle>(handle).ok_or(libc::EINVAL)?;
+    busy(&channel.channel.uses)?;
+    live::take_back::<ChannelHandle>(handle);
+    Ok(())
+}
+
+pub(super) fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> Result<*mut ibv_cq, c_int> {
+    let shape = match (u32::try_from(cqe), u32::try_from(comp_vector)) {
+        (Ok(cqe), Ok(vector)) => (cqe, vector),
+        _ => return Err(libc::EINVAL),
+    };
+    let mut abi = ibv_cq_ex::zeroed();
+    abi.context = context;
+    abi.channel = channel;
+    abi.cq_context = cq_context;
+    new_cq(shape, abi, None).map(live::hand_out)
+}
+
+/// Makes a completion queue of so many entries on a completion vector; `abi` has the handles that the program named.
+pub(super) fn new_cq(
+    (cqe, comp_vector): (u32, u32),
+    mut abi: ibv_cq_ex,
+    polling: Option<Polling>,
+) -> Result<Arc<Cq>, c_int> {
+    let context = context_of(abi.context)?;
+    let channel = live::find::<ChannelHandle>(abi.channel);
+    if !(1..=device::MAX_CQE).contains(&cqe) || comp_vector != 0 {
+        return Err(libc::EINVAL);
+    }
+    let channel = channel.map(|handle| Arc::clone(&handle.channel));
+    let uses = channel.clone();
+    let cq = context.nic.add_cq(|index| {
+        abi.cqe = c_int::try_from(cqe).map_err(|_| libc::EINVAL)?;
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let depth = cqe as usize;
+        let cq = Cq::new(context, index, depth, abi, channel, polling);
+        Ok(Arc::new(cq))
+    })?;
+    if let Some(channel) = uses {
+        channel.uses.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(cq)
+}
+
+/// The CQ of an XRC domain: peers arm and call it, the program never sees it.
+pub(super) fn domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
+    context.nic.add_cq(|index| {
+        let mut abi = ibv_cq_ex::zeroed();
+        abi.context = context.handle();
+        Ok(Arc::new(Cq::new(context, index, 1, abi, None, None)))
+    })
+}
+
+pub(super) fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
+    let cq = live::find::<Cq>(cq).ok_or(libc::EINVAL)?;
+    match u32::try_from(cqe) {
+        Ok(n @ 1..=device::MAX_CQE) => cq.resize(n),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+pub(super) fn modify_cq(cq: *mut ibv_cq, attr: In<'_, ibv_modify_cq_attr>) -> Result<(), c_int> {
+    let cq = live::find::<Cq>(cq).ok_or(libc::EINVAL)?;
+    let attr = attr.get()?;
+    if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
+        cq.moderate(attr.moderate.cq_count, attr.moderate.cq_period);
+    }
+    Ok(())
+}
+
+pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
+    let cq = live::find::<Cq>(handle).ok_or(libc::EINVAL)?;
+    busy(&cq.uses)?;
+    if !live::start_ending::<Cq>(handle) {
+        return Err(libc::EINVAL);
+    }
+    cq.nic.remove_cq(cq.index);
+    if let Some(channel) = &cq.channel {
+        let this = cq.handle();
+        channel.events.discard(|h| *h == this);
+    }
+    cq.end();
+    if let Some(channel) = &cq.channel {
+        channel.uses.fetch_sub(1, Ordering::Relaxed);
+    }
+    live::take_back::<Cq>(handle);
+    Ok(())
+}
+
+pub(super) fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: Out<'_, *mut ibv_cq>,
+    cq_context: Out<'_, *mut c_void>,
+) -> OrMinusOne {
+    OrMinusOne(next_event(channel, cq, cq_context))
+}
+
+fn next_event(
+    channel: *mut ibv_comp_channel,
+    cq: Out<'_, *mut ibv_cq>,
+    cq_context: Out<'_, *mut c_void>,
+) -> Result<c_int, c_int> {
+    let channel = live::find::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
+    let (cq, cq_context) = (cq.get()?, cq_context.get()?);
+    let handle = channel.channel.events.next().map_err(|e| errno_of(&e))?.0;
+    // A CQ takes its events along when it is destroyed: it is live, unless another thread destroys it just now.
+    let of = live::find::<Cq>(handle);
+    if let Some(of) = &of {
+        of.unacknowledged.got_one();
+    }
+    cq.write(handle);
+    cq_context.write(of.map_or(std::ptr::null_mut(), |of| of.cq_context()));
+    Ok(0)
+}
+
+pub(super) fn ack_cq_events(cq: *mut ibv_cq, n: c_uint) {
+    if let Some(cq) = live::find::<Cq>(cq) {
+        cq.unacknowledged.acknowledge(u64::from(n));
+    }
+}

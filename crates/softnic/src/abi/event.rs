@@ -1,0 +1,67 @@
+//! Asynchronous events: `ibv_get_async_event(3)`.
+
+use verbs_abi::*;
+
+use super::device::context_of;
+use super::edge::{In, OrMinusOne, Out};
+use super::wq::Wq;
+use crate::cq::Cq;
+use crate::event::Unacknowledged;
+use crate::live;
+use crate::qp::Qp;
+use crate::srq::Srq;
+use shm::shortage::errno_of;
+
+pub(super) fn get_async_event(
+    context: *mut ibv_context,
+    event: Out<'_, ibv_async_event>,
+) -> OrMinusOne {
+    OrMinusOne(context_of(context).and_then(|context| {
+        let place = event.get()?;
+        let event = context.next_event().map_err(|e| errno_of(&e))?;
+        with_counter(&event, Unacknowledged::got_one);
+        place.write(event);
+        Ok(0)
+    }))
+}
+
+pub(super) fn ack_async_event(event: In<'_, ibv_async_event>) {
+    if let Some(event) = event.optional() {
+        with_counter(event, |counter| counter.acknowledge(1));
+    }
+}
+
+/// Counts at the object that an event speaks of.
+#[allow(unsafe_code)]
+fn with_counter(event: &ibv_async_event, count: impl FnOnce(&Unacknowledged)) {
+    // SAFETY: every type below speaks of an object, whose address all pointers of the union are.
+    let object = || unsafe { event.element.qp };
+    match event.event_type {
+        IBV_EVENT_CQ_ERR => {
+            if let Some(cq) = live::find::<Cq>(object().cast()) {
+                count(&cq.unacknowledged_errors);
+            }
+        }
+        IBV_EVENT_SRQ_LIMIT_REACHED | IBV_EVENT_SRQ_ERR => {
+            if let Some(srq) = live::find::<Srq>(object().cast()) {
+                count(&srq.unacknowledged);
+            }
+        }
+        IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
+        | IBV_EVENT_QP_LAST_WQE_REACHED
+        | IBV_EVENT_SQ_DRAINED
+        | IBV_EVENT_COMM_EST => {
+            if let Some(qp) = live::find::<Qp>(object()) {
+                count(&qp.unacknowledged);
+            }
+        }
+        IBV_EVENT_WQ_FATAL => {
+            if let Some(wq) = live::find::<Wq>(object().cast()) {
+                count(&wq.qp.unacknowledged);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,336 @@
+//! Queue pairs: `ibv_create_qp(3)`, `ibv_create_qp_ex(3)`, `ibv_modify_qp(3)`.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use verbs_abi::*;
+
+use super::device::context_of;
+use super::edge::{In, InOut, Out};
+use super::usage::busy;
+use super::xrc::XrcdHandle;
+use super::{qp_ex, wq};
+use crate::cq::Cq;
+use crate::device::{self, LinkLayer};
+use crate::live;
+use crate::pd::Pd;
+use crate::qp::{NewQp, Qp};
+use crate::qp_state::QpType;
+use crate::send::Builder;
+use crate::srq::Srq;
+use crate::xrc::Xrc;
+use nic_core::rights::Owner;
+
+/// Bytes of a scatter/gather element in a WQE: `struct ibv_sge`.
+const SGE_BYTES: u32 = 16;
+
+pub(super) fn create_qp(
+    pd: *mut ibv_pd,
+    init: InOut<'_, ibv_qp_init_attr>,
+) -> Result<*mut ibv_qp, c_int> {
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    new_qp(pd, init.get()?, None).map(live::hand_out)
+}
+
+pub(super) fn create_qp_ex(
+    context: *mut ibv_context,
+    init: InOut<'_, ibv_qp_init_attr_ex>,
+) -> Result<*mut ibv_qp, c_int> {
+    let _hold_off = cancellation::HoldOff::new();
+    const KNOWN: u32 =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const SPREAD: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+    let attr = init.get()?;
+    let mask = attr.comp_mask;
+    if attr.qp_type == IBV_QPT_XRC_RECV {
+        if mask & !(KNOWN | IBV_QP_INIT_ATTR_XRCD) != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+            return Err(libc::EINVAL);
+        }
+        return create_xrc_recv(context, attr);
+    }
+    if mask & SPREAD == SPREAD && mask & !(KNOWN | SPREAD) == 0 {
+        let flags = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
+        if flags || mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        return wq::create_spreading_qp(context, attr);
+    }
+    if mask & !KNOWN != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(libc::EINVAL);
+    }
+    create_ex(attr)
+}
+
+/// `ibv_create_qp_ex` of a queue pair that `ibv_create_qp` could make, but for flags and operations.
+fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
+    let flags = if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
+        attr.create_flags
+    } else {
+        0
+    };
+    let block_self = flags == IBV_QP_CREATE_BLOCK_SELF_MCAST_LB && attr.qp_type == IBV_QPT_UD;
+    if flags != 0 && !block_self {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let ops =
+        (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
+    if ops.is_some_and(|ops| ops & !qp_ex::supported(attr.qp_type) != 0) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let mut init = ibv_qp_init_attr {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+    };
+    let made = new_qp(pd, &mut init, ops.map(|_| Builder::new()));
+    attr.cap = init.cap;
+    let qp = made?;
+    if block_self {
+        qp.block_self.store(true, Ordering::Relaxed);
+    }
+    if let Some(ops) = ops {
+        qp_ex::enter_operations(&qp, ops);
+    }
+    Ok(live::hand_out(qp))
+}
+
+/// What a queue pair completes in and receives from.
+struct Queues {
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    srq: Option<Arc<Srq>>,
+}
+
+impl Queues {
+    fn of(qp_type: QpType, init: &ibv_qp_init_attr) -> Result<Self, c_int> {
+        let send_cq = live::find::<Cq>(init.send_cq).ok_or(libc::EINVAL)?;
+        let (recv_cq, srq) = match qp_type {
+            // It is made from a domain: `create_xrc_recv`.
+            QpType::XrcRecv => return Err(libc::EINVAL),
+            // It receives nothing.
+            QpType::XrcSend => (Arc::clone(&send_cq), None),
+            _ => (
+                live::find::<Cq>(init.recv_cq).ok_or(libc::EINVAL)?,
+                live::find::<Srq>(init.srq),
+            ),
+        };
+        if let Some(cq) = srq.as_ref().and_then(|srq| srq.tags_cq.as_ref())
+            && (qp_type != QpType::Rc || !Arc::ptr_eq(cq, &recv_cq))
+        {
+            // `ibv_tm_caps` of the device: RC alone. Receives of the queue complete where its operations do.
+            return Err(libc::EINVAL);
+        }
+        Ok(Self {
+            send_cq,
+            recv_cq,
+            srq,
+        })
+    }
+}
+
+/// Makes a queue pair; `init` says on return what it can hold.
+fn new_qp(
+    pd: Arc<Pd>,
+    init: &mut ibv_qp_init_attr,
+    builder: Option<Builder>,
+) -> Result<Arc<Qp>, c_int> {
+    let qp_type = match QpType::try_from(init.qp_type) {
+        Ok(t) => t,
+        // Types that verbs.h knows and this NIC does not have.
+        Err(_) if init.qp_type <= IBV_QPT_DRIVER => return Err(libc::EOPNOTSUPP),
+        Err(_) => return Err(libc::EINVAL),
+    };
+    let context = pd.context;
+    if qp_type == QpType::RawPacket && context.nic.port.link_layer != LinkLayer::Ethernet {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let queues = Queues::of(qp_type, init)?;
+    let sends_xrc = qp_type == QpType::XrcSend;
+    grant(&mut init.cap, sends_xrc, queues.srq.is_some())?;
+    let mut abi = ibv_qp::zeroed();
+    abi.context = context.handle();
+    abi.qp_context = init.qp_context;
+    abi.pd = pd.handle();
+    abi.send_cq = init.send_cq;
+    abi.recv_cq = init.recv_cq;
+    abi.srq = init.srq;
+    abi.qp_type = init.qp_type;
+    let (number, domain) = (pd.number, Some(Arc::clone(&pd)));
+    let qp = context.nic.add_qp(|index| {
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let new = NewQp {
+            context,
+            abi,
+            qp_type,
+            pd: number,
+            domain,
+            send_cq: queues.send_cq,
+            recv_cq: queues.recv_cq,
+            srq: queues.srq,
+            init_attr: *init,
+            builder,
+            xrc: if sends_xrc { Xrc::Send } else { Xrc::No },
+            spread: None,
+        };
+        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
+    })?;
+    qp.send_cq.uses.fetch_add(1, Ordering::Relaxed);
+    qp.recv_cq.uses.fetch_add(1, Ordering::Relaxed);
+    if let Some(srq) = &qp.srq {
+        srq.uses.fetch_add(1, Ordering::Relaxed);
+    }
+    pd.enter();
+    qp.send_cq.add_sender(&qp);
+    if !sends_xrc {
+        qp.recv_cq.add_receiver(&qp);
+    }
+    Ok(qp)
+}
+
+/// What a queue pair gets of the capabilities that are asked for.
+fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool) -> Result<(), c_int> {
+    if sends_xrc {
+        cap.max_recv_wr = 0;
+        cap.max_recv_sge = 0;
+    }
+    if cap.max_send_wr > device::MAX_QP_WR
+        || cap.max_recv_wr > device::MAX_QP_WR
+        || cap.max_send_sge > device::MAX_SGE
+        || cap.max_recv_sge > device::MAX_SGE
+        || cap.max_inline_data > device::MAX_INLINE_DATA
+    {
+        return Err(libc::EINVAL);
+    }
+    // A WQE has room for inline payload where its SGEs would lie, as on other devices (rxe_qp_init_req of
+    // linux:drivers/infiniband/sw/rxe/rxe_qp.c): programs send a few bytes inline and ask for none.
+    let sges = cap.max_send_sge * SGE_BYTES;
+    cap.max_inline_data = cap.max_inline_data.max(sges.min(device::MAX_INLINE_DATA));
+    if has_srq {
+        cap.max_recv_wr = 0;
+        cap.max_recv_sge = 0;
+    }
+    Ok(())
+}
+
+/// Makes a queue pair that receives for an XRC domain: it has no CQs, and needs no protection domain. One that the
+/// program names is only handed back: rdma_cm takes it from the queue pair.
+fn create_xrc_recv(
+    context: *mut ibv_context,
+    init: &ibv_qp_init_attr_ex,
+) -> Result<*mut ibv_qp, c_int> {
+    let c = context_of(context)?;
+    let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
+    let domain = &handle.domain;
+    let mut abi = ibv_qp::zeroed();
+    abi.context = context;
+    let mut named = None;
+    if init.comp_mask & IBV_QP_INIT_ATTR_PD != 0 {
+        named = Pd::usable(init.pd);
+        abi.pd = init.pd;
+    }
+    abi.qp_context = init.qp_context;
+    abi.qp_type = init.qp_type;
+    let mut init_attr = ibv_qp_init_attr::zeroed();
+    init_attr.qp_context = init.qp_context;
+    init_attr.qp_type = init.qp_type;
+    let qp = c.nic.add_qp(|index| {
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let new = NewQp {
+            context: c,
+            abi,
+            qp_type: QpType::XrcRecv,
+            pd: Owner::NO_DOMAIN,
+            domain: named,
+            send_cq: Arc::clone(&domain.gatherer),
+            recv_cq: Arc::clone(&domain.gatherer),
+            srq: None,
+            init_attr,
+            builder: None,
+            xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.uses)),
+            spread: None,
+        };
+        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
+    })?;
+    if let Some(pd) = &qp.domain {
+        pd.enter();
+    }
+    domain.gatherer.uses.fetch_add(2, Ordering::Relaxed);
+    handle.uses.fetch_add(1, Ordering::Relaxed);
+    domain.add_receiver(&qp);
+    Ok(live::hand_out(qp))
+}
+
+/// `ibv_open_qp(3)`: another use of an XRC receive queue pair. It ends when each of its users has destroyed it.
+pub(super) fn open_qp(
+    context: *mut ibv_context,
+    attr: In<'_, ibv_qp_open_attr>,
+) -> Result<*mut ibv_qp, c_int> {
+    let _hold_off = cancellation::HoldOff::new();
+    const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    let context = context_of(context)?;
+    let attr = attr.get()?;
+    if attr.comp_mask & NEEDED != NEEDED || attr.qp_type != IBV_QPT_XRC_RECV {
+        return Err(libc::EINVAL);
+    }
+    let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
+    let qp = context.nic.qp_by_number(attr.qp_num).ok_or(libc::EINVAL)?;
+    let same = matches!(&qp.xrc, Xrc::Recv(domain, _) if Arc::ptr_eq(domain, &handle.domain));
+    if !same {
+        return Err(libc::EINVAL);
+    }
+    qp.opened.fetch_add(1, Ordering::Relaxed);
+    Ok(live::hand_out(qp))
+}
+
+pub(super) fn query_qp(
+    qp: *mut ibv_qp,
+    attr: Out<'_, ibv_qp_attr>,
+    _mask: c_int,
+    init: Out<'_, ibv_qp_init_attr>,
+) -> Result<(), c_int> {
+    let (now, at_creation) = live::find::<Qp>(qp).ok_or(libc::EINVAL)?.query();
+    attr.put(now);
+    init.put(at_creation);
+    Ok(())
+}
+
+pub(super) fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: In<'_, ibv_qp_attr>,
+    mask: c_int,
+) -> Result<(), c_int> {
+    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
+    qp.modify(attr.get()?, mask)
+}
+
+pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
+    let qp = live::find::<Qp>(handle).ok_or(libc::EINVAL)?;
+    // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page. So do flows
+    // (`ib_destroy_qp_user` of linux:drivers/infiniband/core/verbs.c counts both).
+    busy(&qp.attached)?;
+    if qp.opened.fetch_sub(1, Ordering::AcqRel) > 1 {
+        live::take_back::<Qp>(handle);
+        return Ok(());
+    }
+    if !live::start_ending::<Qp>(handle) {
+        return Err(libc::EINVAL);
+    }
+    qp.destroy();
+    if let Some(pd) = &qp.domain {
+        pd.leave();
+    }
+    live::take_back::<Qp>(handle);
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! What device and port say of themselves: `ibv_query_device(3)`, `ibv_query_port(3)`, `ibv_query_gid(3)`.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use rustix::time::ClockId;
+use verbs_abi::*;
+
+use super::cq_ex::now_ns;
+use super::device::nic_of;
+use super::edge::{In, InConst, InOut, OrMinusOne, Out};
+use crate::device::{self, LinkLayer};
+use crate::nic::Nic;
+use crate::strings;
+
+pub(super) fn query_device(
+    context: *mut ibv_context,
+    attr: Out<'_, ibv_device_attr>,
+) -> Result<(), c_int> {
+    let nic = nic_of(context)?;
+    let attr = attr.get()?;
+    attr.write(device::device_attr(&nic.identity, nic.port.link_layer));
+    Ok(())
+}
+
+pub(super) fn query_device_ex(
+    context: *mut ibv_context,
+    input: InConst<'_, ibv_query_device_ex_input>,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> Result<(), c_int> {
+    let _hold_off = cancellation::HoldOff::new();
+    let nic = nic_of(context)?;
+    let asked = input.optional().map_or(0, |i| i.comp_mask);
+    // A program built against an older header has a shorter structure, but never one without the part that
+    // `ibv_query_device` has.
+    if asked != 0 || attr.is_null() || attr_size < size_of::<ibv_device_attr>() {
+        return Err(libc::EINVAL);
+    }
+    let all = device::device_attr_ex(&nic.identity, nic.port.link_layer);
+    put_start(attr, &all, attr_size);
+    Ok(())
+}
+
+pub(super) fn query_rt_values(
+    context: *mut ibv_context,
+    values: InOut<'_, ibv_values_ex>,
+) -> Result<(), c_int> {
+    nic_of(context)?;
+    let values = values.get()?;
+    // The clock of completion timestamps. "comp_mask: the values that are queried; on return, those that
+    // were" (`ibv_query_rt_values_ex(3)`).
+    if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        let cycles = now_ns(ClockId::Monotonic);
+        values.raw_clock.tv_sec = 0;
+        values.raw_clock.tv_nsec = i64::try_from(cycles).unwrap_or(i64::MAX);
+    }
+    values.comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+    Ok(())
+}
+
+pub(super) fn query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+) -> Result<(), c_int> {
+    /// What the symbol may write: the structure as it was before its last field.
+    const COMPAT: usize = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
+    query_port_ex(context, port_num, attr, COMPAT)
+}
+
+pub(super) fn query_port_ex(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+    len: usize,
+) -> Result<(), c_int> {
+    let _hold_off = cancellation::HoldOff::new();
+    let nic = nic_of(context)?;
+    if port_num != device::PORT_NUM || attr.is_null() {
+        return Err(libc::EINVAL);
+    }
+    put_start(attr, &nic.port.attr(), len.min(size_of::<ibv_port_attr>()));
+    Ok(())
+}
+
+/// Puts a structure into a place of another length, which is not NULL: its start into a shorter one, zeroes behind it into
+/// a longer one.
+#[allow(unsafe_code)]
+fn put_start<T: Copy>(place: *mut T, all: &T, len: usize) {
+    let n = len.min(size_of::<T>());
+    let place = place.cast::<u8>();
+    // SAFETY: the verb passes the length of the place along (`ibv_query_device_ex(3)`, `query_port` in verbs.h); `all` has
+    // `n` bytes, and `n` is at most `len` (both by `min` above).
+    unsafe {
+        place.copy_from_nonoverlapping(std::ptr::from_ref(all).cast(), n);
+        place.add(n).write_bytes(0, len - n);
+    }
+}
+
+/// The NIC, if the port is there.
+fn port_of(context: *mut ibv_context, port_num: u32) -> Result<&'static Nic, c_int> {
+    nic_of(context).and_then(|nic| {
+        let there = port_num == u32::from(device::PORT_NUM);
+        there.then_some(nic).ok_or(libc::EINVAL)
+    })
+}
+
+pub(super) fn query_gid(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    place: Out<'_, ibv_gid>,
+) -> OrMinusOne {
+    let gid = |nic: &Nic| nic.port.gid(u32::try_from(index).ok()?);
+    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
+        let raw = gid(nic).ok_or(libc::EINVAL)?;
+        place.get()?.write(ibv_gid { raw });
+        Ok(0)
+    }))
+}
+
+pub(super) fn query_pkey(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    place: Out<'_, u16>,
+) -> OrMinusOne {
+    let pkey = |nic: &Nic| nic.port.pkey(u32::try_from(index).ok()?);
+    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
+        let pkey = pkey(nic).ok_or(libc::EINVAL)?;
+        // In network order.
+        place.get()?.write(pkey.to_be());
+        Ok(0)
+    }))
+}
+
+pub(super) fn get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> OrMinusOne {
+    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
+        let mut indexes = 0..c_int::from(device::PKEY_TBL_LEN);
+        let found = indexes.find(|&i| nic.port.pkey(i.cast_unsigned()) == Some(u16::from_be(pkey)));
+        found.ok_or(libc::EINVAL)
+    }))
+}
+
+pub(super) fn query_gid_ex(
+    context: *mut ibv_context,
+    port_num: u32,
+    gid_index: u32,
+    entry: Out<'_, ibv_gid_entry>,
+    flags: u32,
+    entry_size: usize,
+) -> Result<(), c_int> {
+    let nic = nic_of(context)?;
+    let entry = entry.get()?;
+    // "flags: Extra fields to query post_ex. Currently must be 0" (`ibv_query_gid_ex(3)`).
+    if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+        return Err(libc::EINVAL);
+    }
+    if port_num != u32::from(device::PORT_NUM) || gid_index >= device::GID_TBL_LEN {
+        return Err(libc::EINVAL);
+    }
+    entry.write(nic.port.gid_entry(gid_index).ok_or(libc::ENODATA)?);
+    Ok(())
+}
+
+pub(super) fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    let filled = nic_of(context).and_then(|nic| {
+        if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+            return Err(libc::EINVAL);
+        }
+        fill_table(nic, entries, max_entries, entry_size)
+    });
+    match filled {
+        Ok(n) => isize::try_from(n).unwrap_or(isize::MAX),
+        Err(errno) => -isize::try_from(errno).unwrap_or(isize::MAX),
+    }
+}
+
+/// Writes the GIDs that there are into `max_entries` places of `entry_size` bytes each.
+#[allow(unsafe_code)]
+fn fill_table(
+    nic: &Nic,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    entry_size: usize,
+) -> Result<usize, c_int> {
+    let table = (0..device::GID_TBL_LEN).map_while(|i| nic.port.gid_entry(i));
+    let mut n = 0;
+    for entry in table {
+        // "-EINVAL: the number of entries is too small" (`ibv_query_gid_table(3)` has it among the
+        // errors of the kernel's command, `rdma_query_gid_table`).
+        if n == max_entries || entries.is_null() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: not NULL and `n` is below `max_entries` (above), of which each has `entry_size` bytes
+        // (`ibv_query_gid_table(3)`), enough for an entry (`query_gid_table`).
+        unsafe { entries.byte_add(n * entry_size).write_unaligned(entry) };
+        n += 1;
+    }
+    Ok(n)
+}
+
+pub(super) fn query_gid_type(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_uint,
+    gid_type: Out<'_, u32>,
+) -> OrMinusOne {
+    /// `enum ibv_gid_type_sysfs` of rdma-core's `libibverbs/driver.h`.
+    const SYSFS_IB_ROCE_V1: u32 = 0;
+    const SYSFS_ROCE_V2: u32 = 1;
+    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
+        let place = gid_type.get()?;
+        if index >= device::GID_TBL_LEN {
+            return Err(libc::EINVAL);
+        }
+        // An empty entry has no type; the C library then says IB, as the kernel's table does.
+        let roce =
+            nic.port.link_layer == LinkLayer::Ethernet && nic.port.gid_entry(index).is_some();
+        place.write(if roce {
+            SYSFS_ROCE_V2
+        } else {
+            SYSFS_IB_ROCE_V1
+        });
+        Ok(0)
+    }))
+}
+
+pub(super) fn fork_init() -> c_int {
+    // Registered memory is not pinned, so there is nothing that a fork could break.
+    0
+}
+
+pub(super) fn is_fork_initialized() -> ibv_fork_status {
+    // As above.
+    IBV_FORK_UNNEEDED
+}
+
+pub(super) fn get_device_index(_device: *mut ibv_device) -> c_int {
+    // "Available for the kernel with support of IB device query over netlink interface. For the unsupported
+    // kernels, the relevant -1 will be returned" (verbs.h). The kernel does not know this device.
+    -1
+}
+
+pub(super) fn query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
+    // Long payloads are copied in whatever order `memcpy` likes.
+    0
+}
+
+pub(super) fn query_ece(_qp: *mut ibv_qp, ece: Out<'_, ibv_ece>) -> Result<(), c_int> {
+    // As libibverbs does for every provider without such options: none, and EOPNOTSUPP, by which callers know not
+    // to offer them to a peer (`rdma_set_local_ece` refuses options of no vendor).
+    ece.get()?.write(ibv_ece::zeroed());
+    Err(libc::EOPNOTSUPP)
+}
+
+pub(super) fn set_ece(_qp: *mut ibv_qp, ece: In<'_, ibv_ece>) -> Result<(), c_int> {
+    // No options are what this device has.
+    if ece.get()?.options == 0 {
+        Ok(())
+    } else {
+        Err(libc::EOPNOTSUPP)
+    }
+}
+
+fn text(s: &'static CStr) -> *const c_char {
+    s.as_ptr()
+}
+
+pub(super) fn wc_status_str(status: ibv_wc_status) -> *const c_char {
+    text(strings::wc_status_str(status))
+}
+
+pub(super) fn event_type_str(event: ibv_event_type) -> *const c_char {
+    text(strings::event_type_str(event))
+}
+
+pub(super) fn node_type_str(node_type: ibv_node_type) -> *const c_char {
+    text(strings::node_type_str(node_type))
+}
+
+pub(super) fn port_state_str(state: ibv_port_state) -> *const c_char {
+    text(strings::port_state_str(state))
+}

@@ -1,0 +1,208 @@
+//! Shared receive queues: `ibv_create_srq(3)`, `ibv_create_srq_ex(3)`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use verbs_abi::*;
+
+use super::device::context_of;
+use super::edge::{In, InOut};
+use super::usage::busy;
+use super::xrc::XrcdHandle;
+use crate::cq::Cq;
+use crate::device;
+use crate::live;
+use crate::pd::Pd;
+use crate::recv::RecvQueue;
+use crate::srq::Srq;
+use crate::xrc::XrcSrq;
+
+pub(super) fn create_srq(
+    pd: *mut ibv_pd,
+    init: InOut<'_, ibv_srq_init_attr>,
+) -> Result<*mut ibv_srq, c_int> {
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let init = init.get()?;
+    new_srq(pd, init.srq_context, init.attr, Kind::Basic)
+}
+
+/// What a shared receive queue is for.
+enum Kind {
+    Basic,
+    Xrc(XrcSrq),
+    /// For tag matching: where operations complete, and entries at most.
+    Tags(Arc<Cq>, u32),
+}
+
+fn new_srq(
+    pd: Arc<Pd>,
+    srq_context: *mut c_void,
+    attr: ibv_srq_attr,
+    kind: Kind,
+) -> Result<*mut ibv_srq, c_int> {
+    if attr.max_wr == 0 || attr.max_wr > device::MAX_SRQ_WR || attr.max_sge > device::MAX_SRQ_SGE {
+        return Err(libc::EINVAL);
+    }
+    let mut abi = ibv_srq::zeroed();
+    abi.context = pd.context.handle();
+    abi.srq_context = srq_context;
+    abi.pd = pd.handle();
+    let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
+    let mut queue = queue.ok_or(libc::ENOMEM)?;
+    let (xrc, tags_cq) = match kind {
+        Kind::Basic => (None, None),
+        Kind::Xrc(xrc) => (Some(xrc), None),
+        Kind::Tags(cq, max_entries) => {
+            queue.match_tags(max_entries);
+            cq.uses.fetch_add(1, Ordering::Relaxed);
+            (None, Some(cq))
+        }
+    };
+    pd.enter();
+    let srq = Arc::new(Srq::new(pd, abi, queue, xrc, tags_cq));
+    if let Some(xrc) = &srq.xrc {
+        xrc.cq.uses.fetch_add(1, Ordering::Relaxed);
+        xrc.uses.fetch_add(1, Ordering::Relaxed);
+        xrc.domain.add_srq(&srq);
+    }
+    if let Some((cq, wrs)) = srq.own_completions() {
+        cq.expect_more(wrs);
+    }
+    Ok(live::hand_out(srq))
+}
+
+pub(super) fn create_srq_ex(
+    context: *mut ibv_context,
+    init: InOut<'_, ibv_srq_init_attr_ex>,
+) -> Result<*mut ibv_srq, c_int> {
+    let _hold_off = cancellation::HoldOff::new();
+    const BASIC: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    const KNOWN: u32 = BASIC | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    const TAGS: u32 = BASIC | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
+    context_of(context)?;
+    let attr = init.get()?;
+    let has_type = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+    if attr.comp_mask & !KNOWN == 0 && has_type && attr.srq_type == IBV_SRQT_XRC {
+        return create_xrc_srq(attr);
+    }
+    if attr.comp_mask & !TAGS == 0 && has_type && attr.srq_type == IBV_SRQT_TM {
+        return create_tag_srq(attr);
+    }
+    let basic = !has_type || attr.srq_type == IBV_SRQT_BASIC;
+    if attr.comp_mask & !BASIC != 0 || !basic {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+        return Err(libc::EINVAL);
+    }
+    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    new_srq(pd, attr.srq_context, attr.attr, Kind::Basic)
+}
+
+/// A shared receive queue for XRC.
+fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
+    const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    if attr.comp_mask & NEEDED != NEEDED {
+        return Err(libc::EINVAL);
+    }
+    let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
+    let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
+    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let number = handle.domain.new_srq_number(pd.number)?;
+    let xrc = XrcSrq {
+        domain: Arc::clone(&handle.domain),
+        uses: Arc::clone(&handle.uses),
+        cq,
+        number,
+    };
+    new_srq(pd, attr.srq_context, attr.attr, Kind::Xrc(xrc))
+        .inspect_err(|_| handle.domain.remove_srq(number))
+}
+
+/// A shared receive queue for tag matching.
+fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
+    const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
+    let caps = attr.tm_cap;
+    if attr.comp_mask & NEEDED != NEEDED
+        || caps.max_num_tags == 0
+        || caps.max_num_tags > device::MAX_TAGS
+        || caps.max_ops > device::MAX_TAG_OPS
+    {
+        return Err(libc::EINVAL);
+    }
+    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
+    let kind = Kind::Tags(cq, caps.max_num_tags);
+    new_srq(pd, attr.srq_context, attr.attr, kind)
+}
+
+pub(super) fn modify_srq(
+    srq: *mut ibv_srq,
+    attr: In<'_, ibv_srq_attr>,
+    mask: c_int,
+) -> Result<(), c_int> {
+    let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL)?;
+    let attr = attr.get()?;
+    let mut queue = srq.queue.lock();
+    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+        return Err(libc::EINVAL);
+    }
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        // The device does not report IBV_DEVICE_SRQ_RESIZE.
+        return Err(libc::EOPNOTSUPP);
+    }
+    if mask & IBV_SRQ_LIMIT != 0 {
+        if u64::from(attr.srq_limit) >= queue.max_wr() {
+            return Err(libc::EINVAL);
+        }
+        queue.limit = attr.srq_limit;
+        srq.check_limit(&mut queue);
+    }
+    Ok(())
+}
+
+pub(super) fn query_srq(srq: *mut ibv_srq, attr: InOut<'_, ibv_srq_attr>) -> Result<(), c_int> {
+    let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL)?;
+    let attr = attr.get()?;
+    let queue = srq.queue.lock();
+    attr.max_wr = u32::try_from(queue.max_wr()).unwrap_or(u32::MAX);
+    attr.max_sge = u32::try_from(queue.max_sge()).unwrap_or(u32::MAX);
+    attr.srq_limit = queue.limit;
+    Ok(())
+}
+
+pub(super) fn get_srq_num(srq: *mut ibv_srq, number: InOut<'_, u32>) -> Result<(), c_int> {
+    let place = number.get()?;
+    if srq.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // "EOPNOTSUPP: the SRQ has no number" stands for every other SRQ, as in rdma-core's providers.
+    let found = live::find::<Srq>(srq).and_then(|srq| srq.number());
+    *place = found.ok_or(libc::EOPNOTSUPP)?;
+    Ok(())
+}
+
+pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
+    let srq = live::find::<Srq>(handle).ok_or(libc::EINVAL)?;
+    busy(&srq.uses)?;
+    if !live::start_ending::<Srq>(handle) {
+        return Err(libc::EINVAL);
+    }
+    if let Some(xrc) = &srq.xrc {
+        xrc.domain.remove_srq(xrc.number);
+        xrc.cq.uses.fetch_sub(1, Ordering::Relaxed);
+        xrc.uses.fetch_sub(1, Ordering::Relaxed);
+    }
+    if let Some((cq, wrs)) = srq.own_completions() {
+        cq.expect_less(wrs);
+    }
+    if let Some(cq) = &srq.tags_cq {
+        cq.uses.fetch_sub(1, Ordering::Relaxed);
+    }
+    srq.context.discard_events(handle.cast());
+    srq.unacknowledged.wait();
+    srq.pd.leave();
+    live::take_back::<Srq>(handle);
+    Ok(())
+}

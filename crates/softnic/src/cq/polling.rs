@@ -1,0 +1,78 @@
+//! What the extended poll API keeps of a completion queue: `ibv_create_cq_ex(3)`.
+//!
+//! From a successful `ibv_start_poll` to `ibv_end_poll` the queue belongs to one thread, which looks at one
+//! completion at a time: the current one.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use verbs_abi::*;
+
+use crate::recv::TagInfo;
+
+/// The extended side of a completion queue.
+pub(crate) struct Polling {
+    /// A thread is between start and end.
+    busy: AtomicBool,
+    /// That is left to the program (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
+    single_threaded: bool,
+    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
+    pub(crate) ignores_overrun: bool,
+    wc_flags: u64,
+    current: UnsafeCell<Current>,
+}
+
+// SAFETY: `current` is reached through `Polling::current` alone, whose callers are the one thread that polls; the rest is
+// atomic or constant.
+unsafe impl Sync for Polling {}
+
+/// The current completion.
+pub(crate) struct Current {
+    pub(crate) wc: ibv_wc,
+    pub(crate) timestamp_ns: u64,
+    pub(crate) wallclock_ns: u64,
+    pub(crate) tag: TagInfo,
+}
+
+impl Polling {
+    pub(crate) fn new(wc_flags: u64, flags: u32) -> Self {
+        Self {
+            busy: AtomicBool::new(false),
+            single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+            ignores_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
+            wc_flags,
+            current: UnsafeCell::new(Current {
+                wc: ibv_wc::zeroed(),
+                timestamp_ns: 0,
+                wallclock_ns: 0,
+                tag: TagInfo::default(),
+            }),
+        }
+    }
+
+    /// Has the queue for this thread, until [`end`](Self::end).
+    pub(crate) fn start(&self) {
+        if self.single_threaded {
+            return;
+        }
+        while self.busy.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        self.busy.store(false, Ordering::Release);
+    }
+
+    /// Was the queue made to deliver this field?
+    #[inline(always)]
+    pub(crate) fn delivers(&self, wc_flag: u64) -> bool {
+        self.wc_flags & wc_flag != 0
+    }
+
+    /// The current completion; it belongs to the thread that polls.
+    #[inline(always)]
+    pub(crate) fn current(&self) -> *mut Current {
+        self.current.get()
+    }
+}

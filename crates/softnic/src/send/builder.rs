@@ -1,0 +1,150 @@
+//! The postlist that a thread builds between `ibv_wr_start` and `ibv_wr_complete`: `ibv_wr_post(3)`.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use verbs_abi::*;
+
+/// What a queue pair keeps for the extended post API.
+pub(crate) struct Builder {
+    /// A thread is between start and complete.
+    busy: AtomicBool,
+    list: UnsafeCell<List>,
+}
+
+/// The work requests of a postlist, with what they point to.
+#[derive(Default)]
+pub(crate) struct List {
+    wrs: Vec<Building>,
+    sges: Vec<ibv_sge>,
+    inline: Vec<u8>,
+    /// The first mistake of the program.
+    error: c_int,
+}
+
+/// A work request whose pointers are not made yet: the lists still move.
+struct Building {
+    wr: ibv_send_wr,
+    /// Its SGEs, in `List::sges`.
+    sges: std::ops::Range<usize>,
+    /// Its payload, in `List::inline`.
+    inline: Option<std::ops::Range<usize>>,
+}
+
+// SAFETY: the pointers in the work requests are the program's, and only handed on.
+unsafe impl Send for Builder {}
+// SAFETY: `list` is reached through `Builder::list` alone, whose callers are the thread that has set `busy`.
+unsafe impl Sync for Builder {}
+
+impl Builder {
+    pub(crate) fn new() -> Self {
+        Self {
+            busy: AtomicBool::new(false),
+            list: UnsafeCell::new(List::default()),
+        }
+    }
+
+    /// Has the list for this thread, until [`finish`](Self::finish).
+    pub(crate) fn start(&self) {
+        while self.busy.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// The list; it belongs to the thread that has passed [`start`](Self::start).
+    #[inline(always)]
+    pub(crate) fn list(&self) -> *mut List {
+        self.list.get()
+    }
+
+    /// Empties the list and lets another thread have it.
+    pub(crate) fn finish(&self, list: &mut List) {
+        list.wrs.clear();
+        list.sges.clear();
+        list.inline.clear();
+        list.error = 0;
+        self.busy.store(false, Ordering::Release);
+    }
+}
+
+impl List {
+    /// Makes the pointers: the first work request of the list, and their number.
+    ///
+    /// # Errors
+    /// The first mistake of the program.
+    pub(crate) fn link(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
+        if self.error != 0 {
+            return Err(self.error);
+        }
+        for b in &mut self.wrs {
+            if let Some(bytes) = b.inline.take() {
+                let at = self.inline[bytes.clone()].as_ptr().expose_provenance();
+                b.sges = self.sges.len()..self.sges.len() + 1;
+                self.sges.push(ibv_sge {
+                    addr: at as u64,
+                    // At most `max_inline_data`, which is checked when it is set.
+                    length: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+                    lkey: 0,
+                });
+            }
+        }
+        let mut next = std::ptr::null_mut();
+        for b in self.wrs.iter_mut().rev() {
+            b.wr.sg_list = self.sges[b.sges.clone()].as_mut_ptr();
+            b.wr.num_sge = c_int::try_from(b.sges.len()).unwrap_or(c_int::MAX);
+            b.wr.next = next;
+            next = &raw mut b.wr;
+        }
+        Ok((next, self.wrs.len()))
+    }
+
+    /// Begins a work request.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, wr: ibv_send_wr) {
+        let end = self.sges.len();
+        self.wrs.push(Building {
+            wr,
+            sges: end..end,
+            inline: None,
+        });
+    }
+
+    /// The work request that was begun last; a setter before any operation is a mistake.
+    #[inline(always)]
+    pub(crate) fn last(&mut self) -> Option<&mut ibv_send_wr> {
+        if self.wrs.is_empty() {
+            self.fail(libc::EINVAL);
+        }
+        self.wrs.last_mut().map(|b| &mut b.wr)
+    }
+
+    /// Gives the last work request its SGEs.
+    pub(crate) fn set_sges(&mut self, sges: &[ibv_sge]) {
+        let Some(last) = self.wrs.last_mut() else {
+            return self.fail(libc::EINVAL);
+        };
+        let start = self.sges.len();
+        self.sges.extend_from_slice(sges);
+        last.sges = start..self.sges.len();
+    }
+
+    /// Adds to the inline payload of the last work request.
+    pub(crate) fn copy_inline(&mut self, bytes: &[u8]) {
+        let Some(last) = self.wrs.last_mut() else {
+            return self.fail(libc::EINVAL);
+        };
+        let end = self.inline.len() + bytes.len();
+        let start = last.inline.take().map_or(self.inline.len(), |r| r.start);
+        last.wr.send_flags |= IBV_SEND_INLINE;
+        last.inline = Some(start..end);
+        self.inline.extend_from_slice(bytes);
+    }
+
+    /// The program has made a mistake: nothing of the list is posted.
+    pub(crate) fn fail(&mut self, errno: c_int) {
+        if self.error == 0 {
+            self.error = errno;
+        }
+    }
+}
