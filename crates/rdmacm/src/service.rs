@@ -21,14 +21,14 @@ use crate::lock::lock;
 /// What a timer reminds of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alarm {
-    /// The listener took no more, or was not there: ask again.
-    AskAgain,
+    /// The listener took no more, or was not there: send the REQ again.
+    RetryRequest,
     /// There was no descriptor for a request: look whether there is one now.
-    AcceptAgain,
-    /// The peer should have answered this question by now.
-    AnswerOverdue(u64),
+    RetryAccept,
+    /// The peer should have responded by now; which timer it is.
+    ResponseTimeout(u64),
     /// No packet of the connection can be on its way any more.
-    TimewaitOver,
+    TimeWaitExit,
 }
 
 /// What the thread watches, and reminds of what is due.

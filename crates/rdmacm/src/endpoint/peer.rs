@@ -12,8 +12,8 @@ use crate::lock::lock;
 use crate::service::{Alarm, Watched};
 use crate::wire::{MAX_MESSAGE, Message, Params, Reply, Request};
 
-/// The pause before a listener for whose requests there was no descriptor looks again.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// The pause before a listener looks again that had no descriptor for a request.
+const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
 impl Watched for Endpoint {
     fn token(&self) -> u64 {
@@ -30,15 +30,15 @@ impl Watched for Endpoint {
             let Some(socket) = &state.socket else { return };
             let mut bytes = [0; MAX_MESSAGE];
             match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return self.hung_up(&mut state),
+                Ok((0, _)) => return self.end_of_stream(&mut state),
                 Ok((n, _)) => match Message::decode(bytes.get(..n).unwrap_or_default()) {
                     Ok(message) => self.on_message(&mut state, message),
-                    Err(_) => return self.hung_up(&mut state),
+                    Err(_) => return self.end_of_stream(&mut state),
                 },
                 Err(rustix::io::Errno::AGAIN) => return,
                 // The peer closed its end without having read everything; what it sent is still to be read.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
-                Err(_) => return self.hung_up(&mut state),
+                Err(_) => return self.end_of_stream(&mut state),
             }
         }
     }
@@ -46,27 +46,27 @@ impl Watched for Endpoint {
     fn on_alarm(self: Arc<Self>, alarm: Alarm) {
         let mut state = lock(&self.state);
         match alarm {
-            Alarm::AskAgain if state.phase == Phase::Asking => self.ask(&mut state),
-            Alarm::AcceptAgain if state.phase == Phase::Listening => {
+            Alarm::RetryRequest if state.phase == Phase::ReqSent => self.send_request(&mut state),
+            Alarm::RetryAccept if state.phase == Phase::Listening => {
                 if let Some(listener) = &state.socket {
                     self.cm.service.mute(listener, self.token(), false);
                 }
             }
-            Alarm::AnswerOverdue(question) if state.question == question => match state.phase {
-                Phase::Asking => {
+            Alarm::ResponseTimeout(timer) if state.response_timer == timer => match state.phase {
+                Phase::ReqSent => {
                     let _ = self.send(&state, &reject_with(reason::TIMEOUT));
                     state.request = None;
                     self.fail(&mut state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
                 }
-                Phase::Granting => {
+                Phase::RepSent => {
                     let _ = self.send(&state, &reject_with(reason::TIMEOUT));
                     self.fail(&mut state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
                 }
-                Phase::Ending => self.over(&mut state),
+                Phase::DreqSent => self.disconnected(&mut state),
                 _ => {}
             },
-            Alarm::TimewaitOver if state.phase == Phase::Over => {
-                self.tell(&state, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Detail::Nothing);
+            Alarm::TimeWaitExit if state.phase == Phase::TimeWait => {
+                self.push_event(&state, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Detail::Nothing);
             }
             _ => {}
         }
@@ -87,7 +87,7 @@ impl Endpoint {
                     // It stays readable: not to be told so again and again meanwhile.
                     self.cm.service.mute(listener, self.token(), true);
                     let service = self.cm.service;
-                    service.after(ACCEPT_AGAIN, self, Alarm::AcceptAgain);
+                    service.after(RETRY_ACCEPT, self, Alarm::RetryAccept);
                     return;
                 }
                 Err(_) => return,
@@ -97,7 +97,7 @@ impl Endpoint {
                 self.port_space,
                 self.is_datagram,
                 Arc::clone(&state.channel),
-                Phase::Arriving,
+                Phase::Accepted,
                 Arc::downgrade(self),
             );
             let mut new_state = lock(&new.state);
@@ -109,34 +109,36 @@ impl Endpoint {
 
     fn on_message(self: &Arc<Self>, state: &mut State, message: Message) {
         match (state.phase, message) {
-            (Phase::Arriving, Message::Request(request)) => self.arrived(state, request),
-            (Phase::Asking, Message::Reply(reply)) => self.granted(state, reply),
+            (Phase::Accepted, Message::Request(request)) => self.on_request(state, request),
+            (Phase::ReqSent, Message::Reply(reply)) => self.on_reply(state, reply),
             (
-                Phase::Asking | Phase::Asked | Phase::Granting | Phase::Granted,
+                Phase::ReqSent | Phase::ReqReceived | Phase::RepSent | Phase::RepReceived,
                 Message::Reject {
                     reason,
                     private_data,
                 },
-            ) => self.refused(state, reason, private_data),
-            (Phase::Granting, Message::ReadyToUse) => self.established(state),
-            (Phase::Granting | Phase::Granted | Phase::Established, Message::Disconnect) => {
+            ) => self.rejected(state, reason, private_data),
+            (Phase::RepSent, Message::ReadyToUse) => self.established(state),
+            (Phase::RepSent | Phase::RepReceived | Phase::Established, Message::Disconnect) => {
                 // Said by the service, so that the peer does not depend on this program.
                 let _ = self.send(state, &Message::Disconnected);
-                self.over(state);
+                self.disconnected(state);
             }
-            (Phase::Ending, Message::Disconnect | Message::Disconnected) => self.over(state),
-            (Phase::Ending | Phase::Over | Phase::Failed | Phase::Established, _) => {}
+            (Phase::DreqSent, Message::Disconnect | Message::Disconnected) => {
+                self.disconnected(state)
+            }
+            (Phase::DreqSent | Phase::TimeWait | Phase::Failed | Phase::Established, _) => {}
             // No peer of ours says this here.
-            (_, _) => self.hung_up(state),
+            (_, _) => self.end_of_stream(state),
         }
     }
 
     /// A request has come: the listener's program is told.
-    fn arrived(self: &Arc<Self>, state: &mut State, request: Request) {
+    fn on_request(self: &Arc<Self>, state: &mut State, request: Request) {
         let Some(listener) = self.listener.upgrade() else {
-            return self.turn_away(state);
+            return self.reject_request(state);
         };
-        state.phase = Phase::Asked;
+        state.phase = Phase::ReqReceived;
         state.ends.remote = request.qp;
         state.ends.remote_ece = request.ece;
         // What the requester can answer is what this end may ask for, and the other way round.
@@ -154,7 +156,7 @@ impl Endpoint {
             || (request.qp_type == IBV_QPT_UD) != self.is_datagram
         {
             drop(listening);
-            return self.turn_away(state);
+            return self.reject_request(state);
         }
         listening.waiting += 1;
         state.channel = Arc::clone(&listening.channel);
@@ -162,17 +164,17 @@ impl Endpoint {
             new: Arc::clone(self),
             request: Box::new(request),
         };
-        listener.tell(&listening, RDMA_CM_EVENT_CONNECT_REQUEST, 0, detail);
+        listener.push_event(&listening, RDMA_CM_EVENT_CONNECT_REQUEST, 0, detail);
     }
 
-    fn turn_away(&self, state: &mut State) {
+    fn reject_request(&self, state: &mut State) {
         let _ = self.send(state, &reject_with(reason::CONSUMER_DEFINED));
         state.phase = Phase::Failed;
         self.drop_socket(state);
     }
 
-    fn granted(self: &Arc<Self>, state: &mut State, reply: Reply) {
-        state.question += 1;
+    fn on_reply(self: &Arc<Self>, state: &mut State, reply: Reply) {
+        state.response_timer += 1;
         state.ends.remote = reply.qp;
         state.ends.remote_ece = reply.ece;
         if self.is_datagram {
@@ -182,9 +184,9 @@ impl Endpoint {
                 qp: reply.qp,
                 private_data: reply.private_data,
             };
-            return self.tell(state, RDMA_CM_EVENT_ESTABLISHED, 0, detail);
+            return self.push_event(state, RDMA_CM_EVENT_ESTABLISHED, 0, detail);
         }
-        state.phase = Phase::Granted;
+        state.phase = Phase::RepReceived;
         let params = Params {
             responder_resources: reply.params.initiator_depth,
             initiator_depth: reply.params.responder_resources,
@@ -198,18 +200,18 @@ impl Endpoint {
             params,
             private_data: reply.private_data,
         };
-        self.tell(state, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, detail);
+        self.push_event(state, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, detail);
     }
 
-    /// The peer is gone, or talks nonsense, which comes to the same.
-    fn hung_up(self: &Arc<Self>, state: &mut State) {
+    /// The peer has closed its socket, or has sent what no peer of ours sends.
+    fn end_of_stream(self: &Arc<Self>, state: &mut State) {
         match state.phase {
-            Phase::Asking | Phase::Granting | Phase::Granted => {
-                self.refused(state, reason::CONSUMER_DEFINED, Vec::new());
+            Phase::ReqSent | Phase::RepSent | Phase::RepReceived => {
+                self.rejected(state, reason::CONSUMER_DEFINED, Vec::new());
             }
             // A requester that is not there any more has given up.
-            Phase::Asked => self.refused(state, reason::TIMEOUT, Vec::new()),
-            Phase::Established | Phase::Ending if !self.is_datagram => self.over(state),
+            Phase::ReqReceived => self.rejected(state, reason::TIMEOUT, Vec::new()),
+            Phase::Established | Phase::DreqSent if !self.is_datagram => self.disconnected(state),
             _ => self.drop_socket(state),
         }
     }

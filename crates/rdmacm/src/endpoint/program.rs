@@ -12,8 +12,8 @@ use crate::service::Alarm;
 use crate::wire::{Message, Reply, Request};
 use verbs_abi::RDMA_CM_EVENT_UNREACHABLE;
 
-/// The pause before a listener that takes no more, or is about to come back, is asked again.
-const ASK_AGAIN: Duration = Duration::from_millis(5);
+/// The pause before a REQ is sent again to a listener that takes no more, or is about to come back.
+const RETRY_REQUEST: Duration = Duration::from_millis(5);
 
 impl Endpoint {
     /// Takes a port. The result is the address, with the port.
@@ -62,23 +62,23 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Asks for a connection.
+    /// Requests a connection.
     pub(crate) fn connect(self: &Arc<Self>, request: Request) -> Result {
         let mut state = lock(&self.state);
         if state.phase != Phase::RouteResolved {
             return Err(INVALID);
         }
-        state.phase = Phase::Asking;
+        state.phase = Phase::ReqSent;
         state.ends.local = request.qp;
         state.ends.params = request.params;
         state.request = Some(request);
-        self.expect_answer(&mut state);
-        self.ask(&mut state);
+        self.start_response_timer(&mut state);
+        self.send_request(&mut state);
         Ok(())
     }
 
-    /// Tries to reach the listener.
-    pub(super) fn ask(self: &Arc<Self>, state: &mut State) {
+    /// Sends the REQ, if the listener can be reached.
+    pub(super) fn send_request(self: &Arc<Self>, state: &mut State) {
         let Some(request) = state.request.take() else {
             return;
         };
@@ -93,14 +93,18 @@ impl Endpoint {
             }
             Err(Unreached::Busy) => {
                 state.request = Some(request);
-                self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
+                self.cm
+                    .service
+                    .after(RETRY_REQUEST, self, Alarm::RetryRequest);
             }
             Err(Unreached::Refused) if self.cm.ports.opens_soon(self.port_space, request.dst) => {
                 state.request = Some(request);
-                self.cm.service.after(ASK_AGAIN, self, Alarm::AskAgain);
+                self.cm
+                    .service
+                    .after(RETRY_REQUEST, self, Alarm::RetryRequest);
             }
             Err(Unreached::Refused) => {
-                self.refused(state, reason::INVALID_SERVICE_ID, Vec::new());
+                self.rejected(state, reason::INVALID_SERVICE_ID, Vec::new());
             }
             Err(Unreached::Failed(Errno(errno))) => {
                 self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
@@ -108,10 +112,10 @@ impl Endpoint {
         }
     }
 
-    /// Grants what was asked for.
+    /// Accepts the request: sends a REP.
     pub(crate) fn accept(self: &Arc<Self>, reply: Reply) -> Result {
         let mut state = lock(&self.state);
-        if state.phase != Phase::Asked {
+        if state.phase != Phase::ReqReceived {
             return Err(INVALID);
         }
         state.ends.local = reply.qp;
@@ -122,16 +126,16 @@ impl Endpoint {
             state.phase = Phase::Established;
             self.drop_socket(&mut state);
         } else {
-            state.phase = Phase::Granting;
-            self.expect_answer(&mut state);
+            state.phase = Phase::RepSent;
+            self.start_response_timer(&mut state);
         }
         Ok(())
     }
 
-    /// Refuses what was asked for, or what was granted.
+    /// Rejects a request or a reply.
     pub(crate) fn reject(self: &Arc<Self>, reason: u16, private_data: Vec<u8>) -> Result {
         let mut state = lock(&self.state);
-        if !matches!(state.phase, Phase::Asked | Phase::Granted) {
+        if !matches!(state.phase, Phase::ReqReceived | Phase::RepReceived) {
             return Err(INVALID);
         }
         let message = Message::Reject {
@@ -147,12 +151,12 @@ impl Endpoint {
     /// Says that this end is ready as well.
     pub(crate) fn establish(self: &Arc<Self>) -> Result {
         let mut state = lock(&self.state);
-        if state.phase != Phase::Granted {
+        if state.phase != Phase::RepReceived {
             return Err(INVALID);
         }
         self.send(&state, &Message::ReadyToUse)?;
         state.phase = Phase::Established;
-        state.question += 1;
+        state.response_timer += 1;
         Ok(())
     }
 
@@ -160,7 +164,7 @@ impl Endpoint {
     pub(crate) fn notify(self: &Arc<Self>) -> Result {
         let mut state = lock(&self.state);
         match state.phase {
-            Phase::Granting => {
+            Phase::RepSent => {
                 self.established(&mut state);
                 Ok(())
             }
@@ -174,17 +178,17 @@ impl Endpoint {
         let mut state = lock(&self.state);
         if !matches!(
             state.phase,
-            Phase::Established | Phase::Granting | Phase::Granted
+            Phase::Established | Phase::RepSent | Phase::RepReceived
         ) || self.is_datagram
         {
-            return state.phase == Phase::Ending;
+            return state.phase == Phase::DreqSent;
         }
         let sent = self.send(&state, &Message::Disconnect);
-        state.phase = Phase::Ending;
+        state.phase = Phase::DreqSent;
         if sent.is_err() {
-            self.over(&mut state);
+            self.disconnected(&mut state);
         } else {
-            self.expect_answer(&mut state);
+            self.start_response_timer(&mut state);
         }
         true
     }
@@ -193,8 +197,8 @@ impl Endpoint {
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         let farewell = match state.phase {
-            Phase::Asking => Some(reject_with(reason::TIMEOUT)),
-            Phase::Arriving | Phase::Asked | Phase::Granting | Phase::Granted => {
+            Phase::ReqSent => Some(reject_with(reason::TIMEOUT)),
+            Phase::Accepted | Phase::ReqReceived | Phase::RepSent | Phase::RepReceived => {
                 Some(reject_with(reason::CONSUMER_DEFINED))
             }
             Phase::Established if !self.is_datagram => Some(Message::Disconnect),

@@ -81,26 +81,26 @@ pub(crate) enum Phase {
     Bound,
     /// Knows its peer's address.
     AddrResolved,
-    /// Knows the way.
+    /// Knows the route to it.
     RouteResolved,
     /// Takes requests.
     Listening,
-    /// A socket was accepted; the request is still to come.
-    Arriving,
-    /// Has asked for a connection.
-    Asking,
-    /// Was asked for a connection.
-    Asked,
-    /// Has been granted it; the program has to be ready now.
-    Granted,
-    /// Has granted it, and waits for the peer to be ready.
-    Granting,
+    /// A socket was accepted; its REQ is still to come.
+    Accepted,
+    /// Has sent a REQ.
+    ReqSent,
+    /// Has received a REQ.
+    ReqReceived,
+    /// Has received a REP; the program has to be ready now.
+    RepReceived,
+    /// Has sent a REP, and waits for the RTU.
+    RepSent,
     /// Connected, or, for datagrams, answered.
     Established,
-    /// Has said that the connection ends.
-    Ending,
-    /// Was connected.
-    Over,
+    /// Has sent a DREQ.
+    DreqSent,
+    /// Disconnected.
+    TimeWait,
     /// Never came to be connected.
     Failed,
     /// Destroyed.
@@ -113,11 +113,11 @@ pub(super) struct State {
     pub(super) claim: Option<Claim>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) ends: Ends,
-    /// What is asked for, until it was sent.
+    /// The REQ, until it is sent.
     pub(super) request: Option<Request>,
-    /// When the peer should have answered, as a count of questions: an alarm for an earlier one is void.
-    pub(super) question: u64,
-    /// For a listener: requests that the program may leave lying about, and how many there are.
+    /// Counts the timers for responses: an alarm of an earlier one is void.
+    pub(super) response_timer: u64,
+    /// For a listener: how many requests may wait for the program, and how many do.
     pub(super) backlog: usize,
     pub(super) waiting: usize,
 }
@@ -185,7 +185,7 @@ impl Endpoint {
                 socket: None,
                 ends,
                 request: None,
-                question: 0,
+                response_timer: 0,
                 backlog: 0,
                 waiting: 0,
             }),
@@ -238,7 +238,7 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn tell(
+    pub(super) fn push_event(
         self: &Arc<Self>,
         state: &State,
         kind: rdma_cm_event_type,
@@ -261,7 +261,7 @@ impl Endpoint {
         detail: Detail,
     ) {
         let state = lock(&self.state);
-        self.tell(&state, kind, status, detail);
+        self.push_event(&state, kind, status, detail);
     }
 
     /// Reports further events through another channel, also those that have not been taken out.
@@ -290,14 +290,19 @@ impl Endpoint {
         status: c_int,
     ) {
         state.phase = Phase::Failed;
-        state.question += 1;
+        state.response_timer += 1;
         self.drop_socket(state);
-        self.tell(state, kind, status, Detail::Nothing);
+        self.push_event(state, kind, status, Detail::Nothing);
     }
 
-    pub(super) fn refused(self: &Arc<Self>, state: &mut State, reason: u16, private_data: Vec<u8>) {
+    pub(super) fn rejected(
+        self: &Arc<Self>,
+        state: &mut State,
+        reason: u16,
+        private_data: Vec<u8>,
+    ) {
         state.phase = Phase::Failed;
-        state.question += 1;
+        state.response_timer += 1;
         self.drop_socket(state);
         if self.is_datagram {
             let status = match reason {
@@ -308,39 +313,39 @@ impl Endpoint {
                 qp: QpAddress::default(),
                 private_data,
             };
-            return self.tell(state, RDMA_CM_EVENT_UNREACHABLE, status, detail);
+            return self.push_event(state, RDMA_CM_EVENT_UNREACHABLE, status, detail);
         }
         let detail = Detail::Connection {
             qpn: 0,
             params: Params::default(),
             private_data,
         };
-        self.tell(state, RDMA_CM_EVENT_REJECTED, c_int::from(reason), detail);
+        self.push_event(state, RDMA_CM_EVENT_REJECTED, c_int::from(reason), detail);
     }
 
     pub(super) fn established(self: &Arc<Self>, state: &mut State) {
         state.phase = Phase::Established;
-        state.question += 1;
+        state.response_timer += 1;
         let detail = Detail::Connection {
             qpn: state.ends.remote.qpn,
             params: Params::default(),
             private_data: Vec::new(),
         };
-        self.tell(state, RDMA_CM_EVENT_ESTABLISHED, 0, detail);
+        self.push_event(state, RDMA_CM_EVENT_ESTABLISHED, 0, detail);
     }
 
-    pub(super) fn over(self: &Arc<Self>, state: &mut State) {
-        state.phase = Phase::Over;
-        state.question += 1;
+    pub(super) fn disconnected(self: &Arc<Self>, state: &mut State) {
+        state.phase = Phase::TimeWait;
+        state.response_timer += 1;
         self.drop_socket(state);
-        self.tell(state, RDMA_CM_EVENT_DISCONNECTED, 0, Detail::Nothing);
-        self.cm.service.after(TIMEWAIT, self, Alarm::TimewaitOver);
+        self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, Detail::Nothing);
+        self.cm.service.after(TIMEWAIT, self, Alarm::TimeWaitExit);
     }
 
-    /// From now on the peer has the time of an answer.
-    pub(super) fn expect_answer(self: &Arc<Self>, state: &mut State) {
-        state.question += 1;
-        let alarm = Alarm::AnswerOverdue(state.question);
+    /// From now on the peer has [`Cm::answer_timeout`](crate::cm::Cm) to respond.
+    pub(super) fn start_response_timer(self: &Arc<Self>, state: &mut State) {
+        state.response_timer += 1;
+        let alarm = Alarm::ResponseTimeout(state.response_timer);
         self.cm.service.after(self.cm.answer_timeout, self, alarm);
     }
 
