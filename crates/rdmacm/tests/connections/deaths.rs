@@ -1,0 +1,197 @@
+//! Deaths, and peers that say nothing.
+
+use rdmacm::abi::*;
+use verbs_abi::*;
+
+use crate::common::*;
+use crate::scenes::port;
+
+/// Takes a request and never answers.
+pub(crate) fn mute_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    stage.say("asked");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Asks, and expects what the director says.
+pub(crate) fn unanswered_client(stage: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    create_qp(id);
+    let mut asked = param(b"");
+    ok!(rdma_connect(id, &raw mut asked));
+    match stage.hear().as_str() {
+        "refused" => assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 28),
+        "unreachable" => {
+            let unreachable = channel.expect(RDMA_CM_EVENT_UNREACHABLE);
+            assert_eq!(unreachable.status, -libc::ETIMEDOUT);
+        }
+        other => panic!("{other}?"),
+    }
+    destroy(id);
+    channel.destroy();
+}
+
+#[test]
+fn a_listener_that_dies_before_its_answer_has_refused() {
+    let scene = Scene::new("roce");
+    let mut server = scene.start("mute/server");
+    let mut client = scene.start("unanswered/client");
+    client.say(&server.hear());
+    assert_eq!(server.hear(), "asked");
+    server.kill();
+    client.say("refused");
+    client.done();
+}
+
+#[test]
+fn a_listener_that_never_answers_is_unreachable() {
+    let scene = Scene::new("roce").with("VERBATIM_TEST_ANSWER_MS", "200");
+    let mut server = scene.start("mute/server");
+    let mut client = scene.start("unanswered/client");
+    client.say(&server.hear());
+    client.say("unreachable");
+    client.done();
+}
+
+/// Asks, and is killed at the point that the director says.
+pub(crate) fn doomed_client(stage: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    create_qp(id);
+    let mut asked = param(b"");
+    ok!(rdma_connect(id, &raw mut asked));
+    if stage.hear() == "established" {
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+        stage.say("established");
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Serves clients that die.
+pub(crate) fn survivor_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    // One dies before the answer, ...
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    stage.say("asked");
+    assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).id, request.id);
+    let mut answer = param(b"");
+    fails!(libc::EINVAL, rdma_accept(request.id, &raw mut answer));
+    destroy(request.id);
+    // ... one before it is ready, ...
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    ok!(rdma_accept(request.id, &raw mut answer));
+    stage.say("answered");
+    assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 28);
+    destroy(request.id);
+    // ... and one while it is connected.
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    ok!(rdma_accept(request.id, &raw mut answer));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert_eq!(channel.expect(RDMA_CM_EVENT_DISCONNECTED).id, request.id);
+    destroy(request.id);
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+#[test]
+fn a_server_hears_of_the_death_of_its_clients() {
+    let scene = Scene::new("roce");
+    let mut server = scene.start("survivor/server");
+    let port = server.hear();
+    for (heard, told) in [
+        (Some("asked"), ""),
+        (Some("answered"), "stay"),
+        (None, "established"),
+    ] {
+        let mut client = scene.start("doomed/client");
+        client.say(&port);
+        if let Some(heard) = heard {
+            assert_eq!(server.hear(), heard);
+        }
+        if told == "established" {
+            client.say(told);
+            assert_eq!(client.hear(), "established");
+        }
+        client.kill();
+    }
+    server.done();
+    // Whoever comes next cleans up.
+    scene.start("nobody/client").done();
+    assert_eq!(scene.ports(), [""; 0]);
+}
+
+/// Is connected until it is killed.
+pub(crate) fn steady_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    let mut answer = param(b"");
+    ok!(rdma_accept(request.id, &raw mut answer));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    stage.say("established");
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+}
+
+/// As `steady_server`, with a child that outlives it.
+pub(crate) fn forking_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    let mut answer = param(b"");
+    ok!(rdma_accept(request.id, &raw mut answer));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    // SAFETY: the child only sleeps, and ends by itself.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: in the child of a program with threads only such functions are allowed.
+        unsafe {
+            libc::sleep(3);
+            libc::_exit(0);
+        }
+    }
+    stage.say("established");
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+}
+
+/// Is connected until its server ends.
+pub(crate) fn steady_client(_: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    create_qp(id);
+    let mut asked = param(b"");
+    ok!(rdma_connect(id, &raw mut asked));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    destroy(id);
+    channel.destroy();
+}
+
+#[test]
+fn a_client_hears_of_the_death_of_its_server_also_if_a_child_lives_on() {
+    for server in ["steady/server", "forking/server"] {
+        let scene = Scene::new("roce");
+        let mut server = scene.start(server);
+        let mut client = scene.start("steady/client");
+        client.say(&server.hear());
+        assert_eq!(server.hear(), "established");
+        server.kill();
+        client.done();
+    }
+}

@@ -1,0 +1,45 @@
+//! Connections between two processes: made, refused, used, ended, and cut off by a death.
+
+#![allow(
+    clippy::macro_metavars_in_unsafe,
+    reason = "calls of C functions are what the macros are for"
+)]
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+mod deaths;
+mod made;
+mod scenes;
+mod services;
+
+use common::Parts;
+
+const PARTS: &Parts = &[
+    ("talk/server", made::talk_server),
+    ("talk/client", made::talk_client),
+    ("refuse/server", made::refuse_server),
+    ("refuse/client", made::refuse_client),
+    ("nobody/client", made::nobody_client),
+    ("mute/server", deaths::mute_server),
+    ("unanswered/client", deaths::unanswered_client),
+    ("doomed/client", deaths::doomed_client),
+    ("survivor/server", deaths::survivor_server),
+    ("steady/server", deaths::steady_server),
+    ("steady/client", deaths::steady_client),
+    ("forking/server", deaths::forking_server),
+    ("lookup/server", services::lookup_server),
+    ("lookup/client", services::lookup_client),
+    ("sync/server", services::sync_server),
+    ("sync/client", services::sync_client),
+    ("own_qp/server", services::own_qp_server),
+    ("own_qp/client", services::own_qp_client),
+    ("crowd/server", services::crowd_server),
+    ("crowd/client", services::crowd_client),
+    ("states", made::states),
+];
+
+#[test]
+fn child_main() {
+    common::child_main(PARTS);
+}

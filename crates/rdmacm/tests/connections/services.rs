@@ -1,0 +1,342 @@
+//! Datagram services, calls that wait, queue pairs that the ids do not know, and many clients.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use rdmacm::abi::*;
+use verbs_abi::*;
+
+use crate::common::*;
+use crate::scenes::{play, port};
+
+// Datagrams.
+
+#[test]
+fn a_datagram_service_is_looked_up_and_reached() {
+    play("lookup/server", "lookup/client");
+}
+
+pub(crate) fn lookup_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_UDP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    begins_with(&request.private_data, 180, b"where?");
+    create_qp(request.id);
+    // SAFETY: a live id with a queue pair.
+    unsafe {
+        let id = &*request.id;
+        let buffer = Buffer::new(id.pd);
+        buffer.post_recv(id.qp);
+        let mut answer = param(b"here");
+        answer.qp_num = (*id.qp).qp_num;
+        ok!(rdma_accept(request.id, &raw mut answer));
+        let wc = completion(id.recv_cq);
+        assert_eq!((wc.status, wc.byte_len), (IBV_WC_SUCCESS, 45));
+        assert_eq!(&buffer.memory[40..45], b"there");
+        buffer.free();
+    }
+    destroy(request.id);
+    // Datagrams are not connected: the next event is the next request.
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    ok!(rdma_reject(request.id, ptr::null(), 0));
+    destroy(request.id);
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+pub(crate) fn lookup_client(_: &mut Stage) {
+    let channel = Channel::new();
+    let port = port();
+    let id = resolved(&channel, RDMA_PS_UDP, &port);
+    create_qp(id);
+    let mut asked = param(b"where?");
+    ok!(rdma_connect(id, &raw mut asked));
+    let mut found = channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    begins_with(&found.private_data, 136, b"here");
+    assert_eq!(found.ud.qkey, RDMA_UDP_QKEY);
+    // SAFETY: a live id with a queue pair.
+    unsafe {
+        let verbs = softnic::symbols();
+        let ah = (verbs.ibv_create_ah)((*id).pd, &raw mut found.ud.ah_attr);
+        assert!(!ah.is_null());
+        let mut buffer = Buffer::new((*id).pd);
+        buffer.memory[..5].copy_from_slice(b"there");
+        let to = ibv_send_wr_wr_ud {
+            ah,
+            remote_qpn: found.ud.qp_num,
+            remote_qkey: found.ud.qkey,
+        };
+        buffer.post_send((*id).qp, 5, Some(to));
+        assert_eq!(completion((*id).send_cq).status, IBV_WC_SUCCESS);
+        ok!((verbs.ibv_destroy_ah)(ah));
+        buffer.free();
+    }
+    destroy(id);
+    let id = resolved(&channel, RDMA_PS_UDP, &port);
+    let mut asked = param(b"");
+    ok!(rdma_connect(id, &raw mut asked));
+    assert_eq!(channel.expect(RDMA_CM_EVENT_UNREACHABLE).status, 2);
+    destroy(id);
+    channel.destroy();
+}
+
+// The calls that wait.
+
+#[test]
+fn synchronous_endpoints_connect_and_part() {
+    play("sync/server", "sync/client");
+}
+
+fn addrinfo(port: &str, flags: c_int) -> *mut rdma_addrinfo {
+    let mut hints = rdma_addrinfo::zeroed();
+    hints.ai_flags = flags;
+    hints.ai_port_space = RDMA_PS_TCP.cast_signed();
+    let port = std::ffi::CString::new(port).expect("no zero in it");
+    let mut res = ptr::null_mut();
+    ok!(rdma_getaddrinfo(
+        c"127.0.0.1".as_ptr(),
+        port.as_ptr(),
+        &raw const hints,
+        &raw mut res
+    ));
+    res
+}
+
+pub(crate) fn sync_server(stage: &mut Stage) {
+    let res = addrinfo("0", RAI_PASSIVE);
+    let mut attr = qp_init_attr(IBV_QPT_RC);
+    let mut listener = ptr::null_mut();
+    ok!(rdma_create_ep(
+        &raw mut listener,
+        res,
+        ptr::null_mut(),
+        &raw mut attr
+    ));
+    // SAFETY: made above.
+    unsafe { rdma_freeaddrinfo(res) };
+    ok!(rdma_listen(listener, 0));
+    // SAFETY: a live id.
+    stage.say(&u16::from_be(unsafe { rdma_get_src_port(listener) }).to_string());
+    let mut id = ptr::null_mut();
+    ok!(rdma_get_request(listener, &raw mut id));
+    // SAFETY: live ids; the event is kept by the id.
+    unsafe {
+        assert!(!(*id).qp.is_null());
+        let conn = (*(*id).event).param.conn;
+        assert_eq!(conn.private_data_len, 56);
+        assert_eq!(*conn.private_data.cast::<u8>(), b'x');
+        ok!(rdma_accept(id, ptr::null_mut()));
+        assert_eq!((*(*id).event).event, RDMA_CM_EVENT_ESTABLISHED);
+        let mut buffer = Buffer::new((*id).pd);
+        buffer.memory[0] = 42;
+        buffer.post_send((*id).qp, 1, None);
+        assert_eq!(completion((*id).send_cq).status, IBV_WC_SUCCESS);
+        ok!(rdma_disconnect(id));
+        assert_eq!((*(*id).event).event, RDMA_CM_EVENT_DISCONNECTED);
+        // Once is enough.
+        ok!(rdma_disconnect(id));
+        buffer.free();
+        rdma_destroy_ep(id);
+        rdma_destroy_ep(listener);
+    }
+}
+
+pub(crate) fn sync_client(_: &mut Stage) {
+    let res = addrinfo(&port(), 0);
+    let mut attr = qp_init_attr(IBV_QPT_RC);
+    let mut id = ptr::null_mut();
+    ok!(rdma_create_ep(
+        &raw mut id,
+        res,
+        ptr::null_mut(),
+        &raw mut attr
+    ));
+    // SAFETY: made above; live ids.
+    unsafe {
+        rdma_freeaddrinfo(res);
+        let buffer = Buffer::new((*id).pd);
+        buffer.post_recv((*id).qp);
+        let mut asked = param(b"x");
+        ok!(rdma_connect(id, &raw mut asked));
+        assert_eq!(completion((*id).recv_cq).status, IBV_WC_SUCCESS);
+        assert_eq!(buffer.memory[0], 42);
+        ok!(rdma_disconnect(id));
+        buffer.free();
+        rdma_destroy_ep(id);
+    }
+}
+
+// Queue pairs that the ids do not know.
+
+#[test]
+fn programs_may_connect_queue_pairs_of_their_own() {
+    play("own_qp/server", "own_qp/client");
+}
+
+struct OwnQp {
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+}
+
+impl OwnQp {
+    fn new(id: *mut rdma_cm_id) -> Self {
+        let verbs = softnic::symbols();
+        // SAFETY: a live id that is bound to a device.
+        unsafe {
+            let cq = (verbs.ibv_create_cq)((*id).verbs, 16, ptr::null_mut(), ptr::null_mut(), 0);
+            let mut attr = qp_init_attr(IBV_QPT_RC);
+            attr.send_cq = cq;
+            attr.recv_cq = cq;
+            let qp = (verbs.ibv_create_qp)((*id).pd, &raw mut attr);
+            assert!(!qp.is_null());
+            Self { cq, qp }
+        }
+    }
+
+    fn goes_to(&self, id: *mut rdma_cm_id, states: &[ibv_qp_state]) {
+        for &state in states {
+            let mut attr = ibv_qp_attr::zeroed();
+            attr.qp_state = state;
+            let mut mask = 0;
+            ok!(rdma_init_qp_attr(id, &raw mut attr, &raw mut mask));
+            ok!((softnic::symbols().ibv_modify_qp)(
+                self.qp,
+                &raw mut attr,
+                mask
+            ));
+        }
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    fn destroy(self) {
+        ok!((softnic::symbols().ibv_destroy_qp)(self.qp));
+        ok!((softnic::symbols().ibv_destroy_cq)(self.cq));
+    }
+}
+
+pub(crate) fn own_qp_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let qp = OwnQp::new(request.id);
+    qp.goes_to(request.id, &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]);
+    let mut answer = param(b"");
+    answer.qp_num = qp.number();
+    ok!(rdma_accept(request.id, &raw mut answer));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    // SAFETY: a live id.
+    unsafe {
+        let buffer = Buffer::new((*request.id).pd);
+        buffer.post_send(qp.qp, 1, None);
+        assert_eq!(completion(qp.cq).status, IBV_WC_SUCCESS);
+        buffer.free();
+    }
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    qp.destroy();
+    destroy(request.id);
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+pub(crate) fn own_qp_client(_: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    fails!(libc::EINVAL, rdma_connect(id, ptr::null_mut()));
+    let qp = OwnQp::new(id);
+    qp.goes_to(id, &[IBV_QPS_INIT]);
+    // SAFETY: a live id.
+    let buffer = Buffer::new(unsafe { (*id).pd });
+    buffer.post_recv(qp.qp);
+    let mut asked = param(b"");
+    asked.qp_num = qp.number();
+    ok!(rdma_connect(id, &raw mut asked));
+    channel.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    qp.goes_to(id, &[IBV_QPS_RTR, IBV_QPS_RTS]);
+    ok!(rdma_establish(id));
+    assert_eq!(completion(qp.cq).status, IBV_WC_SUCCESS);
+    ok!(rdma_disconnect(id));
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    buffer.free();
+    qp.destroy();
+    destroy(id);
+    channel.destroy();
+}
+
+// Many.
+
+const CROWD: usize = 200;
+const SEATS: c_int = 150;
+
+#[test]
+fn a_full_backlog_refuses_and_nobody_is_lost() {
+    let scene = Scene::new("roce");
+    let mut server = scene.start("crowd/server");
+    let mut client = scene.start("crowd/client");
+    client.say(&server.hear());
+    assert_eq!(client.hear(), "asked");
+    server.say("serve");
+    // Else the first ones part while the server hears that the last one is there.
+    assert_eq!(server.hear(), "all are here");
+    client.say("part");
+    client.done();
+    server.done();
+    assert_eq!(scene.ports(), [""; 0]);
+}
+
+pub(crate) fn crowd_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_TCP, SEATS);
+    stage.say(&port.to_string());
+    assert_eq!(stage.hear(), "serve");
+    let mut ids = Vec::new();
+    for _ in 0..SEATS {
+        let id = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id;
+        create_qp(id);
+        ids.push(id);
+    }
+    for &id in &ids {
+        let mut answer = param(b"");
+        ok!(rdma_accept(id, &raw mut answer));
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    }
+    stage.say("all are here");
+    for _ in 0..SEATS {
+        channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    }
+    ids.into_iter().for_each(destroy);
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+pub(crate) fn crowd_client(stage: &mut Stage) {
+    let channel = Channel::new();
+    let port = port();
+    let ids: Vec<_> = (0..CROWD)
+        .map(|_| {
+            let id = resolved(&channel, RDMA_PS_TCP, &port);
+            create_qp(id);
+            id
+        })
+        .collect();
+    for &id in &ids {
+        let mut asked = param(b"");
+        ok!(rdma_connect(id, &raw mut asked));
+    }
+    let seats = usize::try_from(SEATS).expect("positive");
+    for _ in seats..CROWD {
+        channel.expect(RDMA_CM_EVENT_REJECTED);
+    }
+    stage.say("asked");
+    for _ in 0..seats {
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    }
+    assert_eq!(stage.hear(), "part");
+    ids.into_iter().for_each(destroy);
+    channel.destroy();
+}
