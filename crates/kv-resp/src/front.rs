@@ -58,7 +58,7 @@ pub struct FrontStats {
 /// ```no_run
 /// let server = kv::Server::start(kv::ServerConfig::default())?;
 /// let address: kv_resp::Address = "127.0.0.1:6379".parse()?;
-/// let front = kv_resp::Front::start(server.store().clone(), address.listen()?)?;
+/// let front = kv_resp::Front::start(server.service().store().clone(), address.listen()?)?;
 /// println!("redis-cli finds it at {}", front.address());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

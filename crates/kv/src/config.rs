@@ -1,121 +1,48 @@
 //! Designs and configurations.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use rpc::NicConfig;
 use serde::{Deserialize, Serialize};
+use service::config::in_range;
+use service::{NicConfig, Unsupported};
 use verbs::{Capabilities, Capability};
 
 use crate::store::{LockPlacement, MAX_VALUE_BYTES, Mode, Shape, StoreConfig};
 
-/// The most requests that a client may have outstanding.
-pub const MAX_WINDOW: usize = 4096;
+pub use service::sessions::MAX_WINDOW;
 
-/// How clients reach the data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Design {
-    /// HERD: requests are UC WRITEs into a request region, workers poll it and answer a batch with one doorbell.
-    Herd,
-    /// As Pilaf and FaRM-KV: a GET is READs of the server's memory, with items that verify themselves; changes are RPCs.
-    Reads,
-    /// As DrTM-KV: a GET is a READ of the key's record; a change locks it by compare-and-swap, WRITEs it and unlocks it.
-    Atomics,
+service::designs! {
+    /// How clients reach the data.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Design {
+        /// HERD: requests are UC WRITEs into a request region, workers poll it and answer a batch with one doorbell.
+        Herd: "herd", "an RPC for each request: UC WRITE in, UD SEND out, batches and prefetching",
+            [rpc::herd::NEEDS];
+        /// As Pilaf and FaRM-KV: a GET is READs of the server's memory, with items that verify themselves; changes are RPCs.
+        Reads: "reads", "a GET READs index bucket and item, which verifies itself; changes are RPCs",
+            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
+        /// As DrTM-KV: a GET is a READ of the key's record; a change locks it by compare-and-swap, WRITEs it and unlocks it.
+        Atomics: "atomics", "a GET READs a record; a change locks, WRITEs and unlocks it with remote atomics",
+            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
+    }
 }
 
 impl Design {
-    /// All designs.
-    pub const ALL: [Self; 3] = [Self::Herd, Self::Reads, Self::Atomics];
-
-    /// Its name, as on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Herd => "herd",
-            Self::Reads => "reads",
-            Self::Atomics => "atomics",
-        }
-    }
-
-    /// What it does, in a line.
-    pub fn summary(self) -> &'static str {
+    /// What clients may rely on, in a line for the documentation and the command line.
+    pub fn promise(self) -> &'static str {
         match self {
             Self::Herd => {
-                "an RPC for each request: UC WRITE in, UD SEND out, batches and prefetching"
+                "linearizable: a partition's worker makes one change after the other, and none twice"
             }
             Self::Reads => {
-                "a GET READs index bucket and item, which verifies itself; changes are RPCs"
+                "linearizable: changes as with herd, and a value that is READ was the key's at that time"
             }
             Self::Atomics => {
-                "a GET READs a record; a change locks, WRITEs and unlocks it with remote atomics"
+                "linearizable: changes hold the record's lock, and a value that is READ was the key's at that time"
             }
         }
     }
-
-    /// What it needs of a device, at the server and at clients.
-    pub fn needs(self) -> Vec<Capability> {
-        match self {
-            Self::Herd => rpc::herd::NEEDS.to_vec(),
-            Self::Reads => [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]].concat(),
-            Self::Atomics => {
-                let more = [Capability::Rc, Capability::RdmaRead, Capability::Atomics];
-                [rpc::herd::NEEDS, &more].concat()
-            }
-        }
-    }
-
-    /// Whether it runs on a device.
-    ///
-    /// # Errors
-    /// Says what the device lacks and why.
-    pub fn check(self, device: &Capabilities) -> Result<(), Unsupported> {
-        let lacks = device.lacks_of(&self.needs());
-        if lacks.is_empty() {
-            return Ok(());
-        }
-        let lacks: Vec<_> = lacks
-            .iter()
-            .map(|l| format!("{} ({})", l.capability, l.why))
-            .collect();
-        Err(Unsupported {
-            design: self,
-            device: device.device.clone(),
-            lacks: lacks.join(" and "),
-        })
-    }
-}
-
-impl fmt::Display for Design {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Design {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|d| d.name() == s);
-        found.ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|d| d.name()).collect();
-            format!(
-                "no design is called {s:?}: the designs are {}",
-                names.join(", ")
-            )
-        })
-    }
-}
-
-/// A design that a device cannot run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("design {design} needs what {device} does not have: {lacks}")]
-pub struct Unsupported {
-    /// The design.
-    pub design: Design,
-    /// The device.
-    pub device: String,
-    /// What it lacks, and why.
-    pub lacks: String,
 }
 
 /// How a server runs.
@@ -184,38 +111,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// Refuses a value out of its range.
-fn range(name: &str, value: usize, from: usize, to: usize) -> Result<(), String> {
-    if (from..=to).contains(&value) {
-        Ok(())
-    } else {
-        Err(format!("{name} is {value}: it must be {from} to {to}"))
-    }
-}
-
 impl ServerConfig {
-    pub(crate) fn check(&self) -> Result<(), String> {
-        range("workers", self.workers, 1, 64)?;
-        range("batch", self.batch, 1, rpc::MAX_BATCH)?;
-        range("queues", self.queues, 1, 64)?;
-        range("max_clients", self.max_clients, 1, 1024)?;
-        range("max_window", self.max_window, 1, MAX_WINDOW)?;
-        range("items", self.items, 1, 1 << 32)?;
-        range("key_bytes", self.key_bytes, 0, crate::store::MAX_KEY_BYTES)?;
-        range("value_bytes", self.value_bytes, 0, MAX_VALUE_BYTES)?;
-        range("read_size", self.read_size, 0, 1 << 16)?;
-        range("record_align", self.record_align, 8, 4096)?;
-        range("lease_ms", self.lease_ms.into(), 1, 60_000)?;
-        if !self.record_align.is_power_of_two() {
-            return Err(format!(
-                "record_align is {}: it must be a power of two",
-                self.record_align
-            ));
-        }
-        let least = self.workers << 16;
-        range("log_bytes", self.log_bytes.unwrap_or(least), least, 1 << 43)
-    }
-
     /// Whether items are in records of a fixed size, without a time to live, and never dropped.
     pub fn has_records(&self) -> bool {
         self.shape().is_some()
@@ -248,6 +144,50 @@ impl ServerConfig {
             seed,
             ..fits
         }
+    }
+}
+
+impl service::ServerConfig for ServerConfig {
+    fn check(&self) -> Result<(), String> {
+        in_range("workers", self.workers, 1..=64)?;
+        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        in_range("queues", self.queues, 1..=64)?;
+        in_range("max_clients", self.max_clients, 1..=1024)?;
+        in_range("max_window", self.max_window, 1..=MAX_WINDOW)?;
+        in_range("items", self.items, 1..=1 << 32)?;
+        in_range("key_bytes", self.key_bytes, 0..=crate::store::MAX_KEY_BYTES)?;
+        in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)?;
+        in_range("read_size", self.read_size, 0..=1 << 16)?;
+        in_range("record_align", self.record_align, 8..=4096)?;
+        in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
+        if !self.record_align.is_power_of_two() {
+            return Err(format!(
+                "record_align is {}: it must be a power of two",
+                self.record_align
+            ));
+        }
+        let least = self.workers << 16;
+        in_range(
+            "log_bytes",
+            self.log_bytes.unwrap_or(least),
+            least..=1 << 43,
+        )
+    }
+
+    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+        self.design.check(device)
+    }
+
+    fn listen(&self) -> &str {
+        &self.listen
+    }
+
+    fn nic(&self) -> &NicConfig {
+        &self.nic
+    }
+
+    fn max_window(&self) -> usize {
+        self.max_window
     }
 }
 
@@ -287,9 +227,9 @@ impl Default for ClientConfig {
 
 impl ClientConfig {
     pub(crate) fn check(&self) -> Result<(), String> {
-        range("window", self.window, 1, MAX_WINDOW)?;
-        range("batch", self.batch, 1, rpc::MAX_BATCH)?;
-        range("value_bytes", self.value_bytes, 0, MAX_VALUE_BYTES)
+        in_range("window", self.window, 1..=MAX_WINDOW)?;
+        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)
     }
 
     pub(crate) fn answer(&self) -> Duration {
@@ -303,6 +243,8 @@ impl ClientConfig {
 
 #[cfg(test)]
 mod tests {
+    use service::ServerConfig as _;
+
     use super::*;
 
     #[test]

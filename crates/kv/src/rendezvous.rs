@@ -1,32 +1,63 @@
-//! How clients find a server: the messages of [`rpc::exchange`].
+//! How clients find a server: the messages of its rendezvous.
 //!
 //! 1. The server speaks first: [`Welcome`], what it is and offers.
 //! 2. The client answers with [`Hello`]: its session, and the endpoints of its queue pairs, a pair for each worker.
-//! 3. The server connects its side and [answers](rpc::exchange::Answer) with its endpoints and keys ([`Accepted`]), or
+//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or
 //!    with the reason why not.
 //!
 //! Then the connection stays open and silent. When it closes, for whatever reason, the server frees what the client
 //! had, but for what it remembers of its session's changes.
 
 use serde::{Deserialize, Serialize};
+use service::Protocol;
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::Design;
 use crate::store::Shape;
 
-/// What it is, in messages.
-pub(crate) const WHOSE: &str = "key-value store";
-/// What [`Welcome::protocol`] says.
-pub const PROTOCOL: &str = "verbatim-kv";
-/// The version of the exchange.
-pub const VERSION: u32 = 2;
+/// The messages of the key-value store's rendezvous.
+#[derive(Debug, Clone, Copy)]
+pub enum Rendezvous {}
+
+impl Protocol for Rendezvous {
+    const SERVICE: &'static str = "key-value store";
+    const NAME: &'static str = "verbatim-kv";
+    const VERSION: u32 = 2;
+    type Welcome = Welcome;
+    type Hello = Hello;
+    type Accepted = Accepted;
+}
+
+impl service::Welcome for Welcome {
+    fn protocol(&self) -> &str {
+        &self.protocol
+    }
+
+    fn version(&self) -> u32 {
+        self.version
+    }
+
+    fn max_window(&self) -> usize {
+        self.max_window
+    }
+}
+
+impl service::Hello for Hello {
+    fn version(&self) -> u32 {
+        self.version
+    }
+
+    fn window(&self) -> usize {
+        self.window
+    }
+}
 
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`PROTOCOL`].
+    /// [`Rendezvous`]'s [`Protocol::NAME`].
     pub protocol: String,
-    /// [`VERSION`].
+    /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The design that it serves.
     pub design: Design,
@@ -45,7 +76,7 @@ pub struct Welcome {
 /// The client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`VERSION`].
+    /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The name of its session: random, and the same when it connects again.
     pub session: u64,
@@ -73,27 +104,28 @@ pub struct LaneHello {
 pub struct Accepted {
     /// For each partition.
     pub lanes: Vec<LaneAccepted>,
-    /// What it may reach by itself, where the design says so.
-    pub reach: Option<Reach>,
+    /// The memory that it may reach by itself, where the design says so.
+    #[serde(rename = "reach")]
+    pub memory: Option<RemoteAccess>,
 }
 
 /// Memory that clients reach without the server's processor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reach {
+pub struct RemoteAccess {
     /// The server's RC queue pair for this client.
     pub endpoint: QpEndpoint,
     /// What is there.
-    pub memory: Reached,
+    pub memory: RemoteLayout,
 }
 
 /// What clients find in the memory of the partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reached {
+pub enum RemoteLayout {
     /// An index and a log.
     Logs {
         /// Of each partition.
-        partitions: Vec<ReachedLog>,
+        partitions: Vec<RemoteLog>,
         /// Bytes of an item of the expected length.
         item_bytes: usize,
     },
@@ -121,7 +153,7 @@ pub struct Writes {
 
 /// A partition's index and log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReachedLog {
+pub struct RemoteLog {
     /// Buckets of 64 bytes.
     pub index: RemoteMemory,
     /// Items, each with a checksum.

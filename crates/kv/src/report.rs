@@ -1,4 +1,4 @@
-//! What clients and servers report: everything here travels as JSON.
+//! What servers report: it travels as JSON.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,34 +33,4 @@ pub struct ServerStats {
     pub expelled: u64,
     /// What the store holds and did.
     pub store: PartitionStats,
-}
-
-/// Latencies in nanoseconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    /// Requests that were measured.
-    pub samples: u64,
-    /// The median.
-    pub p50_ns: u64,
-    /// The 99th percentile.
-    pub p99_ns: u64,
-    /// The 99.9th percentile.
-    pub p999_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-}
-
-impl Latency {
-    pub(crate) fn of(h: &hdrhistogram::Histogram<u64>) -> Self {
-        if h.is_empty() {
-            return Self::default();
-        }
-        Self {
-            samples: h.len(),
-            p50_ns: h.value_at_quantile(0.5),
-            p99_ns: h.value_at_quantile(0.99),
-            p999_ns: h.value_at_quantile(0.999),
-            max_ns: h.max(),
-        }
-    }
 }

@@ -6,8 +6,8 @@
 //!
 //! Both serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that it can
 //! do shared work once a batch, and the answers of a batch leave with one doorbell. Neither knows what is
-//! called nor which NIC runs it; how endpoints reach the other side is the caller's affair, for which [`exchange`]
-//! and [`NicConfig`] may serve.
+//! called nor which NIC runs it; how endpoints reach the other side is the caller's affair, for which the
+//! crate `service` may serve.
 //!
 //! Each says in `NEEDS` what it needs of a device. Payload that a device does not take inline leaves from
 //! registered memory.
@@ -18,17 +18,13 @@
 #![forbid(unsafe_code)]
 
 pub mod datagram;
-pub mod exchange;
 pub mod herd;
-mod nic;
 mod outbox;
 mod port;
 mod table;
-pub mod worker;
 
 use verbs::{HeaderOnly, Inline, PostError, Postlist, Ud, UdDestination, VerbError};
 
-pub use nic::{NicConfig, OpenError};
 use outbox::Outbox;
 pub use port::{Received, UdPort, UdPortConfig};
 pub use table::ClientTable;

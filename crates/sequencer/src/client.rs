@@ -1,18 +1,15 @@
 //! The client: keeps a window of requests outstanding, measures, starts over when it must.
 
-use std::collections::VecDeque;
-use std::net::TcpStream;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-use rpc::exchange::{Answer, Call, Refused};
 use rpc::{RpcError, UdPortConfig, datagram, herd};
-use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, Waiter, time};
+use service::{ConnectError, Connection, Latency, Protocol, Refused, Target};
+use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, time};
 
-use crate::lanes::{AtomicsLane, Lane, RpcLane, Sink, SpecLane};
-use crate::rendezvous::{self, Accepted, Hello, Welcome};
-use crate::server::{Door, Pass};
-use crate::{ClientConfig, ClientReport, Design, Failures, Latency, OpenError, Unsupported, Until};
+use crate::lanes::{AtomicsLane, RpcLane, Sink, SpecLane};
+use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
+use crate::run::{End, Run};
+use crate::{ClientConfig, ClientReport, Connector, Design, Failures, Until};
 
 /// A client of a [`Server`](crate::Server). Dropping it disconnects it.
 #[derive(Debug)]
@@ -25,39 +22,16 @@ pub struct Client {
     design: Design,
     sink: Sink,
     start: u64,
-    /// The way to a server in this process; by TCP without it.
-    door: Option<Door>,
+    target: Target<Rendezvous>,
 }
 
 /// Why a client cannot connect, or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The configuration cannot work.
-    #[error("{0}")]
-    Config(String),
-    /// The server cannot be reached, or is none.
-    #[error("cannot reach a sequencer at {server}: {source}")]
-    Reach {
-        /// The address.
-        server: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The server refused.
-    #[error("the sequencer refused: {reason}")]
-    Refused {
-        /// Why.
-        reason: String,
-        /// Whether it may succeed later.
-        retry: bool,
-    },
-    /// The device lacks what the server's design needs.
+    /// It cannot connect.
     #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-    /// The NIC cannot be used.
-    #[error(transparent)]
-    Open(#[from] OpenError),
+    Connect(#[from] ConnectError),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs::VerbError),
@@ -76,37 +50,26 @@ pub enum ClientError {
     },
 }
 
-impl From<Refused> for ClientError {
-    fn from(Refused { reason, retry }: Refused) -> Self {
-        Self::Refused { reason, retry }
-    }
-}
-
 impl ClientError {
+    fn refused(reason: String) -> Self {
+        ConnectError::refused::<Rendezvous>(Refused::never(reason)).into()
+    }
+
     /// Whether trying to connect again cannot help.
     fn is_hopeless(&self) -> bool {
         match self {
-            Self::Reach { source, .. } => source.kind() == std::io::ErrorKind::InvalidInput,
-            Self::Refused { retry, .. } => !retry,
+            Self::Connect(e) => e.is_hopeless(),
             _ => true,
         }
     }
 }
 
-/// A connection: it ends when it is dropped, here and at the server.
+/// A session: it ends when it is dropped, here and at the server.
 #[derive(Debug)]
 struct Session {
     lane: AnyLane,
     /// Only held: its end is the end of the session at the server.
-    _held: Held,
-}
-
-/// What a session at a server hangs on.
-#[derive(Debug)]
-#[expect(dead_code, reason = "its end is what counts")]
-enum Held {
-    Tcp(TcpStream),
-    Local(Pass),
+    _connection: Connection,
 }
 
 #[derive(Debug)]
@@ -119,33 +82,34 @@ enum AnyLane {
 impl Client {
     /// Connects to a server; tries for [`ClientConfig::reconnect_ms`] if it is not there (yet).
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
-        config.check().map_err(ClientError::Config)?;
-        let context = config.nic.open()?;
+        config.check().map_err(ConnectError::Config)?;
+        let context = config.nic.open().map_err(ConnectError::from)?;
         Self::connect_on(&context, config)
     }
 
     /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and
     /// device.
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        Self::make(context, config, None)
+        let target = Target::Tcp(config.server.clone());
+        Self::connect_to(target, context, config)
     }
 
     /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
     pub fn connect_through(
-        door: Door,
+        connector: Connector,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Self::make(context, config, Some(door))
+        Self::connect_to(Target::Local(connector), context, config)
     }
 
-    fn make(
+    fn connect_to(
+        target: Target<Rendezvous>,
         context: &Context,
         config: ClientConfig,
-        door: Option<Door>,
     ) -> Result<Self, ClientError> {
-        config.check().map_err(ClientError::Config)?;
-        let port = config.nic.port(context)?;
+        config.check().map_err(ConnectError::Config)?;
+        let port = config.nic.port(context).map_err(ConnectError::from)?;
         let pd = context.alloc_pd()?;
         let mut client = Self {
             config,
@@ -156,7 +120,7 @@ impl Client {
             design: Design::SpecS0,
             sink: Sink::default(),
             start: 0,
-            door,
+            target,
         };
         client.reconnect()?;
         Ok(client)
@@ -251,7 +215,7 @@ impl Client {
             requests,
             seconds,
             rate,
-            latency: Latency::of(&run.latency.all()),
+            latency: Latency::with_mean(&run.latency.all()),
             doorbells: run.doorbells,
             wrong_guesses: self.sink.wrong_guesses,
             not_increasing: self.sink.not_increasing,
@@ -268,15 +232,16 @@ impl Client {
     /// Opens a session, trying again while that may help.
     fn reconnect(&mut self) -> Result<(), ClientError> {
         let until = time::now() + self.config.reconnect();
-        // A server in this process does not come back.
-        let hopeless = |e: &ClientError| self.door.is_some() || e.is_hopeless();
-        let (session, accepted) = rpc::exchange::persist(until, || self.open(), hopeless)?;
+        let opened = self
+            .target
+            .persist(until, || self.open(), ClientError::is_hopeless);
+        let (session, accepted) = opened?;
         if accepted.next < self.sink.above {
-            return Err(ClientError::from(Refused::never(format!(
+            return Err(ClientError::refused(format!(
                 "it goes on at {}, but {} was given already: it was started again without its state file",
                 accepted.next,
                 self.sink.above - 1
-            ))));
+            )));
         }
         self.design = accepted.design;
         self.start = accepted.start;
@@ -284,72 +249,36 @@ impl Client {
         Ok(())
     }
 
+    /// Opens a session: makes this side's queue pairs, and connects them as the server answers.
     fn open(&self) -> Result<(Session, Accepted), ClientError> {
-        match &self.door {
-            Some(door) => self.enter(door),
-            None => self.dial(),
-        }
-    }
-
-    /// Opens a session by TCP.
-    fn dial(&self) -> Result<(Session, Accepted), ClientError> {
-        let server = &self.config.server;
-        let reach = |source| ClientError::Reach {
-            server: server.clone(),
-            source,
-        };
         let patience = self.config.reconnect().max(Duration::from_secs(1));
-        let (call, welcome) = Call::dial(server, rendezvous::WHOSE, patience).map_err(reach)?;
-        let (prepared, hello) = self.introduce(&welcome)?;
-        let (answer, stream) = call.introduce(&hello).map_err(reach)?;
-        match answer {
-            Answer::Accepted(accepted) => self.settle(prepared, accepted, Held::Tcp(stream)),
-            Answer::Refused(refused) => Err(refused.into()),
-        }
-    }
-
-    /// Opens a session at a server in this process.
-    fn enter(&self, door: &Door) -> Result<(Session, Accepted), ClientError> {
-        let (prepared, hello) = self.introduce(&door.welcome())?;
-        let (accepted, pass) = door.enter(&hello)?;
-        self.settle(prepared, accepted, Held::Local(pass))
+        let window = self.config.window;
+        let opened = self
+            .target
+            .open(window, patience, |welcome| self.introduce(welcome));
+        let (prepared, accepted, connection) = opened?;
+        let session = Session {
+            lane: self.attach(prepared, &accepted)?,
+            _connection: connection,
+        };
+        Ok((session, accepted))
     }
 
     /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
     fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
-        let refused = |reason: String| ClientError::Refused {
-            reason,
-            retry: false,
-        };
-        if welcome.protocol != rendezvous::PROTOCOL || welcome.version != rendezvous::VERSION {
-            let Welcome {
-                protocol, version, ..
-            } = welcome;
-            return Err(refused(format!(
-                "it speaks {protocol} {version}, this client {} {}",
-                rendezvous::PROTOCOL,
-                rendezvous::VERSION
-            )));
-        }
-        let offered = welcome
-            .designs
-            .first()
-            .copied()
-            .ok_or_else(|| refused("it serves no design".to_owned()))?;
+        let offered = welcome.designs.first().copied();
+        let offered =
+            offered.ok_or_else(|| ClientError::refused("it serves no design".to_owned()))?;
         let design = self.config.design.unwrap_or(offered);
         if !welcome.designs.contains(&design) {
-            return Err(refused(format!("it serves design {offered}, not {design}")));
+            let reason = format!("it serves design {offered}, not {design}");
+            return Err(ClientError::refused(reason));
         }
-        if self.config.window > welcome.max_window {
-            return Err(refused(format!(
-                "its largest window is {}, not {}",
-                welcome.max_window, self.config.window
-            )));
-        }
-        design.check(self.context.capabilities()?)?;
+        let device = self.context.capabilities()?;
+        design.check(device).map_err(ConnectError::from)?;
         let prepared = self.prepare(design)?;
         let mut hello = Hello {
-            version: rendezvous::VERSION,
+            version: Rendezvous::VERSION,
             design,
             window: self.config.window,
             rc: None,
@@ -364,18 +293,6 @@ impl Client {
             Prepared::Spec(c) => hello.ud = Some(c.endpoint()),
         }
         Ok((prepared, hello))
-    }
-
-    /// Connects this side as the server answered.
-    fn settle(
-        &self,
-        prepared: Prepared,
-        accepted: Accepted,
-        held: Held,
-    ) -> Result<(Session, Accepted), ClientError> {
-        let lane = self.attach(prepared, &accepted)?;
-        let session = Session { lane, _held: held };
-        Ok((session, accepted))
     }
 
     /// This side's queue pairs, as far as they can be without the server.
@@ -416,7 +333,8 @@ impl Client {
 
     fn attach(&self, prepared: Prepared, accepted: &Accepted) -> Result<AnyLane, ClientError> {
         let window = self.config.window;
-        let lacks = |what: &str| ClientError::Config(format!("the server's answer lacks {what:?}"));
+        let lacks =
+            |what: &str| ConnectError::Config(format!("the server's answer lacks {what:?}"));
         Ok(match prepared {
             Prepared::Atomics(qp, cq) => {
                 let remote = accepted
@@ -454,195 +372,4 @@ enum Prepared {
     Atomics(verbs::PreparedQp<Rc>, verbs::CompletionQueue),
     Rpc(herd::PreparedClient),
     Spec(datagram::Client),
-}
-
-/// How a session ended.
-enum End {
-    Done,
-    /// Nothing is wrong, but it goes on in a new session.
-    Renew,
-    UsedUp,
-    Broken {
-        lost: usize,
-        why: String,
-    },
-}
-
-/// A run over one or more sessions.
-#[repr(C)]
-struct Run {
-    count: u64,
-    batch: usize,
-    /// Times are in nanoseconds, as [`time::now_ns`] says them.
-    end: Option<u64>,
-    deadline_ns: u64,
-    doorbells: u64,
-    last: u64,
-    latency: Latencies,
-    started: u64,
-    failures: Failures,
-}
-
-/// Longer latencies than a minute count as that, in nanoseconds.
-const MOST_LATENCY_NS: u64 = 60_000_000_000;
-
-/// A histogram and what is not in it yet. With hundreds of clients on a simulated NIC it is in no cache when it is needed:
-/// so it is, once for several latencies.
-#[repr(C)]
-struct Latencies {
-    count: usize,
-    recent: [u64; RECENT],
-    histogram: Histogram<u64>,
-}
-
-/// Latencies that are kept until they are put into the histogram.
-const RECENT: usize = 8;
-
-impl Latencies {
-    fn new(digits: u8) -> Self {
-        Self {
-            recent: [0; RECENT],
-            count: 0,
-            histogram: Histogram::new(digits).expect("checked with the configuration"),
-        }
-    }
-
-    /// In nanoseconds.
-    #[inline]
-    fn add(&mut self, nanos: u64) {
-        self.recent[self.count] = nanos;
-        self.count += 1;
-        if self.count == RECENT {
-            self.flush();
-        }
-    }
-
-    #[inline(never)]
-    fn flush(&mut self) {
-        for &nanos in &self.recent[..self.count] {
-            // It grows up to this value: ten thousand simulated clients have one each.
-            self.histogram += nanos.min(MOST_LATENCY_NS);
-        }
-        self.count = 0;
-    }
-
-    /// With all that were added.
-    fn all(mut self) -> Histogram<u64> {
-        self.flush();
-        self.histogram
-    }
-}
-
-impl Run {
-    fn new(until: Until, config: &ClientConfig) -> Self {
-        let started = time::now_ns();
-        let (count, end) = match until {
-            Until::Count(n) => (n, None),
-            // A time too long to represent is for ever.
-            Until::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
-        };
-        Self {
-            count,
-            end,
-            batch: config.batch.min(config.window),
-            deadline_ns: u64::try_from(config.deadline().as_nanos()).unwrap_or(u64::MAX),
-            started,
-            last: started,
-            latency: Latencies::new(config.latency_digits),
-            doorbells: 0,
-            failures: Failures::default(),
-        }
-    }
-
-    fn is_over(&self, got: u64) -> bool {
-        got >= self.count || self.end.is_some_and(|end| time::now_ns() >= end)
-    }
-
-    /// Keeps the lane's window full until the run is over. The clock is read once a postlist.
-    ///
-    /// Its frame has nothing but what this loop needs: of hundreds of simulated clients none is in a processor's caches.
-    #[inline(never)]
-    fn drive<L: Lane>(&mut self, lane: &mut L, sink: &mut Sink) -> End {
-        let broken = |lane: &L, why: &dyn std::fmt::Display| End::Broken {
-            lost: lane.outstanding(),
-            why: why.to_string(),
-        };
-        let (mut sent, mut answered) = (0u64, 0u64);
-        // Postlists under way: requests sent up to and with it, and when.
-        let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room() + 1);
-        let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
-        let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
-        let refused = sink.refused;
-        let mut fresh = None;
-        loop {
-            if !stopping {
-                let left = self.count - sink.got - lane.outstanding() as u64;
-                let room = lane.room().min(usize::try_from(left).unwrap_or(usize::MAX));
-                // Full postlists while answers come; what there is when none have come for a while.
-                if room >= self.batch || (room > 0 && waiter.misses() >= 16) {
-                    let n = room.min(self.batch);
-                    if let Err(e) = lane.send(n, sink.above) {
-                        return broken(lane, &e);
-                    }
-                    self.doorbells += 1;
-                    sent += n as u64;
-                    // The time at which the last answers were seen, a poll ago, is good enough.
-                    let now = fresh.take().unwrap_or_else(time::now_ns);
-                    marks.push_back((sent, now));
-                    stopping = self.end.is_some_and(|end| now >= end);
-                }
-            }
-            let got = match lane.poll(sink) {
-                Ok(got) => got,
-                Err(e) => return broken(lane, &e),
-            };
-            if got > 0 {
-                waiter.reset();
-                progress = true;
-                answered += got as u64;
-                if marks.front().is_some_and(|m| m.0 <= answered) {
-                    self.last = time::now_ns();
-                    fresh = Some(self.last);
-                    while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
-                        self.latency.add(self.last.saturating_sub(at));
-                    }
-                }
-                stopping |= sink.refused > refused;
-                continue;
-            }
-            if lane.outstanding() == 0 {
-                if sink.refused > refused {
-                    return End::UsedUp;
-                }
-                if stopping || sink.got >= self.count {
-                    return End::Done;
-                }
-                if lane.is_used_up() {
-                    return End::Renew;
-                }
-            }
-            fresh = None;
-            // Until an answer comes there is nothing to send, and the clock is only looked at.
-            if !progress
-                && (stopping || lane.room() == 0)
-                && lane.outstanding() > 0
-                && lane.only_polls()
-            {
-                let late = since.saturating_add(self.deadline_ns);
-                let end = self.end.filter(|_| !stopping);
-                waiter.idle_polling(end.map_or(late, |end| end.min(late)));
-            } else {
-                waiter.idle();
-            }
-            if waiter.misses().is_multiple_of(256) {
-                let now = time::now_ns();
-                stopping |= self.end.is_some_and(|end| now >= end);
-                if std::mem::take(&mut progress) {
-                    since = now;
-                } else if now.saturating_sub(since) > self.deadline_ns {
-                    return broken(lane, &"no answer came before the deadline");
-                }
-            }
-        }
-    }
 }

@@ -1,103 +1,38 @@
 //! Designs and configurations.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use rpc::NicConfig;
 use serde::{Deserialize, Serialize};
-use verbs::{Capabilities, Capability, Lack};
+use service::config::in_range;
+use service::{NicConfig, Unsupported};
+use verbs::{Capabilities, Capability};
 
-/// How clients get numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Design {
-    /// RC fetch-and-add on the server's counter; the server's CPU does nothing.
-    Atomics,
-    /// HERD RPC: requests are UC WRITEs, each response is a UD SEND with its own doorbell.
-    Rpc,
-    /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
-    RpcBatch,
-    /// The same, batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to requests that are
-    /// outstanding together may overtake each other; a request that is sent after an answer came still
-    /// gets a larger number.
-    RpcBatchMq,
-    /// Header-only UD SENDs both ways: the client speculates the upper four bytes.
-    SpecS0,
+service::designs! {
+    /// How clients get numbers.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Design {
+        /// RC fetch-and-add on the server's counter; the server's CPU does nothing.
+        Atomics: "atomics", "RC fetch-and-add on the server's counter",
+            // READs fetch the limit.
+            [&[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
+        /// HERD RPC: requests are UC WRITEs, each response is a UD SEND with its own doorbell.
+        Rpc: "rpc", "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response", [rpc::herd::NEEDS];
+        /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
+        RpcBatch: "rpc-batch", "HERD RPC, one atomic add and one doorbell a batch", [rpc::herd::NEEDS];
+        /// The same, batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to requests that are
+        /// outstanding together may overtake each other; a request that is sent after an answer came still
+        /// gets a larger number.
+        RpcBatchMq: "rpc-batch-mq", "HERD RPC, batches rotate over several UD queue pairs", [rpc::herd::NEEDS];
+        /// Header-only UD SENDs both ways: the client speculates the upper four bytes.
+        SpecS0: "spec-s0", "header-only UD SENDs both ways, speculating the upper 4 bytes",
+            // Idle workers sleep until a datagram comes.
+            [&[Capability::Ud, Capability::Immediates, Capability::CompletionEvents]];
+    }
 }
 
 impl Design {
-    /// All designs, in the order of the paper.
-    pub const ALL: [Self; 5] = [
-        Self::Atomics,
-        Self::Rpc,
-        Self::RpcBatch,
-        Self::RpcBatchMq,
-        Self::SpecS0,
-    ];
-
-    /// Its name, as on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Atomics => "atomics",
-            Self::Rpc => "rpc",
-            Self::RpcBatch => "rpc-batch",
-            Self::RpcBatchMq => "rpc-batch-mq",
-            Self::SpecS0 => "spec-s0",
-        }
-    }
-
-    /// What it does, in a line.
-    pub fn summary(self) -> &'static str {
-        match self {
-            Self::Atomics => "RC fetch-and-add on the server's counter",
-            Self::Rpc => "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response",
-            Self::RpcBatch => "HERD RPC, one atomic add and one doorbell a batch",
-            Self::RpcBatchMq => "HERD RPC, batches rotate over several UD queue pairs",
-            Self::SpecS0 => "header-only UD SENDs both ways, speculating the upper 4 bytes",
-        }
-    }
-
-    /// What it needs of a device, at the server and at clients.
-    pub fn needs(self) -> &'static [Capability] {
-        match self {
-            // READs fetch the limit.
-            Self::Atomics => &[Capability::Rc, Capability::RdmaRead, Capability::Atomics],
-            Self::Rpc | Self::RpcBatch | Self::RpcBatchMq => rpc::herd::NEEDS,
-            // Idle workers sleep until a datagram comes.
-            Self::SpecS0 => &[
-                Capability::Ud,
-                Capability::Immediates,
-                Capability::CompletionEvents,
-            ],
-        }
-    }
-
-    /// Whether it runs on a device.
-    ///
-    /// # Errors
-    /// Says what the device lacks and why, and which designs run there.
-    pub fn check(self, device: &Capabilities) -> Result<(), Unsupported> {
-        let lacks = device.lacks_of(self.needs());
-        if lacks.is_empty() {
-            return Ok(());
-        }
-        Err(Unsupported {
-            design: self,
-            device: device.device.clone(),
-            provider: device.provider,
-            lacks,
-            runnable: Self::runnable(device),
-        })
-    }
-
-    /// The designs that run on a device.
-    pub fn runnable(device: &Capabilities) -> Vec<Self> {
-        let runs = |design: &Self| device.lacks_of(design.needs()).is_empty();
-        Self::ALL.into_iter().filter(runs).collect()
-    }
-
     /// UD queue pairs of a worker, unless told otherwise. On a NIC one queue pair is served by one processing
     /// unit; on the software NIC more of them bring nothing.
     pub fn queues(self) -> usize {
@@ -115,73 +50,6 @@ impl Design {
         }
     }
 }
-
-impl fmt::Display for Design {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Design {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|d| d.name() == s)
-            .ok_or_else(|| {
-                let names: Vec<_> = Self::ALL.iter().map(|d| d.name()).collect();
-                format!(
-                    "no design is called {s:?}: the designs are {}",
-                    names.join(", ")
-                )
-            })
-    }
-}
-
-/// A design that a device cannot run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Unsupported {
-    /// The design.
-    pub design: Design,
-    /// The device.
-    pub device: String,
-    /// Its provider.
-    pub provider: &'static str,
-    /// What the design needs and the device does not have; never empty.
-    pub lacks: Vec<Lack>,
-    /// The designs that run there.
-    pub runnable: Vec<Design>,
-}
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.lacks.iter().map(|l| l.capability.name()).collect();
-        let why: Vec<_> = match &self.lacks[..] {
-            [only] => vec![only.why.clone()],
-            several => several
-                .iter()
-                .map(|l| format!("{}: {}", l.capability, l.why))
-                .collect(),
-        };
-        let runnable: Vec<_> = self.runnable.iter().map(|d| d.name()).collect();
-        write!(
-            f,
-            "design {} needs {}, which {} ({}) does not have ({}); designs that run there: {}",
-            self.design,
-            names.join(" and "),
-            self.device,
-            self.provider,
-            why.join("; "),
-            if runnable.is_empty() {
-                "none".to_owned()
-            } else {
-                runnable.join(", ")
-            },
-        )
-    }
-}
-
-impl std::error::Error for Unsupported {}
 
 /// How a server runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -243,27 +111,30 @@ impl ServerConfig {
     pub fn queues(&self) -> usize {
         self.queues.unwrap_or(self.design.queues())
     }
+}
 
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let range = |name: &str, value: usize, max: usize| {
-            if (1..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(format!("{name} is {value}: it must be 1 to {max}"))
-            }
-        };
-        range("workers", self.workers, 64)?;
-        range("batch", self.batch, rpc::MAX_BATCH)?;
+impl service::ServerConfig for ServerConfig {
+    fn check(&self) -> Result<(), String> {
+        in_range("workers", self.workers, 1..=64)?;
+        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
         if let Some(answers) = self.answers {
-            range("answers", answers, self.batch)?;
+            in_range("answers", answers, 1..=self.batch)?;
             if self.design != Design::SpecS0 {
                 return Err("answers to a doorbell are those of a batch but in spec-s0".to_owned());
             }
         }
-        range("queues", self.queues(), 64)?;
-        range("max_clients", self.max_clients, crate::counter::MAX_CLIENTS)?;
-        range("max_window", self.max_window, crate::counter::MAX_WINDOW)?;
-        range("recv_depth", self.recv_depth as usize, 1 << 20)?;
+        in_range("queues", self.queues(), 1..=64)?;
+        in_range(
+            "max_clients",
+            self.max_clients,
+            1..=crate::counter::MAX_CLIENTS,
+        )?;
+        in_range(
+            "max_window",
+            self.max_window,
+            1..=crate::counter::MAX_WINDOW,
+        )?;
+        in_range("recv_depth", self.recv_depth as usize, 1..=1 << 20)?;
         if self.reserve < 1024 {
             return Err(format!(
                 "reserve is {}: it must be 1024 or more",
@@ -278,6 +149,22 @@ impl ServerConfig {
             ));
         }
         Ok(())
+    }
+
+    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+        self.design.check(device)
+    }
+
+    fn listen(&self) -> &str {
+        &self.listen
+    }
+
+    fn nic(&self) -> &NicConfig {
+        &self.nic
+    }
+
+    fn max_window(&self) -> usize {
+        self.max_window
     }
 }
 
@@ -321,27 +208,9 @@ impl Default for ClientConfig {
 
 impl ClientConfig {
     pub(crate) fn check(&self) -> Result<(), String> {
-        if !(1..=crate::counter::MAX_WINDOW).contains(&self.window) {
-            return Err(format!(
-                "window is {}: it must be 1 to {}",
-                self.window,
-                crate::counter::MAX_WINDOW
-            ));
-        }
-        if !(1..=rpc::MAX_BATCH).contains(&self.batch) {
-            return Err(format!(
-                "batch is {}: it must be 1 to {}",
-                self.batch,
-                rpc::MAX_BATCH
-            ));
-        }
-        if !(1..=5).contains(&self.latency_digits) {
-            return Err(format!(
-                "latency_digits is {}: it must be 1 to 5",
-                self.latency_digits
-            ));
-        }
-        Ok(())
+        in_range("window", self.window, 1..=crate::counter::MAX_WINDOW)?;
+        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        in_range("latency_digits", self.latency_digits.into(), 1..=5)
     }
 
     pub(crate) fn deadline(&self) -> Duration {
@@ -355,6 +224,8 @@ impl ClientConfig {
 
 #[cfg(test)]
 mod tests {
+    use service::ServerConfig as _;
+
     use super::*;
 
     #[test]

@@ -33,14 +33,32 @@ mod lanes;
 mod numbers;
 pub mod rendezvous;
 mod report;
+mod run;
 mod server;
 pub mod state;
 mod worker;
 
 pub use checker::{Checker, Verdict};
 pub use client::{Client, ClientError};
-pub use config::{ClientConfig, Design, ServerConfig, Unsupported};
+pub use config::{ClientConfig, Design, ServerConfig};
 pub use numbers::NumberSet;
-pub use report::{ClientReport, Failures, Latency, ServerStats, Until};
-pub use rpc::{NicConfig, OpenError};
-pub use server::{Door, LocalServer, LocalWorker, Pass, Server, ServerError};
+pub use report::{ClientReport, Failures, ServerStats, Until};
+pub use server::{Environment, Sequencer};
+pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
+
+/// A running server. Dropping it stops it.
+///
+/// ```no_run
+/// use sequencer::{Design, Server, ServerConfig};
+/// let config = ServerConfig { design: Design::RpcBatch, listen: "127.0.0.1:7000".into(), ..Default::default() };
+/// let server = Server::start(config)?;
+/// println!("clients find it at {}", server.address());
+/// # Ok::<(), sequencer::ServerError>(())
+/// ```
+pub type Server = service::Server<Sequencer>;
+/// A server whose workers the caller runs.
+pub type LocalServer = service::LocalServer<Sequencer>;
+/// A worker of a [`LocalServer`] that does not run yet.
+pub type LocalWorker = service::LocalWorker<Sequencer>;
+/// Connects clients to a [`LocalServer`].
+pub type Connector = service::Connector<rendezvous::Rendezvous>;

@@ -4,7 +4,7 @@
 //!
 //! 1. The server speaks first: [`Welcome`], what it is and offers.
 //! 2. The client answers with [`Hello`]: what it wants, and the endpoints of its queue pairs.
-//! 3. The server connects its side and [answers](rpc::exchange::Answer) with its endpoints and keys ([`Accepted`]), or
+//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or
 //!    with the reason why not.
 //!
 //! Then the connection stays open and silent for as long as the client wants its numbers. When it closes,
@@ -17,23 +17,54 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use service::Protocol;
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::Design;
 
-/// What it is, in messages.
-pub(crate) const WHOSE: &str = "sequencer";
-/// What [`Welcome::protocol`] says.
-pub const PROTOCOL: &str = "verbatim-sequencer";
-/// The version of the exchange.
-pub const VERSION: u32 = 1;
+/// The messages of the sequencer's rendezvous.
+#[derive(Debug, Clone, Copy)]
+pub enum Rendezvous {}
+
+impl Protocol for Rendezvous {
+    const SERVICE: &'static str = "sequencer";
+    const NAME: &'static str = "verbatim-sequencer";
+    const VERSION: u32 = 1;
+    type Welcome = Welcome;
+    type Hello = Hello;
+    type Accepted = Accepted;
+}
+
+impl service::Welcome for Welcome {
+    fn protocol(&self) -> &str {
+        &self.protocol
+    }
+
+    fn version(&self) -> u32 {
+        self.version
+    }
+
+    fn max_window(&self) -> usize {
+        self.max_window
+    }
+}
+
+impl service::Hello for Hello {
+    fn version(&self) -> u32 {
+        self.version
+    }
+
+    fn window(&self) -> usize {
+        self.window
+    }
+}
 
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`PROTOCOL`].
+    /// [`Rendezvous`]'s [`Protocol::NAME`].
     pub protocol: String,
-    /// [`VERSION`].
+    /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The designs that it serves.
     pub designs: Vec<Design>,
@@ -44,7 +75,7 @@ pub struct Welcome {
 /// The client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`VERSION`].
+    /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The design it wants.
     pub design: Design,

@@ -1,6 +1,7 @@
 //! What clients and servers report: everything here travels as JSON.
 
 use serde::{Deserialize, Serialize};
+use service::Latency;
 
 use crate::{Design, NumberSet};
 
@@ -12,39 +13,6 @@ pub enum Until {
     DurationMs(u64),
     /// Until it has got so many numbers.
     Count(u64),
-}
-
-/// Latencies in nanoseconds: from the doorbell of a postlist to the last answer of it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    /// Postlists that were measured.
-    pub samples: u64,
-    /// The mean.
-    pub mean_ns: f64,
-    /// The median.
-    pub p50_ns: u64,
-    /// The 99th percentile.
-    pub p99_ns: u64,
-    /// The 99.9th percentile.
-    pub p999_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-}
-
-impl Latency {
-    pub(crate) fn of(h: &hdrhistogram::Histogram<u64>) -> Self {
-        if h.is_empty() {
-            return Self::default();
-        }
-        Self {
-            samples: h.len(),
-            mean_ns: h.mean(),
-            p50_ns: h.value_at_quantile(0.5),
-            p99_ns: h.value_at_quantile(0.99),
-            p999_ns: h.value_at_quantile(0.999),
-            max_ns: h.max(),
-        }
-    }
 }
 
 /// What went wrong, in numbers; all zero in a good run.
@@ -75,7 +43,7 @@ pub struct ClientReport {
     pub seconds: f64,
     /// Numbers a second.
     pub rate: f64,
-    /// Latencies.
+    /// Latencies: from the doorbell of a postlist to the last answer of it.
     pub latency: Latency,
     /// Doorbells that the requests took.
     pub doorbells: u64,

@@ -1,81 +1,26 @@
-//! The server: rendezvous, workers, reservations.
+//! The server: its objects on a device, its clients, reservations of numbers.
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rpc::exchange::{Acceptor, Refused, attend};
-use rpc::worker::lock;
-use rpc::{Counts, UdPortConfig, datagram, herd};
+use rpc::{Counts, RpcError, UdPortConfig, datagram, herd};
+use service::worker::lock;
+use service::{
+    ClientCounts, Failure, Protocol, Refused, ServerError, Service, Slot, Slots, qp::responder,
+};
 use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
-use crate::rendezvous::{self, Accepted, Hello, Welcome};
-use crate::state::{StateError, StateFile};
+use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
+use crate::state::StateFile;
 use crate::worker::{self, Command, Engine, WorkerShared};
-use crate::{Design, OpenError, ServerConfig, ServerStats, Unsupported};
+use crate::{Design, ServerConfig, ServerStats};
 
-mod local;
-
-pub use local::{Door, LocalServer, LocalWorker};
-
-/// A running server. Dropping it stops it.
-///
-/// ```no_run
-/// use sequencer::{Design, Server, ServerConfig};
-/// let config = ServerConfig { design: Design::RpcBatch, listen: "127.0.0.1:7000".into(), ..Default::default() };
-/// let server = Server::start(config)?;
-/// println!("clients find it at {}", server.address());
-/// # Ok::<(), sequencer::ServerError>(())
-/// ```
+/// The service: what a [`Server`](crate::Server) serves.
 #[derive(Debug)]
-pub struct Server {
-    shared: Arc<Shared>,
-    address: SocketAddr,
-    acceptor: Option<Acceptor>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-/// Why a server does not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServerError {
-    /// The configuration cannot work.
-    #[error("{0}")]
-    Config(String),
-    /// The state file cannot be used.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The device lacks what the design needs.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-    /// The NIC cannot be used.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// A verb failed.
-    #[error(transparent)]
-    Verb(#[from] verbs::VerbError),
-    /// The RPC layer failed.
-    #[error(transparent)]
-    Rpc(#[from] rpc::RpcError),
-    /// The system refused a thread or a descriptor.
-    #[error(transparent)]
-    Io(#[from] std::io::Error),
-}
-
-#[derive(Debug)]
-struct Shared {
+pub struct Sequencer {
     config: ServerConfig,
     port: PortGid,
     pd: ProtectionDomain,
@@ -83,241 +28,165 @@ struct Shared {
     cq: CompletionQueue,
     counter: Counter,
     workers: Vec<Arc<WorkerShared>>,
-    /// By the numbers of their passes.
-    clients: Mutex<HashMap<u64, Client>>,
-    /// Passes that were given.
-    passes: AtomicU64,
-    clients_total: AtomicU64,
+    slots: Slots,
+    /// With `atomics` the clients' queue pairs, by their slots.
+    rcs: Mutex<HashMap<u32, QueuePair<Rc>>>,
+    /// Until the thread begins that reserves numbers.
+    state: Mutex<Option<StateFile>>,
     stop: AtomicBool,
-    failure: Mutex<Option<String>>,
 }
 
-/// A connected client: with `atomics` its queue pair.
-type Client = Option<QueuePair<Rc>>;
-
-impl Server {
-    /// Starts a server: it serves when this returns.
-    pub fn start(config: ServerConfig) -> Result<Self, ServerError> {
-        config.check().map_err(ServerError::Config)?;
-        let context = config.nic.open()?;
-        Self::start_on(&context, config)
-    }
-
-    /// Starts a server on a device that is open already, whatever [`ServerConfig::nic`] says of provider and
-    /// device.
-    ///
-    /// # Errors
-    /// Before anything else, [`ServerError::Unsupported`] when the device lacks what the design needs.
-    pub fn start_on(context: &Context, config: ServerConfig) -> Result<Self, ServerError> {
-        config.check().map_err(ServerError::Config)?;
-        let design = config.design;
-        design.check(context.capabilities()?)?;
-        let listener = TcpListener::bind(&config.listen).map_err(|source| ServerError::Listen {
-            address: config.listen.clone(),
-            source,
-        })?;
-        let address = listener.local_addr()?;
-        let mut state = config
-            .state
-            .as_deref()
-            .map(|p| StateFile::open(p, config.start))
-            .transpose()?;
-        let (shared, engines) = Shared::new(context, config, state.as_mut())?;
-        let mut server = Self {
-            shared: Arc::clone(&shared),
-            address,
-            acceptor: None,
-            threads: Vec::new(),
-        };
-        for (i, engine) in engines.into_iter().enumerate() {
-            let shared = Arc::clone(&shared);
-            server.spawn(format!("worker {i}"), move || {
-                let speculate = shared.config.design == Design::SpecS0;
-                if let Err(e) = worker::run(engine, &shared.workers[i], &shared.counter, speculate)
-                {
-                    shared.fail(format!("worker {i} failed: {e}"));
-                }
-            })?;
-        }
-        if state.is_some() || design == Design::Atomics {
-            let shared = Arc::clone(&shared);
-            server.spawn("reserver".to_owned(), move || shared.reserver(state))?;
-        }
-        server.acceptor = Some(Acceptor::start(listener, move |stream| {
-            attend(stream, rendezvous::WHOSE, &shared.welcome(), |hello| {
-                shared.enter(hello)
-            });
-        })?);
-        Ok(server)
-    }
-
-    fn spawn(
-        &mut self,
-        name: String,
-        work: impl FnOnce() + Send + 'static,
-    ) -> Result<(), ServerError> {
-        self.threads
-            .push(std::thread::Builder::new().name(name).spawn(work)?);
-        Ok(())
-    }
-
-    /// The TCP address where clients find it.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The configuration that it runs with.
-    pub fn config(&self) -> &ServerConfig {
-        &self.shared.config
-    }
-
-    /// What it did so far. Counts of a busy worker are a few thousand requests old.
-    pub fn stats(&self) -> ServerStats {
-        self.shared.stats()
-    }
-
-    /// Why it no longer serves, if something broke; the program should stop then.
-    pub fn failure(&self) -> Option<String> {
-        lock(&self.shared.failure).clone()
-    }
-
-    /// Stops it and returns what it did.
-    pub fn stop(mut self) -> ServerStats {
-        self.shut_down();
-        self.stats()
-    }
-
-    fn shut_down(&mut self) {
-        let s = &self.shared;
-        s.stop.store(true, Ordering::Release);
-        s.counter.stop();
-        self.acceptor = None;
-        for worker in &s.workers {
-            worker.mailbox.tell(Command::Stop);
-        }
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing left to stop.
-            let _ = thread.join();
-        }
-    }
+/// Who runs a server's workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Environment {
+    /// Threads of the server.
+    #[default]
+    Threads,
+    /// The caller. There is no thread to keep a state file either.
+    Caller,
 }
 
-impl Drop for Server {
+/// What a client has at the server.
+#[derive(Debug)]
+pub struct Session {
+    sequencer: Arc<Sequencer>,
+    slot: Slot,
+    place: Option<Place>,
+}
+
+/// A client's place at a worker.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    worker: usize,
+    index: u32,
+    /// Its part of the worker's window.
+    window: usize,
+}
+
+impl Drop for Session {
     fn drop(&mut self) {
-        self.shut_down();
+        if let Some(place) = self.place {
+            let Place {
+                worker,
+                index,
+                window,
+            } = place;
+            let worker = &self.sequencer.workers[worker];
+            worker.mailbox.tell(Command::Remove { index, window });
+        }
+        lock(&self.sequencer.rcs).remove(&self.slot.index());
     }
 }
 
-/// The workers of a design and what the rest of the server needs to know of each.
-fn engines(
-    config: &ServerConfig,
-    port: PortGid,
-    context: &Context,
-    pd: &ProtectionDomain,
-    max_qp_wr: u32,
-) -> Result<Vec<(Engine, Arc<WorkerShared>)>, ServerError> {
-    let max_clients = u32::try_from(config.max_clients).unwrap_or(u32::MAX);
-    let base = UdPortConfig {
-        port_num: port.port_num,
-        gid_index: Some(port.gid_index),
-        ..UdPortConfig::default()
-    };
-    let make = |_| -> Result<_, ServerError> {
-        if config.design == Design::SpecS0 {
-            let channel = context.create_comp_channel()?;
-            let recv_depth = config.recv_depth.min(max_qp_wr);
-            let port = UdPortConfig {
-                recv_depth,
-                channel: Some(channel.clone()),
-                ..base.clone()
-            };
-            let answers = config.answers.unwrap_or(config.batch);
-            let server = |_| {
-                let server = datagram::Server::new(pd, config.batch, &port)?;
-                Ok(server.answering(answers))
-            };
-            let servers = (0..config.queues()).map(server);
-            let servers: Vec<_> = servers.collect::<Result<_, rpc::RpcError>>()?;
-            let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
-            let shared = WorkerShared::new(endpoints, None, max_clients, recv_depth as usize)?;
-            return Ok((Engine::Datagram(servers, channel), Arc::new(shared)));
-        }
-        let batch = if config.design == Design::Rpc {
-            1
-        } else {
-            config.batch
-        };
-        let queues = config.queues();
-        let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
-        let layout = herd::Layout { window, payload: 0 };
-        let server = herd::Server::new(
-            pd,
-            layout,
-            config.max_clients,
-            herd::Doorbells { batch, queues },
-            &base,
-        )?;
-        let region = Some((server.region(), layout));
-        let shared = WorkerShared::new(Vec::new(), region, max_clients, usize::MAX)?;
-        Ok((Engine::Herd(Box::new(server)), Arc::new(shared)))
-    };
-    let workers = if config.design == Design::Atomics {
-        0
-    } else {
-        config.workers
-    };
-    (0..workers).map(make).collect()
-}
+impl Service for Sequencer {
+    type Protocol = Rendezvous;
+    type Config = ServerConfig;
+    type Environment = Environment;
+    type Worker = Engine;
+    type WorkerError = RpcError;
+    type Session = Session;
+    type Stats = ServerStats;
 
-impl Shared {
-    /// A server's objects, and its workers' engines, which do not run yet.
     fn new(
         context: &Context,
         config: ServerConfig,
-        state: Option<&mut StateFile>,
+        environment: Environment,
     ) -> Result<(Arc<Self>, Vec<Engine>), ServerError> {
-        let design = config.design;
-        let port = config.nic.port(context)?;
-        let device = context.query_device()?;
-        let end = design.end_of_numbers();
-        let start = state.as_ref().map_or(config.start, |state| state.next());
-        if start > end {
-            return Err(ServerError::Config(format!(
-                "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
-            )));
+        if environment == Environment::Caller && config.state.is_some() {
+            return Err(ServerError::Config(
+                "a server without threads keeps no state file".to_owned(),
+            ));
         }
-        // Durable before anything can be given.
-        let limit = match state {
-            Some(state) => {
-                let limit = start.saturating_add(config.reserve).min(end);
-                state.reserve(limit)?;
-                limit
-            }
-            None => end,
-        };
+        let state = config.state.as_deref();
+        let state = state.map(|path| StateFile::open(path, config.start));
+        let mut state = state.transpose().map_err(ServerError::service)?;
+        let port = config.nic.port(context)?;
+        let (start, limit) = first_numbers(&config, state.as_mut())?;
         let pd = context.alloc_pd()?;
+        let end = config.design.end_of_numbers();
         let counter = Counter::new(&pd, start, limit, end, config.reserve / 2)?;
-        let engines = engines(&config, port, context, &pd, device.max_qp_wr)?;
+        let engines = engines(&config, port, context, &pd)?;
         let (engines, workers): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
-        let shared = Arc::new(Self {
+        let sequencer = Arc::new(Self {
             cq: context.create_cq(1)?,
             port,
             pd,
             counter,
             workers,
-            clients: Mutex::default(),
-            passes: AtomicU64::new(0),
-            clients_total: AtomicU64::new(0),
+            slots: Slots::new(config.max_clients),
+            rcs: Mutex::default(),
+            state: Mutex::new(state),
             stop: AtomicBool::new(false),
-            failure: Mutex::default(),
             config,
         });
-        Ok((shared, engines))
+        Ok((sequencer, engines))
     }
 
-    /// What the server did so far.
-    fn stats(&self) -> ServerStats {
-        let clients = lock(&self.clients).len() as u64;
+    fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            protocol: Rendezvous::NAME.to_owned(),
+            version: Rendezvous::VERSION,
+            designs: vec![self.config.design],
+            max_window: self.config.max_window,
+        }
+    }
+
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+        let design = self.config.design;
+        if hello.design != design {
+            return Err(Refused::never(format!(
+                "this server serves design {design}, not {}",
+                hello.design
+            )));
+        }
+        if self.counter.next() >= self.counter.end() {
+            return Err(Refused::never(format!(
+                "the numbers are used up: design {design} gives none from {} on",
+                self.counter.end()
+            )));
+        }
+        let full = || {
+            let max = self.config.max_clients;
+            Refused::now(format!("this server has its {max} clients already"))
+        };
+        let mut session = Session {
+            sequencer: Arc::clone(self),
+            slot: self.slots.take().ok_or_else(full)?,
+            place: None,
+        };
+        let accepted = match design {
+            Design::Atomics => self.admit_atomics(hello, session.slot.index())?,
+            Design::SpecS0 => self.admit_spec(hello, &mut session.place)?,
+            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
+                self.admit_herd(hello, &mut session.place)?
+            }
+        };
+        Ok((accepted, session))
+    }
+
+    fn work(&self, index: usize, engine: Engine) -> Result<(), RpcError> {
+        let speculate = self.config.design == Design::SpecS0;
+        worker::run(engine, &self.workers[index], &self.counter, speculate)
+    }
+
+    fn background(
+        self: &Arc<Self>,
+        failure: &Failure,
+    ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
+        let state = lock(&self.state).take();
+        if state.is_none() && self.config.design != Design::Atomics {
+            return None;
+        }
+        let (sequencer, failure) = (Arc::clone(self), failure.clone());
+        let work = move || sequencer.reserve(state, &failure);
+        Some(("reserver".to_owned(), Box::new(work)))
+    }
+
+    fn stats(&self, clients: ClientCounts) -> ServerStats {
         let (start, next) = (self.counter.start(), self.counter.next());
         let mut counts = Counts::default();
         for worker in &self.workers {
@@ -333,31 +202,138 @@ impl Shared {
             doorbells: counts.doorbells,
             postlists: counts.postlists,
             strangers: counts.strangers,
-            clients,
-            clients_total: self.clients_total.load(Ordering::Relaxed),
+            clients: clients.now,
+            clients_total: clients.total,
             start,
             next,
         }
     }
 
-    fn fail(&self, what: String) {
-        tracing::error!("{what}");
-        lock(&self.failure).get_or_insert(what);
+    fn close(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.counter.stop();
     }
 
-    fn stopping(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
+    fn stop(&self) {
+        for worker in &self.workers {
+            worker.mailbox.tell(Command::Stop);
+        }
+    }
+}
+
+/// The first number, and the one up to which numbers may be given at once: durable before anything can be given.
+fn first_numbers(
+    config: &ServerConfig,
+    state: Option<&mut StateFile>,
+) -> Result<(u64, u64), ServerError> {
+    let (design, end) = (config.design, config.design.end_of_numbers());
+    let start = state.as_ref().map_or(config.start, |state| state.next());
+    if start > end {
+        return Err(ServerError::Config(format!(
+            "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
+        )));
+    }
+    let Some(state) = state else {
+        return Ok((start, end));
+    };
+    let limit = start.saturating_add(config.reserve).min(end);
+    state.reserve(limit).map_err(ServerError::service)?;
+    Ok((start, limit))
+}
+
+/// The workers of a design and what the rest of the server needs to know of each.
+fn engines(
+    config: &ServerConfig,
+    port: PortGid,
+    context: &Context,
+    pd: &ProtectionDomain,
+) -> Result<Vec<(Engine, Arc<WorkerShared>)>, ServerError> {
+    let max_qp_wr = context.query_device()?.max_qp_wr;
+    let base = UdPortConfig {
+        port_num: port.port_num,
+        gid_index: Some(port.gid_index),
+        ..UdPortConfig::default()
+    };
+    let workers = match config.design {
+        Design::Atomics => 0,
+        _ => config.workers,
+    };
+    let make = |_| match config.design {
+        Design::SpecS0 => {
+            let channel = context.create_comp_channel()?;
+            let recv_depth = config.recv_depth.min(max_qp_wr);
+            let port = UdPortConfig {
+                recv_depth,
+                channel: Some(channel),
+                ..base.clone()
+            };
+            datagram_engine(config, pd, &port)
+        }
+        _ => herd_engine(config, pd, &base),
+    };
+    (0..workers).map(make).collect()
+}
+
+fn datagram_engine(
+    config: &ServerConfig,
+    pd: &ProtectionDomain,
+    port: &UdPortConfig,
+) -> Result<(Engine, Arc<WorkerShared>), ServerError> {
+    let answers = config.answers.unwrap_or(config.batch);
+    let server = |_| {
+        let server = datagram::Server::new(pd, config.batch, port)?;
+        Ok(server.answering(answers))
+    };
+    let servers = (0..config.queues()).map(server);
+    let servers: Result<Vec<_>, RpcError> = servers.collect();
+    let servers = servers.map_err(ServerError::service)?;
+    let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
+    let depth = port.recv_depth as usize;
+    let shared = WorkerShared::new(endpoints, None, config.max_clients, depth)?;
+    let Some(channel) = port.channel.clone() else {
+        return Err(ServerError::Config(
+            "datagrams without a channel".to_owned(),
+        ));
+    };
+    Ok((Engine::Datagram(servers, channel), Arc::new(shared)))
+}
+
+fn herd_engine(
+    config: &ServerConfig,
+    pd: &ProtectionDomain,
+    port: &UdPortConfig,
+) -> Result<(Engine, Arc<WorkerShared>), ServerError> {
+    let doorbells = herd::Doorbells {
+        batch: match config.design {
+            Design::Rpc => 1,
+            _ => config.batch,
+        },
+        queues: config.queues(),
+    };
+    let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
+    let layout = herd::Layout { window, payload: 0 };
+    let server = herd::Server::new(pd, layout, config.max_clients, doorbells, port);
+    let server = server.map_err(ServerError::service)?;
+    let region = Some((server.region(), layout));
+    let shared = WorkerShared::new(Vec::new(), region, config.max_clients, usize::MAX)?;
+    Ok((Engine::Herd(Box::new(server)), Arc::new(shared)))
+}
+
+impl Sequencer {
+    /// The next number.
+    pub fn next(&self) -> u64 {
+        self.counter.next()
     }
 
     /// Keeps the limit ahead of the counter, and ends `atomics` when the numbers are used up.
-    fn reserver(&self, mut state: Option<StateFile>) {
+    fn reserve(&self, mut state: Option<StateFile>, failure: &Failure) {
         self.counter.reserve_from_this_thread();
         let atomics = self.config.design == Design::Atomics;
         let end = self.counter.end();
-        while !self.stopping() {
+        while !self.stop.load(Ordering::Acquire) {
             let (next, limit) = (self.counter.next(), self.counter.limit());
             if atomics && next >= end {
-                for rc in lock(&self.clients).values().flatten() {
+                for rc in lock(&self.rcs).values() {
                     // A queue pair that is in error already does not mind.
                     let _ = rc.to_error();
                 }
@@ -370,84 +346,19 @@ impl Shared {
                 match state.reserve(target) {
                     Ok(()) => self.counter.raise(target),
                     Err(e) => {
-                        self.fail(format!("no more numbers can be reserved: {e}"));
+                        failure.set(format!("no more numbers can be reserved: {e}"));
                         std::thread::park_timeout(Duration::from_millis(100));
                     }
                 }
                 continue;
             }
-            if atomics && !lock(&self.clients).is_empty() {
+            if atomics && !lock(&self.rcs).is_empty() {
                 // Nobody tells when a remote atomic adds.
                 std::thread::park_timeout(Duration::from_millis(2));
             } else {
                 std::thread::park();
             }
         }
-    }
-
-    fn welcome(&self) -> Welcome {
-        Welcome {
-            protocol: rendezvous::PROTOCOL.to_owned(),
-            version: rendezvous::VERSION,
-            designs: vec![self.config.design],
-            max_window: self.config.max_window,
-        }
-    }
-
-    /// Connects this side to a client that has said who it is. What it gets is freed with its pass: its place at a worker,
-    /// or with `atomics` its queue pair in `clients`.
-    fn enter(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Pass), Refused> {
-        let design = self.config.design;
-        if hello.version != rendezvous::VERSION {
-            return Err(Refused::never(format!(
-                "version {} of the exchange, {} expected",
-                hello.version,
-                rendezvous::VERSION
-            )));
-        }
-        if hello.design != design {
-            return Err(Refused::never(format!(
-                "this server serves design {design}, not {}",
-                hello.design
-            )));
-        }
-        if hello.window == 0 || hello.window > self.config.max_window {
-            let max = self.config.max_window;
-            return Err(Refused::never(format!(
-                "a window of {}: this server takes 1 to {max} (its max-window)",
-                hello.window
-            )));
-        }
-        if self.counter.next() >= self.counter.end() {
-            return Err(Refused::never(format!(
-                "the numbers are used up: design {design} gives none from {} on",
-                self.counter.end()
-            )));
-        }
-        let mut clients = lock(&self.clients);
-        if clients.len() >= self.config.max_clients {
-            return Err(Refused::now(format!(
-                "this server has its {} clients already",
-                clients.len()
-            )));
-        }
-        let id = self.passes.fetch_add(1, Ordering::Relaxed);
-        clients.insert(id, None);
-        drop(clients);
-        let mut pass = Pass {
-            shared: Arc::clone(self),
-            id,
-            place: None,
-        };
-        let accepted = match design {
-            Design::Atomics => self.admit_atomics(hello, id)?,
-            Design::SpecS0 => self.admit_spec(hello, &mut pass.place)?,
-            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
-                self.admit_herd(hello, &mut pass.place)?
-            }
-        };
-        self.clients_total.fetch_add(1, Ordering::Relaxed);
-        Ok((accepted, pass))
     }
 
     fn accepted(&self, endpoint: verbs::QpEndpoint) -> Accepted {
@@ -464,25 +375,11 @@ impl Shared {
         }
     }
 
-    fn admit_atomics(&self, hello: &Hello, id: u64) -> Result<Accepted, Refused> {
+    fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, Refused> {
         let peer = hello.rc.ok_or_else(|| missing("rc"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let qp = self
-            .pd
-            .qp::<Rc>(&self.cq, &self.cq)
-            .port_num(self.port.port_num)
-            .gid_index(self.port.gid_index)
-            .max_send_wr(1)
-            .max_recv_wr(1)
-            .inline_up_to(0)
-            .access(access)
-            .build()
-            .map_err(Refused::now)?;
-        let endpoint = qp.endpoint();
-        let qp = qp.connect(&peer).map_err(Refused::now)?;
-        if let Some(client) = lock(&self.clients).get_mut(&id) {
-            *client = Some(qp);
-        }
+        let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, access, &peer)?;
+        lock(&self.rcs).insert(slot, qp);
         // The reserver watches the counter while there are clients.
         self.counter.wake_reserver();
         let (counter, limit) = (self.counter.remote_next(), self.counter.remote_limit());
@@ -513,11 +410,8 @@ impl Shared {
             hello.uc.ok_or_else(|| missing("uc"))?,
             hello.ud.ok_or_else(|| missing("ud"))?,
         );
-        let to = self.pd.ud_destination_from(self.port, &ud);
-        let to = to.map_err(Refused::now)?;
-        let qp = herd::server_qp(&self.pd, self.port, &self.cq).map_err(Refused::now)?;
-        let endpoint = qp.endpoint();
-        let qp = qp.connect(&uc).map_err(Refused::now)?;
+        let connected = herd::connect_client(&self.pd, self.port, &self.cq, (&uc, &ud));
+        let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::now)?;
         let (worker, index) = self.place(0, place)?;
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let slots = worker.region.and_then(|(region, layout)| {
@@ -563,31 +457,14 @@ impl Shared {
         let number = best.ok_or_else(full)?.1;
         let worker = &self.workers[number];
         let index = lock(&worker.places).take(window).ok_or_else(full)?;
-        *place = Some((number, index, window));
+        *place = Some(Place {
+            worker: number,
+            index,
+            window,
+        });
         Ok((worker, index))
     }
 }
-
-/// A client's place at the server, until it is dropped.
-#[derive(Debug)]
-pub struct Pass {
-    shared: Arc<Shared>,
-    id: u64,
-    place: Option<Place>,
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        if let Some((worker, index, window)) = self.place {
-            let worker = &self.shared.workers[worker];
-            worker.mailbox.tell(Command::Remove { index, window });
-        }
-        lock(&self.shared.clients).remove(&self.id);
-    }
-}
-
-/// Worker, index there, and the part of its window.
-type Place = (usize, u32, usize);
 
 fn missing(what: &str) -> Refused {
     Refused::never(format!("the message lacks the endpoint {what:?}"))

@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use rpc::worker::{self, Done, Mailbox, Wake, Work, lock};
 use rpc::{Counts, Handler, Reply, Request, RpcError, datagram, herd};
 use rustix::event::{PollFd, PollFlags, poll};
+use service::worker::{self, Done, Mailbox, Wake, Work, lock};
 use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
 
 use crate::counter::{Counter, Refusal, USED_UP};
@@ -85,9 +85,10 @@ impl WorkerShared {
     pub(crate) fn new(
         endpoints: Vec<QpEndpoint>,
         region: Option<(verbs::RemoteMemory, herd::Layout)>,
-        max_clients: u32,
+        max_clients: usize,
         window: usize,
     ) -> std::io::Result<Self> {
+        let max_clients = u32::try_from(max_clients).unwrap_or(u32::MAX);
         let rooms = vec![window; endpoints.len().max(1)];
         Ok(Self {
             endpoints,
@@ -108,7 +109,7 @@ impl WorkerShared {
 
 /// One of the two servers of the `rpc` crate.
 #[derive(Debug)]
-pub(crate) enum Engine {
+pub enum Engine {
     /// A server for each queue pair.
     Datagram(Vec<datagram::Server>, verbs::CompletionChannel),
     Herd(Box<herd::Server>),
@@ -208,6 +209,7 @@ struct Running<'r> {
 }
 
 impl Work for Running<'_> {
+    type Error = RpcError;
     type Command = Command;
     type Counts = Counts;
 

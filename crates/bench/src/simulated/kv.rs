@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
 use kv::store::{LockPlacement, Mode};
-use kv::{ClientConfig, Design, LocalServer, Locations, Pipeline, ServerConfig};
+use kv::{ClientConfig, Design, Environment, LocalServer, Locations, Pipeline, ServerConfig};
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
 use simnic::Counters;
@@ -169,7 +169,11 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         ..ServerConfig::default()
     };
     let cost = Duration::from_secs_f64(cost_ns * 1e-9);
-    let mut server = LocalServer::new(&bed.contexts[0], config, setup.seed, cost)?;
+    let mut server = LocalServer::new(
+        &bed.contexts[0],
+        config,
+        Environment::simulated(setup.seed, cost),
+    )?;
     let workload = Workload {
         keys: setup.keys(),
         value_bytes: setup.value_bytes,
@@ -192,13 +196,13 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let reports: Rc<RefCell<Vec<LoadReport>>> = Rc::default();
     let failure: Rc<RefCell<Option<String>>> = Rc::default();
     let left = Rc::new(Cell::new(setup.clients));
-    let door = server.door();
+    let connector = server.connector();
     for i in 0..setup.clients {
         let machine = 1 + i % setup.machines;
-        let (context, door, gate) = (bed.contexts[machine].clone(), door.clone(), gate.clone());
+        let (context, gate) = (bed.contexts[machine].clone(), gate.clone());
         let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
         let (done, workload) = (Rc::clone(&done), workload.clone());
-        let known = Arc::clone(&known);
+        let (known, connector) = (Arc::clone(&known), connector.clone());
         let config = ClientConfig {
             window: setup.window,
             batch: setup.window.min(16),
@@ -208,7 +212,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let time = warm_up + setup.time + BEHIND;
         let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
         bed.spawn(machine, format!("client {i}"), move || {
-            let connected = Pipeline::connect_through(door.clone(), &context, config);
+            let connected = Pipeline::connect_through(connector.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
                 pipeline.share_locations(known);
                 gate.pass();
@@ -226,7 +230,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             }
             left.set(left.get() - 1);
             if left.get() == 0 {
-                door.close();
+                connector.stop();
             }
         });
     }
@@ -285,7 +289,7 @@ fn fill(server: &LocalServer, workload: &Workload, known: &Locations) -> Result<
     for n in 0..workload.keys {
         key_bytes(n, &mut key);
         value_bytes(n, 0, &mut value);
-        server.preload(&key, &value, known)?;
+        server.service().preload(&key, &value, known)?;
     }
     Ok(())
 }

@@ -8,7 +8,8 @@ use anyhow::{Result, bail};
 use kv::load::Random;
 use nicmodel::Profile;
 use sequencer::{
-    Checker, Client, ClientConfig, ClientReport, Design, LocalServer, ServerConfig, Until, Verdict,
+    Checker, Client, ClientConfig, ClientReport, Design, Environment, LocalServer, ServerConfig,
+    Until, Verdict,
 };
 use serde::Serialize;
 
@@ -151,7 +152,11 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             unknown.join(", ")
         );
     }
-    let mut server = LocalServer::new(&bed.contexts[0], server_config(profile, setup))?;
+    let mut server = LocalServer::new(
+        &bed.contexts[0],
+        server_config(profile, setup),
+        Environment::Caller,
+    )?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         bed.spawn(0, format!("worker {i}"), move || worker.run());
     }
@@ -161,10 +166,10 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let sessions = setup.clients * setup.sessions;
     let window = setup.window.div_ceil(setup.sessions);
     let left = Rc::new(Cell::new(sessions));
-    let door = server.door();
+    let connector = server.connector();
     for i in 0..sessions {
         let machine = 1 + i / setup.sessions % machines;
-        let (context, door, gate) = (bed.contexts[machine].clone(), door.clone(), gate.clone());
+        let (context, gate) = (bed.contexts[machine].clone(), gate.clone());
         let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
         let config = ClientConfig {
             window,
@@ -172,11 +177,12 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             latency_digits: 2,
             ..ClientConfig::default()
         };
+        let connector = connector.clone();
         let until = Until::DurationMs(ran_ms(setup.time));
         // Clients of a network do not begin in step.
         let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
         bed.spawn(machine, format!("client {i}"), move || {
-            match Client::connect_through(door.clone(), &context, config) {
+            match Client::connect_through(connector.clone(), &context, config) {
                 Ok(mut client) => {
                     gate.pass();
                     verbs::time::work(Duration::from_nanos(later));
@@ -190,7 +196,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             }
             left.set(left.get() - 1);
             if left.get() == 0 {
-                door.close();
+                connector.stop();
             }
         });
     }
@@ -200,9 +206,9 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         bail!("a client cannot connect: {failure}");
     }
     bed.pass(setup.time / 5);
-    let (from, before) = (bed.cluster.now(), server.next());
+    let (from, before) = (bed.cluster.now(), server.service().next());
     bed.pass(setup.time);
-    let (to, after) = (bed.cluster.now(), server.next());
+    let (to, after) = (bed.cluster.now(), server.service().next());
     bed.finish()?;
     if let Some(failure) = server.failure() {
         bail!("the server failed: {failure}");
@@ -212,7 +218,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     for (i, report) in reports.iter().enumerate() {
         checker.add(&format!("client {i}"), report);
     }
-    let verdict = checker.verdict(Some(server.next()));
+    let verdict = checker.verdict(Some(server.service().next()));
     let measured = (after - before, to - from);
     Ok(outcome(&bed, &server, &reports, &verdict, measured))
 }

@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use super::{Client, ClientError, Outcome, Ticket, Value, put, value};
+use super::blocking::{Client, Outcome, Ticket, Value, put, value};
+use super::error::ClientError;
 use crate::store::Condition;
 use crate::wire::Op;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rpc::{RpcError, herd};
 use verbs::time;
 
-use super::pipeline::{Pending, Trouble};
+use super::request::{ClientStats, Pending};
 use crate::wire::{self, PART_HEADER, Status};
 
 /// No request.
@@ -178,7 +178,7 @@ impl Lane {
     pub(super) fn poll(
         &mut self,
         pending: &mut [Pending],
-        trouble: &mut Trouble,
+        stats: &mut ClientStats,
         buffer: &mut Vec<u8>,
         mut done: impl FnMut(&mut Pending, u32, Ended<'_>),
     ) -> Result<usize, RpcError> {
@@ -207,7 +207,7 @@ impl Lane {
                 .filter(|_| number == r.imm)
                 .zip(wire::decode_answer(&answer[..n]))
             else {
-                trouble.discarded += 1;
+                stats.discarded += 1;
                 return;
             };
             let mut ended = Ended {

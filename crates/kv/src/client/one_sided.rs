@@ -7,7 +7,8 @@ use verbs::{
     QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
 };
 
-use super::pipeline::{Pending, Trouble};
+use super::design::Done;
+use super::request::{ClientStats, Pending};
 
 /// A queue that is not connected yet.
 #[derive(Debug)]
@@ -223,9 +224,6 @@ impl OneSided {
 
 /// What is done over a queue, slot by slot.
 pub(super) trait Steps {
-    /// What comes of a request.
-    type Over<'b>;
-
     fn queue(&mut self) -> &mut OneSided;
 
     /// A slot's work requests are complete: what its request comes to, or nothing if there is more to do. `bytes` is room
@@ -234,9 +232,9 @@ pub(super) trait Steps {
         &mut self,
         pending: &Pending,
         slot: u32,
-        trouble: &mut Trouble,
+        stats: &mut ClientStats,
         bytes: &'b mut [u8],
-    ) -> Result<Option<Self::Over<'b>>, RpcError>;
+    ) -> Result<Option<Done<'b>>, RpcError>;
 
     /// Posts what is prepared and goes on where something has come: calls `done` for each request that is over. Returns
     /// how many completions came.
@@ -244,8 +242,8 @@ pub(super) trait Steps {
     fn go_on(
         &mut self,
         pending: &mut [Pending],
-        trouble: &mut Trouble,
-        mut done: impl FnMut(&mut Pending, u32, Self::Over<'_>),
+        stats: &mut ClientStats,
+        done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
     ) -> Result<usize, RpcError> {
         let queue = self.queue();
         queue.check()?;
@@ -264,7 +262,7 @@ pub(super) trait Steps {
                     continue;
                 };
                 came += 1;
-                if let Some(over) = self.arrived(pending, slot, trouble, &mut scratch.bytes)? {
+                if let Some(over) = self.arrived(pending, slot, stats, &mut scratch.bytes)? {
                     done(pending, slot, over);
                 }
             }

@@ -5,6 +5,7 @@ use std::io;
 use lincheck::{Action, Condition, Outcome};
 
 use super::Recorder;
+use crate::ConnectError;
 use crate::client::{Answer, ClientError, Completion, Pipeline};
 use crate::load::{Random, key_bytes, stamp_of, value_bytes};
 use crate::store;
@@ -69,11 +70,9 @@ pub fn ask(
         })?;
         written.map_err(failed)?;
         if pipeline.server() != server {
-            return Err(ClientError::Refused {
-                reason: "another server has come to its address, and knows nothing of this history"
-                    .to_owned(),
-                retry: false,
-            });
+            return Err(ClientError::refused(
+                "another server has come to its address, and knows nothing of this history",
+            ));
         }
         if stopping && chosen.is_none() && pipeline.outstanding() == 0 {
             return Ok(());
@@ -82,7 +81,7 @@ pub fn ask(
 }
 
 fn failed(e: io::Error) -> ClientError {
-    ClientError::Config(format!("the history cannot be written: {e}"))
+    ConnectError::Config(format!("the history cannot be written: {e}")).into()
 }
 
 struct Asker<'p> {

@@ -12,13 +12,14 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use verbs::time;
 
-use crate::client::{Answer, ClientError, Pipeline, Trouble};
-use crate::report::Latency;
+use crate::Latency;
+use crate::client::{Answer, ClientError, ClientStats, Pipeline};
 use crate::store::Condition;
 use crate::wire::Op;
 
+pub use crate::random::Random;
 use keys::Chooser;
-pub use keys::{Popularity, Random, key_bytes, stamp_of, value_bytes};
+pub use keys::{Popularity, key_bytes, stamp_of, value_bytes};
 
 /// What a load does.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -149,7 +150,8 @@ pub struct LoadReport {
     /// Doorbells that requests took.
     pub doorbells: u64,
     /// What had to be done beside.
-    pub trouble: Trouble,
+    #[serde(rename = "trouble")]
+    pub client: ClientStats,
 }
 
 impl LoadReport {
@@ -472,7 +474,7 @@ impl<'w> Run<'w> {
         (self.report.seconds, self.report.rate) = (seconds, rate);
         self.report.latency = Latency::of(&self.latency);
         self.report.doorbells = pipeline.doorbells();
-        self.report.trouble = pipeline.trouble().clone();
+        self.report.client = pipeline.stats().clone();
         self.report
     }
 }

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc::worker::lock;
+use service::worker::lock;
 use verbs::{MemoryRegion, QueuePair, Rc};
 
 use super::table::Table;

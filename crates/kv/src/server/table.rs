@@ -9,15 +9,83 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rpc::RpcError;
-use rpc::worker::lock;
+use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 
 use super::loopback::Loopback;
-use crate::store::record::{Body, LAST_VERSION, Shape, owner_of, redo};
-use crate::store::{Condition, PartitionStats, Refusal};
+use crate::locations::Locations;
+use crate::store::record::{Body, Shape, next_version, owner_of, redo};
+use crate::store::{Condition, PartitionStats, Refusal, hash_of, partition_of};
 
 /// The server's word in locks: no connection has its name.
 const MINE: u64 = 0xff_ffff << 40;
+
+/// The tables of all partitions, of one shape.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    all: Vec<Arc<Table>>,
+    shape: Shape,
+    seed: u64,
+}
+
+impl Tables {
+    /// A table for each of so many partitions; `writes` where clients change records.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        port: PortGid,
+        (shape, seed): (Shape, u64),
+        partitions: usize,
+        writes: bool,
+    ) -> Result<Self, RpcError> {
+        let table = |_| Ok(Arc::new(Table::new(pd, port, shape, seed, writes)?));
+        let all = (0..partitions)
+            .map(table)
+            .collect::<Result<_, RpcError>>()?;
+        Ok(Self { all, shape, seed })
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<Table>] {
+        &self.all
+    }
+
+    /// The table of a partition.
+    pub(crate) fn of(&self, partition: usize) -> Arc<Table> {
+        Arc::clone(&self.all[partition])
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What hashes start from.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub(crate) fn stats(&self) -> PartitionStats {
+        let mut sum = PartitionStats::default();
+        for table in &self.all {
+            sum.add(&table.stats());
+        }
+        sum
+    }
+
+    /// Puts an item without a network; tells `known` where it is.
+    pub(crate) fn preload(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        known: &Locations,
+    ) -> Result<(), Refusal> {
+        let hash = hash_of(key, self.seed);
+        let table = &self.all[partition_of(hash, self.all.len())];
+        table.change(hash, key, Some(value), Condition::Always)?;
+        if let Some(record) = table.locate(hash, key) {
+            known.set(hash, record);
+        }
+        Ok(())
+    }
+}
 
 /// Records and who has them.
 #[derive(Debug)]
@@ -108,11 +176,6 @@ impl Table {
             memory_bytes: self.shape.bytes() + 8 * self.shape.records,
             ..self.keys().stats
         }
-    }
-
-    /// Whether clients change records.
-    pub(crate) fn is_changed_by_clients(&self) -> bool {
-        self.atomics.is_some()
     }
 
     fn keys(&self) -> MutexGuard<'_, Keys> {
@@ -333,28 +396,4 @@ impl Table {
         lock.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
-}
-
-/// The version that a change makes, where `last` is the key's last one: 0 as a refusal's version means that it is not there.
-/// `None` where there is nothing to remove.
-pub(crate) fn next_version(
-    last: u64,
-    present: bool,
-    puts: bool,
-    condition: Condition,
-) -> Result<Option<u64>, Refusal> {
-    let holds = match condition {
-        Condition::Always => true,
-        Condition::Absent => !present,
-        Condition::Present => present,
-        Condition::Version(version) => present && version == last,
-    };
-    if !holds {
-        return Err(Refusal::Condition(if present { last } else { 0 }));
-    }
-    Ok(match (puts, present) {
-        (true, _) => Some(if last >= LAST_VERSION { 1 } else { last + 1 }),
-        (false, true) => Some(last),
-        (false, false) => None,
-    })
 }

@@ -20,6 +20,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::partition::{Condition, Refusal};
+
 const USED: u64 = 1 << 63;
 const REMOVED: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
@@ -277,6 +279,30 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 fn check_of(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
     let seed = (seed ^ meta).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ record;
     xxhash_rust::xxh3::xxh3_64_with_seed(rest, seed)
+}
+
+/// The version that a change makes, where `last` is the key's last one: 0 as a refusal's version means that it is not there.
+/// `None` where there is nothing to remove.
+pub(crate) fn next_version(
+    last: u64,
+    present: bool,
+    puts: bool,
+    condition: Condition,
+) -> Result<Option<u64>, Refusal> {
+    let holds = match condition {
+        Condition::Always => true,
+        Condition::Absent => !present,
+        Condition::Present => present,
+        Condition::Version(version) => present && version == last,
+    };
+    if !holds {
+        return Err(Refusal::Condition(if present { last } else { 0 }));
+    }
+    Ok(match (puts, present) {
+        (true, _) => Some(if last >= LAST_VERSION { 1 } else { last + 1 }),
+        (false, true) => Some(last),
+        (false, false) => None,
+    })
 }
 
 /// The lock word of an owner's acquisition.

@@ -191,7 +191,7 @@ fn values_of_every_length_come_back_on(design: Design) {
             assert_eq!(value.len(), if i % 3 == 0 { 20_000 } else { 10 });
             assert!(value.iter().all(|b| *b == i.to_le_bytes()[0]));
         }
-        assert_eq!((c.trouble().discarded, c.trouble().reconnects), (0, 0));
+        assert_eq!((c.stats().discarded, c.stats().reconnects), (0, 0));
     }
 }
 
@@ -317,11 +317,11 @@ fn another_front_sees_the_same_data_on(design: Design) {
     let server = server(small(design));
     let mut c = client(&server);
     c.put(b"from a client", b"1").expect("set");
-    let (hash, mut partition) = server.store().lock(b"from a client");
+    let (hash, mut partition) = server.service().store().lock(b"from a client");
     let entry = partition.get(hash, b"from a client").expect("there");
     assert_eq!(entry.value, b"1");
     drop(partition);
-    let (hash, mut partition) = server.store().lock(b"from the front");
+    let (hash, mut partition) = server.service().store().lock(b"from the front");
     partition
         .set(hash, b"from the front", b"2", Default::default())
         .expect("room");
@@ -333,7 +333,7 @@ fn another_front_sees_the_same_data_on(design: Design) {
             .bytes,
         b"2"
     );
-    server.store().clear();
+    server.service().store().clear();
     assert_eq!(c.get(b"from a client").expect("answered"), None);
 }
 
@@ -413,7 +413,7 @@ fn clients_find_a_server_that_comes_back_on(design: Design) {
     assert_eq!(c.get(b"k").expect("answered"), None);
     c.put(b"k", b"w").expect("set");
     assert_eq!(c.get(b"k").expect("answered").expect("there").bytes, b"w");
-    assert!(c.trouble().reconnects >= 1);
+    assert!(c.stats().reconnects >= 1);
     drop(c);
     again.join().expect("served");
 }

@@ -133,7 +133,7 @@ fn what_is_wrong_is_found(design: Design) {
     let (mut key, mut value) = ([0; 16], [0; 32]);
     key_bytes(5, &mut key);
     value_bytes(6, 1, &mut value);
-    let (hash, mut partition) = server.store().lock(&key);
+    let (hash, mut partition) = server.service().store().lock(&key);
     partition
         .set(hash, &key, &value, Set::default())
         .expect("room");
@@ -144,7 +144,7 @@ fn what_is_wrong_is_found(design: Design) {
         "{report:?}"
     );
     // A key that is gone.
-    let (hash, mut partition) = server.store().lock(&key);
+    let (hash, mut partition) = server.service().store().lock(&key);
     partition.delete(hash, &key, None).expect("there");
     drop(partition);
     let report = run(&mut pipeline);

@@ -7,8 +7,8 @@ mod providers;
 use std::path::Path;
 
 use sequencer::{
-    Checker, Client, ClientConfig, ClientError, Design, NicConfig, Server, ServerConfig,
-    ServerError, Until,
+    Checker, Client, ClientConfig, ClientError, ConnectError, Design, NicConfig, Server,
+    ServerConfig, ServerError, Until,
 };
 use verbs::{Context, Provider};
 
@@ -105,7 +105,10 @@ fn a_client_says_so_too() {
     let server = Server::start(server_config(Design::Rpc)).expect("starts");
     let context = open(providers::without_uc());
     let error = Client::connect_on(&context, client_config(&server)).expect_err("no UC");
-    assert!(matches!(error, ClientError::Unsupported(_)), "{error:?}");
+    assert!(
+        matches!(error, ClientError::Connect(ConnectError::Unsupported(_))),
+        "{error:?}"
+    );
     assert_eq!(server.stop().clients_total, 0);
 }
 

@@ -149,7 +149,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let front = args.resp.as_ref().map(|address| {
         let listener = address.listen();
-        let front = listener.and_then(|l| Front::start(Arc::clone(server.store()), l));
+        let front = listener.and_then(|l| Front::start(Arc::clone(server.service().store()), l));
         front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
     });
     let front = front.transpose()?;

@@ -224,7 +224,7 @@ fn show(report: &LoadReport) -> Result<()> {
         report.conflicts,
         report.full,
         report.lost,
-        report.trouble.reconnects,
+        report.client.reconnects,
         report.verified,
         report.wrong_values,
         report.wrong_versions

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use super::*;
+use crate::client::design::ClientDesign;
+use crate::client::one_sided::Steps;
 use crate::client::pipeline::Pipeline;
+use crate::client::request::Answer;
+use crate::wire::Op;
 use crate::{Client, ClientConfig, Completion, Design, Server, ServerConfig};
 
 const KEY: &[u8] = b"key";
@@ -54,7 +58,7 @@ fn holder(server: &Server, value: &[u8]) -> Pipeline {
 
 /// Takes the answer to the lock, and prepares the change without posting it.
 fn prepare(pipeline: &mut Pipeline) {
-    let (records, pending, trouble) = pipeline.parts();
+    let (records, pending, stats) = pipeline.parts();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
         let mut wcs = records.queue.cq.poll(&mut buffer).expect("whole");
@@ -62,7 +66,7 @@ fn prepare(pipeline: &mut Pipeline) {
     });
     let slot = u32::try_from(slot.expect("it comes")).expect("a slot");
     let mut bytes = vec![0; records.queue.room];
-    let more = records.arrived(&pending[slot as usize], slot, trouble, &mut bytes);
+    let more = records.arrived(&pending[slot as usize], slot, stats, &mut bytes);
     assert!(more.expect("in range").is_none());
     assert!(records.may_have_changed(slot) && records.queue.list.len() == 3);
 }
@@ -96,7 +100,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         other.put(KEY, b"first").expect("set");
         let mut slow = holder(&server, b"slow");
         assert_eq!(other.put(KEY, b"second").expect("after the lease"), 2);
-        assert!(other.trouble().contended > 0);
+        assert!(other.stats().contended > 0);
         let stats = server.stats();
         assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
         // It wakes up and makes its change, by keys that are not valid any more.
@@ -109,7 +113,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
             "it may have been made, for all it knows"
         );
         assert_eq!(value(&mut other), (b"second".to_vec(), 2));
-        assert!(slow.trouble().reconnects > 0);
+        assert!(slow.stats().reconnects > 0);
         // The connection is a new one, and whole.
         let mut end = 0;
         let op = Op::Get { key: KEY };
@@ -159,7 +163,7 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     for _ in 0..100 {
         other.progress().expect("reached");
     }
-    assert!(other.trouble().torn > 0);
+    assert!(other.stats().torn > 0);
     drop(dying);
     assert!(matches!(
         other.wait(reader),
@@ -208,7 +212,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
         });
         assert_eq!(ended, Some(true), "{op:?}");
     }
-    assert!(asking.trouble().torn > 0);
+    assert!(asking.stats().torn > 0);
     assert_eq!(other.put(b"another key", b"value").expect("set"), 1);
 }
 

@@ -2,23 +2,15 @@
 //!
 //! The server speaks first and says what it is, the client says who it is, the server answers whether it takes it
 //! ([`Answer`]). Then the connection stays open and silent: when it ends, for whatever reason, the server frees what the
-//! client had. Clients [`Call`]; a server [`attend`]s to the connections that its [`Acceptor`] gives it.
+//! client had. Clients [`Call`]; a server [`attend`]s to the connections that its acceptor gives it.
 
-use std::collections::HashMap;
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::worker::lock;
 
 /// The longest message, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
@@ -124,7 +116,7 @@ impl Read for Patient<'_> {
 
 /// A client's connection, from the server's welcome to the answer.
 #[derive(Debug)]
-pub struct Call {
+pub(crate) struct Call {
     stream: TcpStream,
     whose: &'static str,
     patience: Duration,
@@ -135,7 +127,7 @@ impl Call {
     ///
     /// # Errors
     /// As connecting and reading; [`ErrorKind::InvalidInput`] if the address is none.
-    pub fn dial<W: DeserializeOwned>(
+    pub(crate) fn dial<W: DeserializeOwned>(
         server: &str,
         whose: &'static str,
         patience: Duration,
@@ -156,7 +148,7 @@ impl Call {
     ///
     /// # Errors
     /// As writing and reading.
-    pub fn introduce<A: DeserializeOwned>(
+    pub(crate) fn introduce<A: DeserializeOwned>(
         mut self,
         hello: &impl Serialize,
     ) -> io::Result<(Answer<A>, TcpStream)> {
@@ -183,7 +175,7 @@ fn connect(server: &str, patience: Duration) -> io::Result<TcpStream> {
 ///
 /// # Errors
 /// The last one.
-pub fn persist<T, E>(
+pub(crate) fn persist<T, E>(
     until: Instant,
     mut open: impl FnMut() -> Result<T, E>,
     hopeless: impl Fn(&E) -> bool,
@@ -199,153 +191,35 @@ pub fn persist<T, E>(
     }
 }
 
-/// A server's side of a connection, until it ends: welcomes the client, hears who it is, and answers as `enter` says. What
-/// that gives besides is the client's, and is dropped when the connection ends.
-pub fn attend<H: DeserializeOwned, A: Serialize, P>(
+/// A server's side of a connection, until it ends: welcomes the client, hears who it is, and answers as `accept` says.
+/// The session that `accept` gives besides is dropped when the connection ends.
+pub(crate) fn attend<H: DeserializeOwned, A: Serialize, S>(
     mut stream: TcpStream,
     whose: &str,
     welcome: &impl Serialize,
-    enter: impl FnOnce(&H) -> Result<(A, P), Refused>,
+    accept: impl FnOnce(&H) -> Result<(A, S), Refused>,
 ) {
     let mut hear = || {
         stream.set_nodelay(true)?;
         send_line(&mut stream, welcome)?;
         receive_line(&mut stream, whose, PATIENCE)
     };
-    let entered = hear().map_err(Refused::now).and_then(|h| enter(&h));
-    let (answer, pass) = match entered {
-        Ok((accepted, pass)) => (Answer::Accepted(accepted), Some(pass)),
+    let accepted = hear().map_err(Refused::now).and_then(|h| accept(&h));
+    let (answer, session) = match accepted {
+        Ok((accepted, session)) => (Answer::Accepted(accepted), Some(session)),
         Err(refused) => (Answer::Refused(refused), None),
     };
     let told = send_line(&mut stream, &answer);
-    if pass.is_some() && told.is_ok() && stream.set_read_timeout(None).is_ok() {
+    if session.is_some() && told.is_ok() && stream.set_read_timeout(None).is_ok() {
         // Nothing more is said; the read ends when the client does.
         while matches!(stream.read(&mut [0; 1]), Err(e) if e.kind() == ErrorKind::Interrupted) {}
     }
 }
 
-/// A thread that accepts connections, and a thread for each of them. Dropping it ends them all.
-#[derive(Debug)]
-pub struct Acceptor {
-    shared: Arc<Accepting>,
-    address: SocketAddr,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Accepting {
-    /// Second handles of connections, to end them by.
-    streams: Mutex<HashMap<u64, TcpStream>>,
-    stop: AtomicBool,
-    wake: OwnedFd,
-}
-
-/// A connection that is served: its second handle goes with it, also when serving it panics or never begins.
-struct Served {
-    shared: Arc<Accepting>,
-    id: u64,
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        lock(&self.shared.streams).remove(&self.id);
-    }
-}
-
-impl Acceptor {
-    /// Calls `serve` for every connection, in a thread of its own, which ends when `serve` returns. When the acceptor
-    /// is dropped connections are shut down, so that `serve` finds their end.
-    ///
-    /// # Errors
-    /// When the system gives no descriptor or thread.
-    pub fn start(
-        listener: TcpListener,
-        serve: impl Fn(TcpStream) + Send + Sync + 'static,
-    ) -> io::Result<Self> {
-        let address = listener.local_addr()?;
-        let shared = Arc::new(Accepting {
-            streams: Mutex::default(),
-            stop: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC)?,
-        });
-        let accepting = Arc::clone(&shared);
-        let serve = Arc::new(serve);
-        let thread = std::thread::Builder::new().name("rendezvous".to_owned());
-        let thread = thread.spawn(move || accept(&listener, &accepting, &serve))?;
-        Ok(Self {
-            shared,
-            address,
-            thread: Some(thread),
-        })
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-impl Drop for Acceptor {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        // An eventfd takes one more.
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has nothing left to stop.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn accept<F>(listener: &TcpListener, shared: &Arc<Accepting>, serve: &Arc<F>)
-where
-    F: Fn(TcpStream) + Send + Sync + 'static,
-{
-    let mut threads: Vec<JoinHandle<()>> = Vec::new();
-    let stopping = || shared.stop.load(Ordering::Acquire);
-    for id in 0.. {
-        let mut fds = [
-            PollFd::new(listener, PollFlags::IN),
-            PollFd::new(&shared.wake, PollFlags::IN),
-        ];
-        while poll(&mut fds, None).is_err() && !stopping() {}
-        if stopping() {
-            break;
-        }
-        let accepted = listener.accept().and_then(|(s, _)| Ok((s.try_clone()?, s)));
-        let Ok((kept, stream)) = accepted else {
-            // Out of descriptors, perhaps: clients that go give some back.
-            std::thread::sleep(Duration::from_millis(10));
-            continue;
-        };
-        threads.retain(|t| !t.is_finished());
-        lock(&shared.streams).insert(id, kept);
-        let served = Served {
-            shared: Arc::clone(shared),
-            id,
-        };
-        let serve = Arc::clone(serve);
-        let thread = std::thread::Builder::new().name(format!("client {id}"));
-        let thread = thread.spawn(move || {
-            let _served = served;
-            serve(stream);
-        });
-        match thread {
-            Ok(thread) => threads.push(thread),
-            Err(e) => tracing::warn!("no thread for a client: {e}"),
-        }
-    }
-    for stream in lock(&shared.streams).values() {
-        // It may be closed already.
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-    for thread in threads {
-        let _ = thread.join();
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     /// Both ends of a connection.
@@ -373,16 +247,6 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::TimedOut, "{e}");
         drop(here);
         drip.join().expect("ended");
-    }
-
-    #[test]
-    fn a_client_whose_server_fails_is_let_go() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let acceptor = Acceptor::start(listener, |_| panic!("on purpose")).expect("starts");
-        let mut client = TcpStream::connect(acceptor.address()).expect("it listens");
-        let patience = Duration::from_secs(20);
-        let e = receive_line::<u64>(&mut client, "test", patience).expect_err("no message");
-        assert_ne!(e.kind(), ErrorKind::TimedOut, "{e}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a worker remembers of a client's changes, so that none is made twice.
+//! What a worker remembers of a client's changes, so that none is made twice: at-most-once sessions.
 //!
 //! A client numbers its changes of a partition 1, 2, 3 … in a session, which outlives its connections. When an answer
 //! does not come it connects again and sends the change once more, under the same number; a change that was made
@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 
-use crate::wire::PART_HEADER;
+/// The most requests that a client may have outstanding.
+pub const MAX_WINDOW: usize = 4096;
 
 /// What a change came to before, or that it is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub enum Seen {
     /// It has to be made.
     New,
     /// It was made, with this answer.
@@ -21,24 +22,27 @@ pub(crate) enum Seen {
 }
 
 /// How far apart the outstanding changes of a client with this window may be, less one: a power of two.
-pub(crate) fn span(window: usize) -> u32 {
-    let window = window.clamp(1, crate::config::MAX_WINDOW);
+pub fn span(window: usize) -> u32 {
+    let window = window.clamp(1, MAX_WINDOW);
     u32::try_from(2 * window.next_power_of_two()).unwrap_or(1)
 }
 
 /// A client's changes.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub struct Session {
     /// Number and answer.
     ring: Box<[(u32, u64)]>,
     highest: u32,
+    /// Bytes of the longest request there is.
+    longest: usize,
     /// A long request, as far as it has come.
-    pub(crate) parts: Vec<u8>,
+    pub parts: Vec<u8>,
 }
 
 impl Session {
-    fn new(window: usize) -> Self {
+    fn new(window: usize, longest: usize) -> Self {
         Self {
+            longest,
             ring: vec![(0, 0); span(window) as usize].into(),
             highest: 0,
             parts: Vec::new(),
@@ -47,7 +51,7 @@ impl Session {
 
     /// What is known of a change.
     #[inline]
-    pub(crate) fn seen(&self, seq: u32) -> Seen {
+    pub fn seen(&self, seq: u32) -> Seen {
         let behind = self.highest.wrapping_sub(seq);
         if behind < 1 << 31 && behind as usize >= self.ring.len() {
             return Seen::Stale;
@@ -60,7 +64,7 @@ impl Session {
 
     /// A change was made, with this answer.
     #[inline]
-    pub(crate) fn made(&mut self, seq: u32, answer: u64) {
+    pub fn made(&mut self, seq: u32, answer: u64) {
         let place = seq as usize % self.ring.len();
         self.ring[place] = (seq, answer);
         if seq.wrapping_sub(self.highest) < 1 << 31 {
@@ -69,10 +73,8 @@ impl Session {
     }
 
     /// A part of a long request came: true if it was the last one, and then the request is in `parts`.
-    pub(crate) fn part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
-        // The longest request there is.
-        let most = PART_HEADER + 24 + crate::store::MAX_KEY_BYTES + crate::store::MAX_VALUE_BYTES;
-        if total > most || offset.checked_add(bytes.len())? > total {
+    pub fn part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
+        if total > self.longest || offset.checked_add(bytes.len())? > total {
             return None;
         }
         if offset == 0 {
@@ -88,8 +90,10 @@ impl Session {
 }
 
 /// Sessions of a worker. Those without a connection are kept until there are many.
-#[derive(Debug, Default)]
-pub(crate) struct Sessions {
+#[derive(Debug)]
+pub struct Sessions {
+    /// Bytes of the longest request there is.
+    longest: usize,
     /// By the client's index: name of its session, and the session.
     connected: Vec<Option<(u64, Session)>>,
     /// By name, with the time at which it was put away.
@@ -101,14 +105,24 @@ impl Sessions {
     /// Sessions without a connection that are kept at the most. One takes 16 bytes for each change of its span.
     const MOST_AWAY: usize = 1024;
 
+    /// No sessions yet, of requests of at most so many bytes.
+    pub fn new(longest: usize) -> Self {
+        Self {
+            longest,
+            connected: Vec::new(),
+            away: HashMap::new(),
+            time: 0,
+        }
+    }
+
     /// The session of a client.
     #[inline]
-    pub(crate) fn of(&mut self, client: usize) -> Option<&mut Session> {
+    pub fn of(&mut self, client: usize) -> Option<&mut Session> {
         self.connected.get_mut(client)?.as_mut().map(|s| &mut s.1)
     }
 
     /// A client connects. A connection of the same session that is still there loses it.
-    pub(crate) fn connect(&mut self, client: u32, name: u64, window: usize) {
+    pub fn connect(&mut self, client: u32, name: u64, window: usize) {
         let i = client as usize;
         let other = |c: &&mut Option<(u64, Session)>| c.as_ref().is_some_and(|s| s.0 == name);
         let other = self.connected.iter_mut().find(other).and_then(Option::take);
@@ -116,7 +130,7 @@ impl Sessions {
             Some((_, session)) => session,
             None => match self.away.remove(&name) {
                 Some((_, session)) => session,
-                None => Session::new(window),
+                None => Session::new(window, self.longest),
             },
         };
         if self.connected.len() <= i {
@@ -126,7 +140,7 @@ impl Sessions {
     }
 
     /// A client's connection ends.
-    pub(crate) fn disconnect(&mut self, client: u32) {
+    pub fn disconnect(&mut self, client: u32) {
         let place = self.connected.get_mut(client as usize);
         if let Some((name, session)) = place.and_then(Option::take) {
             self.time += 1;
@@ -146,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_change_is_made_once_in_whatever_connection_it_comes() {
-        let mut sessions = Sessions::default();
+        let mut sessions = Sessions::new(1 << 17);
         sessions.connect(3, 77, 64);
         let s = sessions.of(3).expect("connected");
         assert_eq!(s.seen(1), Seen::New);
@@ -174,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_is_long_past_is_stale_also_when_numbers_wrap() {
-        let mut s = Session::new(64);
+        let mut s = Session::new(64, 1 << 17);
         for seq in [u32::MAX - 1, u32::MAX, 1, 2] {
             assert_eq!(s.seen(seq), Seen::New);
             s.highest = if s.highest == 0 { seq } else { s.highest };
@@ -189,7 +203,7 @@ mod tests {
 
     #[test]
     fn parts_make_a_whole_or_nothing() {
-        let mut s = Session::new(64);
+        let mut s = Session::new(64, 1 << 17);
         assert_eq!(s.part(0, 5, b"abc"), Some(false));
         assert_eq!(s.part(4, 5, b"x"), None);
         assert_eq!(s.part(3, 5, b"de"), Some(true));

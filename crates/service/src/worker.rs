@@ -10,8 +10,6 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use verbs::Waiter;
 
-use crate::RpcError;
-
 /// Locks plain data: what a thread that panicked left is as good as before.
 pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
@@ -102,6 +100,8 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
 
 /// What a worker does.
 pub trait Work {
+    /// Why it cannot go on.
+    type Error;
     /// What it is told.
     type Command;
     /// What it counts.
@@ -114,7 +114,7 @@ pub trait Work {
     ///
     /// # Errors
     /// The worker ends.
-    fn poll(&mut self) -> Result<usize, RpcError>;
+    fn poll(&mut self) -> Result<usize, Self::Error>;
 
     /// What it has counted.
     fn counts(&self) -> Self::Counts;
@@ -126,7 +126,7 @@ pub trait Work {
     ///
     /// # Errors
     /// The worker ends.
-    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError>;
+    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), Self::Error>;
 }
 
 /// Works until told to stop.
@@ -136,7 +136,7 @@ pub trait Work {
 pub fn run<W: Work>(
     work: &mut W,
     mailbox: &Mailbox<W::Command, W::Counts>,
-) -> Result<(), RpcError> {
+) -> Result<(), W::Error> {
     // Some 100 µs of looking before sleeping, and of yielding to whoever shares the core.
     let mut waiter = Waiter::new().with_patience(512, 1_500);
     let mut polls = 0u32;

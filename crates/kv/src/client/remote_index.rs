@@ -6,8 +6,9 @@
 use rpc::RpcError;
 use verbs::{QpEndpoint, RemoteMemory};
 
+use super::design::{ByItself, ClientDesign, Done};
 use super::one_sided::{OneSided, Prepared, Steps};
-use super::pipeline::{Pending, Trouble};
+use super::request::{Answer, ClientStats, Pending};
 use crate::rendezvous;
 use crate::store::remote::{BUCKET_BYTES, Candidates, Seen, home_of, item};
 use crate::wire;
@@ -40,32 +41,24 @@ struct Get {
 }
 
 #[derive(Debug)]
-pub(super) struct Reach {
-    pub(super) queue: OneSided,
+pub(super) struct RemoteIndex {
+    queue: OneSided,
     partitions: Vec<Partition>,
     item_bytes: usize,
     seed: u64,
     gets: Box<[Get]>,
 }
 
-/// What READs came to.
-pub(super) enum Found<'a> {
-    /// The key's value.
-    Value { version: u64, value: &'a [u8] },
-    /// The server must be asked.
-    Ask,
-}
-
-impl Reach {
+impl RemoteIndex {
     /// The way into an index and a log. Values up to `value_bytes` are READ.
     pub(super) fn new(
         prepared: Prepared,
         peer: &QpEndpoint,
-        (partitions, item_bytes): (&[rendezvous::ReachedLog], usize),
+        (partitions, item_bytes): (&[rendezvous::RemoteLog], usize),
         value_bytes: usize,
         seed: u64,
     ) -> Result<Self, RpcError> {
-        let partition = |p: &rendezvous::ReachedLog| {
+        let partition = |p: &rendezvous::RemoteLog| {
             let buckets = p.index.len / BUCKET_BYTES as u64;
             (buckets > 0 && p.log.len >= 8).then_some(Partition {
                 index: p.index,
@@ -86,13 +79,9 @@ impl Reach {
         })
     }
 
-    pub(super) fn partitions(&self) -> usize {
-        self.partitions.len()
-    }
-
     /// Begins to look for the key of a hash.
     #[inline]
-    pub(super) fn begin(&mut self, slot: u32, lane: usize, hash: u64) {
+    fn look(&mut self, slot: u32, lane: usize, hash: u64) {
         let Some(buckets) = self.partitions.get(lane).map(|p| p.buckets) else {
             return;
         };
@@ -131,22 +120,22 @@ impl Reach {
         &mut self,
         pending: &Pending,
         slot: u32,
-        trouble: &mut Trouble,
-    ) -> Option<Found<'b>> {
-        trouble.torn += 1;
+        stats: &mut ClientStats,
+    ) -> Option<Done<'b>> {
+        stats.torn += 1;
         let get = &mut self.gets[slot as usize];
         if get.torn == MOST_TORN {
-            return Some(Found::Ask);
+            return Some(Done::Ask);
         }
         let (hash, torn) = (get.hash, get.torn + 1);
-        self.begin(slot, pending.lane, hash);
+        self.look(slot, pending.lane, hash);
         self.gets[slot as usize].torn = torn;
         None
     }
 
     /// READs the next item that may be the one, or the next bucket.
     #[inline]
-    fn next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<Found<'b>> {
+    fn next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<Done<'b>> {
         let Partition { buckets, log, .. } = self.partitions[pending.lane];
         let get = &mut self.gets[slot as usize];
         while let Some(at) = get.candidates.take() {
@@ -160,7 +149,7 @@ impl Reach {
             }
         }
         if !get.candidates.goes_on || get.buckets == MOST_BUCKETS {
-            return Some(Found::Ask);
+            return Some(Done::Ask);
         }
         get.bucket = (get.bucket + 1) % buckets;
         get.bytes = 0;
@@ -169,9 +158,34 @@ impl Reach {
     }
 }
 
-impl Steps for Reach {
-    type Over<'b> = Found<'b>;
+impl ClientDesign for RemoteIndex {
+    fn by_itself(&self) -> ByItself {
+        ByItself {
+            gets: true,
+            changes: false,
+        }
+    }
 
+    #[inline]
+    fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
+        self.look(slot, pending.lane, hash);
+    }
+
+    fn poll(
+        &mut self,
+        all: &mut [Pending],
+        stats: &mut ClientStats,
+        done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
+    ) -> Result<usize, RpcError> {
+        self.go_on(all, stats, done)
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.queue.doorbells
+    }
+}
+
+impl Steps for RemoteIndex {
     #[inline]
     fn queue(&mut self) -> &mut OneSided {
         &mut self.queue
@@ -182,9 +196,9 @@ impl Steps for Reach {
         &mut self,
         pending: &Pending,
         slot: u32,
-        trouble: &mut Trouble,
+        stats: &mut ClientStats,
         bytes: &'b mut [u8],
-    ) -> Result<Option<Found<'b>>, RpcError> {
+    ) -> Result<Option<Done<'b>>, RpcError> {
         let room = self.queue.room;
         let get = &mut self.gets[slot as usize];
         let length = if get.bytes == 0 {
@@ -201,19 +215,21 @@ impl Steps for Reach {
         }
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         match item(bytes, key, self.seed) {
-            Seen::Item { expires: true, .. } => Ok(Some(Found::Ask)),
-            Seen::Item { version, value, .. } => Ok(Some(Found::Value { version, value })),
+            Seen::Item { expires: true, .. } => Ok(Some(Done::Ask)),
+            Seen::Item { version, value, .. } => {
+                Ok(Some(Done::Answer(Answer::Value { value, version })))
+            }
             Seen::Other => Ok(self.next(pending, slot)),
             Seen::Longer(whole) if whole <= room && whole > length => {
                 get.bytes = whole;
                 if self.item_ends_outside(slot, pending.lane) {
-                    return Ok(self.again(pending, slot, trouble));
+                    return Ok(self.again(pending, slot, stats));
                 }
                 self.read(slot, pending.lane);
                 Ok(None)
             }
-            Seen::Longer(_) => Ok(Some(Found::Ask)),
-            Seen::Torn => Ok(self.again(pending, slot, trouble)),
+            Seen::Longer(_) => Ok(Some(Done::Ask)),
+            Seen::Torn => Ok(self.again(pending, slot, stats)),
         }
     }
 }

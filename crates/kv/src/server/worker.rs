@@ -1,35 +1,56 @@
 //! Worker threads: each owns its queue pairs and serves its partition until it is told to stop.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use rpc::worker::{self, Done, Mailbox, Wake, Work, lock};
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
+use service::Slot;
+use service::sessions::{Seen, Sessions};
+use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
-use crate::load::Random;
-use crate::server::{Guests, Table};
-use crate::session::{Seen, Sessions};
-use crate::store::{Condition, Partition, Refusal, Set, Store, hash_of, partition_of};
-use crate::wire::{self, ANSWER_HEADER, Ask, CHUNK, CHUNK_HEADER, Op, Status};
+use crate::random::Random;
+use crate::store::{
+    MAX_KEY_BYTES, MAX_VALUE_BYTES, Partition, Refusal, Store, hash_of, partition_of,
+};
+use crate::wire::{self, ANSWER_HEADER, Ask, CHUNK, CHUNK_HEADER, Op, PART_HEADER, Status};
 
-/// A client's index at all workers, until all have forgotten it.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) index: u32,
-    pub(crate) free: Arc<Mutex<Vec<u32>>>,
+/// Bytes of the longest request there is.
+const MAX_REQUEST_BYTES: usize = PART_HEADER + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
+
+/// What a GET finds.
+pub(crate) enum Found<'v> {
+    /// The key's value.
+    Value { version: u64, value: &'v [u8] },
+    /// The key is not there.
+    Nothing,
+    /// This design's workers carry out no operations.
+    NotServed,
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        lock(&self.free).push(self.index);
+/// The items of a worker's partition, as its design keeps them.
+pub(crate) trait Items {
+    /// Looks for a key with its hash, and answers with what is there.
+    fn get<R>(
+        &mut self,
+        partition: &mut Partition,
+        key: (u64, &[u8]),
+        answer: impl FnOnce(Found<'_>) -> R,
+    ) -> R;
+
+    /// Makes a change: the answer's word. `None` where workers make no changes.
+    fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64>;
+
+    /// The answer's word to a question about records; `None` where clients have none to ask.
+    fn ask(&mut self, _ask: Ask<'_>) -> Option<u64> {
+        None
     }
 }
 
-/// A client that comes.
+/// A client that connects.
 #[derive(Debug)]
-pub(crate) struct Newcomer {
-    pub(crate) place: Arc<Place>,
+pub(crate) struct PendingConnection {
+    pub(crate) slot: Arc<Slot>,
     pub(crate) session: u64,
     pub(crate) window: u32,
     pub(crate) answer: usize,
@@ -40,8 +61,8 @@ pub(crate) struct Newcomer {
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    Add(Box<Newcomer>),
-    Remove(Arc<Place>),
+    Add(Box<PendingConnection>),
+    Remove(Arc<Slot>),
     Stop,
 }
 
@@ -65,39 +86,33 @@ pub(crate) struct WorkerCounts {
 
 /// A worker that does not run yet.
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
-    /// Where its items are, if not in the store.
-    pub(crate) table: Option<Arc<Table>>,
-    pub(crate) guests: Arc<Guests>,
     pub(crate) number: usize,
     /// What a request costs a simulated core beside its verbs, on average.
     pub(crate) cost: Duration,
 }
 
 impl Worker {
-    /// Serves until told to stop.
-    pub(crate) fn run(self) -> Result<(), RpcError> {
+    /// Serves these items until told to stop.
+    pub(crate) fn run(self, items: impl Items) -> Result<(), RpcError> {
         let Self {
             engine,
             shared,
             store,
-            table,
-            guests,
             number,
             cost,
         } = self;
         let serve = Serve {
+            items,
             store: &store,
-            table: table.as_deref(),
-            guests: &guests,
             number,
             cost,
             dice: Random::new(store.seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
-            sessions: Sessions::default(),
+            sessions: Sessions::new(MAX_REQUEST_BYTES),
             answers: Vec::new(),
             buffer: Vec::new(),
             counts: WorkerCounts::default(),
@@ -106,12 +121,13 @@ impl Worker {
     }
 }
 
-struct Running<'s> {
+struct Running<'s, I> {
     engine: herd::Server,
-    serve: Serve<'s>,
+    serve: Serve<'s, I>,
 }
 
-impl Work for Running<'_> {
+impl<I: Items> Work for Running<'_, I> {
+    type Error = RpcError;
     type Command = Command;
     type Counts = WorkerCounts;
 
@@ -119,13 +135,13 @@ impl Work for Running<'_> {
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
-            Command::Remove(place) => {
-                self.engine.remove_client(place.index);
-                self.serve.sessions.disconnect(place.index);
+            Command::Remove(slot) => {
+                self.engine.remove_client(slot.index());
+                self.serve.sessions.disconnect(slot.index());
             }
             Command::Add(new) => {
-                let Newcomer {
-                    place,
+                let PendingConnection {
+                    slot,
                     session,
                     window,
                     answer,
@@ -133,9 +149,9 @@ impl Work for Running<'_> {
                     to,
                     done,
                 } = *new;
-                let added = self.engine.add_client(place.index, qp, to, window);
+                let added = self.engine.add_client(slot.index(), qp, to, window);
                 if added.is_ok() {
-                    self.serve.admit(place.index, session, (window, answer));
+                    self.serve.admit(slot.index(), session, (window, answer));
                 }
                 // The client may have gone meanwhile.
                 let _ = done.send(added.map_err(|e| e.to_string()));
@@ -171,10 +187,9 @@ impl Work for Running<'_> {
 }
 
 /// Answers requests from a partition.
-struct Serve<'s> {
+struct Serve<'s, I> {
+    items: I,
     store: &'s Store,
-    table: Option<&'s Table>,
-    guests: &'s Arc<Guests>,
     number: usize,
     cost: Duration,
     /// For how these differ from their mean.
@@ -188,7 +203,7 @@ struct Serve<'s> {
     counts: WorkerCounts,
 }
 
-impl<'s> Handler for Serve<'s> {
+impl<'s, I: Items> Handler for Serve<'s, I> {
     type Batch = MutexGuard<'s, Partition>;
 
     const LOOKS: usize = 2;
@@ -229,7 +244,7 @@ impl<'s> Handler for Serve<'s> {
     }
 }
 
-impl Serve<'_> {
+impl<I: Items> Serve<'_, I> {
     /// A simulated core finds the items of so many requests. How long memory takes differs from one to the next, and only
     /// its mean is known: it is drawn so that the time that has passed says nothing of the time to come. Were it the same
     /// for all, cores would fall into step and hardly ever meet at the NIC.
@@ -265,21 +280,7 @@ impl Serve<'_> {
             return self.bad(reply);
         }
         if let Op::Get { .. } = op {
-            self.counts.gets += 1;
-            if let Some(table) = self.table {
-                if table.is_changed_by_clients() {
-                    return self.bad(reply);
-                }
-                return self.get_record(table, hash, (key, client), reply);
-            }
-            let Some(entry) = partition.get(hash, key) else {
-                let word = wire::answer_word(Status::NotFound, 0);
-                return reply.bytes(&word.to_le_bytes());
-            };
-            self.counts.hits += 1;
-            let word = wire::answer_word(Status::Ok, entry.version);
-            let most = self.answers.get(client).copied().unwrap_or(0);
-            return send_value(&mut self.buffer, word, entry.value, most, reply);
+            return self.get(partition, (hash, key), client, reply);
         }
         let Some(session) = self.sessions.of(client) else {
             return;
@@ -296,14 +297,9 @@ impl Serve<'_> {
             }
             Seen::New => {
                 self.counts.changes += 1;
-                let word = match self.table {
-                    Some(table) if table.is_changed_by_clients() => {
-                        self.counts.bad += 1;
-                        wire::answer_word(Status::Bad, 0)
-                    }
-                    Some(table) => change_record(table, hash, op),
-                    None => change(partition, hash, op),
-                };
+                let changed = self.items.change(partition, hash, op);
+                self.counts.bad += u64::from(changed.is_none());
+                let word = changed.unwrap_or(wire::answer_word(Status::Bad, 0));
                 session.made(seq, word);
                 word
             }
@@ -311,43 +307,44 @@ impl Serve<'_> {
         reply.bytes(&word.to_le_bytes());
     }
 
-    #[cold]
-    fn get_record(
+    #[inline]
+    fn get(
         &mut self,
-        table: &Table,
-        hash: u64,
-        (key, client): (&[u8], usize),
+        partition: &mut Partition,
+        key: (u64, &[u8]),
+        client: usize,
         reply: Reply<'_>,
     ) {
-        let mut value = Vec::new();
-        let Some(version) = table.get(hash, key, &mut value) else {
-            let word = wire::answer_word(Status::NotFound, 0);
-            return reply.bytes(&word.to_le_bytes());
-        };
-        self.counts.hits += 1;
-        let word = wire::answer_word(Status::Ok, version);
-        let most = self.answers.get(client).copied().unwrap_or(0);
-        send_value(&mut self.buffer, word, &value, most, reply);
+        let Self {
+            items,
+            counts,
+            answers,
+            buffer,
+            ..
+        } = self;
+        counts.gets += 1;
+        items.get(partition, key, |found| match found {
+            Found::Value { version, value } => {
+                counts.hits += 1;
+                let word = wire::answer_word(Status::Ok, version);
+                let most = answers.get(client).copied().unwrap_or(0);
+                send_value(buffer, word, value, most, reply);
+            }
+            Found::Nothing => reply.bytes(&wire::answer_word(Status::NotFound, 0).to_le_bytes()),
+            Found::NotServed => {
+                counts.bad += 1;
+                reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
+            }
+        });
     }
 
     /// About records that clients change themselves.
     #[cold]
     fn ask(&mut self, ask: Ask<'_>, reply: Reply<'_>) {
-        let Some(table) = self.table else {
-            return self.bad(reply);
-        };
-        let word = match ask {
-            Ask::Locate(key) => match table.locate(self.store.hash(key), key) {
-                Some(record) => wire::answer_word(Status::Ok, record),
-                None => wire::answer_word(Status::NotFound, 0),
-            },
-            Ask::Claim(key) => answered(table.claim(self.store.hash(key), key), Status::Ok),
-            Ask::Release(record) if self.guests.release(self.number, record) => {
-                wire::answer_word(Status::Ok, 0)
-            }
-            Ask::Release(_) => wire::answer_word(Status::Busy, 0),
-        };
-        reply.bytes(&word.to_le_bytes());
+        match self.items.ask(ask) {
+            Some(word) => reply.bytes(&word.to_le_bytes()),
+            None => self.bad(reply),
+        }
     }
 
     #[cold]
@@ -412,55 +409,8 @@ fn send_value(buffer: &mut Vec<u8>, word: u64, value: &[u8], most: usize, mut re
     }
 }
 
-/// Makes a change; the answer's word.
-fn change(partition: &mut Partition, hash: u64, op: Op<'_>) -> u64 {
-    let result = match op {
-        Op::Get { .. } => return wire::answer_word(Status::Bad, 0),
-        Op::Put {
-            key,
-            value,
-            condition,
-            ttl_ms,
-        } => {
-            let expires_ms = if ttl_ms == 0 {
-                0
-            } else {
-                partition.now_ms().saturating_add(ttl_ms)
-            };
-            let how = Set {
-                condition,
-                expires_ms,
-            };
-            partition.set(hash, key, value, how)
-        }
-        Op::Delete { key, version } => partition.delete(hash, key, version),
-    };
-    answered(result, Status::NotFound)
-}
-
-/// Makes a change of a record; the answer's word.
-fn change_record(table: &Table, hash: u64, op: Op<'_>) -> u64 {
-    let result = match op {
-        // Whoever connects is told that there is none.
-        Op::Get { .. } | Op::Put { ttl_ms: 1.., .. } => {
-            return wire::answer_word(Status::Bad, 0);
-        }
-        Op::Put {
-            key,
-            value,
-            condition,
-            ..
-        } => table.change(hash, key, Some(value), condition),
-        Op::Delete { key, version } => {
-            let condition = version.map_or(Condition::Always, Condition::Version);
-            table.change(hash, key, None, condition)
-        }
-    };
-    answered(result, Status::NotFound)
-}
-
 /// What a result is answered; `zero` where the number is 0.
-fn answered(result: Result<u64, Refusal>, zero: Status) -> u64 {
+pub(crate) fn answered(result: Result<u64, Refusal>, zero: Status) -> u64 {
     match result {
         Ok(0) => wire::answer_word(zero, 0),
         Ok(version) => wire::answer_word(Status::Ok, version),

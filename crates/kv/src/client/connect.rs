@@ -1,0 +1,228 @@
+//! How a client opens a session, with the queue pairs that the server's design needs.
+
+use std::time::{Duration, Instant};
+
+use rpc::{UdPortConfig, herd};
+use service::sessions::span;
+use service::{ConnectError, Connection, Protocol, Target};
+use verbs::{Context, PortGid, ProtectionDomain};
+
+use super::design::{ClientDesign, Herd};
+use super::error::ClientError;
+use super::lane::Lane;
+use super::one_sided;
+use super::remote_index::RemoteIndex;
+use super::remote_records::RemoteRecords;
+use crate::random::unpredictable;
+use crate::rendezvous::{
+    Accepted, Hello, LaneHello, RemoteAccess, RemoteLayout, Rendezvous, Welcome,
+};
+use crate::{ClientConfig, Design, wire};
+
+/// Opens sessions at one server, one after the other.
+#[derive(Debug)]
+pub(super) struct Opener {
+    pub(super) config: ClientConfig,
+    port: PortGid,
+    context: Context,
+    pd: ProtectionDomain,
+    target: Target<Rendezvous>,
+    /// The name of the session.
+    session: u64,
+}
+
+/// A session that has been opened.
+pub(super) struct Opened {
+    pub(super) lanes: Vec<Lane>,
+    pub(super) design: Box<dyn ClientDesign>,
+    pub(super) connection: Connection,
+    pub(super) seed: u64,
+    pub(super) served: Design,
+}
+
+/// This side's queue pairs before the server has answered.
+struct Prepared {
+    lanes: Vec<herd::PreparedClient>,
+    one_sided: Option<one_sided::Prepared>,
+    seed: u64,
+    served: Design,
+}
+
+fn lacks(what: &str) -> ClientError {
+    ClientError::refused(format!("its answer lacks {what}"))
+}
+
+impl Opener {
+    pub(super) fn new(
+        target: Target<Rendezvous>,
+        context: &Context,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        config.check().map_err(ConnectError::Config)?;
+        Ok(Self {
+            port: config.nic.port(context).map_err(ConnectError::from)?,
+            pd: context.alloc_pd()?,
+            context: context.clone(),
+            target,
+            session: unpredictable(),
+            config,
+        })
+    }
+
+    /// Changes of the next session are another client's to the server.
+    pub(super) fn rename_session(&mut self) {
+        self.session = unpredictable();
+    }
+
+    /// Opens a session, trying again until then while that may help.
+    pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
+        let target = &self.target;
+        target.persist(until, || self.open(), ClientError::is_hopeless)
+    }
+
+    fn open(&self) -> Result<Opened, ClientError> {
+        let patience = self.config.deadline().max(Duration::from_secs(1));
+        let window = self.config.window;
+        let opened = self
+            .target
+            .open(window, patience, |welcome| self.introduce(welcome));
+        let (prepared, accepted, connection) = opened?;
+        let Prepared {
+            lanes,
+            one_sided,
+            seed,
+            served,
+        } = prepared;
+        let lanes = self.connect_lanes(lanes, &accepted)?;
+        let design: Box<dyn ClientDesign> = match one_sided {
+            None => Box::new(Herd),
+            Some(prepared) => {
+                let memory = accepted.memory.as_ref();
+                let memory = memory.ok_or_else(|| lacks("its memory"))?;
+                self.connect_design(prepared, memory, (seed, lanes.len()))?
+            }
+        };
+        Ok(Opened {
+            lanes,
+            design,
+            connection,
+            seed,
+            served,
+        })
+    }
+
+    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+        if !(1..=64).contains(&welcome.partitions) {
+            let reason = format!("it has {} partitions", welcome.partitions);
+            return Err(ClientError::refused(reason));
+        }
+        let device = self.context.capabilities()?;
+        let checked = welcome.design.check(device);
+        checked.map_err(ConnectError::from)?;
+        let window = self.config.window;
+        let port = self.answer_port(welcome.max_answer);
+        let payload = welcome.layout.payload;
+        let lanes = (0..welcome.partitions)
+            .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
+            .collect::<Result<Vec<_>, _>>()?;
+        let requests = match welcome.design {
+            Design::Herd => None,
+            Design::Reads => Some(1),
+            // A change: two WRITEs and an atomic.
+            Design::Atomics => Some(3),
+        };
+        let batch = self.config.batch;
+        let one_sided = requests
+            .map(|n| one_sided::Prepared::new(&self.pd, self.port, window, batch, n))
+            .transpose()?;
+        let ends = lanes.iter().map(|c| LaneHello {
+            uc: c.uc_endpoint(),
+            ud: c.ud_endpoint(),
+        });
+        let hello = Hello {
+            version: Rendezvous::VERSION,
+            session: self.session,
+            window,
+            answer: port.recv_payload,
+            lanes: ends.collect(),
+            rc: one_sided.as_ref().map(one_sided::Prepared::endpoint),
+        };
+        let prepared = Prepared {
+            lanes,
+            one_sided,
+            seed: welcome.seed,
+            served: welcome.design,
+        };
+        Ok((prepared, hello))
+    }
+
+    /// Where answers come, of at most so many bytes.
+    fn answer_port(&self, max_answer: usize) -> UdPortConfig {
+        // Room for a chunk's header and a little, whatever values there are.
+        let answer = (wire::ANSWER_HEADER + self.config.value_bytes).max(40);
+        // A value in parts may have all of them under way beside the other answers.
+        let depth = self.config.window.max(64) + rpc::MAX_BATCH;
+        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        UdPortConfig {
+            port_num: self.port.port_num,
+            gid_index: Some(self.port.gid_index),
+            send_depth: (2 * depth).max(256),
+            recv_depth: depth,
+            recv_payload: answer.min(max_answer),
+            ..UdPortConfig::default()
+        }
+    }
+
+    fn connect_lanes(
+        &self,
+        lanes: Vec<herd::PreparedClient>,
+        accepted: &Accepted,
+    ) -> Result<Vec<Lane>, ClientError> {
+        if accepted.lanes.len() != lanes.len() {
+            return Err(lacks("partitions"));
+        }
+        let span = span(self.config.window);
+        let lanes = lanes.into_iter().zip(&accepted.lanes);
+        let lanes = lanes.map(|(client, lane)| {
+            let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
+            Ok::<_, ClientError>(Lane::new(client, self.config.batch, span))
+        });
+        lanes.collect()
+    }
+
+    /// What this client carries out by itself, in the server's memory.
+    fn connect_design(
+        &self,
+        prepared: one_sided::Prepared,
+        access: &RemoteAccess,
+        (seed, partitions): (u64, usize),
+    ) -> Result<Box<dyn ClientDesign>, ClientError> {
+        let peer = &access.endpoint;
+        let (design, there): (Box<dyn ClientDesign>, _) = match &access.memory {
+            RemoteLayout::Logs {
+                partitions,
+                item_bytes,
+            } => {
+                let memory = (&partitions[..], *item_bytes);
+                let value_bytes = self.config.value_bytes;
+                let index = RemoteIndex::new(prepared, peer, memory, value_bytes, seed)?;
+                (Box::new(index), partitions.len())
+            }
+            RemoteLayout::Records {
+                partitions,
+                shape,
+                writes,
+            } => {
+                let memory = (&partitions[..], *shape, *writes);
+                let deadline = self.config.deadline();
+                let records = RemoteRecords::new(prepared, peer, memory, seed, deadline)?;
+                (Box::new(records), partitions.len())
+            }
+        };
+        if there != partitions {
+            return Err(lacks("memory of partitions"));
+        }
+        Ok(design)
+    }
+}

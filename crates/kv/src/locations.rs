@@ -1,0 +1,43 @@
+//! Where clients find keys in the server's memory.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Which records keys have, as far as clients have found out: wrong ones are found out, too.
+#[derive(Debug)]
+pub struct Locations {
+    /// The record of the last key with these bits of the hash, and 1.
+    entries: Box<[AtomicU32]>,
+}
+
+impl Locations {
+    /// Room for about so many keys: four bytes each, a power of two of them.
+    pub fn new(keys: usize) -> Self {
+        let entries = keys.clamp(1, 1 << 24).next_power_of_two();
+        Self {
+            entries: (0..entries).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "masked")]
+    fn entry(&self, hash: u64) -> &AtomicU32 {
+        &self.entries[(hash ^ hash >> 32) as usize & (self.entries.len() - 1)]
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, hash: u64) -> Option<u64> {
+        let entry = self.entry(hash).load(Ordering::Relaxed);
+        entry.checked_sub(1).map(u64::from)
+    }
+
+    /// A key with this hash has this record.
+    #[inline]
+    pub(crate) fn set(&self, hash: u64, record: u64) {
+        let entry = u32::try_from(record + 1).unwrap_or(0);
+        self.entry(hash).store(entry, Ordering::Relaxed);
+    }
+
+    pub(crate) fn forget(&self, hash: u64) {
+        self.entry(hash).store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,46 @@
+//! Random numbers: from a seed, and from the system.
+
+/// A fast generator of random numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    #[inline]
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `n`.
+    #[inline]
+    pub fn below(&mut self, n: u64) -> u64 {
+        let wide = u128::from(self.bits()) * u128::from(n);
+        (wide >> 64) as u64
+    }
+
+    /// A number from 0 to 1, without 1.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// SplitMix64's finalizer: a bijection that mixes all bits.
+#[inline]
+pub(crate) fn mix(n: u64) -> u64 {
+    let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ n >> 31
+}
+
+/// A random number of the system's: what hashes start from, so that nobody can choose keys that collide; a session's name.
+pub(crate) fn unpredictable() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

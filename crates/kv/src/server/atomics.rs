@@ -1,0 +1,130 @@
+//! The atomics-based design at the server: clients change records themselves; workers only give records to keys, and free
+//! locks that clients leave.
+
+use std::sync::Arc;
+
+use rpc::RpcError;
+use service::Refused;
+use verbs::Access;
+
+use super::design::{DesignStats, Opening, ServerDesign};
+use super::guests::{self, Guests};
+use super::table::{Table, Tables};
+use super::worker::{Found, Items, Worker, answered};
+use crate::Design;
+use crate::locations::Locations;
+use crate::rendezvous::{RemoteAccess, RemoteLayout, Writes};
+use crate::store::record::redo;
+use crate::store::{Partition, Refusal, hash_of};
+use crate::wire::{self, Ask, Op, Status};
+
+/// Items in records that clients READ, lock and WRITE.
+#[derive(Debug)]
+pub(crate) struct Atomics {
+    pub(crate) tables: Tables,
+    pub(crate) guests: Arc<Guests>,
+    /// How long a client may have a lock while others wait for it.
+    pub(crate) lease_ms: u16,
+}
+
+impl ServerDesign for Atomics {
+    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+        let items = ClientRecords {
+            table: self.tables.of(worker.number),
+            seed: self.tables.seed(),
+            partition: worker.number,
+            guests: Arc::clone(&self.guests),
+        };
+        worker.run(items)
+    }
+
+    /// Opens records to a client by registrations that are its own, so that they can be undone.
+    fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+        let (endpoint, qp) = client.responder(Design::Atomics, Access::ALL)?;
+        let shape = *self.tables.shape();
+        let mut memory = Vec::new();
+        let mut partitions = Vec::new();
+        for table in self.tables.all() {
+            let own = table.memory().register_again(Access::ALL);
+            let own = own.map_err(Refused::now)?;
+            partitions.push(own.remote());
+            memory.push(own);
+        }
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let bytes = client.hello.window * redo::bytes(&shape);
+        let redo = client.pd.alloc(bytes, rights).map_err(Refused::now)?;
+        let owner = self.guests.next_owner();
+        let writes = Some(Writes {
+            owner,
+            lease_ms: self.lease_ms,
+            redo: redo.remote(),
+        });
+        let access = guests::Access {
+            qp,
+            memory,
+            redo: Some(redo),
+        };
+        self.guests.add(client.index, owner, access);
+        let memory = RemoteLayout::Records {
+            partitions,
+            shape,
+            writes,
+        };
+        Ok(Some(RemoteAccess { endpoint, memory }))
+    }
+
+    fn close_memory(&self, index: u32) {
+        self.guests.remove(index);
+    }
+
+    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
+        self.tables.preload(key, value, known)
+    }
+
+    fn stats(&self) -> DesignStats {
+        let (recovered_locks, expelled) = self.guests.counts();
+        DesignStats {
+            store: self.tables.stats(),
+            recovered_locks,
+            expelled,
+        }
+    }
+}
+
+/// Records that clients change: a worker answers questions about them, and carries out no operation on them.
+struct ClientRecords {
+    table: Arc<Table>,
+    seed: u64,
+    partition: usize,
+    guests: Arc<Guests>,
+}
+
+impl Items for ClientRecords {
+    fn get<R>(
+        &mut self,
+        _partition: &mut Partition,
+        _key: (u64, &[u8]),
+        answer: impl FnOnce(Found<'_>) -> R,
+    ) -> R {
+        answer(Found::NotServed)
+    }
+
+    fn change(&mut self, _partition: &mut Partition, _hash: u64, _op: Op<'_>) -> Option<u64> {
+        None
+    }
+
+    fn ask(&mut self, ask: Ask<'_>) -> Option<u64> {
+        let hash = |key| hash_of(key, self.seed);
+        Some(match ask {
+            Ask::Locate(key) => match self.table.locate(hash(key), key) {
+                Some(record) => wire::answer_word(Status::Ok, record),
+                None => wire::answer_word(Status::NotFound, 0),
+            },
+            Ask::Claim(key) => answered(self.table.claim(hash(key), key), Status::Ok),
+            Ask::Release(record) if self.guests.release(self.partition, record) => {
+                wire::answer_word(Status::Ok, 0)
+            }
+            Ask::Release(_) => wire::answer_word(Status::Busy, 0),
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! HERD at the server: items are in a log, and only workers reach it.
+
+use std::sync::Arc;
+
+use rpc::RpcError;
+
+use super::design::{DesignStats, ServerDesign};
+use super::worker::{Found, Items, Worker, answered};
+use crate::locations::Locations;
+use crate::store::{Partition, Refusal, Set, Store};
+use crate::wire::{self, Op, Status};
+
+/// Items in a log.
+#[derive(Debug)]
+pub(crate) struct Herd {
+    pub(crate) store: Arc<Store>,
+}
+
+impl ServerDesign for Herd {
+    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+        worker.run(LogItems)
+    }
+
+    fn preload(&self, key: &[u8], value: &[u8], _known: &Locations) -> Result<(), Refusal> {
+        let (hash, mut partition) = self.store.lock(key);
+        partition.set(hash, key, value, Set::default())?;
+        Ok(())
+    }
+
+    fn stats(&self) -> DesignStats {
+        DesignStats {
+            store: self.store.stats(),
+            ..DesignStats::default()
+        }
+    }
+}
+
+/// The items of a partition's log.
+pub(crate) struct LogItems;
+
+impl Items for LogItems {
+    #[inline]
+    fn get<R>(
+        &mut self,
+        partition: &mut Partition,
+        (hash, key): (u64, &[u8]),
+        answer: impl FnOnce(Found<'_>) -> R,
+    ) -> R {
+        answer(match partition.get(hash, key) {
+            Some(entry) => Found::Value {
+                version: entry.version,
+                value: entry.value,
+            },
+            None => Found::Nothing,
+        })
+    }
+
+    #[inline]
+    fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64> {
+        let result = match op {
+            Op::Get { .. } => return Some(wire::answer_word(Status::Bad, 0)),
+            Op::Put {
+                key,
+                value,
+                condition,
+                ttl_ms,
+            } => {
+                let expires_ms = if ttl_ms == 0 {
+                    0
+                } else {
+                    partition.now_ms().saturating_add(ttl_ms)
+                };
+                let how = Set {
+                    condition,
+                    expires_ms,
+                };
+                partition.set(hash, key, value, how)
+            }
+            Op::Delete { key, version } => partition.delete(hash, key, version),
+        };
+        Some(answered(result, Status::NotFound))
+    }
+}

@@ -1,0 +1,162 @@
+//! The READ-based design at the server: clients READ, workers make all changes.
+//!
+//! With a read size of 0 clients READ an index and a log ([`ReadIndex`]), otherwise records ([`ReadRecords`]).
+
+use std::sync::Arc;
+
+use rpc::RpcError;
+use service::Refused;
+use verbs::Access;
+
+use super::design::{DesignStats, Opening, ServerDesign};
+use super::guests::{self, Guests};
+use super::herd::Herd;
+use super::table::{Table, Tables};
+use super::worker::{Found, Items, Worker, answered};
+use crate::Design;
+use crate::locations::Locations;
+use crate::rendezvous::{RemoteAccess, RemoteLayout, RemoteLog};
+use crate::store::{Condition, Partition, Refusal};
+use crate::wire::{self, Op, Status};
+
+/// Items in a log that clients READ.
+#[derive(Debug)]
+pub(crate) struct ReadIndex {
+    /// The log, as its workers use it.
+    pub(crate) log: Herd,
+    pub(crate) guests: Arc<Guests>,
+    /// Bytes of an item of the expected length.
+    pub(crate) item_bytes: usize,
+}
+
+impl ServerDesign for ReadIndex {
+    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+        self.log.run(worker)
+    }
+
+    fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+        let endpoint = open_for_reads(&self.guests, client)?;
+        let store = &self.log.store;
+        let partitions = (0..store.partitions()).filter_map(|n| {
+            let (index, log) = store.partition(n).remote()?;
+            Some(RemoteLog { index, log })
+        });
+        let memory = RemoteLayout::Logs {
+            partitions: partitions.collect(),
+            item_bytes: self.item_bytes,
+        };
+        Ok(Some(RemoteAccess { endpoint, memory }))
+    }
+
+    fn close_memory(&self, index: u32) {
+        self.guests.remove(index);
+    }
+
+    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
+        self.log.preload(key, value, known)
+    }
+
+    fn stats(&self) -> DesignStats {
+        self.log.stats()
+    }
+}
+
+/// Items in records that clients READ.
+#[derive(Debug)]
+pub(crate) struct ReadRecords {
+    pub(crate) tables: Tables,
+    pub(crate) guests: Arc<Guests>,
+}
+
+impl ServerDesign for ReadRecords {
+    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+        let table = self.tables.of(worker.number);
+        worker.run(RecordItems {
+            table,
+            value: Vec::new(),
+        })
+    }
+
+    fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+        let endpoint = open_for_reads(&self.guests, client)?;
+        let tables = self.tables.all().iter();
+        let memory = RemoteLayout::Records {
+            partitions: tables.map(|t| t.memory().remote()).collect(),
+            shape: *self.tables.shape(),
+            writes: None,
+        };
+        Ok(Some(RemoteAccess { endpoint, memory }))
+    }
+
+    fn close_memory(&self, index: u32) {
+        self.guests.remove(index);
+    }
+
+    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
+        self.tables.preload(key, value, known)
+    }
+
+    fn stats(&self) -> DesignStats {
+        DesignStats {
+            store: self.tables.stats(),
+            ..DesignStats::default()
+        }
+    }
+}
+
+/// A queue pair through which a client READs.
+fn open_for_reads(guests: &Guests, client: &Opening<'_>) -> Result<verbs::QpEndpoint, Refused> {
+    let (endpoint, qp) = client.responder(Design::Reads, Access::REMOTE_READ)?;
+    let access = guests::Access {
+        qp,
+        memory: Vec::new(),
+        redo: None,
+    };
+    guests.add(client.index, guests.next_owner(), access);
+    Ok(endpoint)
+}
+
+/// Records that only their worker changes.
+struct RecordItems {
+    table: Arc<Table>,
+    /// A value, copied out of the clients' sight.
+    value: Vec<u8>,
+}
+
+impl Items for RecordItems {
+    fn get<R>(
+        &mut self,
+        _partition: &mut Partition,
+        (hash, key): (u64, &[u8]),
+        answer: impl FnOnce(Found<'_>) -> R,
+    ) -> R {
+        let version = self.table.get(hash, key, &mut self.value);
+        answer(match version {
+            Some(version) => Found::Value {
+                version,
+                value: &self.value,
+            },
+            None => Found::Nothing,
+        })
+    }
+
+    fn change(&mut self, _partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64> {
+        let result = match op {
+            // Whoever connects is told that there is none.
+            Op::Get { .. } | Op::Put { ttl_ms: 1.., .. } => {
+                return Some(wire::answer_word(Status::Bad, 0));
+            }
+            Op::Put {
+                key,
+                value,
+                condition,
+                ..
+            } => self.table.change(hash, key, Some(value), condition),
+            Op::Delete { key, version } => {
+                let condition = version.map_or(Condition::Always, Condition::Version);
+                self.table.change(hash, key, None, condition)
+            }
+        };
+        Some(answered(result, Status::NotFound))
+    }
+}

@@ -1,0 +1,114 @@
+//! The request region: slots, and the word that ends a request.
+
+use verbs::RemoteMemory;
+
+use crate::RpcError;
+
+/// The shape of a request region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Layout {
+    /// Slots of a client, a power of two.
+    pub window: u32,
+    /// The longest payload of a request, a multiple of 8.
+    pub payload: u32,
+}
+
+impl Layout {
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.payload as usize + 8
+    }
+
+    /// Bytes of all slots of a client.
+    pub fn client_bytes(&self) -> usize {
+        self.slot_bytes() * self.window as usize
+    }
+
+    pub(super) fn check(&self) -> Result<(), RpcError> {
+        // A power of two divides the 2^32 request numbers: the slots go round without a jump when they wrap.
+        if !self.window.is_power_of_two() || !self.payload.is_multiple_of(8) || self.payload > 4096
+        {
+            return Err(RpcError::Config(format!(
+                "a request region needs a power of two as window and a payload of a multiple of 8 up to 4096: {self:?}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The part of a server's region that belongs to a client.
+pub fn region_of(region: &RemoteMemory, layout: &Layout, client: u32) -> Option<RemoteMemory> {
+    let bytes = layout.client_bytes() as u64;
+    let part = region.at(bytes.checked_mul(client.into())?)?;
+    (part.len >= bytes).then_some(RemoteMemory { len: bytes, ..part })
+}
+
+/// The word that ends a request.
+pub(super) fn word(number: u32, payload: &[u8]) -> u64 {
+    u64::from(number) << 32 | (payload.len() as u64 & 0xffff) << 16 | u64::from(checksum(payload))
+}
+
+/// A multiplicative hash folded to 16 bits; 0 for nothing.
+#[inline]
+pub(super) fn checksum(payload: &[u8]) -> u16 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    if payload.is_empty() {
+        return 0;
+    }
+    let (words, tail) = payload.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..tail.len()].copy_from_slice(tail);
+    let mut hash = payload.len() as u64;
+    for word in words.iter().chain([&last]) {
+        // Different words give different hashes, and the high bits move down for the next.
+        hash = (hash ^ u64::from_le_bytes(*word))
+            .wrapping_mul(FACTOR)
+            .rotate_left(29);
+    }
+    (hash.wrapping_mul(FACTOR) >> 48) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_changes_with_number_length_and_bytes() {
+        assert_eq!(word(1, &[]), 1 << 32);
+        let words = [
+            word(1, &[]),
+            word(2, &[]),
+            word(1, &[0]),
+            word(1, &[0, 0]),
+            word(1, &[1]),
+            word(1, &[0, 1]),
+        ];
+        for (i, a) in words.iter().enumerate() {
+            assert!(words[i + 1..].iter().all(|b| a != b), "{i}");
+        }
+    }
+
+    #[test]
+    fn clients_have_parts_of_the_region_that_do_not_overlap() {
+        let layout = Layout {
+            window: 4,
+            payload: 8,
+        };
+        let region = RemoteMemory {
+            addr: 1 << 20,
+            len: 3 * 64,
+            rkey: verbs::RKey(7),
+        };
+        let parts: Vec<_> = (0..3)
+            .map(|c| region_of(&region, &layout, c).expect("inside"))
+            .collect();
+        assert_eq!(
+            parts
+                .iter()
+                .map(|p| (p.addr - region.addr, p.len))
+                .collect::<Vec<_>>(),
+            [(0, 64), (64, 64), (128, 64)]
+        );
+        assert_eq!(region_of(&region, &layout, 3), None);
+    }
+}

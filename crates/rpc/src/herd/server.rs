@@ -1,0 +1,315 @@
+//! HERD's server side: a worker that polls its request region.
+
+use verbs::{
+    Access, CompletionQueue, MemoryRegion, PortGid, Postlist, ProtectionDomain, QpEndpoint,
+    QueuePair, RemoteMemory, Uc, Ud, UdDestination, time,
+};
+
+use super::layout::{Layout, checksum, region_of};
+use crate::{Counts, Handler, MAX_BATCH, MAX_LIST, Reply, Request, RpcError, UdPort, UdPortConfig};
+
+/// How responses leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doorbells {
+    /// Requests of one batch, and so responses of one doorbell: 1 to [`MAX_BATCH`].
+    pub batch: usize,
+    /// UD queue pairs that batches rotate over: 1 or more.
+    pub queues: usize,
+}
+
+/// A server's worker with its own request region and response queues.
+#[derive(Debug)]
+pub struct Server {
+    region: MemoryRegion,
+    layout: Layout,
+    clients: Vec<Option<Peer>>,
+    /// Clients that are there, with what a look at them takes: a worker of many looks at each again and again. And where
+    /// the next round starts.
+    active: Vec<Look>,
+    turn: usize,
+    queues: Vec<(UdPort, Postlist<Ud>)>,
+    queue: usize,
+    doorbells: Doorbells,
+    batch: Vec<(u32, u32, usize)>,
+    payloads: Vec<u8>,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct Peer {
+    /// Held so that the client can WRITE; the server never posts on it.
+    _qp: QueuePair<Uc>,
+    to: UdDestination,
+}
+
+/// What a look at a client takes.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    client: u32,
+    /// The number of its next request.
+    number: u32,
+    /// Slots that it uses, less one: a power of two of them, at most the layout's.
+    mask: u32,
+}
+
+impl Server {
+    /// A worker with room for `max_clients`.
+    pub fn new(
+        pd: &ProtectionDomain,
+        layout: Layout,
+        max_clients: usize,
+        doorbells: Doorbells,
+        config: &UdPortConfig,
+    ) -> Result<Self, RpcError> {
+        layout.check()?;
+        if doorbells.batch == 0 || doorbells.batch > MAX_BATCH || doorbells.queues == 0 {
+            return Err(RpcError::Config(format!(
+                "a batch of 1 to {MAX_BATCH} and one queue or more: {doorbells:?}"
+            )));
+        }
+        let bytes = layout.client_bytes().saturating_mul(max_clients.max(1));
+        let region = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let config = UdPortConfig {
+            recv_depth: 0,
+            recv_payload: 0,
+            channel: None,
+            ..config.clone()
+        };
+        let queues = (0..doorbells.queues).map(|_| {
+            let port = UdPort::new(pd, &config)?;
+            let list = port.postlist(MAX_LIST);
+            Ok::<_, RpcError>((port, list))
+        });
+        Ok(Self {
+            region,
+            layout,
+            clients: (0..max_clients).map(|_| None).collect(),
+            active: Vec::new(),
+            turn: 0,
+            queues: queues.collect::<Result<_, _>>()?,
+            queue: 0,
+            doorbells,
+            batch: Vec::with_capacity(MAX_BATCH),
+            payloads: vec![0; layout.payload as usize * MAX_BATCH],
+            counts: Counts::new(MAX_BATCH),
+        })
+    }
+
+    /// The region of the client with that index: where it WRITEs.
+    pub fn region_of(&self, client: u32) -> Option<RemoteMemory> {
+        region_of(&self.region.remote(), &self.layout, client)
+    }
+
+    /// All of the region, for [`region_of`].
+    pub fn region(&self) -> RemoteMemory {
+        self.region.remote()
+    }
+
+    /// The memory that [`poll`](Self::poll) looks at, for waiting.
+    pub fn memory(&self) -> &MemoryRegion {
+        &self.region
+    }
+
+    /// Counts so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Whether there is a client.
+    pub fn has_clients(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    /// Registers a client under an index below `max_clients` that is free, with its connected UC queue pair
+    /// and the slots that it uses of the layout's, a power of two.
+    pub fn add_client(
+        &mut self,
+        index: u32,
+        qp: QueuePair<Uc>,
+        to: UdDestination,
+        window: u32,
+    ) -> Result<(), RpcError> {
+        if !window.is_power_of_two() || window > self.layout.window {
+            return Err(RpcError::Config(format!(
+                "a window of {window} in {:?}",
+                self.layout
+            )));
+        }
+        // What an earlier client left here must not look like a request.
+        let start = index as usize * self.layout.client_bytes();
+        for slot in self
+            .region
+            .atomics_u64(start, self.layout.client_bytes() / 8)?
+        {
+            slot.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+        let Some(place) = self.clients.get_mut(index as usize) else {
+            return Err(RpcError::Config(format!("no room for client {index}")));
+        };
+        *place = Some(Peer { _qp: qp, to });
+        self.active.push(Look {
+            client: index,
+            number: 1,
+            mask: window - 1,
+        });
+        Ok(())
+    }
+
+    /// Forgets a client; its queue pair is destroyed, so nothing can be written into its slots any more.
+    pub fn remove_client(&mut self, index: u32) {
+        if let Some(place) = self.clients.get_mut(index as usize) {
+            *place = None;
+        }
+        self.active.retain(|look| look.client != index);
+    }
+
+    /// Handles requests that are there, up to a batch. Returns how many.
+    #[inline]
+    pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
+        self.collect()?;
+        if self.batch.is_empty() {
+            return Ok(0);
+        }
+        let mut state = handler.begin(self.batch.len());
+        let stride = self.layout.payload as usize;
+        let payloads = &self.payloads;
+        let request = |index: usize, (client, number, len): (u32, u32, usize)| Request {
+            client: client as usize,
+            index,
+            imm: number,
+            payload: &payloads[index * stride..index * stride + len],
+        };
+        for round in 0..if self.batch.len() > 1 { H::LOOKS } else { 0 } {
+            for (i, &one) in self.batch.iter().enumerate() {
+                handler.look(&mut state, round, request(i, one));
+            }
+        }
+        let (port, list) = &mut self.queues[self.queue];
+        list.clear();
+        for (i, &one) in self.batch.iter().enumerate() {
+            let Some(peer) = &self.clients[one.0 as usize] else {
+                continue;
+            };
+            let reply = Reply {
+                port,
+                list,
+                to: &peer.to,
+                imm: one.1,
+            };
+            handler.handle(&mut state, request(i, one), reply);
+        }
+        // What it holds for the batch, a lock for instance, is free before the NIC is told.
+        drop(state);
+        let answers = list.len();
+        port.post(list)?;
+        if answers > 0 {
+            self.counts.posted(answers);
+        }
+        self.queue = if self.queue + 1 == self.queues.len() {
+            0
+        } else {
+            self.queue + 1
+        };
+        Ok(self.batch.len())
+    }
+
+    /// Takes requests in turn from all clients until the batch is full or a round finds nothing more.
+    #[inline]
+    fn collect(&mut self) -> Result<(), RpcError> {
+        self.batch.clear();
+        if self.active.is_empty() {
+            return Ok(());
+        }
+        let stride = self.layout.payload as usize;
+        let words = self.layout.slot_bytes() / 8;
+        let client_words = self.layout.client_bytes() / 8;
+        let all = self.region.atomics_u64(0, self.region.len() / 8)?;
+        let mut in_vain = 0;
+        let turn = if self.turn < self.active.len() {
+            self.turn
+        } else {
+            0
+        };
+        let (before, from) = self.active.split_at_mut(turn);
+        let mut looked = 0;
+        for look in from.iter_mut().chain(before) {
+            looked += 1;
+            let client = look.client;
+            let start = client as usize * client_words;
+            while self.batch.len() < self.doorbells.batch {
+                let number = look.number;
+                let slot = (number.wrapping_sub(1) & look.mask) as usize;
+                let end = start + slot * words + words - 1;
+                // Pairs with the NIC's store of the word, after the payload's.
+                let value = all[end].load(std::sync::atomic::Ordering::Acquire);
+                if value >> 32 != u64::from(number) {
+                    in_vain += 1;
+                    break;
+                }
+                let len = (value >> 16 & 0xffff) as usize;
+                if len > stride {
+                    // Nobody who keeps to the protocol writes this; the client hears nothing and starts over.
+                    break;
+                }
+                let i = self.batch.len();
+                if len > 0 {
+                    let into = &mut self.payloads[i * stride..i * stride + len];
+                    self.region
+                        .read_at(end * 8 - len.next_multiple_of(8), into)?;
+                    if u64::from(checksum(into)) != value & 0xffff {
+                        break;
+                    }
+                }
+                self.batch.push((client, number, len));
+                look.number = number.wrapping_add(1);
+            }
+            if self.batch.len() == self.doorbells.batch {
+                break;
+            }
+        }
+        self.turn = turn + looked;
+        if self.turn > self.active.len() {
+            self.turn -= self.active.len();
+        }
+        time::look_in_vain(in_vain);
+        Ok(())
+    }
+}
+
+/// A server's end of a client's connection.
+#[derive(Debug)]
+pub struct Connected {
+    /// What the client connects to.
+    pub endpoint: QpEndpoint,
+    /// The UC queue pair that the client WRITEs through; it only has to exist.
+    pub qp: QueuePair<Uc>,
+    /// Where answers go.
+    pub to: UdDestination,
+}
+
+/// Connects a server's end to a client's queue pairs, for [`Server::add_client`].
+///
+/// # Errors
+/// As making and connecting a queue pair.
+pub fn connect_client(
+    pd: &ProtectionDomain,
+    port: PortGid,
+    cq: &CompletionQueue,
+    (uc, ud): (&QpEndpoint, &QpEndpoint),
+) -> Result<Connected, RpcError> {
+    let to = pd.ud_destination_from(port, ud)?;
+    let qp = pd
+        .qp::<Uc>(cq, cq)
+        .port_num(port.port_num)
+        .gid_index(port.gid_index)
+        .max_send_wr(1)
+        .max_recv_wr(1)
+        .inline_up_to(0)
+        .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        .build()?;
+    Ok(Connected {
+        endpoint: qp.endpoint(),
+        qp: qp.connect(uc)?,
+        to,
+    })
+}

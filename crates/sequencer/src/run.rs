@@ -1,0 +1,200 @@
+//! A client's run: keeps a lane's window full and measures, over one or more sessions.
+
+use std::collections::VecDeque;
+
+use hdrhistogram::Histogram;
+use verbs::{Waiter, time};
+
+use crate::lanes::{Lane, Sink};
+use crate::{ClientConfig, Failures, Until};
+
+/// How a session ended.
+pub(crate) enum End {
+    Done,
+    /// Nothing is wrong, but it goes on in a new session.
+    Renew,
+    UsedUp,
+    Broken {
+        lost: usize,
+        why: String,
+    },
+}
+
+/// A run over one or more sessions.
+#[repr(C)]
+pub(crate) struct Run {
+    count: u64,
+    batch: usize,
+    /// Times are in nanoseconds, as [`time::now_ns`] says them.
+    end: Option<u64>,
+    deadline_ns: u64,
+    pub(crate) doorbells: u64,
+    pub(crate) last: u64,
+    pub(crate) latency: Latencies,
+    pub(crate) started: u64,
+    pub(crate) failures: Failures,
+}
+
+/// Longer latencies than a minute count as that, in nanoseconds.
+const MOST_LATENCY_NS: u64 = 60_000_000_000;
+
+/// A histogram and what is not in it yet. With hundreds of clients on a simulated NIC it is in no cache when it is needed:
+/// so it is, once for several latencies.
+#[repr(C)]
+pub(crate) struct Latencies {
+    count: usize,
+    recent: [u64; RECENT],
+    histogram: Histogram<u64>,
+}
+
+/// Latencies that are kept until they are put into the histogram.
+const RECENT: usize = 8;
+
+impl Latencies {
+    fn new(digits: u8) -> Self {
+        Self {
+            recent: [0; RECENT],
+            count: 0,
+            histogram: Histogram::new(digits).expect("checked with the configuration"),
+        }
+    }
+
+    /// In nanoseconds.
+    #[inline]
+    fn add(&mut self, nanos: u64) {
+        self.recent[self.count] = nanos;
+        self.count += 1;
+        if self.count == RECENT {
+            self.flush();
+        }
+    }
+
+    #[inline(never)]
+    fn flush(&mut self) {
+        for &nanos in &self.recent[..self.count] {
+            // It grows up to this value: ten thousand simulated clients have one each.
+            self.histogram += nanos.min(MOST_LATENCY_NS);
+        }
+        self.count = 0;
+    }
+
+    /// With all that were added.
+    pub(crate) fn all(mut self) -> Histogram<u64> {
+        self.flush();
+        self.histogram
+    }
+}
+
+impl Run {
+    pub(crate) fn new(until: Until, config: &ClientConfig) -> Self {
+        let started = time::now_ns();
+        let (count, end) = match until {
+            Until::Count(n) => (n, None),
+            // A time too long to represent is for ever.
+            Until::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
+        };
+        Self {
+            count,
+            end,
+            batch: config.batch.min(config.window),
+            deadline_ns: u64::try_from(config.deadline().as_nanos()).unwrap_or(u64::MAX),
+            started,
+            last: started,
+            latency: Latencies::new(config.latency_digits),
+            doorbells: 0,
+            failures: Failures::default(),
+        }
+    }
+
+    pub(crate) fn is_over(&self, got: u64) -> bool {
+        got >= self.count || self.end.is_some_and(|end| time::now_ns() >= end)
+    }
+
+    /// Keeps the lane's window full until the run is over. The clock is read once a postlist.
+    ///
+    /// Its frame has nothing but what this loop needs: of hundreds of simulated clients none is in a processor's caches.
+    #[inline(never)]
+    pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, sink: &mut Sink) -> End {
+        let broken = |lane: &L, why: &dyn std::fmt::Display| End::Broken {
+            lost: lane.outstanding(),
+            why: why.to_string(),
+        };
+        let (mut sent, mut answered) = (0u64, 0u64);
+        // Postlists under way: requests sent up to and with it, and when.
+        let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room() + 1);
+        let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
+        let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
+        let refused = sink.refused;
+        let mut fresh = None;
+        loop {
+            if !stopping {
+                let left = self.count - sink.got - lane.outstanding() as u64;
+                let room = lane.room().min(usize::try_from(left).unwrap_or(usize::MAX));
+                // Full postlists while answers come; what there is when none have come for a while.
+                if room >= self.batch || (room > 0 && waiter.misses() >= 16) {
+                    let n = room.min(self.batch);
+                    if let Err(e) = lane.send(n, sink.above) {
+                        return broken(lane, &e);
+                    }
+                    self.doorbells += 1;
+                    sent += n as u64;
+                    // The time at which the last answers were seen, a poll ago, is good enough.
+                    let now = fresh.take().unwrap_or_else(time::now_ns);
+                    marks.push_back((sent, now));
+                    stopping = self.end.is_some_and(|end| now >= end);
+                }
+            }
+            let got = match lane.poll(sink) {
+                Ok(got) => got,
+                Err(e) => return broken(lane, &e),
+            };
+            if got > 0 {
+                waiter.reset();
+                progress = true;
+                answered += got as u64;
+                if marks.front().is_some_and(|m| m.0 <= answered) {
+                    self.last = time::now_ns();
+                    fresh = Some(self.last);
+                    while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
+                        self.latency.add(self.last.saturating_sub(at));
+                    }
+                }
+                stopping |= sink.refused > refused;
+                continue;
+            }
+            if lane.outstanding() == 0 {
+                if sink.refused > refused {
+                    return End::UsedUp;
+                }
+                if stopping || sink.got >= self.count {
+                    return End::Done;
+                }
+                if lane.is_used_up() {
+                    return End::Renew;
+                }
+            }
+            fresh = None;
+            // Until an answer comes there is nothing to send, and the clock is only looked at.
+            if !progress
+                && (stopping || lane.room() == 0)
+                && lane.outstanding() > 0
+                && lane.only_polls()
+            {
+                let late = since.saturating_add(self.deadline_ns);
+                let end = self.end.filter(|_| !stopping);
+                waiter.idle_polling(end.map_or(late, |end| end.min(late)));
+            } else {
+                waiter.idle();
+            }
+            if waiter.misses().is_multiple_of(256) {
+                let now = time::now_ns();
+                stopping |= self.end.is_some_and(|end| now >= end);
+                if std::mem::take(&mut progress) {
+                    since = now;
+                } else if now.saturating_sub(since) > self.deadline_ns {
+                    return broken(lane, &"no answer came before the deadline");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The skeleton of a new service: a counter behind HERD RPC, whose clients add to it.
+//!
+//! What is the service's own: its configuration and design, the three messages of its rendezvous, its operations, and a
+//! check of what clients saw. A new service begins as a copy of this file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rpc::herd::{self, Connected, Doorbells, Layout};
+use rpc::{Counts, Handler, Reply, Request, RpcError, UdPortConfig};
+use serde::{Deserialize, Serialize};
+use service::worker::{self, Done, Mailbox, Wake, Work};
+use service::{
+    Capabilities, ClientCounts, NicConfig, Protocol, Refused, ServerError, Service, Slot, Slots,
+    Target, Unsupported, config::in_range,
+};
+use verbs::{
+    CompletionQueue, Context, PortGid, ProtectionDomain, QpEndpoint, RemoteMemory, Waiter,
+};
+
+service::designs! {
+    /// How clients reach the counter.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Design {
+        /// HERD RPC.
+        Rpc: "rpc", "UC WRITE in, UD SEND out", [herd::NEEDS];
+    }
+}
+
+/// How a server runs.
+#[derive(Debug, Default)]
+struct Config {
+    nic: NicConfig,
+    /// Clients at the same time, 1 to 64.
+    max_clients: usize,
+}
+
+impl service::ServerConfig for Config {
+    fn check(&self) -> Result<(), String> {
+        in_range("max_clients", self.max_clients, 1..=64)
+    }
+    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+        Design::Rpc.check(device)
+    }
+    fn listen(&self) -> &str {
+        "127.0.0.1:0"
+    }
+    fn nic(&self) -> &NicConfig {
+        &self.nic
+    }
+    fn max_window(&self) -> usize {
+        LAYOUT.window as usize
+    }
+}
+
+/// Request slots of a client: 8 bytes, what to add.
+const LAYOUT: Layout = Layout {
+    window: 16,
+    payload: 8,
+};
+
+/// The messages of the rendezvous.
+#[derive(Debug, Clone, Copy)]
+enum Rendezvous {}
+
+#[derive(Serialize, Deserialize)]
+struct Welcome {
+    protocol: String,
+    version: u32,
+    max_window: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    version: u32,
+    window: usize,
+    uc: QpEndpoint,
+    ud: QpEndpoint,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Accepted {
+    endpoint: QpEndpoint,
+    slots: RemoteMemory,
+}
+
+impl Protocol for Rendezvous {
+    const SERVICE: &'static str = "counter";
+    const NAME: &'static str = "example-counter";
+    const VERSION: u32 = 1;
+    type Welcome = Welcome;
+    type Hello = Hello;
+    type Accepted = Accepted;
+}
+
+impl service::Welcome for Welcome {
+    fn protocol(&self) -> &str {
+        &self.protocol
+    }
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn max_window(&self) -> usize {
+        self.max_window
+    }
+}
+
+impl service::Hello for Hello {
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn window(&self) -> usize {
+        self.window
+    }
+}
+
+/// The storage.
+#[derive(Debug)]
+struct Counter {
+    config: Config,
+    port: PortGid,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    value: AtomicU64,
+    region: RemoteMemory,
+    slots: Slots,
+    mailbox: Mailbox<Command, Counts>,
+}
+
+/// What the worker is told.
+#[derive(Debug)]
+enum Command {
+    Add(u32, Connected, Done),
+    Remove(Arc<Slot>),
+    Stop,
+}
+
+/// What a client has at the server.
+#[derive(Debug)]
+struct Session(Arc<Counter>, Arc<Slot>);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.mailbox.tell(Command::Remove(Arc::clone(&self.1)));
+    }
+}
+
+impl Service for Counter {
+    type Protocol = Rendezvous;
+    type Config = Config;
+    type Environment = ();
+    type Worker = herd::Server;
+    type WorkerError = RpcError;
+    type Session = Session;
+    type Stats = (u64, ClientCounts);
+
+    fn new(
+        context: &Context,
+        config: Config,
+        (): (),
+    ) -> Result<(Arc<Self>, Vec<herd::Server>), ServerError> {
+        let (port, pd) = (config.nic.port(context)?, context.alloc_pd()?);
+        let doorbells = Doorbells {
+            batch: 16,
+            queues: 1,
+        };
+        let ud = UdPortConfig::default();
+        let worker = herd::Server::new(&pd, LAYOUT, config.max_clients, doorbells, &ud);
+        let worker = worker.map_err(ServerError::service)?;
+        let counter = Self {
+            cq: context.create_cq(1)?,
+            port,
+            pd,
+            value: AtomicU64::new(0),
+            region: worker.region(),
+            slots: Slots::new(config.max_clients),
+            mailbox: Mailbox::new()?,
+            config,
+        };
+        Ok((Arc::new(counter), vec![worker]))
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            protocol: Rendezvous::NAME.to_owned(),
+            version: Rendezvous::VERSION,
+            max_window: LAYOUT.window as usize,
+        }
+    }
+
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+        let slot = self
+            .slots
+            .take()
+            .ok_or_else(|| Refused::now("it is full"))?;
+        let (index, session) = (slot.index(), Session(Arc::clone(self), Arc::new(slot)));
+        let ends = (&hello.uc, &hello.ud);
+        let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
+        let connected = connected.map_err(Refused::now)?;
+        let slots = herd::region_of(&self.region, &LAYOUT, index);
+        let accepted = Accepted {
+            endpoint: connected.endpoint,
+            slots: slots.ok_or_else(|| Refused::now("there are no such slots"))?,
+        };
+        let added = self
+            .mailbox
+            .ask(|done| Command::Add(index, connected, done));
+        added.map_err(Refused::now)?;
+        Ok((accepted, session))
+    }
+
+    fn work(&self, _index: usize, engine: herd::Server) -> Result<(), RpcError> {
+        let add = Add(&self.value);
+        worker::run(&mut Worker { engine, add }, &self.mailbox)
+    }
+
+    fn stats(&self, clients: ClientCounts) -> (u64, ClientCounts) {
+        (self.value.load(Ordering::Relaxed), clients)
+    }
+
+    fn stop(&self) {
+        self.mailbox.tell(Command::Stop);
+    }
+}
+
+/// The worker's loop.
+struct Worker<'c> {
+    engine: herd::Server,
+    add: Add<'c>,
+}
+
+impl Work for Worker<'_> {
+    type Error = RpcError;
+    type Command = Command;
+    type Counts = Counts;
+
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Add(index, Connected { qp, to, .. }, done) => {
+                let added = self.engine.add_client(index, qp, to, LAYOUT.window);
+                // The client may have gone meanwhile.
+                let _ = done.send(added.map_err(|e| e.to_string()));
+            }
+            Command::Remove(slot) => self.engine.remove_client(slot.index()),
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn poll(&mut self) -> Result<usize, RpcError> {
+        self.engine.poll(&mut self.add)
+    }
+
+    fn counts(&self) -> Counts {
+        self.engine.counts().clone()
+    }
+
+    fn idle(&self, waiter: &mut Waiter) {
+        waiter.idle_on(self.engine.memory());
+    }
+
+    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+        wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
+        waiter.slept();
+        Ok(())
+    }
+}
+
+/// The operation: adds, and answers with the sum.
+struct Add<'c>(&'c AtomicU64);
+
+impl Handler for Add<'_> {
+    type Batch = ();
+
+    fn begin(&mut self, _requests: usize) {}
+
+    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: Reply<'_>) {
+        let Ok(n) = request.payload.try_into().map(u64::from_le_bytes) else {
+            return;
+        };
+        let sum = self.0.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
+        reply.bytes(&sum.to_le_bytes());
+    }
+}
+
+/// A client of one thread: adds, and returns the sums that it was answered.
+fn add_all(
+    target: &Target<Rendezvous>,
+    numbers: &[u64],
+) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+    let context = NicConfig::default().open()?;
+    let (pd, patience) = (context.alloc_pd()?, std::time::Duration::from_secs(5));
+    let (client, accepted, _connection) = target.open(1, patience, |_welcome| {
+        let config = UdPortConfig {
+            recv_payload: 8,
+            ..UdPortConfig::default()
+        };
+        let client = herd::PreparedClient::new(&pd, LAYOUT.payload, &config)?;
+        let hello = Hello {
+            version: Rendezvous::VERSION,
+            window: 1,
+            uc: client.uc_endpoint(),
+            ud: client.ud_endpoint(),
+        };
+        Ok::<_, Box<dyn std::error::Error>>((client, hello))
+    })?;
+    let mut client = client.connect(&accepted.endpoint, accepted.slots, LAYOUT)?;
+    let mut sums = Vec::new();
+    for n in numbers {
+        let request = n.to_le_bytes();
+        client.send(1, |_| &request[..])?;
+        let before = sums.len();
+        let answered = verbs::poll_until(patience, || {
+            let polled = client.poll(|answer| sums.extend(answer.u64_le()));
+            (polled.is_err() || sums.len() > before).then_some(polled)
+        });
+        answered.ok_or("no answer came")??;
+    }
+    Ok(sums)
+}
+
+/// The check: each sum was given once, and sums of one client grow.
+fn check(clients: &[Vec<u64>], numbers: usize) -> bool {
+    let mut all = clients.concat();
+    all.sort_unstable();
+    all.dedup();
+    all.len() == numbers && clients.iter().all(|sums| sums.is_sorted())
+}
+
+fn run() -> Result<(u64, ClientCounts), Box<dyn std::error::Error>> {
+    let config = Config {
+        max_clients: 2,
+        ..Config::default()
+    };
+    let server = service::Server::<Counter>::start(config)?;
+    let target = Target::Tcp(server.address().to_string());
+    let clients: Vec<Vec<u64>> = std::thread::scope(|scope| {
+        let add = || add_all(&target, &[1; 1000]).map_err(|e| e.to_string());
+        let clients = [scope.spawn(add), scope.spawn(add)];
+        let sums = clients.map(|client| client.join().expect("it ends"));
+        sums.into_iter().collect::<Result<_, _>>()
+    })?;
+    if !check(&clients, 2000) {
+        return Err("sums were given twice, or do not grow".into());
+    }
+    Ok(server.stop())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let (value, clients) = run()?;
+    println!("{value} after {} clients", clients.total);
+    Ok(())
+}
+
+#[test]
+fn two_clients_add_to_one_counter() {
+    let (value, clients) = run().expect("runs");
+    assert_eq!((value, clients.now, clients.total), (2000, 0, 2));
+}

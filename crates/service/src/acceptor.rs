@@ -1,0 +1,144 @@
+//! A thread that accepts connections.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::worker::lock;
+
+/// A thread that accepts connections, and a thread for each of them. Dropping it ends them all.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    shared: Arc<Accepting>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Accepting {
+    /// Second handles of connections, to end them by.
+    streams: Mutex<HashMap<u64, TcpStream>>,
+    stop: AtomicBool,
+    wake: OwnedFd,
+}
+
+/// A connection that is served: its second handle goes with it, also when serving it panics or never begins.
+struct Served {
+    shared: Arc<Accepting>,
+    id: u64,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        lock(&self.shared.streams).remove(&self.id);
+    }
+}
+
+impl Acceptor {
+    /// Calls `serve` for every connection, in a thread of its own, which ends when `serve` returns. When the acceptor
+    /// is dropped connections are shut down, so that `serve` finds their end.
+    ///
+    /// # Errors
+    /// When the system gives no descriptor or thread.
+    pub(crate) fn start(
+        listener: TcpListener,
+        serve: impl Fn(TcpStream) + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Accepting {
+            streams: Mutex::default(),
+            stop: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC)?,
+        });
+        let accepting = Arc::clone(&shared);
+        let serve = Arc::new(serve);
+        let thread = std::thread::Builder::new().name("rendezvous".to_owned());
+        let thread = thread.spawn(move || accept(&listener, &accepting, &serve))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // An eventfd takes one more.
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has nothing left to stop.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept<F>(listener: &TcpListener, shared: &Arc<Accepting>, serve: &Arc<F>)
+where
+    F: Fn(TcpStream) + Send + Sync + 'static,
+{
+    let mut threads: Vec<JoinHandle<()>> = Vec::new();
+    let stopping = || shared.stop.load(Ordering::Acquire);
+    for id in 0.. {
+        let mut fds = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(&shared.wake, PollFlags::IN),
+        ];
+        while poll(&mut fds, None).is_err() && !stopping() {}
+        if stopping() {
+            break;
+        }
+        let accepted = listener.accept().and_then(|(s, _)| Ok((s.try_clone()?, s)));
+        let Ok((kept, stream)) = accepted else {
+            // Out of descriptors, perhaps: clients that go give some back.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        threads.retain(|t| !t.is_finished());
+        lock(&shared.streams).insert(id, kept);
+        let served = Served {
+            shared: Arc::clone(shared),
+            id,
+        };
+        let serve = Arc::clone(serve);
+        let thread = std::thread::Builder::new().name(format!("client {id}"));
+        let thread = thread.spawn(move || {
+            let _served = served;
+            serve(stream);
+        });
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(e) => tracing::warn!("no thread for a client: {e}"),
+        }
+    }
+    for stream in lock(&shared.streams).values() {
+        // It may be closed already.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    for thread in threads {
+        let _ = thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_client_whose_server_fails_is_let_go() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let _acceptor = Acceptor::start(listener, |_| panic!("on purpose")).expect("starts");
+        let mut client = TcpStream::connect(address).expect("it listens");
+        let patience = Duration::from_secs(20);
+        client.set_read_timeout(Some(patience)).expect("a time");
+        assert_eq!(client.read(&mut [0]).expect("not late"), 0);
+    }
+}

@@ -1,0 +1,30 @@
+//! Queue pairs that every service makes.
+
+use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
+
+use crate::rendezvous::Refused;
+
+/// A server's RC queue pair on which the server never posts: its client reaches memory through it, with this access.
+///
+/// # Errors
+/// When a verb fails.
+pub fn responder(
+    pd: &ProtectionDomain,
+    cq: &CompletionQueue,
+    port: PortGid,
+    access: Access,
+    client: &QpEndpoint,
+) -> Result<(QpEndpoint, QueuePair<Rc>), Refused> {
+    let qp = pd
+        .qp::<Rc>(cq, cq)
+        .port_num(port.port_num)
+        .gid_index(port.gid_index)
+        .max_send_wr(1)
+        .max_recv_wr(1)
+        .inline_up_to(0)
+        .access(access)
+        .build()
+        .map_err(Refused::now)?;
+    let endpoint = qp.endpoint();
+    Ok((endpoint, qp.connect(client).map_err(Refused::now)?))
+}

@@ -1,0 +1,138 @@
+//! A server with threads: it listens on TCP, runs its workers, and stops.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use verbs::Context;
+
+use crate::acceptor::Acceptor;
+use crate::config::ServerConfig;
+use crate::connector::AcceptSide;
+use crate::host::{Host, ServerError, Service};
+use crate::protocol::Protocol;
+use crate::rendezvous::attend;
+
+/// A running server. Dropping it stops it.
+#[derive(Debug)]
+pub struct Server<S: Service> {
+    host: Arc<Host<S>>,
+    address: SocketAddr,
+    acceptor: Option<Acceptor>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<S: Service> Server<S> {
+    /// Starts a server: it serves when this returns.
+    ///
+    /// # Errors
+    /// Why it does not start.
+    pub fn start(config: S::Config) -> Result<Self, ServerError> {
+        config.check().map_err(ServerError::Config)?;
+        let context = config.nic().open()?;
+        Self::start_on(&context, config)
+    }
+
+    /// Starts a server on a device that is open already, whatever the configuration says of provider and device.
+    ///
+    /// # Errors
+    /// Before anything else, [`ServerError::Unsupported`] when the device lacks what the design needs.
+    pub fn start_on(context: &Context, config: S::Config) -> Result<Self, ServerError> {
+        Host::<S>::check(context, &config)?;
+        let listen = |source| ServerError::Listen {
+            address: config.listen().to_owned(),
+            source,
+        };
+        let listener = TcpListener::bind(config.listen()).map_err(listen)?;
+        let address = listener.local_addr()?;
+        let (host, workers) = Host::new(context, config, S::Environment::default())?;
+        let mut server = Self {
+            host,
+            address,
+            acceptor: None,
+            threads: Vec::new(),
+        };
+        server.start_threads(listener, workers)?;
+        Ok(server)
+    }
+
+    fn start_threads(
+        &mut self,
+        listener: TcpListener,
+        workers: Vec<S::Worker>,
+    ) -> Result<(), ServerError> {
+        for (i, worker) in workers.into_iter().enumerate() {
+            let host = Arc::clone(&self.host);
+            self.spawn(format!("worker {i}"), move || host.run_worker(i, worker))?;
+        }
+        if let Some((name, work)) = self.host.service.background(&self.host.failure) {
+            self.spawn(name, work)?;
+        }
+        let host = Arc::clone(&self.host);
+        self.acceptor = Some(Acceptor::start(listener, move |stream| {
+            let welcome = host.welcome();
+            attend(stream, S::Protocol::SERVICE, &welcome, |hello| {
+                host.accept_client(hello)
+            });
+        })?);
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), ServerError> {
+        let thread = std::thread::Builder::new().name(name).spawn(work)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// The TCP address where clients find it.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The configuration that it runs with.
+    pub fn config(&self) -> &S::Config {
+        self.host.service.config()
+    }
+
+    /// What it serves.
+    pub fn service(&self) -> &Arc<S> {
+        &self.host.service
+    }
+
+    /// What it did so far. Counts of a busy worker are a few thousand requests old.
+    pub fn stats(&self) -> S::Stats {
+        self.host.stats()
+    }
+
+    /// Why it no longer serves, if something broke; the program should stop then.
+    pub fn failure(&self) -> Option<String> {
+        self.host.failure.get()
+    }
+
+    /// Stops it and returns what it did.
+    pub fn stop(mut self) -> S::Stats {
+        self.shut_down();
+        self.stats()
+    }
+
+    fn shut_down(&mut self) {
+        self.host.service.close();
+        // Connections end while workers still hear that clients go.
+        self.acceptor = None;
+        self.host.service.stop();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has nothing left to stop.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<S: Service> Drop for Server<S> {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
