@@ -90,9 +90,9 @@ fn a_c_program_built_against_the_headers_runs() {
     }
 }
 
-/// An event for a completion that the program takes in the poll that is under way would find nothing.
+/// A completion is reported when it is added to an armed queue, also where the poll that is under way takes it.
 #[test]
-fn what_a_poll_takes_is_no_reason_for_an_event() {
+fn what_comes_during_a_poll_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = compiled("extended_events", folder.path());
     let fabric = Fabric::new();

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
-use crate::arming::{Arming, Next};
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::engine::Look;
@@ -143,14 +142,14 @@ pub(crate) struct CqState {
     wake_at: u32,
     /// When the clock was looked at last in a row of polls that find nothing.
     idle_since: Option<u64>,
-    /// Something solicited or failed came into the buffer since the last arming.
+    /// What makes the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see it in [`Cq::armed`].
+    armed: u32,
+    /// Completions added since the last arming that no event has reported.
+    unreported: usize,
+    /// One of them was solicited or failed.
     solicited: bool,
-    /// Something came into the buffer since the last arming that the engine has not seen come.
-    unreported: bool,
     /// When the first completion came that moderation keeps from being reported.
     held_since: Option<u64>,
-    /// That it was armed, until it is polled.
-    arming: Option<Arming>,
     /// Ticks in a row at which the engine found more in the buffer than the queue was made for.
     overfull_looks: u32,
 }
@@ -222,10 +221,10 @@ impl Cq {
                 send_turns: 0,
                 wake_at: STARVING_POLLS,
                 idle_since: None,
+                armed: ARMED_NO,
+                unreported: 0,
                 solicited: false,
-                unreported: false,
                 held_since: None,
-                arming: None,
                 overfull_looks: 0,
             }),
             uses: AtomicUsize::new(0),
@@ -255,23 +254,12 @@ impl Cq {
     /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
     #[inline(always)]
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
-        self.poll_on(out, false)
-    }
-
-    /// The same; with `more_to_come`, the program goes on polling until [`polled`](Self::polled).
-    #[inline(always)]
-    pub(crate) fn poll_on(&self, out: &mut [MaybeUninit<ibv_wc>], more_to_come: bool) -> usize {
         self.nic.check_mail();
         if xrc::in_use() {
             // What has arrived in a domain is handed to the queues.
             xrc::progress(self.nic);
         }
         let mut state = self.state.lock();
-        if !more_to_come {
-            self.has_polled(&mut state);
-        } else if let Some(arming) = &mut state.arming {
-            arming.polls = true;
-        }
         let mut sink = WcSink::new(out);
         if !state.buffer.is_empty() {
             state.overfull_looks = 0;
@@ -281,9 +269,16 @@ impl Cq {
                     None => break,
                 }
             }
+            sink.solicited = false;
         }
+        let buffered = sink.len();
         if !sink.is_full() {
             state.gather(&mut sink, SCAN);
+        }
+        if state.armed != ARMED_NO && sink.len() > buffered {
+            // The queue gets them here, and the next moment loses them to the caller. Another thread may wait.
+            state.added(sink.len() - buffered, sink.solicited);
+            self.report_outside_engine(&mut state);
         }
         if sink.len() == 0 {
             state.idle_polls = state.idle_polls.saturating_add(1);
@@ -301,21 +296,6 @@ impl Cq {
             state.idle_since = None;
         }
         sink.len()
-    }
-
-    /// The program ends a poll of several steps.
-    pub(crate) fn polled(&self) {
-        if self.channel.is_some() {
-            self.has_polled(&mut self.state.lock());
-        }
-    }
-
-    /// What comes from now on is reported, if the queue is armed.
-    #[inline]
-    fn has_polled(&self, state: &mut CqState) {
-        if state.arming.is_some() && state.arming.take().is_some_and(|arming| arming.withheld) {
-            self.nic.me().wake();
-        }
     }
 
     /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if it is to look
@@ -339,41 +319,51 @@ impl Cq {
         let Some(mut state) = state else {
             return look != Look::Watch;
         };
-        let mut waited = false;
-        while armed && let Some(arming) = &mut state.arming {
-            match arming.next() {
-                Next::Soon(time) if !waited => {
-                    drop(state);
-                    cancellation::sleep(time);
-                    state = self.state.lock();
-                    waited = true;
-                }
-                // Who arms it time and again does not keep the engine from its other queues.
-                Next::Soon(_) | Next::HeldUp => {
-                    arming.withheld = true;
-                    return true;
-                }
-                Next::Else => break,
-            }
-        }
-        let before = state.buffer.len();
+        let mut held_back;
         loop {
             let (n, deadline) = state.fill(self.wanted_in_buffer());
             waiting |= deadline;
-            let unreported = state.unreported && !state.buffer.is_empty();
-            let new = state.buffer.len() > before || unreported || state.held_since.is_some();
-            if n == 0 && armed && new && self.holds_back(&mut state) {
-                waiting = true;
-                break;
-            }
-            if n == 0 && !(armed && self.fire(new, &mut state.solicited)) {
-                if waiting {
-                    state.wake_debtors();
-                }
+            held_back = self.report(&mut state);
+            if n == 0 && !(state.armed != ARMED_NO && self.lets_peers_call()) {
                 break;
             }
         }
-        waiting | self.settle_overrun(state, look)
+        if waiting {
+            state.wake_debtors();
+        }
+        waiting | held_back | self.settle_overrun(state, look)
+    }
+
+    /// Puts the event of an armed queue into its channel, if a completion that it is armed for has been added. True if
+    /// moderation holds the event back.
+    fn report(&self, state: &mut CqState) -> bool {
+        let wanted = match state.armed {
+            ARMED_ANY => state.unreported > 0,
+            ARMED_SOLICITED => state.solicited,
+            _ => false,
+        };
+        if !wanted {
+            return false;
+        }
+        if self.holds_back(state) {
+            return true;
+        }
+        self.set_armed(ARMED_NO);
+        state.armed = ARMED_NO;
+        state.unreported = 0;
+        state.solicited = false;
+        if let Some(channel) = &self.channel {
+            channel.events.push(self.handle());
+        }
+        false
+    }
+
+    /// The same by another thread than the engine, which is called to look after an event that is held back.
+    #[cold]
+    fn report_outside_engine(&self, state: &mut CqState) {
+        if self.report(state) {
+            self.nic.me().wake();
+        }
     }
 
     /// Is the event to wait for more completions, or for its time (`ibv_modify_cq(3)`)? The engine looks at the clock
@@ -381,7 +371,7 @@ impl Cq {
     fn holds_back(&self, state: &mut CqState) -> bool {
         let moderation = self.moderation.load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
-        if count > 1 && state.buffer.len() < count as usize {
+        if count > 1 && state.unreported < count as usize {
             let now = shm::clock::now_ns();
             let since = *state.held_since.get_or_insert(now);
             if now - since < u64::from(period_us) * 1000 {
@@ -400,31 +390,16 @@ impl Cq {
         self.nic.me().wake();
     }
 
-    /// Reports to the completion channel if that is what the queue was armed for. True if the caller has to
-    /// look for completions once more.
-    fn fire(&self, new: bool, solicited: &mut bool) -> bool {
+    /// Lets peers that publish call the engine again. True if one has called it: another may have published just before
+    /// and found the engine called already, so look for completions once more.
+    fn lets_peers_call(&self) -> bool {
         let Some(armed) = self.armed() else {
             return false;
         };
         let value = armed.load(Ordering::Relaxed);
-        let wanted = match value & !ARMED_CALLED {
-            ARMED_ANY => new || *solicited,
-            ARMED_SOLICITED => *solicited,
-            _ => return false,
-        };
-        if wanted {
-            armed.store(ARMED_NO, Ordering::Relaxed);
-            *solicited = false;
-            if let Some(channel) = &self.channel {
-                channel.events.push(self.handle());
-            }
-            return false;
-        }
         if value & ARMED_CALLED == 0 {
             return false;
         }
-        // Let the next peer call again. One may have published just before and found the engine called
-        // already, so look again behind a barrier.
         armed.store(value & !ARMED_CALLED, Ordering::Relaxed);
         barrier::everywhere();
         true
@@ -439,6 +414,7 @@ impl Cq {
         let mut state = self.state.lock();
         // Completions are made when somebody asks for them: as many as decide the question.
         while state.fill(cqe as usize + 1).0 > 0 {}
+        self.report_outside_engine(&mut state);
         if state.buffer.len() > cqe as usize {
             return Err(libc::EINVAL);
         }
@@ -453,27 +429,32 @@ impl Cq {
 
     /// `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
-        let Some(armed) = self.armed() else { return };
-        let value = if solicited_only {
-            ARMED_SOLICITED
-        } else {
-            ARMED_ANY
-        };
+        let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
+        if state.armed != ARMED_NO {
+            // What has arrived until now is what it was armed for before.
+            while state.fill(depth).0 > 0 {}
+            self.report_outside_engine(&mut state);
+        }
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
-        let now = armed.load(Ordering::Relaxed) & !ARMED_CALLED;
-        if now != ARMED_ANY {
-            armed.store(value, Ordering::Relaxed);
+        if state.armed != ARMED_ANY {
+            state.armed = if solicited_only {
+                ARMED_SOLICITED
+            } else {
+                ARMED_ANY
+            };
+            self.set_armed(state.armed);
         }
         // SYNC POINT A: from here on a peer that publishes sees the queue armed, or what it published is
         // found now.
         barrier::everywhere();
         // What has arrived until now is no reason for an event: the engine, kept out by the lock, must not take
         // it for new.
-        while state.fill(self.depth.load(Ordering::Relaxed)).0 > 0 {}
-        state.solicited = false;
-        state.unreported = false;
-        state.arming = Some(Arming::now());
+        while state.fill(depth).0 > 0 {}
+        if state.held_since.is_none() {
+            state.unreported = 0;
+            state.solicited = false;
+        }
         state.wake_debtors();
         drop(state);
         if xrc::in_use() {
@@ -510,17 +491,9 @@ impl Cq {
         if self.is_overrun() {
             buffer.truncate(before);
         }
-        if buffer.len() == before {
-            return;
-        }
-        let armed = self.armed().map_or(ARMED_NO, |a| a.load(Ordering::Relaxed));
-        match armed & !ARMED_CALLED {
-            ARMED_NO => {}
-            ARMED_SOLICITED if !state.solicited => {}
-            _ => {
-                self.fire(true, &mut state.solicited);
-            }
-        }
+        let made = buffer.len() - before;
+        state.added(made, false);
+        self.report_outside_engine(&mut state);
     }
 
     /// Sets what peers find out about it when they have published.
@@ -623,7 +596,7 @@ impl Cq {
         });
     }
 
-    /// Takes into the buffer what `gather` makes, until that is nothing. If the queue is armed, the engine reports it.
+    /// Takes into the buffer what `gather` makes, until that is nothing.
     fn drain(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
         let mut state = self.state.lock();
         if self.is_overrun() {
@@ -637,22 +610,24 @@ impl Cq {
             if n == 0 {
                 break;
             }
-            state.solicited |= sink.solicited;
-            state.unreported = true;
+            state.added(n, sink.solicited);
             // SAFETY: the sink has initialised the first `n` places.
             state
                 .buffer
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
         }
-        let unreported = state.unreported;
-        drop(state);
-        if unreported {
-            self.nudge();
-        }
+        self.report_outside_engine(&mut state);
     }
 }
 
 impl CqState {
+    /// So many completions have been added.
+    #[inline]
+    fn added(&mut self, completions: usize, solicited: bool) {
+        self.unreported += completions;
+        self.solicited |= solicited;
+    }
+
     /// Makes completions for `sink` from the queue pairs of this completion queue, looking at `scan` of them
     /// from the front and as many from the cursor on. True if one of them waits for a deadline.
     ///
@@ -763,7 +738,7 @@ impl CqState {
         let mut sink = WcSink::new(&mut out[..room]);
         let waiting = self.gather(&mut sink, usize::MAX);
         let n = sink.len();
-        self.solicited |= sink.solicited;
+        self.added(n, sink.solicited);
         // SAFETY: the sink has initialised the first `n` places.
         self.buffer
             .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));

@@ -42,8 +42,6 @@ mod abi_cell;
 #[allow(unsafe_code)]
 mod ah;
 #[allow(unsafe_code)]
-mod arming;
-#[allow(unsafe_code)]
 mod biased_lock;
 #[allow(unsafe_code)]
 mod context;

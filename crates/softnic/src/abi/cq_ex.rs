@@ -12,7 +12,6 @@ use super::fast::follow;
 use crate::cq::{Cq, Current, Polling};
 use crate::live;
 use crate::recv::TagInfo;
-use crate::xrc;
 
 /// The fields of completions that are delivered.
 const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS
@@ -103,15 +102,12 @@ impl Polled<'_> {
 /// The calling thread polls the queue: it has passed `Polling::start`.
 fn advance(cq: &Cq, polling: &Polling) -> c_int {
     let mut out = [MaybeUninit::uninit()];
-    if xrc::in_use() {
-        xrc::progress(cq.nic);
-    }
-    if cq.poll_on(&mut out, true) == 0 {
+    if cq.poll(&mut out) == 0 {
         return libc::ENOENT;
     }
     let [wc] = out;
     let handle = cq.handle().0.cast::<ibv_cq_ex>();
-    // SAFETY: `poll_on` has filled one place (above); `current` and these fields of the structure, which `cq` keeps,
+    // SAFETY: `poll` has filled one place (above); `current` and these fields of the structure, which `cq` keeps,
     // belong to the polling thread.
     unsafe {
         let wc = wc.assume_init();
@@ -141,7 +137,6 @@ fn start(cq: Polled<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
     let result = advance(cq, polling);
     if result != 0 {
         // "Only if it succeeds is ibv_end_poll to be called" (`ibv_create_cq_ex(3)`).
-        cq.polled();
         polling.end();
     }
     result
@@ -155,8 +150,7 @@ fn next(cq: Polled<'_>) -> c_int {
 }
 
 fn end(cq: Polled<'_>) {
-    if let Some((cq, polling)) = cq.0 {
-        cq.polled();
+    if let Some((_, polling)) = cq.0 {
         polling.end();
     }
 }

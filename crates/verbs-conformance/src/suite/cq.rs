@@ -25,6 +25,8 @@ tests! { "cq";
     the_descriptor_polls_and_does_not_block [],
     a_blocked_thread_is_woken [],
     a_blocked_thread_is_woken_by_a_failure [],
+    a_completion_that_another_thread_polls_makes_an_event [],
+    arming_again_loses_no_event [],
     solicited_only_waits_for_a_solicited_send [Solicited],
     solicited_write_with_imm_makes_an_event [Solicited],
     solicited_only_fires_on_a_failure [Solicited],
@@ -228,6 +230,55 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
         pair.a.scq.ack(1);
         pair.a.sent().failed(1, &[IBV_WC_RETRY_EXC_ERR]);
     });
+}
+
+/// "Upon the addition of a new CQ entry … a completion event will be added to the completion channel"
+/// (`ibv_req_notify_cq(3)`): whoever polls the queue afterwards, and however soon.
+fn a_completion_that_another_thread_polls_makes_an_event(env: &Env) {
+    let pair = pair(env);
+    let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+    for round in 0..30u64 {
+        let delay = Duration::from_micros([0, 85, 500][(round % 3) as usize]);
+        case(format!("polled after {delay:?}"));
+        let (posted, begin) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let poller = scope.spawn(|| {
+                let begin = begin;
+                begin.recv().expect("the other thread posts");
+                let start = Instant::now();
+                while start.elapsed() < delay {
+                    std::hint::spin_loop();
+                }
+                (pair.a.scq.next(), pair.b.rcq.next())
+            });
+            pair.b.recv(1, [target.all()]);
+            pair.a.scq.arm(false);
+            pair.b.rcq.arm(false);
+            pair.a.post(send([source.all()]).id(round));
+            posted.send(()).expect("the other thread polls");
+            let (sends, receives) = (&pair.a.schannel, &pair.b.rchannel);
+            sends.as_ref().expect("a channel").expect_event(&pair.a.scq);
+            receives.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+            let (sent, received) = poller.join().expect("both completions");
+            sent.sent(round, Verb::Send);
+            received.received(1, 8);
+        });
+    }
+}
+
+/// What came between two requests for an event is reported to the thread that made the first.
+fn arming_again_loses_no_event(env: &Env) {
+    for round in 0..20 {
+        let pair = pair(env);
+        let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+        pair.a.scq.arm(false);
+        pair.a.post(write([source.all()], target.remote()).id(round));
+        if round % 2 == 0 {
+            pair.a.sent().sent(round, Verb::RdmaWrite);
+        }
+        pair.a.scq.arm(false);
+        pair.a.schannel.as_ref().expect("a channel").expect_event(&pair.a.scq);
+    }
 }
 
 fn solicited_only_waits_for_a_solicited_send(env: &Env) {
