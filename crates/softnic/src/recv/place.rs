@@ -32,6 +32,15 @@ pub(super) fn room(sges: &[ibv_sge]) -> u64 {
     }
 }
 
+/// The first `len` bytes of an SGE, which has as many: what is written is checked, and not the room that a receive WR
+/// offers.
+#[inline(always)]
+fn start_of(sge: &ibv_sge, len: usize) -> ibv_sge {
+    #[allow(clippy::cast_possible_truncation)] // at most the SGE's length
+    let length = len as u32;
+    ibv_sge { length, ..*sge }
+}
+
 /// Scatters a UD message and its GRH over the SGEs of a receive WR.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
@@ -54,9 +63,10 @@ pub(super) fn place_ud(
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
         // Both parts go into one buffer, which is looked up once.
-        match window.buffer(qp.nic, pd, local, sge) {
+        let written = start_of(sge, GRH_BYTES + len);
+        match window.buffer(qp.nic, pd, local, &written) {
             Ok(dst) => {
-                // SAFETY: the SGE lies in the pinned region and has room for both (just checked); the ring has
+                // SAFETY: `written` lies in the pinned region (just checked) and is as long as both; the ring has
                 // `len` bytes behind the header.
                 let placed = unsafe {
                     grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
@@ -111,10 +121,10 @@ pub(super) fn place(
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
-            match window.buffer(qp.nic, pd, local, sge) {
+            match window.buffer(qp.nic, pd, local, &start_of(sge, len)) {
                 Ok(dst) => {
-                    // SAFETY: the SGE lies in the pinned region and has room (just checked); the ring has `len`
-                    // bytes behind the header.
+                    // SAFETY: `len` bytes lie in the pinned region (just checked); the ring has as many behind the
+                    // header.
                     let placed = unsafe { copy(dst, payload, len) };
                     return placed.map_err(|Fault| PlaceError::Local);
                 }
@@ -226,13 +236,6 @@ fn gone(peer: &Peer) -> PlaceError {
     }
 }
 
-/// `n` bytes of an SGE behind the first `offset`.
-#[inline]
-fn part(sge: Permitted, offset: u32, n: usize) -> Permitted {
-    let (_, rest) = sge.split_at(offset.into());
-    rest.split_at(n as u64).0
-}
-
 /// Writes bytes one after the other into the SGEs of a receive WR.
 pub(super) struct Scatter<'a> {
     pub(super) nic: &'static Nic,
@@ -275,10 +278,10 @@ impl Scatter<'_> {
         mut len: usize,
     ) -> Result<(), PlaceError> {
         while len > 0 {
-            let (sge, n) = self.next_part(len)?;
+            let part = self.next_part(len)?;
+            let n = part.length as usize;
             if n > 0 {
-                let (region, at, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
-                let at = part(at, self.offset, n);
+                let (region, at, _pin) = checked_sge(self.nic, self.cache, self.pd, &part, true)?;
                 // SAFETY: `src` by contract; `at` is of the region, which is pinned, and `n` bytes long.
                 unsafe { region.write(at, src) }.map_err(|Fault| {
                     if is_readable(src, n) {
@@ -302,10 +305,11 @@ impl Scatter<'_> {
         mut left: Permitted,
     ) -> Result<(), PlaceError> {
         while !left.is_empty() {
-            let (sge, n) = self.next_part(left.len() as usize)?;
+            let part = self.next_part(left.len() as usize)?;
+            let n = part.length as usize;
             if n > 0 {
-                let (region, to, _pin) = checked_sge(self.nic, self.cache, self.pd, &sge, true)?;
-                let mut to = part(to, self.offset, n);
+                let (region, mut to, _pin) =
+                    checked_sge(self.nic, self.cache, self.pd, &part, true)?;
                 let (mut at, rest) = left.split_at(n as u64);
                 left = rest;
                 if let Some(dst) = region.direct(to) {
@@ -339,9 +343,15 @@ impl Scatter<'_> {
         Ok(())
     }
 
+    /// The part of an SGE where the next of `len` bytes go.
     #[inline]
-    pub(super) fn next_part(&self, len: usize) -> Result<(ibv_sge, usize), PlaceError> {
+    fn next_part(&self, len: usize) -> Result<ibv_sge, PlaceError> {
         let sge = *self.sges.first().ok_or(PlaceError::TooLong)?;
-        Ok((sge, ((sge.length - self.offset) as usize).min(len)))
+        let addr = sge.addr.wrapping_add(self.offset.into());
+        let n = ((sge.length - self.offset) as usize).min(len);
+        Ok(ibv_sge {
+            addr,
+            ..start_of(&sge, n)
+        })
     }
 }

@@ -6,7 +6,7 @@ use crate::objects::Buf;
 use crate::pair::{Pair, Side, Spec};
 use crate::wr::{SendWr, Verb, any};
 use crate::{Env, Rng};
-use verbs_abi::{IBV_MTU_256, ibv_sge};
+use verbs_abi::{IBV_MTU_256, IBV_QPT_UD, ibv_sge};
 
 tests! { "data";
     rc_send [] => |env| verb_moves(env, &Spec::rc(), Verb::Send),
@@ -33,6 +33,10 @@ tests! { "data";
     uc_rdma_write_gathers [Uc] => |env| verb_scatters(env, &Spec::uc(), Verb::RdmaWrite),
     ud_send_scatters_and_gathers [Ud] => |env| verb_scatters(env, &Spec::ud(), Verb::Send),
     a_receive_may_be_larger_than_the_message [],
+    a_receive_may_reach_past_its_region_on_rc [] => |env| past_the_region(env, &Spec::rc()),
+    a_receive_may_reach_past_its_region_on_uc [Uc] => |env| past_the_region(env, &Spec::uc()),
+    a_receive_may_reach_past_its_region_on_ud [Ud] => |env| past_the_region(env, &Spec::ud()),
+    a_shared_receive_may_reach_past_its_region [Srq] => |env| past_the_region(env, &Spec::rc().with_srq()),
     header_only_messages [],
     rc_to_itself [],
     uc_to_itself [Uc] => |env| to_itself(env, &Spec::uc()),
@@ -184,6 +188,37 @@ fn a_receive_may_be_larger_than_the_message(env: &Env) {
         pair.a.sent().sent(2, Verb::Send);
         target.memory.check_at(grh, 60, 5);
         target.memory.check_byte(grh + 60, 440 - grh, 0xee);
+    }
+}
+
+/// What is written is checked, and not the room that the receive offers: `copy_data` of
+/// `linux:drivers/infiniband/sw/rxe/rxe_mr.c`.
+fn past_the_region(env: &Env, spec: &Spec) {
+    let lens: &[usize] = if spec.qp_type == IBV_QPT_UD { &[0, 8, 1000] } else { &[0, 8, 1000, 20_000] };
+    for memory in MemKind::ALL {
+        for &len in lens {
+            case(format!("{len} bytes, {memory:?}"));
+            let pair = spec.clone().memory(memory).pair(env);
+            let grh = pair.b.grh_len();
+            let (source, target) = (pair.a.buf(len.max(1)), pair.b.buf(64 + grh + len));
+            // In one SGE, and in the second of two; behind what is written is the region's end.
+            for (seed, cut) in [(1, None), (2, Some(grh + len / 2)), (3, Some(grh))] {
+                source.memory.fill(seed);
+                let whole = ibv_sge { length: 1 << 20, ..target.sge(64, 0) };
+                let sges = match cut.map(|cut| u32::try_from(cut).expect("small")) {
+                    None => vec![whole],
+                    Some(cut) => {
+                        let rest = ibv_sge { addr: whole.addr + u64::from(cut), ..whole };
+                        vec![ibv_sge { length: cut, ..whole }, rest]
+                    }
+                };
+                pair.b.recv(seed, sges);
+                pair.a.post(crate::wr::send([source.sge(0, len)]).id(seed));
+                pair.b.received().received(seed, grh + len);
+                pair.a.sent().sent(seed, Verb::Send);
+                target.memory.check_at(64 + grh, len, seed);
+            }
+        }
     }
 }
 

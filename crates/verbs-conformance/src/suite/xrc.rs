@@ -19,6 +19,7 @@ tests! { "xrc";
     long_messages_and_immediates_arrive [Xrc],
     a_completion_channel_is_called [Xrc],
     a_message_waits_for_a_receive [Xrc],
+    a_receive_may_reach_past_its_region [Xrc],
     memory_is_that_of_the_named_queues_protection_domain [Xrc],
     an_unknown_queue_is_an_invalid_request [Xrc],
     a_domain_is_named_by_its_file [Xrc],
@@ -145,6 +146,16 @@ fn a_completion_channel_is_called(env: &Env) {
         }
     }
     drop(srq);
+}
+
+fn a_receive_may_reach_past_its_region(env: &Env) {
+    let xrc = Xrc::new(env, 7);
+    let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(72));
+    source.memory.fill(1);
+    xrc.srqs[0].0.recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
+    xrc.sender.post(to_srq(send([source.all()]).id(6), xrc.srqn(0)));
+    xrc.srqs[0].2.next().received(5, 8);
+    target.memory.check_at(64, 8, 1);
 }
 
 fn a_message_waits_for_a_receive(env: &Env) {
