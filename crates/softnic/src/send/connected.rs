@@ -136,7 +136,7 @@ pub(super) fn connected_send(
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let (len, total) = (total as u32, total as usize);
-    let inline = view.inline.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
+    let inline = view.wr.send_flags & IBV_SEND_INLINE != 0;
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;

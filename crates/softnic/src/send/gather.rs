@@ -34,7 +34,7 @@ pub(super) fn for_each_part(
     view: &WrView<'_>,
     mut f: impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {
-    if let Some(bytes) = view.inline {
+    if let Some(bytes) = view.gathered {
         return f(bytes.as_ptr(), bytes.len());
     }
     if view.wr.send_flags & IBV_SEND_INLINE != 0 {

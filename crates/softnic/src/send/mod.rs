@@ -247,7 +247,8 @@ impl Pending {
 struct Deferred {
     wr: ibv_send_wr,
     sges: Vec<ibv_sge>,
-    inline: Vec<u8>,
+    /// The payload, where it was read when the WR was posted.
+    payload: Option<Vec<u8>>,
     seq: u64,
     /// When it was first tried again.
     since: Option<u64>,
@@ -257,15 +258,15 @@ struct Deferred {
     bind: Option<BindRequest>,
 }
 
-// SAFETY: the raw pointers in `wr` are not followed: `sges`, `inline`, `ah` and `bind` stand for them.
+// SAFETY: the raw pointers in `wr` are not followed: `sges`, `payload`, `ah` and `bind` stand for them.
 unsafe impl Send for Deferred {}
 
 /// A WR in the shape in which it is executed.
 struct WrView<'a> {
     wr: &'a ibv_send_wr,
     sges: &'a [ibv_sge],
-    /// The inline payload, if it has been gathered already.
-    inline: Option<&'a [u8]>,
+    /// The payload, if it has been gathered already.
+    gathered: Option<&'a [u8]>,
     ah: Option<&'a Ah>,
     /// For a bind work request.
     bind: Option<BindRequest>,
@@ -643,6 +644,19 @@ unsafe fn post_one(
     } else {
         None
     };
+    let bind = if wr.opcode == IBV_WR_BIND_MW {
+        // SAFETY: handles that the program has not destroyed (contract).
+        unsafe { bind_request(wr) }
+    } else {
+        None
+    };
+    let view = WrView {
+        wr,
+        sges,
+        gathered: None,
+        ah,
+        bind,
+    };
     let seq = sq.posted;
     sq.posted += 1;
     let signaled = sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
@@ -658,7 +672,7 @@ unsafe fn post_one(
         // Completions keep the order of the WRs: what failed may wait behind a SEND that is on its way.
         if !sq.deferred.is_empty() {
             // SAFETY: as above.
-            unsafe { defer(sq, wr, sges, inline, ah.is_some(), seq) };
+            unsafe { defer(qp, sq, &view, seq) };
         } else if sq.pending.is_empty() {
             sq.ready.push(flushed);
         } else {
@@ -668,26 +682,13 @@ unsafe fn post_one(
     }
     if !sq.deferred.is_empty() || state == QpState::Sqd {
         // SAFETY: as above.
-        unsafe { defer(sq, wr, sges, inline, ah.is_some(), seq) };
+        unsafe { defer(qp, sq, &view, seq) };
         return Ok(());
     }
-    let bind = if wr.opcode == IBV_WR_BIND_MW {
-        // SAFETY: handles that the program has not destroyed (contract).
-        unsafe { bind_request(wr) }
-    } else {
-        None
-    };
-    let view = WrView {
-        wr,
-        sges,
-        inline: None,
-        ah,
-        bind,
-    };
     match execute(qp, sq, &view) {
         Outcome::Later => {
             // SAFETY: as above.
-            unsafe { defer(sq, wr, sges, inline, ah.is_some(), seq) };
+            unsafe { defer(qp, sq, &view, seq) };
         }
         outcome => settle(qp, sq, wr, seq, signaled, &outcome),
     }
@@ -741,40 +742,51 @@ fn wc_opcode(opcode: ibv_wr_opcode) -> u32 {
 /// Keeps a WR for later, with copies of all that it points to.
 ///
 /// # Safety
-/// As for [`post_send`]; `sges` are the WR's.
+/// As for [`post_send`]; `view` is of one of its WRs.
 #[cold]
-unsafe fn defer(
-    sq: &mut SendQueue,
-    wr: &ibv_send_wr,
-    sges: &[ibv_sge],
-    inline: bool,
-    ud: bool,
-    seq: u64,
-) {
-    let mut bytes = Vec::new();
-    if inline {
-        for sge in sges {
-            let src: *const u8 = std::ptr::with_exposed_provenance(sge.addr as usize);
-            let old = bytes.len();
-            bytes.resize(old + sge.length as usize, 0);
-            // SAFETY: inline data is readable while the WR is posted (`ibv_post_send(3)`).
-            unsafe { std::ptr::copy(src, bytes[old..].as_mut_ptr(), sge.length as usize) };
-        }
-    }
+unsafe fn defer(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, seq: u64) {
     // SAFETY: `post_one` has looked at the handle.
-    let ah = unsafe { Ah::retain(wr, ud) };
-    // SAFETY: handles that the program has not destroyed (contract).
-    let bind = (wr.opcode == IBV_WR_BIND_MW).then(|| unsafe { bind_request(wr) });
+    let ah = unsafe { Ah::retain(view.wr, view.ah.is_some()) };
+    let payload = read_early(qp, &mut sq.local, view);
     sq.deferred.push_back(Deferred {
-        wr: *wr,
-        sges: sges.to_vec(),
-        inline: bytes,
+        wr: *view.wr,
+        sges: view.sges.to_vec(),
+        payload,
         seq,
         since: None,
         wake_after: UNRELIABLE_WAKE_NS,
         ah,
-        bind: bind.flatten(),
+        bind: view.bind,
     });
+}
+
+/// The payload of a WR that waits, where it has to be read now: inline data is the program's again, and so, for some
+/// programs, is a datagram that an adapter would have sent (eRPC sends anew from the same memory after a time-out of its
+/// own). What waits on RC and UC is the NIC's until it completes.
+///
+/// A payload that is too long, or cannot be read, fails when the WR is executed: none.
+fn read_early(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec<u8>> {
+    let most = match qp.qp_type {
+        // Not more than the queue has room for (`post_one`).
+        _ if view.wr.send_flags & IBV_SEND_INLINE != 0 => u64::MAX,
+        QpType::Ud => UD_MAX_PAYLOAD as u64,
+        QpType::RawPacket => raw::MAX_FRAME as u64,
+        _ => return None,
+    };
+    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
+    if total > most {
+        return None;
+    }
+    let mut bytes = vec![0; total as usize];
+    let mut at = 0;
+    for_each_part(qp, local, view, |src, len| {
+        let part = bytes.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
+        at += len;
+        // SAFETY: `part` has `len` bytes of our own.
+        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+    })
+    .ok()?;
+    Some(bytes)
 }
 
 /// Notes what became of a WR.

@@ -184,7 +184,7 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         let view = WrView {
             wr: &d.wr,
             sges: &d.sges,
-            inline: (d.wr.send_flags & IBV_SEND_INLINE != 0).then_some(&d.inline[..]),
+            gathered: d.payload.as_deref(),
             ah: d.ah.as_deref(),
             bind: d.bind,
         };

@@ -37,7 +37,7 @@ pub(crate) fn rendezvous(
         let view = WrView {
             wr: &wr,
             sges: &sges,
-            inline: None,
+            gathered: None,
             ah: None,
             bind: None,
         };

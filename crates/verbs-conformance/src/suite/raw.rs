@@ -24,6 +24,7 @@ tests! { "raw";
     checksums_are_filled_in_and_checked [RawPackets],
     short_frames_are_padded_and_impossible_ones_fail [RawPackets],
     a_frame_without_a_receive_is_lost [RawPackets],
+    a_frame_is_read_when_it_is_posted [RawPackets],
     a_queue_pair_with_a_flow_cannot_be_destroyed [RawPackets],
     flows_that_cannot_be_are_refused [RawPackets],
     only_sends_can_be_posted [RawPackets],
@@ -387,6 +388,33 @@ fn a_frame_without_a_receive_is_lost(env: &Env) {
     receiver.qp.recv(0, [buffers[0].all()]);
     transmit(&sender, &frames[2]);
     got(&receiver.cq, &buffers, 0, &frames[2]);
+}
+
+/// As with datagrams of UD.
+fn a_frame_is_read_when_it_is_posted(env: &Env) {
+    const COUNT: u16 = 12;
+    let sender = Raw::new(env);
+    let (receiver, _) = receiver(env, &Rule::to(env, mac(1)), 0);
+    let frames: Vec<_> = (0..COUNT).map(|port| datagram(mac(1), port, &[1; 8000])).collect();
+    let source = sender.pd.buf(frames.len() * 9000);
+    for (frame, i) in frames.iter().zip(0..) {
+        source.memory.write(i * 9000, frame);
+        sender.qp.post(send([source.sge(i as u64 * 9000, frame.len())]));
+    }
+    std::thread::sleep(crate::objects::MOMENT);
+    for i in 0..frames.len() {
+        source.memory.write(i * 9000 + 100, &[0xee; 7000]);
+    }
+    let target = receiver.pd.buf(frames.len() * 9000);
+    for id in 0..u64::from(COUNT) {
+        receiver.qp.recv(id, [target.sge(id * 9000, 9000)]);
+    }
+    for wc in receiver.cq.drain() {
+        wc.received(wc.id(), frames[0].len());
+        let at = usize::try_from(wc.id()).expect("few") * 9000;
+        let found = target.memory.read(at, frames[0].len());
+        assert!(frames.contains(&found), "{:02x?}", &found[..64]);
+    }
 }
 
 fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &Env) {

@@ -6,7 +6,7 @@ use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
 use crate::memory::Memory;
-use crate::objects::{Buf, same_destination};
+use crate::objects::{Buf, MOMENT, same_destination};
 use crate::pair::{Pair, QKEY, Side, Spec};
 use crate::wr::{Verb, Wc, send, send_imm};
 
@@ -35,6 +35,7 @@ tests! { "ud";
     connected_queue_pairs_ignore_datagrams [Ud],
     a_flood_loses_but_never_lies [Ud],
     payload_of_exactly_the_mtu [Ud],
+    a_payload_is_read_when_it_is_posted [Ud],
     rtr_receives [Ud],
     an_address_handle_may_go_after_the_send [Ud],
 }
@@ -514,6 +515,33 @@ fn connected_queue_pairs_ignore_datagrams(env: &Env) {
     connected.b.expect_silence();
     connected.a.post(send([]).id(3));
     connected.b.received().received(1, 0);
+}
+
+/// A NIC has read a datagram's payload soon after it was posted, also where nobody takes the datagram. Programs with a
+/// time-out of their own use the memory again then, and hear of the completion later.
+fn a_payload_is_read_when_it_is_posted(env: &Env) {
+    const COUNT: usize = 100;
+    const LEN: usize = 1000;
+    let pair = Spec::ud().depth(128).pair(env);
+    let (source, target) = (pair.a.buf(COUNT * LEN), pair.b.buf(COUNT * (40 + LEN)));
+    for i in 0..COUNT {
+        source.memory.fill_at(i * LEN, LEN, i as u64);
+        let at = (i * LEN) as u64;
+        let wr = send_imm([source.sge(at, 16), source.sge(at + 16, LEN - 16)], u32::try_from(i).expect("few"));
+        pair.a.post(wr.unsignaled());
+    }
+    std::thread::sleep(MOMENT);
+    source.memory.write(0, &[0xee; COUNT * LEN]);
+    for i in 0..COUNT {
+        pair.b.recv(i as u64, [target.sge((i * (40 + LEN)) as u64, 40 + LEN)]);
+    }
+    // Those are lost that found no receive.
+    for wc in pair.b.rcq.drain() {
+        let seed = wc.imm().expect("an immediate").into();
+        wc.received(wc.id(), 40 + LEN);
+        let at = usize::try_from(wc.id()).expect("small") * (40 + LEN) + 40;
+        target.memory.check_at(at, LEN, seed);
+    }
 }
 
 /// More than the receiver takes: some messages are lost, none comes twice, torn or out of order.
