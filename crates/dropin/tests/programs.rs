@@ -130,7 +130,7 @@ fn memory_placement_is_executed_traced_and_counted() {
         })
         .collect();
     let [write, flush] = ["WRITE", "FLUSH"].map(str::to_owned);
-    assert_eq!(sent, [(write, 8, true, 1), (flush, 0, false, 2)]);
+    assert_eq!(sent, [(write, 8, true, 1), (flush, 0, false, 3)]);
 
     let trace = std::fs::read_to_string(trace).expect("it is there");
     let line = |begin: &str, end: &str| {

@@ -18,7 +18,7 @@
 		}                                                              \
 	} while (0)
 
-enum { ACCESS_FLUSH_GLOBAL = 1 << 8, WC_FLUSH = 8, FLUSH_GLOBAL = 1, FLUSH_RANGE = 0, FLUSH_MR = 1 };
+enum { ACCESS_FLUSH_GLOBAL = 1 << 8, WC_FLUSH = 8, FLUSH_GLOBAL = 1, FLUSH_PERSISTENT = 2, FLUSH_RANGE = 0, FLUSH_MR = 1 };
 static const uint64_t WITH_FLUSH = 1 << 11;
 
 struct qp_ex {
@@ -119,6 +119,13 @@ int main(void)
 	later->wr_flush(qp, mr->rkey, 0, 0, FLUSH_GLOBAL, FLUSH_MR);
 	CHECK(!ibv_wr_complete(qp));
 	CHECK(next(cq).status == IBV_WC_SUCCESS);
+
+	/* The region has no right to persistence. */
+	ibv_wr_start(qp);
+	qp->wr_id = 4;
+	later->wr_flush(qp, mr->rkey, (uintptr_t)&memory[8], 64, FLUSH_PERSISTENT, FLUSH_RANGE);
+	CHECK(!ibv_wr_complete(qp));
+	CHECK(next(cq).status == IBV_WC_REM_ACCESS_ERR);
 
 	CHECK(!ibv_destroy_qp(base));
 	CHECK(!ibv_dereg_mr(mr));

@@ -435,9 +435,12 @@ pub(super) fn flush_remote(
         placement,
         whole_region,
     } = FlushRange::of(unsafe { view.wr.wr.atomic });
-    // Memory of processes does not survive them: there is nothing persistent.
-    if placement != IBV_FLUSH_GLOBAL {
+    if placement & !(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) != 0 || placement == 0 {
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+    }
+    // Memory of processes does not survive them: no region has the right to it.
+    if placement & IBV_FLUSH_PERSISTENT != 0 {
+        return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
     let (addr, len) = if whole_region {
         let dest = out.peer.segment.qp(out.dest_index);
