@@ -12,7 +12,7 @@ use std::{fs, io, ptr};
 
 use crate::identity::Identity;
 use crate::steering::spread::HASH_FIELDS;
-use libc::EINVAL;
+use libc::{EINVAL, ETIMEDOUT};
 use shm::shortage::{errno_of, shortage};
 use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_DEVICE_ATOMIC_WRITE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_FLUSH_GLOBAL,
@@ -506,6 +506,35 @@ impl Port {
         } else {
             Err(EINVAL)
         }
+    }
+
+    /// Whether the destination of an address vector that passes [`check_ah`](Self::check_ah) can have an address on the
+    /// link: `ibv_modify_qp` resolves it. On InfiniBand a subnet manager's routes decide, and nothing is asked here.
+    ///
+    /// # Errors
+    /// - `EINVAL`: source and destination are of different address families.
+    /// - `ETIMEDOUT`: a link-local GID that this host does not have, and so no neighbour either. Soft-RoCE says so after
+    ///   a second of neighbour discovery.
+    ///
+    /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
+    /// `linux:drivers/infiniband/core/addr.c`.
+    pub(crate) fn resolve(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
+        let source = self.filled_gid(ah.grh.sgid_index.into());
+        let (LinkLayer::Ethernet, Some(source)) = (self.link_layer, source) else {
+            return Ok(());
+        };
+        let gid = raw(&ah.grh.dgid);
+        let (ipv4, ipv6) = (mapped_ipv4(gid), Ipv6Addr::from(gid));
+        if ipv6.is_multicast() || ipv4.is_some_and(|ip| Ipv4Addr::from(ip).is_multicast()) {
+            return Ok(());
+        }
+        if ipv4.is_some() != mapped_ipv4(source).is_some() {
+            return Err(EINVAL);
+        }
+        if gid[..8] == LINK_LOCAL_PREFIX && !self.gids.contains(&gid) {
+            return Err(ETIMEDOUT);
+        }
+        Ok(())
     }
 
     /// Whether the destination of an address vector is this very port.

@@ -382,7 +382,8 @@ impl Qp {
     /// `ibv_modify_qp`.
     ///
     /// # Errors
-    /// `EINVAL` for what the state machine does not allow, `ENOMEM` where there is no room for a ring.
+    /// `EINVAL` for what the state machine does not allow, `ENOMEM` where there is no room for a ring, `ETIMEDOUT` for a
+    /// destination that nobody is ([`Port::resolve`](crate::device::Port::resolve)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         let mask = self.full_type.relevant(mask);
         // Rings that are on their way belong to the present state.
@@ -405,6 +406,7 @@ impl Qp {
         })?;
         if mask & IBV_QP_AV != 0 {
             self.nic.port.check_ah(&new.ah_attr)?;
+            self.nic.port.resolve(&new.ah_attr)?;
         }
         if to == QpState::Reset {
             self.reset(&mut control);

@@ -26,6 +26,7 @@ tests! { "state";
     ud_extra_attributes_are_refused [Ud] => |env| extra_attributes(env, &Spec::ud()),
     values_out_of_range_are_refused [],
     a_gid_index_without_a_gid_is_refused [],
+    a_gid_that_nobody_has_is_refused [],
     more_reads_than_the_device_has_are_refused [],
     a_pkey_index_beyond_the_table_is_refused [],
     a_path_mtu_that_there_is_not_is_refused [],
@@ -235,6 +236,40 @@ fn a_gid_index_without_a_gid_is_refused(env: &Env) {
     let refused = side.qp.modify(&attr, mask);
     assert!([Err(libc::EINVAL), Err(libc::ENODATA)].contains(&refused), "{refused:?}");
     expect_state(&side, IBV_QPS_INIT);
+}
+
+/// On Ethernet the destination's address is resolved before the queue pair is changed: `ib_resolve_eth_dmac` of
+/// `linux:drivers/infiniband/core/verbs.c`.
+fn a_gid_that_nobody_has_is_refused(env: &Env) {
+    let own = Spec::rc().side(env).address().gid;
+    let mapped = |gid: &[u8; 16]| gid.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+    let mut link_local = [0; 16];
+    link_local[..2].copy_from_slice(&[0xfe, 0x80]);
+    link_local[8..].copy_from_slice(&[0x02, 0x5a, 0x5a, 0xff, 0xfe, 0x5a, 0x5a, 0x5a]);
+    let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
+    let mut cases = Vec::new();
+    if mapped(&own) {
+        cases.push((link_local, libc::EINVAL));
+    } else {
+        cases.push((link_local, libc::ETIMEDOUT));
+        cases.push((ipv4, libc::EINVAL));
+    }
+    for (gid, errno) in cases {
+        for spec in [Spec::rc(), Spec::uc()] {
+            if spec.qp_type == IBV_QPT_UC && !env.has(Cap::Uc) {
+                continue;
+            }
+            case(format!("type {}, {gid:02x?}", spec.qp_type));
+            let mut side = spec.side(env);
+            if side.ctx.port_attr().link_layer != IBV_LINK_LAYER_ETHERNET {
+                return;
+            }
+            bring(&mut side, IBV_QPS_INIT);
+            let (attr, mask) = side.rtr_attr(&Address { gid, ..side.address() });
+            assert_eq!(side.qp.modify(&attr, mask), Err(errno));
+            expect_state(&side, IBV_QPS_INIT);
+        }
+    }
 }
 
 fn more_reads_than_the_device_has_are_refused(env: &Env) {
