@@ -145,6 +145,77 @@ pub fn moderate(ctx: &Context, cq: &Cq, count: u16, period_us: u16) -> Result<()
     }
 }
 
+/// Creates objects by the extended verbs, each with `bit` set in the `comp_mask` of its attributes; the errno of each
+/// refusal, 0 where the verb accepts the bit.
+#[must_use]
+pub fn create_with(ctx: &Context, pd: &Pd, cq: &Cq, bit: u32) -> [(&'static str, i32); 7] {
+    let mut extended = ibv_cq_init_attr_ex::zeroed();
+    extended.cqe = 8;
+    extended.comp_mask = bit;
+    let mut qp = ibv_qp_init_attr_ex::zeroed();
+    (qp.send_cq, qp.recv_cq, qp.pd) = (cq.raw(), cq.raw(), pd.raw());
+    qp.qp_type = IBV_QPT_RC;
+    qp.comp_mask = IBV_QP_INIT_ATTR_PD | bit;
+    let mut srq = ibv_srq_init_attr_ex::zeroed();
+    srq.attr.max_wr = 8;
+    srq.pd = pd.raw();
+    srq.comp_mask = IBV_SRQ_INIT_ATTR_PD | bit;
+    let mut domain = ibv_parent_domain_init_attr::zeroed();
+    domain.pd = pd.raw();
+    domain.comp_mask = bit;
+    let mut xrcd = ibv_xrcd_init_attr {
+        comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS | bit,
+        fd: -1,
+        oflags: libc::O_CREAT,
+    };
+    let mut open = ibv_qp_open_attr::zeroed();
+    open.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE | bit;
+    open.qp_type = IBV_QPT_XRC_RECV;
+    let mut table = ibv_rwq_ind_table_init_attr {
+        log_ind_tbl_size: 0,
+        ind_tbl: std::ptr::null_mut(),
+        comp_mask: bit,
+    };
+    // The errno of the call that has just been made; what is not there is not supported.
+    let errno = |refused: Option<bool>| match refused {
+        Some(true) => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+        Some(false) => 0,
+        None => libc::EOPNOTSUPP,
+    };
+    let (ops, raw) = (ops(ctx), ctx.raw());
+    // SAFETY: a live context, and readable attributes that name live objects or none.
+    let errnos = unsafe {
+        [
+            errno(
+                ops.create_cq_ex
+                    .map(|f| f(raw, &raw mut extended).is_null()),
+            ),
+            errno(ops.create_qp_ex.map(|f| f(raw, &raw mut qp).is_null())),
+            errno(ops.create_srq_ex.map(|f| f(raw, &raw mut srq).is_null())),
+            errno(
+                ops.alloc_parent_domain
+                    .map(|f| f(raw, &raw mut domain).is_null()),
+            ),
+            errno(ops.open_xrcd.map(|f| f(raw, &raw mut xrcd).is_null())),
+            errno(ops.open_qp.map(|f| f(raw, &raw mut open).is_null())),
+            errno(
+                ops.create_rwq_ind_table
+                    .map(|f| f(raw, &raw mut table).is_null()),
+            ),
+        ]
+    };
+    let verbs = [
+        "ibv_create_cq_ex",
+        "ibv_create_qp_ex",
+        "ibv_create_srq_ex",
+        "ibv_alloc_parent_domain",
+        "ibv_open_xrcd",
+        "ibv_open_qp",
+        "ibv_create_rwq_ind_table",
+    ];
+    std::array::from_fn(|i| (verbs[i], errnos[i]))
+}
+
 /// Sends a work request to a shared receive queue.
 #[must_use]
 pub fn to_srq(mut wr: SendWr, srqn: u32) -> SendWr {

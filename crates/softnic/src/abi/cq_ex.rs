@@ -34,7 +34,7 @@ pub(super) fn create_cq_ex(
         0
     };
     if init.comp_mask & !known != 0 {
-        return Err(libc::EINVAL);
+        return Err(libc::EOPNOTSUPP);
     }
     if init.wc_flags & !SUPPORTED != 0 || flags & !FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);

@@ -77,7 +77,7 @@ pub(super) fn alloc_parent_domain(
     let context = context_of(context)?;
     let init = init.get()?;
     if init.comp_mask & !KNOWN != 0 {
-        return Err(libc::EINVAL);
+        return Err(libc::EOPNOTSUPP);
     }
     // "pd: a mandatory parameter, an already allocated protection domain".
     let of = Pd::usable(init.pd).ok_or(libc::EINVAL)?;

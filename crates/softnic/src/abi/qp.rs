@@ -281,6 +281,9 @@ pub(super) fn open_qp(
     const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
     let context = context_of(context)?;
     let attr = attr.get()?;
+    if attr.comp_mask & !(NEEDED | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     if attr.comp_mask & NEEDED != NEEDED || attr.qp_type != IBV_QPT_XRC_RECV {
         return Err(libc::EINVAL);
     }

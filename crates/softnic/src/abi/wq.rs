@@ -170,11 +170,14 @@ pub(super) fn create_rwq_ind_table(
     let _hold_off = cancellation::HoldOff::new();
     context_of(context)?;
     let init = init.get()?;
+    if init.comp_mask != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let size = 1usize
         .checked_shl(init.log_ind_tbl_size)
         .filter(|&size| size <= device::MAX_IND_TBL_SIZE as usize);
     let size = size.ok_or(libc::EINVAL)?;
-    if init.comp_mask != 0 || init.ind_tbl.is_null() {
+    if init.ind_tbl.is_null() {
         return Err(libc::EINVAL);
     }
     let mut wqs = Vec::with_capacity(size);
