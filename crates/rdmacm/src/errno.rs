@@ -17,11 +17,7 @@ impl From<rustix::io::Errno> for Errno {
 
 impl From<std::io::Error> for Errno {
     fn from(e: std::io::Error) -> Self {
-        Self(match e.kind() {
-            // The standard library says so without an errno.
-            std::io::ErrorKind::OutOfMemory => libc::ENOMEM,
-            _ => e.raw_os_error().unwrap_or(libc::EIO),
-        })
+        Self(e.raw_os_error().unwrap_or(libc::EIO))
     }
 }
 

@@ -66,10 +66,6 @@ struct State {
 /// A socket for datagrams.
 pub(crate) struct DatagramSocket(Mutex<State>);
 
-fn errno_of(error: &io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 impl DatagramSocket {
     /// A socket and its number, that of the UDP socket.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
@@ -122,7 +118,7 @@ impl DatagramSocket {
     pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
         state.pair()?;
-        state.udp.connect(addr).map_err(|e| errno_of(&e))?;
+        state.udp.connect(addr)?;
         state.peer = Some(addr);
         Ok(())
     }
@@ -134,7 +130,7 @@ impl DatagramSocket {
         } else {
             state.udp.local_addr()
         };
-        name.map_err(|e| errno_of(&e))
+        Ok(name?)
     }
 
     /// `sendto(2)`, or to the peer that the socket is connected to.
@@ -307,7 +303,7 @@ impl State {
 
     /// The own address as `to` sees it.
     fn name_for(&self, to: SocketAddr) -> Result<SocketAddr> {
-        let own = self.udp.local_addr().map_err(|e| errno_of(&e))?;
+        let own = self.udp.local_addr()?;
         if !own.ip().is_unspecified() {
             return Ok(own);
         }
@@ -320,7 +316,7 @@ impl State {
             probe.connect(to)?;
             probe.local_addr()
         });
-        let ip = asked.map_err(|e| errno_of(&e))?.ip();
+        let ip = asked?.ip();
         Ok(SocketAddr::new(ip, own.port()))
     }
 
@@ -382,7 +378,7 @@ impl State {
         match sent {
             Ok(_) => Ok(Some(payload.len())),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(errno_of(&e)),
+            Err(e) => Err(e.into()),
         }
     }
 
@@ -396,7 +392,7 @@ impl State {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 // Such as ECONNREFUSED: nobody has the peer's port.
                 Err(e) => {
-                    self.error = Some(errno_of(&e));
+                    self.error = Some(e.into());
                     self.routes.clear();
                     return true;
                 }
