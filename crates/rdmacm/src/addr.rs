@@ -56,7 +56,7 @@ impl Addr {
     }
 
     /// The port as `rdma_get_src_port(3)` and `rdma_get_dst_port(3)` tell it.
-    pub(crate) fn told_port(&self) -> u16 {
+    pub(crate) fn reported_port(&self) -> u16 {
         match self {
             Self::Ip(addr) => addr.port(),
             // Whatever the mask says.

@@ -102,7 +102,7 @@ impl Ports {
         if binding.addr.port() == 0 {
             return self.claim_any(port_space, binding);
         }
-        let _held = self.hold()?;
+        let _held = self.lock_folder()?;
         self.check_conflicts(port_space, binding, binding.reuse, None)?;
         let claim = self.new_claim(port_space, binding, binding.addr.port());
         symlinkat(&claim.target, &self.folder, &claim.link)?;
@@ -159,7 +159,7 @@ impl Ports {
     /// `EADDRINUSE`, `EADDRNOTAVAIL`: others have the port too, by `RDMA_OPTION_ID_REUSEADDR`.
     pub(crate) fn listen(&self, claim: &mut Claim) -> Result<OwnedFd> {
         let socket = new_socket()?;
-        let _held = self.hold()?;
+        let _held = self.lock_folder()?;
         if claim.binding.reuse {
             // "Once the id listens it has to be unique" (`rdma_listen` of `linux:drivers/infiniband/core/cma.c`).
             self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
@@ -277,7 +277,7 @@ impl Ports {
     }
 
     /// Keeps other processes from changing the folder, until it is dropped.
-    fn hold(&self) -> Result<OwnedFd> {
+    fn lock_folder(&self) -> Result<OwnedFd> {
         let lock = openat(
             &self.folder,
             "lock",
@@ -340,7 +340,9 @@ impl Ports {
 
     /// Removes what processes that have ended left behind.
     fn clean_up(&self) {
-        let Ok(_held) = self.hold() else { return };
+        let Ok(_held) = self.lock_folder() else {
+            return;
+        };
         for name in self.names().unwrap_or_default() {
             if name.ends_with(CLOSED) && !self.is_recent(&name) {
                 let _ = unlinkat(&self.folder, name.as_str(), AtFlags::empty());

@@ -26,9 +26,9 @@ use rdmacm::errno::{Errno, INVALID, Result};
 /// For how long a route is taken to lead where it led.
 const ROUTE_LASTS: Duration = Duration::from_secs(1);
 /// Routes that are known at most.
-const MOST_ROUTES: usize = 4096;
+const MAX_ROUTES: usize = 4096;
 /// Datagrams that came over UDP and are kept until they are read; more are dropped, as UDP does.
-const MOST_ASIDE: usize = 1024;
+const MAX_UDP_WAITING: usize = 1024;
 /// The longest datagram of UDP.
 const UDP_BYTES: usize = 65_536;
 
@@ -55,7 +55,7 @@ struct State {
     routes: HashMap<SocketAddr, Route>,
     arrived: VecDeque<(SocketAddr, Arrived)>,
     /// Of those, how many came over UDP.
-    aside: usize,
+    udp_waiting: usize,
     error: Option<Errno>,
     /// Room for a datagram of UDP.
     scratch: Box<[u8]>,
@@ -87,7 +87,7 @@ impl DatagramSocket {
             peer: None,
             routes: HashMap::new(),
             arrived: VecDeque::new(),
-            aside: 0,
+            udp_waiting: 0,
             error: None,
             scratch: vec![0; UDP_BYTES].into(),
             blocking: Blocking::new(nonblocking),
@@ -135,12 +135,12 @@ impl DatagramSocket {
 
     /// `sendto(2)`, or to the peer that the socket is connected to.
     pub(crate) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
-        wait::unless_told_not_to(&self.0, flags, |state| state.send(bytes, to).transpose())?
+        wait::unless_nonblocking(&self.0, flags, |state| state.send(bytes, to).transpose())?
     }
 
     /// `recvfrom(2)`: what does not fit is lost, and counts with `MSG_TRUNC`.
     pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
-        wait::unless_told_not_to(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
+        wait::unless_nonblocking(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
     }
 
     /// `shutdown(2)` of a socket without a connection.
@@ -407,8 +407,8 @@ impl State {
                 continue;
             };
             any = true;
-            if !is_answer && self.aside < MOST_ASIDE {
-                self.aside += 1;
+            if !is_answer && self.udp_waiting < MAX_UDP_WAITING {
+                self.udp_waiting += 1;
                 let arrived = Arrived::Udp(payload.to_vec());
                 self.arrived.push_back((from, arrived));
             }
@@ -421,7 +421,7 @@ impl State {
     }
 
     fn learn(&mut self, from: SocketAddr, to: QpAddress) -> Result {
-        if self.routes.len() >= MOST_ROUTES {
+        if self.routes.len() >= MAX_ROUTES {
             self.routes.clear();
         }
         let own = self.name_for(from)?;
@@ -477,7 +477,7 @@ impl State {
         if flags & libc::MSG_PEEK == 0 {
             match self.arrived.pop_front() {
                 Some((_, Arrived::Rdma(datagram, _))) => pair.give_back(&datagram),
-                Some((_, Arrived::Udp(_))) => self.aside -= 1,
+                Some((_, Arrived::Udp(_))) => self.udp_waiting -= 1,
                 None => {}
             }
         }

@@ -22,7 +22,7 @@ const GRH_BYTES: usize = 40;
 /// Completions taken at once.
 const POLL: c_int = 32;
 /// Address handles that are kept at most: one for each port of the fabric that was ever sent to.
-const MOST_HANDLES: usize = 4096;
+const MAX_HANDLES: usize = 4096;
 
 /// A datagram in a receive buffer, to be given back by [`Pair::give_back`].
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl Pair {
     }
 
     fn handle(&mut self, from: IpAddr, to: &QpAddress) -> Result<*mut ibv_ah> {
-        if self.handles.len() >= MOST_HANDLES {
+        if self.handles.len() >= MAX_HANDLES {
             self.drop_handles();
         }
         let device = self.device;

@@ -51,7 +51,7 @@ impl StreamSocket {
             let mut session = self.lock();
             session.progress();
             if let Some(stream) = &mut session.stream {
-                stream.say(Immediate::Disconnect);
+                stream.send_control(Immediate::Disconnect);
                 stream.shut = true;
             }
         }
@@ -75,12 +75,12 @@ impl StreamSocket {
         wait::until(&self.session, deadline, ready)
     }
 
-    fn wait_unless_told_not_to<T>(
+    fn wait_unless_nonblocking<T>(
         &self,
         flags: c_int,
         ready: impl FnMut(&mut Session) -> Option<T>,
     ) -> Result<T> {
-        wait::unless_told_not_to(&self.session, flags, ready)
+        wait::unless_nonblocking(&self.session, flags, ready)
     }
 
     // Names and connections.
@@ -139,7 +139,7 @@ impl StreamSocket {
             if self.lock().phase != Phase::Listening {
                 return Err(INVALID);
             }
-            let new = self.wait_unless_told_not_to(0, Session::take_request)?;
+            let new = self.wait_unless_nonblocking(0, Session::take_request)?;
             let (session, peer) = new?;
             let (socket, fd) = Self::of(self.domain, session);
             if !self.lock().blocking.never() {
@@ -179,7 +179,7 @@ impl StreamSocket {
         loop {
             let rest = bytes.get(done..).unwrap_or_default();
             let sent =
-                self.wait_unless_told_not_to(flags, |session| session.send(rest).transpose());
+                self.wait_unless_nonblocking(flags, |session| session.send(rest).transpose());
             match sent {
                 Ok(Ok(n)) => done += n,
                 Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
@@ -199,7 +199,7 @@ impl StreamSocket {
         loop {
             let rest = bytes.get_mut(done..).unwrap_or_default();
             let got =
-                self.wait_unless_told_not_to(flags, |session| session.recv(rest, peek).transpose());
+                self.wait_unless_nonblocking(flags, |session| session.recv(rest, peek).transpose());
             match got {
                 Ok(Ok(0)) => return Ok(done),
                 Ok(Ok(n)) => done += n,
@@ -222,15 +222,15 @@ impl StreamSocket {
                 libc::SHUT_RD => stream.ended = true,
                 libc::SHUT_WR if stream.shut => return Ok(()),
                 libc::SHUT_WR if stream.ended => {
-                    stream.say(Immediate::Disconnect);
+                    stream.send_control(Immediate::Disconnect);
                     stream.shut = true;
                 }
                 libc::SHUT_WR => {
-                    stream.say(Immediate::Shutdown);
+                    stream.send_control(Immediate::Shutdown);
                     stream.shut = true;
                 }
                 libc::SHUT_RDWR => {
-                    stream.say(Immediate::Disconnect);
+                    stream.send_control(Immediate::Disconnect);
                     stream.shut = true;
                     stream.ended = true;
                 }
@@ -296,7 +296,7 @@ impl StreamSocket {
         while done < bytes.len() {
             let rest = bytes.get(done..).unwrap_or_default();
             let at = offset + done as u64;
-            let written = self.wait_unless_told_not_to(flags, |session| {
+            let written = self.wait_unless_nonblocking(flags, |session| {
                 let written = match session.stream_for_data() {
                     Ok(Some(stream)) => stream.write_mapped(rest, at),
                     Ok(None) => return None,

@@ -438,7 +438,7 @@ impl Stream {
     }
 
     /// Tells the peer that this end sends no more, or is gone.
-    pub(crate) fn say(&mut self, imm: Immediate) {
+    pub(crate) fn send_control(&mut self, imm: Immediate) {
         if self.over.is_none() && self.control_free > 0 {
             let to = self.remote_sgl.addr;
             if self.post_control(&mut [], to, imm).is_err() {

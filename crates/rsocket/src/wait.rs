@@ -137,17 +137,17 @@ pub(crate) trait Waitable {
     fn blocking(&mut self) -> &mut Blocking;
 }
 
-/// Whether a socket's calls wait, and how often they were asked in vain where they do not.
+/// Whether a socket's calls wait, and how many that do not wait have found nothing.
 pub(crate) struct Blocking {
     never: bool,
-    asked_in_vain: u32,
+    empty_calls: u32,
 }
 
 impl Blocking {
     pub(crate) fn new(nonblocking: bool) -> Self {
         Self {
             never: nonblocking,
-            asked_in_vain: 0,
+            empty_calls: 0,
         }
     }
 
@@ -201,7 +201,7 @@ pub(crate) fn until<S: Waitable, T>(
 }
 
 /// As [`until`], for calls that do not wait where the socket or the flags say so.
-pub(crate) fn unless_told_not_to<S: Waitable, T>(
+pub(crate) fn unless_nonblocking<S: Waitable, T>(
     socket: &Mutex<S>,
     flags: i32,
     mut ready: impl FnMut(&mut S) -> Option<T>,
@@ -214,8 +214,8 @@ pub(crate) fn unless_told_not_to<S: Waitable, T>(
         }
         let blocking = inner.blocking();
         if blocking.never || flags & libc::MSG_DONTWAIT != 0 {
-            blocking.asked_in_vain = blocking.asked_in_vain.wrapping_add(1);
-            let yields = blocking.asked_in_vain.is_multiple_of(YIELD_EVERY);
+            blocking.empty_calls = blocking.empty_calls.wrapping_add(1);
+            let yields = blocking.empty_calls.is_multiple_of(YIELD_EVERY);
             drop(inner);
             if yields {
                 std::thread::yield_now();

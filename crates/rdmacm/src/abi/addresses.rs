@@ -49,12 +49,12 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_
 pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
     // SAFETY: contract of this module.
     let addr = unsafe { CmId::borrow(id) }.ok().and_then(CmId::source);
-    addr.map_or(0, |a| a.told_port().to_be())
+    addr.map_or(0, |a| a.reported_port().to_be())
 }
 
 /// Port of the peer's address, big-endian: `rdma_get_dst_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
 pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     // SAFETY: contract of this module.
     let addr = unsafe { CmId::borrow(id) }.ok().and_then(CmId::destination);
-    addr.map_or(0, |a| a.told_port().to_be())
+    addr.map_or(0, |a| a.reported_port().to_be())
 }

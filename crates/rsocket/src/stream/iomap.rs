@@ -44,7 +44,7 @@ impl Stream {
             rkey: unsafe { (*mr).rkey },
             len: len32,
         };
-        self.tell_map(index, name, target)?;
+        self.publish_mapping(index, name, target)?;
         self.free_maps.pop_front();
         self.mapped.push(Mapped {
             mr,
@@ -54,7 +54,7 @@ impl Stream {
         Ok(name)
     }
 
-    fn tell_map(&mut self, index: u16, name: u64, target: Target) -> Result {
+    fn publish_mapping(&mut self, index: u16, name: u64, target: Target) -> Result {
         let mut bytes = [0; IOMAP_ENTRY_SIZE];
         bytes[..8].copy_from_slice(&name.to_ne_bytes());
         bytes[8..].copy_from_slice(&target.to_memory());
