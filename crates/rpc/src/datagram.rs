@@ -5,8 +5,9 @@ use verbs::{
     WcBuffer,
 };
 
+use crate::error::MAX_LIST;
 use crate::{
-    ClientTable, Counts, Handler, MAX_BATCH, MAX_LIST, Received, Reply, Request, RpcError, UdPort,
+    ClientTable, Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort,
     UdPortConfig,
 };
 

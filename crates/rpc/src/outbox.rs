@@ -3,7 +3,7 @@
 
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain};
 
-use crate::{MAX_LIST, RpcError};
+use crate::error::{MAX_LIST, RpcError};
 
 /// The payload of the messages of one queue pair.
 ///

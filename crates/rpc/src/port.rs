@@ -5,7 +5,8 @@ use verbs::{
     ProtectionDomain, QpEndpoint, Qpn, QueuePair, RecvList, Ud, WcBuffer,
 };
 
-use crate::{MAX_BATCH, Outbox, RpcError};
+use crate::error::{MAX_BATCH, RpcError};
+use crate::outbox::Outbox;
 
 /// How a [`UdPort`] is made.
 #[derive(Debug, Clone)]

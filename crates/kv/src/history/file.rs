@@ -9,7 +9,7 @@ use lincheck::{Action, Condition, End, Operation, Outcome};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::History;
+use super::verdict::History;
 
 /// What the first record's number says: "kv-hist" and a version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kv-hist\x01");
@@ -207,32 +207,37 @@ impl Record {
     }
 }
 
-/// Reads all files of a folder.
-pub(super) fn read(folder: &Path) -> Result<History, HistoryError> {
-    let of = |path: &Path, source| HistoryError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).map_err(|e| of(folder, e))? {
-        let path = entry.map_err(|e| of(folder, e))?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        if name.is_some_and(|name| name.starts_with("client-")) {
-            paths.push(path);
+impl History {
+    /// Reads all files of a folder: one for each client.
+    ///
+    /// # Errors
+    /// [`HistoryError`], when a file cannot be read or is no history.
+    pub fn read(folder: &Path) -> Result<Self, HistoryError> {
+        let of = |path: &Path, source| HistoryError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(folder).map_err(|e| of(folder, e))? {
+            let path = entry.map_err(|e| of(folder, e))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            if name.is_some_and(|name| name.starts_with("client-")) {
+                paths.push(path);
+            }
         }
-    }
-    if paths.is_empty() {
-        return Err(HistoryError::Empty(folder.to_owned()));
-    }
-    paths.sort();
-    let mut history = History::default();
-    for path in paths {
-        let bytes = fs::read(&path).map_err(|e| of(&path, e))?;
-        if let Err(record) = add(&bytes, &mut history) {
-            return Err(HistoryError::Malformed { path, record });
+        if paths.is_empty() {
+            return Err(HistoryError::Empty(folder.to_owned()));
         }
+        paths.sort();
+        let mut history = History::default();
+        for path in paths {
+            let bytes = fs::read(&path).map_err(|e| of(&path, e))?;
+            if let Err(record) = add(&bytes, &mut history) {
+                return Err(HistoryError::Malformed { path, record });
+            }
+        }
+        Ok(history)
     }
-    Ok(history)
 }
 
 /// Adds what a file says; the number of a record that is none.

@@ -13,6 +13,7 @@
 //! A [`Store`] is all partitions of a server. Its partitions are behind locks, so that any thread can use them: the
 //! workers of the server, each for a batch of its own partition, and other fronts beside them.
 
+mod hash;
 mod index;
 mod log;
 mod memory;
@@ -24,6 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use verbs::ProtectionDomain;
 
+pub use hash::{hash_of, partition_of};
 pub use log::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 pub use memory::NoMemory;
 pub use partition::{
@@ -74,19 +76,6 @@ impl StoreConfig {
 pub fn unix_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// The hash of a key: servers and clients must agree.
-#[inline]
-pub fn hash_of(key: &[u8], seed: u64) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
-}
-
-/// The partition of a hash, of so many.
-#[inline]
-pub fn partition_of(hash: u64, partitions: usize) -> usize {
-    // The upper 16 bits: the others choose bucket and tag.
-    ((hash >> 48) as usize * partitions) >> 16
 }
 
 /// All partitions of a server.

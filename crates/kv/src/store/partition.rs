@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 use verbs::{ProtectionDomain, RemoteMemory};
 
+use super::hash::hash_of;
 use super::index::{self, Index};
 use super::log::{Header, LAST_VERSION, Log, MAX_KEY_BYTES, MAX_VALUE_BYTES};
-use super::{NoMemory, hash_of};
+use super::memory::NoMemory;
 
 /// What a partition does when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -6,7 +6,8 @@ use verbs::{
 };
 
 use super::layout::{Layout, word};
-use crate::{MAX_BATCH, Outbox, Received, RpcError, UdPort, UdPortConfig};
+use crate::outbox::Outbox;
+use crate::{MAX_BATCH, Received, RpcError, UdPort, UdPortConfig};
 
 /// A client before it knows the server.
 #[derive(Debug)]

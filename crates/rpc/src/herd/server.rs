@@ -6,7 +6,8 @@ use verbs::{
 };
 
 use super::layout::{Layout, checksum, region_of};
-use crate::{Counts, Handler, MAX_BATCH, MAX_LIST, Reply, Request, RpcError, UdPort, UdPortConfig};
+use crate::error::MAX_LIST;
+use crate::{Counts, Handler, MAX_BATCH, Reply, Request, RpcError, UdPort, UdPortConfig};
 
 /// How responses leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
