@@ -16,7 +16,9 @@ mod modules;
 mod packages;
 mod paths;
 mod rxe;
+mod step_run;
 mod steps;
+mod summary;
 mod test;
 
 use std::process::ExitCode;
@@ -35,6 +37,8 @@ struct Cli {
 enum Chore {
     /// Format, lints, docs and every test; ends with "N passed, N failed, N skipped"
     Test(test::Args),
+    /// What to run while working: format, lints, unit tests, and the verbs suite on one link layer
+    Check(test::CheckArgs),
     /// Circles of imports within each crate, and upward imports between the crates
     Modules(modules::Args),
     /// The software NIC beside its peers (`verbatim bench peers`, built for release)
@@ -50,6 +54,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Test(args) => test::run(&args).map(exit_code),
+        Chore::Check(args) => test::check(&args).map(exit_code),
         Chore::Modules(args) => modules::run(&args).map(exit_code),
         Chore::Bench(args) => bench::run(&args).map(exit_code),
         Chore::Rxe(args) => rxe::run(args),

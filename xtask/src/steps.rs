@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`, in the order in which they run.
+//! The steps of `cargo xtask test` and `cargo xtask check`.
 
 /// How a step is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +9,24 @@ pub(crate) enum Kind {
     Tests,
 }
 
+/// When a step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Before all others, one after the other: it keeps every processor busy, or makes what the others need.
+    First,
+    /// After those, in order, beside the other lanes: programs that run here.
+    Here,
+    /// In the virtual machine, which computes on one processor and waits for itself on the other.
+    Machine,
+    /// What builds in a folder of its own.
+    Apart,
+}
+
+impl Lane {
+    /// Those that run beside each other.
+    pub(crate) const BESIDE: [Lane; 3] = [Lane::Here, Lane::Machine, Lane::Apart];
+}
+
 /// One command of the chore.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -16,6 +34,7 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) kind: Kind,
+    pub(crate) lane: Lane,
     /// Arguments of cargo; `{target}` is the build folder.
     pub(crate) args: &'static [&'static str],
     /// Added to the environment; added behind what the caller has set for the `…FLAGS`.
@@ -30,12 +49,13 @@ pub(crate) struct Step {
 /// selected, so each step that runs tests selects the workspace: for one package, half of it would be built again.
 pub(crate) const BUILD: &str = "build";
 
-/// Every step.
+/// Every step of `cargo xtask test`, in the order of its table.
 pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "fmt",
         what: "format",
         kind: Kind::Lint,
+        lane: Lane::First,
         args: &["fmt", "--all", "--check"],
         env: &[],
         rxe: false,
@@ -45,6 +65,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "modules",
         what: "no circles of imports, no upward ones",
         kind: Kind::Lint,
+        lane: Lane::First,
         args: &["xtask", "modules"],
         env: &[],
         rxe: false,
@@ -54,6 +75,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "clippy",
         what: "lints",
         kind: Kind::Lint,
+        lane: Lane::First,
         args: &[
             "clippy",
             "--workspace",
@@ -70,6 +92,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "doc",
         what: "documentation",
         kind: Kind::Lint,
+        lane: Lane::First,
         args: &["doc", "--workspace", "--no-deps"],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         rxe: false,
@@ -79,6 +102,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: BUILD,
         what: "all programs, libraries and tests",
         kind: Kind::Lint,
+        lane: Lane::First,
         args: &["build", "--workspace", "--all-targets"],
         env: &[],
         rxe: false,
@@ -88,6 +112,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "test",
         what: "unit and integration tests",
         kind: Kind::Tests,
+        lane: Lane::Here,
         args: &[
             "test",
             "--workspace",
@@ -105,6 +130,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "doctest",
         what: "examples in the documentation",
         kind: Kind::Tests,
+        lane: Lane::Here,
         args: &["test", "--workspace", "--no-fail-fast", "--doc"],
         env: &[],
         rxe: false,
@@ -114,6 +140,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "private-memory",
         what: "verbs semantics between processes that cannot map each other's memory",
         kind: Kind::Tests,
+        lane: Lane::Here,
         args: &["test", "--workspace", "--test", "softnic", "processes"],
         env: &[("VERBATIM_KEEP_PRIVATE", "1")],
         rxe: false,
@@ -123,6 +150,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "loom",
         what: "every interleaving of the shared-memory rings",
         kind: Kind::Tests,
+        lane: Lane::Apart,
         args: &["test", "-p", "shm", "--release", "--lib", "loom"],
         env: &[("RUSTFLAGS", "--cfg loom")],
         rxe: false,
@@ -132,6 +160,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "programs",
         what: "other people's programs on the drop-in, both link layers, as recorded",
         kind: Kind::Tests,
+        lane: Lane::Here,
         args: &[
             "xtask",
             "conformance",
@@ -146,6 +175,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "rxe-verbs",
         what: "verbs semantics on the kernel's Soft-RoCE",
         kind: Kind::Tests,
+        lane: Lane::Machine,
         args: &["test", "--workspace", "--no-fail-fast", "--test", "system"],
         env: RXE_SUITE,
         rxe: true,
@@ -155,6 +185,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "rxe-systems",
         what: "the systems on the kernel's Soft-RoCE",
         kind: Kind::Tests,
+        lane: Lane::Machine,
         args: &[
             "test",
             "--workspace",
@@ -173,8 +204,36 @@ pub(crate) const STEPS: &[Step] = &[
         name: "rxe-programs",
         what: "other people's programs on the kernel's Soft-RoCE, as recorded",
         kind: Kind::Tests,
+        lane: Lane::Machine,
         // Boots the machine itself.
         args: &["xtask", "conformance", "--on", "rxe", "--check"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+];
+
+/// The steps of `cargo xtask check` that `cargo xtask test` has as well.
+pub(crate) const OF_CHECK: &[&str] = &["fmt", "clippy"];
+
+/// What `cargo xtask check` runs of the tests.
+pub(crate) const CHECK_STEPS: &[Step] = &[
+    Step {
+        name: "unit",
+        what: "unit tests",
+        kind: Kind::Tests,
+        lane: Lane::First,
+        args: &["test", "--workspace", "--no-fail-fast", "--lib", "--bins"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
+        name: "suite",
+        what: "verbs semantics on the software NIC, its port as RoCE",
+        kind: Kind::Tests,
+        lane: Lane::First,
+        args: &["test", "--workspace", "--test", "softnic", "roce::"],
         env: &[],
         rxe: false,
         target: None,
@@ -211,8 +270,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_built_is_built_before_the_lanes() {
+        let build = STEPS.iter().position(|step| step.name == BUILD);
+        let beside = STEPS.iter().position(|step| step.lane != Lane::First);
+        assert!(build < beside);
+        let first = |step: &Step| step.lane == Lane::First;
+        assert!(STEPS.is_sorted_by_key(|step| !first(step)));
+        // cargo locks its folder: two lanes that build in the same one would wait for each other.
+        for step in STEPS {
+            assert_eq!(
+                step.lane == Lane::Apart,
+                step.target.is_some(),
+                "{}",
+                step.name
+            );
+        }
+        for name in OF_CHECK {
+            assert!(STEPS.iter().any(|step| step.name == *name), "{name}");
+        }
+    }
+
+    #[test]
     fn test_steps_run_to_their_end() {
-        for step in STEPS.iter().filter(|step| step.kind == Kind::Tests) {
+        let steps = STEPS.iter().chain(CHECK_STEPS);
+        for step in steps.filter(|step| step.kind == Kind::Tests) {
             assert!(
                 step.args[0] == "xtask"
                     || step.args.contains(&"--no-fail-fast")

@@ -1,0 +1,106 @@
+//! What came of the steps, as a table or as JSON.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use serde::Serialize;
+
+use crate::cargo_output::Counts;
+
+/// What came of one step.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) step: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) ok: bool,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
+    pub(crate) elapsed_s: f64,
+    /// Why it failed, when the tests' own output does not say, and other things to know.
+    pub(crate) note: Option<String>,
+}
+
+/// One line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    Step(&'a Outcome),
+    Total(Counts),
+}
+
+/// Prints one step as a line of JSON.
+pub(crate) fn print_step(outcome: &Outcome) -> Result<()> {
+    print_json(&Line::Step(outcome))
+}
+
+/// Prints all steps, which took so long together, and `N passed, N failed, N skipped`; false when a step failed.
+pub(crate) fn conclude(outcomes: &[Outcome], elapsed: Duration, json: bool) -> Result<bool> {
+    let mut total = Counts::default();
+    for outcome in outcomes {
+        total += outcome.counts;
+    }
+    if json {
+        print_json(&Line::Total(total))?;
+    } else {
+        print_table(outcomes, elapsed, total)?;
+    }
+    Ok(outcomes.iter().all(|outcome| outcome.ok))
+}
+
+fn print_json(line: &Line<'_>) -> Result<()> {
+    let mut out = std::io::stdout();
+    serde_json::to_writer(&mut out, line)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+fn print_table(outcomes: &[Outcome], elapsed: Duration, total: Counts) -> Result<()> {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─')
+        .set_header([
+            "step", "what", "", "passed", "failed", "skipped", "time", "",
+        ]);
+    for outcome in outcomes {
+        table.add_row([
+            outcome.step.to_owned(),
+            outcome.what.to_owned(),
+            if outcome.ok { "ok" } else { "FAILED" }.to_owned(),
+            outcome.counts.passed.to_string(),
+            outcome.counts.failed.to_string(),
+            outcome.counts.skipped.to_string(),
+            time(outcome.elapsed_s),
+        ]);
+    }
+    for column in 3..=6 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut out = std::io::stdout();
+    writeln!(out, "\n{table}")?;
+    for outcome in outcomes {
+        if let Some(note) = &outcome.note {
+            writeln!(out, "{}: {note}", outcome.step)?;
+        }
+    }
+    writeln!(out, "all in {}", time(elapsed.as_secs_f64()))?;
+    writeln!(
+        out,
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    )?;
+    Ok(())
+}
+
+fn time(seconds: f64) -> String {
+    let duration = Duration::from_secs_f64(seconds);
+    match duration.as_secs() {
+        0..60 => format!("{seconds:.1} s"),
+        whole => format!("{} min {:02} s", whole / 60, whole % 60),
+    }
+}
