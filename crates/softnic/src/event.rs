@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
+
+use crate::lock::lock;
 
 /// A queue that a file descriptor announces: readable while something is in it.
 pub(crate) struct EventQueue<T>(Mutex<State<T>>);
@@ -15,12 +17,6 @@ struct State<T> {
     /// Until it is closed.
     fd: Option<Arc<OwnedFd>>,
     queue: VecDeque<T>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl<T> EventQueue<T> {

@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::nic::{Nic, lock};
+use crate::lock::lock;
+use crate::nic::Nic;
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;

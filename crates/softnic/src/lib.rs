@@ -48,6 +48,7 @@ mod context;
 #[allow(unsafe_code)]
 mod cq;
 mod device;
+mod dm;
 mod engine;
 mod event;
 mod filled;
@@ -56,6 +57,7 @@ pub mod fuzz;
 mod identity;
 mod imports;
 mod live;
+mod lock;
 mod multicast;
 #[allow(unsafe_code)]
 mod mw;

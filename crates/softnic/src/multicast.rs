@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-use crate::nic::lock;
+use crate::lock::lock;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::context::Context;
@@ -12,6 +12,7 @@ use crate::device::{Port, PortError};
 use crate::engine;
 use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
+use crate::lock::lock;
 use crate::multicast::Attachments;
 use crate::qp::Qp;
 use crate::steering::Flows;
@@ -100,12 +101,6 @@ pub(crate) struct Nic {
     pub(crate) attachments: Attachments,
     pub(crate) flows: Flows,
     pub(crate) spreads: Spreads,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The NIC, and the pid of the process that joined: a forked child joins anew.

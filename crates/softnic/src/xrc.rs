@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::cq::Cq;
-use crate::nic::{Nic, lock};
+use crate::lock::lock;
+use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::RecvSide;
 use crate::srq::Srq;

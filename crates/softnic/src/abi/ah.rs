@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::device::nic_of;
+use super::context::nic_of;
 use super::edge::{Grh, In, InConst, OrMinusOne, Out};
 use crate::ah::Ah;
 use crate::device;

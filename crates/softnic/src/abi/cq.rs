@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use verbs_abi::*;
 
-use super::device::context_of;
+use super::context::context_of;
 use super::edge::{In, OrMinusOne, Out};
 use super::usage::busy;
 use crate::abi_cell::AbiCell;

@@ -1,29 +1,22 @@
-//! The list of devices, and open ones: `ibv_get_device_list(3)`, `ibv_open_device(3)`.
+//! The list of devices, and open ones: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_import_device(3)`.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
-use shm::fabric::{FabricError, Peer};
+use shm::fabric::{Name, Peer};
 use shm::shortage::errno_of;
 use verbs_abi::*;
 
+use super::context::{self, the_nic};
 use super::edge::Out;
-use super::{entry, import};
+use super::ops;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::device;
 use crate::identity::Identity;
-use crate::live::{self, Object};
-use crate::nic::{self, Nic, NicError};
 use crate::sysfs::UVERBS_NAME;
-
-/// An open device in the table of live handles. Contexts themselves are never freed.
-struct OpenDevice(&'static Context);
-
-impl Object for OpenDevice {
-    type C = ibv_context;
-}
 
 /// The one device. Programs read it; nobody writes.
 pub(super) fn the_device() -> *mut ibv_device {
@@ -57,25 +50,11 @@ fn set_text(field: &mut [c_char], text: &str) {
     }
 }
 
-pub(super) fn errno_of_nic(e: &NicError) -> c_int {
-    match e {
-        NicError::Fabric(FabricError::Io { source, .. }) | NicError::Engine(source) => {
-            errno_of(source)
-        }
-        NicError::Fabric(FabricError::Foreign { .. }) => libc::EACCES,
-        NicError::Fabric(FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
-        NicError::Fabric(FabricError::Full { .. }) => libc::EUSERS,
-        NicError::Fabric(FabricError::BadName(_) | FabricError::BadFabric(_)) => libc::EINVAL,
-        NicError::Port { errno, .. } => *errno,
-        NicError::Device(_) => libc::EINVAL,
-    }
-}
-
 /// A list of devices: the one that there is, and NULL.
 type List = [*mut ibv_device; 2];
 
 pub(super) fn get_device_list(count: Out<'_, c_int>) -> Result<*mut *mut ibv_device, c_int> {
-    nic::get().map_err(|e| errno_of_nic(&e))?;
+    the_nic()?;
     count.put(1);
     let list: List = [the_device(), std::ptr::null_mut()];
     Ok(Box::into_raw(Box::new(list)).cast())
@@ -104,15 +83,8 @@ pub(super) fn get_device_guid(_device: *mut ibv_device) -> u64 {
 }
 
 pub(super) fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
-    let fd = nic::get()
-        .map_err(|e| errno_of_nic(&e))
-        .and_then(Nic::cmd_fd)?;
-    Ok(hand_out(new_context(device, fd, None)?))
-}
-
-/// Makes the handle of a context.
-pub(super) fn hand_out(context: &'static Context) -> *mut ibv_context {
-    live::hand_out_as(context.handle(), Arc::new(OpenDevice(context)))
+    let fd = the_nic()?.cmd_fd()?;
+    Ok(context::hand_out(new_context(device, fd, None)?))
 }
 
 /// Opens the device; `cmd_fd` is what the program sees as the context's descriptor. An imported one is that of `home`.
@@ -124,8 +96,8 @@ pub(super) fn new_context(
     if device != the_device() {
         return Err(libc::ENODEV);
     }
-    let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
-    let mut abi = entry::verbs_ops();
+    let nic = the_nic()?;
+    let mut abi = ops::verbs_ops();
     let c = &mut abi.context;
     c.device = device;
     c.cmd_fd = cmd_fd;
@@ -136,21 +108,41 @@ pub(super) fn new_context(
     Ok(Box::leak(Box::new(context)))
 }
 
-/// The context behind a handle.
-pub(super) fn context_of(handle: *mut ibv_context) -> Result<&'static Context, c_int> {
-    let open = live::find::<OpenDevice>(handle);
-    open.map(|open| open.0).ok_or(libc::EINVAL)
-}
-
-/// The NIC behind a handle, to ask it about device and port, which a forked child may do with its parent's.
-pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
-    let open = live::find_inherited::<OpenDevice>(handle);
-    open.map(|open| open.0.nic).ok_or(libc::EINVAL)
+/// `ibv_import_device(3)`: a context is named by its `cmd_fd`, which goes to another process by `fork`, `dup` or
+/// `SCM_RIGHTS`. What can be imported with it is in [`domain`](super::domain), [`mr`](super::mr) and [`dm`](super::dm).
+#[allow(unsafe_code)]
+pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
+    let nic = the_nic()?;
+    if fd < 0 {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: not -1 (above). The program keeps its descriptor open during the call; one that is not open is no name.
+    let name = Name::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
+    // Of another fabric, or ended: its device is not here.
+    let home = nic.fabric.named(name)?.ok_or(libc::ENODEV)?;
+    let context = new_context(the_device(), fd, Some(home))?;
+    nic.add_imported_context(context);
+    Ok(context::hand_out(context))
 }
 
 pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
-    let open = live::take_back::<OpenDevice>(handle).ok_or(libc::EINVAL)?;
-    open.0.close();
-    import::close(open.0);
+    let context = context::take_back(handle)?;
+    context.close();
+    if context.home.is_some() {
+        end_import(context);
+    }
     Ok(())
+}
+
+/// "This call may cleanup whatever is needed/opposite of the import including closing the command FD"
+/// (`ibv_import_device(3)`), as rdma-core does.
+#[allow(unsafe_code)]
+fn end_import(context: &'static Context) {
+    context.nic.remove_imported_context(context);
+    // A program that did not duplicate it has given us our own.
+    if context.nic.cmd_fd() != Ok(context.cmd_fd) {
+        // SAFETY: the program handed the descriptor over when it imported the device, and `close_device` has taken the
+        // handle back, which ends that once.
+        drop(unsafe { OwnedFd::from_raw_fd(context.cmd_fd) });
+    }
 }

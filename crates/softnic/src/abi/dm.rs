@@ -1,4 +1,4 @@
-//! Device memory: `ibv_alloc_dm(3)`. This device's memory is the host's: shared memory that peers can map.
+//! Device memory: `ibv_alloc_dm(3)`.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -6,71 +6,29 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::device::{context_of, errno_of_nic, nic_of};
-use super::edge::In;
-use super::entry;
+use super::context::{context_of, nic_of, the_nic};
+use super::edge::{In, c_functions};
 use super::mr::{MrRange, register_mr};
-use crate::abi_cell::AbiCell;
 use crate::device;
-use crate::imports::{self, Exported, Kind, Shared, Sharing};
+use crate::dm::Dm;
+use crate::imports::{self, Exported, Kind, Shared};
 use crate::live;
-use crate::nic;
 use crate::pd::Pd;
 use shm::mem::{Fault, SharedMemory, alloc_shared, copy};
 use shm::shortage::errno_of;
 
-/// Device memory; the program's handle points to its first field.
-#[repr(C)]
-pub(super) struct Dm {
-    abi: AbiCell<ibv_dm>,
-    memory: SharedMemory,
-    of: Shared,
+c_functions! {
+    memcpy_to_dm => to_dm, (dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int>;
+    memcpy_from_dm => from_dm, (to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int>;
 }
 
-live::object!(Dm, ibv_dm);
-
-impl Sharing for Dm {
-    fn shared(&self) -> Option<&Shared> {
-        Some(&self.of)
-    }
-}
-
-impl Dm {
-    fn new(context: *mut ibv_context, of: Shared, memory: SharedMemory) -> Self {
-        let mut abi = ibv_dm::zeroed();
-        abi.context = context;
-        abi.memcpy_to_dm = Some(entry::memcpy_to_dm);
-        abi.memcpy_from_dm = Some(entry::memcpy_from_dm);
-        abi.comp_mask = IBV_DM_MASK_HANDLE;
-        abi.handle = of.handle();
-        let abi = AbiCell::new(abi);
-        Self { abi, memory, of }
-    }
-
-    /// A memory region is made of it, which [leaves](Self::leave) it at its end.
-    fn enter(&self) {
-        if let Some(uses) = self.of.uses() {
-            uses.fetch_add(1, Ordering::Release);
-        }
-    }
-
-    pub(super) fn leave(&self) {
-        if let Some(uses) = self.of.uses() {
-            uses.fetch_sub(1, Ordering::Release);
-        }
-    }
-
-    /// The address of `length` bytes at `offset`; copies are of whole, aligned words of four bytes where `words`
-    /// says so.
-    fn range(&self, offset: u64, length: usize, words: bool) -> Result<*mut c_void, c_int> {
-        let offset = usize::try_from(offset).map_err(|_| libc::EINVAL)?;
-        let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
-        let whole = offset.is_multiple_of(4) && length.is_multiple_of(4);
-        if end > self.memory.len() || (words && !whole) {
-            return Err(libc::EINVAL);
-        }
-        Ok(self.memory.as_ptr().wrapping_add(offset).cast())
-    }
+/// What a program sees of device memory.
+fn abi(context: *mut ibv_context) -> ibv_dm {
+    let mut abi = ibv_dm::zeroed();
+    abi.context = context;
+    abi.memcpy_to_dm = Some(memcpy_to_dm);
+    abi.memcpy_from_dm = Some(memcpy_from_dm);
+    abi
 }
 
 pub(super) fn alloc_dm(
@@ -92,7 +50,7 @@ pub(super) fn alloc_dm(
         return Err(libc::ENOMEM);
     }
     let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
-    let nic = nic::get().map_err(|e| errno_of_nic(&e))?;
+    let nic = the_nic()?;
     let (fd, inode) = memory.file().ok_or(libc::ENOMEM)?;
     let own = Exported::new(nic, Kind::Dm, |index| {
         if let Some(dm) = nic.me().segment.dm(index) {
@@ -101,7 +59,7 @@ pub(super) fn alloc_dm(
             dm.len.store(memory.len() as u64, Ordering::Relaxed);
         }
     })?;
-    let dm = Dm::new(context, Shared::Own(own), memory);
+    let dm = Dm::new(abi(context), Shared::Own(own), memory);
     Ok(live::hand_out(Arc::new(dm)))
 }
 
@@ -117,7 +75,7 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
     );
     let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
     let memory = SharedMemory::of_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
-    Ok(live::hand_out(Arc::new(Dm::new(context, of, memory))))
+    Ok(live::hand_out(Arc::new(Dm::new(abi(context), of, memory))))
 }
 
 /// Gives the handle back and leaves the memory as it is, also to the regions that were made with the handle.
@@ -136,22 +94,12 @@ pub(super) fn free_dm(handle: *mut ibv_dm) -> Result<(), c_int> {
     Ok(())
 }
 
-pub(super) fn memcpy_to_dm(
-    dm: *mut ibv_dm,
-    offset: u64,
-    from: *const c_void,
-    length: usize,
-) -> Result<(), c_int> {
+fn to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int> {
     let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
     copy_bytes(dm.range(offset, length, true)?, from, length)
 }
 
-pub(super) fn memcpy_from_dm(
-    to: *mut c_void,
-    dm: *mut ibv_dm,
-    offset: u64,
-    length: usize,
-) -> Result<(), c_int> {
+fn from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int> {
     let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
     copy_bytes(to, dm.range(offset, length, true)?, length)
 }

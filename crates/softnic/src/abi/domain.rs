@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use verbs_abi::*;
 
-use super::device::context_of;
+use super::context::context_of;
 use super::edge::In;
 use super::usage::busy;
 use crate::imports::{Exported, Kind, Shared};

@@ -246,6 +246,7 @@ impl<T> Ret for *mut T {
 macro_rules! c_functions {
     ($($(#[$meta:meta])* $vis:vis $name:ident => $verb:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         $(#[$meta])*
+        #[allow(unsafe_code)]
         $vis unsafe extern "C" fn $name(
             $($arg: <$type as $crate::abi::edge::Arg>::C),*
         ) -> <$ret as $crate::abi::edge::Ret>::C {

@@ -2,7 +2,7 @@
 
 use verbs_abi::*;
 
-use super::device::context_of;
+use super::context::context_of;
 use super::edge::{In, OrMinusOne, Out};
 use super::wq::Wq;
 use crate::cq::Cq;

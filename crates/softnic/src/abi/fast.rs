@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 
 use verbs_abi::*;
 
-use super::wq::Wq;
 use crate::cq::Cq;
 use crate::live::Object;
 use crate::qp::Qp;
@@ -103,25 +102,16 @@ pub(super) unsafe extern "C" fn post_recv(
     }
 }
 
-/// Posts to the receive queue of a work queue.
-pub(super) unsafe extern "C" fn post_wq_recv(
-    wq: *mut ibv_wq,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: `ibv_post_wq_recv(3)`: as in `post_recv`, of a work queue.
-    unsafe {
-        match follow::<Wq>(wq) {
-            Some(wq) => post_recv_to(&wq.qp, wr, bad_wr),
-            None => libc::EINVAL,
-        }
-    }
-}
-
+/// Posts to the receive queue of a queue pair.
+///
 /// # Safety
 /// `wr` and `bad_wr` are as for [`post_list`].
 #[inline(always)]
-unsafe fn post_recv_to(qp: &Qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+pub(super) unsafe fn post_recv_to(
+    qp: &Qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
     // SAFETY: `post_list` and `refuse` ask for what the caller says of `wr` and `bad_wr` (contract of this function).
     unsafe {
         let state = qp.state();

@@ -1,12 +1,13 @@
 //! The C ABI: libibverbs' entry points over the software NIC.
 //!
 //! Each verb is a safe function in the file of its object: it checks the arguments that C may leave NULL, converts, calls,
-//! and says what failed as the man page does. [`entry`] makes the C functions of them, by the rules of [`edge`].
+//! and says what failed as the man page does. [`entry`] and [`ops`] make the C functions of them, by the rules of [`edge`].
 //! Handles are the addresses of this crate's objects, whose first fields are the structures that C sees;
 //! [`live`](crate::live) knows them. Only the data path ([`fast`], [`cq_ex`], [`qp_ex`]) believes a handle without
 //! asking. Nothing here unwinds: the functions called return errors.
 
 mod ah;
+mod context;
 mod cq;
 #[allow(unsafe_code)]
 mod cq_ex;
@@ -15,15 +16,14 @@ mod dm;
 mod domain;
 #[allow(unsafe_code)]
 mod edge;
-#[allow(unsafe_code)]
 mod entry;
 mod event;
 #[allow(unsafe_code)]
 mod fast;
 mod flow;
-mod import;
 mod mr;
 mod mw;
+mod ops;
 mod qp;
 #[allow(unsafe_code)]
 mod qp_ex;

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
-use super::dm::Dm;
 use super::edge::set_errno;
 use crate::abi_cell::AbiCell;
+use crate::dm::Dm;
 use crate::imports::{find_region, pd_uses};
 use crate::live;
-use crate::nic::{Nic, lock};
+use crate::lock::lock;
+use crate::nic::Nic;
 use crate::pd::Pd;
 use nic_core::rights::Owner;
 use shm::fabric::Peer;

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use rustix::time::ClockId;
 use verbs_abi::*;
 
+use super::context::nic_of;
 use super::cq_ex::now_ns;
-use super::device::nic_of;
 use super::edge::{In, InConst, InOut, OrMinusOne, Out};
 use crate::device::{self, LinkLayer};
 use crate::nic::Nic;

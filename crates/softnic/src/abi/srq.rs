@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::device::context_of;
+use super::context::context_of;
 use super::edge::{In, InOut};
 use super::usage::busy;
 use super::xrc::XrcdHandle;

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use verbs_abi::*;
 
-use super::device::context_of;
+use super::context::context_of;
 use super::edge::In;
+use super::fast::{follow, post_recv_to};
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::cq::Cq;
@@ -100,7 +101,7 @@ pub(super) fn create_wq(
     abi.handle = qp.qpn;
     abi.state = IBV_WQS_RESET;
     abi.wq_type = init.wq_type;
-    abi.post_recv = Some(super::fast::post_wq_recv);
+    abi.post_recv = Some(post_wq_recv);
     let wq = Arc::new(Wq {
         abi: AbiCell::new(abi),
         uses: AtomicUsize::new(0),
@@ -108,6 +109,22 @@ pub(super) fn create_wq(
     });
     wq.qp.stand_for(wq.abi.handle());
     Ok(live::hand_out(wq))
+}
+
+/// Posts to the receive queue of a work queue.
+#[allow(unsafe_code)]
+unsafe extern "C" fn post_wq_recv(
+    wq: *mut ibv_wq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `ibv_post_wq_recv(3)`: as in `post_recv`, of a work queue.
+    unsafe {
+        match follow::<Wq>(wq) {
+            Some(wq) => post_recv_to(&wq.qp, wr, bad_wr),
+            None => libc::EINVAL,
+        }
+    }
 }
 
 #[allow(unsafe_code)]

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicUsize;
 
 use verbs_abi::*;
 
+use super::context::context_of;
 use super::cq::domain_cq;
-use super::device::context_of;
 use super::edge::In;
 use super::usage::busy;
 use crate::abi_cell::AbiCell;

@@ -18,7 +18,7 @@ use verbs_abi::IBV_EVENT_CQ_ERR;
 use super::*;
 use crate::biased_lock::BiasedGuard;
 use crate::engine::Look;
-use crate::nic::lock;
+use crate::lock::lock;
 use crate::srq::Srq;
 
 /// So many ticks of the engine in a row a queue holds too much until it is overrun, a quarter of a second: longer than a

@@ -5,6 +5,7 @@
 //! changes its own, which is counted in the fabric's directory.
 
 pub(crate) mod headers;
+mod places;
 pub(crate) mod spread;
 
 use std::ops::Range;
@@ -13,8 +14,9 @@ use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
-use crate::nic::lock;
+use crate::lock::lock;
 use headers::{HEADER_BYTES, Headers};
+use places::Places;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
 use spread::Spread;
@@ -75,30 +77,6 @@ pub(crate) struct Flow {
     /// The place that says how the queue pair spreads packets.
     pub(crate) spread: Option<usize>,
     pub(crate) pattern: Pattern,
-}
-
-/// Which places of a table of the own segment are taken.
-#[derive(Default)]
-struct Places {
-    /// Those from here on never were.
-    used: usize,
-    free: Vec<usize>,
-}
-
-impl Places {
-    fn take(&mut self, limit: usize) -> Option<usize> {
-        self.free.pop().or_else(|| {
-            let place = self.used;
-            (place < limit).then(|| {
-                self.used += 1;
-                place
-            })
-        })
-    }
-
-    fn give_back(&mut self, place: usize) {
-        self.free.push(place);
-    }
 }
 
 /// The flows of this process.

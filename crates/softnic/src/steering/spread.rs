@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::Places;
 use super::headers::{Headers, field, layer};
-use crate::nic::lock;
+use super::places::Places;
+use crate::lock::lock;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
 

@@ -1,0 +1,61 @@
+//! Handles of open devices, and the NIC behind them.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use verbs_abi::ibv_context;
+
+use crate::context::Context;
+use crate::live::{self, Object};
+use crate::nic::{self, Nic, NicError};
+use shm::fabric::FabricError;
+use shm::shortage::errno_of;
+
+/// An open device in the table of live handles. Contexts themselves are never freed.
+struct OpenDevice(&'static Context);
+
+impl Object for OpenDevice {
+    type C = ibv_context;
+}
+
+/// Makes the handle of a context.
+pub(super) fn hand_out(context: &'static Context) -> *mut ibv_context {
+    live::hand_out_as(context.handle(), Arc::new(OpenDevice(context)))
+}
+
+/// Takes a handle back.
+pub(super) fn take_back(handle: *mut ibv_context) -> Result<&'static Context, c_int> {
+    let open = live::take_back::<OpenDevice>(handle);
+    open.map(|open| open.0).ok_or(libc::EINVAL)
+}
+
+/// The context behind a handle.
+pub(super) fn context_of(handle: *mut ibv_context) -> Result<&'static Context, c_int> {
+    let open = live::find::<OpenDevice>(handle);
+    open.map(|open| open.0).ok_or(libc::EINVAL)
+}
+
+/// The NIC behind a handle, to ask it about device and port, which a forked child may do with its parent's.
+pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
+    let open = live::find_inherited::<OpenDevice>(handle);
+    open.map(|open| open.0.nic).ok_or(libc::EINVAL)
+}
+
+/// The NIC of this process.
+pub(super) fn the_nic() -> Result<&'static Nic, c_int> {
+    nic::get().map_err(|e| errno_of_nic(&e))
+}
+
+fn errno_of_nic(e: &NicError) -> c_int {
+    match e {
+        NicError::Fabric(FabricError::Io { source, .. }) | NicError::Engine(source) => {
+            errno_of(source)
+        }
+        NicError::Fabric(FabricError::Foreign { .. }) => libc::EACCES,
+        NicError::Fabric(FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
+        NicError::Fabric(FabricError::Full { .. }) => libc::EUSERS,
+        NicError::Fabric(FabricError::BadName(_) | FabricError::BadFabric(_)) => libc::EINVAL,
+        NicError::Port { errno, .. } => *errno,
+        NicError::Device(_) => libc::EINVAL,
+    }
+}

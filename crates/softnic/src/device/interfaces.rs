@@ -1,0 +1,123 @@
+//! The addresses of this host's network interfaces.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr};
+use std::{fs, io, ptr};
+
+/// An address of a network interface that is up. Orders by interface, then IPv4 before IPv6.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct InterfaceAddress {
+    /// The kernel's number of the interface; `u32::MAX` if it cannot be read.
+    pub(super) if_index: u32,
+    /// Its name.
+    pub(super) if_name: String,
+    /// The address.
+    pub(super) ip: IpAddr,
+}
+
+impl InterfaceAddress {
+    /// The kernel's number of the interface; 0 if it cannot be read.
+    pub(super) fn interface(&self) -> u32 {
+        if self.if_index == u32::MAX {
+            0
+        } else {
+            self.if_index
+        }
+    }
+}
+
+/// Whether an address names this host to others: neither loopback nor unspecified, not multicast, and
+/// for IPv6 neither link-local (GID 0 is that) nor a mapped IPv4 address.
+pub(super) fn is_global(ip: &IpAddr) -> bool {
+    let special = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+    !special
+        && match ip {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(ip) => !ip.is_unicast_link_local() && ip.to_ipv4_mapped().is_none(),
+        }
+}
+
+/// Those of `addresses` by which others know this host, by interface and IPv4 first; 127.0.0.1 if there is no other.
+pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
+    // By kernel index, so that the host's first interface stays in front of bridges made later.
+    addresses.sort();
+    let known = addresses.iter().any(|a| is_global(&a.ip));
+    addresses.retain(|a| {
+        if known {
+            is_global(&a.ip)
+        } else {
+            a.ip == Ipv4Addr::LOCALHOST
+        }
+    });
+    addresses
+}
+
+/// Name and number of the network interface that stands beside the port: the first one whose addresses the
+/// connection manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
+pub(crate) fn network_interface() -> Option<(String, u32)> {
+    let first = usable(interface_addresses().ok()?).into_iter().next()?;
+    let number = first.interface();
+    Some((first.if_name, number))
+}
+
+/// The addresses of all network interfaces that are up, in the kernel's order.
+///
+/// By `getifaddrs(3)`: /proc/net/fib_trie does not say which interface an address belongs to, and is
+/// missing in some containers.
+#[allow(unsafe_code)]
+pub(super) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut list: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: `list` is a place for one pointer.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut addresses = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: getifaddrs succeeded, so `next` is an entry of its list, which nobody changes and
+        // which is freed only below this loop; the reference does not leave the loop.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        // IFF_UP is bit 0; an interface without an address has NULL: getifaddrs(3).
+        if entry.ifa_flags & libc::IFF_UP.cast_unsigned() == 0 || entry.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: not null (above), so it points to a `sockaddr` of the list; every kind starts with its
+        // family, and a `sockaddr_in` or `sockaddr_in6` stands where the family says so. Read
+        // unaligned, because only a `sockaddr`'s alignment is promised.
+        let ip = unsafe {
+            match c_int::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => {
+                    let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                    IpAddr::from(address.sin_addr.s_addr.to_ne_bytes())
+                }
+                libc::AF_INET6 => {
+                    let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                    IpAddr::from(address.sin6_addr.s6_addr)
+                }
+                _ => continue,
+            }
+        };
+        // SAFETY: the name of an entry is a string that lives as long as the list.
+        let if_name = unsafe { CStr::from_ptr(entry.ifa_name.cast::<c_char>()) };
+        let if_name = if_name.to_string_lossy().into_owned();
+        addresses.push(InterfaceAddress {
+            if_index: interface_index(&if_name),
+            if_name,
+            ip,
+        });
+    }
+    // SAFETY: `list` came from getifaddrs and is freed once; everything kept of it was copied.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}
+
+/// The kernel's number of an interface; `u32::MAX` if there is no saying.
+fn interface_index(name: &str) -> u32 {
+    // A label (`eth0:1`) belongs to the interface before the colon: ip-address(8).
+    let device = name.split(':').next().unwrap_or(name);
+    fs::read_to_string(format!("/sys/class/net/{device}/ifindex"))
+        .ok()
+        .and_then(|index| index.trim().parse().ok())
+        .unwrap_or(u32::MAX)
+}

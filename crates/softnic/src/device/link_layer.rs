@@ -1,0 +1,73 @@
+//! What the port presents itself as, and why it cannot.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+
+use libc::EINVAL;
+use shm::shortage::errno_of;
+
+/// The environment variable that chooses the link layer.
+pub(super) const LINK_LAYER_VAR: &str = "VERBATIM_LINK_LAYER";
+
+/// What the port presents itself as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkLayer {
+    /// RoCEv2: peers are addressed by GIDs that are IP addresses.
+    Ethernet,
+    /// InfiniBand: peers are addressed by LIDs.
+    InfiniBand,
+}
+
+impl LinkLayer {
+    /// Reads the value of `VERBATIM_LINK_LAYER`: `roce` or `ethernet` (the default when unset), `ib` or
+    /// `infiniband`, in any case (`ibv_devinfo` prints `InfiniBand` and `Ethernet`).
+    pub(super) fn from_value(value: Option<&OsStr>) -> Result<Self, PortError> {
+        let Some(value) = value else {
+            return Ok(Self::Ethernet);
+        };
+        let is = |name| value.eq_ignore_ascii_case(name);
+        if is("roce") || is("ethernet") {
+            Ok(Self::Ethernet)
+        } else if is("ib") || is("infiniband") {
+            Ok(Self::InfiniBand)
+        } else {
+            Err(PortError::UnknownLinkLayer {
+                value: value.to_owned(),
+            })
+        }
+    }
+}
+
+/// Why the port cannot be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum PortError {
+    /// `VERBATIM_LINK_LAYER` has a value that means nothing.
+    #[error(
+        "{LINK_LAYER_VAR} is {value:?}: set it to `roce` or `ethernet` (the default), \
+         or to `ib` or `infiniband`"
+    )]
+    UnknownLinkLayer {
+        /// What it is set to.
+        value: OsString,
+    },
+    /// The host's addresses cannot be read, and a RoCEv2 port's GIDs are made of them.
+    #[error(
+        "cannot list the addresses of the network interfaces: {0}; \
+         {LINK_LAYER_VAR}=ib gives a port that needs none"
+    )]
+    Addresses(#[source] io::Error),
+    /// The host's id cannot be read, of which the port's GUID is made.
+    #[error("cannot read the host's id: {0}")]
+    HostId(#[source] io::Error),
+}
+
+impl PortError {
+    /// The errno for C callers: `EINVAL` for a bad value, else that of the system call.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::UnknownLinkLayer { .. } => EINVAL,
+            Self::Addresses(error) | Self::HostId(error) => errno_of(error),
+        }
+    }
+}

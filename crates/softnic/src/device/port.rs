@@ -1,0 +1,317 @@
+//! The device's one port: its GID table, and what it can send with.
+
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use libc::{EINVAL, ETIMEDOUT};
+use verbs_abi::*;
+
+use super::grh::{
+    FLOW_LABEL_MASK, Travelled, Version, gid_of_ip, header_of, header_version, mapped_ipv4,
+};
+use super::guid::{LINK_LOCAL_PREFIX, link_local_gid, read_node_guid};
+use super::interfaces::{InterfaceAddress, interface_addresses, usable};
+use super::limits::*;
+use super::link_layer::{LINK_LAYER_VAR, LinkLayer, PortError};
+
+/// LID of an InfiniBand port: the first unicast LID (IBTA vol. 1, 4.1.3). There is no subnet manager
+/// to hand out others, and all queue pairs of a host share the port.
+const IB_LID: u16 = 1;
+
+/// The device's one port.
+///
+/// A snapshot: an address that the host gets later is not in `gids`. GID 0 does not depend on addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Port {
+    /// What it presents itself as.
+    pub(crate) link_layer: LinkLayer,
+    /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
+    pub(crate) gids: Vec<[u8; 16]>,
+    /// The kernel's number of the interface that each of them belongs to; 0 for none.
+    pub(crate) gid_interfaces: Vec<u32>,
+    /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
+    pub(crate) lid: u16,
+}
+
+impl Port {
+    /// The port of this host, with the link layer that `VERBATIM_LINK_LAYER` asks for.
+    ///
+    /// # Errors
+    /// - [`PortError::UnknownLinkLayer`]: the variable has another value than `roce`, `ethernet`, `ib`,
+    ///   `infiniband`.
+    /// - [`PortError::Addresses`]: Ethernet, and the host's addresses cannot be read.
+    /// - [`PortError::HostId`]: the host's id cannot be read now.
+    pub(crate) fn from_env() -> Result<Self, PortError> {
+        Self::of_value(std::env::var_os(LINK_LAYER_VAR).as_deref())
+    }
+
+    /// The port of this host, with the link layer of that value of `VERBATIM_LINK_LAYER`.
+    ///
+    /// # Errors
+    /// As [`Port::from_env`].
+    pub(crate) fn with_link_layer(value: &OsStr) -> Result<Self, PortError> {
+        Self::of_value(Some(value))
+    }
+
+    fn of_value(value: Option<&OsStr>) -> Result<Self, PortError> {
+        let link_layer = LinkLayer::from_value(value)?;
+        let guid = read_node_guid().map_err(PortError::HostId)?;
+        let addresses = match link_layer {
+            LinkLayer::Ethernet => interface_addresses().map_err(PortError::Addresses)?,
+            LinkLayer::InfiniBand => Vec::new(),
+        };
+        Ok(Self::new(link_layer, guid, addresses))
+    }
+
+    /// A port with this GUID on a host with these addresses.
+    ///
+    /// GID 0 is link-local, made of the GUID. On Ethernet there follow the IPv4 addresses (mapped into
+    /// IPv6) and global IPv6 addresses, by interface, IPv4 first; 127.0.0.1 only if there is no other.
+    pub(super) fn new(
+        link_layer: LinkLayer,
+        guid: [u8; 8],
+        mut addresses: Vec<InterfaceAddress>,
+    ) -> Self {
+        let mut gids = vec![link_local_gid(guid)];
+        let mut gid_interfaces = vec![0];
+        if link_layer == LinkLayer::Ethernet {
+            addresses = usable(addresses);
+            // A RoCE port belongs to an interface; GID 0 does to the first one.
+            gid_interfaces[0] = addresses.first().map_or(0, InterfaceAddress::interface);
+            for address in addresses {
+                let gid = gid_of_ip(address.ip);
+                if !gids.contains(&gid) && gids.len() < GID_TBL_LEN as usize {
+                    gids.push(gid);
+                    gid_interfaces.push(address.interface());
+                }
+            }
+        }
+        let lid = match link_layer {
+            LinkLayer::Ethernet => 0,
+            LinkLayer::InfiniBand => IB_LID,
+        };
+        Self {
+            link_layer,
+            gids,
+            gid_interfaces,
+            lid,
+        }
+    }
+
+    /// Properties of the port: what `ibv_query_port` fills in.
+    ///
+    /// Width and speed are those of EDR 4X, 100 Gbit/s: there is no link to measure, and programs derive
+    /// buffer sizes and protocol thresholds from them.
+    pub(crate) fn attr(&self) -> ibv_port_attr {
+        let mut attr = ibv_port_attr::zeroed();
+        attr.state = IBV_PORT_ACTIVE;
+        attr.max_mtu = IBV_MTU_4096;
+        attr.active_mtu = IBV_MTU_4096;
+        attr.gid_tbl_len = int(GID_TBL_LEN);
+        attr.max_msg_sz = MAX_MSG_SZ;
+        attr.pkey_tbl_len = PKEY_TBL_LEN;
+        attr.lid = self.lid;
+        // We are our own subnet manager; 0 on Ethernet, which has none.
+        attr.sm_lid = self.lid;
+        // VL0 only (IBTA vol. 1, 14.2.5.6, VLCap).
+        attr.max_vl_num = 1;
+        // Codes of IBTA vol. 1, 14.2.5.6, as `ibv_devinfo` prints them: 4X, 25 Gbit/s a lane, LinkUp.
+        attr.active_width = 2;
+        attr.active_speed = 32;
+        attr.phys_state = 5;
+        match self.link_layer {
+            LinkLayer::Ethernet => {
+                attr.link_layer = IBV_LINK_LAYER_ETHERNET;
+                attr.port_cap_flags = IBV_PORT_IP_BASED_GIDS;
+                // Every RoCE address vector needs a global route: ibv_query_port(3).
+                attr.flags = IBV_QPF_GRH_REQUIRED;
+            }
+            LinkLayer::InfiniBand => {
+                attr.link_layer = IBV_LINK_LAYER_INFINIBAND;
+                attr.port_cap_flags = IBV_PORT_SYS_IMAGE_GUID_SUP;
+                // Coded, 4.096 µs × 2^18 = 1.1 s: the default of OpenSM (`subnet_timeout`).
+                attr.subnet_timeout = 18;
+            }
+        }
+        attr
+    }
+
+    /// The GID at `index` in network order: all zeroes for an empty entry, `None` past the table's end.
+    pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
+        (index < GID_TBL_LEN).then(|| self.filled_gid(index).unwrap_or_default())
+    }
+
+    /// The entry of the GID table at `index`, as `ibv_query_gid_ex` gives it; `None` if it is empty.
+    ///
+    /// The types are those of `ibv_query_gid_ex(3)`: RoCEv2 on Ethernet, IB on InfiniBand.
+    pub(crate) fn gid_entry(&self, index: u32) -> Option<ibv_gid_entry> {
+        let at = usize::try_from(index).ok()?;
+        Some(ibv_gid_entry {
+            gid: ibv_gid {
+                raw: *self.gids.get(at)?,
+            },
+            gid_index: index,
+            port_num: PORT_NUM.into(),
+            gid_type: match self.link_layer {
+                LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
+                LinkLayer::InfiniBand => IBV_GID_TYPE_IB,
+            },
+            ndev_ifindex: self.gid_interfaces.get(at).copied().unwrap_or(0),
+        })
+    }
+
+    /// The `sl` of the completion at the receiver of a datagram.
+    ///
+    /// A RoCE packet has no service level. "The CQE includes […] a flag that indicates if the received frame is an
+    /// IPv4, IPv6 or RoCE packet" (annex A17, 4.5.1); `ibv_wc` has no field for that, and mlx5 devices say it here:
+    /// 8 for RoCEv2, 1 for IPv6, 2 for IPv4. UCX looks for the destination's address accordingly.
+    pub(crate) fn completion_sl(&self, ah: &ibv_ah_attr, grh: Option<&[u8; 40]>) -> u8 {
+        match (self.link_layer, grh.and_then(header_version)) {
+            (LinkLayer::InfiniBand, _) => ah.sl,
+            (LinkLayer::Ethernet, Some(Version::V4)) => 8 | 2,
+            (LinkLayer::Ethernet, _) => 8 | 1,
+        }
+    }
+
+    /// The P_Key at `index`, in host order; `None` past the table's end.
+    pub(crate) fn pkey(&self, index: u32) -> Option<u16> {
+        (index < u32::from(PKEY_TBL_LEN)).then_some(DEFAULT_PKEY)
+    }
+
+    /// Whether an address vector is one that this port can send with.
+    ///
+    /// # Errors
+    /// `EINVAL`: `port_num` is not 1; `sgid_index` of a global route is past the table's end or names an
+    /// empty entry; no global route on Ethernet (annex A17: every RoCEv2 packet has an IP header).
+    ///
+    /// Source: `rdma_check_ah_attr` in `linux:drivers/infiniband/core/verbs.c`.
+    pub(crate) fn check_ah(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
+        let routed = match (ah.is_global != 0, self.link_layer) {
+            (true, _) => self.filled_gid(ah.grh.sgid_index.into()).is_some(),
+            (false, LinkLayer::InfiniBand) => true,
+            (false, LinkLayer::Ethernet) => false,
+        };
+        if ah.port_num == PORT_NUM && routed {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
+    }
+
+    /// Whether the destination of an address vector that passes [`check_ah`](Self::check_ah) can have an address on the
+    /// link: `ibv_modify_qp` resolves it. On InfiniBand a subnet manager's routes decide, and nothing is asked here.
+    ///
+    /// # Errors
+    /// - `EINVAL`: source and destination are of different address families.
+    /// - `ETIMEDOUT`: a link-local GID that this host does not have, and so no neighbour either. Soft-RoCE says so after
+    ///   a second of neighbour discovery.
+    ///
+    /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
+    /// `linux:drivers/infiniband/core/addr.c`.
+    pub(crate) fn resolve(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
+        let source = self.filled_gid(ah.grh.sgid_index.into());
+        let (LinkLayer::Ethernet, Some(source)) = (self.link_layer, source) else {
+            return Ok(());
+        };
+        let gid = ah.grh.dgid.bytes();
+        let (ipv4, ipv6) = (mapped_ipv4(gid), Ipv6Addr::from(gid));
+        if ipv6.is_multicast() || ipv4.is_some_and(|ip| Ipv4Addr::from(ip).is_multicast()) {
+            return Ok(());
+        }
+        if ipv4.is_some() != mapped_ipv4(source).is_some() {
+            return Err(EINVAL);
+        }
+        if gid[..8] == LINK_LOCAL_PREFIX && !self.gids.contains(&gid) {
+            return Err(ETIMEDOUT);
+        }
+        Ok(())
+    }
+
+    /// Whether the destination of an address vector is this very port.
+    ///
+    /// The destination GID of a global route decides, also on InfiniBand: ports of different hosts may
+    /// have the same LID here, and a port drops what is routed to a GID that it does not have
+    /// (IBTA vol. 1, 9.6.1.2). Without one, the destination LID does.
+    pub(crate) fn reaches(&self, ah: &ibv_ah_attr) -> bool {
+        if ah.is_global != 0 {
+            self.gids.contains(&ah.grh.dgid.bytes())
+        } else {
+            self.link_layer == LinkLayer::InfiniBand && ah.dlid == self.lid
+        }
+    }
+
+    /// The 40 bytes that a UD receive has in front of the payload when this port sends with `ah`; the
+    /// length is 0 until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index` names
+    /// no GID: then the receiver's 40 bytes are undefined and its completion has no `IBV_WC_GRH`.
+    ///
+    /// - InfiniBand: a GRH (IBTA vol. 1, 8.3).
+    /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first
+    ///   20 undefined. We write zeroes there, so that no reader finds the version 6 in them.
+    /// - RoCEv2 otherwise: an IPv6 header (annex A17), which differs from a GRH in the next header.
+    pub(crate) fn grh(&self, ah: &ibv_ah_attr) -> Option<[u8; 40]> {
+        if ah.is_global == 0 {
+            return None;
+        }
+        let sgid = self.filled_gid(ah.grh.sgid_index.into())?;
+        Some(header_of(self.link_layer, sgid, &ah.grh))
+    }
+
+    /// The GID at `index`, if there is one.
+    fn filled_gid(&self, index: u32) -> Option<[u8; 16]> {
+        self.gids.get(usize::try_from(index).ok()?).copied()
+    }
+
+    /// Index of one of our GIDs in the table.
+    pub(super) fn index_of(&self, gid: [u8; 16]) -> Option<u8> {
+        self.gids
+            .iter()
+            .position(|&ours| ours == gid)?
+            .try_into()
+            .ok()
+    }
+}
+
+/// The address vector for an answer to a UD receive: what `ibv_init_ah_from_wc` fills in.
+///
+/// `dlid`, `sl` and `src_path_bits` come from the completion; with `IBV_WC_GRH` also a global route from
+/// the 40 bytes in front of the payload: back to its source, from the GID that it was sent to.
+///
+/// # Errors
+/// - `EINVAL`: `port_num` is not 1; the header's destination is a multicast address, or none of our GIDs.
+/// - `EPROTONOSUPPORT`: the 40 bytes are neither an IPv4 header, an IPv6 header with UDP, nor a GRH.
+///
+/// Source: `ibv_create_ah_from_wc(3)`, and `ibv_init_ah_from_wc` in rdma-core's `libibverbs/verbs.c`.
+pub(crate) fn init_ah_from_wc(
+    port: &Port,
+    port_num: u8,
+    wc: &ibv_wc,
+    grh: &[u8; 40],
+) -> Result<ibv_ah_attr, i32> {
+    if port_num != PORT_NUM {
+        return Err(EINVAL);
+    }
+    let mut ah = ibv_ah_attr::zeroed();
+    ah.dlid = wc.slid;
+    ah.sl = wc.sl;
+    ah.src_path_bits = wc.dlid_path_bits;
+    ah.port_num = port_num;
+    if wc.wc_flags & IBV_WC_GRH == 0 {
+        return Ok(ah);
+    }
+
+    let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
+    let travelled = Travelled::read(grh)?;
+    // The GID's type has to match the header's, too; all GIDs of a port have the same.
+    if travelled.link_layer != port.link_layer {
+        return Err(EINVAL);
+    }
+    ah.is_global = 1;
+    ah.grh.flow_label = word & FLOW_LABEL_MASK;
+    ah.grh.traffic_class = travelled.traffic_class;
+    ah.grh.hop_limit = travelled.hop_limit;
+    ah.grh.dgid = ibv_gid {
+        raw: travelled.source,
+    };
+    ah.grh.sgid_index = port.index_of(travelled.destination).ok_or(EINVAL)?;
+    Ok(ah)
+}

@@ -1,0 +1,67 @@
+//! Device memory. This device's memory is the host's: shared memory that peers can map.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+
+use shm::mem::SharedMemory;
+use verbs_abi::{IBV_DM_MASK_HANDLE, ibv_dm};
+
+use crate::abi_cell::AbiCell;
+use crate::imports::{Shared, Sharing};
+use crate::live;
+
+/// Device memory; the program's handle points to its first field.
+#[repr(C)]
+pub(crate) struct Dm {
+    abi: AbiCell<ibv_dm>,
+    memory: SharedMemory,
+    pub(crate) of: Shared,
+}
+
+live::object!(Dm, ibv_dm);
+
+impl Sharing for Dm {
+    fn shared(&self) -> Option<&Shared> {
+        Some(&self.of)
+    }
+}
+
+impl Dm {
+    /// `abi` is what the program sees of it, but for its handle.
+    pub(crate) fn new(mut abi: ibv_dm, of: Shared, memory: SharedMemory) -> Self {
+        abi.comp_mask = IBV_DM_MASK_HANDLE;
+        abi.handle = of.handle();
+        let abi = AbiCell::new(abi);
+        Self { abi, memory, of }
+    }
+
+    /// A memory region is made of it, which [leaves](Self::leave) it at its end.
+    pub(crate) fn enter(&self) {
+        if let Some(uses) = self.of.uses() {
+            uses.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn leave(&self) {
+        if let Some(uses) = self.of.uses() {
+            uses.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// The address of `length` bytes at `offset`; copies are of whole, aligned words of four bytes where `words`
+    /// says so.
+    pub(crate) fn range(
+        &self,
+        offset: u64,
+        length: usize,
+        words: bool,
+    ) -> Result<*mut c_void, c_int> {
+        let offset = usize::try_from(offset).map_err(|_| libc::EINVAL)?;
+        let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
+        let whole = offset.is_multiple_of(4) && length.is_multiple_of(4);
+        if end > self.memory.len() || (words && !whole) {
+            return Err(libc::EINVAL);
+        }
+        Ok(self.memory.as_ptr().wrapping_add(offset).cast())
+    }
+}
