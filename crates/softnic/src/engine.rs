@@ -151,6 +151,7 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
         waiting |= xrc::engine_progress(nic);
     }
     waiting |= nic.read_mail_put_off();
+    waiting |= nic.has_messages();
     waiting
 }
 

@@ -62,6 +62,7 @@ mod multicast;
 #[allow(unsafe_code)]
 mod mw;
 mod nic;
+mod path;
 mod pd;
 #[allow(unsafe_code)]
 mod qp;

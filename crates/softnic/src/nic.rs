@@ -14,7 +14,11 @@ use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
 use crate::lock::lock;
 use crate::multicast::Attachments;
+use crate::path::loopback::BadPath;
+use crate::path::{self, Network};
 use crate::qp::Qp;
+use crate::recv::take_request;
+use crate::send::take_answer;
 use crate::steering::Flows;
 use crate::steering::spread::Spreads;
 use crate::xrc::{FileId, Xrcd};
@@ -44,6 +48,9 @@ pub enum NicError {
     /// The device was asked to be something that it cannot be.
     #[error(transparent)]
     Device(#[from] BadDevice),
+    /// The path was asked to be something that it cannot be.
+    #[error(transparent)]
+    Path(#[from] BadPath),
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),
@@ -81,6 +88,8 @@ pub(crate) struct Nic {
     pub(crate) identity: Identity,
     pub(crate) keys: Keys,
     pub(crate) maps: Mappings,
+    /// What carries messages between queue pairs; `None`: they share memory.
+    pub(crate) network: Option<Network>,
     qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
     next_qp: AtomicUsize,
     cqs: Mutex<Vec<Option<Arc<Cq>>>>,
@@ -170,6 +179,7 @@ impl Nic {
     fn new() -> Result<&'static Self, NicError> {
         let port = Port::from_env()?;
         let identity = Identity::from_env()?;
+        let network = Network::from_env()?;
         let keys = Keys::new();
         // Before anything that others see: a process that cannot have a thread leaves nothing behind.
         let engine = engine::begin().map_err(NicError::Engine)?;
@@ -182,6 +192,7 @@ impl Nic {
             identity,
             keys,
             maps: Mappings::default(),
+            network,
             qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),
             next_qp: AtomicUsize::new(0),
             cqs: Mutex::new(Vec::new()),
@@ -384,10 +395,37 @@ impl Nic {
     /// Reads the mail, if there is any: rings that peers made for queue pairs of this process.
     #[inline]
     pub(crate) fn check_mail(&'static self) {
+        if path::uses_messages() {
+            self.deliver();
+        }
         let at = self.mail_at.load(Ordering::Relaxed) as u64;
         if self.me().segment.mailbox().has_letter(at) {
             self.read_mail();
         }
+    }
+
+    /// Gives the messages that have arrived to their queue pairs. Nobody holds the lock of a queue.
+    #[cold]
+    fn deliver(&self) {
+        let Some(network) = &self.network else { return };
+        network.deliver(|message| {
+            // A message to a queue pair that does not exist is lost.
+            let Some(qp) = self.qp_by_number(message.dest_qpn) else {
+                return;
+            };
+            if message.op.is_answer() {
+                take_answer(&qp, &message);
+            } else {
+                take_request(&qp, message);
+            }
+        });
+    }
+
+    /// Are messages on their way?
+    pub(crate) fn has_messages(&self) -> bool {
+        self.network
+            .as_ref()
+            .is_some_and(|network| !network.is_idle())
     }
 
     #[cold]

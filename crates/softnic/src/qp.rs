@@ -15,7 +15,7 @@ use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
 use crate::qp_state::{Limits, QpState, QpType, check_transition};
-use crate::recv::{Inbound, RecvQueue, RecvSide};
+use crate::recv::{Inbound, MessageSide, RecvQueue, RecvSide};
 use crate::send::{self, Builder, SendQueue, SendWork};
 use crate::srq::Srq;
 use crate::xrc::Xrc;
@@ -63,6 +63,8 @@ pub(crate) struct Qp {
     pub(crate) send_work: AtomicU8,
     pub(crate) sq: BiasedLock<SendQueue>,
     pub(crate) rq: BiasedLock<RecvQueue>,
+    /// What reaches it by messages.
+    pub(crate) messages: Mutex<MessageSide>,
     /// Places in the lists of the two CQs; written under their locks.
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
@@ -160,6 +162,7 @@ impl Qp {
             send_work: AtomicU8::new(SendWork::None as u8),
             sq: BiasedLock::new(sq),
             rq: BiasedLock::new(rq),
+            messages: Mutex::new(MessageSide::new(0)),
             send_place: AtomicUsize::new(usize::MAX),
             recv_place: AtomicUsize::new(usize::MAX),
             control: Mutex::new(Control {
@@ -425,21 +428,10 @@ impl Qp {
         }
         let connects = from == QpState::Init && to == QpState::Rtr && self.qp_type.is_connected();
         if connects {
-            let local = self.nic.port.reaches(&new.ah_attr);
-            control.peer = if local {
-                self.nic
-                    .fabric
-                    .try_peer(new.dest_qp_num as usize >> QP_BITS)?
-            } else {
-                None
-            };
-            if let Some(peer) = &control.peer
-                && self.full_type != QpType::XrcRecv
-            {
-                self.sq
-                    .lock()
-                    .connect(self, Arc::clone(peer), new.dest_qp_num)?;
-            }
+            self.connect(&mut control, new)?;
+        }
+        if to == QpState::Rts && from == QpState::Rtr {
+            self.sq.lock().set_first_psn(new.sq_psn);
         }
         self.apply(&mut control.attr, new, mask);
         self.publish_attributes(&control);
@@ -471,6 +463,37 @@ impl Qp {
         if to != QpState::Init && (self.send_cq.is_overrun() || self.recv_cq.is_overrun()) {
             // Its first completion would not find a place.
             self.fail_for_overrun();
+        }
+        Ok(())
+    }
+
+    /// Finds the path to the peer that `new` names.
+    ///
+    /// # Errors
+    /// `ENOMEM` where there is no room for a ring; `EMFILE` and the like where the peer cannot be reached.
+    fn connect(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
+        let local = self.nic.port.reaches(&new.ah_attr);
+        if self.nic.network.is_some() {
+            *lock(&self.messages) = MessageSide::new(new.rq_psn);
+            control.peer = local.then(|| Arc::clone(self.nic.me()));
+            if local {
+                self.sq.lock().connect_by_messages(new.dest_qp_num);
+            }
+            return Ok(());
+        }
+        control.peer = if local {
+            self.nic
+                .fabric
+                .try_peer(new.dest_qp_num as usize >> QP_BITS)?
+        } else {
+            None
+        };
+        if let Some(peer) = &control.peer
+            && self.full_type != QpType::XrcRecv
+        {
+            self.sq
+                .lock()
+                .connect(self, Arc::clone(peer), new.dest_qp_num)?;
         }
         Ok(())
     }
@@ -547,6 +570,7 @@ impl Qp {
         });
         self.sq.lock().reset(self.nic);
         self.rq.lock().clear();
+        *lock(&self.messages) = MessageSide::new(0);
         self.send_cq.forget(self.qpn);
         match &self.xrc {
             Xrc::Recv(domain, _) => domain.forget(self.qpn),

@@ -27,6 +27,8 @@
 //! lies between the last one and its own position; the consumer keeps its own position too and bounds each
 //! record by the ring. What does not fit is reported as [`Garbage`].
 
+use std::marker::PhantomData;
+
 use crate::sync::{AtomicU64, Ordering};
 
 /// Bytes of a slot.
@@ -237,11 +239,7 @@ impl Producer {
             self.stage(w0, w1, to_end);
         }
         debug_assert!(slots <= self.free());
-        Payload {
-            ring: &self.ring,
-            pos: self.pos + 1,
-            len: payload,
-        }
+        Payload::of_ring(&self.ring, self.pos + 1, payload)
     }
 
     /// Adds the record whose payload was [placed](Self::place) to the open postlist. Nothing is visible to
@@ -309,20 +307,28 @@ impl Producer {
 
 /// Payload bytes of a record in the ring, at the producer or at the consumer.
 pub struct Payload<'a> {
-    ring: &'a RingMemory,
-    pos: u64,
+    first: *const AtomicU64,
     len: usize,
+    ring: PhantomData<&'a RingMemory>,
 }
 
-impl Payload<'_> {
+impl<'a> Payload<'a> {
+    /// The `len` bytes from slot `pos` on, none of which lie behind the ring's end.
+    #[inline(always)]
+    fn of_ring(ring: &'a RingMemory, pos: u64, len: usize) -> Self {
+        Self {
+            first: ring.word(pos, 0),
+            len,
+            ring: PhantomData,
+        }
+    }
+
     /// Where the bytes are. The other side of the ring may be a process that does not follow the protocol,
     /// so treat them as memory that changes at any time: copy by raw pointer, make no reference.
     #[cfg(not(loom))]
     #[inline]
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        std::ptr::from_ref(self.ring.word(self.pos, 0))
-            .cast_mut()
-            .cast()
+        self.first.cast_mut().cast()
     }
 
     /// Number of bytes.
@@ -335,19 +341,20 @@ impl Payload<'_> {
     /// Stores payload word `i`.
     #[cfg(any(test, loom))]
     pub fn set_word(&self, i: usize, value: u64) {
-        assert!(i * 8 < self.len);
-        self.ring
-            .word(self.pos + (i / 2) as u64, i % 2)
-            .store(value, Ordering::Relaxed);
+        self.word_at(i).store(value, Ordering::Relaxed);
     }
 
     /// Loads payload word `i`.
     #[cfg(any(test, loom))]
     pub fn word(&self, i: usize) -> u64 {
+        self.word_at(i).load(Ordering::Relaxed)
+    }
+
+    #[cfg(any(test, loom))]
+    fn word_at(&self, i: usize) -> &AtomicU64 {
         assert!(i * 8 < self.len);
-        self.ring
-            .word(self.pos + (i / 2) as u64, i % 2)
-            .load(Ordering::Relaxed)
+        // SAFETY: a record's words follow each other (`of_ring`), and the assertion keeps `i` among them.
+        unsafe { &*self.first.add(i) }
     }
 }
 
@@ -360,7 +367,21 @@ pub struct Record<'a> {
     slots: u64,
 }
 
-impl Record<'_> {
+impl<'a> Record<'a> {
+    /// A record that did not come through a ring: `payload` lies behind its header.
+    #[must_use]
+    pub fn of_bytes(header: Header, payload: &'a mut [u8]) -> Self {
+        Self {
+            header,
+            payload: Payload {
+                first: payload.as_mut_ptr().cast_const().cast(),
+                len: payload.len(),
+                ring: PhantomData,
+            },
+            slots: 0,
+        }
+    }
+
     /// Slots of this record, to be given to [`Consumer::advance`].
     #[inline]
     pub fn slots(&self) -> u64 {
@@ -420,11 +441,11 @@ impl Consumer {
             }
             return Ok(Some(Record {
                 header,
-                payload: Payload {
-                    ring: &self.ring,
-                    pos: self.pos + 1,
-                    len: (slots as usize - 1) * SLOT_BYTES,
-                },
+                payload: Payload::of_ring(
+                    &self.ring,
+                    self.pos + 1,
+                    (slots as usize - 1) * SLOT_BYTES,
+                ),
                 slots,
             }));
         }
@@ -483,7 +504,8 @@ pub fn fuzz(bytes: &[u8]) {
         };
         let slots = record.slots();
         assert_eq!(record.payload.len() as u64, (slots - 1) * SLOT_BYTES as u64);
-        assert!((record.payload.pos & (SLOTS - 1)) + slots - 1 <= SLOTS);
+        let bytes = record.payload.first.addr() - words.as_ptr().addr();
+        assert!((bytes / SLOT_BYTES) as u64 + slots - 1 <= SLOTS);
         consumer.advance(slots);
     }
     let mut producer = Producer::new(memory);

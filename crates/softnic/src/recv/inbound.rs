@@ -30,13 +30,17 @@ pub(super) struct Path {
 }
 
 impl Path {
-    #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
     pub(super) fn of(header: &RingHeader) -> Self {
-        let path = header.path.load(Ordering::Relaxed);
         let mut grh = [0; GRH_BYTES];
         for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
+        Self::new(header.path.load(Ordering::Relaxed), grh)
+    }
+
+    /// The way that `path` (as in `RingHeader::path`) and the GRH describe.
+    #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
+    pub(super) fn new(path: u64, grh: [u8; GRH_BYTES]) -> Self {
         Self {
             slid: path as u16,
             sl: (path >> 16) as u8,

@@ -1,6 +1,7 @@
 //! The receive side of a queue pair: receive queues, and what becomes of the records in inbound rings.
 
 mod inbound;
+mod messages;
 mod place;
 mod queue;
 mod tags;
@@ -13,6 +14,7 @@ use verbs_abi::*;
 
 use crate::cq::WcSink;
 use crate::nic::Nic;
+use crate::path;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, rnr_timer_ns};
 use crate::region_cache::{KeyError, RegionCache};
@@ -29,6 +31,7 @@ use place::*;
 use tags::{Rendezvous, Tagged};
 
 pub(crate) use inbound::{Inbound, call_if_armed};
+pub(crate) use messages::{MessageSide, take_request};
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{RemotePayload, TagInfo, TagList};
 
@@ -139,6 +142,9 @@ impl RecvSide {
         }
         if self.go_on(sink) {
             return true;
+        }
+        if path::uses_messages() {
+            return self.receive_messages(sink, scan == usize::MAX);
         }
         let waiting = self.receive_from_many(sink, scan, ended);
         if self.any_stopped {
@@ -316,20 +322,20 @@ impl RecvSide {
             }
             let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
             let slots = record.slots();
-            let handled = handle::<UD>(
-                qp,
-                rq,
-                &record,
-                &ring.peer,
-                ring.offset,
-                ring.src_qpn,
-                &mut ring.path,
-                &mut window,
-                &mut self.local,
-                &mut ring.remote,
+            let mut from = Sender {
+                peer: &ring.peer,
+                ring_at: ring.offset,
+                src_qpn: ring.src_qpn,
+                remote: &mut ring.remote,
+                path: &mut ring.path,
+            };
+            let mut to = Receiver {
+                window: &mut window,
+                local: &mut self.local,
                 sink,
                 by_engine,
-            );
+            };
+            let handled = handle::<UD>(qp, rq, &record, &mut from, &mut to);
             let goes_on = Self::conclude(qp, ring, &handled, slots, &mut waiting);
             if let Handled::Rendezvous(begun) = handled {
                 self.rendezvous = Some(begun);
@@ -417,23 +423,29 @@ impl RecvSide {
         let rnr_retry = ring
             .header()
             .map_or(RNR_RETRY_FOREVER, |h| h.rnr_retry.load(Ordering::Relaxed));
-        if rnr_retry >= RNR_RETRY_FOREVER {
+        let Some(patience) = rnr_patience_ns(qp, rnr_retry) else {
             return false;
-        }
+        };
         let now = now_ns();
         let since = *ring.rnr_since.get_or_insert(now);
-        let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
-        let timer = rnr_timer_ns(u8::try_from(timer & 31).unwrap_or(0));
-        // A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message
-        // takes longer than the program needs for its next RECV, and some (fio) rest on that; here the answer is
-        // seen at once.
-        if now - since >= u64::from(rnr_retry.max(1)) * timer {
+        if now - since >= patience {
             // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
             ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR);
             return false;
         }
         true
     }
+}
+
+/// How long a requester with `rnr_retry` waits for a receive WR of `qp`; `None`: for ever.
+///
+/// A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message takes
+/// longer than the program needs for its next RECV, and some (fio) rely on that; here the answer is seen at once.
+#[cold]
+fn rnr_patience_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
+    let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
+    let timer = rnr_timer_ns(u8::try_from(timer & 31).unwrap_or(0));
+    (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * timer)
 }
 
 /// All indices below `n` once, from `start` on and then from 0.
@@ -453,23 +465,47 @@ pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     wc
 }
 
+/// Where a record came from.
+struct Sender<'a> {
+    peer: &'a Arc<Peer>,
+    /// The ring in the peer's segment.
+    ring_at: usize,
+    src_qpn: u32,
+    /// Regions of the peer that payloads by reference lie in.
+    remote: &'a mut RegionCache,
+    path: &'a mut Path,
+}
+
+/// Where a record goes, beside its receive WR.
+struct Receiver<'a, 'wc> {
+    window: &'a mut Window<true>,
+    local: &'a mut RegionCache,
+    sink: &'a mut WcSink<'wc>,
+    by_engine: bool,
+}
+
 /// Gives a record to the receive WR at the front.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
 fn handle<const UD: bool>(
     qp: &Qp,
     rq: &mut RecvQueue,
     record: &Record<'_>,
-    peer: &Arc<Peer>,
-    ring_at: usize,
-    src_qpn: u32,
-    path: &mut Path,
-    window: &mut Window<true>,
-    local: &mut RegionCache,
-    remote: &mut RegionCache,
-    sink: &mut WcSink<'_>,
-    by_engine: bool,
+    from: &mut Sender<'_>,
+    to: &mut Receiver<'_, '_>,
 ) -> Handled {
+    let Sender {
+        peer,
+        ring_at,
+        src_qpn,
+        ref mut remote,
+        ref mut path,
+    } = *from;
+    let Receiver {
+        ref mut window,
+        ref mut local,
+        ref mut sink,
+        by_engine,
+    } = *to;
     let header = record.header;
     if UD && header.extra != qp.qkey.load(Ordering::Relaxed) {
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.

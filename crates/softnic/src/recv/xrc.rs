@@ -62,20 +62,20 @@ impl RecvSide {
             let mut place = [MaybeUninit::uninit()];
             let mut sink = WcSink::new(&mut place);
             let mut queue = srq.queue.lock();
-            let handled = handle::<false>(
-                qp,
-                &mut queue,
-                &record,
-                &ring.peer,
-                ring.offset,
-                ring.src_qpn,
-                &mut ring.path,
-                &mut Window::none(),
-                &mut self.local,
-                &mut ring.remote,
-                &mut sink,
-                false,
-            );
+            let mut from = Sender {
+                peer: &ring.peer,
+                ring_at: ring.offset,
+                src_qpn: ring.src_qpn,
+                remote: &mut ring.remote,
+                path: &mut ring.path,
+            };
+            let mut to = Receiver {
+                window: &mut Window::none(),
+                local: &mut self.local,
+                sink: &mut sink,
+                by_engine: false,
+            };
+            let handled = handle::<false>(qp, &mut queue, &record, &mut from, &mut to);
             srq.check_limit(&mut queue);
             drop(queue);
             let (n, solicited) = (sink.len(), sink.solicited);

@@ -291,7 +291,7 @@ unsafe fn writes<const INLINE: bool>(
         window: Window::none(),
         max_inline: sq.max_inline,
     };
-    let responder = responder(out, dest, domain());
+    let responder = responder(&out.target(), dest, domain());
     let Ok(grant) = authorize_region(&region.rights, Access::RemoteWrite, &responder) else {
         return wr;
     };

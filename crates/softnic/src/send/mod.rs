@@ -10,6 +10,7 @@ mod burst;
 mod connected;
 mod gather;
 mod local;
+mod messages;
 mod one_sided;
 mod out_ring;
 mod progress;
@@ -28,6 +29,9 @@ use crate::ah::Ah;
 use crate::cq::WcSink;
 use crate::mw::bind_request;
 use crate::nic::Nic;
+use crate::path;
+use crate::path::message::Psn;
+use crate::path::requester::Requester;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
 use crate::recv::{call_if_armed, failed, header};
@@ -50,7 +54,8 @@ pub(crate) use rendezvous::rendezvous;
 use ud::*;
 
 pub(crate) use builder::{Builder, List};
-pub(crate) use one_sided::FlushRange;
+pub(crate) use messages::{execute_request, take_answer};
+pub(crate) use one_sided::{FlushRange, Target};
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
 
@@ -278,6 +283,8 @@ enum Outcome {
     Done(u32),
     /// In a ring up to this position.
     InRing(u64),
+    /// On its way as a message, done at this position; the completion says so many bytes.
+    InFlight(u64, u32),
     /// Not yet possible.
     Later,
     /// Failed.
@@ -297,8 +304,10 @@ pub(crate) struct SendQueue {
     pending: Pending,
     ready: Fifo<SendWqe>,
     deferred: VecDeque<Deferred>,
-    /// RC and UC: the ring to the peer.
+    /// RC and UC by shared memory: the ring to the peer.
     out: Option<OutRing>,
+    /// RC and UC by messages: the requests to the peer.
+    requester: Option<Box<Requester>>,
     /// UD: rings by destination.
     ud: UdRings,
     /// What a raw packet queue pair needs to send.
@@ -328,6 +337,7 @@ impl SendQueue {
             ready: Fifo::new(depth)?,
             deferred: VecDeque::new(),
             out: None,
+            requester: None,
             ud: UdRings::default(),
             raw: None,
             local: RegionCache::new(),
@@ -374,8 +384,23 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Sets the RNR retry count that the receiver of the ring applies.
-    pub(crate) fn set_rnr_retry(&self, nic: &Nic, rnr_retry: u8) {
+    /// Begins requests by messages to the queue pair `dest_qpn` (INIT to RTR).
+    pub(crate) fn connect_by_messages(&mut self, dest_qpn: u32) {
+        self.requester = Some(Box::new(Requester::new(dest_qpn)));
+    }
+
+    /// Gives the first request by messages its number (RTR to RTS).
+    pub(crate) fn set_first_psn(&mut self, sq_psn: u32) {
+        if let Some(requester) = &mut self.requester {
+            requester.begin_at(Psn::new(sq_psn));
+        }
+    }
+
+    /// Sets the RNR retry count that the receiver applies.
+    pub(crate) fn set_rnr_retry(&mut self, nic: &Nic, rnr_retry: u8) {
+        if let Some(requester) = &mut self.requester {
+            requester.set_rnr_retry(rnr_retry);
+        }
         if let Some(header) = self.out.as_ref().and_then(|out| out.header(nic)) {
             header
                 .rnr_retry
@@ -399,6 +424,7 @@ impl SendQueue {
             ring.close(nic);
         }
         self.ud = UdRings::default();
+        self.requester = None;
         self.local.clear();
         self.remote.clear();
         self.silent_since = None;
@@ -420,6 +446,10 @@ impl SendQueue {
         self.withdraw(nic);
         if let Some(Ok(consumed)) = self.out.as_mut().map(|out| out.producer.consumed()) {
             take_consumed(self, consumed);
+        }
+        if let Some(requester) = &self.requester {
+            let done = requester.done();
+            take_consumed(self, done);
         }
         let mut status = first.unwrap_or(IBV_WC_WR_FLUSH_ERR);
         while let Some(wqe) = self.pending.pop() {
@@ -554,8 +584,8 @@ unsafe fn post_list<const XRC: bool>(
     if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
     }
-    if !held_back && !sq.deferred.is_empty() {
-        // The engine tries it again even if nobody polls.
+    if (!held_back && !sq.deferred.is_empty()) || path::uses_messages() {
+        // The engine tries it again, and delivers messages, even if nobody polls.
         qp.nic.call_engine();
     }
     result
@@ -818,6 +848,10 @@ fn settle(
             }
         }
         Outcome::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
+        Outcome::InFlight(end, byte_len) => {
+            sq.pending
+                .push(wqe(end, byte_len, IBV_WC_SUCCESS, signaled));
+        }
         Outcome::Failed(status) => {
             // It completes behind what was posted before it, which may still be on its way.
             sq.pending.push(wqe(0, 0, status, true));
@@ -856,9 +890,15 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status) {
 #[inline]
 fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if qp.qp_type == QpType::Ud {
+        if path::uses_messages() {
+            return messages::datagram(qp, sq, view);
+        }
         return ud_send(qp, sq, view);
     }
     let Some(out) = &mut sq.out else {
+        if sq.requester.is_some() {
+            return messages::execute(qp, sq, view);
+        }
         if qp.qp_type == QpType::RawPacket {
             return raw::send(qp, sq, view);
         }

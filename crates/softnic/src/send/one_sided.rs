@@ -13,6 +13,39 @@ const _: () = {
     assert!(flag::FLUSH_PERSISTENT == IBV_ACCESS_FLUSH_PERSISTENT.cast_unsigned());
 };
 
+/// A queue pair that requests go to.
+pub(crate) struct Target<'a> {
+    /// Its process.
+    pub(crate) peer: &'a Arc<Peer>,
+    /// Its place there.
+    pub(crate) index: usize,
+    /// The shared receive queue that the request is for (XRC); else 0.
+    pub(crate) srqn: u32,
+}
+
+impl Target<'_> {
+    /// Lets the queue pair, a reliable one, fail for a request that it refuses with `status`.
+    #[cold]
+    pub(crate) fn refuse(&self, status: ibv_wc_status) {
+        let event = if status == IBV_WC_REM_ACCESS_ERR {
+            IBV_EVENT_QP_ACCESS_ERR
+        } else {
+            IBV_EVENT_QP_REQ_ERR
+        };
+        if let Some(dest) = self.peer.segment.qp(self.index) {
+            dest.remote_error.store(1 + event, Ordering::Release);
+            self.peer.wake();
+        }
+    }
+
+    /// The number of the queue pair.
+    fn qpn(&self) -> u32 {
+        #[allow(clippy::cast_possible_truncation)] // 24 bits
+        let qpn = (self.peer.slot << QP_BITS | self.index) as u32;
+        qpn
+    }
+}
+
 /// Why a one-sided WR may not go to the remote side that it names.
 #[derive(Clone, Copy)]
 pub(super) enum Denied {
@@ -27,23 +60,23 @@ pub(super) enum Denied {
 /// The remote side of a one-sided WR, checked.
 #[inline]
 pub(super) fn remote_region<'c>(
-    qp: &Qp,
-    out: &OutRing,
+    nic: &'static Nic,
+    to: &Target<'_>,
     remote: &'c mut RegionCache,
     (addr, rkey): (u64, u32),
     len: u64,
     access: Access,
 ) -> Result<(&'c shm::mem::Region, Permitted, shm::keys::Pin), Denied> {
-    let dest = out.peer.segment.qp(out.dest_index);
+    let dest = to.peer.segment.qp(to.index);
     let dest = dest.ok_or(Denied::NoQueuePair)?;
-    let domain = domain_of(out, dest).unwrap_or(Owner::NO_DOMAIN);
-    let found = remote.get(qp.nic, &out.peer, rkey, || domain);
+    let domain = domain_of(to, dest).unwrap_or(Owner::NO_DOMAIN);
+    let found = remote.get(nic, to.peer, rkey, || domain);
     let (region, pin) = match found {
         Ok(found) => found,
-        Err(KeyError::Fault) if out.peer.has_ended() => return Err(Denied::Ended),
+        Err(KeyError::Fault) if to.peer.has_ended() => return Err(Denied::Ended),
         Err(_) => return Err(Denied::RemoteAccess),
     };
-    let responder = responder(out, dest, domain);
+    let responder = responder(to, dest, domain);
     let at = authorize(&region.rights, (addr, len), access, &responder)
         .map_err(|_| Denied::RemoteAccess)?;
     if at.is_on_demand() && region.own && !own_memory(addr, len, access) {
@@ -54,11 +87,11 @@ pub(super) fn remote_region<'c>(
 
 /// The queue pair that requests go to, in the protection domain with the number `domain`.
 #[inline(always)]
-pub(super) fn responder(out: &OutRing, dest: &QpShared, domain: u32) -> QueuePair {
+pub(super) fn responder(to: &Target<'_>, dest: &QpShared, domain: u32) -> QueuePair {
     QueuePair {
         access: dest.access.load(Ordering::Relaxed),
         domain,
-        qpn: out.qpn(),
+        qpn: to.qpn(),
     }
 }
 
@@ -97,18 +130,18 @@ fn own_memory(addr: u64, len: u64, access: Access) -> bool {
 
 /// The protection domain that requests to `dest` must be in, as its process calls it.
 #[inline]
-fn domain_of(out: &OutRing, dest: &QpShared) -> Option<u32> {
+pub(super) fn domain_of(to: &Target<'_>, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
     }
-    domain_of_srq(out, domain)
+    domain_of_srq(to, domain)
 }
 
 #[cold]
-fn domain_of_srq(out: &OutRing, domain: u32) -> Option<u32> {
+fn domain_of_srq(to: &Target<'_>, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
-    let srq = out.peer.segment.find_srq(out.srqn as usize % MAX_SRQS)?;
+    let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_SRQS)?;
     (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
 }
 
@@ -118,15 +151,7 @@ pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome 
     if qp.qp_type != QpType::Rc {
         return Outcome::Done(0);
     }
-    let event = if status == IBV_WC_REM_ACCESS_ERR {
-        IBV_EVENT_QP_ACCESS_ERR
-    } else {
-        IBV_EVENT_QP_REQ_ERR
-    };
-    if let Some(dest) = out.peer.segment.qp(out.dest_index) {
-        dest.remote_error.store(1 + event, Ordering::Release);
-        out.peer.wake();
-    }
+    out.target().refuse(status);
     Outcome::Failed(status)
 }
 
@@ -157,8 +182,8 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
     let (region, mut left, _pin) = remote_region(
-        qp,
-        out,
+        qp.nic,
+        &out.target(),
         &mut sq.remote,
         (addr, rkey),
         total,
@@ -232,8 +257,8 @@ pub(super) fn read(
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
     let (region, mut left, _pin) = remote_region(
-        qp,
-        out,
+        qp.nic,
+        &out.target(),
         &mut sq.remote,
         (addr, rkey),
         total,
@@ -339,8 +364,8 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     };
     let old = {
         let (region, at, _pin) = remote_region(
-            qp,
-            out,
+            qp.nic,
+            &out.target(),
             &mut sq.remote,
             (a.remote_addr, a.rkey),
             8,
@@ -398,8 +423,8 @@ pub(super) fn atomic_write(
     .map_err(Outcome::Failed)?;
     let written = {
         let (region, at, _pin) = remote_region(
-            qp,
-            out,
+            qp.nic,
+            &out.target(),
             &mut sq.remote,
             (to.remote_addr, to.rkey),
             8,
@@ -445,7 +470,7 @@ pub(super) fn flush_remote(
     let (addr, len) = if whole_region {
         let dest = out.peer.segment.qp(out.dest_index);
         let domain = || {
-            dest.and_then(|dest| domain_of(out, dest))
+            dest.and_then(|dest| domain_of(&out.target(), dest))
                 .unwrap_or(Owner::NO_DOMAIN)
         };
         match sq.remote.get(qp.nic, &out.peer, rkey, domain) {
@@ -456,8 +481,15 @@ pub(super) fn flush_remote(
         (remote_addr, len)
     };
     let access = Access::FlushGlobal;
-    remote_region(qp, out, &mut sq.remote, (addr, rkey), len, access)
-        .map_err(|why| denied(qp, out, why))?;
+    remote_region(
+        qp.nic,
+        &out.target(),
+        &mut sq.remote,
+        (addr, rkey),
+        len,
+        access,
+    )
+    .map_err(|why| denied(qp, out, why))?;
     std::sync::atomic::fence(Ordering::SeqCst);
     Ok(Outcome::Done(0))
 }
@@ -485,7 +517,7 @@ impl FlushRange {
         }
     }
 
-    fn of(operands: ibv_send_wr_wr_atomic) -> Self {
+    pub(super) fn of(operands: ibv_send_wr_wr_atomic) -> Self {
         Self {
             rkey: operands.rkey,
             remote_addr: operands.remote_addr,

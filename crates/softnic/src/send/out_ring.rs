@@ -26,11 +26,14 @@ impl OutRing {
         nic.me().segment.ring_header(self.offset)
     }
 
-    /// Number of the receiving queue pair.
-    pub(super) fn qpn(&self) -> u32 {
-        #[allow(clippy::cast_possible_truncation)] // 24 bits
-        let qpn = (self.peer.slot << QP_BITS | self.dest_index) as u32;
-        qpn
+    /// The receiving queue pair.
+    #[inline(always)]
+    pub(super) fn target(&self) -> Target<'_> {
+        Target {
+            peer: &self.peer,
+            index: self.dest_index,
+            srqn: self.srqn,
+        }
     }
 
     /// Makes the open postlist visible and wakes the receiver if it sleeps.

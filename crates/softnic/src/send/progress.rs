@@ -55,6 +55,9 @@ fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
 #[inline]
 fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
     let Some(out) = &mut sq.out else {
+        if sq.requester.is_some() {
+            return messages::progress(qp, sq);
+        }
         // UD: pending holds only what waits behind a failure.
         return settle_front(qp, sq, u64::MAX);
     };

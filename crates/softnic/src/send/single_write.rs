@@ -73,7 +73,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { wr.wr.rdma };
     let region = sq.remote.known(to.rkey)?;
-    let responder = responder(out, dest, dest.pd.load(Ordering::Relaxed));
+    let responder = responder(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
     let range = (to.remote_addr, len as u64);
     let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
     if at.is_on_demand() {
