@@ -134,7 +134,7 @@ impl Peer {
         if self.is_self {
             return false;
         }
-        if !self.is_dead() && !process::is_alive(self.pid, self.start_time) {
+        if !self.is_dead() && !liveness::is_alive(self.pid, self.start_time) {
             self.mark_dead();
         }
         self.is_dead()
@@ -250,7 +250,7 @@ impl Fabric {
         let incarnation = random_nonzero();
         let pid = process::own_pid();
         // Without it peers would take this process for dead.
-        let start = process::start_time(pid)
+        let start = liveness::start_time(pid)
             .map_err(io("look at this process in /proc"))?
             .unwrap_or(0);
         let (slot, entry) = free_slot(directory.get()).ok_or_else(|| FabricError::Full {
@@ -390,7 +390,7 @@ impl Fabric {
         let _hold_off = cancellation::HoldOff::new();
         let pidfd = open_pidfd(pid)?;
         // After the pidfd is open the pid cannot be reused unnoticed.
-        if !process::is_alive(pid, start) {
+        if !liveness::is_alive(pid, start) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let file = OpenOptions::new()
@@ -507,7 +507,7 @@ fn open_wake(path: &Path) -> io::Result<File> {
 }
 
 fn open_pidfd(pid: u64) -> io::Result<Option<OwnedFd>> {
-    let pid = process::to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
+    let pid = liveness::to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => Ok(Some(pidfd)),
         Err(rustix::io::Errno::NOSYS) => Ok(None),
@@ -671,7 +671,7 @@ fn clean_up(dir: &Path, directory: &Directory) {
             continue;
         }
         let pid = entry.pid.load(Ordering::Relaxed);
-        if process::is_alive(pid, entry.start_time.load(Ordering::Relaxed)) {
+        if liveness::is_alive(pid, entry.start_time.load(Ordering::Relaxed)) {
             live.insert(incarnation);
         } else {
             remove_files(dir, incarnation);
