@@ -5,14 +5,12 @@
 //!
 //! # The layers, bottom up
 //!
-//! - `fabric`: the shared memory of the processes of one user: who is there, their segments, the rings
-//!   between queue pairs, the mailbox that announces them. All of it may be written by a process that is
-//!   killed or broken, and is never trusted.
-//! - `mem`, `keys`, `region_cache`: registered memory: what lies behind it, how peers reach it, L_Keys and
-//!   R_Keys, and every copy. No protocol rules.
-//! - `qp_state`, `device`, `strings`, `sysfs`, `sysfs_text`: tables of the specification, the port and its addresses. No state.
-//! - `filled`: memory whose size the program chooses.
-//! - `send`, `recv`: the verbs: work requests become copies, atomics and records; records become completions.
+//! - The crates `nic-core` (what a NIC decides) and [`shm`] (memory that several processes write).
+//! - `device`, `identity`, `strings`, `sysfs`: the port, its addresses, and what it says that it is. No state.
+//! - `path`: how one queue pair reaches another: messages, and the state machines at both ends.
+//! - `region_cache`, `sge`, `imports`: the regions that work requests name, of this process or of one that shares its
+//!   protection domain.
+//! - `send`, `recv`: work requests become copies, atomics, records and messages; these become completions.
 //! - `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common home.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
 //! - `abi`: the C functions.
