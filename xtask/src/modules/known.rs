@@ -74,15 +74,20 @@ impl Known {
         listed.filter(gone).cloned().collect()
     }
 
-    /// The list without what is gone: the circles that were found and are known.
+    /// The list without what is gone: of each entry its files that are in a circle still, an entry for each circle.
     pub(super) fn pruned(&self, found: &[Circle]) -> Known {
-        let left = found.iter().filter(|circle| self.has(circle));
-        let entry = |circle: &Circle| Entry {
-            files: circle.files.clone(),
-        };
-        Known {
-            circles: left.map(entry).collect(),
+        let mut circles = Vec::new();
+        for known in &self.circles {
+            let left = found
+                .iter()
+                .filter(|circle| !circle.files.is_disjoint(&known.files));
+            for circle in left {
+                // A circle that has gained a file is a new one; what it was is still listed.
+                let files = circle.files.intersection(&known.files).cloned().collect();
+                circles.push(Entry { files });
+            }
         }
+        Known { circles }
     }
 }
 
@@ -128,6 +133,8 @@ mod tests {
         let pruned = before.pruned(&found);
         assert_eq!(pruned, known(&["a b"]), "a new circle is not added");
         assert!(pruned.stale(&found).is_empty());
+        let grown = [circle("a b c x"), circle("d e")];
+        assert_eq!(before.pruned(&grown), before, "what it was is still listed");
     }
 
     #[test]
