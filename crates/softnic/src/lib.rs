@@ -11,9 +11,11 @@
 //! - `region_cache`, `sge`, `imports`: the regions that work requests name, of this process or of one that shares its
 //!   protection domain.
 //! - `send`, `recv`: work requests become copies, atomics, records and messages; these become completions.
-//! - `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common home.
+//! - `live`, `abi_cell`: the table of live handles, and the structures that they point to.
+//! - `pd`, `mw`, `dm`, `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common
+//!   home.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
-//! - `abi`: the C functions.
+//! - `abi`: the verbs, as safe functions, and the C functions that are made of them.
 //!
 //! # Example
 //!

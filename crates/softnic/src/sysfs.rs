@@ -84,6 +84,20 @@ fn files(
         file(format!("{at}/ifindex"), &number.to_string());
     }
 
+    port_files(&mut file, &device, port, interfaces);
+
+    // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
+    file("infiniband_verbs/abi_version".to_owned(), "6");
+    let verbs = format!("infiniband_verbs/{UVERBS_NAME}");
+    file(format!("{verbs}/ibdev"), &identity.name);
+    file(format!("{verbs}/abi_version"), "1");
+    // Of no character device: it is not opened.
+    file(format!("{verbs}/dev"), "0:0");
+    files
+}
+
+/// Those of the port of `device`, given to `file` one by one.
+fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, interfaces: &Path) {
     let attr = port.attr();
     let at = format!("{device}/ports/{PORT_NUM}");
     // Names of `ib_port_state` and `ib_port_phys_state` as `linux:drivers/infiniband/core/sysfs.c` spells them.
@@ -118,15 +132,6 @@ fn files(
             file(format!("{at}/gid_attrs/ndevs/{index}"), &name);
         }
     }
-
-    // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
-    file("infiniband_verbs/abi_version".to_owned(), "6");
-    let verbs = format!("infiniband_verbs/{UVERBS_NAME}");
-    file(format!("{verbs}/ibdev"), &identity.name);
-    file(format!("{verbs}/abi_version"), "1");
-    // Of no character device: it is not opened.
-    file(format!("{verbs}/dev"), "0:0");
-    files
 }
 
 /// A GUID as sysfs has it: four words of 16 bits.

@@ -14,6 +14,7 @@ use super::edge::In;
 use super::fast::{follow, post_recv_to};
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::{self, LinkLayer};
 use crate::live;
@@ -71,27 +72,7 @@ pub(super) fn create_wq(
     init_attr.qp_type = IBV_QPT_RAW_PACKET;
     init_attr.cap.max_recv_wr = init.max_wr;
     init_attr.cap.max_recv_sge = init.max_sge;
-    let qp = c.nic.add_qp(|index| {
-        let new = NewQp {
-            context: c,
-            abi: ibv_qp::zeroed(),
-            qp_type: QpType::RawPacket,
-            pd: pd.number,
-            domain: Some(Arc::clone(&pd)),
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            init_attr,
-            builder: None,
-            xrc: Xrc::No,
-            spread: None,
-        };
-        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
-    })?;
-    cq.uses.fetch_add(2, Ordering::Relaxed);
-    pd.enter();
-    cq.add_sender(&qp);
-    cq.add_receiver(&qp);
+    let qp = add_raw_qp((c, &pd), &cq, ibv_qp::zeroed(), init_attr, None)?;
     let mut abi = ibv_wq::zeroed();
     abi.context = context;
     abi.wq_context = init.wq_context;
@@ -227,6 +208,39 @@ pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<()
     Ok(())
 }
 
+/// Makes a raw packet queue pair that sends and receives, if at all, with completions in one CQ.
+fn add_raw_qp(
+    (context, pd): (&'static Context, &Arc<Pd>),
+    cq: &Arc<Cq>,
+    mut abi: ibv_qp,
+    init_attr: ibv_qp_init_attr,
+    spread: Option<SpreadUse>,
+) -> Result<Arc<Qp>, c_int> {
+    let qp = context.nic.add_qp(|index| {
+        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
+        let new = NewQp {
+            context,
+            abi,
+            qp_type: QpType::RawPacket,
+            pd: pd.number,
+            domain: Some(Arc::clone(pd)),
+            send_cq: Arc::clone(cq),
+            recv_cq: Arc::clone(cq),
+            srq: None,
+            init_attr,
+            builder: None,
+            xrc: Xrc::No,
+            spread,
+        };
+        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
+    })?;
+    cq.uses.fetch_add(2, Ordering::Relaxed);
+    pd.enter();
+    cq.add_sender(&qp);
+    cq.add_receiver(&qp);
+    Ok(qp)
+}
+
 /// How a queue pair spreads what it receives over the work queues of a table.
 #[allow(unsafe_code)]
 fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_int> {
@@ -270,32 +284,12 @@ pub(super) fn create_spreading_qp(
     abi.qp_context = init.qp_context;
     abi.pd = init.pd;
     abi.qp_type = init.qp_type;
-    let qp = c.nic.add_qp(|index| {
-        abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
-        let new = NewQp {
-            context: c,
-            abi,
-            qp_type: QpType::RawPacket,
-            pd: pd.number,
-            domain: Some(Arc::clone(&pd)),
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            init_attr,
-            builder: None,
-            xrc: Xrc::No,
-            spread: Some(SpreadUse {
-                place,
-                table: Arc::clone(&table.uses),
-            }),
-        };
-        Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
-    });
+    let spread = SpreadUse {
+        place,
+        table: Arc::clone(&table.uses),
+    };
+    let qp = add_raw_qp((c, &pd), &cq, abi, init_attr, Some(spread));
     let qp = qp.inspect_err(|_| c.nic.spreads.remove(&c.nic.fabric, place))?;
     table.uses.fetch_add(1, Ordering::Relaxed);
-    cq.uses.fetch_add(2, Ordering::Relaxed);
-    pd.enter();
-    cq.add_sender(&qp);
-    cq.add_receiver(&qp);
     Ok(live::hand_out(qp))
 }
