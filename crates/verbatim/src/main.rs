@@ -21,6 +21,7 @@ mod paper;
 mod pcie_counters;
 mod run;
 mod sequencer;
+mod side_by_side;
 mod stop;
 
 use std::process::ExitCode;

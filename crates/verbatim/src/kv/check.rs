@@ -81,12 +81,12 @@ pub(crate) struct Args {
 
 /// What is served: a design, and with [`Design::Reads`] how a GET READs.
 #[derive(Clone, Copy)]
-struct Way {
+struct Variant {
     design: Design,
     read_size: usize,
 }
 
-impl Way {
+impl Variant {
     /// Those of a design that were asked for.
     fn all_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
         let sizes = match (design, read_size) {
@@ -193,10 +193,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             }
             return Err(unsupported.into());
         }
-        for way in Way::all_of(design, args.records.read_size) {
-            let folder = folder.join(way.name());
+        for variant in Variant::all_of(design, args.records.read_size) {
+            let folder = folder.join(variant.name());
             std::fs::create_dir_all(&folder)?;
-            all.push(one(args, way, &folder).with_context(|| way.name())?);
+            all.push(one(args, variant, &folder).with_context(|| variant.name())?);
         }
     }
     if all.is_empty() {
@@ -220,7 +220,7 @@ fn tell(args: &Args, all: &[Checked]) -> Result<Outcome> {
         } = checked;
         let name = checked.design.map_or("history".to_owned(), |design| {
             let read_size = checked.read_size;
-            Way { design, read_size }.name()
+            Variant { design, read_size }.name()
         });
         print(format_args!(
             "{}: {}; {} operations on {} keys, {} of unknown outcome; {kills} clients killed, {stops} processes stopped, \
@@ -256,6 +256,23 @@ struct Clients<'a> {
 }
 
 impl Clients<'_> {
+    /// Tells all to stop, and waits until they have.
+    fn end(&mut self) -> Result<()> {
+        for client in &mut self.working {
+            // The end of its input tells it to stop.
+            drop(client.0.stdin.take());
+        }
+        for client in &mut self.working {
+            let ended = verbs::poll_until(PATIENCE, || client.0.try_wait().transpose());
+            match ended.transpose()? {
+                Some(status) if status.success() => {}
+                Some(status) => bail!("a client ended badly ({status}); its message is above"),
+                None => bail!("a client did not end within {} s", PATIENCE.as_secs()),
+            }
+        }
+        Ok(())
+    }
+
     fn begin(&mut self) -> Result<KillOnDrop> {
         let Args { ask, nic, port, .. } = self.args;
         let mut command = part_of("kv", "check-client", nic, port)?;
@@ -292,8 +309,8 @@ fn about(random: &mut Random, average: Duration) -> Duration {
 /// How long a client may take to end once it is told to: it may have to lose patience with requests first.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn one(args: &Args, way: Way, folder: &Path) -> Result<Checked> {
-    let (mut server, mut said) = start_server(args, way)?;
+fn one(args: &Args, variant: Variant, folder: &Path) -> Result<Checked> {
+    let (mut server, mut said) = start_server(args, variant)?;
     let Line::Listening { address, .. } = said.expect()? else {
         bail!("the server did not say where it listens");
     };
@@ -308,6 +325,36 @@ fn one(args: &Args, way: Way, folder: &Path) -> Result<Checked> {
         let client = clients.begin()?;
         clients.working.push(client);
     }
+    let bar = output::activity(args.json);
+    bar.enable_steady_tick(Duration::from_secs(1));
+    bar.set_message(format!("{}: asking", variant.name()));
+    let (kills, stops) = disturb(args, &mut clients, &server)?;
+    bar.set_message(format!("{}: waiting for the last answers", variant.name()));
+    clients.end()?;
+    drop(server.0.stdin.take());
+    let Line::Stats(stats) = said.expect()? else {
+        bail!("the server did not say what it did");
+    };
+    bar.set_message(format!("{}: judging", variant.name()));
+    let verdict = History::read(folder)?.judge();
+    bar.finish_and_clear();
+    let mut history = args.keep.is_some().then(|| folder.to_owned());
+    if !verdict.is_linearizable() && history.is_none() {
+        history = Some(save(folder)?);
+    }
+    Ok(Checked {
+        design: Some(variant.design),
+        read_size: variant.read_size,
+        kills,
+        stops,
+        repeated: stats.repeated,
+        verdict,
+        history,
+    })
+}
+
+/// Kills clients, and stops clients and the server for a while, until the time is over: how many of each.
+fn disturb(args: &Args, clients: &mut Clients<'_>, server: &KillOnDrop) -> Result<(u64, u64)> {
     let mut random = Random::new(args.ask.seed);
     let (mut kills, mut stops) = (0, 0);
     let end = Instant::now() + args.duration;
@@ -317,14 +364,11 @@ fn one(args: &Args, way: Way, folder: &Path) -> Result<Checked> {
     };
     let mut kill_at = next(&mut random, args.kill_every);
     let mut stop_at = next(&mut random, args.stop_every);
-    let bar = output::activity(args.json);
-    bar.enable_steady_tick(Duration::from_secs(1));
-    bar.set_message(format!("{}: asking", way.name()));
     loop {
         let at = kill_at.min(stop_at);
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
         if at >= end {
-            break;
+            return Ok((kills, stops));
         }
         let chosen = random.below(args.clients as u64 + 1);
         let chosen = usize::try_from(chosen).unwrap_or(0);
@@ -339,7 +383,7 @@ fn one(args: &Args, way: Way, folder: &Path) -> Result<Checked> {
             kills += 1;
             kill_at = next(&mut random, args.kill_every);
         } else {
-            let stopped = clients.working.get(chosen).unwrap_or(&server);
+            let stopped = clients.working.get(chosen).unwrap_or(server);
             signal(stopped, Signal::STOP);
             std::thread::sleep(Duration::from_millis(1 + random.below(400)));
             signal(stopped, Signal::CONT);
@@ -347,39 +391,6 @@ fn one(args: &Args, way: Way, folder: &Path) -> Result<Checked> {
             stop_at = next(&mut random, args.stop_every);
         }
     }
-    bar.set_message(format!("{}: waiting for the last answers", way.name()));
-    for client in &mut clients.working {
-        // The end of its input tells it to stop.
-        drop(client.0.stdin.take());
-    }
-    for client in &mut clients.working {
-        let ended = verbs::poll_until(PATIENCE, || client.0.try_wait().transpose());
-        match ended.transpose()? {
-            Some(status) if status.success() => {}
-            Some(status) => bail!("a client ended badly ({status}); its message is above"),
-            None => bail!("a client did not end within {} s", PATIENCE.as_secs()),
-        }
-    }
-    drop(server.0.stdin.take());
-    let Line::Stats(stats) = said.expect()? else {
-        bail!("the server did not say what it did");
-    };
-    bar.set_message(format!("{}: judging", way.name()));
-    let verdict = History::read(folder)?.judge();
-    bar.finish_and_clear();
-    let mut history = args.keep.is_some().then(|| folder.to_owned());
-    if !verdict.is_linearizable() && history.is_none() {
-        history = Some(save(folder)?);
-    }
-    Ok(Checked {
-        design: Some(way.design),
-        read_size: way.read_size,
-        kills,
-        stops,
-        repeated: stats.repeated,
-        verdict,
-        history,
-    })
 }
 
 /// Copies a history to where it stays.
@@ -396,14 +407,14 @@ fn save(folder: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-fn start_server(args: &Args, way: Way) -> Result<(KillOnDrop, Lines<Line>)> {
+fn start_server(args: &Args, variant: Variant) -> Result<(KillOnDrop, Lines<Line>)> {
     let mut command = part_of("kv", "serve", &args.nic, &args.port)?;
     command
-        .args(["--design", way.design.name(), "--listen", "127.0.0.1:0"])
+        .args(["--design", variant.design.name(), "--listen", "127.0.0.1:0"])
         .args(["--until-eof", "--store", "--keys", "10000"])
         .args(["--workers", &args.workers.to_string()])
         .args(["--value-size", &args.ask.value_size.to_string()])
-        .args(args.records.flags(way.read_size))
+        .args(args.records.flags(variant.read_size))
         .stdin(Stdio::piped());
     start(command, &bench::pin::allowed()?, "server")
 }

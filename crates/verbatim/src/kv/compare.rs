@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::peers::KillOnDrop;
-use bench::pin::allowed;
 use bench::stats::Spread;
 use kv::load::LoadReport;
 use kv::{Design, ServerStats};
 use serde::Serialize;
+use verbs::Capabilities;
 
 use super::lines::Line;
 use super::peers::{self, Peer};
@@ -24,6 +24,9 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{Lines, Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
+use crate::side_by_side::{
+    check_clients, interleaved, or_nothing, outcome, place, rate, spread, yes_or_no,
+};
 
 /// Arguments of `verbatim kv`.
 #[derive(clap::Args)]
@@ -173,50 +176,55 @@ struct Row {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     args::check_real_time(args.duration)?;
-    if args.clients() > 64 {
-        bail!(
-            "--clients {} are too many processes; at most 64",
-            args.clients()
-        );
-    }
+    check_clients(args.clients())?;
     let nic = Nic::open(&args.nic, &args.port)?;
-    let designs = if args.design.is_empty() {
-        Design::ALL.to_vec()
-    } else {
-        args.design.clone()
-    };
-    let mut contenders = Vec::new();
-    let mut notes = Vec::new();
-    for design in designs {
-        if let Err(unsupported) = design.check(nic.context.capabilities()?) {
-            if !args.design.is_empty() {
-                return Err(unsupported.into());
-            }
-            notes.push(unsupported.to_string());
-            continue;
+    let (contenders, notes) = choose(&args, nic.context.capabilities()?)?;
+    if args.json {
+        for note in &notes {
+            print_typed("skipped", note)?;
         }
-        let with = |batch, read_size| Contender::Store {
-            design,
-            batch,
-            read_size,
-        };
-        let asked = args.records.read_size;
-        match design {
-            Design::Herd => {
-                contenders.push(with(args.batch, 0));
-                if args.batch > 1 {
-                    contenders.push(with(1, 0));
-                }
-            }
-            Design::Reads => {
-                if asked.is_none_or(|size| size == 0) {
-                    contenders.push(with(args.batch, 0));
-                }
-                if asked != Some(0) {
-                    contenders.push(with(args.batch, asked.unwrap_or(ONE_READ_BYTES)));
-                }
-            }
-            Design::Atomics => contenders.push(with(args.batch, asked.unwrap_or(0))),
+    }
+    let placement = place(args.workers, args.clients(), 1, "clients")?;
+    let name = |contender: Contender| contender.name();
+    let rounds = interleaved(
+        args.rounds,
+        &contenders,
+        args.json,
+        name,
+        |round, contender| {
+            one(&args, &placement, round, contender).with_context(|| contender.name())
+        },
+    )?;
+    let kind = args.nic.provider.kind();
+    let rows: Vec<Row> = contenders
+        .iter()
+        .map(|&contender| row(contender, kind, &rounds))
+        .collect::<Result<_>>()?;
+    if args.json {
+        for row in &rows {
+            print_typed("row", row)?;
+        }
+    } else {
+        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+        let device = nic.context.device_name();
+        show_setup(&args, kind, device, Spread::of(&bounces))?;
+        show(&rows)?;
+        for note in &notes {
+            print(format_args!("- Left out: {note}."))?;
+        }
+    }
+    Ok(outcome(rows.iter().all(|row| row.verified)))
+}
+
+/// What runs on a device, and why other things do not.
+fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
+    let (asked, all) = (&args.design[..], &Design::ALL[..]);
+    let (mut contenders, mut notes) = (Vec::new(), Vec::new());
+    for &design in if asked.is_empty() { all } else { asked } {
+        match design.check(device) {
+            Ok(()) => contenders.extend(variants(args, design)),
+            Err(unsupported) if asked.is_empty() => notes.push(unsupported.to_string()),
+            Err(unsupported) => return Err(unsupported.into()),
         }
     }
     if contenders.is_empty() {
@@ -231,65 +239,26 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             Some(program) => notes.push(format!("{}: {program} is not installed", peer.name())),
         }
     }
-    for note in &notes {
-        if args.json {
-            print_typed("skipped", note)?;
-        }
+    Ok((contenders, notes))
+}
+
+/// What runs of a design.
+fn variants(args: &Args, design: Design) -> Vec<Contender> {
+    let with = |batch, read_size| Contender::Store {
+        design,
+        batch,
+        read_size,
+    };
+    let (batch, asked) = (args.batch, args.records.read_size);
+    match design {
+        Design::Herd if batch > 1 => vec![with(batch, 0), with(1, 0)],
+        Design::Herd => vec![with(batch, 0)],
+        Design::Reads => match asked {
+            None => vec![with(batch, 0), with(batch, ONE_READ_BYTES)],
+            Some(size) => vec![with(batch, size)],
+        },
+        Design::Atomics => vec![with(batch, asked.unwrap_or(0))],
     }
-    if cfg!(debug_assertions) {
-        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
-    }
-    let cores = allowed()?;
-    let placement = Placement::new(&cores, args.workers, args.clients(), 1);
-    if placement.is_shared() {
-        eprintln!(
-            "note: {} workers and clients share {} cores: figures depend on who runs when",
-            args.workers + args.clients(),
-            cores.len()
-        );
-    }
-    let bar = output::progress(u64::from(args.rounds) * contenders.len() as u64);
-    let mut rounds = Vec::new();
-    for round in 0..args.rounds {
-        for &contender in &contenders {
-            bar.set_message(contender.name());
-            let done = one(&args, &placement, round, contender);
-            let done = done.with_context(|| contender.name())?;
-            if args.json {
-                print_typed("round", &done)?;
-            }
-            rounds.push(done);
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
-    let kind = args.nic.provider.kind();
-    let rows: Vec<Row> = contenders
-        .iter()
-        .map(|&contender| row(contender, kind, &rounds))
-        .collect::<Result<_>>()?;
-    if args.json {
-        for row in &rows {
-            print_typed("row", row)?;
-        }
-    } else {
-        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-        show(
-            &args,
-            kind,
-            nic.context.device_name(),
-            Spread::of(&bounces),
-            &rows,
-        )?;
-        for note in &notes {
-            print(format_args!("- Left out: {note}."))?;
-        }
-    }
-    Ok(if rows.iter().all(|row| row.verified) {
-        Outcome::Done
-    } else {
-        Outcome::No
-    })
 }
 
 fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
@@ -469,7 +438,6 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
         let name = name.to_owned();
         rounds.iter().filter(move |round| round.name == name)
     };
-    let spread = |all: Vec<f64>| Spread::of(&all).context("nothing was measured");
     let median = |all: Vec<f64>| spread(all).map(|s| s.median);
     let own: Vec<&Round> = of(&name).collect();
     let to_redis = |figure: fn(&Round) -> f64| {
@@ -482,7 +450,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
         Spread::of(&all).map(|s| s.median)
     };
     Ok(Row {
-        rate_per_s: spread(own.iter().map(|r| r.rate_per_s).collect())?,
+        rate_per_s: spread(own.iter().map(|r| r.rate_per_s))?,
         ratio_to_redis: to_redis(|r| r.rate_per_s),
         latency_ns_p50: median(own.iter().map(|r| r.latency_ns_p50).collect())?,
         latency_ns_p99: some(|r| r.latency_ns_p99),
@@ -503,13 +471,8 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     })
 }
 
-fn show(
-    args: &Args,
-    kind: &str,
-    device: &str,
-    bounce_ns: Option<Spread>,
-    rows: &[Row],
-) -> Result<()> {
+/// What ran, and where.
+fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
     let w = &args.workload;
     let what = match (w.ycsb, w.zipf) {
         (Some(letter), _) => format!("YCSB {letter:?}"),
@@ -536,7 +499,10 @@ fn show(
         args.workers,
         args.rounds,
         args.duration().as_millis(),
-    ))?;
+    ))
+}
+
+fn show(rows: &[Row]) -> Result<()> {
     let header = [
         "design",
         "operations/s",
@@ -550,25 +516,18 @@ fn show(
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7]);
     for row in rows {
-        let rate = row.rate_per_s;
-        let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
-        let or_nothing = |text: Option<String>| text.unwrap_or_default();
         table.add_row([
             row.name.clone(),
-            format!("{median} M ({min}..{max})"),
-            or_nothing(
-                row.ratio_to_redis
-                    .map(|r| format!("{} x", figure(r.median))),
-            ),
+            rate(row.rate_per_s),
+            or_nothing(row.ratio_to_redis, |r| format!("{} x", figure(r.median))),
             time(row.latency_ns_p50),
-            or_nothing(row.latency_ns_p99.map(time)),
+            or_nothing(row.latency_ns_p99, time),
             time(row.alone_ns_p50),
-            or_nothing(row.alone_ratio_to_redis.map(|r| format!("{} x", figure(r)))),
-            or_nothing(row.answers_per_doorbell.map(figure)),
-            match (row.kind, row.verified) {
-                ("peer", _) => "counted",
-                (_, true) => "yes",
-                (_, false) => "NO",
+            or_nothing(row.alone_ratio_to_redis, |r| format!("{} x", figure(r))),
+            or_nothing(row.answers_per_doorbell, figure),
+            match row.kind {
+                "peer" => "counted",
+                _ => yes_or_no(row.verified),
             }
             .to_owned(),
         ]);

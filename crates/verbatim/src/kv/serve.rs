@@ -1,19 +1,19 @@
 //! `verbatim kv serve`: one server, until it is told to stop.
 
 use std::sync::Arc;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use kv::store::{LockPlacement, Mode};
-use kv::{Design, Server, ServerConfig};
-use kv_resp::{Address, Front};
+use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
+use kv_resp::{Address, Front, FrontStats};
 
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
-use crate::output::{self, figure, print, print_json};
+use crate::output::{print, print_json};
+use crate::side_by_side;
 use crate::stop::stop_signals;
 
 /// Arguments of `verbatim kv serve`.
@@ -119,25 +119,7 @@ Examples:
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     let nic = Nic::open(&args.nic, &args.port)?;
-    let config = ServerConfig {
-        listen: args.listen,
-        nic: nic.config,
-        design: args.design,
-        workers: args.workers,
-        batch: args.batch,
-        queues: args.queues,
-        max_clients: args.max_clients,
-        max_window: args.max_window,
-        mode: if args.store { Mode::Store } else { Mode::Cache },
-        items: args.keys,
-        key_bytes: args.key_size,
-        read_size: args.records.read_size.unwrap_or(0),
-        lock_placement: args.records.locks,
-        record_align: args.records.record_align,
-        lease_ms: u16::try_from(args.records.lease.as_millis()).unwrap_or(u16::MAX),
-        value_bytes: args.value_size,
-        log_bytes: args.memory,
-    };
+    let config = config(&args, nic.config);
     if args.resp.is_some() && config.has_records() {
         bail!(
             "the Redis protocol needs a store of items of any length: leave out --resp, or serve herd, or reads without \
@@ -154,6 +136,52 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     });
     let front = front.transpose()?;
     let resp = front.as_ref().map(|f| f.address().to_string());
+    announce(&args, &server, resp, is_store)?;
+    side_by_side::wait(
+        (&server, &stop),
+        args.json,
+        || match &front {
+            Some(front) if !front.serves() => bail!("the Redis-protocol front ended"),
+            _ => Ok(()),
+        },
+        |stats| stats.gets + stats.changes,
+        |stats, rate| {
+            let (items, clients) = (stats.store.items, stats.clients);
+            format!("{items} items, {rate} M/s, clients: {clients}")
+        },
+    )?;
+    let failure = server.failure();
+    let spoken = front.map(|f| f.stats());
+    let stats = server.stop();
+    report(&args, &stats, spoken.as_ref())?;
+    side_by_side::served(failure)
+}
+
+/// The server's configuration.
+fn config(args: &Args, nic: NicConfig) -> ServerConfig {
+    ServerConfig {
+        listen: args.listen.clone(),
+        nic,
+        design: args.design,
+        workers: args.workers,
+        batch: args.batch,
+        queues: args.queues,
+        max_clients: args.max_clients,
+        max_window: args.max_window,
+        mode: if args.store { Mode::Store } else { Mode::Cache },
+        items: args.keys,
+        key_bytes: args.key_size,
+        read_size: args.records.read_size.unwrap_or(0),
+        lock_placement: args.records.locks,
+        record_align: args.records.record_align,
+        lease_ms: u16::try_from(args.records.lease.as_millis()).unwrap_or(u16::MAX),
+        value_bytes: args.value_size,
+        log_bytes: args.memory,
+    }
+}
+
+/// Says where clients find it.
+fn announce(args: &Args, server: &Server, resp: Option<String>, is_store: bool) -> Result<()> {
     let address = server.address().to_string();
     if args.json {
         let design = args.design;
@@ -173,42 +201,16 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             print(format_args!("the Redis protocol on {resp}"))?;
         }
     }
-    let bar = output::activity(args.json);
-    let requests = |server: &Server| {
-        let stats = server.stats();
-        (stats.gets + stats.changes, stats)
-    };
-    let (mut before, mut since) = (0, Instant::now());
-    while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
-        if let Some(failure) = server.failure() {
-            bail!("a worker ended: {failure}");
-        }
-        if front.as_ref().is_some_and(|f| !f.serves()) {
-            bail!("the Redis-protocol front ended");
-        }
-        if bar.is_hidden() {
-            continue;
-        }
-        let (now, stats) = requests(&server);
-        #[allow(clippy::cast_precision_loss)] // far below 2^52 in a second
-        let rate = (now - before) as f64 / since.elapsed().as_secs_f64();
-        bar.set_message(format!(
-            "{} items, {} M/s, clients: {}",
-            stats.store.items,
-            figure(rate / 1e6),
-            stats.clients
-        ));
-        (before, since) = (now, Instant::now());
-    }
-    bar.finish_and_clear();
-    let failure = server.failure();
-    let spoken = front.map(|f| f.stats());
-    let stats = server.stop();
+    Ok(())
+}
+
+/// Says what it did.
+fn report(args: &Args, stats: &ServerStats, spoken: Option<&FrontStats>) -> Result<()> {
     if args.json {
         if let Some(spoken) = spoken {
-            print_json(&Line::Resp(spoken))?;
+            print_json(&Line::Resp(*spoken))?;
         }
-        print_json(&Line::Stats(stats))?;
+        print_json(&Line::Stats(stats.clone()))?;
     } else {
         print(format_args!(
             "{} GETs ({} found), {} changes, {} items in {} MB, {} evicted, {} refused as full",
@@ -233,8 +235,5 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             ))?;
         }
     }
-    match failure {
-        Some(failure) => bail!("a worker ended: {failure}"),
-        None => Ok(Outcome::Done),
-    }
+    Ok(())
 }

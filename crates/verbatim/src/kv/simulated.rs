@@ -12,7 +12,8 @@ use super::serve::ONE_READ_BYTES;
 use crate::Outcome;
 use crate::args;
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_typed, table, time};
+use crate::output::{figure, print, print_typed, table, time};
+use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
 
 /// What only simulations have.
 #[derive(clap::Args, Clone, Debug)]
@@ -72,10 +73,8 @@ pub(super) fn run_all(args: &compare::Args) -> Result<Outcome> {
         .iter()
         .flat_map(|design| setups(&profile, *design, args))
         .collect();
-    let bar = output::progress(setups.len() as u64);
-    let mut rows: Vec<Row> = Vec::new();
-    for setup in setups {
-        bar.set_message(format!("{} on {} cores", name(&setup), setup.cores));
+    let running = |setup: &Setup| format!("{} on {} cores", name(setup), setup.cores);
+    let rows = simulate(setups, running, |setup, rows: &[Row]| {
         let mut row = one(&profile, setup)?;
         // To GETs alone of the same setup.
         let gets = rows.iter().find(|gets| {
@@ -90,18 +89,12 @@ pub(super) fn run_all(args: &compare::Args) -> Result<Outcome> {
         if args.json {
             print_typed("simulated", &row)?;
         }
-        rows.push(row);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+        Ok(row)
+    })?;
     if !args.json {
         show(&profile, &rows)?;
     }
-    Ok(if rows.iter().all(|row| row.outcome.verified) {
-        Outcome::Done
-    } else {
-        Outcome::No
-    })
+    Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
 /// What runs of a design: with HERD over cores, with and without batches (Figure 9); with the READ-based one both ways to
@@ -233,19 +226,16 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
             row.setup.cores.to_string(),
             format!("{} %", figure(100.0 * row.setup.puts)),
             figure(outcome.rate_mops),
-            row.to_gets
-                .map_or_else(String::new, |r| format!("{:.1} %", 100.0 * r)),
-            row.published
-                .map_or_else(String::new, |p| p.value.to_string()),
-            row.relative_error
-                .map_or_else(String::new, |e| format!("{:+.1} %", 100.0 * e)),
+            or_nothing(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
+            or_nothing(row.published, |p| p.value),
+            relative_error(row.relative_error),
             match row.setup.design {
                 Design::Herd => format!("{:.1}", outcome.answers_per_doorbell),
                 Design::Reads | Design::Atomics => String::new(),
             },
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
-            if outcome.verified { "yes" } else { "NO" }.to_owned(),
+            yes_or_no(outcome.verified).to_owned(),
         ]);
     }
     print(shown)?;

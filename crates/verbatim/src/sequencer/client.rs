@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use sequencer::{Checker, Client, ClientConfig, ClientReport, Until};
 
 use super::lines::Line;
@@ -11,6 +11,7 @@ use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_json, time};
+use crate::side_by_side::check_postlist;
 
 /// Arguments of `verbatim sequencer client`.
 #[derive(clap::Args)]
@@ -56,14 +57,7 @@ Exit status 1 when a number came twice or out of order, or the numbers ended ear
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    if args.postlist > args.window {
-        bail!(
-            "--postlist {} is more than --window {}: a client cannot post more than it may have \
-             outstanding; lower one or raise the other",
-            args.postlist,
-            args.window
-        );
-    }
+    check_postlist(args.postlist, args.window)?;
     let nic = Nic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server,
@@ -81,28 +75,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         .collect::<Result<_>>()?;
     let start = clients.iter().map(Client::start).min().unwrap_or(0);
 
-    let bar = output::activity(args.json);
-    bar.set_message(format!("{} from {}", clients[0].design(), config.server));
-    bar.enable_steady_tick(Duration::from_secs(1));
-    let barrier = Barrier::new(clients.len());
-    let reports: Vec<ClientReport> = std::thread::scope(|scope| {
-        let running: Vec<_> = clients
-            .iter_mut()
-            .map(|client| {
-                scope.spawn(|| {
-                    barrier.wait();
-                    client.run(until)
-                })
-            })
-            .collect();
-        let ended = running.into_iter().map(|thread| {
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        ended.collect()
-    });
-    bar.finish_and_clear();
+    let reports = run_all(&mut clients, until, &config.server, args.json);
 
     let mut checker = Checker::new(start);
     for (thread, report) in reports.iter().enumerate() {
@@ -139,6 +112,33 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     } else {
         Outcome::No
     })
+}
+
+/// Runs all clients, each in a thread of its own, from the same time on.
+fn run_all(clients: &mut [Client], until: Until, server: &str, json: bool) -> Vec<ClientReport> {
+    let bar = output::activity(json);
+    bar.set_message(format!("{} from {}", clients[0].design(), server));
+    bar.enable_steady_tick(Duration::from_secs(1));
+    let barrier = Barrier::new(clients.len());
+    let reports = std::thread::scope(|scope| {
+        let running: Vec<_> = clients
+            .iter_mut()
+            .map(|client| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    client.run(until)
+                })
+            })
+            .collect();
+        let ended = running.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        ended.collect()
+    });
+    bar.finish_and_clear();
+    reports
 }
 
 fn show(thread: usize, report: &ClientReport) -> Result<()> {

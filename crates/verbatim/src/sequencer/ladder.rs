@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::peers::KillOnDrop;
-use bench::pin::allowed;
 use bench::stats::Spread;
 use sequencer::{Checker, ClientReport, Design, ServerStats, Unsupported, Verdict};
 use serde::Serialize;
@@ -22,6 +21,9 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{Lines, Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
+use crate::side_by_side::{
+    check_clients, check_postlist, interleaved, outcome, place, rate, spread, yes_or_no,
+};
 
 /// Arguments of `verbatim sequencer`.
 #[derive(clap::Args)]
@@ -139,45 +141,7 @@ impl Args {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    args.simulation.check_absent()?;
-    args::check_real_time(args.duration)?;
-    let wanted = if args.design.is_empty() {
-        &Design::ALL
-    } else {
-        &args.design[..]
-    };
-    for design in wanted {
-        let end = design.end_of_numbers();
-        if args.start >= end {
-            bail!(
-                "--start {}: {design} gives numbers below {end}; start lower",
-                args.start
-            );
-        }
-    }
-    if args.postlist > args.window() {
-        bail!(
-            "--postlist {} is more than --window {}: a client cannot post more than it may have \
-             outstanding; lower one or raise the other",
-            args.postlist,
-            args.window()
-        );
-    }
-    if args.clients() > 64 {
-        bail!(
-            "--clients {} are too many processes; at most 64",
-            args.clients()
-        );
-    }
-    let clients = args.clients() * args.threads;
-    if clients > MAX_CLIENTS {
-        bail!(
-            "--clients {} with --threads {} are {clients} clients, and a server takes \
-             {MAX_CLIENTS}; lower one of the two",
-            args.clients(),
-            args.threads
-        );
-    }
+    check(&args)?;
     let nic = Nic::open(&args.nic, &args.port)?;
     let (designs, skipped) = choose(&args.design, nic.context.capabilities()?)?;
     if args.json {
@@ -185,35 +149,12 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             print_typed("skipped", unsupported)?;
         }
     }
-    if cfg!(debug_assertions) {
-        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
-    }
-
-    let cores = allowed()?;
-    let placement = Placement::new(&cores, args.workers, args.clients(), args.threads);
-    if placement.is_shared() {
-        eprintln!(
-            "note: {} workers and client threads share {} cores: figures depend on who runs when",
-            args.workers + clients,
-            cores.len()
-        );
-    }
-    let bar = output::progress(u64::from(args.rounds) * designs.len() as u64);
-    let mut rounds: Vec<Round> = Vec::new();
-    for round in 0..args.rounds {
-        for &design in &designs {
-            bar.set_message(design.name());
-            let done = one(&args, &placement, round, design)
-                .with_context(|| format!("design {design}"))?;
-            if args.json {
-                print_typed("round", &done)?;
-            }
-            rounds.push(done);
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
-
+    let (clients, threads) = (args.clients(), args.threads);
+    let placement = place(args.workers, clients, threads, "client threads")?;
+    let name = |design: Design| design.to_string();
+    let rounds = interleaved(args.rounds, &designs, args.json, name, |round, design| {
+        one(&args, &placement, round, design).with_context(|| format!("design {design}"))
+    })?;
     let kind = args.nic.provider.kind();
     let rows: Vec<Row> = designs
         .iter()
@@ -234,11 +175,39 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     for round in rounds.iter().filter(|round| !round.verdict.ok) {
         eprintln!("error: {}: {}", round.design, round.verdict);
     }
-    Ok(if rows.iter().all(|row| row.verified) {
-        Outcome::Done
+    Ok(outcome(rows.iter().all(|row| row.verified)))
+}
+
+/// Refuses arguments that cannot work.
+fn check(args: &Args) -> Result<()> {
+    args.simulation.check_absent()?;
+    args::check_real_time(args.duration)?;
+    let wanted = if args.design.is_empty() {
+        &Design::ALL
     } else {
-        Outcome::No
-    })
+        &args.design[..]
+    };
+    for design in wanted {
+        let end = design.end_of_numbers();
+        if args.start >= end {
+            bail!(
+                "--start {}: {design} gives numbers below {end}; start lower",
+                args.start
+            );
+        }
+    }
+    check_postlist(args.postlist, args.window())?;
+    check_clients(args.clients())?;
+    let clients = args.clients() * args.threads;
+    if clients > MAX_CLIENTS {
+        bail!(
+            "--clients {} with --threads {} are {clients} clients, and a server takes \
+             {MAX_CLIENTS}; lower one of the two",
+            args.clients(),
+            args.threads
+        );
+    }
+    Ok(())
 }
 
 /// The designs to run on a device, and those that it cannot run.
@@ -397,9 +366,6 @@ fn cache_lines_per_request(design: Design) -> f64 {
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
 fn row(design: Design, first: Design, kind: &'static str, rounds: &[Round]) -> Result<Row> {
     let of = |wanted: Design| rounds.iter().filter(move |round| round.design == wanted);
-    let spread = |of: &mut dyn Iterator<Item = f64>| {
-        Spread::of(&of.collect::<Vec<_>>()).context("a design without a round")
-    };
     let sum = |of: fn(&Round) -> u64| {
         rounds
             .iter()
@@ -417,14 +383,14 @@ fn row(design: Design, first: Design, kind: &'static str, rounds: &[Round]) -> R
         design,
         summary: design.summary(),
         kind,
-        rate_per_s: spread(&mut of(design).map(|r| r.rate_per_s))?,
+        rate_per_s: spread(of(design).map(|r| r.rate_per_s))?,
         ratio_to_first: spread(
-            &mut of(design)
+            of(design)
                 .zip(of(first))
                 .map(|(round, first)| round.rate_per_s / first.rate_per_s),
         )?,
-        latency_ns_p50: spread(&mut of(design).map(|r| r.latency_ns_p50 as f64))?.median,
-        latency_ns_p99: spread(&mut of(design).map(|r| r.latency_ns_p99 as f64))?.median,
+        latency_ns_p50: spread(of(design).map(|r| r.latency_ns_p50 as f64))?.median,
+        latency_ns_p99: spread(of(design).map(|r| r.latency_ns_p99 as f64))?.median,
         requests_per_doorbell: requests / answering.max(1.0),
         doorbells_per_request: (client + server) / requests,
         cache_lines_per_request: cache_lines_per_request(design),
@@ -440,26 +406,7 @@ fn show(
     bounce_ns: Option<Spread>,
     rows: &[Row],
 ) -> Result<()> {
-    let bounce = bounce_ns.map_or_else(
-        || "both sides share their only core".to_owned(),
-        |ns| {
-            let [median, min, max] = [ns.median, ns.min, ns.max].map(figure);
-            format!("a cache line takes {median} ns ({min}..{max}) between the two sides' cores")
-        },
-    );
-    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-    print(format_args!(
-        "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
-         median of {} rounds of {} ms, interleaved; {}\n",
-        plural(args.clients(), "client process").replace("processs", "processes"),
-        plural(args.threads, "thread"),
-        args.window(),
-        args.postlist,
-        plural(args.workers, "worker"),
-        args.rounds,
-        args.duration().as_millis(),
-        bounce,
-    ))?;
+    show_setup(args, kind, device, bounce_ns)?;
     let header = [
         "design",
         "requests/s",
@@ -473,18 +420,16 @@ fn show(
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7]);
     for row in rows {
-        let rate = row.rate_per_s;
-        let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
         table.add_row([
             row.design.to_string(),
-            format!("{median} M ({min}..{max})"),
+            rate(row.rate_per_s),
             format!("{} x", figure(row.ratio_to_first.median)),
             time(row.latency_ns_p50),
             time(row.latency_ns_p99),
             figure(row.requests_per_doorbell),
             figure(row.doorbells_per_request),
             figure(row.cache_lines_per_request),
-            if row.verified { "yes" } else { "NO" }.to_owned(),
+            yes_or_no(row.verified).to_owned(),
         ]);
     }
     print(table)?;
@@ -507,6 +452,30 @@ fn show(
         );
     }
     Ok(())
+}
+
+/// What ran, and where.
+fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
+    let bounce = bounce_ns.map_or_else(
+        || "both sides share their only core".to_owned(),
+        |ns| {
+            let [median, min, max] = [ns.median, ns.min, ns.max].map(figure);
+            format!("a cache line takes {median} ns ({min}..{max}) between the two sides' cores")
+        },
+    );
+    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    print(format_args!(
+        "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
+         median of {} rounds of {} ms, interleaved; {}\n",
+        plural(args.clients(), "client process").replace("processs", "processes"),
+        plural(args.threads, "thread"),
+        args.window(),
+        args.postlist,
+        plural(args.workers, "worker"),
+        args.rounds,
+        args.duration().as_millis(),
+        bounce,
+    ))
 }
 
 /// What the figures teach, in their own numbers: what pays and, as frankly, what does not.

@@ -1,8 +1,6 @@
 //! `verbatim sequencer serve`: one server, until it is told to stop.
 
 use std::path::PathBuf;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use sequencer::{Design, Server, ServerConfig};
@@ -11,7 +9,8 @@ use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
-use crate::output::{self, figure, print, print_json};
+use crate::output::{print, print_json};
+use crate::side_by_side;
 use crate::stop::stop_signals;
 
 /// Arguments of `verbatim sequencer serve`.
@@ -104,26 +103,16 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         ))?;
     }
 
-    let bar = output::activity(args.json);
-    let (mut before, mut since) = (server.stats().next, Instant::now());
-    while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
-        if let Some(failure) = server.failure() {
-            bar.finish_and_clear();
-            bail!("a worker ended: {failure}");
-        }
-        let stats = server.stats();
-        let given = stats.next.saturating_sub(before);
-        #[allow(clippy::cast_precision_loss)] // far below 2^52 in a second
-        let rate = given as f64 / since.elapsed().as_secs_f64();
-        bar.set_message(format!(
-            "next number {}, {} M/s, clients: {}",
-            stats.next,
-            figure(rate / 1e6),
-            stats.clients
-        ));
-        (before, since) = (stats.next, Instant::now());
-    }
-    bar.finish_and_clear();
+    side_by_side::wait(
+        (&server, &stop),
+        args.json,
+        || Ok(()),
+        |stats| stats.next,
+        |stats, rate| {
+            let (next, clients) = (stats.next, stats.clients);
+            format!("next number {next}, {rate} M/s, clients: {clients}")
+        },
+    )?;
     let failure = server.failure();
     let stats = server.stop();
     if args.json {
@@ -136,8 +125,5 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             stats.next
         ))?;
     }
-    match failure {
-        Some(failure) => bail!("a worker ended: {failure}"),
-        None => Ok(Outcome::Done),
-    }
+    side_by_side::served(failure)
 }

@@ -14,7 +14,10 @@ use super::ladder;
 use crate::Outcome;
 use crate::args;
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_typed, table, time};
+use crate::output::{figure, print, print_typed, table, time};
+use crate::side_by_side::{
+    check_postlist, or_nothing, outcome, relative_error, simulated as simulate, yes_or_no,
+};
 
 /// What only simulations have.
 #[derive(clap::Args, Clone, Debug)]
@@ -96,34 +99,24 @@ pub(super) fn run(args: &ladder::Args) -> Result<Outcome> {
             setups.push(setup(args, design, cores));
         }
     }
-    if let Some(setup) = setups.iter().find(|setup| setup.postlist > setup.window) {
-        bail!(
-            "--postlist {} is more than --window {}: a client cannot post more than it may have outstanding; \
-             lower one or raise the other",
-            setup.postlist,
-            setup.window
-        );
+    for setup in &setups {
+        check_postlist(setup.postlist, setup.window)?;
     }
-    let bar = output::progress(setups.len() as u64);
-    let mut rows = Vec::new();
-    for setup in setups {
-        bar.set_message(format!("{} on {} cores", setup.design, setup.cores));
+    let name = |setup: &Setup| format!("{} on {} cores", setup.design, setup.cores);
+    let rows = simulate(setups, name, |setup, _| {
         let row = one(&profile, setup)?;
         if args.json {
             print_typed("simulated", &row)?;
         }
-        rows.push(row);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+        Ok(row)
+    })?;
     if !args.json {
         show(&profile, &rows)?;
     }
     for row in rows.iter().filter(|row| !row.outcome.verified) {
         eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict);
     }
-    let verified = rows.iter().all(|row| row.outcome.verified);
-    Ok(if verified { Outcome::Done } else { Outcome::No })
+    Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
 /// The counts of cores to run a design on. With atomics no core of the server does anything.
@@ -223,10 +216,8 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
                 row.setup.cores.to_string()
             },
             figure(outcome.rate_mops),
-            row.published
-                .map_or_else(String::new, |p| p.value.to_string()),
-            row.relative_error
-                .map_or_else(String::new, |e| format!("{:+.1} %", 100.0 * e)),
+            or_nothing(row.published, |p| p.value),
+            relative_error(row.relative_error),
             if atomics {
                 "-".to_owned()
             } else {
@@ -234,7 +225,7 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
             },
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
-            if outcome.verified { "yes" } else { "NO" }.to_owned(),
+            yes_or_no(outcome.verified).to_owned(),
         ]);
     }
     print(shown)?;

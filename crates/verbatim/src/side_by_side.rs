@@ -1,0 +1,170 @@
+//! What every command shares that runs the designs of a system side by side, and its server until it is told to stop.
+
+use std::fmt::Display;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bench::pin::allowed;
+use bench::stats::Spread;
+use serde::Serialize;
+use service::{Server, Service};
+
+use crate::Outcome;
+use crate::children::Placement;
+use crate::output::{self, figure, print_typed};
+
+/// Cores for a server and its clients. Says so where figures will mean little.
+pub(crate) fn place(
+    workers: usize,
+    clients: usize,
+    threads: usize,
+    who: &str,
+) -> Result<Placement> {
+    if cfg!(debug_assertions) {
+        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
+    }
+    let cores = allowed()?;
+    let placement = Placement::new(&cores, workers, clients, threads);
+    if placement.is_shared() {
+        eprintln!(
+            "note: {} workers and {who} share {} cores: figures depend on who runs when",
+            workers + clients * threads,
+            cores.len()
+        );
+    }
+    Ok(placement)
+}
+
+/// Refuses more client processes than there may be.
+pub(crate) fn check_clients(clients: usize) -> Result<()> {
+    if clients > 64 {
+        bail!("--clients {clients} are too many processes; at most 64");
+    }
+    Ok(())
+}
+
+/// Refuses postlists that no window holds.
+pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
+    if postlist > window {
+        bail!(
+            "--postlist {postlist} is more than --window {window}: a client cannot post more than it may have \
+             outstanding; lower one or raise the other"
+        );
+    }
+    Ok(())
+}
+
+/// Runs everything once, then everything again: what disturbs the machine for a while disturbs all alike.
+pub(crate) fn interleaved<T: Copy, R: Serialize>(
+    rounds: u32,
+    contenders: &[T],
+    json: bool,
+    name: impl Fn(T) -> String,
+    mut one: impl FnMut(u32, T) -> Result<R>,
+) -> Result<Vec<R>> {
+    let bar = output::progress(u64::from(rounds) * contenders.len() as u64);
+    let mut all = Vec::new();
+    for round in 0..rounds {
+        for &contender in contenders {
+            bar.set_message(name(contender));
+            let done = one(round, contender)?;
+            if json {
+                print_typed("round", &done)?;
+            }
+            all.push(done);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(all)
+}
+
+/// Runs setups on simulated NICs, one after the other, with a progress bar.
+pub(crate) fn simulated<S, R>(
+    setups: Vec<S>,
+    name: impl Fn(&S) -> String,
+    mut one: impl FnMut(S, &[R]) -> Result<R>,
+) -> Result<Vec<R>> {
+    let bar = output::progress(setups.len() as u64);
+    let mut rows = Vec::new();
+    for setup in setups {
+        bar.set_message(name(&setup));
+        let row = one(setup, &rows)?;
+        rows.push(row);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// The spread of figures, of which there is one at least.
+pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Result<Spread> {
+    let all: Vec<f64> = figures.into_iter().collect();
+    Spread::of(&all).context("nothing was measured")
+}
+
+/// The outcome of a comparison.
+pub(crate) fn outcome(verified: bool) -> Outcome {
+    if verified { Outcome::Done } else { Outcome::No }
+}
+
+/// A rate in a table: median, least and most, in 10^6 a second.
+pub(crate) fn rate(rate: Spread) -> String {
+    let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
+    format!("{median} M ({min}..{max})")
+}
+
+/// Whether something was verified, in a table.
+pub(crate) fn yes_or_no(verified: bool) -> &'static str {
+    if verified { "yes" } else { "NO" }
+}
+
+/// What is there, in a table, or nothing.
+pub(crate) fn or_nothing<T, D: Display>(value: Option<T>, shown: impl Fn(T) -> D) -> String {
+    value.map_or_else(String::new, |value| shown(value).to_string())
+}
+
+/// A relative error in a table.
+pub(crate) fn relative_error(error: Option<f64>) -> String {
+    or_nothing(error, |e| format!("{:+.1} %", 100.0 * e))
+}
+
+/// Waits until the server is to stop, or broke. Every second `check` may end it with an error; what the server has
+/// `done` so far and a `message` about it, with the rate in 10^6 a second, are shown.
+pub(crate) fn wait<S: Service>(
+    (server, stop): (&Server<S>, &Receiver<()>),
+    json: bool,
+    check: impl Fn() -> Result<()>,
+    done: impl Fn(&S::Stats) -> u64,
+    message: impl Fn(&S::Stats, &str) -> String,
+) -> Result<()> {
+    let bar = output::activity(json);
+    let (mut before, mut since) = (done(&server.stats()), Instant::now());
+    while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+        if let Some(failure) = server.failure() {
+            bar.finish_and_clear();
+            bail!("a worker ended: {failure}");
+        }
+        check()?;
+        if bar.is_hidden() {
+            continue;
+        }
+        let stats = server.stats();
+        let now = done(&stats);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52 in a second
+        let rate = now.saturating_sub(before) as f64 / since.elapsed().as_secs_f64();
+        bar.set_message(message(&stats, &figure(rate / 1e6)));
+        (before, since) = (now, Instant::now());
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// What a command that served comes to.
+pub(crate) fn served(failure: Option<String>) -> Result<Outcome> {
+    match failure {
+        Some(failure) => bail!("a worker ended: {failure}"),
+        None => Ok(Outcome::Done),
+    }
+}
