@@ -16,6 +16,7 @@ mod kv;
 mod ledger;
 mod model;
 mod nic;
+mod outcome;
 mod output;
 mod paper;
 mod pcie_counters;
@@ -27,6 +28,8 @@ mod stop;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use outcome::Outcome;
 use tracing_subscriber::EnvFilter;
 
 use crate::output::StdoutClosed;
@@ -70,17 +73,6 @@ enum Command {
     Explain(explain::Args),
     /// Every published number beside ours, with the error
     Paper(paper::Args),
-}
-
-/// What a command came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// Exit status 0.
-    Done,
-    /// Exit status 1: it ran, and the answer is no.
-    No,
-    /// The exit status of the program that it ran.
-    Exit(u8),
 }
 
 fn main() -> ExitCode {
