@@ -18,7 +18,6 @@ use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
-use crate::engine::Look;
 use crate::event::{EventQueue, Unacknowledged};
 use crate::live;
 use crate::nic::Nic;
@@ -48,6 +47,17 @@ const ENDED_TURNS: u32 = 64;
 
 /// Polls in a row that begin with sends when one was filled by receives alone, as long as sends fill them.
 const SEND_TURNS: u8 = 4;
+
+/// Why the engine looks at a completion queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Something may have happened; the last look may have been just now.
+    Called,
+    /// The same, a tick or more after the last one.
+    Tick,
+    /// The queue can be overrun.
+    Watch,
+}
 
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct Channel {
@@ -254,7 +264,7 @@ impl Cq {
     /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
     #[inline(always)]
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
-        self.nic.check_mail();
+        self.nic.check_arrivals();
         if xrc::in_use() {
             // What has arrived in a domain is handed to the queues.
             xrc::progress(self.nic);

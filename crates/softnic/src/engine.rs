@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::biased_lock::Visit;
+use crate::cq::Look;
 use crate::nic::Nic;
+use crate::registry;
 use crate::xrc;
 use shm::barrier;
 use shm::fabric::Peer;
@@ -31,17 +33,6 @@ const WATCH: Duration = Duration::from_millis(100);
 /// Ticks in a row without a deadline until it sleeps without limit. What is kept back under load comes and goes,
 /// and calling a sleeping engine is a system call.
 const LINGER_TICKS: u32 = 16;
-
-/// Why the engine looks at a completion queue.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Something may have happened; the last look may have been just now.
-    Called,
-    /// The same, a tick or more after the last one.
-    Tick,
-    /// The queue can be overrun.
-    Watch,
-}
 
 /// Starts the engine's thread, which waits for the NIC that it is for and ends if the sender is dropped instead. Signals are left to the program's own threads.
 pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
@@ -109,8 +100,8 @@ fn run(nic: &'static Nic) {
             nic.maps
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
-        nic.tell_imported_contexts();
-        nic.check_mail();
+        registry::of(nic).tell_imported_contexts();
+        nic.check_arrivals();
         if progress(nic, look) {
             idle_ticks = 0;
             nic.engine_ticks.store(true, Ordering::Relaxed);
@@ -142,7 +133,7 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
     // Nobody may need the engine now: programs that do find their locks as they were.
     let _visit = (look == Look::Watch).then(Visit::begin);
     let mut waiting = false;
-    for cq in nic.all_cqs() {
+    for cq in registry::of(nic).all_cqs() {
         if look != Look::Watch || cq.is_watched() {
             waiting |= cq.engine_progress(look);
         }
@@ -150,7 +141,7 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
     if xrc::in_use() {
         waiting |= xrc::engine_progress(nic);
     }
-    waiting |= nic.read_mail_put_off();
+    waiting |= registry::of(nic).read_notices_put_off(nic);
     waiting |= nic.has_messages();
     waiting
 }

@@ -64,12 +64,15 @@ mod mw;
 mod nic;
 mod path;
 mod pd;
+mod process;
 #[allow(unsafe_code)]
 mod qp;
 mod qp_state;
+mod record;
 #[allow(unsafe_code)]
 mod recv;
 mod region_cache;
+mod registry;
 #[allow(unsafe_code)]
 mod send;
 #[allow(unsafe_code)]

@@ -391,7 +391,7 @@ impl Qp {
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         let mask = self.full_type.relevant(mask);
         // Rings that are on their way belong to the present state.
-        self.nic.check_mail();
+        self.nic.check_arrivals();
         let mut control = lock(&self.control);
         let from = self.state();
         let limits = Limits {
@@ -632,7 +632,7 @@ impl Qp {
         };
         self.context.discard_events(handle);
         self.unacknowledged.wait();
-        self.nic.remove_qp(self.index);
+        self.nic.objects.remove_qp(self.index);
         self.send_cq.uses.fetch_sub(1, Ordering::Relaxed);
         self.recv_cq.uses.fetch_sub(1, Ordering::Relaxed);
         if let Some(srq) = &self.srq {

@@ -10,7 +10,7 @@
 //! A domain is one of this process: another process that opens the same file gets a domain of its own.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::cq::Cq;
 use crate::lock::lock;
@@ -67,10 +67,34 @@ pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
+/// The domains of all NICs that this process has had (a forked child has one of its own).
+static DOMAINS: Mutex<Vec<Weak<Xrcd>>> = Mutex::new(Vec::new());
+
+/// The domains of `nic`.
+fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
+    let mut domains = lock(&DOMAINS);
+    domains.retain(|domain| domain.strong_count() != 0);
+    let live = domains.iter().filter_map(Weak::upgrade);
+    live.filter(|domain| std::ptr::eq(domain.nic, nic))
+        .collect()
+}
+
+/// The domain of `nic` that a file names.
+pub(crate) fn domain_of(nic: &Nic, file: FileId) -> Option<Arc<Xrcd>> {
+    domains(nic)
+        .into_iter()
+        .find(|domain| domain.file == Some(file))
+}
+
+/// Has polls and the engine look after a domain.
+pub(crate) fn add_domain(domain: &Arc<Xrcd>) {
+    lock(&DOMAINS).push(Arc::downgrade(domain));
+}
+
 /// Hands out what has arrived in all domains.
 #[cold]
 pub(crate) fn progress(nic: &Nic) {
-    for domain in nic.xrcds() {
+    for domain in domains(nic) {
         domain.progress();
     }
 }
@@ -78,7 +102,7 @@ pub(crate) fn progress(nic: &Nic) {
 /// The same by the engine. True if a record waits for a deadline.
 pub(crate) fn engine_progress(nic: &Nic) -> bool {
     let mut waiting = false;
-    for domain in nic.xrcds() {
+    for domain in domains(nic) {
         waiting |= domain.progress();
         domain.settle_arming();
     }
@@ -88,7 +112,7 @@ pub(crate) fn engine_progress(nic: &Nic) -> bool {
 /// A CQ has been armed: peers that send to the domains' queue pairs are to call the engine.
 #[cold]
 pub(crate) fn arm(nic: &Nic) {
-    for domain in nic.xrcds() {
+    for domain in domains(nic) {
         domain.gatherer.set_armed(ARMED_ANY);
     }
     // SYNC POINT A, as in `Cq::arm`.
@@ -223,6 +247,6 @@ impl Xrcd {
 
 impl Drop for Xrcd {
     fn drop(&mut self) {
-        self.nic.remove_cq(self.gatherer.index);
+        self.nic.objects.remove_cq(self.gatherer.index);
     }
 }

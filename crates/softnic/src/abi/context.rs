@@ -7,7 +7,8 @@ use verbs_abi::ibv_context;
 
 use crate::context::Context;
 use crate::live::{self, Object};
-use crate::nic::{self, Nic, NicError};
+use crate::nic::{Nic, NicError};
+use crate::process;
 use shm::fabric::FabricError;
 use shm::shortage::errno_of;
 
@@ -43,7 +44,7 @@ pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
 
 /// The NIC of this process.
 pub(super) fn the_nic() -> Result<&'static Nic, c_int> {
-    nic::get().map_err(|e| errno_of_nic(&e))
+    process::get().map_err(|e| errno_of_nic(&e))
 }
 
 fn errno_of_nic(e: &NicError) -> c_int {

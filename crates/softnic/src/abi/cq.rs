@@ -15,6 +15,7 @@ use crate::cq::{Channel, Cq, Polling};
 use crate::device;
 use crate::event::EventQueue;
 use crate::live;
+use crate::registry;
 use shm::shortage::errno_of;
 
 /// A completion channel; the program's handle points to its first field.
@@ -80,7 +81,7 @@ pub(super) fn new_cq(
     }
     let channel = channel.map(|handle| Arc::clone(&handle.channel));
     let uses = channel.clone();
-    let cq = context.nic.add_cq(|index| {
+    let cq = registry::of(context.nic).add_cq(context.nic, |index| {
         abi.cqe = c_int::try_from(cqe).map_err(|_| libc::EINVAL)?;
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let depth = cqe as usize;
@@ -95,7 +96,7 @@ pub(super) fn new_cq(
 
 /// The CQ of an XRC domain: peers arm and call it, the program never sees it.
 pub(super) fn domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
-    context.nic.add_cq(|index| {
+    registry::of(context.nic).add_cq(context.nic, |index| {
         let mut abi = ibv_cq_ex::zeroed();
         abi.context = context.handle();
         Ok(Arc::new(Cq::new(context, index, 1, abi, None, None)))
@@ -128,7 +129,7 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     if !live::start_ending::<Cq>(handle) {
         return Err(libc::EINVAL);
     }
-    cq.nic.remove_cq(cq.index);
+    cq.nic.objects.remove_cq(cq.index);
     if let Some(channel) = &cq.channel {
         let this = cq.handle();
         channel.events.discard(|h| *h == this);

@@ -16,6 +16,7 @@ use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::device;
 use crate::identity::Identity;
+use crate::registry;
 use crate::sysfs::UVERBS_NAME;
 
 /// The one device. Programs read it; nobody writes.
@@ -121,7 +122,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
     // Of another fabric, or ended: its device is not here.
     let home = nic.fabric.named(name)?.ok_or(libc::ENODEV)?;
     let context = new_context(the_device(), fd, Some(home))?;
-    nic.add_imported_context(context);
+    registry::of(nic).add_imported_context(context);
     Ok(context::hand_out(context))
 }
 
@@ -138,7 +139,7 @@ pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
 /// (`ibv_import_device(3)`), as rdma-core does.
 #[allow(unsafe_code)]
 fn end_import(context: &'static Context) {
-    context.nic.remove_imported_context(context);
+    registry::of(context.nic).remove_imported_context(context);
     // A program that did not duplicate it has given us our own.
     if context.nic.cmd_fd() != Ok(context.cmd_fd) {
         // SAFETY: the program handed the descriptor over when it imported the device, and `close_device` has taken the

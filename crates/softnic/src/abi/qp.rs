@@ -17,6 +17,7 @@ use crate::live;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp};
 use crate::qp_state::QpType;
+use crate::registry;
 use crate::send::Builder;
 use crate::srq::Srq;
 use crate::xrc::Xrc;
@@ -168,7 +169,7 @@ fn new_qp(
     abi.srq = init.srq;
     abi.qp_type = init.qp_type;
     let (number, domain) = (pd.number, Some(Arc::clone(&pd)));
-    let qp = context.nic.add_qp(|index| {
+    let qp = registry::of(context.nic).add_qp(context.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context,
@@ -245,7 +246,7 @@ fn create_xrc_recv(
     let mut init_attr = ibv_qp_init_attr::zeroed();
     init_attr.qp_context = init.qp_context;
     init_attr.qp_type = init.qp_type;
-    let qp = c.nic.add_qp(|index| {
+    let qp = registry::of(c.nic).add_qp(c.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context: c,
@@ -288,7 +289,9 @@ pub(super) fn open_qp(
         return Err(libc::EINVAL);
     }
     let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
-    let qp = context.nic.qp_by_number(attr.qp_num).ok_or(libc::EINVAL)?;
+    let qp = registry::of(context.nic)
+        .qp_by_number(attr.qp_num)
+        .ok_or(libc::EINVAL)?;
     let same = matches!(&qp.xrc, Xrc::Recv(domain, _) if Arc::ptr_eq(domain, &handle.domain));
     if !same {
         return Err(libc::EINVAL);

@@ -21,6 +21,7 @@ use crate::live;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, SpreadUse};
 use crate::qp_state::QpType;
+use crate::registry;
 use crate::steering::spread::{HASH_FIELDS, KEY_BYTES, Spread};
 use crate::xrc::Xrc;
 
@@ -216,7 +217,7 @@ fn add_raw_qp(
     init_attr: ibv_qp_init_attr,
     spread: Option<SpreadUse>,
 ) -> Result<Arc<Qp>, c_int> {
-    let qp = context.nic.add_qp(|index| {
+    let qp = registry::of(context.nic).add_qp(context.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context,

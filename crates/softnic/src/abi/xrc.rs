@@ -14,6 +14,7 @@ use super::edge::In;
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::live;
+use crate::xrc;
 use crate::xrc::{FileId, Xrcd};
 
 /// An open XRC domain; the program's handle points to its first field.
@@ -42,7 +43,7 @@ pub(super) fn open_xrcd(
         return Err(libc::EINVAL);
     }
     let file = file_id(attr.fd)?;
-    let found = file.and_then(|file| c.nic.xrcd_of(file));
+    let found = file.and_then(|file| xrc::domain_of(c.nic, file));
     // The errno values are those of the kernel's `ib_uverbs_open_xrcd`.
     let domain = match found {
         Some(_) if attr.oflags & libc::O_EXCL != 0 => return Err(libc::EINVAL),
@@ -52,7 +53,7 @@ pub(super) fn open_xrcd(
         }
         None => {
             let domain = Xrcd::new(c.nic, file, domain_cq(c)?);
-            c.nic.add_xrcd(&domain);
+            xrc::add_domain(&domain);
             domain
         }
     };

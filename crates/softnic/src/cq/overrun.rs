@@ -17,7 +17,6 @@ use verbs_abi::IBV_EVENT_CQ_ERR;
 
 use super::*;
 use crate::biased_lock::BiasedGuard;
-use crate::engine::Look;
 use crate::lock::lock;
 use crate::srq::Srq;
 

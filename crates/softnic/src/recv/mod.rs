@@ -17,13 +17,14 @@ use crate::nic::Nic;
 use crate::path;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, rnr_timer_ns};
+use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::send::{self, FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind};
+use crate::send;
 use crate::sge::{SgeError, Window, checked_sge};
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
-use shm::fabric::ring::{Consumer, Header, Record};
+use shm::fabric::ring::{Consumer, Record};
 use shm::mem::{Fault, copy};
 
 use inbound::Path;
@@ -669,16 +670,4 @@ fn not_placed(
     };
     sink.push(failed(qp, wr_id, status));
     handled
-}
-
-/// A header of a record that this side would write.
-#[inline(always)]
-pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> Header {
-    Header {
-        kind: kind as u8,
-        flags,
-        imm,
-        len,
-        extra,
-    }
 }

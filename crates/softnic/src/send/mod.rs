@@ -34,7 +34,8 @@ use crate::path::message::Psn;
 use crate::path::requester::Requester;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType, ack_timeout_ns};
-use crate::recv::{call_if_armed, failed, header};
+use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
+use crate::recv::{call_if_armed, failed};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{Copies, checked_sge};
 use shm::clock::now_ns;
@@ -58,44 +59,6 @@ pub(crate) use messages::{execute_request, take_answer};
 pub(crate) use one_sided::{FlushRange, Target};
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
-
-/// `flags` of a record: the receiver's CQ may be armed for solicited completions only.
-pub(crate) const FLAG_SOLICITED: u8 = 1;
-
-/// `flags` of a record: the payload is a list of SGEs in the sender's memory.
-pub(crate) const FLAG_BY_REFERENCE: u8 = 2;
-
-/// `flags` of a record: it answers a message of the receiver's, whose completion comes first.
-pub(crate) const FLAG_BEHIND_SENDS: u8 = 4;
-
-/// `kind` of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    Send = 1,
-    SendWithImm = 2,
-    WriteWithImm = 3,
-    SendWithInv = 4,
-    /// An Ethernet frame; in the place of an immediate its flow's tag.
-    Frame = 5,
-    /// The same, with right checksums.
-    CheckedFrame = 6,
-}
-
-impl Kind {
-    #[inline]
-    pub(crate) fn from_header(kind: u8) -> Option<Self> {
-        match kind {
-            1 => Some(Self::Send),
-            2 => Some(Self::SendWithImm),
-            3 => Some(Self::WriteWithImm),
-            4 => Some(Self::SendWithInv),
-            5 => Some(Self::Frame),
-            6 => Some(Self::CheckedFrame),
-            _ => None,
-        }
-    }
-}
 
 /// What a send queue has for the poll of its CQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

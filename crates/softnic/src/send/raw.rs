@@ -100,11 +100,7 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
 
 /// Is the target a queue pair of the context that sends?
 fn is_own(qp: &Qp, target: &Target<'_>) -> bool {
-    target.peer.is_self
-        && qp
-            .nic
-            .qp(target.qp)
-            .is_some_and(|other| other.has_context_of(qp))
+    target.peer.is_self && qp.nic.objects.share_a_context(target.qp, qp.index)
 }
 
 fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &Target<'_>) -> Option<usize> {

@@ -1,0 +1,105 @@
+//! The NIC of this process: made at the first call, left when the process ends.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::device::Port;
+use crate::engine;
+use crate::identity::Identity;
+use crate::lock::lock;
+use crate::nic::{LAST_ERROR, Nic, NicError, NicParts};
+use crate::path::Network;
+use crate::registry::Registry;
+use shm::fabric::Fabric;
+
+/// The NIC, and the pid of the process that joined: a forked child joins anew.
+static NIC: Mutex<Option<(u32, &'static Nic)>> = Mutex::new(None);
+/// The folder that is left at exit.
+static AT_EXIT: AtomicBool = AtomicBool::new(false);
+
+/// The NIC of this process, made at the first call.
+pub(crate) fn get() -> Result<&'static Nic, NicError> {
+    let pid = std::process::id();
+    let mut nic = lock(&NIC);
+    if let Some((p, nic)) = *nic
+        && p == pid
+    {
+        return Ok(nic);
+    }
+    match new_nic() {
+        Ok(new) => {
+            *nic = Some((pid, new));
+            if !AT_EXIT.swap(true, Ordering::Relaxed) {
+                engine::at_exit(leave);
+            }
+            Ok(new)
+        }
+        Err(e) => {
+            tracing::error!("no software NIC: {e}");
+            *lock(&LAST_ERROR) = Some(e.to_string());
+            Err(e)
+        }
+    }
+}
+
+extern "C" fn leave() {
+    if let Ok(nic) = NIC.try_lock()
+        && let Some((pid, nic)) = *nic
+        && pid == std::process::id()
+    {
+        let_notices_be_read(nic);
+        nic.fabric.leave();
+    }
+}
+
+/// How long a process that ends waits for its peers to read their connection notices: longer than a busy machine keeps a thread from
+/// running. Only a peer that was stopped makes it wait so long.
+const LAST_NOTICES: Duration = Duration::from_secs(2);
+
+fn new_nic() -> Result<&'static Nic, NicError> {
+    let port = Port::from_env()?;
+    let identity = Identity::from_env()?;
+    let network = Network::from_env()?;
+    // Before anything that others see: a process that cannot have a thread leaves nothing behind.
+    let engine = engine::begin().map_err(NicError::Engine)?;
+    let fabric = Fabric::join(&Fabric::default_dir()?)?;
+    shm::mem::survive_faults();
+    // It lives as long as the process: handles that a program forgot to destroy stay valid.
+    let nic: &'static Nic = Box::leak(Box::new(Nic::new(NicParts {
+        fabric,
+        port,
+        identity,
+        network,
+        objects: Box::leak(Box::new(Registry::new())),
+    })));
+    // The thread lives until it has received this.
+    let _ = engine.send(nic);
+    Ok(nic)
+}
+
+/// Waits until the peers have found the rings that this process made for them, before it ends.
+///
+/// What lies in a ring that is known can be read when its sender is gone; a ring that is not known is lost, and
+/// datagrams with it whose sends have completed. On a wire they would be on their way.
+fn let_notices_be_read(nic: &Nic) {
+    let unread: Vec<_> = nic
+        .fabric
+        .opened_peers()
+        .into_iter()
+        .filter_map(|peer| {
+            let count = peer.segment.mailbox().count();
+            (!peer.segment.mailbox().has_dealt_with(count)).then_some((peer, count))
+        })
+        .collect();
+    let start = Instant::now();
+    for (peer, count) in &unread {
+        peer.wake();
+        while !peer.segment.mailbox().has_dealt_with(*count)
+            && !peer.is_dead()
+            && start.elapsed() < LAST_NOTICES
+        {
+            cancellation::sleep(Duration::from_micros(100));
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What the records in rings say: their kinds, flags and headers.
+
+use shm::fabric::ring::Header;
+
+/// A header of a record that this side would write.
+#[inline(always)]
+pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> Header {
+    Header {
+        kind: kind as u8,
+        flags,
+        imm,
+        len,
+        extra,
+    }
+}
+
+/// `flags` of a record: the receiver's CQ may be armed for solicited completions only.
+pub(crate) const FLAG_SOLICITED: u8 = 1;
+
+/// `flags` of a record: the payload is a list of SGEs in the sender's memory.
+pub(crate) const FLAG_BY_REFERENCE: u8 = 2;
+
+/// `flags` of a record: it answers a message of the receiver's, whose completion comes first.
+pub(crate) const FLAG_BEHIND_SENDS: u8 = 4;
+
+/// `kind` of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Send = 1,
+    SendWithImm = 2,
+    WriteWithImm = 3,
+    SendWithInv = 4,
+    /// An Ethernet frame; in the place of an immediate its flow's tag.
+    Frame = 5,
+    /// The same, with right checksums.
+    CheckedFrame = 6,
+}
+
+impl Kind {
+    #[inline]
+    pub(crate) fn from_header(kind: u8) -> Option<Self> {
+        match kind {
+            1 => Some(Self::Send),
+            2 => Some(Self::SendWithImm),
+            3 => Some(Self::WriteWithImm),
+            4 => Some(Self::SendWithInv),
+            5 => Some(Self::Frame),
+            6 => Some(Self::CheckedFrame),
+            _ => None,
+        }
+    }
+}

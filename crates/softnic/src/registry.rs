@@ -1,0 +1,236 @@
+//! The objects of this process's NIC: its queue pairs and completion queues by place, and what peers send them.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::lock::lock;
+use crate::nic::{Nic, Objects};
+use crate::qp::Qp;
+use crate::recv::take_request;
+use crate::send::take_answer;
+use shm::fabric::layout::*;
+use shm::fabric::mailbox::MAILBOX_SLOTS;
+use shm::sync::SpinLock;
+
+/// The connection notices of peers, as their reader sees them.
+#[derive(Default)]
+struct Notices {
+    /// Position of the next one.
+    next: u64,
+    /// Those of processes that could not be reached for want of descriptors or memory.
+    put_off: Vec<u64>,
+}
+
+/// The objects of a NIC.
+pub(crate) struct Registry {
+    qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
+    next_qp: AtomicUsize,
+    cqs: Mutex<Vec<Option<Arc<Cq>>>>,
+    /// Contexts that stand for other processes' devices, until those have ended.
+    imported_contexts: Mutex<Vec<&'static Context>>,
+    notices: SpinLock<Notices>,
+}
+
+/// The objects of `nic`.
+pub(crate) fn of(nic: &Nic) -> &'static Registry {
+    match nic.objects.as_any().downcast_ref() {
+        Some(registry) => registry,
+        None => unreachable!("`process::new_nic` makes every NIC with a registry"),
+    }
+}
+
+impl Objects for Registry {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    /// Opens the rings that peers made for queue pairs of this process.
+    fn read_notices(&self, nic: &Nic) {
+        let mailbox = nic.me().segment.mailbox();
+        // Held until all are dealt with, in the order in which they came.
+        let mut notices = self.notices.lock();
+        while let Some(notice) = mailbox.take(&mut notices.next) {
+            nic.note_read(notices.next);
+            if self.open_ring(nic, notice).is_err() && notices.put_off.len() < MAILBOX_SLOTS {
+                notices.put_off.push(notice);
+                nic.call_engine();
+            }
+            mailbox.dealt_with(notices.next);
+        }
+    }
+
+    /// Gives the messages that have arrived to their queue pairs. Nobody holds the lock of a queue.
+    fn deliver(&self, nic: &Nic) {
+        let Some(network) = &nic.network else { return };
+        network.deliver(|message| {
+            // A message to a queue pair that does not exist is lost.
+            let Some(qp) = self.qp_by_number(message.dest_qpn) else {
+                return;
+            };
+            if message.op.is_answer() {
+                take_answer(&qp, &message);
+            } else {
+                take_request(&qp, message);
+            }
+        });
+    }
+
+    fn share_a_context(&self, one: usize, other: usize) -> bool {
+        let (one, other) = (self.qp(one), self.qp(other));
+        one.zip(other)
+            .is_some_and(|(one, other)| one.has_context_of(&other))
+    }
+
+    /// Takes the queue pair at `index` out.
+    fn remove_qp(&self, index: usize) {
+        let removed = self.qps.get(index).and_then(|place| place.lock().take());
+        drop(removed);
+    }
+
+    /// Takes the completion queue at `index` out.
+    fn remove_cq(&self, index: usize) {
+        if let Some(place) = lock(&self.cqs).get_mut(index) {
+            *place = None;
+        }
+    }
+}
+
+impl Registry {
+    /// Without any object.
+    pub(crate) fn new() -> Self {
+        Self {
+            qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),
+            next_qp: AtomicUsize::new(0),
+            cqs: Mutex::new(Vec::new()),
+            imported_contexts: Mutex::new(Vec::new()),
+            notices: SpinLock::new(Notices::default()),
+        }
+    }
+
+    /// Makes a queue pair with `make` in a free place. Places are used in turn, so that a number comes back
+    /// as late as possible.
+    pub(crate) fn add_qp(
+        &self,
+        nic: &Nic,
+        make: impl FnOnce(usize) -> Result<Arc<Qp>, i32>,
+    ) -> Result<Arc<Qp>, i32> {
+        for _ in 0..MAX_QPS {
+            let index = self.next_qp.fetch_add(1, Ordering::Relaxed) % MAX_QPS;
+            let mut place = self.qps[index].lock();
+            if place.is_none() {
+                nic.fabric
+                    .reserve(
+                        QPS_AT + index * size_of::<QpShared>(),
+                        size_of::<QpShared>(),
+                    )
+                    .map_err(|_| libc::ENOMEM)?;
+                let qp = make(index)?;
+                *place = Some(Arc::clone(&qp));
+                return Ok(qp);
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+
+    /// The queue pair at `index`.
+    pub(crate) fn qp(&self, index: usize) -> Option<Arc<Qp>> {
+        self.qps.get(index)?.lock().clone()
+    }
+
+    /// The queue pair of this process with that number.
+    pub(crate) fn qp_by_number(&self, qpn: u32) -> Option<Arc<Qp>> {
+        let qp = self.qp(qpn as usize % MAX_QPS)?;
+        (qp.qpn == qpn).then_some(qp)
+    }
+
+    /// Makes a completion queue with `make` in a free place.
+    pub(crate) fn add_cq(
+        &self,
+        nic: &Nic,
+        make: impl FnOnce(usize) -> Result<Arc<Cq>, i32>,
+    ) -> Result<Arc<Cq>, i32> {
+        let mut cqs = lock(&self.cqs);
+        let index = cqs.iter().position(Option::is_none).unwrap_or(cqs.len());
+        if index >= MAX_CQS {
+            return Err(libc::ENOMEM);
+        }
+        nic.fabric
+            .reserve(
+                CQS_AT + index * size_of::<CqShared>(),
+                size_of::<CqShared>(),
+            )
+            .map_err(|_| libc::ENOMEM)?;
+        let cq = make(index)?;
+        if index == cqs.len() {
+            cqs.push(None);
+        }
+        cqs[index] = Some(Arc::clone(&cq));
+        Ok(cq)
+    }
+
+    /// All completion queues.
+    pub(crate) fn all_cqs(&self) -> Vec<Arc<Cq>> {
+        lock(&self.cqs).iter().flatten().cloned().collect()
+    }
+
+    /// Has `context`, which stands for another process's device, hear of that process's end.
+    pub(crate) fn add_imported_context(&self, context: &'static Context) {
+        lock(&self.imported_contexts).push(context);
+        // It may have ended just now.
+        context.nic.me().wake();
+    }
+
+    /// Does not tell `context` any more.
+    pub(crate) fn remove_imported_context(&self, context: &'static Context) {
+        lock(&self.imported_contexts).retain(|c| !std::ptr::eq(*c, context));
+    }
+
+    /// Tells the contexts whose device's process has ended: they get `IBV_EVENT_DEVICE_FATAL`.
+    pub(crate) fn tell_imported_contexts(&self) {
+        lock(&self.imported_contexts).retain(|context| {
+            let ended = context.home.as_ref().is_some_and(|home| home.is_dead());
+            if ended {
+                context.raise_fatal();
+            }
+            !ended
+        });
+    }
+
+    /// Tries again to deal with the notices that were put off. True if some still are.
+    pub(crate) fn read_notices_put_off(&self, nic: &Nic) -> bool {
+        let mut notices = self.notices.lock();
+        notices
+            .put_off
+            .retain(|&notice| self.open_ring(nic, notice).is_err());
+        !notices.put_off.is_empty()
+    }
+
+    /// Opens the ring that a notice names.
+    ///
+    /// # Errors
+    /// This process has not what it takes to reach the sender: the notice is to be dealt with later.
+    fn open_ring(&self, nic: &Nic, notice: u64) -> Result<(), i32> {
+        let (slot, offset) = (
+            (notice >> 32) as usize,
+            (notice & 0xffff_ffff) as usize * 64,
+        );
+        let Some(peer) = nic.fabric.try_peer(slot)? else {
+            return Ok(());
+        };
+        let Some(header) = peer.segment.ring_header(offset) else {
+            return Ok(());
+        };
+        let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
+        let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
+            && header.dest_incarnation.load(Ordering::Relaxed) == nic.me().incarnation
+            && qpn >> QP_BITS == nic.me().slot;
+        match self.qp(qpn % MAX_QPS) {
+            Some(qp) if ours => qp.new_ring(peer, offset),
+            _ => header.detached.store(1, Ordering::Release),
+        }
+        Ok(())
+    }
+}
