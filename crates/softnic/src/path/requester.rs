@@ -138,10 +138,17 @@ impl Requester {
             .any(|request| request.result.is_some())
     }
 
-    /// How long the responder has given no answer at the time `now_ns`, and to how many repetitions.
-    pub(crate) fn silence(&self, now_ns: u64) -> (u64, u32) {
-        let since = self.silent_since.unwrap_or(now_ns);
-        (now_ns.saturating_sub(since), self.resends)
+    /// Whether the responder has answered neither for `patience_ns` nor to `retry_cnt` repetitions and one more, each of
+    /// which had its time.
+    pub(crate) fn is_given_up(&self, patience_ns: u64, retry_cnt: u8, now_ns: u64) -> bool {
+        let silent_for = |since| now_ns.saturating_sub(since) >= patience_ns;
+        self.silent_since.is_some_and(silent_for)
+            && self.resends > u32::from(retry_cnt)
+            && self.is_overdue(now_ns)
+    }
+
+    fn is_overdue(&self, now_ns: u64) -> bool {
+        !self.in_flight.is_empty() && now_ns.saturating_sub(self.sent_ns) >= RESEND_NS
     }
 
     /// Takes an answer; where its payload goes, if it is the result of a request in flight. The caller places it and
@@ -186,7 +193,7 @@ impl Requester {
 
     /// What is sent again now: the oldest requests, if no answer has come for long.
     pub(crate) fn overdue(&mut self, now_ns: u64) -> Vec<Vec<u8>> {
-        if self.in_flight.is_empty() || now_ns.saturating_sub(self.sent_ns) < RESEND_NS {
+        if !self.is_overdue(now_ns) {
             return Vec::new();
         }
         self.sent_ns = now_ns;
@@ -252,9 +259,9 @@ mod tests {
     fn an_acknowledgement_ends_all_before_it_also_when_numbers_wrap() {
         let (mut requester, sent) = requester(&[false; 4]);
         requester.on_answer(&sent[2].answer(Op::Ack, sent[2].psn), 1);
-        assert_eq!((requester.done(), requester.silence(5)), (3, (4, 0)));
+        assert_eq!(requester.done(), 3);
         requester.on_answer(&sent[3].answer(Op::Ack, sent[3].psn), 2);
-        assert_eq!((requester.done(), requester.silence(5)), (4, (0, 0)));
+        assert_eq!(requester.done(), 4);
     }
 
     #[test]
@@ -282,6 +289,21 @@ mod tests {
                 .on_answer(&sent[0].answer(Op::Result, sent[0].psn), 3)
                 .is_none()
         );
+    }
+
+    #[test]
+    fn a_silent_responder_is_given_up_when_the_last_repetition_had_its_time() {
+        let (mut requester, sent) = requester(&[false]);
+        let mut now = 0;
+        for _ in 0..3 {
+            now += RESEND_NS;
+            assert!(!requester.is_given_up(RESEND_NS, 2, now));
+            assert_eq!(requester.overdue(now).len(), 1);
+        }
+        assert!(!requester.is_given_up(RESEND_NS, 2, now));
+        assert!(requester.is_given_up(RESEND_NS, 2, now + RESEND_NS));
+        requester.on_answer(&sent[0].answer(Op::Waiting, sent[0].psn), now);
+        assert!(!requester.is_given_up(RESEND_NS, 2, now + RESEND_NS));
     }
 
     #[test]

@@ -253,26 +253,25 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     };
     let now = now_ns();
-    for request in requester.overdue(now) {
-        network.send(request);
+    let (timeout, retry_cnt) = qp.timeout();
+    let patience = ack_timeout_ns(timeout).map(|t| t * (u64::from(retry_cnt) + 1));
+    let is_given_up = patience.is_some_and(|ns| requester.is_given_up(ns, retry_cnt, now));
+    if !is_given_up {
+        for request in requester.overdue(now) {
+            network.send(request);
+        }
     }
-    let (done, failure) = (requester.done(), requester.failure());
-    let (silence, resends) = requester.silence(now);
+    let failure = is_given_up.then_some(IBV_WC_RETRY_EXC_ERR);
+    let (done, failure) = (requester.done(), requester.failure().or(failure));
     settle_front(qp, sq, done);
     if sq.pending.is_empty() || sq.stopped {
         return false;
     }
-    let (timeout, retry_cnt) = qp.timeout();
-    let patience = ack_timeout_ns(timeout).map(|t| t * (u64::from(retry_cnt) + 1));
     if let Some(status) = failure {
         fail_now(qp, sq, status);
-    } else if resends > u32::from(retry_cnt) && patience.is_some_and(|patience| silence >= patience)
-    {
-        fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
-    } else {
-        return true;
+        return false;
     }
-    false
+    true
 }
 
 /// Executes a request of a peer to one of this process's queue pairs; the payload of its result.
