@@ -307,6 +307,20 @@ fn tables_end_where_they_say() {
 }
 
 #[test]
+fn resolve_refuses_destinations_that_nobody_can_be() {
+    let port = roce();
+    let stranger = link_local_gid([9; 8]);
+    assert_eq!(port.resolve(&ah_global(0, link_local_gid(GUID))), Ok(()));
+    assert_eq!(port.resolve(&ah_global(0, stranger)), Err(libc::ETIMEDOUT));
+    assert_eq!(
+        port.resolve(&ah_global(0, gid("10.0.0.1"))),
+        Err(EINVAL),
+        "another address family"
+    );
+    assert_eq!(ib().resolve(&ah_global(0, stranger)), Ok(()));
+}
+
+#[test]
 fn check_ah_refuses_what_the_port_cannot_send() {
     let roce = roce();
     let dgid = gid("10.0.0.2");

@@ -328,4 +328,10 @@ const MEMORY: &[Deviation] = &[
         "the library reads through the null pointer",
         "died of signal 11",
     ),
+    Deviation::new(
+        Wrong,
+        "refusals::unknown_fields_of_attributes_are_not_supported",
+        "`ibv_create_cq_ex` takes attributes with fields that it does not know",
+        "ibv_create_cq_ex",
+    ),
 ];
