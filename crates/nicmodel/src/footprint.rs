@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::operation::{ATOMIC_BYTES, Method, Operation, OperationError};
+use crate::operation::{Method, Operation, OperationError};
 use crate::pcie::{Kind, Purpose, Transactions};
 use crate::profile::{LinkLayer, Profile};
-use crate::verb::{Transport, Verb};
+use crate::verb::{ATOMIC_BYTES, Transport, Verb};
 use crate::wire::{self, Exchange};
 use crate::wqe::{self, CACHE_LINE_BYTES};
 
@@ -166,7 +166,7 @@ impl Footprint {
         let operations = f64::from(len);
         let network = wire::exchange(profile, operation);
         let atomic = operation.verb.is_atomic();
-        let wqe_bytes = wqe::bytes(profile, operation);
+        let wqe_bytes = operation.wqe_bytes(profile);
         Ok(Self {
             operations,
             wqe_bytes,
@@ -244,7 +244,7 @@ impl Footprint {
 fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32) -> Side {
     let mut side = Side::default();
     let operations = f64::from(len);
-    let wqe_bytes = wqe::bytes(profile, operation);
+    let wqe_bytes = operation.wqe_bytes(profile);
     match method {
         Method::WqeByMmio => {
             let writes = operations * f64::from(wqe::lines(wqe_bytes));

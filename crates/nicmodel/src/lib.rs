@@ -45,8 +45,6 @@ pub mod wqe;
 
 pub use bounds::{Bounds, Load, Mix, Role};
 pub use footprint::{Footprint, MAX_POSTLIST, Side};
-pub use operation::{
-    ATOMIC_BYTES, MAX_MESSAGE_BYTES, MAX_SGES, Method, Operation, OperationError, Receive,
-};
+pub use operation::{MAX_MESSAGE_BYTES, MAX_SGES, Method, Operation, OperationError, Receive};
 pub use profile::Profile;
-pub use verb::{Transport, Verb};
+pub use verb::{ATOMIC_BYTES, Transport, Verb};

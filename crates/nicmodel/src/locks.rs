@@ -1,7 +1,7 @@
 //! Which lock of the NIC an atomic takes.
 
-use crate::operation::ATOMIC_BYTES;
 use crate::profile::Profile;
+use crate::verb::ATOMIC_BYTES;
 
 /// The lock of an atomic on this address: its low bits. Nothing if the NIC's locks are unknown.
 pub fn slot(profile: &Profile, address: u64) -> Option<u64> {

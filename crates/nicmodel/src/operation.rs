@@ -3,10 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::profile::Profile;
-use crate::verb::{Transport, Verb};
-
-/// Operands of atomics are 8 bytes (IBTA vol. 1, 9.4.5).
-pub const ATOMIC_BYTES: u32 = 8;
+use crate::verb::{ATOMIC_BYTES, Transport, Verb};
+use crate::wqe::header_bytes;
 
 /// Largest message (IBTA vol. 1, 9.7.7): 2^31 bytes.
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
@@ -198,6 +196,28 @@ impl Operation {
         self.inline && self.payload_bytes > 0 && self.verb.sends_payload()
     }
 
+    /// Size of the WQE: the header and either the inlined payload or the scatter/gather list.
+    ///
+    /// The size field belongs to inlined data. Without any (header-only, or data that the NIC fetches)
+    /// the header is shorter by it: 64 bytes for a header-only SEND on UD (Figure 5 of the paper).
+    pub fn wqe_bytes(&self, profile: &Profile) -> u32 {
+        let wqe = &profile.wqe;
+        let header = header_bytes(profile, self.verb, self.transport);
+        if self.inlines_payload() {
+            return header.saturating_add(self.payload_bytes);
+        }
+        let header = if self.verb.is_atomic() {
+            header
+        } else {
+            header.saturating_sub(wqe.inline_size_bytes.value)
+        };
+        if self.payload_bytes == 0 {
+            return header;
+        }
+        let list = wqe.sge_bytes.value.saturating_mul(self.num_sge);
+        header.saturating_add(list)
+    }
+
     /// Whether the responder completes a RECV for it.
     pub fn consumes_recv(&self) -> bool {
         self.verb == Verb::Send || (self.verb == Verb::RdmaWrite && self.imm)
@@ -269,7 +289,7 @@ impl Operation {
                 });
             }
         }
-        let bytes = crate::wqe::bytes(profile, self);
+        let bytes = self.wqe_bytes(profile);
         let max = profile.wqe.max_wqe_bytes.value;
         if bytes > max {
             return Err(OperationError::WqeTooLong { bytes, max });

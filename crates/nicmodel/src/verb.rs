@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::operation::ATOMIC_BYTES;
+/// Operands of atomics are 8 bytes (IBTA vol. 1, 9.4.5).
+pub const ATOMIC_BYTES: u32 = 8;
 
 /// A transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

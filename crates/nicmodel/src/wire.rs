@@ -4,9 +4,9 @@
 
 use serde::Serialize;
 
-use crate::operation::{ATOMIC_BYTES, Operation};
+use crate::operation::Operation;
 use crate::profile::{LinkLayer, Profile};
-use crate::verb::{Transport, Verb};
+use crate::verb::{ATOMIC_BYTES, Transport, Verb};
 
 /// Base transport header.
 const BTH: u32 = 12;

@@ -1,6 +1,5 @@
-//! Sizes of WQEs.
+//! Headers of WQEs, and what WQEs take in cache lines; their sizes are [`Operation::wqe_bytes`](crate::Operation::wqe_bytes).
 
-use crate::operation::Operation;
 use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
 
@@ -21,28 +20,6 @@ pub fn header_bytes(profile: &Profile, verb: Verb, transport: Transport) -> u32 
         Transport::Uc => wqe.uc_header_bytes.value,
         Transport::Ud => wqe.ud_header_bytes.value,
     }
-}
-
-/// Size of the WQE: the header and either the inlined payload or the scatter/gather list.
-///
-/// The size field belongs to inlined data. Without any (header-only, or data that the NIC fetches)
-/// the header is shorter by it: 64 bytes for a header-only SEND on UD (Figure 5 of the paper).
-pub fn bytes(profile: &Profile, operation: &Operation) -> u32 {
-    let wqe = &profile.wqe;
-    let header = header_bytes(profile, operation.verb, operation.transport);
-    if operation.inlines_payload() {
-        return header.saturating_add(operation.payload_bytes);
-    }
-    let header = if operation.verb.is_atomic() {
-        header
-    } else {
-        header.saturating_sub(wqe.inline_size_bytes.value)
-    };
-    if operation.payload_bytes == 0 {
-        return header;
-    }
-    let list = wqe.sge_bytes.value.saturating_mul(operation.num_sge);
-    header.saturating_add(list)
 }
 
 /// Cache lines of so many bytes that begin at a line: `ceil(bytes / 64)`.

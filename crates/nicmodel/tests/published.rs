@@ -90,7 +90,7 @@ fn wqe_headers_are_those_of_table_1() {
 fn wqe_sizes_and_thresholds() {
     let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
     let cib = nic("cib");
-    let lines = |operation| f64::from(wqe::lines(wqe::bytes(cib, &operation)));
+    let lines = |operation: Operation| f64::from(wqe::lines(operation.wqe_bytes(cib)));
     exact("wqe_ud_min_lines", lines(ud(1)));
     exact(
         "wqe_ud_ho_lines",
@@ -113,13 +113,13 @@ fn wqe_sizes_and_thresholds() {
     );
     assert_eq!((lines(ud(60)), lines(ud(61))), (2.0, 3.0));
     // Slide 18: 64 bytes of header, 4 of size, 8 of data, 52 unused.
-    let header_only = wqe::bytes(cib, &Operation::header_only(Transport::Ud));
+    let header_only = Operation::header_only(Transport::Ud).wqe_bytes(cib);
     exact("wqe_slide18_header", f64::from(header_only));
     exact(
         "wqe_slide18_size",
         f64::from(cib.wqe.inline_size_bytes.value),
     );
-    let response = wqe::bytes(cib, &ud(8));
+    let response = ud(8).wqe_bytes(cib);
     exact(
         "wqe_slide18_unused",
         f64::from(wqe::slot_bytes(response) - response),
@@ -206,7 +206,7 @@ fn what_the_requester_does() {
                         continue;
                     }
                     let n = f64::from(len);
-                    let lines = f64::from(wqe::lines(wqe::bytes(nic("cib"), &operation)));
+                    let lines = f64::from(wqe::lines(operation.wqe_bytes(nic("cib"))));
                     let payload_reads = if inline { 0.0 } else { n * fetches };
                     let mmio = postlist("cib", operation, Method::WqeByMmio, len).requester;
                     assert_eq!(mmio.mmio_writes(), n * lines, "{operation:?}");

@@ -294,7 +294,7 @@ fn shape(profile: &Profile, receive: Receive, key: ShapeKey, opcode: u8) -> Opti
         .map_or(1.0, |units| f64::from(units.value));
     let port = f64::from(profile.port.count.value) * profile.port.gbps.value / 8.0;
     let wire = |packets: nicmodel::wire::Packets| ps(packets.link_bytes(profile) / port);
-    let lines = wqe::lines(wqe::bytes(profile, &operation));
+    let lines = wqe::lines(operation.wqe_bytes(profile));
     Some(Shape {
         fetched: key.verb.sends_payload() && !key.inline && key.payload > 0,
         operation,

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -19,12 +19,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 
 use crate::deviations::{Deviation, Deviations, Kind};
 use crate::env::{Cap, Env, Outcome, Settings, Test};
+use crate::notes::{PATIENCE, print_notes};
+use crate::role::{ARG, ROLE, SETTINGS};
 use crate::{peer, worker};
 
-const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
-const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
-const PATIENCE: &str = "VERBATIM_TEST_PATIENCE";
-const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
+pub use crate::notes::{case, note, patience};
+pub use crate::role::role_command;
 
 /// Exit status of a skipped test.
 const SKIPPED: u8 = 77;
@@ -116,56 +116,6 @@ pub fn fresh_fabric(label: &str) -> PathBuf {
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     PathBuf::from(format!("/dev/shm/verbatim-conformance-{label}-{pid}-{n}"))
-}
-
-/// Where the running test is, for the message of a hang or a failure.
-static NOTE: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
-
-fn notes() -> MutexGuard<'static, (String, String)> {
-    NOTE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Says what the test is waiting for; empty when it goes on.
-pub fn note(text: &str) {
-    text.clone_into(&mut notes().1);
-}
-
-/// Says which of its cases the test is at.
-pub fn case(text: impl std::fmt::Display) {
-    notes().0 = text.to_string();
-}
-
-fn print_notes() {
-    let (case, note) = notes().clone();
-    for (what, text) in [("in the case", case), ("while", note)] {
-        if !text.is_empty() {
-            eprintln!("  {what} {text}");
-        }
-    }
-}
-
-/// How long a test waits for what must come before it gives up: not a bound on speed, only the end of a
-/// hang. `VERBATIM_TEST_PATIENCE` seconds, by default 20.
-#[must_use]
-pub fn patience() -> Duration {
-    let seconds = std::env::var(PATIENCE)
-        .ok()
-        .and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(20))
-}
-
-/// This program again, in another role.
-///
-/// # Errors
-/// The program's own path is unknown.
-pub fn role_command(role: &str, arg: &str, settings: &Settings) -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
-    command
-        .env(ROLE, role)
-        .env(ARG, arg)
-        .env(SETTINGS, serde_json::to_string(settings)?)
-        .stdin(Stdio::null());
-    Ok(command)
 }
 
 /// Waits for a child, at most until the deadline; `None` when it runs on.

@@ -26,6 +26,7 @@ mod env;
 pub mod harness;
 #[allow(unsafe_code)]
 pub mod memory;
+mod notes;
 #[allow(unsafe_code)]
 pub mod objects;
 pub mod pair;
@@ -35,6 +36,7 @@ mod provider;
 #[allow(unsafe_code)]
 pub mod raw;
 mod rng;
+mod role;
 mod suite;
 #[allow(unsafe_code)]
 pub mod tags;

@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::env::{Env, Settings};
-use crate::harness::role_command;
 use crate::objects::{Buf, Context, DeviceList};
 use crate::pair::{Address, Side, Spec};
 use crate::provider::ProviderKind;
+use crate::role::role_command;
 use crate::wr::{Remote, Verb};
 
 /// What a [`Peer`] is told.
@@ -159,10 +159,10 @@ impl Peer {
     /// Gives an order and waits for the answer.
     #[track_caller]
     pub fn ask(&mut self, order: &Order) -> Answer {
-        crate::harness::note(&format!("the peer does {order:?}"));
+        crate::notes::note(&format!("the peer does {order:?}"));
         tell(&mut self.orders, order).expect("the peer is there");
         let answer = hear(&mut self.answers).expect("the peer answers in words");
-        crate::harness::note("");
+        crate::notes::note("");
         answer.unwrap_or_else(|| panic!("the peer failed at {order:?}"))
     }
 

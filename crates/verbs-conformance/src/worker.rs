@@ -5,6 +5,7 @@
 //! says what it saw in a [`Report`].
 
 mod frames;
+mod message;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
@@ -16,14 +17,15 @@ use serde::{Deserialize, Serialize};
 use verbs_abi::*;
 
 use crate::env::{Cap, Env};
-use crate::harness::patience;
 use crate::memory::{MemKind, same};
+use crate::notes::patience;
 use crate::objects::{Buf, Channel, Context};
 use crate::pair::{Address, Side, Spec};
 use crate::rng::{Rng, pattern};
 use crate::wr::{Remote, SendWr, Verb, Wc, cmp_swp, fetch_add, read, send, write, write_imm};
 
 use frames::{Frames, Mac};
+use message::{check_message, message};
 
 /// How a worker is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -224,20 +226,6 @@ fn side(ctx: &Context, spec: &Spec, channel: Option<&Channel>) -> Side {
         side = side.sibling();
     }
     side
-}
-
-/// A message: its number, then the pattern of that number.
-fn message(number: u64, len: usize) -> Vec<u8> {
-    let mut bytes = number.to_le_bytes().to_vec();
-    bytes.extend(pattern(number, len.saturating_sub(8)));
-    bytes
-}
-
-#[track_caller]
-fn check_message(bytes: &[u8]) -> u64 {
-    let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-    same(bytes, &message(number, bytes.len()), 0);
-    number
 }
 
 impl Worker {

@@ -5,6 +5,7 @@
 //! is taken over from another profile, as assumed. On the software NIC all costs are those of software, and what comes out
 //! describes that and no hardware.
 
+mod about;
 mod fit;
 mod probes;
 mod write;
@@ -14,6 +15,7 @@ use nicmodel::Profile;
 use nicmodel::profile::{LinkLayer, ProfileError};
 use verbs::Provider;
 
+pub use about::About;
 pub use fit::Finding;
 pub use probes::Sample;
 use probes::{Probe, Results};
@@ -40,23 +42,6 @@ pub trait Machine {
     /// # Errors
     /// When the NIC cannot do that.
     fn measure(&mut self, stream: &Stream) -> Result<Sample>;
-}
-
-/// A machine and its NIC.
-#[derive(Clone, Debug)]
-pub struct About {
-    /// Name of the profile.
-    pub name: String,
-    /// NIC and machine in a line.
-    pub title: String,
-    /// What else a reader should know.
-    pub about: String,
-    /// What its port speaks.
-    pub link_layer: LinkLayer,
-    /// Numbers that somebody says: key, value, who.
-    pub said: Vec<(&'static str, f64, String)>,
-    /// Cores that post.
-    pub cores: usize,
 }
 
 /// What came of it.

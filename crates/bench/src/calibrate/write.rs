@@ -5,7 +5,7 @@ use std::fmt::Write;
 use nicmodel::Profile;
 use nicmodel::profile::LinkLayer;
 
-use super::About;
+use super::about::About;
 use super::fit::{Finding, Found};
 
 /// The tables of a profile, in their order.

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, queue_pair};
+use super::guideline::{Finding, Guideline, queue_pair};
 use crate::bounds::Resource;
 use crate::locks;
 use crate::op_profile::{OperationProfile, SlotCount};
@@ -73,7 +73,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
         if total > 0 {
             let (each, more) = (total / u64::from(all), total % u64::from(all));
             let places = (0..all).map(|index| SlotCount {
-                slot: index * crate::operation::ATOMIC_BYTES,
+                slot: index * crate::verb::ATOMIC_BYTES,
                 count: each + u64::from(u64::from(index) < more),
             });
             qp.atomic_slots = places.collect();

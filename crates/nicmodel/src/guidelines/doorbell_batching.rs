@@ -1,6 +1,6 @@
 use std::cmp::Reverse;
 
-use super::{Finding, Guideline, queue_pair};
+use super::guideline::{Finding, Guideline, queue_pair};
 use crate::footprint::Footprint;
 use crate::op_profile::{OperationProfile, QueuePair, real, whole};
 use crate::operation::Method;

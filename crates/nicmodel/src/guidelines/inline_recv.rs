@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, most, plural};
+use super::guideline::{Finding, Guideline, most, plural};
 use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::operation::Receive;
 use crate::profile::Profile;

@@ -6,6 +6,7 @@ mod atomic_locks;
 mod connected_qps;
 mod cpu_bypass;
 mod doorbell_batching;
+mod guideline;
 mod header_only;
 mod huge_pages;
 mod inline_recv;
@@ -16,38 +17,14 @@ mod read_window;
 mod unsignaled;
 mod wqe_shrinking;
 
-use std::cmp::Reverse;
-
 use serde::Serialize;
 
 use crate::bounds::Resource;
-use crate::op_profile::{Counted, OperationProfile, QueuePair, real};
+use crate::op_profile::{OperationProfile, real};
 use crate::operation::OperationError;
 use crate::profile::Profile;
 
-/// A guideline.
-#[derive(Clone, Copy, Debug)]
-pub struct Guideline {
-    /// Short name.
-    pub name: &'static str,
-    /// Where it is published.
-    pub section: &'static str,
-    /// What it says, in one sentence.
-    pub rule: &'static str,
-    /// Where a program breaks it, and what to do about it; nothing if it keeps it.
-    pub finds: fn(&OperationProfile, &Profile) -> Option<Finding>,
-    /// The same program if it did so; nothing where the model has no rate for the difference.
-    pub fixed: fn(&OperationProfile, &Profile) -> Option<OperationProfile>,
-}
-
-/// Where a program breaks a guideline.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// What it does.
-    pub seen: String,
-    /// What to do instead, by the names of the verbs.
-    pub advice: String,
-}
+pub use guideline::{Finding, Guideline};
 
 /// A finding with the gain that following it would bring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -225,41 +202,6 @@ fn followed(observed: &OperationProfile, profile: &Profile, but: Option<&str>) -
         }
     }
     program
-}
-
-/// The kind of operation that a program does most among those that break a guideline, its queue pair, and that in
-/// words.
-fn most<'a>(
-    observed: &'a OperationProfile,
-    side: fn(&QueuePair) -> &[Counted],
-    wanted: impl Fn(&QueuePair, &Counted) -> bool,
-) -> Option<(String, &'a QueuePair, &'a Counted)> {
-    let worst = |qp: &'a QueuePair| {
-        let all = side(qp).iter().filter(|counted| wanted(qp, counted));
-        all.min_by_key(|counted| Reverse(counted.count))
-    };
-    let mut found: Vec<_> = observed
-        .queue_pairs
-        .iter()
-        .filter_map(|qp| Some((qp, worst(qp)?)))
-        .collect();
-    let others = found.len().checked_sub(1)?;
-    found.sort_by_key(|(_, counted)| Reverse(counted.count));
-    let (qp, counted) = *found.first()?;
-    Some((queue_pair(qp.qpn, others), qp, counted))
-}
-
-/// A queue pair in words, with how many others are like it.
-fn queue_pair(qpn: u32, others: usize) -> String {
-    match others {
-        0 => format!("QP {qpn:#x}"),
-        more => format!("QP {qpn:#x} (and {more} more)"),
-    }
-}
-
-/// So many of something, in words.
-fn plural(count: u32, word: &str) -> String {
-    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, plural};
+use super::guideline::{Finding, Guideline, plural};
 use crate::bounds::{Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair, whole};
 use crate::profile::Profile;

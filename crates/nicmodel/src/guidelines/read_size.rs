@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, plural, queue_pair};
+use super::guideline::{Finding, Guideline, plural, queue_pair};
 use crate::bounds::{Bounds, Load, Mix, Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair, real, whole};
 use crate::operation::Operation;

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline};
+use super::guideline::{Finding, Guideline};
 use crate::op_profile::{OperationProfile, real};
 use crate::profile::Profile;
 use crate::verb::Verb;

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, most};
+use super::guideline::{Finding, Guideline, most};
 use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::profile::Profile;
 

@@ -1,4 +1,4 @@
-use super::{Finding, Guideline, most, plural};
+use super::guideline::{Finding, Guideline, most, plural};
 use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::profile::Profile;
 use crate::verb::Verb;
@@ -19,7 +19,7 @@ const FEW: u32 = 8;
 /// Bytes of the payload over the last full cache line, if they are few.
 fn over(profile: &Profile, counted: &Counted) -> Option<u32> {
     let operation = &counted.operation;
-    let over = wqe::bytes(profile, operation) % CACHE_LINE_BYTES;
+    let over = operation.wqe_bytes(profile) % CACHE_LINE_BYTES;
     let few = (1..=FEW).contains(&over) && operation.payload_bytes > over;
     (operation.inlines_payload() && counted.count > 0 && few).then_some(over)
 }
@@ -29,7 +29,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
     let over = over(profile, counted)?;
     let operation = &counted.operation;
-    let bytes = wqe::bytes(profile, operation);
+    let bytes = operation.wqe_bytes(profile);
     let lines = wqe::lines(bytes);
     let imm = match operation.verb {
         _ if operation.imm || over > 4 => "",

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::{on_known, or_errno};
+use super::handle::{on_known, or_errno};
 use crate::memory::Payload;
 use crate::post::{Datagram, MAX_SGE, SendRequest};
 use crate::threads::synchronize;

@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int};
 
 use verbs_abi::*;
 
-use super::{Handle, data_path, on, or_errno, or_null, set_errno};
+use super::data_path;
+use super::handle::{Handle, on, or_errno, or_null, set_errno};
 use crate::nic::lid;
 use crate::post::MAX_SGE;
 use crate::threads::world;

@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use verbs_abi::*;
 
 use super::device::{MAX_CQE, MAX_QP, MAX_WR};
-use super::{Handle, on, or_errno, or_null, set_errno};
+use super::handle::{Handle, on, or_errno, or_null, set_errno};
 use crate::line::Line;
 use crate::memory::Region;
 use crate::post::{MAX_SGE, transport};

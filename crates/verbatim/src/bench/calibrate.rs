@@ -8,10 +8,10 @@ use bench::calibrate::{Calibration, Machine, Real, Simulated, calibrate};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::CoresArgs;
+use super::common::CoresArgs;
+use super::common::nic_choice;
 use super::ends::EndsArgs;
 use super::knobs::SimulationArgs;
-use super::nic_choice;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;

@@ -9,7 +9,7 @@ use bench::remote::{self, Peer};
 use serde::Serialize;
 use serde_json::json;
 
-use super::worker;
+use super::common::worker;
 use crate::Outcome;
 use crate::args;
 

@@ -278,7 +278,7 @@ fn output(mut command: Command) -> Result<String> {
 pub(crate) fn program(args: &ProgramArgs) -> Result<Outcome> {
     let rate = args
         .guideline
-        .run(args.keeps, args.repetitions, super::worker()?)?;
+        .run(args.keeps, args.repetitions, super::common::worker()?)?;
     print(rate)?;
     Ok(Outcome::Done)
 }

@@ -12,8 +12,8 @@ use bench::nic::NicChoice;
 use clap::ValueEnum;
 use nicmodel::Profile;
 
+use super::common::{CoresArgs, nic_choice};
 use super::ends::EndsArgs;
-use super::{CoresArgs, nic_choice};
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
 

@@ -8,8 +8,8 @@ use bench::micro::{Stream, Task};
 use bench::record::Record;
 use bench::stats::Spread;
 
-use super::bytes;
-use super::providers::{goal, unit, verdict};
+use super::common::bytes;
+use super::verdict::{goal, unit, verdict};
 use crate::output::figure;
 
 /// The result as a page.

@@ -1,6 +1,7 @@
 //! `verbatim bench`: the verbs microbenchmarks.
 
 mod calibrate;
+mod common;
 mod ends;
 mod guidelines;
 mod knobs;
@@ -11,28 +12,17 @@ mod providers;
 mod simulator;
 mod sweep;
 mod verb;
+mod verdict;
 mod wqe_cache;
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bench::goal::Row;
-use bench::link::Exe;
 use bench::micro::{Direction, Verb};
-use bench::nic::NicChoice;
-use bench::pin::Cores;
 use bench::probe::Question;
-use bench::record::Record;
-use bench::stats::Spread;
 use clap::Subcommand;
-use serde::Serialize;
 
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs};
 use crate::ledger::LedgerArgs;
-use crate::output::{figure, print_json};
 
 /// Arguments of `verbatim bench`.
 #[derive(clap::Args)]
@@ -187,127 +177,5 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::Simulator(args) => simulator::run(&args),
         What::GuidelineProgram(args) => guidelines::program(&args),
         What::Worker(args) => args.serve(),
-    }
-}
-
-/// Where a benchmark runs.
-#[derive(clap::Args)]
-struct CoresArgs {
-    /// The two cores, this process's first, the other one's second; further threads take the other cores [default: the
-    /// first two that this process may use]
-    #[arg(long, value_name = "CORE,CORE", value_parser = two_cores)]
-    cores: Option<(usize, usize)>,
-}
-
-impl CoresArgs {
-    fn settle(&self) -> Result<Cores> {
-        match self.cores {
-            Some((requester, responder)) => Cores::chosen(requester, responder),
-            None => Cores::first_two(),
-        }
-    }
-}
-
-fn two_cores(text: &str) -> Result<(usize, usize), String> {
-    let parsed = text.split_once(',').and_then(|(one, two)| {
-        let core = |text: &str| text.trim().parse::<usize>().ok();
-        Some((core(one)?, core(two)?))
-    });
-    parsed.ok_or_else(|| "two cores are two numbers with a comma between, such as 0,1".to_owned())
-}
-
-/// How to start the other process.
-fn worker() -> Result<Exe> {
-    Ok(Exe {
-        path: std::env::current_exe().context("cannot find this program's own file")?,
-        args: vec!["bench".to_owned(), "worker".to_owned()],
-    })
-}
-
-/// Says on standard error what makes figures meaningless.
-fn warn_of_circumstances<S>(record: &Record<S>) {
-    if !record.optimised {
-        eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
-    }
-    if record.load_before > 0.5 {
-        eprintln!(
-            "note: other programs keep this machine busy (load {}); all figures suffer",
-            record.load_before
-        );
-    }
-}
-
-/// The NIC that is measured.
-fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
-    NicChoice {
-        provider: nic.provider.name().to_owned(),
-        device: nic.device.clone(),
-        port_num: port.port_num,
-        gid_index: port.gid_index,
-    }
-}
-
-/// Where the JSON lines of a benchmark go: to standard output, into the run record, to both or to neither.
-struct Lines {
-    json: bool,
-    keep: Option<Keep>,
-}
-
-impl Lines {
-    fn new(record: Option<&Path>, json: bool) -> Result<Self> {
-        let keep = record.map(Keep::create).transpose()?;
-        Ok(Self { json, keep })
-    }
-
-    fn tell(&mut self, line: &impl Serialize) -> Result<()> {
-        if let Some(keep) = &mut self.keep {
-            keep.line(line)?;
-        }
-        if self.json {
-            print_json(line)?;
-        }
-        Ok(())
-    }
-}
-
-/// The run record on disk, written line by line so that an interrupted run keeps what it had.
-struct Keep {
-    file: File,
-    path: PathBuf,
-}
-
-impl Keep {
-    fn create(path: &Path) -> Result<Keep> {
-        let path = args::writable_file(path)?;
-        let file = File::create(&path)
-            .with_context(|| format!("cannot write {}; name another file", path.display()))?;
-        Ok(Keep { file, path })
-    }
-
-    fn line(&mut self, line: &impl Serialize) -> Result<()> {
-        let mut bytes = serde_json::to_vec(line)?;
-        bytes.push(b'\n');
-        self.file
-            .write_all(&bytes)
-            .with_context(|| format!("cannot write {}", self.path.display()))
-    }
-}
-
-fn with_range(spread: Option<Spread>, unit: &str) -> String {
-    spread.map_or_else(
-        || "-".to_owned(),
-        |s| {
-            let [median, min, max] = [s.median, s.min, s.max].map(figure);
-            format!("{median} ({min}..{max}) {unit}")
-        },
-    )
-}
-
-/// A number of bytes in a unit that fits.
-fn bytes(count: usize) -> String {
-    match count {
-        n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
-        n if n >= 1 << 10 && n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),
-        n => format!("{n} B"),
     }
 }

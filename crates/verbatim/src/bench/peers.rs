@@ -9,7 +9,7 @@ use bench::run::{Bench, Event, RowResult, Sample, Settings, Side, Summary};
 use bench::stats::Spread;
 use serde::Serialize;
 
-use super::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
+use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, figure, print};

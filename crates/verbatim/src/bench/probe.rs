@@ -7,8 +7,8 @@ use bench::record::Record;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::common::{CoresArgs, bytes, nic_choice};
 use super::ends::EndsArgs;
-use super::{CoresArgs, bytes, nic_choice};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{self, print, print_typed, table};

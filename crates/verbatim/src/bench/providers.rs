@@ -13,8 +13,9 @@ use bench::peers::perftest;
 use bench::record::Record;
 use serde::Serialize;
 
+use super::common::{CoresArgs, Lines, bytes, warn_of_circumstances, with_range, worker};
 use super::markdown::markdown;
-use super::{CoresArgs, Lines, bytes, warn_of_circumstances, with_range, worker};
+use super::verdict::{goal, unit, verdict};
 use crate::Outcome;
 use crate::args::{self, PortArgs};
 use crate::output::{self, figure, print};
@@ -238,35 +239,4 @@ fn show(record: &Record<Settings>, summary: &Summary) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A unit for a row, and what its figures are multiplied by: rates of short messages in messages,
-/// of long ones in bytes.
-pub(super) fn unit(row: &RowResult) -> (&'static str, f64) {
-    #[allow(clippy::cast_precision_loss)] // far below 2^52
-    let bytes = row.task.payload_bytes() as f64;
-    match row.task {
-        Task::PingPong(_) => ("µs", 1e-3),
-        Task::Stream(_) if row.task.payload_bytes() < 1024 => ("k/s", 1e3),
-        Task::Stream(_) => ("MB/s", bytes),
-    }
-}
-
-/// What is wanted of a row's ratio, in words.
-pub(super) fn goal(row: &RowResult) -> String {
-    match (row.goal, row.task) {
-        (None, _) => String::new(),
-        (Some(goal), Task::Stream(_)) => format!("≥ {goal} x"),
-        (Some(goal), Task::PingPong(_)) => format!("≤ {goal} x"),
-    }
-}
-
-/// Whether it is reached.
-pub(super) fn verdict(row: &RowResult) -> &'static str {
-    match row.goal_met {
-        _ if row.ratio.is_none() => "FAILED",
-        None => "",
-        Some(true) => "met",
-        Some(false) => "MISSED",
-    }
 }

@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             row.clients.to_string(),
             row.requests.to_string(),
             figure(row.virtual_ms),
-            super::with_range(Some(row.requests_per_cpu_us), ""),
+            super::common::with_range(Some(row.requests_per_cpu_us), ""),
         ]);
     }
     line.finish_and_clear();

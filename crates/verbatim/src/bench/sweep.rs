@@ -14,9 +14,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
+use super::common::{Lines, warn_of_circumstances, with_range};
 use super::knobs::StreamArgs;
 use super::verb::{RateResult, head, rate_result};
-use super::{Lines, warn_of_circumstances, with_range};
 use crate::Outcome;
 use crate::args;
 use crate::chart::Chart;

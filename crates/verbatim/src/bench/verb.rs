@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
+use super::common::{Lines, bytes, warn_of_circumstances, with_range};
 use super::knobs::{Common, StreamArgs};
-use super::{Lines, bytes, warn_of_circumstances, with_range};
 use crate::Outcome;
 use crate::output::{self, figure, print};
 

@@ -13,9 +13,9 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
+use super::common::{Lines, warn_of_circumstances};
 use super::knobs::Common;
 use super::verb::head;
-use super::{Lines, warn_of_circumstances};
 use crate::Outcome;
 use crate::args;
 use crate::chart::Chart;

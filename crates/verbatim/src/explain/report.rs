@@ -394,7 +394,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
                 Role::Requester => &one.requester,
                 Role::Responder => &one.responder,
             };
-            let bytes = wqe::bytes(profile, operation);
+            let bytes = operation.wqe_bytes(profile);
             kinds.push(KindCost {
                 what,
                 role,

@@ -1,5 +1,6 @@
 //! `verbatim model`: what verbs cost on a NIC, and how fast they can go there.
 
+mod lines;
 mod operation;
 mod paper_mixes;
 mod profiles;
@@ -9,12 +10,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use nicmodel::bounds::Bound;
 use nicmodel::profile::{self, Profile};
 use nicmodel::{Bounds, Mix, mixes};
 
 use crate::Outcome;
-use crate::output::{figure, print, print_typed, table};
+use crate::output::{print, print_typed};
+
+pub(crate) use lines::{bounds_lines, percent, unknown_line};
 
 /// Which NIC is modelled.
 #[derive(clap::Args)]
@@ -191,60 +193,4 @@ fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
         print(line)?;
     }
     Ok(())
-}
-
-/// The bounds as text: the rate, the table, and what is unknown.
-pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
-    let mut lines = Vec::new();
-    if let (Some(rate), Some(bottleneck)) = (bounds.predicted_mops, bounds.bottleneck()) {
-        let at_most = if bounds.unknown.is_empty() {
-            ""
-        } else {
-            "at most "
-        };
-        lines.push(format!(
-            "{at_most}{} M/s; bottleneck: {bottleneck}",
-            figure(rate)
-        ));
-    }
-    let mut rows = table(["resource", "busy, ns a request", "allows, M/s"], &[1, 2]);
-    for Bound {
-        resource,
-        busy_ns,
-        rate_mops,
-    } in &bounds.bounds
-    {
-        rows.add_row([resource.to_string(), figure(*busy_ns), figure(*rate_mops)]);
-    }
-    lines.push(rows.to_string());
-    lines.extend(unknown_line(bounds));
-    lines
-}
-
-/// The resources that the profile has no numbers for.
-pub(crate) fn unknown_line(bounds: &Bounds) -> Option<String> {
-    let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
-    (!names.is_empty()).then(|| format!("unknown for this NIC: {}", names.join(", ")))
-}
-
-/// A share in percent with its sign; what rounds to nothing has none.
-pub(crate) fn percent(share: f64, decimals: usize) -> String {
-    let text = format!("{:+.decimals$}", 100.0 * share);
-    let is_zero = text
-        .bytes()
-        .all(|byte| !byte.is_ascii_digit() || byte == b'0');
-    let shown = if is_zero { &text[1..] } else { &text[..] };
-    format!("{shown} %")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_have_a_sign_unless_they_are_nothing() {
-        let shown = [0.123, -0.017, 1e-6, -1e-6, 2.5].map(|share| percent(share, 1));
-        assert_eq!(shown, ["+12.3 %", "-1.7 %", "0.0 %", "0.0 %", "+250.0 %"]);
-        assert_eq!(percent(-0.001, 0), "0 %");
-    }
 }

@@ -393,7 +393,7 @@ fn what_if(profile: &Profile, load: &Load, cores: Option<u32>, now: &Sides) -> V
             );
         }
         if operation.inlines_payload() {
-            let lines = wqe::lines(wqe::bytes(profile, operation));
+            let lines = wqe::lines(operation.wqe_bytes(profile));
             let (verb, transport) = (operation.verb, operation.transport);
             let less = wqe::max_inline_payload(profile, verb, transport, lines.saturating_sub(1));
             if let Some(less) = less {

@@ -347,7 +347,7 @@ fn ud_send(cib: &Profile) -> Figure {
     };
     let limit = |bound: fn(&Profile, u32) -> f64| {
         (0..=192u32).map(move |payload| {
-            let lines = wqe::lines(wqe::bytes(cib, &operation(payload)));
+            let lines = wqe::lines(operation(payload).wqe_bytes(cib));
             (f64::from(payload), Some(bound(cib, lines)))
         })
     };

@@ -22,11 +22,11 @@ fn ud(payload: u32) -> Operation {
 }
 
 fn lines(operation: &Operation) -> f64 {
-    f64::from(wqe::lines(wqe::bytes(nic("cib"), operation)))
+    f64::from(wqe::lines(operation.wqe_bytes(nic("cib"))))
 }
 
 fn slot(operation: &Operation) -> f64 {
-    f64::from(wqe::slot_bytes(wqe::bytes(nic("cib"), operation)))
+    f64::from(wqe::slot_bytes(operation.wqe_bytes(nic("cib"))))
 }
 
 fn postlist(name: &str, operation: &Operation, method: Method, len: u32) -> Footprint {
@@ -47,7 +47,7 @@ fn sizes(id: &str) -> Option<f64> {
     let longest = |verb, transport, lines| {
         wqe::max_inline_payload(cib, verb, transport, lines).map(f64::from)
     };
-    let response = wqe::bytes(cib, &ud(8));
+    let response = ud(8).wqe_bytes(cib);
     let write = |imm| {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
@@ -61,7 +61,7 @@ fn sizes(id: &str) -> Option<f64> {
         "wqe_hdr_recv" => f64::from(cib.wqe.recv_bytes.value),
         "wqe_ud_min_lines" => lines(&ud(1)),
         "wqe_ud_ho_lines" => lines(&header_only),
-        "wqe_slide18_header" => f64::from(wqe::bytes(cib, &header_only)),
+        "wqe_slide18_header" => f64::from(header_only.wqe_bytes(cib)),
         "wqe_slide18_size" => f64::from(cib.wqe.inline_size_bytes.value),
         "wqe_slide18_data" => f64::from(response) - header(Verb::Send, Transport::Ud),
         "wqe_slide18_unused" => f64::from(wqe::slot_bytes(response) - response),

@@ -1,7 +1,7 @@
 //! The kernel's Soft-RoCE.
 
-use super::Kind::{Crash, Hangs, Missing, Wrong};
-use super::{Deviation, Deviations, Topic};
+use super::kinds::Kind::{Crash, Hangs, Missing, Wrong};
+use super::kinds::{Deviation, Deviations, Topic};
 use crate::env::Cap;
 
 /// What Soft-RoCE does otherwise.

@@ -10,7 +10,7 @@ use super::{
     Channel, Context, Cq, Pd, Qp, Srq, last_errno, must, readable, set_errno, set_nonblocking,
 };
 use crate::env::Env;
-use crate::harness::{note, patience};
+use crate::notes::{note, patience};
 
 /// Names of the devices of a provider.
 ///

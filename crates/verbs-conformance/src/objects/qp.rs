@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{Cq, Pd, Qp, Srq, must};
-use crate::harness::{note, patience};
+use crate::notes::{note, patience};
 use crate::wr::{RecvWr, Refused, SendWr, link_recv, link_send};
 
 impl Srq {

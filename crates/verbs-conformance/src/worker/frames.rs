@@ -4,7 +4,7 @@ use std::process;
 
 use verbs_abi::*;
 
-use super::{check_message, message};
+use super::message::{check_message, message};
 use crate::env::{Cap, Env};
 use crate::objects::{Buf, Context};
 use crate::raw::{Flow, Raw, Rule};

@@ -1,0 +1,18 @@
+//! Messages that say which they are.
+
+use crate::memory::same;
+use crate::rng::pattern;
+
+/// A message: its number, then the pattern of that number.
+pub(super) fn message(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.extend(pattern(number, len.saturating_sub(8)));
+    bytes
+}
+
+#[track_caller]
+pub(super) fn check_message(bytes: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    same(bytes, &message(number, bytes.len()), 0);
+    number
+}
