@@ -4,8 +4,10 @@
 //! decisions of a NIC can be tested by table and by property, run under miri, and be used by a NIC in simulated time.
 //! A decision that depends on time takes `now`.
 //!
+//! - [`qp_state`]: the states of a queue pair, and which modifications are legal.
 //! - [`rights`]: may this work request touch these bytes?
 
 #![forbid(unsafe_code)]
 
+pub mod qp_state;
 pub mod rights;

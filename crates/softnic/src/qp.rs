@@ -14,7 +14,7 @@ use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
-use crate::qp_state::{Limits, QpState, QpType, check_transition};
+use crate::qp_state::{Limits, QpState, QpType, attributes, check_transition};
 use crate::recv::{Inbound, MessageSide, RecvQueue, RecvSide};
 use crate::send::{self, Builder, SendQueue, SendWork};
 use crate::srq::Srq;
@@ -155,7 +155,7 @@ impl Qp {
             recv_cq: new.recv_cq,
             srq: new.srq,
             xrc: new.xrc,
-            state: AtomicU32::new(QpState::Reset.as_abi()),
+            state: AtomicU32::new(QpState::Reset.code()),
             qkey: AtomicU32::new(0),
             max_rd_atomic: AtomicU32::new(0),
             timeout: AtomicU32::new(0),
@@ -194,7 +194,7 @@ impl Qp {
         shared.epoch.fetch_add(1, Ordering::Relaxed);
         shared
             .state
-            .store(1 + QpState::Reset.as_abi(), Ordering::Release);
+            .store(1 + QpState::Reset.code(), Ordering::Release);
         Some(qp)
     }
 
@@ -235,12 +235,12 @@ impl Qp {
 
     /// Sets the state, here and where peers see it.
     pub(crate) fn set_state(&self, state: QpState) {
-        self.state.store(state.as_abi(), Ordering::Release);
+        self.state.store(state.code(), Ordering::Release);
         self.shared()
             .state
-            .store(1 + state.as_abi(), Ordering::Release);
+            .store(1 + state.code(), Ordering::Release);
         // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
-        unsafe { (&raw mut (*self.abi.get()).ex.qp_base.state).write_volatile(state.as_abi()) };
+        unsafe { (&raw mut (*self.abi.get()).ex.qp_base.state).write_volatile(state.code()) };
     }
 
     /// `timeout` and `retry_cnt`, as coded.
@@ -403,11 +403,13 @@ impl Qp {
                 .unwrap_or(u8::MAX),
             max_qp_rd_atom: u8::try_from(crate::device::MAX_QP_RD_ATOM).unwrap_or(u8::MAX),
         };
-        let to = check_transition(self.full_type, from, mask, new, &limits).map_err(|e| {
-            tracing::debug!("queue pair {:#x}: {e}", self.qpn);
-            *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
-            e.errno()
-        })?;
+        let to = check_transition(self.full_type, from, mask, &attributes(new), &limits).map_err(
+            |e| {
+                tracing::debug!("queue pair {:#x}: {e}", self.qpn);
+                *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
+                libc::EINVAL
+            },
+        )?;
         if mask & IBV_QP_AV != 0 {
             self.nic.port.check_ah(&new.ah_attr)?;
             self.nic.port.resolve(&new.ah_attr)?;
@@ -590,7 +592,7 @@ impl Qp {
     /// `ibv_query_qp`.
     pub(crate) fn query(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
         let mut attr = lock(&self.control).attr;
-        attr.qp_state = self.state().as_abi();
+        attr.qp_state = self.state().code();
         attr.cur_qp_state = attr.qp_state;
         attr.cap = self.init_attr.cap;
         (attr, self.init_attr)

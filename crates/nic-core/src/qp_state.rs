@@ -1,0 +1,24 @@
+//! The state machine of a queue pair, as data.
+//!
+//! Which `ibv_modify_qp` calls are legal: IBTA vol. 1, 10.3.1 (states) and 11.2.5.2 (attributes of each
+//! transition), `ibv_modify_qp(3)`, and where these leave room, what Linux accepts (`ib_modify_qp_is_ok`),
+//! because that is what programs were tested on.
+//!
+//! Nothing here changes a queue pair: [`check_transition`] says what a call would do, or why it is refused.
+//! "If any of the modify attributes or the modify mask are invalid, none of the attributes will be
+//! modified" (`ibv_modify_qp(3)`): check first, then apply.
+
+pub mod attributes;
+mod check;
+mod codes;
+mod timers;
+mod transitions;
+
+pub use attributes::{AddressVector, AttrMask, Attributes};
+pub use check::{Limits, ModifyQpError, check_transition};
+pub use codes::{QpState, QpType, UnknownQpState, UnsupportedQpType};
+pub use timers::{ack_timeout_ns, rnr_timer_ns};
+pub use transitions::{TransitionAttrs, transition_attrs};
+
+#[cfg(test)]
+mod tests;

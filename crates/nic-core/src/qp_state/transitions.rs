@@ -1,0 +1,175 @@
+//! The table of transitions, and the attributes that each takes.
+
+use super::attributes::*;
+use super::codes::{QpState, QpType};
+
+/// What a transition takes, apart from `IBV_QP_STATE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransitionAttrs {
+    /// Bits that must be set.
+    pub required: AttrMask,
+    /// Bits that may be set.
+    pub optional: AttrMask,
+}
+
+/// Required and optional bits of one transport.
+pub(super) type Attrs = (i32, i32);
+
+/// A legal transition, with what it takes on each transport.
+struct Transition {
+    from: QpState,
+    to: QpState,
+    rc: Attrs,
+    uc: Attrs,
+    ud: Attrs,
+    raw: Attrs,
+}
+
+/// Alternate path and migration, which travel together on the connected transports.
+const MIGRATION: i32 = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+/// What names the port and its access rights, on the connected transports.
+pub(super) const CONNECTED_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+/// The same for UD, which has a Q_Key and no remote access.
+const DATAGRAM_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+/// What a connected QP must know of its peer to receive.
+const PEER: i32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+/// What may change on the way into RTS, and in it.
+const UC_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | MIGRATION;
+const RC_TO_RTS: i32 = UC_TO_RTS | IBV_QP_MIN_RNR_TIMER;
+const UD_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_QKEY;
+
+/// Every transition that takes attributes. Those to RESET and ERR take none: see [`transition_attrs`].
+const TRANSITIONS: [Transition; 9] = [
+    Transition {
+        from: QpState::Reset,
+        to: QpState::Init,
+        rc: (CONNECTED_PORT, 0),
+        uc: (CONNECTED_PORT, 0),
+        ud: (DATAGRAM_PORT, 0),
+        raw: (IBV_QP_PORT, 0),
+    },
+    Transition {
+        from: QpState::Init,
+        to: QpState::Init,
+        rc: (0, CONNECTED_PORT),
+        uc: (0, CONNECTED_PORT),
+        ud: (0, DATAGRAM_PORT),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Init,
+        to: QpState::Rtr,
+        rc: (
+            PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+        ),
+        uc: (
+            PEER,
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+        ),
+        ud: (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Rtr,
+        to: QpState::Rts,
+        rc: (
+            IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC,
+            RC_TO_RTS,
+        ),
+        uc: (IBV_QP_SQ_PSN, UC_TO_RTS),
+        ud: (IBV_QP_SQ_PSN, UD_TO_RTS),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Rts,
+        to: QpState::Rts,
+        rc: (0, RC_TO_RTS),
+        uc: (0, UC_TO_RTS),
+        ud: (0, UD_TO_RTS),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Rts,
+        to: QpState::Sqd,
+        rc: (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        uc: (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        ud: (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Sqd,
+        to: QpState::Rts,
+        rc: (0, RC_TO_RTS),
+        uc: (0, UC_TO_RTS),
+        ud: (0, UD_TO_RTS),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Sqd,
+        to: QpState::Sqd,
+        rc: (
+            0,
+            IBV_QP_PORT
+                | IBV_QP_AV
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_ACCESS_FLAGS
+                | IBV_QP_PKEY_INDEX
+                | IBV_QP_MIN_RNR_TIMER
+                | MIGRATION,
+        ),
+        uc: (
+            0,
+            IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | MIGRATION,
+        ),
+        ud: (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        raw: (0, 0),
+    },
+    Transition {
+        from: QpState::Sqe,
+        to: QpState::Rts,
+        rc: (0, 0), // RC has no SQE; Linux allows the way out all the same.
+        uc: (0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
+        ud: (0, IBV_QP_CUR_STATE | IBV_QP_QKEY),
+        raw: (0, 0),
+    },
+];
+
+fn without((required, optional): Attrs, bits: i32) -> Attrs {
+    (required & !bits, optional & !bits)
+}
+
+/// What the transition from `from` to `to` takes; `None` if there is no such transition.
+#[must_use]
+pub fn transition_attrs(qp_type: QpType, from: QpState, to: QpState) -> Option<TransitionAttrs> {
+    let (required, optional) = match (from, to) {
+        (_, QpState::Reset) => (0, 0),
+        (QpState::Reset, QpState::Err) => return None,
+        (_, QpState::Err) => (0, 0),
+        _ => {
+            let transition = TRANSITIONS
+                .iter()
+                .find(|transition| (transition.from, transition.to) == (from, to))?;
+            match qp_type {
+                QpType::Rc => transition.rc,
+                QpType::Uc => transition.uc,
+                QpType::Ud => transition.ud,
+                QpType::RawPacket => transition.raw,
+                QpType::XrcSend => without(transition.rc, RESPONDER),
+                QpType::XrcRecv => without(transition.rc, REQUESTER),
+            }
+        }
+    };
+    Some(TransitionAttrs {
+        required: AttrMask(required),
+        optional: AttrMask(optional),
+    })
+}
