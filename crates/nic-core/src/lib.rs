@@ -4,10 +4,12 @@
 //! decisions of a NIC can be tested by table and by property, run under miri, and be used by a NIC in simulated time.
 //! A decision that depends on time takes `now`.
 //!
+//! - [`flows`]: which queue pairs get a packet.
 //! - [`qp_state`]: the states of a queue pair, and which modifications are legal.
 //! - [`rights`]: may this work request touch these bytes?
 
 #![forbid(unsafe_code)]
 
+pub mod flows;
 pub mod qp_state;
 pub mod rights;

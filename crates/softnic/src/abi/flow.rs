@@ -11,8 +11,8 @@ use crate::device;
 use crate::live;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::steering::headers::{field, layer};
-use crate::steering::{Flow, Pattern};
+use crate::steering::Flow;
+use nic_core::flows::{FlowKind, Pattern, Rule, field, layer};
 
 /// A flow; the program's handle points to its first field.
 #[repr(C)]
@@ -69,18 +69,21 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
     let normal = first.r#type == IBV_FLOW_ATTR_NORMAL;
     // "Only rule type IBV_FLOW_ATTR_NORMAL supports IBV_FLOW_ATTR_FLAGS_DONT_TRAP flag", and the others look at no
     // headers.
-    if first.r#type > IBV_FLOW_ATTR_SNIFFER || (!normal && (dont_trap || first.num_of_specs != 0)) {
+    if !normal && (dont_trap || first.num_of_specs != 0) {
         return Err(libc::EINVAL);
     }
+    let kind = FlowKind::from_code(first.r#type).ok_or(libc::EINVAL)?;
     let mut flow = Flow {
         qp: qp.index,
-        kind: first.r#type,
-        priority: first.priority,
-        dont_trap,
-        drop: false,
+        rule: Rule {
+            kind,
+            priority: first.priority,
+            dont_trap,
+            drop: false,
+            pattern: Pattern::any(),
+        },
         tag: 0,
         spread: qp.spread.as_ref().map(|spread| spread.place),
-        pattern: Pattern::any(),
     };
     add_specs(&mut flow, attr.wrapping_add(1).cast(), first.num_of_specs)?;
     Ok(flow)
@@ -125,7 +128,7 @@ fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<()
             unsafe { spec.as_ptr().cast::<$type>().read_unaligned() }
         }};
     }
-    let pattern = &mut flow.pattern;
+    let pattern = &mut flow.rule.pattern;
     /// Wants fields to have the values that their masks select; integers are in network order.
     macro_rules! want {
         ($spec:ident: $($field:ident: $member:ident),+) => {
@@ -167,7 +170,7 @@ fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<()
             };
         }
         IBV_FLOW_SPEC_ACTION_TAG => flow.tag = read!(ibv_flow_spec_action_tag).tag_id,
-        IBV_FLOW_SPEC_ACTION_DROP => flow.drop = true,
+        IBV_FLOW_SPEC_ACTION_DROP => flow.rule.drop = true,
         _ => return Err(libc::EOPNOTSUPP),
     }
     Ok(())

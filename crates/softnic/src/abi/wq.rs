@@ -22,8 +22,8 @@ use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, SpreadUse};
 use crate::qp_state::QpType;
 use crate::registry;
-use crate::steering::spread::{HASH_FIELDS, KEY_BYTES, Spread};
 use crate::xrc::Xrc;
+use nic_core::flows::{KEY_BYTES, Spread, hash_field};
 
 /// A work queue; the program's handle points to its first field.
 #[repr(C)]
@@ -250,7 +250,7 @@ fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_i
     if has_queues
         || init.qp_type != IBV_QPT_RAW_PACKET
         || hash.rx_hash_function != IBV_RX_HASH_FUNC_TOEPLITZ
-        || hash.rx_hash_fields_mask & !HASH_FIELDS != 0
+        || hash.rx_hash_fields_mask & !hash_field::ALL != 0
     {
         return Err(libc::EOPNOTSUPP);
     }

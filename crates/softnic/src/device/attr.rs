@@ -6,7 +6,7 @@ use super::guid::node_guid;
 use super::limits::*;
 use super::link_layer::LinkLayer;
 use crate::identity::Identity;
-use crate::steering::spread::HASH_FIELDS;
+use nic_core::flows::hash_field;
 
 /// Properties and limits of the device: what `ibv_query_device` fills in.
 ///
@@ -103,7 +103,7 @@ pub(crate) fn device_attr_ex(identity: &Identity, link_layer: LinkLayer) -> ibv_
             supported_qpts: 1 << IBV_QPT_RAW_PACKET,
             max_rwq_indirection_tables: MAX_QP,
             max_rwq_indirection_table_size: MAX_IND_TBL_SIZE,
-            rx_hash_fields_mask: HASH_FIELDS,
+            rx_hash_fields_mask: hash_field::ALL,
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ,
         };
     }

@@ -1,8 +1,8 @@
 //! SEND on a raw packet queue pair: whole Ethernet frames, to whoever's flows they match.
 
 use super::*;
-use crate::steering::headers::Headers;
 use crate::steering::{Steering, Target};
+use nic_core::flows::Headers;
 
 /// Shortest frame on a wire, without its check sequence: IEEE 802.3, 3.2.8. Shorter ones are padded with zeroes.
 const MIN_FRAME: usize = 60;

@@ -4,79 +4,39 @@
 //! their segments, and copies it to each queue pair that gets it. It keeps what it has read of the flows until some process
 //! changes its own, which is counted in the fabric's directory.
 
-pub(crate) mod headers;
 mod places;
 pub(crate) mod spread;
 
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use verbs_abi::*;
 
 use crate::lock::lock;
-use headers::{HEADER_BYTES, Headers};
+use nic_core::flows::{FlowKind, HEADER_BYTES, Headers, Pattern, Rule, Spread, Trap};
 use places::Places;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
-use spread::Spread;
 
-/// What packets of a flow look like.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pattern {
-    /// Layers that a packet must have: bits of [`headers::layer`].
-    pub(crate) layers: u32,
-    value: [u8; HEADER_BYTES],
-    mask: [u8; HEADER_BYTES],
-}
-
-impl Pattern {
-    /// Any packet.
-    pub(crate) fn any() -> Self {
-        Self {
-            layers: 0,
-            value: [0; HEADER_BYTES],
-            mask: [0; HEADER_BYTES],
-        }
-    }
-
-    /// The bits of `mask` of a field have those of `value`; both begin where the field does.
-    pub(crate) fn want(&mut self, field: Range<usize>, value: &[u8], mask: &[u8]) {
-        let at = field.start..field.start + mask.len();
-        for ((place, value), mask) in self.value[at.clone()].iter_mut().zip(value).zip(mask) {
-            *place = value & mask;
-        }
-        self.mask[at].copy_from_slice(mask);
-    }
-
-    fn matches(&self, headers: &Headers) -> bool {
-        let has_layers = headers.layers & self.layers == self.layers;
-        let fields = headers.fields.iter().zip(&self.value).zip(&self.mask);
-        has_layers
-            && fields
-                .map(|((field, value), mask)| (field ^ value) & mask)
-                .fold(0, |different, bits| different | bits)
-                == 0
-    }
-}
+// The core numbers the types of flows as the C interface does.
+const _: () = {
+    assert!(FlowKind::Normal.code() == IBV_FLOW_ATTR_NORMAL);
+    assert!(FlowKind::AllDefault.code() == IBV_FLOW_ATTR_ALL_DEFAULT);
+    assert!(FlowKind::MulticastDefault.code() == IBV_FLOW_ATTR_MC_DEFAULT);
+    assert!(FlowKind::Sniffer.code() == IBV_FLOW_ATTR_SNIFFER);
+};
 
 /// A flow of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
     /// The queue pair, by its place in the process.
     pub(crate) qp: usize,
-    pub(crate) kind: ibv_flow_attr_type,
-    /// Lower numbers come first.
-    pub(crate) priority: u16,
-    /// Packets that match are tried against flows of lower priority too.
-    pub(crate) dont_trap: bool,
-    /// Packets that match are dropped.
-    pub(crate) drop: bool,
+    /// What it takes.
+    pub(crate) rule: Rule,
     /// What completions are tagged with.
     pub(crate) tag: u32,
     /// The place that says how the queue pair spreads packets.
     pub(crate) spread: Option<usize>,
-    pub(crate) pattern: Pattern,
 }
 
 /// The flows of this process.
@@ -124,20 +84,21 @@ fn write(fabric: &Fabric, place: usize, flow: &Flow) -> Result<(), i32> {
     let shared = fabric.me.segment.flow(place).ok_or(libc::ENOMEM)?;
     let number = |n: usize| u32::try_from(n).map_err(|_| libc::EINVAL);
     let flag = |set, bit| if set { bit } else { 0 };
-    shared.kind.store(flow.kind, Ordering::Relaxed);
+    shared.kind.store(flow.rule.kind.code(), Ordering::Relaxed);
     shared.priority.store(
-        u32::from(flow.priority)
-            | flag(flow.dont_trap, FLOW_DONT_TRAP)
-            | flag(flow.drop, FLOW_DROP),
+        u32::from(flow.rule.priority)
+            | flag(flow.rule.dont_trap, FLOW_DONT_TRAP)
+            | flag(flow.rule.drop, FLOW_DROP),
         Ordering::Relaxed,
     );
-    shared.layers.store(flow.pattern.layers, Ordering::Relaxed);
+    let pattern = &flow.rule.pattern;
+    shared.layers.store(pattern.layers, Ordering::Relaxed);
     shared.tag.store(flow.tag, Ordering::Relaxed);
     let spread = flow.spread.map_or(0, |place| 1 + place);
     shared.spread.store(number(spread)?, Ordering::Relaxed);
     for (to, from) in [
-        (&shared.value, &flow.pattern.value),
-        (&shared.mask, &flow.pattern.mask),
+        (&shared.value, &pattern.value),
+        (&shared.mask, &pattern.mask),
     ] {
         for (word, bytes) in to.iter().zip(from.as_chunks::<8>().0) {
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
@@ -166,18 +127,20 @@ fn read(peer: &Peer, place: usize) -> Option<Flow> {
     };
     let flow = Flow {
         qp,
-        kind: shared.kind.load(Ordering::Relaxed),
-        #[allow(clippy::cast_possible_truncation)] // the lower half
-        priority: priority as u16,
-        dont_trap: priority & FLOW_DONT_TRAP != 0,
-        drop: priority & FLOW_DROP != 0,
+        rule: Rule {
+            kind: FlowKind::from_code(shared.kind.load(Ordering::Relaxed))?,
+            #[allow(clippy::cast_possible_truncation)] // the lower half
+            priority: priority as u16,
+            dont_trap: priority & FLOW_DONT_TRAP != 0,
+            drop: priority & FLOW_DROP != 0,
+            pattern: Pattern {
+                layers: shared.layers.load(Ordering::Relaxed),
+                value: bytes(&shared.value),
+                mask: bytes(&shared.mask),
+            },
+        },
         tag: shared.tag.load(Ordering::Relaxed),
         spread: spread.checked_sub(1).map(|place| place as usize),
-        pattern: Pattern {
-            layers: shared.layers.load(Ordering::Relaxed),
-            value: bytes(&shared.value),
-            mask: bytes(&shared.mask),
-        },
     };
     // Taken out or replaced meanwhile: whoever did so has counted it, and this is read again.
     std::sync::atomic::fence(Ordering::Acquire);
@@ -185,7 +148,7 @@ fn read(peer: &Peer, place: usize) -> Option<Flow> {
 }
 
 /// A flow of some process, as a sender keeps it.
-struct Rule {
+struct Entry {
     flow: Flow,
     spread: Option<Spread>,
     peer: Arc<Peer>,
@@ -206,7 +169,7 @@ pub(crate) struct Steering {
     /// The count of changes at which they were read.
     changes: Option<u64>,
     /// In the order in which packets are tried against them.
-    rules: Vec<Rule>,
+    flows: Vec<Entry>,
 }
 
 impl Steering {
@@ -217,62 +180,42 @@ impl Steering {
             return;
         }
         self.changes = Some(changes);
-        self.rules.clear();
+        self.flows.clear();
         for peer in fabric.all_peers() {
             let used = peer.segment.header().flows_used.load(Ordering::Acquire);
             let used = usize::try_from(used).unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
             for flow in (0..used).filter_map(|place| read(&peer, place)) {
-                let spread = flow.spread.map(|place| Spread::read(&peer, place));
+                let spread = flow.spread.map(|place| spread::read(&peer, place));
                 if matches!(spread, Some(None)) {
                     continue;
                 }
-                self.rules.push(Rule {
+                self.flows.push(Entry {
                     spread: spread.flatten(),
                     peer: Arc::clone(&peer),
                     flow,
                 });
             }
         }
-        self.rules.sort_by_key(|rule| order(&rule.flow));
+        self.flows.sort_by_key(|entry| entry.flow.rule.order());
     }
 
-    /// The queue pairs that get a packet: of the flows with specifications those that match and have the best priority,
-    /// without such a flow those with a default flow; and in any case those that sniff.
+    /// The queue pairs that get a packet.
     pub(crate) fn targets<'a>(
         &'a self,
         headers: &'a Headers,
     ) -> impl Iterator<Item = Target<'a>> + 'a {
-        // The priority of the flows that have trapped it, and whether they drop it.
-        let mut trapped: Option<(u16, bool)> = None;
-        self.rules.iter().filter_map(move |rule| {
-            let flow = &rule.flow;
-            let gets_it = match flow.kind {
-                IBV_FLOW_ATTR_SNIFFER => true,
-                IBV_FLOW_ATTR_NORMAL => {
-                    if trapped.is_some_and(|(at, dropped)| dropped || at < flow.priority)
-                        || !flow.pattern.matches(headers)
-                    {
-                        false
-                    } else {
-                        if !flow.dont_trap {
-                            trapped = Some((flow.priority, flow.drop));
-                        }
-                        !flow.drop
-                    }
-                }
-                IBV_FLOW_ATTR_ALL_DEFAULT => trapped.is_none(),
-                IBV_FLOW_ATTR_MC_DEFAULT => trapped.is_none() && headers.is_multicast(),
-                _ => false,
-            };
-            if !gets_it || rule.peer.is_dead() {
+        let mut trap = Trap::default();
+        self.flows.iter().filter_map(move |entry| {
+            let flow = &entry.flow;
+            if !trap.takes(&flow.rule, headers) || entry.peer.is_dead() {
                 return None;
             }
-            let qp = match &rule.spread {
+            let qp = match &entry.spread {
                 Some(spread) => spread.queue_of(headers)?,
                 None => flow.qp,
             };
             Some(Target {
-                peer: &rule.peer,
+                peer: &entry.peer,
                 qp,
                 tag: flow.tag,
             })
@@ -281,16 +224,6 @@ impl Steering {
 
     /// The processes that have flows.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Arc<Peer>> {
-        self.rules.iter().map(|rule| &rule.peer)
-    }
-}
-
-/// What a flow is sorted by: sniffers, flows with specifications by priority, where those that drop come first, and
-/// defaults.
-fn order(flow: &Flow) -> (u8, u16, bool) {
-    match flow.kind {
-        IBV_FLOW_ATTR_SNIFFER => (0, 0, false),
-        IBV_FLOW_ATTR_NORMAL => (1, flow.priority, !flow.drop),
-        _ => (2, flow.priority, false),
+        self.flows.iter().map(|entry| &entry.peer)
     }
 }

@@ -1,0 +1,241 @@
+//! Flows: what packets they match, and which of them get one.
+
+use std::ops::Range;
+
+use super::headers::{HEADER_BYTES, Headers};
+
+/// What packets of a flow look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// Layers that a packet must have: bits of [`layer`](super::layer).
+    pub layers: u32,
+    /// The bits that fields must have, laid out as [`field`](super::field) says.
+    pub value: [u8; HEADER_BYTES],
+    /// Which of these count.
+    pub mask: [u8; HEADER_BYTES],
+}
+
+impl Pattern {
+    /// Any packet.
+    #[must_use]
+    pub const fn any() -> Self {
+        Self {
+            layers: 0,
+            value: [0; HEADER_BYTES],
+            mask: [0; HEADER_BYTES],
+        }
+    }
+
+    /// The bits of `mask` of a field have those of `value`; both begin where the field does.
+    pub fn want(&mut self, field: Range<usize>, value: &[u8], mask: &[u8]) {
+        let at = field.start..field.start + mask.len();
+        for ((place, value), mask) in self.value[at.clone()].iter_mut().zip(value).zip(mask) {
+            *place = value & mask;
+        }
+        self.mask[at].copy_from_slice(mask);
+    }
+
+    /// Does a packet look like that?
+    #[must_use]
+    pub fn matches(&self, headers: &Headers) -> bool {
+        let has_layers = headers.layers & self.layers == self.layers;
+        let fields = headers.fields.iter().zip(&self.value).zip(&self.mask);
+        has_layers
+            && fields
+                .map(|((field, value), mask)| (field ^ value) & mask)
+                .fold(0, |different, bits| different | bits)
+                == 0
+    }
+}
+
+/// Type of a flow: `enum ibv_flow_attr_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowKind {
+    /// Packets that match its specifications.
+    Normal,
+    /// Packets that no flow with specifications has trapped.
+    AllDefault,
+    /// Those of them that are for a group.
+    MulticastDefault,
+    /// Every packet.
+    Sniffer,
+}
+
+impl FlowKind {
+    /// Its code: one of `IBV_FLOW_ATTR_*`.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Normal => 0,
+            Self::AllDefault => 1,
+            Self::MulticastDefault => 2,
+            Self::Sniffer => 3,
+        }
+    }
+
+    /// The type with a code, if there is one.
+    #[must_use]
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            0 => Some(Self::Normal),
+            1 => Some(Self::AllDefault),
+            2 => Some(Self::MulticastDefault),
+            3 => Some(Self::Sniffer),
+            _ => None,
+        }
+    }
+}
+
+/// What a flow takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Its type.
+    pub kind: FlowKind,
+    /// Lower numbers come first.
+    pub priority: u16,
+    /// Packets that match are tried against flows of lower priority too.
+    pub dont_trap: bool,
+    /// Packets that match are dropped.
+    pub drop: bool,
+    /// What packets look like.
+    pub pattern: Pattern,
+}
+
+impl Rule {
+    /// What rules are sorted by for [`Trap::takes`]: sniffers, flows with specifications by priority, where those that
+    /// drop come first, and defaults.
+    #[must_use]
+    pub const fn order(&self) -> (u8, u16, bool) {
+        match self.kind {
+            FlowKind::Sniffer => (0, 0, false),
+            FlowKind::Normal => (1, self.priority, !self.drop),
+            FlowKind::AllDefault | FlowKind::MulticastDefault => (2, self.priority, false),
+        }
+    }
+}
+
+/// What has become of a packet so far, while it is tried against the rules in their [order](Rule::order).
+///
+/// Of the flows with specifications those get it that match and have the best priority; without such a flow, those with
+/// a default flow; and in any case those that sniff.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trap {
+    /// The priority of the flows that have trapped it, and whether they drop it.
+    trapped: Option<(u16, bool)>,
+}
+
+impl Trap {
+    /// Does the flow of the next rule get the packet?
+    pub fn takes(&mut self, rule: &Rule, headers: &Headers) -> bool {
+        match rule.kind {
+            FlowKind::Sniffer => true,
+            FlowKind::Normal => {
+                let too_late = self
+                    .trapped
+                    .is_some_and(|(at, dropped)| dropped || at < rule.priority);
+                if too_late || !rule.pattern.matches(headers) {
+                    return false;
+                }
+                if !rule.dont_trap {
+                    self.trapped = Some((rule.priority, rule.drop));
+                }
+                !rule.drop
+            }
+            FlowKind::AllDefault => self.trapped.is_none(),
+            FlowKind::MulticastDefault => self.trapped.is_none() && headers.is_multicast(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{field, layer};
+    use super::*;
+
+    /// An Ethernet frame to `destination` with nothing in it.
+    fn frame(destination: [u8; 6]) -> Headers {
+        let mut bytes = [0; 60];
+        bytes[..6].copy_from_slice(&destination);
+        Headers::of(&bytes).unwrap()
+    }
+
+    fn rule(kind: FlowKind, priority: u16) -> Rule {
+        Rule {
+            kind,
+            priority,
+            dont_trap: false,
+            drop: false,
+            pattern: Pattern::any(),
+        }
+    }
+
+    /// Which of the rules get the packet, by their place in `rules`.
+    fn who(rules: &[Rule], headers: &Headers) -> Vec<usize> {
+        let mut order: Vec<_> = rules.iter().enumerate().collect();
+        order.sort_by_key(|(_, rule)| rule.order());
+        let mut trap = Trap::default();
+        let mut got: Vec<_> = order
+            .into_iter()
+            .filter(|(_, rule)| trap.takes(rule, headers))
+            .map(|(at, _)| at)
+            .collect();
+        got.sort_unstable();
+        got
+    }
+
+    #[test]
+    fn the_best_priority_traps_and_sniffers_hear_all() {
+        let packet = frame([2; 6]);
+        let rules = [
+            rule(FlowKind::AllDefault, 0),
+            rule(FlowKind::Normal, 2),
+            rule(FlowKind::Normal, 1),
+            rule(FlowKind::Normal, 1),
+            rule(FlowKind::Sniffer, 9),
+        ];
+        assert_eq!(who(&rules, &packet), [2, 3, 4]);
+        assert_eq!(who(&rules[..1], &packet), [0]);
+    }
+
+    #[test]
+    fn what_does_not_trap_goes_on_and_what_drops_ends() {
+        let packet = frame([2; 6]);
+        let mut rules = [
+            rule(FlowKind::Normal, 0),
+            rule(FlowKind::Normal, 1),
+            rule(FlowKind::AllDefault, 0),
+        ];
+        rules[0].dont_trap = true;
+        assert_eq!(who(&rules, &packet), [0, 1]);
+        rules[1].drop = true;
+        assert_eq!(who(&rules, &packet), [0]);
+        // Of one priority, a rule that drops comes first.
+        rules[1].priority = 0;
+        assert_eq!(who(&rules, &packet), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn defaults_for_groups_get_packets_for_groups() {
+        let rules = [rule(FlowKind::MulticastDefault, 0)];
+        assert_eq!(who(&rules, &frame([1, 0, 0x5e, 0, 0, 1])), [0]);
+        assert_eq!(who(&rules, &frame([2; 6])), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn a_pattern_looks_at_its_bits_and_layers_only() {
+        let mut pattern = Pattern::any();
+        pattern.want(field::DST_MAC, &[0x12, 0xff], &[0xf0, 0]);
+        assert!(pattern.matches(&frame([0x1f, 0, 0, 0, 0, 0])));
+        assert!(!pattern.matches(&frame([0x2f, 0, 0, 0, 0, 0])));
+        pattern.layers = layer::IPV4;
+        assert!(!pattern.matches(&frame([0x1f, 0, 0, 0, 0, 0])));
+    }
+
+    #[test]
+    fn kinds_have_codes() {
+        for code in 0..4 {
+            assert_eq!(FlowKind::from_code(code).unwrap().code(), code);
+        }
+        assert_eq!(FlowKind::from_code(4), None);
+    }
+}
