@@ -6,10 +6,16 @@
 //!
 //! - [`flows`]: which queue pairs get a packet.
 //! - [`qp_state`]: the states of a queue pair, and which modifications are legal.
+//! - [`retry`]: when a requester gives up.
 //! - [`rights`]: may this work request touch these bytes?
+//! - [`tags`]: which receive a message with a tag is for.
+//! - [`verbs`]: which verbs a transport has, and what their completions say.
 
 #![forbid(unsafe_code)]
 
 pub mod flows;
 pub mod qp_state;
+pub mod retry;
 pub mod rights;
+pub mod tags;
+pub mod verbs;

@@ -4,9 +4,7 @@ use nic_core::qp_state::attributes as core;
 use nic_core::qp_state::{AddressVector, Attributes};
 use verbs_abi::*;
 
-pub(crate) use nic_core::qp_state::{
-    Limits, QpState, QpType, ack_timeout_ns, check_transition, rnr_timer_ns,
-};
+pub(crate) use nic_core::qp_state::{Limits, QpState, QpType, check_transition};
 
 /// The attributes that the state machine looks at.
 pub(crate) fn attributes(attr: &ibv_qp_attr) -> Attributes {

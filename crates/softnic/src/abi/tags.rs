@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use nic_core::tags::ListFull;
 use verbs_abi::*;
 
 use super::edge::InOut;
@@ -79,7 +80,9 @@ fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c
             let sges: Vec<ibv_sge> = (0..n)
                 .map(|i| unsafe { add.sg_list.add(i).read_unaligned() })
                 .collect();
-            wr.tm.handle = list.add(&add, &sges)?;
+            wr.tm.handle = list
+                .add(add.recv_wr_id, (add.tag, add.mask), sges.into())
+                .map_err(|_: ListFull| libc::ENOMEM)?;
             wc.opcode = IBV_WC_TM_ADD;
         }
         IBV_WR_TAG_DEL => {

@@ -10,7 +10,7 @@ pub(crate) struct Inbound {
     pub(super) src_qpn: u32,
     pub(super) src_cq: usize,
     /// When the record at the front was first found to have no receive WR.
-    pub(super) rnr_since: Option<u64>,
+    pub(super) rnr: Waiting,
     /// Nothing more is taken from it: its sender was refused, or wrote garbage.
     pub(super) stopped: bool,
     pub(super) remote: RegionCache,
@@ -78,7 +78,7 @@ impl Inbound {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
             src_cq: peer.segment.cq_index(&header.src_cq),
-            rnr_since: None,
+            rnr: Waiting::NO,
             stopped: false,
             remote: RegionCache::new(),
             path: Path::of(header),

@@ -10,13 +10,14 @@ mod xrc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nic_core::retry::{self, RNR_RETRY_FOREVER, Waiting};
 use verbs_abi::*;
 
 use crate::cq::WcSink;
 use crate::nic::Nic;
 use crate::path;
 use crate::qp::Qp;
-use crate::qp_state::{QpState, QpType, rnr_timer_ns};
+use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::send;
@@ -34,13 +35,10 @@ use tags::{Rendezvous, Tagged};
 pub(crate) use inbound::{Inbound, call_if_armed};
 pub(crate) use messages::{MessageSide, take_request};
 pub(crate) use queue::RecvQueue;
-pub(crate) use tags::{RemotePayload, TagInfo, TagList};
+pub(crate) use tags::{TagInfo, TagList};
 
 /// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
 pub(crate) const GRH_BYTES: usize = 40;
-
-/// `rnr_retry` that means for ever: IBTA vol. 1, 9.7.5.2.8.
-const RNR_RETRY_FOREVER: u32 = 7;
 
 /// The receive side of a queue pair, in the hands of its receive CQ.
 pub(crate) struct RecvSide {
@@ -369,7 +367,7 @@ impl RecvSide {
         match *handled {
             Handled::Done | Handled::Rendezvous(_) => {
                 ring.consumer.advance(slots);
-                ring.rnr_since = None;
+                ring.rnr.end();
                 return true;
             }
             Handled::NotReady if !qp.qp_type.is_connected() => {}
@@ -427,9 +425,7 @@ impl RecvSide {
         let Some(patience) = rnr_patience_ns(qp, rnr_retry) else {
             return false;
         };
-        let now = now_ns();
-        let since = *ring.rnr_since.get_or_insert(now);
-        if now - since >= patience {
+        if ring.rnr.waited(now_ns()) >= patience {
             // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
             ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR);
             return false;
@@ -439,14 +435,10 @@ impl RecvSide {
 }
 
 /// How long a requester with `rnr_retry` waits for a receive WR of `qp`; `None`: for ever.
-///
-/// A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message takes
-/// longer than the program needs for its next RECV, and some (fio) rely on that; here the answer is seen at once.
 #[cold]
 fn rnr_patience_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
     let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
-    let timer = rnr_timer_ns(u8::try_from(timer & 31).unwrap_or(0));
-    (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * timer)
+    retry::rnr_patience_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
 }
 
 /// All indices below `n` once, from `start` on and then from 0.

@@ -1,5 +1,7 @@
 //! SEND on RC and UC, and what it means that the peer does not answer.
 
+use nic_core::retry::answer_patience_ns;
+
 use super::*;
 
 /// Payloads of connected transports up to this size travel in the record; longer ones are copied once, by the
@@ -113,10 +115,9 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
 
 #[cold]
 pub(super) fn silent_too_long(qp: &Qp, sq: &mut SendQueue) -> bool {
-    let now = now_ns();
-    let since = *sq.silent_since.get_or_insert(now);
     let (timeout, retry_cnt) = qp.timeout();
-    ack_timeout_ns(timeout).is_some_and(|t| now - since >= t * (u64::from(retry_cnt) + 1))
+    let waited = sq.silent.waited(now_ns());
+    answer_patience_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
 }
 
 /// SEND on RC and UC.

@@ -2,6 +2,7 @@
 //! answers.
 
 use super::*;
+use nic_core::retry::answer_patience_ns;
 use nic_core::rights::{Access, Owner};
 
 use crate::multicast::{self, MULTICAST_QPN};
@@ -254,7 +255,7 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     };
     let now = now_ns();
     let (timeout, retry_cnt) = qp.timeout();
-    let patience = ack_timeout_ns(timeout).map(|t| t * (u64::from(retry_cnt) + 1));
+    let patience = answer_patience_ns(timeout, retry_cnt);
     let is_given_up = patience.is_some_and(|ns| requester.is_given_up(ns, retry_cnt, now));
     if !is_given_up {
         for request in requester.overdue(now) {

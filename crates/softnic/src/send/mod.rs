@@ -7,6 +7,7 @@
 
 mod builder;
 mod burst;
+mod codes;
 mod connected;
 mod gather;
 mod local;
@@ -23,6 +24,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nic_core::retry::Waiting;
+use nic_core::verbs::{allowed, carries_payload, completion_opcode};
 use verbs_abi::*;
 
 use crate::ah::Ah;
@@ -33,7 +36,7 @@ use crate::path;
 use crate::path::message::Psn;
 use crate::path::requester::Requester;
 use crate::qp::Qp;
-use crate::qp_state::{QpState, QpType, ack_timeout_ns};
+use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
 use crate::recv::{call_if_armed, failed};
 use crate::region_cache::{KeyError, RegionCache};
@@ -218,8 +221,8 @@ struct Deferred {
     /// The payload, where it was read when the WR was posted.
     payload: Option<Vec<u8>>,
     seq: u64,
-    /// When it was first tried again.
-    since: Option<u64>,
+    /// Since it was first tried again.
+    waiting: Waiting,
     /// How long it has waited, in nanoseconds, when the receiver is woken next.
     wake_after: u64,
     ah: Option<Arc<Ah>>,
@@ -278,7 +281,7 @@ pub(crate) struct SendQueue {
     local: RegionCache,
     remote: RegionCache,
     /// When the peer of a reliable queue pair was first found not to answer.
-    silent_since: Option<u64>,
+    silent: Waiting,
     stopped: bool,
 }
 
@@ -305,7 +308,7 @@ impl SendQueue {
             raw: None,
             local: RegionCache::new(),
             remote: RegionCache::new(),
-            silent_since: None,
+            silent: Waiting::NO,
             stopped: false,
         })
     }
@@ -390,7 +393,7 @@ impl SendQueue {
         self.requester = None;
         self.local.clear();
         self.remote.clear();
-        self.silent_since = None;
+        self.silent.end();
         self.stopped = false;
     }
 
@@ -688,50 +691,6 @@ unsafe fn post_one(
     Ok(())
 }
 
-/// Is `opcode` a verb of this transport? Table 1 of the paper; IBTA vol. 1, table 44.
-#[inline]
-fn allowed(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
-    match opcode {
-        IBV_WR_SEND => true,
-        IBV_WR_SEND_WITH_IMM => qp_type != QpType::RawPacket,
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => qp_type.is_connected(),
-        IBV_WR_RDMA_READ
-        | IBV_WR_ATOMIC_CMP_AND_SWP
-        | IBV_WR_ATOMIC_FETCH_AND_ADD
-        | IBV_WR_ATOMIC_WRITE
-        | IBV_WR_FLUSH
-        | IBV_WR_SEND_WITH_INV => qp_type == QpType::Rc,
-        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => qp_type.is_connected(),
-        _ => false,
-    }
-}
-
-#[inline]
-fn carries_payload(opcode: ibv_wr_opcode) -> bool {
-    matches!(
-        opcode,
-        IBV_WR_SEND
-            | IBV_WR_SEND_WITH_IMM
-            | IBV_WR_SEND_WITH_INV
-            | IBV_WR_RDMA_WRITE
-            | IBV_WR_RDMA_WRITE_WITH_IMM
-    )
-}
-
-fn wc_opcode(opcode: ibv_wr_opcode) -> u32 {
-    match opcode {
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
-        IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
-        IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
-        IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
-        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
-        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
-        IBV_WR_ATOMIC_WRITE => IBV_WC_ATOMIC_WRITE,
-        IBV_WR_FLUSH => IBV_WC_FLUSH,
-        _ => IBV_WC_SEND,
-    }
-}
-
 /// Keeps a WR for later, with copies of all that it points to.
 ///
 /// # Safety
@@ -746,7 +705,7 @@ unsafe fn defer(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, seq: u64) {
         sges: view.sges.to_vec(),
         payload,
         seq,
-        since: None,
+        waiting: Waiting::NO,
         wake_after: UNRELIABLE_WAKE_NS,
         ah,
         bind: view.bind,
@@ -797,7 +756,7 @@ fn settle(
         end,
         seq,
         byte_len,
-        opcode: byte(wc_opcode(wr.opcode)),
+        opcode: byte(completion_opcode(wr.opcode)),
         status: byte(status),
         signaled,
         _rest: 0,
@@ -881,7 +840,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if !answers(dest, out.dest_epoch, qp.qpn) && !reconnected(qp, sq) {
         return silence(qp, sq, view);
     }
-    sq.silent_since = None;
+    sq.silent.end();
     match view.wr.opcode {
         IBV_WR_SEND => connected_send(qp, sq, view, Kind::Send),
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, Kind::SendWithImm),

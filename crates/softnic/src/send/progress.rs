@@ -76,7 +76,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
         }
         let wqe = *front;
         sq.pending.drop_front(&wqe);
-        sq.silent_since = None;
+        sq.silent.end();
         if wqe.signaled {
             if sq.ready.is_empty() && !sink.is_full() {
                 complete(qp, &mut sq.freed, &wqe, sink);
@@ -162,7 +162,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if answering {
-        sq.silent_since = None;
+        sq.silent.end();
         return false;
     }
     if qp.qp_type != QpType::Rc {
@@ -197,7 +197,7 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         let mut outcome = execute(qp, sq, &view);
         if matches!(outcome, Outcome::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();
-            let waited = now - *d.since.get_or_insert(now);
+            let waited = d.waiting.waited(now);
             if waited >= UNRELIABLE_WAIT_NS {
                 outcome = if is_for_many(qp, &d) {
                     // The others get it.

@@ -1,7 +1,7 @@
 //! What a receiver of a rendezvous message does with its send queue, without a work request.
 
 use super::*;
-use crate::recv::RemotePayload;
+use nic_core::tags::RemotePayload;
 
 /// READs the payload of a rendezvous message into `sges` of the protection domain `pd`, unless it `is_read`, and tells the
 /// sender by a message, `fin`. False if that cannot be yet; the SGEs have room for the payload.
