@@ -53,7 +53,7 @@ impl Reply<'_> {
     /// Answers with payload, and with the immediate of the request.
     ///
     /// # Panics
-    /// When the payload is longer than [`UdPortConfig::send_payload`].
+    /// When the payload is longer than [`UdPortConfig::send_payload`](crate::UdPortConfig::send_payload).
     #[inline]
     pub fn bytes(self, payload: &[u8]) {
         let (outbox, first) = self.port.outbox();

@@ -8,7 +8,7 @@
 //! - [`mod@run`]: runs a case;
 //! - [`pool`]: runs all of them, several at a time;
 //! - [`judge`], [`unittest`]: what came of them;
-//! - [`line`]: what is said of each case, by whoever runs it;
+//! - [`mod@line`]: what is said of each case, by whoever runs it;
 //! - [`place`]: gets all this to run where the target is;
 //! - [`record`]: the results that are kept.
 

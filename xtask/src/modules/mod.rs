@@ -1,7 +1,7 @@
 //! `cargo xtask modules`: whether imports go one way, within each crate and between the crates.
 //!
 //! - [`packages`]: the crates, from cargo;
-//! - [`tree`], [`names`], [`cfg`]: the modules of a crate, and what the code of each names;
+//! - [`tree`], [`names`], [`mod@cfg`]: the modules of a crate, and what the code of each names;
 //! - [`imports`], [`circles`]: which file imports from which, and the circles of that;
 //! - [`known`]: the circles that are still accepted;
 //! - [`layers`]: the order of the crates;
