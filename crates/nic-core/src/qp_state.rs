@@ -17,7 +17,7 @@ mod transitions;
 pub use attributes::{AddressVector, AttrMask, Attributes};
 pub use check::{Limits, ModifyQpError, check_transition};
 pub use codes::{QpState, QpType, UnknownQpState, UnsupportedQpType};
-pub use timers::{ack_timeout_ns, rnr_timer_ns};
+pub use timers::{ack_timeout_ns, path_mtu_bytes, rnr_timer_ns};
 pub use transitions::{TransitionAttrs, transition_attrs};
 
 #[cfg(test)]

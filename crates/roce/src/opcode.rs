@@ -40,6 +40,17 @@ pub enum Operation {
     Cnp,
 }
 
+impl Operation {
+    /// Whether the packet goes to a requester: it answers a request, or notifies of congestion.
+    #[must_use]
+    pub const fn is_response(self) -> bool {
+        matches!(
+            self,
+            Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge | Self::Cnp
+        )
+    }
+}
+
 /// Where a packet stands in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {

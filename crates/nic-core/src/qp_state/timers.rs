@@ -6,6 +6,13 @@ const RNR_TIMER_10US: [u64; 32] = [
     1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
+/// Bytes of the path MTU with the code `code` (`enum ibv_mtu`): 256 (1) to 4096 (5). Codes outside are taken for the
+/// nearest.
+#[must_use]
+pub fn path_mtu_bytes(code: u32) -> u32 {
+    128 << code.clamp(1, 5)
+}
+
 /// The time that the RNR NAK timer code `code` stands for, in nanoseconds: from 10 µs (1) to
 /// 491.52 ms (31), and 655.36 ms for 0.
 ///

@@ -11,6 +11,9 @@ pub enum Refusal {
     RemoteAccess,
     /// NAK remote operational error.
     RemoteOperational,
+    /// RNR NAK of this packet: the receive work request that [`Target::begin_receive`] saw was taken by another queue pair
+    /// of the shared receive queue. The connection goes on.
+    NotReady,
 }
 
 /// What the responder's queue pair has: memory that requests name, and receive work requests.

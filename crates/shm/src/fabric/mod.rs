@@ -234,6 +234,12 @@ impl Fabric {
         Ok(PathBuf::from(dir))
     }
 
+    /// The folder that it lives in.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Joins the fabric in `dir`, after cleaning up what dead processes left there.
     pub fn join(dir: &Path) -> Result<Self, FabricError> {
         let io = |what| {
