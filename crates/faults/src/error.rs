@@ -1,0 +1,28 @@
+//! What is wrong with a plan.
+
+use crate::verdict::MAX_RULES;
+
+/// Why a text is not a fault plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The plan has no rule.
+    #[error("the plan has no rule; a rule is such as: verb=ibv_reg_mr,errno=ENOMEM,count=1")]
+    Empty,
+    /// The plan has too many rules.
+    #[error("the plan has {0} rules; at most {max} are possible", max = MAX_RULES)]
+    TooMany(usize),
+    /// A rule is wrong.
+    #[error("rule {number} ({text}): {reason}")]
+    Rule {
+        /// Its number, from 1 on.
+        number: usize,
+        /// The rule as it was given.
+        text: String,
+        /// What is wrong, and what is possible.
+        reason: String,
+    },
+    /// The text is not TOML of the form of a plan.
+    #[error("the plan is not TOML with [[rule]] tables of keys and values: {0}")]
+    Toml(String),
+}

@@ -1,0 +1,79 @@
+//! What the fuzz target of this crate runs, and the replay of its corpus.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::{
+    CompletionFacts, Direction, Injector, PacketFacts, Peer, Plan, QueuePair, VerbFacts, WorkFacts,
+};
+
+/// A plan of any bytes: refused with words, or written as a line that is the same plan, and obeyed.
+///
+/// # Panics
+/// If a plan is not itself again, or a rule strikes more often than it saw or may.
+pub fn fault_plan(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    for plan in [text.parse::<Plan>(), Plan::from_toml(text)] {
+        match plan {
+            Err(error) => assert!(!error.to_string().is_empty()),
+            Ok(plan) => {
+                assert_eq!(plan.to_string().parse(), Ok(plan.clone()));
+                obey(plan);
+            }
+        }
+    }
+}
+
+fn obey(plan: Plan) {
+    let mut injector = Injector::new(plan, 1);
+    for step in 0..40u32 {
+        let now_ns = u64::from(step) * 250_000_000;
+        let queue_pair = QueuePair {
+            number: step % 3,
+            qpn: 17,
+        };
+        let facts = PacketFacts {
+            direction: [Direction::Send, Direction::Receive][step as usize % 2],
+            source: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)),
+            destination: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
+            queue_pair,
+            peer_qpn: Some(18),
+            operation: "SEND",
+            bytes: 64 * (step % 4),
+        };
+        let fate = injector.packet(now_ns, &facts);
+        assert!(fate.corrupt_bit.is_none_or(|bit| bit < facts.bytes * 8));
+        let verb = VerbFacts {
+            name: "ibv_reg_mr_iova2",
+            queue_pair,
+        };
+        injector.verb(now_ns, &verb);
+        let work = WorkFacts {
+            operation: "RECV",
+            queue_pair,
+            peer: Peer::default(),
+        };
+        injector.work_request(now_ns, &work);
+        let completion = CompletionFacts {
+            operation: "RECV",
+            queue_pair,
+        };
+        injector.completion(now_ns, &completion);
+        injector.due(now_ns);
+        assert!(injector.next_due().is_none_or(|due| due > now_ns));
+    }
+    assert!(
+        injector
+            .counts()
+            .all(|counts| counts.struck <= counts.matched)
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_of_fault_plans_is_replayed() {
+        corpus::replay("fault_plan", super::fault_plan);
+    }
+}

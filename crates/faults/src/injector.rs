@@ -1,0 +1,197 @@
+//! Who is asked what goes wrong now.
+
+use crate::action::{Action, Incident};
+use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
+use crate::packets;
+use crate::plan::Plan;
+use crate::random::{Draws, between, of_text};
+use crate::rule::{Occasion, Rule};
+use crate::select::State;
+use crate::verdict::{Counts, Fate, Happening, Struck, VerbVerdict, WorkFault, WorkVerdict};
+
+/// Decides by plan and seed what goes wrong. Times are nanoseconds since the process opened its device.
+#[derive(Clone, Debug)]
+pub struct Injector {
+    states: Vec<State>,
+    /// The cable is out until then.
+    link_down_until: Option<u64>,
+}
+
+impl Injector {
+    /// An injector that nothing has happened to.
+    #[must_use]
+    pub fn new(plan: Plan, seed: u64) -> Self {
+        let mut states: Vec<State> = Vec::new();
+        for rule in plan.into_rules() {
+            let text = rule.to_string();
+            // Rules of the same words draw differently.
+            let twins = states.iter().filter(|state| state.rule.to_string() == text);
+            let twins = twins.count() as u64;
+            let draws = Draws::new(seed, of_text(&text).wrapping_add(twins));
+            states.push(State::new(rule, draws));
+        }
+        Self {
+            states,
+            link_down_until: None,
+        }
+    }
+
+    /// The rules, in the order of the plan.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.states.iter().map(|state| &state.rule)
+    }
+
+    /// What each rule has seen and done, in the order of the plan.
+    pub fn counts(&self) -> impl ExactSizeIterator<Item = Counts> + '_ {
+        self.states.iter().map(|state| Counts {
+            matched: state.matched,
+            struck: state.struck,
+        })
+    }
+
+    /// What becomes of a packet that leaves or arrives.
+    pub fn packet(&mut self, now_ns: u64, facts: &PacketFacts) -> Fate {
+        let mut fate = Fate::default();
+        for (index, state) in self.states.iter_mut().enumerate() {
+            packets::apply(state, index, now_ns, facts, &mut fate);
+        }
+        fate.drop |= self.is_link_down(now_ns);
+        fate
+    }
+
+    /// What becomes of a call of a verb.
+    pub fn verb(&mut self, now_ns: u64, facts: &VerbFacts) -> VerbVerdict {
+        let mut verdict = VerbVerdict::default();
+        let stream = of_text(facts.name) ^ u64::from(facts.queue_pair.number);
+        for (index, state) in self.states.iter_mut().enumerate() {
+            let rule = &state.rule;
+            let is_for = rule.occasion.is_call_of(facts.name)
+                && rule.filter.includes_time(now_ns)
+                && rule.filter.includes_queue_pair(facts.queue_pair);
+            if !is_for || state.strikes(stream).is_none() {
+                continue;
+            }
+            verdict.struck.add(index);
+            match state.rule.action {
+                Action::Errno(errno) => verdict.errno = verdict.errno.or(Some(errno)),
+                Action::Incident(incident) => {
+                    let target = target(&state.rule, facts.queue_pair);
+                    verdict.incidents.push((incident, target));
+                }
+                _ => {}
+            }
+        }
+        self.note_links(now_ns, &verdict.incidents);
+        verdict
+    }
+
+    /// What becomes of a work request that is posted.
+    pub fn work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
+        let mut verdict = WorkVerdict::default();
+        for (index, state) in self.states.iter_mut().enumerate() {
+            let rule = &state.rule;
+            let is_for = rule.occasion == Occasion::Work
+                && rule.filter.includes_time(now_ns)
+                && rule.filter.includes_operation(facts.operation)
+                && rule.filter.includes_queue_pair(facts.queue_pair)
+                && rule.filter.includes_peer(facts.peer);
+            if !is_for || state.strikes(facts.queue_pair.number.into()).is_none() {
+                continue;
+            }
+            verdict.struck.add(index);
+            let fault = match state.rule.action {
+                Action::Status(status) => Some(WorkFault::Status(status)),
+                Action::ReceiverNotReady(time) => Some(WorkFault::ReceiverNotReady(time)),
+                Action::Incident(incident) => {
+                    let target = target(&state.rule, facts.queue_pair);
+                    verdict.incidents.push((incident, target));
+                    None
+                }
+                _ => None,
+            };
+            verdict.fault = verdict.fault.or(fault);
+        }
+        self.note_links(now_ns, &verdict.incidents);
+        verdict
+    }
+
+    /// By how many nanoseconds a completion is late.
+    pub fn completion(&mut self, now_ns: u64, facts: &CompletionFacts) -> (u64, Struck) {
+        let mut delay = 0u64;
+        let mut struck = Struck::default();
+        for (index, state) in self.states.iter_mut().enumerate() {
+            let Action::Late(low, high) = state.rule.action else {
+                continue;
+            };
+            let filter = &state.rule.filter;
+            let is_for = filter.includes_time(now_ns)
+                && filter.operation.is_none_or(|name| name == facts.operation)
+                && filter.includes_queue_pair(facts.queue_pair);
+            if is_for && let Some(strike) = state.strikes(facts.queue_pair.number.into()) {
+                struck.add(index);
+                delay = delay.saturating_add(between(state.draw(strike), low, high));
+            }
+        }
+        (delay, struck)
+    }
+
+    /// When [`due`](Self::due) has something next.
+    #[must_use]
+    pub fn next_due(&self) -> Option<u64> {
+        let timers = self.states.iter().filter(|state| is_waiting(state));
+        let first = timers.map(|state| state.rule.filter.from_ns).min();
+        let up = self.link_down_until.filter(|until| *until != u64::MAX);
+        first.into_iter().chain(up).min()
+    }
+
+    /// What happens by now because its time has come, each once.
+    pub fn due(&mut self, now_ns: u64) -> (Vec<Happening>, Struck) {
+        let mut happenings = Vec::new();
+        let mut struck = Struck::default();
+        for (index, state) in self.states.iter_mut().enumerate() {
+            if !is_waiting(state) || state.rule.filter.from_ns > now_ns {
+                continue;
+            }
+            if state.strikes(0).is_some()
+                && let Action::Incident(incident) = state.rule.action
+            {
+                struck.add(index);
+                happenings.push((incident, state.rule.queue_pair()));
+            }
+        }
+        if self.link_down_until.is_some_and(|until| until <= now_ns) {
+            self.link_down_until = None;
+            happenings.push((Incident::LinkUp, QueuePair::default()));
+        }
+        self.note_links(now_ns, &happenings);
+        (happenings, struck)
+    }
+
+    /// Whether the cable is out.
+    #[must_use]
+    pub fn is_link_down(&self, now_ns: u64) -> bool {
+        self.link_down_until.is_some_and(|until| now_ns < until)
+    }
+
+    fn note_links(&mut self, now_ns: u64, happenings: &[Happening]) {
+        for (incident, _) in happenings {
+            if let Incident::LinkDown(time) = incident {
+                let until = time.map_or(u64::MAX, |time| now_ns.saturating_add(time));
+                self.link_down_until = self.link_down_until.max(Some(until));
+            }
+        }
+    }
+}
+
+/// Whether it is a rule whose time has not come.
+fn is_waiting(state: &State) -> bool {
+    state.rule.occasion == Occasion::Time && state.matched == 0
+}
+
+/// The queue pair that an incident is for: that of the occurrence, or all that the rule is for.
+fn target(rule: &Rule, occurred: QueuePair) -> QueuePair {
+    match occurred.number {
+        0 => rule.queue_pair(),
+        _ => occurred,
+    }
+}

@@ -1,0 +1,94 @@
+//! What becomes of packets.
+
+use crate::action::{Action, PacketAction, QUEUE_NS};
+use crate::facts::{Direction, PacketFacts};
+use crate::random::between;
+use crate::select::State;
+use crate::verdict::Fate;
+
+/// The draws of a queue pair's packets in one direction are a stream.
+fn stream_of(facts: &PacketFacts) -> u64 {
+    let queue_pair = match facts.queue_pair.number {
+        0 => facts.queue_pair.qpn,
+        number => number,
+    };
+    u64::from(queue_pair) << 1 | u64::from(facts.direction == Direction::Receive)
+}
+
+/// Lets the rule `index` do to the packet what it does.
+pub(crate) fn apply(
+    state: &mut State,
+    index: usize,
+    now_ns: u64,
+    facts: &PacketFacts,
+    fate: &mut Fate,
+) {
+    let Action::Packet(action) = state.rule.action else {
+        return;
+    };
+    if !is_for(state, action, now_ns, facts) {
+        return;
+    }
+    let stream = stream_of(facts);
+    let strike = state.strikes(stream);
+    if let PacketAction::Delay(low, high) = action {
+        // What is behind a delayed packet waits, struck or not.
+        let own = strike.map_or(0, |strike| between(state.draw(strike), low, high));
+        let before = state.releases.get(&stream).copied().unwrap_or(0);
+        let release = now_ns.saturating_add(own).max(before);
+        if release > now_ns {
+            state.releases.insert(stream, release);
+            fate.delay_ns = fate.delay_ns.saturating_add(release - now_ns);
+        }
+    }
+    let Some(strike) = strike else {
+        return;
+    };
+    fate.struck.add(index);
+    match action {
+        PacketAction::Drop | PacketAction::Partition(_) => fate.drop = true,
+        PacketAction::Duplicate => fate.duplicate = true,
+        PacketAction::Corrupt => {
+            let bits = u64::from(facts.bytes) * 8;
+            let bit = between(state.draw(strike), 0, bits.saturating_sub(1));
+            fate.corrupt_bit = u32::try_from(bit).ok().filter(|_| bits > 0);
+        }
+        PacketAction::Ecn => fate.ecn = true,
+        PacketAction::Delay(..) => {}
+        PacketAction::Reorder(low, high) => {
+            let time = between(state.draw(strike), low, high);
+            fate.delay_ns = fate.delay_ns.saturating_add(time);
+        }
+        PacketAction::Rate(rate) => match wait_for_rate(state, rate, now_ns, facts.bytes) {
+            Some(wait) => fate.delay_ns = fate.delay_ns.saturating_add(wait),
+            None => fate.drop = true,
+        },
+    }
+}
+
+fn is_for(state: &State, action: PacketAction, now_ns: u64, facts: &PacketFacts) -> bool {
+    let filter = &state.rule.filter;
+    let ends = [facts.source, facts.destination];
+    let divided = match action {
+        PacketAction::Partition(p) => ends == [p.one, p.other] || ends == [p.other, p.one],
+        _ => true,
+    };
+    divided
+        && filter.includes_time(now_ns)
+        && filter.includes_direction(facts.direction, action.is_symmetric())
+        && filter.operation.is_none_or(|name| name == facts.operation)
+        && filter.includes_queue_pair(facts.queue_pair)
+        && filter.includes_peer(facts.peer())
+}
+
+/// How long a packet waits until those before it are gone; `None`: too long.
+fn wait_for_rate(state: &mut State, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
+    let start = state.next_free_ns.max(now_ns);
+    let wait = start - now_ns;
+    if wait > QUEUE_NS {
+        return None;
+    }
+    let time = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(rate.max(1));
+    state.next_free_ns = start.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
+    Some(wait)
+}

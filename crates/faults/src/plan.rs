@@ -1,0 +1,230 @@
+//! Plans: lists of rules, as a line or as TOML.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::PlanError;
+use crate::rule::Rule;
+use crate::verdict::MAX_RULES;
+
+/// What is to go wrong.
+///
+/// As a line, rules are separated by semicolons, and the words of a rule by commas:
+/// `verb=ibv_reg_mr,errno=ENOMEM,count=1; drop,p=0.01`. `Display` writes that line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    rules: Vec<Rule>,
+}
+
+/// The words of a rule.
+type Words = Vec<(String, Option<String>)>;
+
+impl Plan {
+    /// The plan in a TOML document of `[[rule]]` tables, whose keys are the words of a line:
+    ///
+    /// ```
+    /// let plan = faults::Plan::from_toml("[[rule]]\nverb = 'ibv_reg_mr'\nerrno = 'ENOMEM'\n[[rule]]\ndrop = true\np = 0.01")?;
+    /// assert_eq!(plan.to_string(), "errno=ENOMEM,verb=ibv_reg_mr; drop,p=0.01");
+    /// # Ok::<(), faults::PlanError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What is wrong, in which rule.
+    pub fn from_toml(text: &str) -> Result<Self, PlanError> {
+        let wrong = |reason: &str| PlanError::Toml(reason.to_owned());
+        let document: toml::Table = text
+            .parse()
+            .map_err(|error: toml::de::Error| PlanError::Toml(error.message().to_owned()))?;
+        if let Some(key) = document.keys().find(|key| *key != "rule") {
+            return Err(PlanError::Toml(format!(
+                "{key:?} is unknown; there is only rule"
+            )));
+        }
+        let rules = match document.get("rule") {
+            None => &[][..],
+            Some(rules) => rules
+                .as_array()
+                .ok_or_else(|| wrong("rule is not a list of tables"))?,
+        };
+        let mut all = Vec::new();
+        for (at, rule) in rules.iter().enumerate() {
+            let table = rule
+                .as_table()
+                .ok_or_else(|| wrong("a rule is not a table"))?;
+            let words = table.iter().map(|(key, value)| toml_word(key, value));
+            let words: Result<Words, String> = words.collect();
+            all.push(words.map_err(|reason| PlanError::Rule {
+                number: at + 1,
+                text: table.keys().cloned().collect::<Vec<_>>().join(","),
+                reason,
+            })?);
+        }
+        Self::from_words(&all)
+    }
+
+    fn from_words(all: &[Words]) -> Result<Self, PlanError> {
+        match all.len() {
+            0 => return Err(PlanError::Empty),
+            1..=MAX_RULES => {}
+            many => return Err(PlanError::TooMany(many)),
+        }
+        let rules = all.iter().enumerate().map(|(at, words)| {
+            Rule::from_words(words).map_err(|reason| PlanError::Rule {
+                number: at + 1,
+                text: shown(words),
+                reason,
+            })
+        });
+        Ok(Self {
+            rules: rules.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Its rules, in order.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    pub(crate) fn into_rules(self) -> Vec<Rule> {
+        self.rules
+    }
+}
+
+/// A key and a value of a rule in TOML, as words.
+fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
+    let value = match value {
+        toml::Value::Boolean(true) => None,
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        _ => return Err(format!("{key} is neither a text nor a number nor true")),
+    };
+    Ok((key.to_owned(), value))
+}
+
+/// A rule as a line, for messages.
+fn shown(words: &Words) -> String {
+    let words = words.iter().map(|(word, value)| match value {
+        Some(value) => format!("{word}={value}"),
+        None => word.clone(),
+    });
+    words.collect::<Vec<_>>().join(",")
+}
+
+impl FromStr for Plan {
+    type Err = PlanError;
+
+    /// The plan in a line.
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        let rules = text.split([';', '\n']).map(str::trim);
+        let all: Vec<Words> = rules
+            .filter(|rule| !rule.is_empty())
+            .map(|rule| rule.split(',').map(line_word).collect())
+            .collect();
+        Self::from_words(&all)
+    }
+}
+
+fn line_word(text: &str) -> (String, Option<String>) {
+    match text.split_once('=') {
+        Some((word, value)) => (word.trim().to_owned(), Some(value.trim().to_owned())),
+        None => (text.trim().to_owned(), None),
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, rule) in self.rules.iter().enumerate() {
+            if at > 0 {
+                f.write_str("; ")?;
+            }
+            write!(f, "{rule}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_action_can_be_said_in_a_line_and_comes_back_from_it() {
+        let line = "drop,p=0.01; duplicate,every=7; corrupt,qpn=0x8000; ecn,peer=10.0.0.2; delay=1ms..2ms,opcode=SEND; \
+                    reorder=50us,p=0.5; rate=10Mbit,direction=receive; partition=127.0.0.1/127.0.0.2,from=1s,for=2s; \
+                    verb=ibv_reg_mr,errno=ENOMEM,after=1,count=1; status=REM_ACCESS_ERR,qp=1; rnr=3ms; late=1ms; \
+                    event=IBV_EVENT_QP_FATAL,verb=ibv_post_send; link-down=2s,from=1s; link-down; pause=100ms,opcode=RECV; \
+                    status=LOC_LEN_ERR,opcode=RECV; verb=any,errno=eio";
+        let plan: Plan = line.parse().unwrap();
+        assert_eq!(plan.rules().len(), 18);
+        assert_eq!(plan.to_string().parse(), Ok(plan.clone()));
+        assert_eq!(plan.to_string().replace("; ", "\n").parse(), Ok(plan));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_is_possible() {
+        for (line, expected) in [
+            ("", "no rule"),
+            ("; ;", "no rule"),
+            ("p=0.5", "no action; actions are drop"),
+            ("drp", "\"drp\" is no action"),
+            ("drop=1", "p, every and count"),
+            ("drop,duplicate", "two actions"),
+            ("drop,p=2", "a probability from 0 to 1"),
+            ("drop,p=0.1,p=0.2", "p twice"),
+            ("drop,colour=red", "\"colour\" is unknown"),
+            ("drop,verb=ibv_reg_mr", "verb means nothing"),
+            ("delay", "needs a value"),
+            ("delay=5", "2.5ms"),
+            ("errno=ENOMEM", "needs the verb"),
+            ("errno=ENOMEN,verb=ibv_reg_mr", "ENOMEM"),
+            ("errno=ENOMEM,verb=ibv_reg", "ibv_reg_mr"),
+            ("status=SUCCESS", "LOC_LEN_ERR"),
+            (
+                "status=REM_OP_ERR,opcode=RECV",
+                "LOC_LEN_ERR or LOC_PROT_ERR",
+            ),
+            ("rnr=1ms,opcode=RECV", "not for a RECV"),
+            ("event=PORT_ERR,after=1", "after means nothing"),
+            (
+                "event=PORT_ERR,verb=any,opcode=SEND",
+                "both verb and opcode",
+            ),
+            ("drop,from=2s,until=1s", "not later"),
+            ("drop,from=2s,until=3s,for=1s", "both until and for"),
+            ("partition=a/b", "two IP addresses"),
+            ("drop,qpn=0", "queue pair number"),
+            ("drop,count=0", "from 1 on"),
+            ("drop,=1", "is empty"),
+            ("rate=0bit", "10Mbit"),
+        ] {
+            let error = line.parse::<Plan>().expect_err(line).to_string();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        let many = vec!["drop"; MAX_RULES + 1].join(";");
+        assert_eq!(many.parse::<Plan>(), Err(PlanError::TooMany(MAX_RULES + 1)));
+    }
+
+    #[test]
+    fn toml_has_the_same_words() {
+        let toml = "[[rule]]\nverb = 'ibv_reg_mr'\nerrno = 'ENOMEM'\ncount = 1\n[[rule]]\ndrop = true\np = 0.25\nqpn = 0x11";
+        let plan = Plan::from_toml(toml).unwrap();
+        let line: Plan = "count=1,errno=ENOMEM,verb=ibv_reg_mr; drop,p=0.25,qpn=17"
+            .parse()
+            .unwrap();
+        assert_eq!(plan, line);
+        for (toml, expected) in [
+            ("", "no rule"),
+            ("rule = 1", "not a list"),
+            ("rule = [1]", "not a table"),
+            ("other = 1", "unknown"),
+            ("[[rule]]\ndrop = false", "neither a text"),
+            ("[[rule]]\ndrop = 'a,b'", "comma"),
+            ("[[rule", "not TOML"),
+        ] {
+            let error = Plan::from_toml(toml).expect_err(toml).to_string();
+            assert!(error.contains(expected), "{toml}: {error}");
+        }
+    }
+}

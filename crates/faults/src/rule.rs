@@ -1,0 +1,414 @@
+//! One rule: what it does, where, and how often.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::action::{Action, Incident, PacketAction, Partition};
+use crate::facts::{Direction, Peer, QueuePair};
+use crate::names::{
+    ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, number, one_of, verb_stands_for,
+};
+use crate::units::{bits_per_second, time_ns, time_range_ns};
+
+/// A rule of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    text: String,
+    pub(crate) action: Action,
+    pub(crate) occasion: Occasion,
+    pub(crate) filter: Filter,
+    pub(crate) selection: Selection,
+}
+
+/// What a rule looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    Packet,
+    /// This verb, or any.
+    Verb(Option<&'static str>),
+    Work,
+    Completion,
+    /// It strikes once, at the time of its filter.
+    Time,
+}
+
+/// Which occurrences a rule is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Filter {
+    pub(crate) operation: Option<&'static str>,
+    pub(crate) qp: Option<u32>,
+    pub(crate) qpn: Option<u32>,
+    peer: Option<IpAddr>,
+    peer_qpn: Option<u32>,
+    direction: Option<Direction>,
+    pub(crate) from_ns: u64,
+    until_ns: Option<u64>,
+}
+
+/// Which of these it strikes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Selection {
+    pub(crate) probability: f64,
+    pub(crate) after: u64,
+    pub(crate) every: u64,
+    pub(crate) count: u64,
+}
+
+/// The words that are actions.
+const ACTIONS: &str = "drop, duplicate, corrupt, ecn, delay=TIME, reorder=TIME, rate=RATE, partition=ADDRESS/ADDRESS, \
+                       errno=NAME, status=NAME, rnr=TIME, late=TIME, event=NAME, link-down=TIME, pause=TIME";
+
+/// Words that need a value each, except `link-down`, and at most once in a rule.
+const FILTERS: &str =
+    "verb, opcode, qp, qpn, peer, peer-qpn, direction, from, until, for, p, after, every, count";
+
+impl Rule {
+    /// Makes a rule of words and their values.
+    ///
+    /// # Errors
+    /// What is wrong, and what is possible.
+    pub(crate) fn from_words(words: &[(String, Option<String>)]) -> Result<Self, String> {
+        let mut action = None;
+        let mut rest = BTreeMap::new();
+        let mut texts = Vec::new();
+        for (word, value) in words {
+            texts.push(word_text(word, value.as_deref())?);
+            let value = value.as_deref();
+            if let Some(found) = parse_action(word, value)? {
+                if action.replace(found).is_some() {
+                    return Err(format!("it has two actions; a rule has one of: {ACTIONS}"));
+                }
+            } else if let Some(value) = value {
+                if rest.insert(word.as_str(), value).is_some() {
+                    return Err(format!("it has {word} twice"));
+                }
+            } else {
+                return Err(format!("{word:?} is no action; actions are {ACTIONS}"));
+            }
+        }
+        let action = action.ok_or_else(|| format!("it has no action; actions are {ACTIONS}"))?;
+        Words(rest).into_rule(texts.join(","), action)
+    }
+
+    /// What it does.
+    #[must_use]
+    pub fn action(&self) -> Action {
+        self.action
+    }
+
+    /// Whether it is about packets, which there are none of where queue pairs share memory.
+    #[must_use]
+    pub fn is_for_packets(&self) -> bool {
+        self.occasion == Occasion::Packet
+    }
+
+    /// The queue pairs that it is for: 0 is any.
+    pub(crate) fn queue_pair(&self) -> QueuePair {
+        QueuePair {
+            number: self.filter.qp.unwrap_or(0),
+            qpn: self.filter.qpn.unwrap_or(0),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A word and its value as they stand in a line.
+fn word_text(word: &str, value: Option<&str>) -> Result<String, String> {
+    let parts = [Some(word), value];
+    if parts
+        .iter()
+        .flatten()
+        .any(|part| part.contains([',', ';', '=', '\n', '\0']) || part.is_empty())
+    {
+        return Err(format!(
+            "{word:?} or its value is empty, or has a comma, a semicolon or an equals sign in it"
+        ));
+    }
+    Ok(match value {
+        Some(value) => format!("{word}={value}"),
+        None => word.to_owned(),
+    })
+}
+
+/// The action that a word is, if it is one.
+fn parse_action(word: &str, value: Option<&str>) -> Result<Option<Action>, String> {
+    let bare = |action| match value {
+        None => Ok(Some(Action::Packet(action))),
+        Some(_) => Err(format!(
+            "{word} has no value; how often is said by p, every and count"
+        )),
+    };
+    let given = || value.ok_or_else(|| format!("{word} needs a value: {word}=…"));
+    let packet = |action| Ok(Some(Action::Packet(action)));
+    match word {
+        "drop" => bare(PacketAction::Drop),
+        "duplicate" => bare(PacketAction::Duplicate),
+        "corrupt" => bare(PacketAction::Corrupt),
+        "ecn" => bare(PacketAction::Ecn),
+        "delay" => {
+            let (low, high) = time_range_ns(given()?)?;
+            packet(PacketAction::Delay(low, high))
+        }
+        "reorder" => {
+            let (low, high) = time_range_ns(given()?)?;
+            packet(PacketAction::Reorder(low, high))
+        }
+        "rate" => packet(PacketAction::Rate(bits_per_second(given()?)?)),
+        "partition" => packet(PacketAction::Partition(partition(given()?)?)),
+        "errno" => Ok(Some(Action::Errno(
+            number(ERRNOS, "", "errno", given()?)?.1,
+        ))),
+        "status" => {
+            let status = number(STATUSES, "IBV_WC_", "status", given()?)?;
+            Ok(Some(Action::Status(status.1)))
+        }
+        "rnr" => Ok(Some(Action::ReceiverNotReady(time_ns(given()?)?))),
+        "late" => {
+            let (low, high) = time_range_ns(given()?)?;
+            Ok(Some(Action::Late(low, high)))
+        }
+        "event" => {
+            let event = number(EVENTS, "IBV_EVENT_", "event", given()?)?;
+            Ok(Some(Action::Incident(Incident::Event(event.1))))
+        }
+        "pause" => Ok(Some(Action::Incident(Incident::Pause(time_ns(given()?)?)))),
+        "link-down" => {
+            let time = value.map(time_ns).transpose()?;
+            Ok(Some(Action::Incident(Incident::LinkDown(time))))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn partition(text: &str) -> Result<Partition, String> {
+    let ends = text.split_once('/').and_then(|(one, other)| {
+        let one = one.trim().parse().ok()?;
+        Some((one, other.trim().parse().ok()?))
+    });
+    let (one, other) = ends
+        .ok_or_else(|| format!("{text:?} is not two IP addresses, such as 127.0.0.1/127.0.0.2"))?;
+    Ok(Partition { one, other })
+}
+
+/// The words of a rule beside its action.
+struct Words<'a>(BTreeMap<&'a str, &'a str>);
+
+impl Words<'_> {
+    fn into_rule(mut self, text: String, action: Action) -> Result<Rule, String> {
+        let occasion = self.occasion(action)?;
+        let filter = self.filter(occasion)?;
+        let selection = self.selection(occasion)?;
+        if let Some(word) = self.0.keys().next() {
+            let known = FILTERS.split(", ").any(|filter| filter == *word);
+            return Err(if known {
+                format!("{word} means nothing beside this action")
+            } else {
+                format!(
+                    "{word:?} is unknown; a rule has an action ({ACTIONS}) and any of {FILTERS}"
+                )
+            });
+        }
+        let rule = Rule {
+            text,
+            action,
+            occasion,
+            filter,
+            selection,
+        };
+        rule.check()?;
+        Ok(rule)
+    }
+
+    fn occasion(&mut self, action: Action) -> Result<Occasion, String> {
+        let verb = match action {
+            Action::Errno(_) | Action::Incident(_) => self.0.remove("verb"),
+            _ => None,
+        };
+        let verb = verb.map(|verb| match verb {
+            "any" => Ok(None),
+            verb => one_of(VERBS, "verb that can be refused", verb).map(Some),
+        });
+        match (action, verb.transpose()?) {
+            (Action::Packet(_), _) => Ok(Occasion::Packet),
+            (Action::Status(_) | Action::ReceiverNotReady(_), _) => Ok(Occasion::Work),
+            (Action::Late(..), _) => Ok(Occasion::Completion),
+            (_, Some(_)) if self.0.contains_key("opcode") => {
+                Err("it has both verb and opcode".to_owned())
+            }
+            (_, Some(verb)) => Ok(Occasion::Verb(verb)),
+            (Action::Errno(_), None) => Err(
+                "errno needs the verb that is refused, such as verb=ibv_reg_mr, or verb=any"
+                    .to_owned(),
+            ),
+            (Action::Incident(_), None) if self.0.contains_key("opcode") => Ok(Occasion::Work),
+            (Action::Incident(_), None) => Ok(Occasion::Time),
+        }
+    }
+
+    fn filter(&mut self, occasion: Occasion) -> Result<Filter, String> {
+        use Occasion::{Completion, Packet, Time, Work};
+        let mut filter = Filter::default();
+        if matches!(occasion, Packet | Work | Completion) {
+            let operation = self.0.remove("opcode");
+            let operation = operation.map(|name| one_of(OPERATIONS, "operation", name));
+            filter.operation = operation.transpose()?;
+        }
+        filter.qp = self.parsed("qp", "a number of a queue pair, from 1 on", number_of_qp)?;
+        filter.qpn = self.parsed(
+            "qpn",
+            "a queue pair number, such as 17 or 0x8000",
+            queue_pair_number,
+        )?;
+        if matches!(occasion, Packet | Work) {
+            filter.peer = self.parsed("peer", "an IP address", |text| text.parse().ok())?;
+            filter.peer_qpn = self.parsed(
+                "peer-qpn",
+                "a queue pair number, such as 17 or 0x8000",
+                queue_pair_number,
+            )?;
+        }
+        if occasion == Packet {
+            filter.direction = self.parsed("direction", "send or receive", |text| match text {
+                "send" => Some(Direction::Send),
+                "receive" => Some(Direction::Receive),
+                _ => None,
+            })?;
+        }
+        filter.from_ns = self.0.remove("from").map(time_ns).transpose()?.unwrap_or(0);
+        if occasion != Time {
+            let until = self.0.remove("until").map(time_ns).transpose()?;
+            let time = self.0.remove("for").map(time_ns).transpose()?;
+            filter.until_ns = match (until, time) {
+                (Some(_), Some(_)) => return Err("it has both until and for".to_owned()),
+                (Some(until), None) if until <= filter.from_ns => {
+                    return Err("until is not later than from".to_owned());
+                }
+                (until, None) => until,
+                (None, Some(time)) => Some(filter.from_ns.saturating_add(time)),
+            };
+        }
+        Ok(filter)
+    }
+
+    fn selection(&mut self, occasion: Occasion) -> Result<Selection, String> {
+        let share = |text: &str| text.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
+        let whole = |text: &str| text.parse::<u64>().ok();
+        let positive = |text: &str| whole(text).filter(|n| *n > 0);
+        let probability = self.parsed("p", "a probability from 0 to 1", share)?;
+        let mut selection = Selection {
+            probability: probability.unwrap_or(1.0),
+            after: 0,
+            every: 1,
+            count: u64::MAX,
+        };
+        if occasion == Occasion::Time {
+            selection.count = 1;
+            return Ok(selection);
+        }
+        if let Some(after) = self.parsed("after", "a number of occurrences", whole)? {
+            selection.after = after;
+        }
+        if let Some(every) = self.parsed("every", "a number of occurrences, from 1 on", positive)? {
+            selection.every = every;
+        }
+        if let Some(count) = self.parsed("count", "a number of strikes, from 1 on", positive)? {
+            selection.count = count;
+        }
+        Ok(selection)
+    }
+
+    fn parsed<T>(
+        &mut self,
+        word: &str,
+        what: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        let Some(text) = self.0.remove(word) else {
+            return Ok(None);
+        };
+        let value = parse(text).ok_or_else(|| format!("{word}={text}: {text:?} is not {what}"))?;
+        Ok(Some(value))
+    }
+}
+
+fn number_of_qp(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| *number > 0)
+}
+
+fn queue_pair_number(text: &str) -> Option<u32> {
+    let number = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok()?,
+        None => text.parse().ok()?,
+    };
+    (1..1 << 24).contains(&number).then_some(number)
+}
+
+impl Rule {
+    /// What only the whole rule shows.
+    fn check(&self) -> Result<(), String> {
+        let receives = self.filter.operation == Some("RECV");
+        match self.action {
+            Action::Status(status)
+                if receives && !RECV_STATUSES.iter().any(|(_, s)| *s == status) =>
+            {
+                let possible: Vec<_> = RECV_STATUSES.iter().map(|(name, _)| *name).collect();
+                Err(format!(
+                    "a RECV can complete with {}",
+                    possible.join(" or ")
+                ))
+            }
+            Action::ReceiverNotReady(_) if receives => {
+                Err("rnr is for what is sent, not for a RECV".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Filter {
+    pub(crate) fn includes_time(&self, now_ns: u64) -> bool {
+        now_ns >= self.from_ns && self.until_ns.is_none_or(|until| now_ns < until)
+    }
+
+    pub(crate) fn includes_queue_pair(&self, queue_pair: QueuePair) -> bool {
+        self.qp.is_none_or(|number| number == queue_pair.number)
+            && self.qpn.is_none_or(|qpn| qpn == queue_pair.qpn)
+    }
+
+    pub(crate) fn includes_peer(&self, peer: Peer) -> bool {
+        self.peer
+            .is_none_or(|address| peer.address == Some(address))
+            && self.peer_qpn.is_none_or(|qpn| peer.qpn == Some(qpn))
+    }
+
+    /// A rule that names no operation is for all but RECVs.
+    pub(crate) fn includes_operation(&self, operation: &str) -> bool {
+        match self.operation {
+            Some(name) => name == operation,
+            None => operation != "RECV",
+        }
+    }
+
+    pub(crate) fn includes_direction(&self, direction: Direction, symmetric: bool) -> bool {
+        match self.direction {
+            Some(wanted) => wanted == direction,
+            None => symmetric || direction == Direction::Send,
+        }
+    }
+}
+
+impl Occasion {
+    pub(crate) fn is_call_of(self, verb: &str) -> bool {
+        match self {
+            Self::Verb(None) => true,
+            Self::Verb(Some(name)) => verb_stands_for(name, verb),
+            _ => false,
+        }
+    }
+}
