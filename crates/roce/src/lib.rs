@@ -9,6 +9,8 @@
 //! - [`rc`]: requester and responder of reliable connections.
 #![forbid(unsafe_code)]
 
+mod headers;
+pub mod icrc;
 pub mod opcode;
 pub mod packet;
 pub mod psn;

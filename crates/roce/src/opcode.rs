@@ -1,4 +1,4 @@
-//! Opcodes of the base transport header (IBTA vol. 1, table 38; annexes A14, A19 and A17).
+//! Opcodes of the base transport header (IBTA vol. 1, table 38; annexes A14, A17 and A19).
 
 /// Upper three bits of an opcode: the transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub enum Transport {
     Ud,
     /// Congestion notification packet (annex A17).
     Cnp,
+    /// Extended reliable connection (annex A14).
+    Xrc,
 }
 
 /// What a packet asks for or answers.
@@ -99,4 +101,218 @@ pub enum Tail {
     Imm([u8; 4]),
     /// The R_Key that the responder invalidates.
     Invalidate(u32),
+}
+
+/// The kind of a [`Tail`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TailKind {
+    /// No immediate data and no key.
+    #[default]
+    None,
+    /// Immediate data.
+    Imm,
+    /// An R_Key to invalidate.
+    Invalidate,
+}
+
+/// What the first byte of a packet says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opcode {
+    /// The transport service.
+    pub transport: Transport,
+    /// What the packet asks for or answers.
+    pub operation: Operation,
+    /// Where it stands in its message; `Only` where a message is always one packet.
+    pub position: Position,
+    /// What comes with the last packet of a SEND or WRITE.
+    pub tail: TailKind,
+}
+
+/// The lower five bits of the opcodes that RC, UC, UD and XRC have in common, with their meaning.
+const MEANINGS: [(u8, Operation, Position, TailKind); 25] = {
+    use Operation as O;
+    use Position::{First, Last, Middle, Only};
+    use TailKind::{Imm, Invalidate, None};
+    [
+        (0x00, O::Send, First, None),
+        (0x01, O::Send, Middle, None),
+        (0x02, O::Send, Last, None),
+        (0x03, O::Send, Last, Imm),
+        (0x04, O::Send, Only, None),
+        (0x05, O::Send, Only, Imm),
+        (0x06, O::Write, First, None),
+        (0x07, O::Write, Middle, None),
+        (0x08, O::Write, Last, None),
+        (0x09, O::Write, Last, Imm),
+        (0x0a, O::Write, Only, None),
+        (0x0b, O::Write, Only, Imm),
+        (0x0c, O::ReadRequest, Only, None),
+        (0x0d, O::ReadResponse, First, None),
+        (0x0e, O::ReadResponse, Middle, None),
+        (0x0f, O::ReadResponse, Last, None),
+        (0x10, O::ReadResponse, Only, None),
+        (0x11, O::Acknowledge, Only, None),
+        (0x12, O::AtomicAcknowledge, Only, None),
+        (0x13, O::CompareSwap, Only, None),
+        (0x14, O::FetchAdd, Only, None),
+        (0x16, O::Send, Last, Invalidate),
+        (0x17, O::Send, Only, Invalidate),
+        (0x1c, O::Flush, Only, None),
+        (0x1d, O::AtomicWrite, Only, None),
+    ]
+};
+
+/// Opcode of a CNP, the only one of its kind.
+const CNP: u8 = 0x81;
+
+/// The opcodes by their byte.
+const BY_BYTE: [Option<Opcode>; 256] = {
+    let mut table = [None; 256];
+    let transports = [Transport::Rc, Transport::Uc, Transport::Ud, Transport::Xrc];
+    let mut each = 0;
+    while each < transports.len() {
+        let transport = transports[each];
+        let mut row = 0;
+        while row < MEANINGS.len() {
+            let (low, operation, position, tail) = MEANINGS[row];
+            if transport.has(low) {
+                table[(transport.bits() | low) as usize] = Some(Opcode {
+                    transport,
+                    operation,
+                    position,
+                    tail,
+                });
+            }
+            row += 1;
+        }
+        each += 1;
+    }
+    table[CNP as usize] = Some(Opcode {
+        transport: Transport::Cnp,
+        operation: Operation::Cnp,
+        position: Position::Only,
+        tail: TailKind::None,
+    });
+    table
+};
+
+impl Transport {
+    /// The upper three bits, in place.
+    const fn bits(self) -> u8 {
+        match self {
+            Self::Rc => 0x00,
+            Self::Uc => 0x20,
+            Self::Ud => 0x60,
+            Self::Cnp => 0x80,
+            Self::Xrc => 0xa0,
+        }
+    }
+
+    /// Whether the service has the opcode with these lower five bits.
+    const fn has(self, low: u8) -> bool {
+        match self {
+            Self::Rc => true,
+            Self::Uc => low <= 0x0b,
+            Self::Ud => low == 0x04 || low == 0x05,
+            Self::Xrc => low < 0x18,
+            Self::Cnp => low == CNP & 0x1f,
+        }
+    }
+}
+
+impl Opcode {
+    /// What `byte` means; `None` if it is reserved or belongs to a service that RoCEv2 devices do not have.
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Option<Self> {
+        BY_BYTE[byte as usize]
+    }
+
+    /// The byte; `None` if the service has no such packet, e.g. a READ request of UC.
+    #[must_use]
+    pub const fn to_byte(self) -> Option<u8> {
+        let Some(low) = self.low() else { return None };
+        if self.transport.has(low)
+            && matches!(self.transport, Transport::Cnp) == matches!(self.operation, Operation::Cnp)
+        {
+            Some(self.transport.bits() | low)
+        } else {
+            None
+        }
+    }
+
+    /// The lower five bits.
+    const fn low(self) -> Option<u8> {
+        let position = match self.position {
+            Position::First => 0,
+            Position::Middle => 1,
+            Position::Last => 2,
+            Position::Only => 4,
+        };
+        let single = matches!(self.position, Position::Only);
+        Some(match (self.operation, self.tail) {
+            (Operation::Send, TailKind::None) => position,
+            (Operation::Write, TailKind::None) => 0x06 + position,
+            (Operation::Send, TailKind::Imm) if self.position.is_last() => position + 1,
+            (Operation::Write, TailKind::Imm) if self.position.is_last() => 0x06 + position + 1,
+            (Operation::Send, TailKind::Invalidate) if single => 0x17,
+            (Operation::Send, TailKind::Invalidate) if self.position.is_last() => 0x16,
+            (Operation::ReadResponse, TailKind::None) if single => 0x10,
+            (Operation::ReadResponse, TailKind::None) => 0x0d + position,
+            (Operation::ReadRequest, TailKind::None) if single => 0x0c,
+            (Operation::Acknowledge, TailKind::None) if single => 0x11,
+            (Operation::AtomicAcknowledge, TailKind::None) if single => 0x12,
+            (Operation::CompareSwap, TailKind::None) if single => 0x13,
+            (Operation::FetchAdd, TailKind::None) if single => 0x14,
+            (Operation::Flush, TailKind::None) if single => 0x1c,
+            (Operation::AtomicWrite, TailKind::None) if single => 0x1d,
+            (Operation::Cnp, TailKind::None) if single => CNP & 0x1f,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_that_is_an_opcode_comes_back() {
+        let known: Vec<u8> = (0..=255)
+            .filter(|byte| Opcode::from_byte(*byte).is_some())
+            .collect();
+        for byte in &known {
+            let opcode = Opcode::from_byte(*byte).expect("it is known");
+            assert_eq!(opcode.to_byte(), Some(*byte), "{opcode:?}");
+        }
+        // RC: 0x00 to 0x14, two with invalidate, FLUSH, ATOMIC WRITE; UC; UD; XRC: as RC without the last two.
+        assert_eq!(known.len(), 25 + 12 + 2 + 23 + 1);
+        for reserved in [
+            0x15, 0x18, 0x1e, 0x2c, 0x40, 0x60, 0x66, 0x80, 0xb5, 0xbc, 0xff,
+        ] {
+            assert_eq!(Opcode::from_byte(reserved), None, "{reserved:#x}");
+        }
+    }
+
+    #[test]
+    fn what_a_service_lacks_has_no_byte() {
+        let only = |transport, operation, tail| Opcode {
+            transport,
+            operation,
+            position: Position::Only,
+            tail,
+        };
+        for none in [
+            only(Transport::Uc, Operation::ReadRequest, TailKind::None),
+            only(Transport::Ud, Operation::Write, TailKind::None),
+            only(Transport::Rc, Operation::Write, TailKind::Invalidate),
+            only(Transport::Rc, Operation::Cnp, TailKind::None),
+            only(Transport::Cnp, Operation::Send, TailKind::None),
+            Opcode {
+                position: Position::Middle,
+                ..only(Transport::Rc, Operation::Send, TailKind::Imm)
+            },
+        ] {
+            assert_eq!(none.to_byte(), None, "{none:?}");
+        }
+    }
 }

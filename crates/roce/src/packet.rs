@@ -1,126 +1,15 @@
-//! The headers of a packet and its payload: from the BTH to the pad, without the ICRC.
+//! A packet from the BTH through the pad, without the ICRC.
 
-use crate::opcode::{Operation, Position, Transport};
-use crate::psn::Psn;
+use crate::headers::{Layout, Reader};
+use crate::opcode::{Opcode, Transport};
 
-/// The base transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bth {
-    /// The transport service.
-    pub transport: Transport,
-    /// What the packet asks for or answers.
-    pub operation: Operation,
-    /// Where it stands in its message.
-    pub position: Position,
-    /// The responder's completion event is solicited.
-    pub solicited: bool,
-    /// Partition key.
-    pub pkey: u16,
-    /// Forward explicit congestion notification.
-    pub fecn: bool,
-    /// Backward explicit congestion notification: set in a CNP.
-    pub becn: bool,
-    /// Number of the destination queue pair, 24 bits.
-    pub dest_qpn: u32,
-    /// The requester asks for an acknowledgement.
-    pub ack_request: bool,
-    /// Sequence number.
-    pub psn: Psn,
-}
+pub use crate::headers::{
+    Aeth, AtomicEth, BTH_BYTES, Bth, Deth, Extended, Feth, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE,
+    NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATIONAL, ParseError, Reth, Syndrome,
+};
 
-/// RDMA extended transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reth {
-    /// Address in the responder's region.
-    pub addr: u64,
-    /// R_Key of the region or window.
-    pub rkey: u32,
-    /// Bytes of the whole operation.
-    pub len: u32,
-}
-
-/// Syndrome of an ACK extended transport header (IBTA vol. 1, 9.7.5.1.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Syndrome {
-    /// An acknowledgement with a coded credit count; 31: credits are not used.
-    Ack(u8),
-    /// The receiver has no receive work request; the coded time to wait (`min_rnr_timer`).
-    RnrNak(u8),
-    /// A negative acknowledgement with its code.
-    Nak(u8),
-}
-
-/// NAK code: PSN sequence error.
-pub const NAK_PSN_SEQUENCE: u8 = 0;
-/// NAK code: invalid request.
-pub const NAK_INVALID_REQUEST: u8 = 1;
-/// NAK code: remote access error.
-pub const NAK_REMOTE_ACCESS: u8 = 2;
-/// NAK code: remote operational error.
-pub const NAK_REMOTE_OPERATIONAL: u8 = 3;
-
-/// ACK extended transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Aeth {
-    /// What is acknowledged, or why not.
-    pub syndrome: Syndrome,
-    /// Message sequence number, 24 bits.
-    pub msn: u32,
-}
-
-/// Datagram extended transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deth {
-    /// Q_Key.
-    pub qkey: u32,
-    /// Number of the source queue pair, 24 bits.
-    pub src_qpn: u32,
-}
-
-/// Atomic extended transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtomicEth {
-    /// Address in the responder's region.
-    pub addr: u64,
-    /// R_Key of the region or window.
-    pub rkey: u32,
-    /// The value to swap in or to add.
-    pub swap_or_add: u64,
-    /// The value to compare with.
-    pub compare: u64,
-}
-
-/// FLUSH extended transport header (annex A19).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Feth {
-    /// Placement type: bit 0 global visibility, bit 1 persistence.
-    pub placement: u8,
-    /// Selectivity level: 0 a range, 1 the whole region.
-    pub selectivity: u8,
-}
-
-/// The extended headers of a packet: which of them are there follows from its opcode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Extended {
-    /// Of datagrams.
-    pub deth: Option<Deth>,
-    /// XRC: number of the destination shared receive queue.
-    pub xrceth: Option<u32>,
-    /// Of FLUSH.
-    pub feth: Option<Feth>,
-    /// Of the first packet of a WRITE, of READ, FLUSH and ATOMIC WRITE requests.
-    pub reth: Option<Reth>,
-    /// Of atomic requests.
-    pub atomic: Option<AtomicEth>,
-    /// Of acknowledgements, and of the first and last packet of a READ response.
-    pub aeth: Option<Aeth>,
-    /// The original value, of an atomic acknowledgement.
-    pub original: Option<u64>,
-    /// Immediate data, as it lies in the work request.
-    pub imm: Option<[u8; 4]>,
-    /// The R_Key to invalidate.
-    pub ieth: Option<u32>,
-}
+/// Reserved bytes behind the BTH of a CNP.
+const CNP_RESERVED: usize = 16;
 
 /// A packet: headers and payload, without pad and ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,4 +20,272 @@ pub struct Packet<'a> {
     pub extended: Extended,
     /// Payload, without the pad.
     pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Reads a packet of which `bytes` are everything from the BTH through the pad, without the ICRC.
+    ///
+    /// # Errors
+    /// The bytes are no packet, and why. How long the payload may be depends on the queue pair and is not looked at.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
+        let mut reader = Reader(bytes);
+        let (bth, opcode, pad) = Bth::parse(&mut reader)?;
+        let layout = Layout::of(opcode);
+        let extended = Extended::parse(layout, &mut reader)?;
+        if opcode.transport == Transport::Cnp {
+            reader.take::<CNP_RESERVED>()?;
+        }
+        let padded = reader.0;
+        let len = padded
+            .len()
+            .checked_sub(usize::from(pad))
+            .ok_or(ParseError::PadTooLong)?;
+        if padded.len() % 4 != 0 {
+            return Err(ParseError::Misaligned);
+        }
+        if !layout.payload && !padded.is_empty() {
+            return Err(ParseError::UnexpectedPayload);
+        }
+        Ok(Self {
+            bth,
+            extended,
+            payload: &padded[..len],
+        })
+    }
+
+    /// Appends the packet from the BTH through the pad, without the ICRC. Numbers of 24 bits lose what is above.
+    ///
+    /// # Panics
+    /// The transport has no such packet, or the packet lacks an extended header that its kind has: a mistake of the
+    /// caller.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let opcode = Opcode {
+            transport: self.bth.transport,
+            operation: self.bth.operation,
+            position: self.bth.position,
+            tail: self.extended.tail(),
+        };
+        let Some(byte) = opcode.to_byte() else {
+            panic!("no packet of this kind exists: {opcode:?}");
+        };
+        let pad = [0_u8, 3, 2, 1][self.payload.len() % 4];
+        self.bth.emit(byte, pad, out);
+        assert!(
+            self.extended.emit(Layout::of(opcode), out).is_some(),
+            "a packet {opcode:?} lacks an extended header: {:?}",
+            self.extended
+        );
+        if opcode.transport == Transport::Cnp {
+            out.extend_from_slice(&[0; CNP_RESERVED]);
+        }
+        out.extend_from_slice(self.payload);
+        out.extend_from_slice(&[0; 3][..usize::from(pad)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opcode::{Operation, Position};
+    use crate::psn::Psn;
+    use proptest::prelude::*;
+
+    const BTH: Bth = Bth {
+        transport: Transport::Rc,
+        operation: Operation::Send,
+        position: Position::Only,
+        solicited: false,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        dest_qpn: 17,
+        ack_request: true,
+        psn: Psn::new(5),
+    };
+
+    fn bytes_of(packet: &Packet<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        packet.emit(&mut out);
+        out
+    }
+
+    /// A packet with `opcode`: its headers are made of `words`.
+    fn packet(opcode: Opcode, words: [u64; 6], flags: u8, payload: &[u8]) -> Packet<'_> {
+        let layout = Layout::of(opcode);
+        let [a, b, c, d, e, f] = words;
+        let [.., low, _, _] = f.to_be_bytes();
+        let half = |word: u64| u32::try_from(word >> 32).expect("32 bits");
+        let syndromes = [
+            Syndrome::Ack(low & 31),
+            Syndrome::RnrNak(7),
+            Syndrome::Nak(2),
+        ];
+        Packet {
+            bth: Bth {
+                transport: opcode.transport,
+                operation: opcode.operation,
+                position: opcode.position,
+                solicited: flags & 1 != 0,
+                pkey: u16::from(low) << 4,
+                fecn: flags & 2 != 0,
+                becn: flags & 4 != 0,
+                dest_qpn: half(a) >> 8,
+                ack_request: flags & 8 != 0,
+                psn: Psn::new(half(b)),
+            },
+            extended: Extended {
+                deth: layout.deth.then_some(Deth {
+                    qkey: half(c),
+                    src_qpn: half(d) >> 8,
+                }),
+                xrceth: layout.xrceth.then_some(half(e) >> 8),
+                feth: layout.feth.then_some(Feth {
+                    placement: low & 15,
+                    selectivity: low >> 4 & 3,
+                }),
+                reth: layout.reth.then_some(Reth {
+                    addr: c,
+                    rkey: half(d),
+                    len: half(e),
+                }),
+                atomic: layout.atomic.then_some(AtomicEth {
+                    addr: c,
+                    rkey: half(d),
+                    swap_or_add: e,
+                    compare: f,
+                }),
+                aeth: layout.aeth.then_some(Aeth {
+                    syndrome: syndromes[usize::from(flags >> 4) % 3],
+                    msn: half(c) >> 8,
+                }),
+                original: layout.original.then_some(d),
+                imm: layout.imm.then_some(half(e).to_le_bytes()),
+                ieth: layout.ieth.then_some(half(e)),
+            },
+            payload: if layout.payload { payload } else { &[] },
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_emitted_is_parsed(
+            byte in any::<u8>().prop_filter_map("an opcode", Opcode::from_byte),
+            words: [u64; 6],
+            flags: u8,
+            payload in proptest::collection::vec(any::<u8>(), 0..70),
+        ) {
+            let packet = packet(byte, words, flags, &payload);
+            let bytes = bytes_of(&packet);
+            prop_assert_eq!(bytes.len() % 4, 0);
+            prop_assert_eq!(Packet::parse(&bytes), Ok(packet));
+        }
+
+        #[test]
+        fn a_packet_that_ends_early_is_an_error(
+            byte in any::<u8>().prop_filter_map("an opcode", Opcode::from_byte),
+            words: [u64; 6],
+        ) {
+            let bytes = bytes_of(&packet(byte, words, 0, &[]));
+            for end in 0..bytes.len() {
+                prop_assert_eq!(Packet::parse(&bytes[..end]), Err(ParseError::Truncated));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_packet_or_an_error(
+            opcode: u8,
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..120),
+            strict: bool,
+        ) {
+            if let [first, flags, ..] = bytes.as_mut_slice() {
+                *first = opcode;
+                if strict {
+                    *flags &= 0xf0;
+                }
+            }
+            if let Ok(packet) = Packet::parse(&bytes) {
+                let again = bytes_of(&packet);
+                prop_assert_eq!(Packet::parse(&again), Ok(packet));
+            }
+        }
+    }
+
+    #[test]
+    fn each_kind_of_malformed_packet_has_its_reason() {
+        let packet = Packet {
+            bth: BTH,
+            extended: Extended::default(),
+            payload: b"abcde",
+        };
+        let good = bytes_of(&packet);
+        let broken = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            Packet::parse(&bytes).map(|packet| packet.payload.len())
+        };
+        assert_eq!(broken(0, 0x15), Err(ParseError::UnknownOpcode(0x15)));
+        assert_eq!(broken(1, 0x31), Err(ParseError::Version(1)));
+        // A READ request has 16 bytes of RETH, which are not there.
+        assert_eq!(broken(0, 0x0c), Err(ParseError::Truncated));
+        assert_eq!(
+            Packet::parse(&good[..good.len() - 1]),
+            Err(ParseError::Misaligned)
+        );
+        let mut no_payload = good[..BTH_BYTES].to_vec();
+        no_payload[1] = 0x30;
+        assert_eq!(Packet::parse(&no_payload), Err(ParseError::PadTooLong));
+        let mut ack = good[..BTH_BYTES].to_vec();
+        ack[0] = 0x11;
+        ack[1] = 0;
+        ack.extend_from_slice(&[0x1f, 0, 0, 1, 9, 9, 9, 9]);
+        assert_eq!(Packet::parse(&ack), Err(ParseError::UnexpectedPayload));
+        ack.truncate(16);
+        assert!(Packet::parse(&ack).is_ok());
+        ack[BTH_BYTES] = 0x40;
+        assert_eq!(Packet::parse(&ack), Err(ParseError::ReservedSyndrome(0x40)));
+    }
+
+    #[test]
+    fn headers_lie_where_the_specification_has_them() {
+        // FLUSH: BTH, FETH, RETH (annex A19).
+        let flush = Packet {
+            bth: Bth {
+                operation: Operation::Flush,
+                solicited: true,
+                ..BTH
+            },
+            extended: Extended {
+                feth: Some(Feth {
+                    placement: 3,
+                    selectivity: 1,
+                }),
+                reth: Some(Reth {
+                    addr: 0x0102_0304_0506_0708,
+                    rkey: 0x1112_1314,
+                    len: 0x2122_2324,
+                }),
+                ..Extended::default()
+            },
+            payload: &[],
+        };
+        let expected = [
+            0x1c, 0xc0, 0xff, 0xff, 0, 0, 0, 17, 0x80, 0, 0, 5, 0, 0, 0, 0x13, 1, 2, 3, 4, 5, 6, 7,
+            8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24,
+        ];
+        assert_eq!(bytes_of(&flush), expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "lacks an extended header")]
+    fn a_write_without_reth_is_not_sent() {
+        let packet = Packet {
+            bth: Bth {
+                operation: Operation::Write,
+                ..BTH
+            },
+            extended: Extended::default(),
+            payload: &[],
+        };
+        bytes_of(&packet);
+    }
 }

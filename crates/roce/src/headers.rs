@@ -1,0 +1,431 @@
+//! The headers of a packet: the BTH and the extended headers that follow from its opcode.
+
+use crate::opcode::{Opcode, Operation, Position, TailKind, Transport};
+use crate::psn::Psn;
+
+/// The base transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bth {
+    /// The transport service.
+    pub transport: Transport,
+    /// What the packet asks for or answers.
+    pub operation: Operation,
+    /// Where it stands in its message.
+    pub position: Position,
+    /// The responder's completion event is solicited.
+    pub solicited: bool,
+    /// Partition key.
+    pub pkey: u16,
+    /// Forward explicit congestion notification.
+    pub fecn: bool,
+    /// Backward explicit congestion notification: set in a CNP.
+    pub becn: bool,
+    /// Number of the destination queue pair, 24 bits.
+    pub dest_qpn: u32,
+    /// The requester asks for an acknowledgement.
+    pub ack_request: bool,
+    /// Sequence number.
+    pub psn: Psn,
+}
+
+/// RDMA extended transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reth {
+    /// Address in the responder's region.
+    pub addr: u64,
+    /// R_Key of the region or window.
+    pub rkey: u32,
+    /// Bytes of the whole operation.
+    pub len: u32,
+}
+
+/// Syndrome of an ACK extended transport header (IBTA vol. 1, 9.7.5.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// An acknowledgement with a coded credit count; 31: credits are not used.
+    Ack(u8),
+    /// The receiver has no receive work request; the coded time to wait (`min_rnr_timer`).
+    RnrNak(u8),
+    /// A negative acknowledgement with its code.
+    Nak(u8),
+}
+
+/// NAK code: PSN sequence error.
+pub const NAK_PSN_SEQUENCE: u8 = 0;
+/// NAK code: invalid request.
+pub const NAK_INVALID_REQUEST: u8 = 1;
+/// NAK code: remote access error.
+pub const NAK_REMOTE_ACCESS: u8 = 2;
+/// NAK code: remote operational error.
+pub const NAK_REMOTE_OPERATIONAL: u8 = 3;
+
+/// ACK extended transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// What is acknowledged, or why not.
+    pub syndrome: Syndrome,
+    /// Message sequence number, 24 bits.
+    pub msn: u32,
+}
+
+/// Datagram extended transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deth {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Number of the source queue pair, 24 bits.
+    pub src_qpn: u32,
+}
+
+/// Atomic extended transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicEth {
+    /// Address in the responder's region.
+    pub addr: u64,
+    /// R_Key of the region or window.
+    pub rkey: u32,
+    /// The value to swap in or to add.
+    pub swap_or_add: u64,
+    /// The value to compare with.
+    pub compare: u64,
+}
+
+/// FLUSH extended transport header (annex A19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feth {
+    /// Placement type: bit 0 global visibility, bit 1 persistence.
+    pub placement: u8,
+    /// Selectivity level: 0 a range, 1 the whole region.
+    pub selectivity: u8,
+}
+
+/// The extended headers of a packet: which of them are there follows from its opcode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extended {
+    /// Of datagrams.
+    pub deth: Option<Deth>,
+    /// XRC: number of the destination shared receive queue.
+    pub xrceth: Option<u32>,
+    /// Of FLUSH.
+    pub feth: Option<Feth>,
+    /// Of the first packet of a WRITE, of READ, FLUSH and ATOMIC WRITE requests.
+    pub reth: Option<Reth>,
+    /// Of atomic requests.
+    pub atomic: Option<AtomicEth>,
+    /// Of acknowledgements, and of the first and last packet of a READ response.
+    pub aeth: Option<Aeth>,
+    /// The original value, of an atomic acknowledgement.
+    pub original: Option<u64>,
+    /// Immediate data, as it lies in the work request.
+    pub imm: Option<[u8; 4]>,
+    /// The R_Key to invalidate.
+    pub ieth: Option<u32>,
+}
+
+/// Why bytes are no packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum ParseError {
+    /// The bytes end within a header.
+    #[error("the packet ends within a header")]
+    Truncated,
+    /// The opcode is reserved, or of a service that is not supported.
+    #[error("opcode {0:#04x} is unknown")]
+    UnknownOpcode(u8),
+    /// The transport header version is not 0.
+    #[error("transport header version {0} is unknown")]
+    Version(u8),
+    /// The syndrome of the AETH is reserved.
+    #[error("AETH syndrome {0:#04x} is reserved")]
+    ReservedSyndrome(u8),
+    /// The pad is longer than the payload.
+    #[error("the pad is longer than the payload")]
+    PadTooLong,
+    /// Payload and pad are not a multiple of four bytes.
+    #[error("payload and pad are not a multiple of four bytes")]
+    Misaligned,
+    /// A packet whose kind has no payload has one.
+    #[error("a packet without payload by its opcode has one")]
+    UnexpectedPayload,
+}
+
+/// Bytes of the BTH.
+pub const BTH_BYTES: usize = 12;
+/// Bits of queue pair numbers and MSNs.
+const MASK_24: u32 = 0x00ff_ffff;
+
+/// Which extended headers a packet has.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    pub(crate) deth: bool,
+    pub(crate) xrceth: bool,
+    pub(crate) feth: bool,
+    pub(crate) reth: bool,
+    pub(crate) atomic: bool,
+    pub(crate) aeth: bool,
+    pub(crate) original: bool,
+    pub(crate) imm: bool,
+    pub(crate) ieth: bool,
+    pub(crate) payload: bool,
+}
+
+impl Layout {
+    pub(crate) const fn of(opcode: Opcode) -> Self {
+        use Operation as O;
+        let operation = opcode.operation;
+        let response = matches!(
+            operation,
+            O::ReadResponse | O::Acknowledge | O::AtomicAcknowledge
+        );
+        let first = opcode.position.is_first();
+        Self {
+            deth: matches!(opcode.transport, Transport::Ud),
+            xrceth: matches!(opcode.transport, Transport::Xrc) && !response,
+            feth: matches!(operation, O::Flush),
+            reth: match operation {
+                O::Write => first,
+                O::ReadRequest | O::Flush | O::AtomicWrite => true,
+                _ => false,
+            },
+            atomic: matches!(operation, O::CompareSwap | O::FetchAdd),
+            aeth: match operation {
+                O::ReadResponse => !matches!(opcode.position, Position::Middle),
+                _ => response,
+            },
+            original: matches!(operation, O::AtomicAcknowledge),
+            imm: matches!(opcode.tail, TailKind::Imm),
+            ieth: matches!(opcode.tail, TailKind::Invalidate),
+            payload: matches!(
+                operation,
+                O::Send | O::Write | O::ReadResponse | O::AtomicWrite
+            ),
+        }
+    }
+}
+
+/// Bytes that are taken from the front.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+
+impl Reader<'_> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(ParseError::Truncated)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, ParseError> {
+        self.take().map(u32::from_be_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, ParseError> {
+        self.take().map(u64::from_be_bytes)
+    }
+}
+
+impl Bth {
+    /// Reads the header and the number of bytes of the pad.
+    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<(Self, Opcode, u8), ParseError> {
+        let [byte, flags, key_high, key_low] = reader.take()?;
+        let (queue_pair, sequence) = (reader.u32()?, reader.u32()?);
+        let opcode = Opcode::from_byte(byte).ok_or(ParseError::UnknownOpcode(byte))?;
+        let version = flags & 0x0f;
+        if version != 0 {
+            return Err(ParseError::Version(version));
+        }
+        let bth = Self {
+            transport: opcode.transport,
+            operation: opcode.operation,
+            position: opcode.position,
+            solicited: flags & 0x80 != 0,
+            pkey: u16::from_be_bytes([key_high, key_low]),
+            fecn: queue_pair >> 31 != 0,
+            becn: queue_pair >> 30 & 1 != 0,
+            dest_qpn: queue_pair & MASK_24,
+            ack_request: sequence >> 31 != 0,
+            psn: Psn::new(sequence),
+        };
+        Ok((bth, opcode, flags >> 4 & 3))
+    }
+
+    /// Appends the header.
+    pub(crate) fn emit(&self, opcode: u8, pad: u8, out: &mut Vec<u8>) {
+        // No queue pair migrates, so each is in the state `migrated`, in which MigReq is 1 (IBTA vol. 1, 17.2.8).
+        let migrated = !matches!(self.transport, Transport::Cnp);
+        let flags = u8::from(self.solicited) << 7 | u8::from(migrated) << 6 | pad << 4;
+        let [key_high, key_low] = self.pkey.to_be_bytes();
+        out.extend_from_slice(&[opcode, flags, key_high, key_low]);
+        let queue_pair =
+            u32::from(self.fecn) << 31 | u32::from(self.becn) << 30 | self.dest_qpn & MASK_24;
+        out.extend_from_slice(&queue_pair.to_be_bytes());
+        let sequence = u32::from(self.ack_request) << 31 | self.psn.get();
+        out.extend_from_slice(&sequence.to_be_bytes());
+    }
+}
+
+impl Reth {
+    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self {
+            addr: reader.u64()?,
+            rkey: reader.u32()?,
+            len: reader.u32()?,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.addr.to_be_bytes());
+        out.extend_from_slice(&self.rkey.to_be_bytes());
+        out.extend_from_slice(&self.len.to_be_bytes());
+    }
+}
+
+impl AtomicEth {
+    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self {
+            addr: reader.u64()?,
+            rkey: reader.u32()?,
+            swap_or_add: reader.u64()?,
+            compare: reader.u64()?,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.addr.to_be_bytes());
+        out.extend_from_slice(&self.rkey.to_be_bytes());
+        out.extend_from_slice(&self.swap_or_add.to_be_bytes());
+        out.extend_from_slice(&self.compare.to_be_bytes());
+    }
+}
+
+impl Syndrome {
+    /// The byte on the wire.
+    #[must_use]
+    pub const fn to_byte(self) -> u8 {
+        match self {
+            Self::Ack(credits) => credits & 0x1f,
+            Self::RnrNak(timer) => 0x20 | timer & 0x1f,
+            Self::Nak(code) => 0x60 | code & 0x1f,
+        }
+    }
+
+    /// What the byte means; `None` if it is reserved.
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Option<Self> {
+        let low = byte & 0x1f;
+        match byte >> 5 {
+            0 => Some(Self::Ack(low)),
+            1 => Some(Self::RnrNak(low)),
+            3 => Some(Self::Nak(low)),
+            _ => None,
+        }
+    }
+}
+
+impl Aeth {
+    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+        let word = reader.u32()?;
+        let [byte, ..] = word.to_be_bytes();
+        Ok(Self {
+            syndrome: Syndrome::from_byte(byte).ok_or(ParseError::ReservedSyndrome(byte))?,
+            msn: word & MASK_24,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        let word = u32::from(self.syndrome.to_byte()) << 24 | self.msn & MASK_24;
+        out.extend_from_slice(&word.to_be_bytes());
+    }
+}
+
+impl Deth {
+    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self {
+            qkey: reader.u32()?,
+            src_qpn: reader.u32()? & MASK_24,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.qkey.to_be_bytes());
+        out.extend_from_slice(&(self.src_qpn & MASK_24).to_be_bytes());
+    }
+}
+
+impl Feth {
+    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+        let [.., low] = reader.take::<4>()?;
+        Ok(Self {
+            placement: low & 0x0f,
+            selectivity: low >> 4 & 0x03,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        let low = self.placement & 0x0f | (self.selectivity & 0x03) << 4;
+        out.extend_from_slice(&[0, 0, 0, low]);
+    }
+}
+
+/// Reads a header that the layout may have.
+fn if_there<'a, T>(
+    there: bool,
+    reader: &mut Reader<'a>,
+    parse: impl FnOnce(&mut Reader<'a>) -> Result<T, ParseError>,
+) -> Result<Option<T>, ParseError> {
+    there.then(|| parse(reader)).transpose()
+}
+
+impl Extended {
+    pub(crate) fn parse(layout: Layout, reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self {
+            deth: if_there(layout.deth, reader, Deth::parse)?,
+            xrceth: if_there(layout.xrceth, reader, |reader| Ok(reader.u32()? & MASK_24))?,
+            feth: if_there(layout.feth, reader, Feth::parse)?,
+            reth: if_there(layout.reth, reader, Reth::parse)?,
+            atomic: if_there(layout.atomic, reader, AtomicEth::parse)?,
+            aeth: if_there(layout.aeth, reader, Aeth::parse)?,
+            original: if_there(layout.original, reader, Reader::u64)?,
+            imm: if_there(layout.imm, reader, Reader::take)?,
+            ieth: if_there(layout.ieth, reader, Reader::u32)?,
+        })
+    }
+
+    /// Appends the headers of `layout`; whether they are all there.
+    pub(crate) fn emit(&self, layout: Layout, out: &mut Vec<u8>) -> Option<()> {
+        if layout.deth {
+            self.deth?.emit(out);
+        }
+        if layout.xrceth {
+            out.extend_from_slice(&(self.xrceth? & MASK_24).to_be_bytes());
+        }
+        if layout.feth {
+            self.feth?.emit(out);
+        }
+        if layout.reth {
+            self.reth?.emit(out);
+        }
+        if layout.atomic {
+            self.atomic?.emit(out);
+        }
+        if layout.aeth {
+            self.aeth?.emit(out);
+        }
+        if layout.original {
+            out.extend_from_slice(&self.original?.to_be_bytes());
+        }
+        if layout.imm {
+            out.extend_from_slice(&self.imm?);
+        }
+        if layout.ieth {
+            out.extend_from_slice(&self.ieth?.to_be_bytes());
+        }
+        Some(())
+    }
+
+    /// The kind of what the last packet of a message brings.
+    pub(crate) const fn tail(&self) -> TailKind {
+        match (&self.imm, &self.ieth) {
+            (Some(_), _) => TailKind::Imm,
+            (None, Some(_)) => TailKind::Invalidate,
+            (None, None) => TailKind::None,
+        }
+    }
+}

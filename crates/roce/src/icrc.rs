@@ -1,0 +1,333 @@
+//! The invariant CRC of a RoCEv2 frame (IBTA annex A17.3.3).
+//!
+//! The ICRC covers the IP header, the UDP header and everything from the BTH through the pad. Fields that routers change
+//! count as ones: IPv4 TOS, TTL and header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and
+//! the byte of the BTH in front of the destination queue pair. IPv4 identification and flags do count.
+//!
+//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`verify`] computes the one
+//! identification that explains an ICRC. *Price:* the identification is free, so a check finds all but 2^-16 of the
+//! corrupted packets instead of all but 2^-32. A caller that knows what a peer writes there compares the result with it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::LazyLock;
+
+use crc32fast::Hasher;
+
+/// Bytes of an ICRC on the wire.
+pub const ICRC_BYTES: usize = 4;
+
+/// CRC-32 of eight bytes of ones, which stand for the local route header that RoCEv2 does not have.
+const CRC_OF_LRH: u32 = 0x2144_df1c;
+/// Bytes of an IPv4 header without options.
+const IPV4_BYTES: u16 = 20;
+const UDP_BYTES: u16 = 8;
+/// Protocol number of UDP.
+const PROTOCOL_UDP: u8 = 17;
+/// Flags of the IPv4 header: don't fragment.
+const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
+/// The byte of the BTH with FECN and BECN, which counts as ones.
+const MASKED_BTH_BYTE: usize = 4;
+
+/// Source and destination of a frame, in one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Addresses {
+    /// IPv4.
+    V4 {
+        /// Source.
+        src: Ipv4Addr,
+        /// Destination.
+        dst: Ipv4Addr,
+    },
+    /// IPv6.
+    V6 {
+        /// Source.
+        src: Ipv6Addr,
+        /// Destination.
+        dst: Ipv6Addr,
+    },
+}
+
+impl Addresses {
+    /// Source and destination; `None` if they are of two families. IPv4 addresses mapped into IPv6 are IPv4.
+    #[must_use]
+    pub fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
+        match (src.to_canonical(), dst.to_canonical()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src, dst }),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Some(Self::V6 { src, dst }),
+            _ => None,
+        }
+    }
+
+    /// Source.
+    #[must_use]
+    pub const fn src(&self) -> IpAddr {
+        match *self {
+            Self::V4 { src, .. } => IpAddr::V4(src),
+            Self::V6 { src, .. } => IpAddr::V6(src),
+        }
+    }
+
+    /// Destination.
+    #[must_use]
+    pub const fn dst(&self) -> IpAddr {
+        match *self {
+            Self::V4 { dst, .. } => IpAddr::V4(dst),
+            Self::V6 { dst, .. } => IpAddr::V6(dst),
+        }
+    }
+}
+
+/// What the headers in front of the BTH say, as far as the ICRC covers it. The IPv4 header has no options, and DF is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// IP addresses.
+    pub addresses: Addresses,
+    /// UDP source port.
+    pub src_port: u16,
+    /// UDP destination port.
+    pub dst_port: u16,
+    /// Identification of the IPv4 header; IPv6 has none.
+    pub identification: u16,
+}
+
+impl Frame {
+    /// The frame of segment `k` of a send with UDP GSO whose first segment has this frame: the kernel counts the
+    /// identification up.
+    #[must_use]
+    pub const fn segment(self, k: u16) -> Self {
+        Self {
+            identification: self.identification.wrapping_add(k),
+            ..self
+        }
+    }
+
+    /// The masked headers in front of the BTH, for `transport_len` bytes from the BTH through the pad.
+    fn headers(&self, transport_len: usize) -> ([u8; 48], usize) {
+        // Lengths of the wire have 16 bits; nothing longer can be sent.
+        let transport_len = u16::try_from(transport_len).unwrap_or(u16::MAX);
+        let udp_len = transport_len.saturating_add(UDP_BYTES + 4);
+        let mut bytes = [0xff; 48];
+        let ip_len = match self.addresses {
+            Addresses::V4 { src, dst } => {
+                bytes[0] = 0x45;
+                bytes[2..4].copy_from_slice(&udp_len.saturating_add(IPV4_BYTES).to_be_bytes());
+                bytes[4..6].copy_from_slice(&self.identification.to_be_bytes());
+                bytes[6..8].copy_from_slice(&DONT_FRAGMENT);
+                bytes[9] = PROTOCOL_UDP;
+                bytes[12..16].copy_from_slice(&src.octets());
+                bytes[16..20].copy_from_slice(&dst.octets());
+                20
+            }
+            Addresses::V6 { src, dst } => {
+                // Of the first byte only the version counts.
+                bytes[0] = 0x6f;
+                bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
+                bytes[6] = PROTOCOL_UDP;
+                bytes[8..24].copy_from_slice(&src.octets());
+                bytes[24..40].copy_from_slice(&dst.octets());
+                40
+            }
+        };
+        let udp = &mut bytes[ip_len..ip_len + 6];
+        udp[..2].copy_from_slice(&self.src_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
+        udp[4..].copy_from_slice(&udp_len.to_be_bytes());
+        (bytes, ip_len + usize::from(UDP_BYTES))
+    }
+}
+
+/// The ICRC of a frame whose bytes from the BTH through the pad are `transport`. On the wire its least significant byte
+/// comes first.
+#[must_use]
+pub fn icrc(frame: &Frame, transport: &[u8]) -> u32 {
+    let (mut head, headers_len) = frame.headers(transport.len());
+    // The hasher is called once for all that is in front of the masked byte and once for the rest.
+    let front_len = transport.len().min(MASKED_BTH_BYTE);
+    let (front, rest) = transport.split_at(front_len);
+    let mut hasher = Hasher::new_with_initial(CRC_OF_LRH);
+    if headers_len + front_len < head.len() {
+        head[headers_len..headers_len + front_len].copy_from_slice(front);
+        // What follows in `head` are ones, as the masked byte is.
+        let masked = usize::from(!rest.is_empty());
+        hasher.update(&head[..headers_len + front_len + masked]);
+    } else {
+        hasher.update(&head[..headers_len]);
+        hasher.update(front);
+        hasher.update(&[0xff][..usize::from(!rest.is_empty())]);
+    }
+    hasher.update(rest.get(1..).unwrap_or_default());
+    hasher.finalize()
+}
+
+/// Appends the ICRC to the transport bytes that begin at `start` of `out`.
+///
+/// # Panics
+/// `start` is past the end of `out`.
+pub fn append(frame: &Frame, out: &mut Vec<u8>, start: usize) {
+    let icrc = icrc(frame, &out[start..]);
+    out.extend_from_slice(&icrc.to_le_bytes());
+}
+
+/// Splits what a UDP socket gave into the transport bytes and the ICRC; `None` if it is too short for an ICRC.
+#[must_use]
+pub fn split(datagram: &[u8]) -> Option<(&[u8], u32)> {
+    let (transport, icrc) = datagram.split_last_chunk()?;
+    Some((transport, u32::from_le_bytes(*icrc)))
+}
+
+/// The identification with which `received` is the ICRC of the frame; `None`: the packet is corrupted.
+///
+/// For IPv4 that is the frame's own identification, or, since receivers on sockets do not see it, the only other one that
+/// explains the ICRC. For IPv6 it is the frame's, which means nothing.
+#[must_use]
+pub fn verify(frame: &Frame, transport: &[u8], received: u32) -> Option<u16> {
+    let difference = icrc(frame, transport) ^ received;
+    if difference == 0 {
+        return Some(frame.identification);
+    }
+    match frame.addresses {
+        Addresses::V4 { .. } => {
+            // From the identification to the end of the packet, except the 4 bytes in front of it.
+            let behind = usize::from(IPV4_BYTES - 4 + UDP_BYTES) + transport.len();
+            let at_identification = rewind(difference, behind);
+            let changed = u16::try_from(at_identification).ok()?;
+            Some(frame.identification ^ changed.swap_bytes())
+        }
+        Addresses::V6 { .. } => None,
+    }
+}
+
+/// The polynomial of CRC-32 with the coefficient of x^31 in bit 0, without x^32.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// Packets of up to so many bytes from the identification on find their factor in a table.
+const TABLE_BYTES: usize = 4096 + 256;
+
+/// x^-8n modulo the polynomial for n = 0, 1, ...
+static INVERSES: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    std::iter::successors(Some(ONE), |factor| Some(divide_by_x8(*factor)))
+        .take(TABLE_BYTES)
+        .collect()
+});
+
+/// The polynomial 1: the register holds the coefficient of x^0 in bit 31.
+const ONE: u32 = 1 << 31;
+
+/// Which change of the four bytes at a place, as the register takes them up, makes the CRC differ by `difference`, if
+/// `bytes` bytes follow from that place on.
+///
+/// A register that takes up a zero byte is multiplied by x^8, so this is a multiplication by x^-8 for each byte.
+fn rewind(difference: u32, bytes: usize) -> u32 {
+    match INVERSES.get(bytes) {
+        Some(factor) => multiply(difference, *factor),
+        None => (0..bytes).fold(difference, |value, _| divide_by_x8(value)),
+    }
+}
+
+/// `value` times x^-8.
+fn divide_by_x8(value: u32) -> u32 {
+    (0..8).fold(value, |value, _| {
+        // The inverse of a step of the CRC: the polynomial has the term 1, so bit 31 tells whether it was added.
+        if value >> 31 == 0 {
+            value << 1
+        } else {
+            (value ^ POLYNOMIAL) << 1 | 1
+        }
+    })
+}
+
+/// Product of two polynomials modulo that of the CRC.
+fn multiply(left: u32, right: u32) -> u32 {
+    let mut power = right;
+    (0..32).fold(0, |product, degree| {
+        let product = product ^ power & 0u32.wrapping_sub(left >> (31 - degree) & 1);
+        power = power >> 1 ^ POLYNOMIAL & 0u32.wrapping_sub(power & 1);
+        product
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frame(v6: bool, identification: u16) -> Frame {
+        let addresses = if v6 {
+            Addresses::V6 {
+                src: Ipv6Addr::LOCALHOST,
+                dst: Ipv6Addr::LOCALHOST,
+            }
+        } else {
+            Addresses::V4 {
+                src: Ipv4Addr::new(10, 0, 0, 1),
+                dst: Ipv4Addr::new(10, 0, 0, 2),
+            }
+        };
+        Frame {
+            addresses,
+            src_port: 0xc123,
+            dst_port: 4791,
+            identification,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_identification_is_found(
+            transport in proptest::collection::vec(any::<u8>(), 0..5000),
+            sent: u16,
+            guessed: u16,
+        ) {
+            let icrc = icrc(&frame(false, sent), &transport);
+            prop_assert_eq!(verify(&frame(false, guessed), &transport, icrc), Some(sent));
+        }
+
+        #[test]
+        fn corruption_never_passes_as_the_same_identification(
+            mut transport in proptest::collection::vec(any::<u8>(), 12..300),
+            at: prop::sample::Index,
+            flip in 1u8..,
+            v6: bool,
+        ) {
+            let frame = frame(v6, 0);
+            let icrc = icrc(&frame, &transport);
+            let at = at.index(transport.len());
+            transport[at] ^= flip;
+            let found = verify(&frame, &transport, icrc);
+            if at == MASKED_BTH_BYTE {
+                prop_assert_eq!(found, Some(0));
+            } else if v6 {
+                prop_assert_eq!(found, None);
+            } else {
+                prop_assert_ne!(found, Some(0));
+            }
+        }
+
+        #[test]
+        fn any_bytes_have_an_icrc(
+            transport in proptest::collection::vec(any::<u8>(), 0..20),
+            received: u32,
+            v6: bool,
+        ) {
+            let frame = frame(v6, 5);
+            let expected = icrc(&frame, &transport);
+            if let Some(identification) = verify(&frame, &transport, received) {
+                let explained = Frame { identification, ..frame };
+                prop_assert_eq!(icrc(&explained, &transport), received);
+            } else {
+                prop_assert_ne!(expected, received);
+            }
+        }
+    }
+
+    #[test]
+    fn the_start_is_the_crc_of_eight_bytes_of_ones() {
+        assert_eq!(crc32fast::hash(&[0xff; 8]), CRC_OF_LRH);
+    }
+
+    #[test]
+    fn the_longest_datagram_has_an_icrc() {
+        let transport = vec![1; 70_000];
+        let icrc = icrc(&frame(false, 9), &transport);
+        assert_eq!(verify(&frame(false, 0), &transport, icrc), Some(9));
+    }
+}
