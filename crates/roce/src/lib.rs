@@ -6,15 +6,24 @@
 //! - [`opcode`], [`packet`], [`icrc`]: what lies between the UDP header and the end of a frame (IBTA vol. 1, chapter 9,
 //!   and annex A17).
 //! - [`psn`]: packet sequence numbers.
-//! - [`rc`]: requester and responder of reliable connections.
+//! - [`request`], [`target`]: what is asked for, and the memory of both ends.
+//! - [`rc`], [`uc`]: requester and responder of reliable connections, sender and receiver of unreliable ones.
+//! - [`dcqcn`]: congestion notifications, and the rates of senders that obey them.
 #![forbid(unsafe_code)]
 
+mod assembly;
+pub mod dcqcn;
 mod headers;
 pub mod icrc;
 pub mod opcode;
 pub mod packet;
 pub mod psn;
 pub mod rc;
+pub mod request;
+mod segment;
+mod sequence;
+pub mod target;
+pub mod uc;
 
 /// UDP destination port of RoCEv2 (IANA; annex A17).
 pub const UDP_PORT: u16 = 4791;

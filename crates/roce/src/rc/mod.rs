@@ -5,3 +5,4 @@
 
 pub mod requester;
 pub mod responder;
+pub mod rnr;

@@ -1,4 +1,4 @@
-//! The responder of a reliable connection: takes requests in order, once each, and answers them (IBTA vol. 1, 9.7.4).
+//! What a responder has: memory that requests name, and receive work requests.
 
 use crate::opcode::Tail;
 

@@ -1,5 +1,4 @@
-//! The requester of a reliable connection: segments requests into packets, sends again what is lost, and takes the
-//! responses (requester and completer of IBTA vol. 1, 9.7).
+//! What a requester is asked for, and its memory.
 
 use crate::opcode::Tail;
 

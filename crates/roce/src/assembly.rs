@@ -1,0 +1,206 @@
+//! Messages that come in packets: what is checked of a packet before it is executed, and how it is executed.
+
+use crate::opcode::{Operation, Position, Tail};
+use crate::packet::{Extended, Packet, Reth};
+use crate::target::{Refusal, Target};
+
+/// Longest message (IBTA vol. 1, 9.7.4.1.6).
+const MAX_MESSAGE_BYTES: u32 = 1 << 31;
+
+/// A message of which not all packets have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// A SEND.
+    Send {
+        /// Bytes that have come.
+        received: u32,
+    },
+    /// A WRITE.
+    Write {
+        /// Where it goes.
+        reth: Reth,
+        /// Bytes that have come.
+        received: u32,
+    },
+}
+
+impl Message {
+    /// Moves the payload of a packet to the target; the message with it.
+    ///
+    /// # Errors
+    /// The target's refusal.
+    pub(crate) fn place(
+        self,
+        packet: &Packet<'_>,
+        target: &mut impl Target,
+    ) -> Result<Self, Refusal> {
+        let payload = packet.payload;
+        #[allow(clippy::cast_possible_truncation)] // at most the MTU
+        let len = payload.len() as u32;
+        match self {
+            Self::Send { received } => {
+                if len > 0 {
+                    target.receive(received, payload)?;
+                }
+                let received = received + len;
+                Ok(Self::Send { received })
+            }
+            Self::Write { reth, received } => {
+                if len > 0 {
+                    let addr = reth.addr.wrapping_add(u64::from(received));
+                    target.write(addr, reth.rkey, payload)?;
+                }
+                let received = received + len;
+                Ok(Self::Write { reth, received })
+            }
+        }
+    }
+
+    /// Completes the message that ends with a packet; true if it has used a receive work request.
+    ///
+    /// # Errors
+    /// The target's refusal.
+    pub(crate) fn finish(
+        self,
+        packet: &Packet<'_>,
+        target: &mut impl Target,
+    ) -> Result<bool, Refusal> {
+        let Extended { imm, ieth, .. } = packet.extended;
+        let solicited = packet.bth.solicited;
+        match self {
+            Self::Send { .. } => {
+                let tail = match (imm, ieth) {
+                    (Some(imm), _) => Tail::Imm(imm),
+                    (None, Some(rkey)) => Tail::Invalidate(rkey),
+                    (None, None) => Tail::None,
+                };
+                target.finish_receive(None, tail, solicited)?;
+                Ok(true)
+            }
+            Self::Write { received, .. } => match imm {
+                Some(imm) => {
+                    target.finish_receive(Some(received), Tail::Imm(imm), solicited)?;
+                    Ok(true)
+                }
+                None => Ok(false),
+            },
+        }
+    }
+}
+
+/// Whether a packet needs a receive work request: a SEND when it begins, a WRITE with immediate when it ends
+/// (IBTA vol. 1, 9.7.4.1.4).
+pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
+    match packet.bth.operation {
+        Operation::Send => packet.bth.position.is_first(),
+        Operation::Write => packet.extended.imm.is_some(),
+        _ => false,
+    }
+}
+
+/// Checks that the packet goes on with the message, or begins one behind it; the message with it
+/// (IBTA vol. 1, 9.7.4.1.2). `None`: a request that is no message of several packets.
+///
+/// # Errors
+/// NAK invalid request.
+pub(crate) fn opcode_sequence(
+    message: Option<Message>,
+    packet: &Packet<'_>,
+) -> Result<Option<Message>, Refusal> {
+    let position = packet.bth.position;
+    let operation = packet.bth.operation;
+    match (message, operation, position.is_first()) {
+        (None, Operation::Send, true) => Ok(Some(Message::Send { received: 0 })),
+        (None, Operation::Write, true) => {
+            let reth = packet.extended.reth.ok_or(Refusal::InvalidRequest)?;
+            Ok(Some(Message::Write { reth, received: 0 }))
+        }
+        (Some(Message::Send { .. }), Operation::Send, false)
+        | (Some(Message::Write { .. }), Operation::Write, false) => Ok(message),
+        (None, Operation::Send | Operation::Write, false) | (Some(_), ..) => {
+            Err(Refusal::InvalidRequest)
+        }
+        (None, _, _) => Ok(None),
+    }
+}
+
+/// Checks the lengths of a packet (IBTA vol. 1, 9.7.4.1.6).
+///
+/// # Errors
+/// NAK invalid request.
+pub(crate) fn length(
+    message: Option<Message>,
+    packet: &Packet<'_>,
+    mtu_bytes: u32,
+) -> Result<(), Refusal> {
+    let is_valid = match message {
+        Some(message) => part_fits(message, packet, mtu_bytes),
+        None => is_single_valid(packet),
+    };
+    is_valid.then_some(()).ok_or(Refusal::InvalidRequest)
+}
+
+/// Whether a packet of a SEND or WRITE is as long as its place in the message demands.
+fn part_fits(message: Message, packet: &Packet<'_>, mtu_bytes: u32) -> bool {
+    let Ok(len) = u32::try_from(packet.payload.len()) else {
+        return false;
+    };
+    let position = packet.bth.position;
+    let fits_mtu = match position {
+        Position::First | Position::Middle => len == mtu_bytes,
+        Position::Last => len >= 1 && len <= mtu_bytes,
+        Position::Only => len <= mtu_bytes,
+    };
+    let fits_message = match message {
+        Message::Send { received } => received
+            .checked_add(len)
+            .is_some_and(|received| received <= MAX_MESSAGE_BYTES),
+        Message::Write { reth, received } => {
+            let received = received.checked_add(len);
+            reth.len <= MAX_MESSAGE_BYTES
+                && received.is_some_and(|received| match position.is_last() {
+                    true => received == reth.len,
+                    false => received < reth.len,
+                })
+        }
+    };
+    fits_mtu && fits_message
+}
+
+/// Whether a request of one packet is well-formed.
+fn is_single_valid(packet: &Packet<'_>) -> bool {
+    let Extended {
+        reth, atomic, feth, ..
+    } = packet.extended;
+    let payload = packet.payload.len();
+    match packet.bth.operation {
+        Operation::ReadRequest => {
+            payload == 0 && reth.is_some_and(|reth| reth.len <= MAX_MESSAGE_BYTES)
+        }
+        Operation::CompareSwap | Operation::FetchAdd => {
+            payload == 0 && atomic.is_some_and(|atomic| atomic.addr.is_multiple_of(8))
+        }
+        Operation::AtomicWrite => {
+            payload == 8 && reth.is_some_and(|reth| reth.len == 8 && reth.addr.is_multiple_of(8))
+        }
+        Operation::Flush => payload == 0 && reth.is_some() && feth.is_some(),
+        _ => false,
+    }
+}
+
+/// Checks the R_Key and range of a WRITE that begins, or of a READ. Without bytes nothing is checked
+/// (IBTA vol. 1, 9.7.4.1.5).
+///
+/// # Errors
+/// The target's refusal.
+pub(crate) fn rights(packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Refusal> {
+    match (packet.extended.reth, packet.bth.operation) {
+        (Some(reth), Operation::Write) if reth.len > 0 => {
+            target.check_write(reth.addr, reth.rkey, reth.len)
+        }
+        (Some(reth), Operation::ReadRequest) if reth.len > 0 => {
+            target.check_read(reth.addr, reth.rkey, reth.len)
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,259 @@
+//! DCQCN: how a sender obeys congestion notifications, and how a receiver sends them (Zhu et al., SIGCOMM 2015).
+
+/// Constants of the reaction point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameters {
+    /// Rate of a sender that has had no notification, in bits a second, and the highest rate.
+    pub line_rate_bps: f64,
+    /// The lowest rate, in bits a second.
+    pub min_rate_bps: f64,
+    /// Weight of a notification in the congestion estimate alpha.
+    pub gain: f64,
+    /// Alpha decays once in so many nanoseconds.
+    pub alpha_timer_ns: u64,
+    /// The rate grows once in so many nanoseconds.
+    pub increase_timer_ns: u64,
+    /// The rate grows once in so many bytes.
+    pub increase_bytes: u64,
+    /// Steps of fast recovery, each halfway back to the target rate.
+    pub fast_recovery_steps: u32,
+    /// Growth of the target rate at each step behind fast recovery, in bits a second.
+    pub additive_increase_bps: f64,
+    /// Growth of the target rate when timer and byte counter are both behind fast recovery, in bits a second.
+    pub hyper_increase_bps: f64,
+}
+
+impl Parameters {
+    /// The constants of the paper (section 5.2), for a line rate of 40 Gb/s.
+    pub const SIGCOMM_2015: Self = Self {
+        line_rate_bps: 40e9,
+        min_rate_bps: 40e6,
+        gain: 1.0 / 256.0,
+        alpha_timer_ns: 55_000,
+        increase_timer_ns: 55_000,
+        increase_bytes: 10_000_000,
+        fast_recovery_steps: 5,
+        additive_increase_bps: 40e6,
+        hyper_increase_bps: 400e6,
+    };
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self::SIGCOMM_2015
+    }
+}
+
+/// A sender that has had no notification for so long is at the line rate again.
+const FORGET_NS: u64 = 1_000_000_000;
+
+/// The rate of a sender: unlimited until a notification comes.
+#[derive(Clone, Debug)]
+pub struct ReactionPoint {
+    parameters: Parameters,
+    limit: Option<Limit>,
+    next_send_ns: u64,
+}
+
+/// The state of a sender that was notified and has not recovered.
+#[derive(Clone, Debug)]
+struct Limit {
+    rate_bps: f64,
+    target_bps: f64,
+    alpha: f64,
+    notified_ns: u64,
+    alpha_ns: u64,
+    timer_ns: u64,
+    timer_steps: u32,
+    bytes: u64,
+    byte_steps: u32,
+}
+
+impl ReactionPoint {
+    /// A sender at the line rate.
+    #[must_use]
+    pub const fn new(parameters: Parameters) -> Self {
+        Self {
+            parameters,
+            limit: None,
+            next_send_ns: 0,
+        }
+    }
+
+    /// The rate in bits a second at `now_ns`; `None`: not limited.
+    pub fn rate_bps(&mut self, now_ns: u64) -> Option<f64> {
+        self.advance(now_ns);
+        self.limit.as_ref().map(|limit| limit.rate_bps)
+    }
+
+    /// The time of the next packet, if that is after `now_ns`.
+    #[must_use]
+    pub fn blocked_until(&self, now_ns: u64) -> Option<u64> {
+        (self.limit.is_some() && self.next_send_ns > now_ns).then_some(self.next_send_ns)
+    }
+
+    /// A notification has come: the rate falls, by half at first.
+    pub fn notified(&mut self, now_ns: u64) {
+        self.advance(now_ns);
+        let parameters = self.parameters;
+        let limit = self.limit.get_or_insert(Limit {
+            rate_bps: parameters.line_rate_bps,
+            target_bps: parameters.line_rate_bps,
+            alpha: 1.0,
+            notified_ns: now_ns,
+            alpha_ns: now_ns,
+            timer_ns: now_ns,
+            timer_steps: 0,
+            bytes: 0,
+            byte_steps: 0,
+        });
+        limit.target_bps = limit.rate_bps;
+        limit.rate_bps = (limit.rate_bps * (1.0 - limit.alpha / 2.0)).max(parameters.min_rate_bps);
+        limit.alpha = (1.0 - parameters.gain) * limit.alpha + parameters.gain;
+        limit.notified_ns = now_ns;
+        limit.alpha_ns = now_ns;
+        limit.timer_ns = now_ns;
+        limit.timer_steps = 0;
+        limit.bytes = 0;
+        limit.byte_steps = 0;
+    }
+
+    /// A packet was sent.
+    pub fn sent(&mut self, bytes: usize, now_ns: u64) {
+        if self.limit.is_none() {
+            return;
+        }
+        self.advance(now_ns);
+        let Some(limit) = &mut self.limit else { return };
+        limit.bytes += bytes as u64;
+        if limit.bytes >= self.parameters.increase_bytes {
+            limit.bytes = 0;
+            limit.byte_steps += 1;
+            limit.increase(&self.parameters);
+        }
+        #[allow(clippy::cast_precision_loss)] // packets are short
+        let gap_ns = bytes as f64 * 8e9 / limit.rate_bps;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // positive
+        let gap_ns = gap_ns as u64;
+        self.next_send_ns = self.next_send_ns.max(now_ns) + gap_ns;
+    }
+
+    /// Applies the timers that have run out by `now_ns`.
+    fn advance(&mut self, now_ns: u64) {
+        let Some(limit) = &mut self.limit else { return };
+        let parameters = &self.parameters;
+        let is_forgotten = now_ns.saturating_sub(limit.notified_ns) > FORGET_NS;
+        while !is_forgotten && now_ns.saturating_sub(limit.alpha_ns) >= parameters.alpha_timer_ns {
+            limit.alpha_ns += parameters.alpha_timer_ns.max(1);
+            limit.alpha *= 1.0 - parameters.gain;
+        }
+        while !is_forgotten
+            && now_ns.saturating_sub(limit.timer_ns) >= parameters.increase_timer_ns
+            && limit.rate_bps < parameters.line_rate_bps
+        {
+            limit.timer_ns += parameters.increase_timer_ns.max(1);
+            limit.timer_steps += 1;
+            limit.increase(parameters);
+        }
+        if is_forgotten || limit.rate_bps >= parameters.line_rate_bps {
+            self.limit = None;
+            self.next_send_ns = 0;
+        }
+    }
+}
+
+impl Limit {
+    /// One step of recovery: fast, additive or hyper increase (section 5.1).
+    fn increase(&mut self, parameters: &Parameters) {
+        let fast = parameters.fast_recovery_steps;
+        if self.timer_steps.min(self.byte_steps) > fast {
+            self.target_bps += parameters.hyper_increase_bps;
+        } else if self.timer_steps.max(self.byte_steps) > fast {
+            self.target_bps += parameters.additive_increase_bps;
+        }
+        self.target_bps = self.target_bps.min(parameters.line_rate_bps);
+        self.rate_bps = f64::midpoint(self.rate_bps, self.target_bps);
+        // Halving the distance never arrives: the last thousandth is jumped.
+        if self.rate_bps > parameters.line_rate_bps * 0.999 {
+            self.rate_bps = parameters.line_rate_bps;
+        }
+    }
+}
+
+/// Least time between two notifications of a queue pair (section 5.2).
+pub const NOTIFICATION_INTERVAL_NS: u64 = 50_000;
+
+/// The receiver's side: whether a notification is due.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NotificationPoint {
+    last_ns: Option<u64>,
+    is_due: bool,
+}
+
+impl NotificationPoint {
+    /// A packet has come that a switch has marked.
+    pub fn marked(&mut self, now_ns: u64) {
+        let is_early = self
+            .last_ns
+            .is_some_and(|last| now_ns.saturating_sub(last) < NOTIFICATION_INTERVAL_NS);
+        if !is_early {
+            self.last_ns = Some(now_ns);
+            self.is_due = true;
+        }
+    }
+
+    /// Whether a notification is to be sent; it is told once.
+    pub fn take(&mut self) -> bool {
+        std::mem::take(&mut self.is_due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notification_halves_the_rate_and_five_steps_bring_it_back() {
+        let mut point = ReactionPoint::new(Parameters::SIGCOMM_2015);
+        assert_eq!(point.rate_bps(0), None);
+        point.notified(1000);
+        assert_eq!(point.rate_bps(1000), Some(20e9));
+        assert_eq!(point.rate_bps(1000 + 55_000), Some(30e9));
+        assert_eq!(point.rate_bps(1000 + 2 * 55_000), Some(35e9));
+        let after_five = point.rate_bps(1000 + 5 * 55_000);
+        assert!(after_five.is_some_and(|rate| rate > 39e9 && rate < 40e9));
+        assert_eq!(point.rate_bps(FORGET_NS * 2), None);
+    }
+
+    #[test]
+    fn packets_are_spaced_by_the_rate() {
+        let mut point = ReactionPoint::new(Parameters::SIGCOMM_2015);
+        point.sent(4096, 10);
+        assert_eq!(point.blocked_until(10), None);
+        point.notified(10);
+        point.sent(2500, 10);
+        assert_eq!(point.blocked_until(10), Some(1010));
+        assert_eq!(point.blocked_until(1010), None);
+    }
+
+    #[test]
+    fn notifications_under_a_flood_keep_the_lowest_rate() {
+        let mut point = ReactionPoint::new(Parameters::SIGCOMM_2015);
+        for _ in 0..10_000 {
+            point.notified(5);
+        }
+        assert_eq!(point.rate_bps(5), Some(40e6));
+    }
+
+    #[test]
+    fn one_notification_in_an_interval() {
+        let mut point = NotificationPoint::default();
+        let sent = (0..1000u64)
+            .filter(|packet| {
+                point.marked(packet * 1000);
+                point.take()
+            })
+            .count();
+        assert_eq!(sent, 20);
+    }
+}

@@ -1,0 +1,56 @@
+//! What a requester is told when its queue pair becomes ready to send.
+
+use crate::dcqcn::Parameters;
+use crate::psn::Psn;
+
+/// Packets outstanding at most, by default.
+pub const WINDOW_PACKETS: u32 = 128;
+
+/// Least time without progress after which a requester probes, by default.
+pub const PROBE_NS: u64 = 1_000_000;
+
+/// What a requester is told when its queue pair becomes ready to send.
+#[derive(Clone, Copy, Debug)]
+pub struct RequesterConfig {
+    /// Number of the responder's queue pair (`dest_qp_num`).
+    pub dest_qpn: u32,
+    /// Path MTU, 256 to 4096 bytes.
+    pub mtu_bytes: u32,
+    /// PSN of the first packet (`sq_psn`).
+    pub first_psn: Psn,
+    /// How long a response may take until the request is sent again; `None`: for ever (`timeout`).
+    pub timeout_ns: Option<u64>,
+    /// How often requests are sent again without progress until the queue pair fails.
+    pub retry_cnt: u8,
+    /// How often a receiver that is not ready is asked again; 7: for ever.
+    pub rnr_retry: u8,
+    /// READs, atomics and FLUSHes outstanding at most; 0 counts as 1.
+    pub max_rd_atomic: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// PSNs outstanding at most; 1 at least. A longer READ goes out nevertheless, and what follows it waits.
+    pub window_packets: u32,
+    /// Least time without progress until requests are sent again although the timeout has not passed; `None`: only the
+    /// timeout counts. These retries do not count.
+    pub probe_ns: Option<u64>,
+    /// How congestion notifications are obeyed; `None`: not at all.
+    pub congestion: Option<Parameters>,
+}
+
+impl Default for RequesterConfig {
+    fn default() -> Self {
+        Self {
+            dest_qpn: 0,
+            mtu_bytes: 1024,
+            first_psn: Psn::new(0),
+            timeout_ns: Some(4096 << 14),
+            retry_cnt: 7,
+            rnr_retry: 7,
+            max_rd_atomic: 16,
+            pkey: 0xffff,
+            window_packets: WINDOW_PACKETS,
+            probe_ns: Some(PROBE_NS),
+            congestion: Some(Parameters::SIGCOMM_2015),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The requester of a reliable connection: segments requests into packets, sends again what is lost, and takes the
+//! responses (requester and completer of IBTA vol. 1, 9.7).
+//!
+//! Packets have sequence numbers of 64 bits here, whose lower 24 bits lead to the PSN. Requests take theirs when they are
+//! posted. Two numbers say how far a requester is: everything in front of `acked` is acknowledged, `next` is sent next.
+//! A retry sets `next` back to `acked` (go-back-N).
+
+mod config;
+mod queue;
+mod results;
+mod retry;
+
+pub use crate::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
+pub use config::{PROBE_NS, RequesterConfig, WINDOW_PACKETS};
+
+use crate::dcqcn::ReactionPoint;
+use crate::opcode::{Operation, Transport};
+use crate::packet::{NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome};
+use crate::segment::{Connection, Segment, segment};
+use crate::sequence::{MAX_OUTSTANDING, Numbering};
+use queue::{Queue, Reach, Slot};
+use results::Outcome;
+use retry::{Expiry, Retry};
+
+/// A packet without an acknowledgement request follows at most so many of its kind.
+const ACK_REQUEST_PACKETS: u32 = 32;
+
+/// The requester of a reliable connection.
+#[derive(Debug)]
+pub struct Requester {
+    connection: Connection,
+    numbering: Numbering,
+    window_packets: u64,
+    max_rd_atomic: u32,
+    queue: Queue,
+    retry: Retry,
+    congestion: Option<ReactionPoint>,
+    failure: Option<Failure>,
+    /// The position whose payload cannot be read: nothing is sent from there on.
+    unreadable: Option<u64>,
+    /// Packets since the last that asked for an acknowledgement.
+    unasked: u32,
+    /// Payload of the packet that is being made.
+    payload: Box<[u8]>,
+}
+
+impl Requester {
+    /// A requester that has sent nothing.
+    #[must_use]
+    pub fn new(config: RequesterConfig) -> Self {
+        let connection = Connection {
+            transport: Transport::Rc,
+            dest_qpn: config.dest_qpn,
+            pkey: config.pkey,
+            mtu_bytes: config.mtu_bytes,
+        };
+        Self {
+            connection,
+            numbering: Numbering::new(config.first_psn),
+            window_packets: u64::from(config.window_packets.max(1)),
+            max_rd_atomic: u32::from(config.max_rd_atomic.max(1)),
+            queue: Queue::new(),
+            retry: Retry::new(&config),
+            congestion: config.congestion.map(ReactionPoint::new),
+            failure: None,
+            unreadable: None,
+            unasked: 0,
+            payload: vec![0; config.mtu_bytes as usize].into(),
+        }
+    }
+
+    /// Queues a request; its position: 1 for the first.
+    pub fn post(&mut self, request: Request) -> u64 {
+        let psns = self.connection.psns_of(&request.operation);
+        self.queue.push(request, psns)
+    }
+
+    /// Takes a packet that has come: a response, or a congestion notification. Other packets are ignored.
+    pub fn receive(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
+        if self.failure.is_some() {
+            return;
+        }
+        match packet.bth.operation {
+            Operation::Acknowledge => self.take_acknowledge(now_ns, packet),
+            Operation::ReadResponse | Operation::AtomicAcknowledge => {
+                self.take_result(now_ns, packet, memory);
+            }
+            Operation::Cnp => {
+                if let Some(congestion) = &mut self.congestion {
+                    congestion.notified(now_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// How many requests are done, from the first on.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.queue.done()
+    }
+
+    /// Why the oldest request that is not done has failed. Nothing is sent or received any more then.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+
+    /// How many requests are posted and not done.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Changes the time that a response may take.
+    pub fn set_timeout_ns(&mut self, timeout_ns: Option<u64>) {
+        self.retry.timeout_ns = timeout_ns;
+    }
+
+    /// Changes how often requests are sent again without progress.
+    pub fn set_retry_cnt(&mut self, retry_cnt: u8) {
+        self.retry.set_retry_cnt(retry_cnt);
+    }
+
+    /// Changes how often a receiver that is not ready is asked again; 7: for ever.
+    pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        self.retry.set_rnr_retry(rnr_retry);
+    }
+
+    /// Changes how many READs, atomics and FLUSHes are outstanding at most.
+    pub fn set_max_rd_atomic(&mut self, max_rd_atomic: u8) {
+        self.max_rd_atomic = u32::from(max_rd_atomic.max(1));
+    }
+
+    /// Appends the next packet to `out`, from the BTH to the pad; false if nothing may be sent now.
+    pub fn transmit(
+        &mut self,
+        now_ns: u64,
+        memory: &mut impl LocalMemory,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        if self.failure.is_some() || self.retry.is_receiver_awaited(now_ns) {
+            return false;
+        }
+        let Some((position, slot)) = self.sendable() else {
+            return false;
+        };
+        if self.congestion_until(now_ns).is_some() {
+            return false;
+        }
+        let next = self.queue.next();
+        let psn = self.numbering.psn(next);
+        let mut segment = segment(&self.connection, &slot.request, slot.index_of(next), psn);
+        let asks = self.asks_for_acknowledgement(&slot);
+        segment.bth.ack_request = asks;
+        let start = out.len();
+        if !self.append(position, &segment, memory, out) {
+            return false;
+        }
+        self.unasked = if asks { 0 } else { self.unasked + 1 };
+        self.retry
+            .sent(now_ns, self.queue.is_outstanding(), asks.then_some(next));
+        self.queue.advance(&slot);
+        if let Some(congestion) = &mut self.congestion {
+            congestion.sent(out.len() - start, now_ns);
+        }
+        true
+    }
+
+    /// The request whose next packet may be sent, as far as the responder is concerned.
+    fn sendable(&self) -> Option<(u64, Slot)> {
+        let (position, slot) = self.queue.next_slot()?;
+        let out = self.queue.next() - self.queue.acked();
+        let is_in_window = out < self.window_packets
+            && (out == 0 || slot.end - self.queue.acked() <= MAX_OUTSTANDING);
+        let awaited = self.queue.awaited();
+        let waits_for_responses = (slot.request.fence && awaited > 0)
+            || (slot.has_response() && awaited >= self.max_rd_atomic);
+        let is_held = waits_for_responses || self.unreadable == Some(position);
+        (is_in_window && !is_held).then_some((position, slot))
+    }
+
+    fn congestion_until(&self, now_ns: u64) -> Option<u64> {
+        self.congestion
+            .as_ref()
+            .and_then(|congestion| congestion.blocked_until(now_ns))
+    }
+
+    /// Whether the next packet asks for an acknowledgement: the last of a message, one in
+    /// [`ACK_REQUEST_PACKETS`], the one that closes the window, and each under congestion, where packets are far apart.
+    fn asks_for_acknowledgement(&self, slot: &Slot) -> bool {
+        let next = self.queue.next();
+        slot.has_response()
+            || next + 1 == slot.end
+            || self.unasked + 1 >= ACK_REQUEST_PACKETS
+            || next + 1 - self.queue.acked() >= self.window_packets
+            || self.congestion_until(0).is_some()
+    }
+
+    /// Appends a packet; false if its payload cannot be read.
+    fn append(
+        &mut self,
+        position: u64,
+        segment: &Segment,
+        memory: &mut impl LocalMemory,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        let len = segment.payload_bytes as usize;
+        let payload = &mut self.payload[..len];
+        if len > 0 && memory.read(position, segment.offset, payload).is_err() {
+            self.unreadable = Some(position);
+            self.fail_unreadable();
+            return false;
+        }
+        let packet = Packet {
+            bth: segment.bth,
+            extended: segment.extended,
+            payload,
+        };
+        packet.emit(out);
+        true
+    }
+
+    /// Takes an acknowledgement, positive or negative.
+    fn take_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
+        let (Some(sequence), Some(aeth)) = (self.answered(packet), packet.extended.aeth) else {
+            return;
+        };
+        // A NAK acknowledges what is in front of its PSN.
+        let is_positive = matches!(aeth.syndrome, Syndrome::Ack(_));
+        let before = self.queue.acked();
+        let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
+        self.note_progress(now_ns, before);
+        match aeth.syndrome {
+            _ if reach == Reach::Blocked => self.recover(),
+            Syndrome::Ack(_) => {}
+            Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
+            Syndrome::Nak(NAK_PSN_SEQUENCE) => self.recover(),
+            Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(Failure::RemoteInvalidRequest),
+            Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(Failure::RemoteAccess),
+            Syndrome::Nak(_) => self.fail(Failure::RemoteOperational),
+        }
+    }
+
+    /// Takes a response that brings a result.
+    fn take_result(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
+        let Some(sequence) = self.answered(packet) else {
+            return;
+        };
+        let before = self.queue.acked();
+        let outcome = results::take(&mut self.queue, &self.connection, sequence, packet, memory);
+        self.note_progress(now_ns, before);
+        match outcome {
+            Outcome::Taken => {}
+            Outcome::Gap => self.recover(),
+            Outcome::Failed(failure) => self.fail(failure),
+        }
+    }
+
+    /// The sequence number that a packet answers; `None` for a duplicate answer, and for one that nothing asked for.
+    fn answered(&self, packet: &Packet<'_>) -> Option<u64> {
+        let acked = self.queue.acked();
+        let sequence = self.numbering.sequence(packet.bth.psn, acked);
+        (acked..self.queue.sent_end())
+            .contains(&sequence)
+            .then_some(sequence)
+    }
+
+    fn note_progress(&mut self, now_ns: u64, before: u64) {
+        let acked = self.queue.acked();
+        if acked > before {
+            self.retry.progressed(now_ns, acked);
+            self.fail_unreadable();
+        }
+    }
+
+    /// Fails the oldest request if its payload cannot be read.
+    fn fail_unreadable(&mut self) {
+        if self.unreadable == Some(self.queue.done() + 1) {
+            self.fail(Failure::LocalProtection);
+        }
+    }
+
+    /// Sends again what is lost, once a loss.
+    fn recover(&mut self) {
+        if self.retry.is_recovering() {
+            return;
+        }
+        if self.retry.begin() {
+            self.queue.rewind();
+        } else {
+            self.fail(Failure::RetryExceeded);
+        }
+    }
+
+    /// The receiver of the packet `sequence` is not ready.
+    fn receiver_not_ready(&mut self, now_ns: u64, sequence: u64, code: u8) {
+        // Of a packet that waits to be sent again, the NAK is a duplicate.
+        if sequence >= self.queue.next() {
+            return;
+        }
+        if self.retry.receiver_not_ready(now_ns, code) {
+            self.queue.rewind();
+        } else {
+            self.fail(Failure::RnrRetryExceeded);
+        }
+    }
+
+    /// The time at which [`expire`](Self::expire) and [`transmit`](Self::transmit) are to be called; `None`: not before
+    /// the next packet or request.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        if self.failure.is_some() {
+            return None;
+        }
+        if let Some(until) = self.retry.rnr_until() {
+            return Some(until);
+        }
+        let timer = self.queue.is_outstanding().then(|| self.retry.timer());
+        let timer = timer.flatten().map(|(at, _)| at);
+        let paced = self.sendable().and_then(|_| self.congestion_until(0));
+        [timer, paced].into_iter().flatten().min()
+    }
+
+    /// Applies the timers that have run out by `now_ns`; [`transmit`](Self::transmit) then sends again what is late.
+    pub fn expire(&mut self, now_ns: u64) {
+        if self.failure.is_some() || !self.queue.is_outstanding() {
+            return;
+        }
+        match self.retry.timer() {
+            Some((at, Expiry::Timeout)) if at <= now_ns => {
+                if self.retry.begin() {
+                    self.queue.rewind();
+                } else {
+                    self.fail(Failure::RetryExceeded);
+                }
+            }
+            Some((at, Expiry::Probe)) if at <= now_ns => {
+                self.retry.probe();
+                self.queue.rewind();
+            }
+            _ => {}
+        }
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.failure = self.failure.or(Some(failure));
+    }
+}

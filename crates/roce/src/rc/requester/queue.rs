@@ -1,0 +1,184 @@
+//! Requests that are posted and not done, and how far they are sent and acknowledged.
+
+use std::collections::VecDeque;
+
+use crate::request::Request;
+use crate::segment::has_response;
+use crate::sequence::START;
+
+/// A request with its sequence numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) request: Request,
+    /// Number of its first packet or, of a READ, of its first response.
+    pub(super) first: u64,
+    /// Number behind its last.
+    pub(super) end: u64,
+}
+
+impl Slot {
+    /// Whether a response of its own ends it.
+    pub(super) fn has_response(&self) -> bool {
+        has_response(&self.request.operation)
+    }
+
+    /// The index of a packet in the request.
+    pub(super) fn index_of(&self, sequence: u64) -> u32 {
+        #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
+        let index = sequence.wrapping_sub(self.first) as u32;
+        index
+    }
+}
+
+/// How far an acknowledgement reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Everything up to its PSN is acknowledged.
+    Whole,
+    /// A request in front of it waits for its response, which is lost: an implied NAK (IBTA vol. 1, 9.7.5.1.4).
+    Blocked,
+}
+
+/// The requests, oldest first.
+#[derive(Debug)]
+pub(super) struct Queue {
+    slots: VecDeque<Slot>,
+    done: u64,
+    /// Number of the packet that the next request begins with.
+    end: u64,
+    /// Everything in front of it is acknowledged.
+    acked: u64,
+    /// The packet to be sent next.
+    next: u64,
+    /// Position of the request that it belongs to.
+    next_position: u64,
+    /// Number behind the last packet that was ever sent.
+    sent_end: u64,
+    /// Requests that wait for responses, of those in front of `next_position`.
+    awaited: u32,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: VecDeque::new(),
+            done: 0,
+            end: START,
+            acked: START,
+            next: START,
+            next_position: 1,
+            sent_end: START,
+            awaited: 0,
+        }
+    }
+
+    pub(super) fn push(&mut self, request: Request, psns: u32) -> u64 {
+        let first = self.end;
+        self.end += u64::from(psns);
+        self.slots.push_back(Slot {
+            request,
+            first,
+            end: self.end,
+        });
+        self.done + self.slots.len() as u64
+    }
+
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    pub(super) fn sent_end(&self) -> u64 {
+        self.sent_end
+    }
+
+    pub(super) fn awaited(&self) -> u32 {
+        self.awaited
+    }
+
+    /// Whether packets are out that no retry has taken back.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.next > self.acked
+    }
+
+    /// The request that is sent next, with its position.
+    pub(super) fn next_slot(&self) -> Option<(u64, Slot)> {
+        #[allow(clippy::cast_possible_truncation)] // less than the queue's length
+        let index = (self.next_position - self.done - 1) as usize;
+        self.slots
+            .get(index)
+            .map(|slot| (self.next_position, *slot))
+    }
+
+    /// The oldest request, with its position.
+    pub(super) fn front(&self) -> Option<(u64, Slot)> {
+        self.slots.front().map(|slot| (self.done + 1, *slot))
+    }
+
+    /// The packet `next` of `slot` was sent; of a request with a response all its numbers are used.
+    pub(super) fn advance(&mut self, slot: &Slot) {
+        self.next = if slot.has_response() {
+            self.awaited += 1;
+            slot.end
+        } else {
+            self.next + 1
+        };
+        if self.next == slot.end {
+            self.next_position += 1;
+        }
+        self.sent_end = self.sent_end.max(self.next);
+    }
+
+    /// Everything in front of `limit` has come to the responder.
+    pub(super) fn acknowledge(&mut self, limit: u64) -> Reach {
+        while self.acked < limit {
+            let Some(front) = self.slots.front() else {
+                return Reach::Whole;
+            };
+            if front.has_response() {
+                return Reach::Blocked;
+            }
+            self.acked = limit.min(front.end);
+            self.settle_front();
+        }
+        Reach::Whole
+    }
+
+    /// The response to packet `acked` has come.
+    pub(super) fn take_response(&mut self) {
+        self.acked += 1;
+        self.settle_front();
+    }
+
+    /// Removes the oldest request if it is done, and never sends again what is acknowledged.
+    fn settle_front(&mut self) {
+        if let Some(front) = self.slots.front()
+            && front.end <= self.acked
+        {
+            let was_awaited = front.has_response() && self.next_position > self.done + 1;
+            self.awaited -= u32::from(was_awaited);
+            self.slots.pop_front();
+            self.done += 1;
+            self.next_position = self.next_position.max(self.done + 1);
+        }
+        self.next = self.next.max(self.acked);
+    }
+
+    /// Everything that is not acknowledged is sent again.
+    pub(super) fn rewind(&mut self) {
+        self.next = self.acked;
+        self.next_position = self.done + 1;
+        self.awaited = 0;
+    }
+}

@@ -1,0 +1,168 @@
+//! When requests are sent again, and how often.
+
+use super::config::RequesterConfig;
+use crate::rc::rnr::rnr_wait_ns;
+
+/// `rnr_retry` that means for ever (IBTA vol. 1, 9.7.5.2.8).
+const RNR_FOR_EVER: u8 = 7;
+
+/// A probe waits for so many round trips without progress.
+const PROBE_ROUND_TRIPS: u64 = 4;
+
+/// Which timer has run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expiry {
+    /// The timeout: a retry that counts.
+    Timeout,
+    /// The probe: a retry that does not count.
+    Probe,
+}
+
+/// Timers and counters of retries.
+#[derive(Debug)]
+pub(super) struct Retry {
+    pub(super) timeout_ns: Option<u64>,
+    retry_cnt: u8,
+    retries_left: u8,
+    rnr_retry: u8,
+    rnr_retries_left: u8,
+    /// What is lost is being sent again: a further sign of the same loss starts no retry.
+    is_recovering: bool,
+    /// When the timer was started: at the first packet out, and at each progress.
+    timer_ns: u64,
+    /// The receiver was not ready: nothing is sent before this time.
+    rnr_until: Option<u64>,
+    probe_ns: Option<u64>,
+    /// Probes since the last progress; each waits twice as long as the one before.
+    probes: u32,
+    round_trip_ns: u64,
+    /// A packet that asked for an acknowledgement, and when it was sent.
+    measured: Option<(u64, u64)>,
+}
+
+impl Retry {
+    pub(super) fn new(config: &RequesterConfig) -> Self {
+        Self {
+            timeout_ns: config.timeout_ns,
+            retry_cnt: config.retry_cnt,
+            retries_left: config.retry_cnt,
+            rnr_retry: config.rnr_retry,
+            rnr_retries_left: config.rnr_retry,
+            is_recovering: false,
+            timer_ns: 0,
+            rnr_until: None,
+            probe_ns: config.probe_ns,
+            probes: 0,
+            round_trip_ns: 0,
+            measured: None,
+        }
+    }
+
+    pub(super) fn set_retry_cnt(&mut self, retry_cnt: u8) {
+        self.retry_cnt = retry_cnt;
+        self.retries_left = retry_cnt;
+    }
+
+    pub(super) fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        self.rnr_retry = rnr_retry;
+        self.rnr_retries_left = rnr_retry;
+    }
+
+    /// A packet was sent; the timer starts if none was out.
+    pub(super) fn sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
+        if !was_outstanding {
+            self.timer_ns = now_ns;
+        }
+        if let (None, Some(sequence), false) = (self.measured, asks, self.is_recovering) {
+            self.measured = Some((sequence, now_ns));
+        }
+    }
+
+    /// Something new was acknowledged: everything up to `acked`.
+    pub(super) fn progressed(&mut self, now_ns: u64, acked: u64) {
+        self.retries_left = self.retry_cnt;
+        self.rnr_retries_left = self.rnr_retry;
+        self.is_recovering = false;
+        self.timer_ns = now_ns;
+        self.rnr_until = None;
+        self.probes = 0;
+        if let Some((sequence, sent_ns)) = self.measured
+            && sequence < acked
+        {
+            let sample_ns = now_ns.saturating_sub(sent_ns);
+            self.round_trip_ns = match self.round_trip_ns {
+                0 => sample_ns,
+                mean => mean - mean / 8 + sample_ns / 8,
+            };
+            self.measured = None;
+        }
+    }
+
+    /// A sign of loss without progress since the last retry is one of the same loss.
+    pub(super) fn is_recovering(&self) -> bool {
+        self.is_recovering
+    }
+
+    /// Begins a retry; false if none is left.
+    pub(super) fn begin(&mut self) -> bool {
+        let Some(left) = self.retries_left.checked_sub(1) else {
+            return false;
+        };
+        self.retries_left = left;
+        self.recover();
+        true
+    }
+
+    /// Begins a retry that does not count.
+    pub(super) fn probe(&mut self) {
+        self.probes += 1;
+        self.recover();
+    }
+
+    fn recover(&mut self) {
+        self.is_recovering = true;
+        // The acknowledgement of a packet that was sent twice measures nothing (Karn).
+        self.measured = None;
+    }
+
+    /// The receiver is not ready; false if it is not asked again.
+    pub(super) fn receiver_not_ready(&mut self, now_ns: u64, code: u8) -> bool {
+        if self.rnr_retry != RNR_FOR_EVER {
+            let Some(left) = self.rnr_retries_left.checked_sub(1) else {
+                return false;
+            };
+            self.rnr_retries_left = left;
+        }
+        self.rnr_until = Some(now_ns + rnr_wait_ns(code));
+        self.recover();
+        true
+    }
+
+    /// The time until which the receiver is given to get ready.
+    pub(super) fn rnr_until(&self) -> Option<u64> {
+        self.rnr_until
+    }
+
+    /// Ends the wait for the receiver if its time has passed; true if it lasts.
+    pub(super) fn is_receiver_awaited(&mut self, now_ns: u64) -> bool {
+        self.rnr_until = self.rnr_until.filter(|until| *until > now_ns);
+        self.rnr_until.is_some()
+    }
+
+    /// The timer that runs out first while packets are out.
+    pub(super) fn timer(&self) -> Option<(u64, Expiry)> {
+        let timeout = self
+            .timeout_ns
+            .map(|timeout| self.timer_ns.saturating_add(timeout));
+        let probe = self.probe_ns.map(|least| {
+            let wait = least.max(self.round_trip_ns * PROBE_ROUND_TRIPS);
+            let factor = 1u64.checked_shl(self.probes).unwrap_or(u64::MAX);
+            self.timer_ns.saturating_add(wait.saturating_mul(factor))
+        });
+        match (timeout, probe) {
+            (Some(timeout), Some(probe)) if probe < timeout => Some((probe, Expiry::Probe)),
+            (Some(timeout), _) => Some((timeout, Expiry::Timeout)),
+            (None, probe) => probe.map(|at| (at, Expiry::Probe)),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a responder is told when its queue pair becomes ready to receive.
+
+use crate::dcqcn::Parameters;
+use crate::opcode::Operation;
+use crate::psn::Psn;
+
+/// Which remote operations the queue pair allows (`qp_access_flags`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// RDMA WRITE and ATOMIC WRITE (`IBV_ACCESS_REMOTE_WRITE`).
+    pub write: bool,
+    /// RDMA READ (`IBV_ACCESS_REMOTE_READ`).
+    pub read: bool,
+    /// Compare-and-swap and fetch-and-add (`IBV_ACCESS_REMOTE_ATOMIC`).
+    pub atomic: bool,
+    /// FLUSH (`IBV_ACCESS_FLUSH_GLOBAL`, `IBV_ACCESS_FLUSH_PERSISTENT`).
+    pub flush: bool,
+}
+
+impl Access {
+    /// Every operation.
+    pub const ALL: Self = Self {
+        write: true,
+        read: true,
+        atomic: true,
+        flush: true,
+    };
+
+    /// Whether an operation is allowed.
+    pub(super) const fn allows(self, operation: Operation) -> bool {
+        match operation {
+            Operation::Write | Operation::AtomicWrite => self.write,
+            Operation::ReadRequest => self.read,
+            Operation::CompareSwap | Operation::FetchAdd => self.atomic,
+            Operation::Flush => self.flush,
+            _ => true,
+        }
+    }
+}
+
+/// What a responder is told when its queue pair becomes ready to receive.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponderConfig {
+    /// Number of the requester's queue pair (`dest_qp_num`).
+    pub dest_qpn: u32,
+    /// Path MTU, 256 to 4096 bytes.
+    pub mtu_bytes: u32,
+    /// PSN of the first request (`rq_psn`).
+    pub first_psn: Psn,
+    /// READs, atomics and FLUSHes that the requester may have outstanding. 0: it may use none.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the time that a requester waits while there is no receive work request.
+    pub min_rnr_timer: u8,
+    /// Operations that the queue pair allows.
+    pub access: Access,
+    /// Partition key.
+    pub pkey: u16,
+    /// How congestion notifications are obeyed by READ responses; `None`: not at all.
+    pub congestion: Option<Parameters>,
+}
+
+impl Default for ResponderConfig {
+    fn default() -> Self {
+        Self {
+            dest_qpn: 0,
+            mtu_bytes: 1024,
+            first_psn: Psn::new(0),
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: 12,
+            access: Access::ALL,
+            pkey: 0xffff,
+            congestion: Some(Parameters::SIGCOMM_2015),
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! The responder of a reliable connection: takes requests in order, once each, and answers them (IBTA vol. 1, 9.7.4).
+//!
+//! A request passes the steps of [`Responder::receive`] in the order of the specification. Replies wait in the order of
+//! their requests until [`Responder::transmit`] sends them. The memory of a READ is read when its responses are sent.
+
+mod config;
+mod replies;
+
+pub use crate::target::{Atomic, Refusal, Target};
+pub use config::{Access, ResponderConfig};
+
+use crate::assembly::{self, Message};
+use crate::dcqcn::{NotificationPoint, ReactionPoint};
+use crate::opcode::{Operation, Position, Transport};
+use crate::packet::{
+    Aeth, Extended, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
+    NAK_REMOTE_OPERATIONAL, Packet, Syndrome,
+};
+use crate::psn::Psn;
+use crate::segment::Connection;
+use crate::sequence::{Numbering, START};
+use replies::{Kind, Read, Replies, Reply, Resources};
+
+/// Replies that wait, beyond two for each READ: packets that come while there are more are dropped, as if they were lost.
+const WAITING_REPLIES: usize = 64;
+
+/// Credits are not used (IBTA vol. 1, 9.7.7.2).
+const NO_CREDITS: u8 = 31;
+
+/// Why a request is not executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rejection {
+    /// Nothing is answered.
+    Dropped,
+    /// It was executed before.
+    Duplicate,
+    /// One in front of it is missing.
+    Ahead,
+    /// No receive work request.
+    NotReady,
+    /// The queue pair fails.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Rejection {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NotReady => Self::NotReady,
+            refusal => Self::Refused(refusal),
+        }
+    }
+}
+
+/// The responder of a reliable connection.
+#[derive(Debug)]
+pub struct Responder {
+    connection: Connection,
+    numbering: Numbering,
+    access: Access,
+    min_rnr_timer: u8,
+    /// Number of the packet that is executed next.
+    expected: u64,
+    /// A NAK asked for `expected`: until it comes, packets behind it are ignored.
+    is_nak_sent: bool,
+    failure: Option<Refusal>,
+    /// Messages that were executed, modulo 2^24.
+    msn: u32,
+    message: Option<Message>,
+    replies: Replies,
+    resources: Resources,
+    notification: NotificationPoint,
+    congestion: Option<ReactionPoint>,
+    /// Payload of the response that is being made.
+    payload: Box<[u8]>,
+}
+
+impl Responder {
+    /// A responder that has received nothing.
+    #[must_use]
+    pub fn new(config: ResponderConfig) -> Self {
+        Self {
+            connection: Connection {
+                transport: Transport::Rc,
+                dest_qpn: config.dest_qpn,
+                pkey: config.pkey,
+                mtu_bytes: config.mtu_bytes,
+            },
+            numbering: Numbering::new(config.first_psn),
+            access: config.access,
+            min_rnr_timer: config.min_rnr_timer,
+            expected: START,
+            is_nak_sent: false,
+            failure: None,
+            msn: 0,
+            message: None,
+            replies: Replies::default(),
+            resources: Resources::new(config.max_dest_rd_atomic),
+            notification: NotificationPoint::default(),
+            congestion: config.congestion.map(ReactionPoint::new),
+            payload: vec![0; config.mtu_bytes as usize].into(),
+        }
+    }
+
+    /// Changes the operations that the queue pair allows.
+    pub fn set_access(&mut self, access: Access) {
+        self.access = access;
+    }
+
+    /// Changes the code of the time that a requester waits while there is no receive work request.
+    pub fn set_min_rnr_timer(&mut self, min_rnr_timer: u8) {
+        self.min_rnr_timer = min_rnr_timer;
+    }
+
+    /// Whether a request was refused. The queue pair fails; replies that wait are still sent.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Why a request was refused.
+    #[must_use]
+    pub fn failure(&self) -> Option<Refusal> {
+        self.failure
+    }
+
+    /// Takes a packet that has come: a request, or a congestion notification. Other packets are ignored.
+    ///
+    /// `is_ecn_marked`: a switch has marked it (IP ECN field 3).
+    pub fn receive(
+        &mut self,
+        now_ns: u64,
+        packet: &Packet<'_>,
+        is_ecn_marked: bool,
+        target: &mut impl Target,
+    ) {
+        if is_ecn_marked {
+            self.notification.marked(now_ns);
+        }
+        if packet.bth.operation == Operation::Cnp {
+            if let Some(congestion) = &mut self.congestion {
+                congestion.notified(now_ns);
+            }
+            return;
+        }
+        let is_full = self.replies.len() >= WAITING_REPLIES + 2 * self.resources.size();
+        if self.failure.is_some() || is_full || packet.bth.operation.is_response() {
+            return;
+        }
+        if let Err(rejection) = self.process(packet, target) {
+            self.reject(rejection, packet, target);
+        }
+    }
+
+    /// The steps of a request.
+    fn process(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Rejection> {
+        self.check_psn(packet)?;
+        let message = assembly::opcode_sequence(self.message, packet)?;
+        self.check_access(packet)?;
+        self.check_resources(packet, target)?;
+        assembly::length(message, packet, self.connection.mtu_bytes)?;
+        assembly::rights(packet, target)?;
+        let kind = match message {
+            Some(message) => {
+                let message = message.place(packet, target)?;
+                self.complete(message, packet, target)?;
+                Kind::Ack
+            }
+            None => self.execute(packet, target)?,
+        };
+        self.acknowledge(packet, kind);
+        Ok(())
+    }
+
+    /// Only the expected packet goes on (IBTA vol. 1, 9.7.4.1.1).
+    fn check_psn(&mut self, packet: &Packet<'_>) -> Result<(), Rejection> {
+        let sequence = self.sequence_of(packet);
+        if sequence > self.expected {
+            return Err(Rejection::Ahead);
+        }
+        if sequence < START {
+            return Err(Rejection::Dropped);
+        }
+        if sequence < self.expected {
+            return Err(Rejection::Duplicate);
+        }
+        self.is_nak_sent = false;
+        Ok(())
+    }
+
+    /// The queue pair allows the operation.
+    fn check_access(&self, packet: &Packet<'_>) -> Result<(), Rejection> {
+        if self.access.allows(packet.bth.operation) {
+            Ok(())
+        } else {
+            Err(Rejection::Refused(Refusal::InvalidRequest))
+        }
+    }
+
+    /// Messages need a receive work request, READs and atomics a resource (IBTA vol. 1, 9.7.4.1.4).
+    fn check_resources(
+        &mut self,
+        packet: &Packet<'_>,
+        target: &mut impl Target,
+    ) -> Result<(), Rejection> {
+        let is_message = matches!(packet.bth.operation, Operation::Send | Operation::Write);
+        if !is_message && self.resources.size() == 0 {
+            return Err(Rejection::Refused(Refusal::InvalidRequest));
+        }
+        if assembly::needs_receive(packet) && !target.begin_receive() {
+            return Err(Rejection::NotReady);
+        }
+        Ok(())
+    }
+
+    /// Executes a request of one packet.
+    fn execute(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<Kind, Refusal> {
+        let Extended {
+            reth, atomic, feth, ..
+        } = packet.extended;
+        match (packet.bth.operation, reth, atomic) {
+            (Operation::ReadRequest, Some(reth), _) => Ok(Kind::Read(Read {
+                addr: reth.addr,
+                rkey: reth.rkey,
+                len: reth.len,
+                first: self.expected,
+                end: self.expected + u64::from(self.connection.packets_of(reth.len)),
+            })),
+            (Operation::CompareSwap, _, Some(eth)) => {
+                let atomic = Atomic::CompareSwap {
+                    compare: eth.compare,
+                    swap: eth.swap_or_add,
+                };
+                target
+                    .atomic(eth.addr, eth.rkey, atomic)
+                    .map(Kind::Original)
+            }
+            (Operation::FetchAdd, _, Some(eth)) => {
+                let atomic = Atomic::FetchAdd {
+                    add: eth.swap_or_add,
+                };
+                target
+                    .atomic(eth.addr, eth.rkey, atomic)
+                    .map(Kind::Original)
+            }
+            (Operation::AtomicWrite, Some(reth), _) => {
+                let bytes = packet.payload.try_into();
+                let bytes = bytes.map_err(|_| Refusal::InvalidRequest)?;
+                target.atomic(reth.addr, reth.rkey, Atomic::Write(bytes))?;
+                Ok(Kind::Done)
+            }
+            (Operation::Flush, Some(reth), _) => {
+                let feth = feth.ok_or(Refusal::InvalidRequest)?;
+                target.flush(
+                    reth.addr,
+                    reth.rkey,
+                    reth.len,
+                    feth.placement,
+                    feth.selectivity,
+                )?;
+                Ok(Kind::Done)
+            }
+            _ => Err(Refusal::InvalidRequest),
+        }
+    }
+
+    /// Completes the message if it ends with this packet.
+    fn complete(
+        &mut self,
+        message: Message,
+        packet: &Packet<'_>,
+        target: &mut impl Target,
+    ) -> Result<(), Refusal> {
+        if packet.bth.position.is_last() {
+            message.finish(packet, target)?;
+            self.message = None;
+            self.msn = self.msn.wrapping_add(1);
+        } else {
+            self.message = Some(message);
+        }
+        Ok(())
+    }
+
+    /// Expects the next packet, and replies: to SENDs and WRITEs if an acknowledgement is requested.
+    fn acknowledge(&mut self, packet: &Packet<'_>, kind: Kind) {
+        if kind != Kind::Ack {
+            self.msn = self.msn.wrapping_add(1);
+        }
+        let reply = self.reply(self.expected, kind);
+        self.expected = match kind {
+            Kind::Read(read) => read.end,
+            _ => self.expected + 1,
+        };
+        if kind != Kind::Ack {
+            self.resources.keep(reply);
+            self.replies.push(reply);
+        } else if packet.bth.ack_request {
+            self.replies.push(reply);
+        }
+    }
+
+    fn reply(&self, sequence: u64, kind: Kind) -> Reply {
+        Reply {
+            sequence,
+            msn: self.msn,
+            kind,
+        }
+    }
+
+    /// Answers a request that was not executed.
+    fn reject(&mut self, rejection: Rejection, packet: &Packet<'_>, target: &mut impl Target) {
+        match rejection {
+            Rejection::Dropped => {}
+            Rejection::Duplicate => self.repeat(packet, target),
+            Rejection::Ahead => self.ask_for(Kind::Nak(NAK_PSN_SEQUENCE)),
+            Rejection::NotReady => self.ask_for(Kind::RnrNak(self.min_rnr_timer)),
+            Rejection::Refused(refusal) => self.refuse(self.expected, refusal),
+        }
+    }
+
+    /// Asks for the expected packet, once until it comes (IBTA vol. 1, 9.7.5.2.8).
+    fn ask_for(&mut self, kind: Kind) {
+        if !self.is_nak_sent {
+            self.is_nak_sent = true;
+            self.replies.push(self.reply(self.expected, kind));
+        }
+    }
+
+    /// Refuses a request: nothing is executed any more.
+    fn refuse(&mut self, sequence: u64, refusal: Refusal) {
+        let code = match refusal {
+            Refusal::InvalidRequest => NAK_INVALID_REQUEST,
+            Refusal::RemoteAccess => NAK_REMOTE_ACCESS,
+            Refusal::RemoteOperational | Refusal::NotReady => NAK_REMOTE_OPERATIONAL,
+        };
+        self.failure = Some(refusal);
+        self.replies.push(self.reply(sequence, Kind::Nak(code)));
+    }
+
+    /// Answers a request that was executed before (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
+    fn repeat(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
+        if matches!(packet.bth.operation, Operation::Send | Operation::Write) {
+            let last = self.reply(self.expected - 1, Kind::Ack);
+            self.replies.push(last);
+            return;
+        }
+        let sequence = self.sequence_of(packet);
+        let Some(mut reply) = self.resources.find(sequence) else {
+            return;
+        };
+        if let (Kind::Read(read), Operation::ReadRequest) = (reply.kind, packet.bth.operation) {
+            if !self.continues(&read, sequence, packet) {
+                return;
+            }
+            if let Err(refusal) = assembly::rights(packet, target) {
+                self.refuse(sequence, refusal);
+                return;
+            }
+            reply.sequence = sequence;
+        } else if !answers(reply.kind, packet.bth.operation) {
+            return;
+        }
+        self.replies.push_again(reply);
+    }
+
+    /// Whether a READ asks for the rest of an earlier one from `sequence` on.
+    fn continues(&self, read: &Read, sequence: u64, packet: &Packet<'_>) -> bool {
+        #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
+        let index = (sequence - read.first) as u32;
+        let (offset, _) = self.connection.part(read.len, index);
+        packet.extended.reth.is_some_and(|reth| {
+            read.len == 0
+                || (reth.rkey == read.rkey
+                    && reth.addr == read.addr.wrapping_add(u64::from(offset))
+                    && reth.len == read.len - offset)
+        })
+    }
+
+    fn sequence_of(&self, packet: &Packet<'_>) -> u64 {
+        self.numbering.sequence(packet.bth.psn, self.expected)
+    }
+
+    /// The time at which [`transmit`](Self::transmit) is to be called because congestion holds responses back.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        let is_held = matches!(self.replies.front()?.kind, Kind::Read(_));
+        let congestion = self.congestion.as_ref().filter(|_| is_held)?;
+        congestion.blocked_until(0)
+    }
+
+    /// Appends the next packet to `out`, from the BTH to the pad; false if nothing may be sent now.
+    pub fn transmit(&mut self, now_ns: u64, target: &mut impl Target, out: &mut Vec<u8>) -> bool {
+        if self.notification.take() {
+            self.append_notification(out);
+            return true;
+        }
+        let Some(reply) = self.replies.front() else {
+            return false;
+        };
+        let Kind::Read(read) = reply.kind else {
+            self.append_reply(&reply, out);
+            self.replies.advance();
+            return true;
+        };
+        let blocked = |congestion: &ReactionPoint| congestion.blocked_until(now_ns).is_some();
+        if self.congestion.as_ref().is_some_and(blocked) {
+            return false;
+        }
+        let start = out.len();
+        if let Err(refusal) = self.append_read_response(&reply, &read, target, out) {
+            self.replies.clear();
+            self.refuse(reply.sequence, refusal);
+            return self.transmit(now_ns, target, out);
+        }
+        self.replies.advance();
+        if let Some(congestion) = &mut self.congestion {
+            congestion.sent(out.len() - start, now_ns);
+        }
+        true
+    }
+
+    fn append_notification(&self, out: &mut Vec<u8>) {
+        let mut bth = self
+            .connection
+            .bth(Operation::Cnp, Position::Only, Psn::new(0));
+        bth.transport = Transport::Cnp;
+        bth.becn = true;
+        let packet = Packet {
+            bth,
+            extended: Extended::default(),
+            payload: &[],
+        };
+        packet.emit(out);
+    }
+
+    /// Appends a reply of one packet.
+    fn append_reply(&self, reply: &Reply, out: &mut Vec<u8>) {
+        let mut extended = Extended::default();
+        let (operation, syndrome) = match reply.kind {
+            Kind::Ack => (Operation::Acknowledge, Syndrome::Ack(NO_CREDITS)),
+            Kind::RnrNak(code) => (Operation::Acknowledge, Syndrome::RnrNak(code)),
+            Kind::Nak(code) => (Operation::Acknowledge, Syndrome::Nak(code)),
+            Kind::Done | Kind::Read(_) => (Operation::ReadResponse, Syndrome::Ack(NO_CREDITS)),
+            Kind::Original(original) => {
+                extended.original = Some(original);
+                (Operation::AtomicAcknowledge, Syndrome::Ack(NO_CREDITS))
+            }
+        };
+        extended.aeth = Some(aeth(reply, syndrome));
+        let psn = self.numbering.psn(reply.sequence);
+        let packet = Packet {
+            bth: self.connection.bth(operation, Position::Only, psn),
+            extended,
+            payload: &[],
+        };
+        packet.emit(out);
+    }
+
+    /// Appends the next response of a READ. One that does not begin with the READ's first byte begins as MIDDLE or LAST:
+    /// Soft-RoCE takes no other.
+    fn append_read_response(
+        &mut self,
+        reply: &Reply,
+        read: &Read,
+        target: &mut impl Target,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
+        let index = (reply.sequence - read.first) as u32;
+        let (offset, len) = self.connection.part(read.len, index);
+        let payload = &mut self.payload[..len as usize];
+        if len > 0 {
+            let addr = read.addr.wrapping_add(u64::from(offset));
+            target.read(addr, read.rkey, payload)?;
+        }
+        let position = Position::of(index == 0, reply.sequence + 1 == read.end);
+        let acknowledges = position != Position::Middle;
+        let psn = self.numbering.psn(reply.sequence);
+        let packet = Packet {
+            bth: self.connection.bth(Operation::ReadResponse, position, psn),
+            extended: Extended {
+                aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(NO_CREDITS))),
+                ..Extended::default()
+            },
+            payload,
+        };
+        packet.emit(out);
+        Ok(())
+    }
+}
+
+/// Whether a kept reply answers such a request.
+fn answers(kind: Kind, operation: Operation) -> bool {
+    match kind {
+        Kind::Done => matches!(operation, Operation::AtomicWrite | Operation::Flush),
+        Kind::Original(_) => matches!(operation, Operation::CompareSwap | Operation::FetchAdd),
+        _ => false,
+    }
+}
+
+fn aeth(reply: &Reply, syndrome: Syndrome) -> Aeth {
+    Aeth {
+        syndrome,
+        msn: Psn::new(reply.msn).get(),
+    }
+}

@@ -1,0 +1,184 @@
+//! Requests as packets: how many a request takes, and the headers and payload of each.
+
+use crate::opcode::{Operation, Position, Tail, Transport};
+use crate::packet::{AtomicEth, Bth, Extended, Feth, Reth};
+use crate::psn::Psn;
+use crate::request::{Request, RequestOperation};
+
+/// What all packets of a queue pair to its peer have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connection {
+    /// Transport service.
+    pub(crate) transport: Transport,
+    /// Number of the peer's queue pair.
+    pub(crate) dest_qpn: u32,
+    /// Partition key.
+    pub(crate) pkey: u16,
+    /// Path MTU.
+    pub(crate) mtu_bytes: u32,
+}
+
+impl Connection {
+    /// A base transport header.
+    pub(crate) const fn bth(&self, operation: Operation, position: Position, psn: Psn) -> Bth {
+        Bth {
+            transport: self.transport,
+            operation,
+            position,
+            solicited: false,
+            pkey: self.pkey,
+            fecn: false,
+            becn: false,
+            dest_qpn: self.dest_qpn,
+            ack_request: false,
+            psn,
+        }
+    }
+
+    /// Packets of a message of `len` bytes; an empty message takes one.
+    pub(crate) fn packets_of(&self, len: u32) -> u32 {
+        len.div_ceil(self.mtu_bytes).max(1)
+    }
+
+    /// PSNs that a request takes: of its packets, or of a READ's responses (IBTA vol. 1, 9.7.3.1).
+    pub(crate) fn psns_of(&self, operation: &RequestOperation) -> u32 {
+        match *operation {
+            RequestOperation::Send { len, .. }
+            | RequestOperation::Write { len, .. }
+            | RequestOperation::Read { len, .. } => self.packets_of(len),
+            _ => 1,
+        }
+    }
+
+    /// The bytes of packet `index` of a message of `len` bytes: offset and length.
+    pub(crate) fn part(&self, len: u32, index: u32) -> (u32, u32) {
+        let offset = index.saturating_mul(self.mtu_bytes).min(len);
+        (offset, (len - offset).min(self.mtu_bytes))
+    }
+}
+
+/// Whether a request is done only by a response of its own, not by an acknowledgement.
+pub(crate) const fn has_response(operation: &RequestOperation) -> bool {
+    !matches!(
+        operation,
+        RequestOperation::Send { .. } | RequestOperation::Write { .. }
+    )
+}
+
+/// A packet of a request, but for its payload: `payload_bytes` from byte `offset` of the work request on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) bth: Bth,
+    pub(crate) extended: Extended,
+    pub(crate) offset: u32,
+    pub(crate) payload_bytes: u32,
+}
+
+/// Packet `index` of a request; of a READ, the request for the responses from `index` on.
+pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, psn: Psn) -> Segment {
+    let is_single = has_response(&request.operation);
+    let len = match request.operation {
+        RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => len,
+        RequestOperation::AtomicWrite { .. } => 8,
+        _ => 0,
+    };
+    let is_last = is_single || index + 1 == connection.packets_of(len);
+    let (position, (offset, payload_bytes)) = if is_single {
+        (Position::Only, (0, len))
+    } else {
+        (
+            Position::of(index == 0, is_last),
+            connection.part(len, index),
+        )
+    };
+    let (operation, extended) = headers(connection, &request.operation, index, is_last);
+    let mut bth = connection.bth(operation, position, psn);
+    bth.solicited = is_last && request.solicited;
+    Segment {
+        bth,
+        extended,
+        offset,
+        payload_bytes,
+    }
+}
+
+/// The operation and the extended headers of a request's packet.
+fn headers(
+    connection: &Connection,
+    operation: &RequestOperation,
+    index: u32,
+    is_last: bool,
+) -> (Operation, Extended) {
+    let mut extended = Extended::default();
+    let operation = match *operation {
+        RequestOperation::Send { tail, .. } => {
+            match tail {
+                Tail::Imm(imm) if is_last => extended.imm = Some(imm),
+                Tail::Invalidate(rkey) if is_last => extended.ieth = Some(rkey),
+                _ => {}
+            }
+            Operation::Send
+        }
+        RequestOperation::Write {
+            addr,
+            rkey,
+            len,
+            imm,
+        } => {
+            extended.reth = (index == 0).then_some(Reth { addr, rkey, len });
+            extended.imm = imm.filter(|_| is_last);
+            Operation::Write
+        }
+        RequestOperation::Read { addr, rkey, len } => {
+            let (offset, _) = connection.part(len, index);
+            let addr = addr.wrapping_add(u64::from(offset));
+            let len = len - offset;
+            extended.reth = Some(Reth { addr, rkey, len });
+            Operation::ReadRequest
+        }
+        RequestOperation::CompareSwap {
+            addr,
+            rkey,
+            compare,
+            swap,
+        } => {
+            let swap_or_add = swap;
+            extended.atomic = Some(AtomicEth {
+                addr,
+                rkey,
+                swap_or_add,
+                compare,
+            });
+            Operation::CompareSwap
+        }
+        RequestOperation::FetchAdd { addr, rkey, add } => {
+            let (swap_or_add, compare) = (add, 0);
+            extended.atomic = Some(AtomicEth {
+                addr,
+                rkey,
+                swap_or_add,
+                compare,
+            });
+            Operation::FetchAdd
+        }
+        RequestOperation::AtomicWrite { addr, rkey } => {
+            extended.reth = Some(Reth { addr, rkey, len: 8 });
+            Operation::AtomicWrite
+        }
+        RequestOperation::Flush {
+            addr,
+            rkey,
+            len,
+            placement,
+            selectivity,
+        } => {
+            extended.reth = Some(Reth { addr, rkey, len });
+            extended.feth = Some(Feth {
+                placement,
+                selectivity,
+            });
+            Operation::Flush
+        }
+    };
+    (operation, extended)
+}

@@ -1,0 +1,51 @@
+//! Sequence numbers that do not wrap, and the PSNs that stand for them on the wire.
+
+use crate::psn::Psn;
+
+/// The sequence number of a queue pair's first packet.
+///
+/// It is a multiple of 2^24, and what a PSN can name in front of it is not below 0.
+pub(crate) const START: u64 = 1 << 24;
+
+/// Packets that may be outstanding: PSNs of packets that are farther apart are ambiguous (IBTA vol. 1, 9.7.1).
+pub(crate) const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
+
+/// Translates between PSNs and sequence numbers of 64 bits, which begin at [`START`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbering {
+    first: Psn,
+}
+
+impl Numbering {
+    /// The numbering in which `first` is the PSN of [`START`].
+    pub(crate) const fn new(first: Psn) -> Self {
+        Self { first }
+    }
+
+    /// The PSN of a sequence number.
+    pub(crate) const fn psn(self, sequence: u64) -> Psn {
+        #[allow(clippy::cast_possible_truncation)] // PSNs are numbers modulo 2^24
+        self.first.plus(sequence as u32)
+    }
+
+    /// The sequence number of `psn` that is nearest to `near`, which is [`START`] at least.
+    pub(crate) fn sequence(self, psn: Psn, near: u64) -> u64 {
+        near.saturating_add_signed(i64::from(psn.distance(self.psn(near))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_psn_finds_its_sequence_number(first: u32, near in 0u64..1 << 40, apart in -(1i64 << 23)..1 << 23) {
+            let numbering = Numbering::new(Psn::new(first));
+            let near = START + near;
+            let sequence = near.saturating_add_signed(apart);
+            prop_assert_eq!(numbering.sequence(numbering.psn(sequence), near), sequence);
+        }
+    }
+}
