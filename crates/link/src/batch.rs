@@ -1,0 +1,304 @@
+//! Packets on their way to the kernel.
+
+use roce::icrc::{self, Addresses, Frame, ICRC_BYTES};
+
+/// Segments of a burst: what kernels since 4.18 take (`UDP_MAX_SEGMENTS`).
+const MAX_SEGMENTS: u16 = 64;
+
+/// Bytes of a burst: the longest UDP payload over IPv6 without extension headers, which is less than over IPv4.
+const MAX_BURST_BYTES: usize = 65_535 - 40 - 8;
+
+/// From where to where a packet goes, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// The source, one of the endpoint's addresses, and the destination.
+    pub addresses: Addresses,
+    /// Traffic class: DSCP and ECN (IPv4: type of service).
+    pub traffic_class: u8,
+    /// Hop limit (IPv4: time to live); 0: the host's default.
+    pub hop_limit: u8,
+}
+
+/// Packets to send, gathered into bursts that the kernel segments (UDP GSO).
+///
+/// Consecutive packets of one flow, of one length, to one process are a burst; the last may be shorter. Segment `k` of a
+/// burst gets `k` as its IPv4 identification, which the ICRC covers, so the batch computes the ICRC.
+#[derive(Debug)]
+pub struct Batch {
+    port: u16,
+    bytes: Vec<u8>,
+    bursts: Vec<Burst>,
+    /// Bursts that the kernel has already.
+    sent: usize,
+}
+
+/// A range of the batch's bytes that goes out in one system call's message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Burst {
+    pub(crate) flow: Flow,
+    /// The process that the destination QPN names: packets for two of them are not segments of one burst, which goes to
+    /// one socket as a whole.
+    slot: u16,
+    start: usize,
+    end: usize,
+    /// Bytes of each packet but the last.
+    pub(crate) segment: usize,
+    pub(crate) packets: u16,
+}
+
+impl Burst {
+    fn takes(&self, flow: &Flow, slot: u16, len: usize) -> bool {
+        let whole = self.end - self.start == usize::from(self.packets) * self.segment;
+        whole
+            && self.flow == *flow
+            && self.slot == slot
+            && len <= self.segment
+            && self.packets < MAX_SEGMENTS
+            && self.end - self.start + len <= MAX_BURST_BYTES
+    }
+}
+
+impl Batch {
+    /// An empty batch for UDP port `port`, on both sides.
+    #[must_use]
+    pub fn new(port: u16) -> Batch {
+        Batch {
+            port,
+            bytes: Vec::new(),
+            bursts: Vec::new(),
+            sent: 0,
+        }
+    }
+
+    /// Appends a packet: BTH to pad, without ICRC.
+    pub fn push(&mut self, flow: &Flow, packet: &[u8]) {
+        self.push_with(flow, |out| out.extend_from_slice(packet));
+    }
+
+    /// Appends the packet that `write` appends to the vector: BTH to pad, without ICRC. If it appends nothing there is
+    /// no packet.
+    ///
+    /// A packet that is too long for UDP is not sent. If `write` shortens the vector, the batch is emptied.
+    pub fn push_with<R>(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let start = self.bytes.len();
+        let result = write(&mut self.bytes);
+        if self.bytes.len() < start {
+            self.clear();
+        } else if self.bytes.len() > start {
+            self.seal(flow, start);
+        }
+        result
+    }
+
+    fn seal(&mut self, flow: &Flow, start: usize) {
+        let end = self.bytes.len() + ICRC_BYTES;
+        let len = end - start;
+        if len > MAX_BURST_BYTES {
+            self.bytes.truncate(start);
+            return;
+        }
+        let slot = dest_slot(&self.bytes[start..]).unwrap_or(0);
+        let open = self.bursts.len() > self.sent;
+        let identification = match self.bursts.last_mut() {
+            Some(burst) if open && burst.takes(flow, slot, len) => {
+                burst.end = end;
+                burst.packets += 1;
+                burst.packets - 1
+            }
+            _ => {
+                self.bursts.push(Burst {
+                    flow: *flow,
+                    slot,
+                    start,
+                    end,
+                    segment: len,
+                    packets: 1,
+                });
+                0
+            }
+        };
+        let frame = self.frame(flow).segment(identification);
+        icrc::append(&frame, &mut self.bytes, start);
+    }
+
+    /// The frame of the first segment of a burst.
+    fn frame(&self, flow: &Flow) -> Frame {
+        Frame {
+            addresses: flow.addresses,
+            src_port: self.port,
+            dst_port: self.port,
+            identification: 0,
+        }
+    }
+
+    /// Packets that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.waiting().iter().map(|b| usize::from(b.packets)).sum()
+    }
+
+    /// Whether no packet waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting().is_empty()
+    }
+
+    /// Drops all packets and keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.bursts.clear();
+        self.sent = 0;
+    }
+
+    /// The bursts that the kernel does not have yet.
+    pub(crate) fn waiting(&self) -> &[Burst] {
+        &self.bursts[self.sent..]
+    }
+
+    /// The first `count` bursts that waited need not be sent any more.
+    pub(crate) fn done(&mut self, count: usize) {
+        self.sent += count;
+        if self.sent >= self.bursts.len() {
+            self.clear();
+        }
+    }
+
+    pub(crate) fn bytes(&self, burst: &Burst) -> &[u8] {
+        &self.bytes[burst.start..burst.end]
+    }
+
+    /// Makes each packet of the first burst that waits a burst of its own, with the ICRC of identification 0.
+    pub(crate) fn split_first(&mut self) {
+        let Some(burst) = self.waiting().first().copied() else {
+            return;
+        };
+        let frame = self.frame(&burst.flow);
+        let mut singles = Vec::with_capacity(usize::from(burst.packets));
+        for packet in self.bytes[burst.start..burst.end].chunks_mut(burst.segment) {
+            let start = singles.last().map_or(burst.start, |b: &Burst| b.end);
+            let (covered, field) = packet.split_at_mut(packet.len() - ICRC_BYTES);
+            field.copy_from_slice(&icrc::icrc(&frame, covered).to_le_bytes());
+            singles.push(Burst {
+                start,
+                end: start + packet.len(),
+                segment: packet.len(),
+                packets: 1,
+                ..burst
+            });
+        }
+        self.bursts.splice(self.sent..=self.sent, singles);
+    }
+}
+
+/// The slot in the destination QPN of a packet, or `None` if the packet has no whole BTH.
+#[must_use]
+pub fn dest_slot(packet: &[u8]) -> Option<u16> {
+    let [_, _, _, _, _, high, middle, _, ..] = *packet else {
+        return None;
+    };
+    Some(u16::from_be_bytes([high, middle]) >> (crate::SLOT_SHIFT - 8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(last: u8) -> Flow {
+        Flow {
+            addresses: Addresses::V4 {
+                src: [127, 0, 0, 1].into(),
+                dst: [127, 0, 0, last].into(),
+            },
+            traffic_class: 0,
+            hop_limit: 0,
+        }
+    }
+
+    fn packet(slot: u32, len: usize) -> Vec<u8> {
+        let mut packet = vec![7; len];
+        packet[4..8].copy_from_slice(&(slot << 14 | 17).to_be_bytes());
+        packet
+    }
+
+    fn shape(batch: &Batch) -> Vec<(u16, usize)> {
+        let shape = |b: &Burst| (b.packets, batch.bytes(b).len());
+        batch.waiting().iter().map(shape).collect()
+    }
+
+    #[test]
+    fn equal_packets_of_a_flow_are_a_burst_and_a_shorter_one_ends_it() {
+        let mut batch = Batch::new(4791);
+        for len in [20, 20, 16, 16, 20] {
+            batch.push(&flow(2), &packet(3, len));
+        }
+        assert_eq!(shape(&batch), [(3, 68), (1, 20), (1, 24)]);
+        batch.push(&flow(3), &packet(3, 20));
+        batch.push(&flow(3), &packet(4, 20));
+        assert_eq!(shape(&batch)[3..], [(1, 24), (1, 24)]);
+        assert_eq!(batch.len(), 7);
+    }
+
+    #[test]
+    fn a_burst_has_64_segments_and_no_more_bytes_than_udp_takes() {
+        let mut batch = Batch::new(4791);
+        (0..65).for_each(|_| batch.push(&flow(2), &packet(0, 20)));
+        assert_eq!(shape(&batch), [(64, 64 * 24), (1, 24)]);
+        batch.clear();
+        (0..16).for_each(|_| batch.push(&flow(2), &packet(0, 4120)));
+        assert_eq!(shape(&batch), [(15, 15 * 4124), (1, 4124)]);
+        batch.push(&flow(2), &packet(0, 65_535));
+        assert_eq!(batch.len(), 16);
+    }
+
+    #[test]
+    fn the_icrc_has_the_place_in_the_burst_and_0_after_a_split() {
+        let mut batch = Batch::new(4791);
+        (0..3).for_each(|_| batch.push(&flow(2), &packet(0, 20)));
+        batch.push(&flow(2), &packet(0, 12));
+        let frame = batch.frame(&flow(2));
+        let identifications = |batch: &Batch| -> Vec<Option<u16>> {
+            let packets = |b| batch.bytes(b).chunks(b.segment);
+            let check = |packet| {
+                let (transport, icrc) = icrc::split(packet)?;
+                icrc::verify(&frame, transport, icrc)
+            };
+            let all = batch.waiting().iter().flat_map(packets);
+            all.map(check).collect()
+        };
+        let expected: Vec<_> = (0..4).map(Some).collect();
+        assert_eq!(identifications(&batch), expected);
+        batch.split_first();
+        assert_eq!(identifications(&batch), [Some(0); 4]);
+        assert_eq!(shape(&batch), [(1, 24), (1, 24), (1, 24), (1, 16)]);
+    }
+
+    #[test]
+    fn what_was_sent_takes_no_more_packets() {
+        let mut batch = Batch::new(4791);
+        batch.push(&flow(2), &packet(0, 20));
+        batch.push(&flow(3), &packet(0, 20));
+        batch.done(1);
+        assert_eq!(batch.len(), 1);
+        batch.push(&flow(3), &packet(0, 20));
+        assert_eq!(shape(&batch), [(2, 48)]);
+        batch.done(1);
+        assert!(batch.is_empty());
+    }
+
+    #[test]
+    fn a_writer_that_shortens_the_vector_loses_the_batch_and_nothing_else() {
+        let mut batch = Batch::new(4791);
+        batch.push(&flow(2), &packet(0, 20));
+        batch.push_with(&flow(2), Vec::clear);
+        assert!(batch.is_empty());
+        batch.push_with(&flow(2), |_| ());
+        assert!(batch.is_empty());
+    }
+
+    #[test]
+    fn the_slot_is_the_upper_10_bits_of_the_qpn() {
+        assert_eq!(dest_slot(&packet(1023, 12)), Some(1023));
+        assert_eq!(dest_slot(&packet(5, 8)), Some(5));
+        assert_eq!(dest_slot(&[0; 7]), None);
+    }
+}

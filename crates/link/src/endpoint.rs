@@ -1,0 +1,342 @@
+//! An endpoint: sends and receives RoCEv2 packets at some addresses of this host.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use roce::icrc::{Addresses, Frame};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::batch::{Batch, Burst};
+use crate::counters::{Counters, add};
+use crate::error::LinkError;
+use crate::socket::{LocalAddress, Socket};
+use crate::sys::{receive, send};
+
+/// Bytes of the shortest packet: a BTH and an ICRC.
+const MIN_PACKET_BYTES: usize = 12 + 4;
+
+/// Sockets that one look at the endpoint serves at most.
+const MAX_READY: usize = 16;
+
+/// Receives from one socket between two looks at all of them.
+const TURNS: u8 = 16;
+
+/// What an endpoint is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Addresses of this host: those of the GID table.
+    pub addresses: Vec<LocalAddress>,
+    /// The UDP port, on both sides: [`roce::UDP_PORT`] but in tests.
+    pub port: u16,
+    /// Bytes of each socket's buffers. Without CAP_NET_ADMIN the kernel gives at most `net.core.rmem_max`.
+    pub buffer_bytes: usize,
+}
+
+impl Config {
+    /// The port of RoCEv2 at `addresses`, with buffers of 8 MiB.
+    #[must_use]
+    pub fn new(addresses: Vec<LocalAddress>) -> Config {
+        Config {
+            addresses,
+            port: roce::UDP_PORT,
+            buffer_bytes: 8 << 20,
+        }
+    }
+}
+
+/// The sockets of one process.
+///
+/// All functions take a shared reference: a thread needs a [`Batch`] of its own to send and an [`Inbox`] to receive.
+#[derive(Debug)]
+pub struct Endpoint {
+    sockets: Vec<Socket>,
+    unavailable: Vec<LinkError>,
+    port: u16,
+    epoll: OwnedFd,
+    counters: Arc<Counters>,
+}
+
+/// Buffers to receive with. They take memory, up to a MiB, when they are used.
+pub struct Inbox {
+    buffers: receive::Buffers,
+    /// Messages that the next system call asks for: twice as many after a full one, one after an empty one.
+    width: usize,
+    /// The socket that gave the last packets, and how often it may still be asked before all are.
+    last: Option<(usize, u8)>,
+}
+
+impl Default for Inbox {
+    fn default() -> Inbox {
+        Inbox {
+            buffers: receive::Buffers::new(),
+            width: 1,
+            last: None,
+        }
+    }
+}
+
+/// A packet that came.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// Addresses and ports. The identification is what a Linux sender on a socket has written, the place in its burst,
+    /// as far as this host put the burst together: a guess for [`roce::icrc::verify`].
+    pub frame: Frame,
+    /// Traffic class: DSCP and ECN (IPv4: type of service).
+    pub traffic_class: u8,
+    /// Hop limit (IPv4: time to live) as it came.
+    pub hop_limit: Option<u8>,
+    /// BTH to ICRC, at least 16 bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Received<'_> {
+    /// Whether a router marked the packet: congestion experienced.
+    #[must_use]
+    pub fn congestion_experienced(&self) -> bool {
+        self.traffic_class & 3 == 3
+    }
+}
+
+impl Endpoint {
+    /// Opens an endpoint at each address that has one.
+    ///
+    /// # Errors
+    /// No address has one: the reason of the first. If one has, [`Endpoint::unavailable`] has the others' reasons.
+    pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
+        let failed = |e: Errno| LinkError::Epoll { source: e.into() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let mut sockets = Vec::new();
+        let mut unavailable = Vec::new();
+        for address in &config.addresses {
+            match Socket::open(*address, config.port, config.buffer_bytes) {
+                Ok(socket) => sockets.push(socket),
+                Err(error) => unavailable.push(error),
+            }
+        }
+        if sockets.is_empty() {
+            let first = unavailable.into_iter().next();
+            return Err(first.unwrap_or(LinkError::NoAddress));
+        }
+        for (i, socket) in sockets.iter().enumerate() {
+            let data = epoll::EventData::new_u64(i as u64);
+            epoll::add(&epoll, socket, data, epoll::EventFlags::IN).map_err(failed)?;
+        }
+        Ok(Endpoint {
+            sockets,
+            unavailable,
+            port: config.port,
+            epoll,
+            counters: Arc::default(),
+        })
+    }
+
+    /// Why addresses of the configuration have no endpoint.
+    #[must_use]
+    pub fn unavailable(&self) -> &[LinkError] {
+        &self.unavailable
+    }
+
+    /// The addresses that have one.
+    pub fn addresses(&self) -> impl Iterator<Item = LocalAddress> {
+        self.sockets.iter().map(|socket| socket.address)
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// Packets that the kernel dropped because a buffer was full, since the endpoint was opened.
+    #[must_use]
+    pub fn overruns(&self) -> u64 {
+        let drops = |socket: &Socket| crate::sys::options::drops(socket.as_fd());
+        let drops = self.sockets.iter().filter_map(|s| drops(s).ok());
+        drops.map(u64::from).sum()
+    }
+
+    /// An empty batch for this endpoint.
+    #[must_use]
+    pub fn batch(&self) -> Batch {
+        Batch::new(self.port)
+    }
+
+    /// Gives the packets of `batch` to the kernel.
+    ///
+    /// Packets that the kernel refuses are lost, as if in the network, and counted. Packets that find its buffer full
+    /// stay in the batch. Returns how many packets the kernel took.
+    pub fn send(&self, batch: &mut Batch) -> usize {
+        let mut sent = 0;
+        while let Some(first) = batch.waiting().first() {
+            let source = first.flow.addresses.src();
+            let Some(socket) = self.socket_of(source) else {
+                add(&self.counters.send_err, usize::from(first.packets));
+                batch.done(1);
+                continue;
+            };
+            if first.packets > 1 && socket.unsegmented.load(Ordering::Relaxed) {
+                batch.split_first();
+                continue;
+            }
+            match send_some(socket, batch) {
+                Ok(bursts) => {
+                    let bursts = &batch.waiting()[..bursts];
+                    sent += bursts.iter().map(|b| usize::from(b.packets)).sum::<usize>();
+                    let bursts = bursts.len();
+                    batch.done(bursts);
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => self.refused(socket, batch, error),
+            }
+        }
+        add(&self.counters.sent_pkts, sent);
+        sent
+    }
+
+    /// The kernel does not take the first burst.
+    fn refused(&self, socket: &Socket, batch: &mut Batch, error: Errno) {
+        let Some(packets) = batch.waiting().first().map(|b| usize::from(b.packets)) else {
+            return;
+        };
+        // EIO: the device computes no checksums, and then the kernel does not segment (`udp_send_skb`).
+        if error == Errno::IO && packets > 1 {
+            socket.unsegmented.store(true, Ordering::Relaxed);
+            add(&self.counters.unsegmented_bursts, 1);
+            batch.split_first();
+            return;
+        }
+        add(&self.counters.send_err, packets);
+        batch.done(1);
+    }
+
+    fn socket_of(&self, source: IpAddr) -> Option<&Socket> {
+        self.sockets.iter().find(|s| s.address.ip == source)
+    }
+
+    /// Gives packets that came to `take`, without waiting, and returns how many. 0: there is none.
+    ///
+    /// A call takes what one system call gives. More may be there.
+    pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(Received<'_>)) -> usize {
+        if let [socket] = &self.sockets[..] {
+            return self.receive_from(socket, inbox, &mut take);
+        }
+        if let Some((last, turns)) = inbox.last
+            && let Some(socket) = self.sockets.get(last)
+        {
+            let count = self.receive_from(socket, inbox, &mut take);
+            inbox.last = turns.checked_sub(1).map(|turns| (last, turns));
+            if count > 0 {
+                return count;
+            }
+        }
+        self.receive_from_any(inbox, &mut take)
+    }
+
+    fn receive_from_any(&self, inbox: &mut Inbox, take: &mut impl FnMut(Received<'_>)) -> usize {
+        let none = epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(u64::MAX),
+        };
+        let mut ready = [none; MAX_READY];
+        let ready_count = epoll::wait(&self.epoll, &mut ready[..], Some(&Timespec::default()));
+        let mut count = 0;
+        for event in &ready[..ready_count.unwrap_or(0)] {
+            let i = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
+            if let Some(socket) = self.sockets.get(i) {
+                count += self.receive_from(socket, inbox, take);
+                inbox.last = Some((i, TURNS));
+            }
+        }
+        count
+    }
+
+    fn receive_from(
+        &self,
+        socket: &Socket,
+        inbox: &mut Inbox,
+        take: &mut impl FnMut(Received<'_>),
+    ) -> usize {
+        // An error is that of an earlier packet (an ICMP message): it says nothing about those that wait.
+        let messages = inbox.buffers.receive(socket.as_fd(), inbox.width);
+        let messages = messages.unwrap_or(0);
+        inbox.width = match messages {
+            0 => 1,
+            all if all == inbox.width => (all * 2).min(receive::MAX_MESSAGES),
+            _ => inbox.width,
+        };
+        let mut count = 0;
+        for i in 0..messages {
+            if let Some(message) = inbox.buffers.message(i) {
+                count += self.split(socket, &message, take);
+            }
+        }
+        add(&self.counters.rcvd_pkts, count);
+        count
+    }
+
+    /// Gives the packets of a message to `take`.
+    fn split(
+        &self,
+        socket: &Socket,
+        message: &receive::Message<'_>,
+        take: &mut impl FnMut(Received<'_>),
+    ) -> usize {
+        let Some(addresses) = Addresses::new(message.source, socket.address.ip) else {
+            return 0;
+        };
+        let frame = Frame {
+            addresses,
+            src_port: message.source_port,
+            dst_port: self.port,
+            identification: 0,
+        };
+        if message.bytes.is_empty() {
+            add(&self.counters.rcvd_short_pkts, 1);
+        }
+        let mut count = 0;
+        for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment.max(1))) {
+            if bytes.len() < MIN_PACKET_BYTES {
+                add(&self.counters.rcvd_short_pkts, 1);
+                continue;
+            }
+            take(Received {
+                frame: frame.segment(place),
+                traffic_class: message.traffic_class,
+                hop_limit: message.hop_limit,
+                bytes,
+            });
+            count += 1;
+        }
+        count
+    }
+}
+
+impl AsFd for Endpoint {
+    /// A descriptor that is readable while packets wait, for `poll(2)`.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Sends the first bursts of `batch` that leave from `socket`, and returns how many went.
+fn send_some(socket: &Socket, batch: &Batch) -> Result<usize, Errno> {
+    let source = socket.address.ip;
+    let segmented = !socket.unsegmented.load(Ordering::Relaxed);
+    let sendable = |b: &&Burst| b.flow.addresses.src() == source && (segmented || b.packets == 1);
+    let bursts = batch.waiting().iter().take_while(sendable);
+    let mut messages: Vec<send::Message<'_>> = Vec::with_capacity(send::MAX_MESSAGES);
+    for burst in bursts.take(send::MAX_MESSAGES) {
+        messages.push(send::Message {
+            to: socket.address_of(burst.flow.addresses.dst()),
+            bytes: batch.bytes(burst),
+            segment: (burst.packets > 1).then_some(burst.segment as u16),
+            traffic_class: burst.flow.traffic_class,
+            hop_limit: burst.flow.hop_limit,
+        });
+    }
+    send::send(socket.as_fd(), &messages).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+}

@@ -1,0 +1,61 @@
+//! Why an endpoint cannot be opened.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// Why an address has no endpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The port is taken.
+    #[error(
+        "UDP port {port} of {address} is in use: by Soft-RoCE in this network namespace, by another user, or by the \
+         software NIC of another fabric of this user. Start the program in a network namespace of its own (`ip netns \
+         exec`, a container), or end the other one (Soft-RoCE: `rdma link delete`; `ss -ulpn` names the process)"
+    )]
+    PortInUse {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// The host does not have the address.
+    #[error(
+        "this host has no address {address} in this network namespace (`ip address` lists them)"
+    )]
+    NoSuchAddress {
+        /// The address.
+        address: IpAddr,
+    },
+    /// A system call failed.
+    #[error("cannot {what} for UDP port {port} of {address}: {source}")]
+    Socket {
+        /// What was tried.
+        what: &'static str,
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A file of the fabric's folder cannot be used.
+    #[error("cannot {what} {path}: {source}")]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The process can have no more descriptors, or the kernel no more memory.
+    #[error("cannot wait for packets (epoll): {source}")]
+    Epoll {
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// No address was given.
+    #[error("an endpoint needs an address, and none was given")]
+    NoAddress,
+}

@@ -1,0 +1,130 @@
+//! The UDP socket of one address.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+
+use crate::error::LinkError;
+use crate::sys::options::set_int;
+
+/// An address of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Index of its interface; only link-local addresses of IPv6 need it, and 0 is none.
+    pub interface: u32,
+}
+
+impl From<IpAddr> for LocalAddress {
+    fn from(ip: IpAddr) -> LocalAddress {
+        LocalAddress { ip, interface: 0 }
+    }
+}
+
+/// A UDP socket that is bound to one address, so that what it sends has this source, and what it receives this
+/// destination. Unconnected, with DF set: the kernel writes 0 as the IPv4 identification, which the ICRC covers.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) address: LocalAddress,
+    port: u16,
+    fd: OwnedFd,
+    /// The kernel refused to segment here.
+    pub(crate) unsegmented: AtomicBool,
+}
+
+impl Socket {
+    /// Opens the socket of `address`.
+    pub(crate) fn open(
+        address: LocalAddress,
+        port: u16,
+        buffer_bytes: usize,
+    ) -> Result<Socket, LinkError> {
+        let failed = |what| {
+            move |source| LinkError::Socket {
+                what,
+                address: address.ip,
+                port,
+                source,
+            }
+        };
+        let family = match address.ip {
+            IpAddr::V4(_) => AddressFamily::INET,
+            IpAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(family, SocketType::DGRAM, flags, None)
+            .map_err(|e| failed("open a socket")(e.into()))?;
+        set_options(fd.as_fd(), address.ip, buffer_bytes).map_err(failed("set the options"))?;
+        let socket = Socket {
+            address,
+            port,
+            fd,
+            unsegmented: AtomicBool::new(false),
+        };
+        match bind(&socket.fd, &socket.address_of(address.ip)) {
+            Ok(()) => Ok(socket),
+            Err(Errno::ADDRINUSE) => Err(LinkError::PortInUse {
+                address: address.ip,
+                port,
+            }),
+            Err(Errno::ADDRNOTAVAIL) => Err(LinkError::NoSuchAddress {
+                address: address.ip,
+            }),
+            Err(e) => Err(failed("bind")(e.into())),
+        }
+    }
+
+    /// The socket address of `ip`, which is on the same link if it is link-local.
+    pub(crate) fn address_of(&self, ip: IpAddr) -> SocketAddr {
+        match ip {
+            IpAddr::V4(ip) => (ip, self.port).into(),
+            IpAddr::V6(ip) => {
+                let scope = if ip.is_unicast_link_local() {
+                    self.address.interface
+                } else {
+                    0
+                };
+                SocketAddrV6::new(ip, self.port, 0, scope).into()
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn set_options(socket: BorrowedFd<'_>, ip: IpAddr, buffer_bytes: usize) -> io::Result<()> {
+    match ip {
+        IpAddr::V4(_) => {
+            let set = |name, value| set_int(socket, libc::IPPROTO_IP, name, value);
+            set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            set(libc::IP_RECVTOS, 1)?;
+            set(libc::IP_RECVTTL, 1)?;
+        }
+        IpAddr::V6(_) => {
+            let set = |name, value| set_int(socket, libc::IPPROTO_IPV6, name, value);
+            set(libc::IPV6_V6ONLY, 1)?;
+            set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            set(libc::IPV6_RECVTCLASS, 1)?;
+            set(libc::IPV6_RECVHOPLIMIT, 1)?;
+            // Soft-RoCE sends no UDP checksum over IPv6 either; the ICRC is what counts.
+            set_int(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+        }
+    }
+    // Kernels before 5.0 have no GRO of UDP: packets come one by one there.
+    let _ = set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+    let bytes = i32::try_from(buffer_bytes).unwrap_or(i32::MAX);
+    // With CAP_NET_ADMIN the buffer may be larger than net.core.rmem_max.
+    set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
+        .or_else(|_| set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
+    set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
+        .or_else(|_| set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes))
+}

@@ -1,0 +1,14 @@
+//! System calls that no safe crate has: options of UDP sockets, many messages a call, control messages.
+//!
+//! All unsafe code of this crate is here, behind safe functions.
+#![allow(unsafe_code)]
+
+pub(crate) mod address;
+pub(crate) mod options;
+pub(crate) mod receive;
+pub(crate) mod send;
+
+/// Bytes of control messages, aligned as the kernel's `cmsghdr`.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);

@@ -1,0 +1,181 @@
+//! `recvmmsg(2)` into buffers of the largest datagram, with what came beside the bytes.
+
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::Control;
+use super::address::RawAddress;
+
+/// Messages of a system call.
+pub(crate) const MAX_MESSAGES: usize = 16;
+
+/// Bytes of a message at most: a UDP payload, of which the kernel may make one of several packets (GRO).
+const MESSAGE_BYTES: usize = 65_536;
+
+/// Buffers are so far from each other that their beginnings, the only part that small packets use, do not fall into the
+/// same sets of the first cache.
+const STRIDE: usize = MESSAGE_BYTES + 1536;
+
+/// Room for the control messages: traffic class, hop limit, segment size.
+const CONTROL_BYTES: usize = 128;
+
+/// Buffers of one receiver.
+pub(crate) struct Buffers {
+    bytes: Vec<u8>,
+    addresses: [RawAddress; MAX_MESSAGES],
+    controls: Box<[Control<CONTROL_BYTES>; MAX_MESSAGES]>,
+    lens: [MessageLens; MAX_MESSAGES],
+}
+
+#[derive(Clone, Copy, Default)]
+struct MessageLens {
+    bytes: usize,
+    control: usize,
+}
+
+/// A message: one packet, or several that the kernel has put together.
+pub(crate) struct Message<'a> {
+    pub(crate) source: IpAddr,
+    pub(crate) source_port: u16,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: Option<u8>,
+    /// Bytes of each packet but the last.
+    pub(crate) segment: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Buffers {
+    /// Buffers that take memory when they are used.
+    pub(crate) fn new() -> Buffers {
+        Buffers {
+            bytes: vec![0; STRIDE * MAX_MESSAGES],
+            addresses: [RawAddress::NONE; MAX_MESSAGES],
+            controls: Box::new([Control([0; CONTROL_BYTES]); MAX_MESSAGES]),
+            lens: [MessageLens::default(); MAX_MESSAGES],
+        }
+    }
+
+    /// Receives at most `limit` messages without waiting and says how many came.
+    ///
+    /// # Errors
+    /// Of the first message. That none is there is no error.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, limit: usize) -> io::Result<usize> {
+        let count = limit.clamp(1, MAX_MESSAGES);
+        let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); MAX_MESSAGES];
+        let mut headers = [MaybeUninit::<libc::mmsghdr>::uninit(); MAX_MESSAGES];
+        let buffers = self.bytes.chunks_mut(STRIDE);
+        for (i, buffer) in buffers.take(count).enumerate() {
+            let vector = vectors[i].write(libc::iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: MESSAGE_BYTES,
+            });
+            // SAFETY: zeros are a `msghdr`: null pointers with length 0.
+            let mut header: libc::msghdr = unsafe { zeroed() };
+            header.msg_name = (&raw mut self.addresses[i]).cast();
+            header.msg_namelen = size_of::<RawAddress>() as libc::socklen_t;
+            header.msg_iov = vector;
+            header.msg_iovlen = 1;
+            header.msg_control = self.controls[i].0.as_mut_ptr().cast();
+            header.msg_controllen = CONTROL_BYTES as _;
+            headers[i].write(libc::mmsghdr {
+                msg_hdr: header,
+                msg_len: 0,
+            });
+        }
+        // SAFETY: the first `count` headers are initialised. They point at buffers, addresses and controls of `self`,
+        // which is borrowed mutably, and at vectors of this function, each with its length.
+        let received = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr().cast(),
+                count as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        let Ok(received) = usize::try_from(received) else {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+                _ => Err(error),
+            };
+        };
+        for (lens, header) in self.lens.iter_mut().zip(&headers[..received]) {
+            // SAFETY: `received` is at most `count`, and the first `count` headers are initialised.
+            let header = unsafe { header.assume_init_ref() };
+            *lens = MessageLens {
+                bytes: header.msg_len as usize,
+                control: header.msg_hdr.msg_controllen,
+            };
+        }
+        Ok(received)
+    }
+
+    /// Message `i` of those that came last; `None` if it did not come, or not from an IP address.
+    pub(crate) fn message(&self, i: usize) -> Option<Message<'_>> {
+        let lens = self.lens.get(i)?;
+        let (source, source_port) = self.addresses[i].get()?;
+        let start = i * STRIDE;
+        let bytes = &self.bytes[start..start + lens.bytes.min(MESSAGE_BYTES)];
+        let control = &self.controls[i].0[..lens.control.min(CONTROL_BYTES)];
+        let mut message = Message {
+            source,
+            source_port,
+            traffic_class: 0,
+            hop_limit: None,
+            segment: bytes.len(),
+            bytes,
+        };
+        message.read_control(control);
+        Some(message)
+    }
+}
+
+impl Message<'_> {
+    fn read_control(&mut self, mut control: &[u8]) {
+        const HEADER: usize = size_of::<libc::cmsghdr>();
+        while let Some((len, level, kind)) = control_header(control) {
+            let Some(data) = control.get(HEADER..len) else {
+                return;
+            };
+            let value = control_value(data);
+            match (level, kind) {
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    self.traffic_class = value.to_le_bytes()[0];
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    self.hop_limit = u8::try_from(value).ok();
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    if let Some(segment) = usize::try_from(value).ok().filter(|s| *s > 0) {
+                        self.segment = segment;
+                    }
+                }
+                _ => {}
+            }
+            control = control.get(len.next_multiple_of(8)..).unwrap_or_default();
+        }
+    }
+}
+
+/// Length with its header, level and type of the first control message.
+fn control_header(control: &[u8]) -> Option<(usize, i32, i32)> {
+    let (len, rest) = control.split_first_chunk()?;
+    let rest = rest.get(size_of::<libc::cmsghdr>() - 8 - size_of::<usize>()..)?;
+    let (level, rest) = rest.split_first_chunk()?;
+    let (kind, _) = rest.split_first_chunk()?;
+    let len = usize::from_ne_bytes(*len);
+    let header = (len, i32::from_ne_bytes(*level), i32::from_ne_bytes(*kind));
+    (len >= size_of::<libc::cmsghdr>()).then_some(header)
+}
+
+/// The value: an `int`, or a byte (`IP_TOS`).
+fn control_value(data: &[u8]) -> i32 {
+    match data {
+        [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),
+        [a, ..] => i32::from(*a),
+        [] => 0,
+    }
+}

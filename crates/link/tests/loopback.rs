@@ -1,0 +1,175 @@
+//! Packets between addresses of this host.
+
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsFd;
+
+use link::{Config, Endpoint, Flow, Inbox, LinkError};
+use roce::icrc::{self, Addresses};
+use rustix::event::{PollFd, PollFlags, poll};
+
+fn endpoint(addresses: &[&str], port: u16) -> Result<Endpoint, LinkError> {
+    let ips = addresses.iter().map(|a| a.parse::<IpAddr>().unwrap());
+    Endpoint::open(&Config {
+        port,
+        ..Config::new(ips.map(Into::into).collect())
+    })
+}
+
+fn flow(src: &str, dst: &str) -> Flow {
+    Flow {
+        addresses: Addresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
+        traffic_class: 0,
+        hop_limit: 0,
+    }
+}
+
+/// A packet with a number in it.
+fn packet(number: u32, len: usize) -> Vec<u8> {
+    let mut packet = vec![number.to_le_bytes()[0]; len];
+    packet[4..8].copy_from_slice(&17_u32.to_be_bytes());
+    packet[8..12].copy_from_slice(&number.to_be_bytes());
+    packet
+}
+
+/// What came: the packet without ICRC, the identification that its ICRC says, traffic class, hop limit.
+type Arrival = (Vec<u8>, Option<u16>, u8, Option<u8>);
+
+/// Receives until `count` packets are there.
+fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
+    let mut inbox = Inbox::default();
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut fds = [PollFd::from_borrowed_fd(endpoint.as_fd(), PollFlags::IN)];
+        poll(&mut fds, None).unwrap();
+        endpoint.receive(&mut inbox, |received| {
+            let (transport, icrc) = icrc::split(received.bytes).unwrap();
+            let identification = icrc::verify(&received.frame, transport, icrc);
+            let (class, limit) = (received.traffic_class, received.hop_limit);
+            all.push((transport.to_vec(), identification, class, limit));
+        });
+    }
+    all
+}
+
+#[test]
+fn bursts_arrive_as_packets_with_good_icrcs_over_both_families() {
+    for (port, here, there) in [(4801, "127.0.0.1", "127.0.0.2"), (4802, "::1", "::1")] {
+        let sender = endpoint(&[here], port).unwrap();
+        let other = (here != there).then(|| endpoint(&[there], port).unwrap());
+        let receiver = other.as_ref().unwrap_or(&sender);
+        let lens = [20, 20, 20, 16, 1044, 1044, 4124, 20];
+        let mut batch = sender.batch();
+        for (number, len) in (0..).zip(lens) {
+            batch.push(&flow(here, there), &packet(number, len));
+        }
+        assert_eq!(sender.send(&mut batch), lens.len());
+        assert!(batch.is_empty());
+        let expected = [0, 1, 2, 3, 0, 1, 0, 1];
+        let arrived = receive(receiver, lens.len());
+        for (number, (bytes, identification, class, limit)) in (0..).zip(&arrived) {
+            assert_eq!(*bytes, packet(number, lens[number as usize]));
+            assert_eq!(*identification, Some(expected[number as usize]));
+            assert_eq!((*class, *limit), (0, Some(64)));
+        }
+    }
+}
+
+#[test]
+fn traffic_class_and_hop_limit_are_those_of_the_flow() {
+    for (port, here) in [(4803, "127.0.0.1"), (4804, "::1")] {
+        let endpoint = endpoint(&[here], port).unwrap();
+        let mut batch = endpoint.batch();
+        let mut flow = flow(here, here);
+        (flow.traffic_class, flow.hop_limit) = (0x68 | 3, 7);
+        batch.push(&flow, &packet(0, 20));
+        batch.push(&flow, &packet(1, 20));
+        assert_eq!(endpoint.send(&mut batch), 2);
+        for (_, identification, class, limit) in receive(&endpoint, 2) {
+            assert!(identification.is_some());
+            assert_eq!((class, limit), (0x6b, Some(7)));
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_has_several_addresses_and_sends_from_each() {
+    let hosts = ["127.0.5.1", "127.0.5.2", "::1"];
+    let endpoint = endpoint(&hosts, 4805).unwrap();
+    let mut batch = endpoint.batch();
+    let flows = [
+        flow(hosts[0], hosts[1]),
+        flow(hosts[1], hosts[0]),
+        flow(hosts[2], hosts[2]),
+    ];
+    for number in 0..30 {
+        batch.push(&flows[number as usize % 3], &packet(number, 24));
+    }
+    assert_eq!(endpoint.send(&mut batch), 30);
+    let mut numbers: Vec<u8> = receive(&endpoint, 30).iter().map(|a| a.0[11]).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..30).collect::<Vec<u8>>());
+    let counters = endpoint.counters().values();
+    assert_eq!(counters[..2], [("sent_pkts", 30), ("rcvd_pkts", 30)]);
+}
+
+#[test]
+fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
+    let endpoint = endpoint(&["127.0.6.1"], 4806).unwrap();
+    let mut batch = endpoint.batch();
+    // No socket has the source; the loopback device routes nowhere; no device takes so many bytes in one packet.
+    batch.push(&flow("127.0.6.9", "127.0.6.1"), &packet(0, 20));
+    batch.push(&flow("127.0.6.1", "255.255.255.255"), &packet(1, 20));
+    batch.push(&flow("127.0.6.1", "127.0.6.1"), &packet(2, 65_480));
+    batch.push(&flow("127.0.6.1", "127.0.6.1"), &packet(3, 20));
+    endpoint.send(&mut batch);
+    assert!(batch.is_empty());
+    let arrived = receive(&endpoint, 2);
+    assert_eq!(arrived.last().unwrap().0[11], 3);
+    let counters = endpoint.counters().values();
+    assert!(counters.contains(&("send_err", 2)), "{counters:?}");
+}
+
+#[test]
+fn datagrams_that_are_no_packets_are_counted() {
+    let endpoint = endpoint(&["127.0.7.1"], 4807).unwrap();
+    let stranger = UdpSocket::bind("127.0.7.2:0").unwrap();
+    for len in [0, 1, 15, 16] {
+        stranger.send_to(&vec![1; len], "127.0.7.1:4807").unwrap();
+    }
+    let arrived = receive(&endpoint, 1);
+    assert_eq!(arrived[0].0, [1; 12]);
+    let counters = endpoint.counters().values();
+    assert!(counters.contains(&("rcvd_short_pkts", 3)), "{counters:?}");
+}
+
+#[test]
+fn a_port_in_use_and_a_foreign_address_are_named() {
+    let taken = UdpSocket::bind("127.0.8.1:4808").unwrap();
+    let error = endpoint(&["127.0.8.1"], 4808).unwrap_err();
+    assert!(matches!(error, LinkError::PortInUse { .. }), "{error}");
+    let error = endpoint(&["192.0.2.1"], 4808).unwrap_err();
+    assert!(matches!(error, LinkError::NoSuchAddress { .. }), "{error}");
+    assert!(matches!(endpoint(&[], 4808), Err(LinkError::NoAddress)));
+    let both = endpoint(&["127.0.8.1", "127.0.8.2"], 4808).unwrap();
+    assert_eq!(both.unavailable().len(), 1);
+    assert_eq!(both.addresses().count(), 1);
+    drop(taken);
+}
+
+#[test]
+fn a_full_buffer_is_an_overrun_and_no_error() {
+    let ip = "127.0.9.1".parse::<IpAddr>().unwrap();
+    let endpoint = Endpoint::open(&Config {
+        port: 4809,
+        buffer_bytes: 4096,
+        ..Config::new(vec![ip.into()])
+    })
+    .unwrap();
+    let mut batch = endpoint.batch();
+    for number in 0..1000 {
+        batch.push(&flow("127.0.9.1", "127.0.9.1"), &packet(number, 1044));
+        endpoint.send(&mut batch);
+    }
+    assert!(endpoint.overruns() > 0);
+    assert_eq!(receive(&endpoint, 1)[0].1, Some(0));
+}
