@@ -5,6 +5,7 @@
 //!
 //! - [`opcode`], [`packet`], [`icrc`]: what lies between the UDP header and the end of a frame (IBTA vol. 1, chapter 9,
 //!   and annex A17).
+//! - [`cm`], [`mad`]: messages of communication management (chapters 12 and 13).
 //! - [`psn`]: packet sequence numbers.
 //! - [`request`], [`target`]: what is asked for, and the memory of both ends.
 //! - [`rc`], [`uc`]: requester and responder of reliable connections, sender and receiver of unreliable ones.
@@ -12,9 +13,11 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
+pub mod cm;
 pub mod dcqcn;
 mod headers;
 pub mod icrc;
+pub mod mad;
 pub mod opcode;
 pub mod packet;
 pub mod psn;

@@ -1,0 +1,445 @@
+//! Messages that make and end connections (IBTA vol. 1, 12.6.5 to 12.6.11).
+
+use super::data::Data;
+use crate::mad::Body;
+use crate::psn::Psn;
+
+/// The transport service of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Extended reliable connection.
+    Xrc,
+    /// Another one: the two bits of the service type, and above them the three bits of the extended type. Its REQ is
+    /// answered by a REJ.
+    Unsupported(u8),
+}
+
+impl Service {
+    const fn of(service: u8, extended: u8) -> Self {
+        match (service, extended) {
+            (0, _) => Self::Rc,
+            (1, _) => Self::Uc,
+            (3, 1) => Self::Xrc,
+            _ => Self::Unsupported(service | extended << 2),
+        }
+    }
+
+    /// Service type and extended type.
+    const fn bits(self) -> (u8, u8) {
+        match self {
+            Self::Rc => (0, 0),
+            Self::Uc => (1, 0),
+            Self::Xrc => (3, 1),
+            Self::Unsupported(bits) => (bits & 3, bits >> 2 & 7),
+        }
+    }
+}
+
+/// A path between the two ends of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// LID of the requester's port; means nothing with RoCE.
+    pub local_lid: u16,
+    /// LID of the responder's port; means nothing with RoCE.
+    pub remote_lid: u16,
+    /// GID of the requester's port.
+    pub local_gid: [u8; 16],
+    /// GID of the responder's port.
+    pub remote_gid: [u8; 16],
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Coded static rate, 6 bits.
+    pub packet_rate: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Service level, 4 bits.
+    pub service_level: u8,
+    /// Both ends are in one subnet.
+    pub subnet_local: bool,
+    /// Coded timeout of acknowledgements, 5 bits.
+    pub local_ack_timeout: u8,
+}
+
+/// Where a path lies in a REQ.
+const PRIMARY_PATH: usize = 52;
+const ALTERNATE_PATH: usize = 96;
+
+impl Path {
+    fn parse(body: &Body, at: usize) -> Self {
+        let word = body.u32(at + 36);
+        let [.., rate] = word.to_be_bytes();
+        let level = body.u8(at + 42);
+        Self {
+            local_lid: body.u16(at),
+            remote_lid: body.u16(at + 2),
+            local_gid: body.get(at + 4),
+            remote_gid: body.get(at + 20),
+            flow_label: word >> 12,
+            packet_rate: rate & 0x3f,
+            traffic_class: body.u8(at + 40),
+            hop_limit: body.u8(at + 41),
+            service_level: level >> 4,
+            subnet_local: level & 0x08 != 0,
+            local_ack_timeout: body.u8(at + 43) >> 3,
+        }
+    }
+
+    fn emit(&self, body: &mut Body, at: usize) {
+        body.put(at, &self.local_lid.to_be_bytes());
+        body.put(at + 2, &self.remote_lid.to_be_bytes());
+        body.put(at + 4, &self.local_gid);
+        body.put(at + 20, &self.remote_gid);
+        let word = self.flow_label << 12 | u32::from(self.packet_rate & 0x3f);
+        body.put(at + 36, &word.to_be_bytes());
+        let level = self.service_level << 4 | u8::from(self.subnet_local) << 3;
+        let timeout = self.local_ack_timeout << 3;
+        body.put(
+            at + 40,
+            &[self.traffic_class, self.hop_limit, level, timeout],
+        );
+    }
+}
+
+/// Request for communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Req {
+    /// The sender's communication id.
+    pub local_comm_id: u32,
+    /// The service that is asked for.
+    pub service_id: u64,
+    /// GUID of the sender's device.
+    pub local_ca_guid: u64,
+    /// Q_Key, of datagrams only.
+    pub local_qkey: u32,
+    /// The sender's queue pair, 24 bits.
+    pub local_qpn: u32,
+    /// READs and atomics that the sender's queue pair serves at a time.
+    pub responder_resources: u8,
+    /// READs and atomics that the sender wants to have in flight.
+    pub initiator_depth: u8,
+    /// Coded time in which the receiver has to answer, 5 bits.
+    pub remote_cm_response_timeout: u8,
+    /// Transport service.
+    pub service: Service,
+    /// The sender implements end-to-end flow control.
+    pub flow_control: bool,
+    /// PSN of the first packet that the sender sends.
+    pub starting_psn: Psn,
+    /// Coded time in which the sender answers, 5 bits.
+    pub local_cm_response_timeout: u8,
+    /// Retries of the queue pair, 3 bits.
+    pub retry_count: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// Coded path MTU (`enum ibv_mtu`), 4 bits.
+    pub path_mtu: u8,
+    /// RNR retries of the queue pair, 3 bits.
+    pub rnr_retry_count: u8,
+    /// How often this message may be sent again, 4 bits.
+    pub max_cm_retries: u8,
+    /// The sender's queue pair has a shared receive queue.
+    pub srq: bool,
+    /// The path.
+    pub primary: Path,
+    /// Another one to fail over to.
+    pub alternate: Option<Path>,
+    /// The consumer's.
+    pub private_data: Data<92>,
+}
+
+impl Req {
+    pub(super) fn parse(body: &Body) -> Self {
+        let [remote_timeout, local_timeout] = [43, 47].map(|at| body.u8(at));
+        let [mtu, retries] = [50, 51].map(|at| body.u8(at));
+        let alternate = Path::parse(body, ALTERNATE_PATH);
+        let named = alternate.remote_lid != 0 || alternate.remote_gid != [0; 16];
+        Self {
+            local_comm_id: body.u32(0),
+            service_id: body.u64(8),
+            local_ca_guid: body.u64(16),
+            local_qkey: body.u32(28),
+            local_qpn: body.u24(32),
+            responder_resources: body.u8(35),
+            initiator_depth: body.u8(39),
+            remote_cm_response_timeout: remote_timeout >> 3,
+            service: Service::of(remote_timeout >> 1 & 3, retries & 7),
+            flow_control: remote_timeout & 1 != 0,
+            starting_psn: Psn::new(body.u24(44)),
+            local_cm_response_timeout: local_timeout >> 3,
+            retry_count: local_timeout & 7,
+            pkey: body.u16(48),
+            path_mtu: mtu >> 4,
+            rnr_retry_count: mtu & 7,
+            max_cm_retries: retries >> 4,
+            srq: retries & 0x08 != 0,
+            primary: Path::parse(body, PRIMARY_PATH),
+            alternate: named.then_some(alternate),
+            private_data: Data::received(body.get(140), 92),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        let (service, extended) = self.service.bits();
+        body.put(0, &self.local_comm_id.to_be_bytes());
+        body.put(8, &self.service_id.to_be_bytes());
+        body.put(16, &self.local_ca_guid.to_be_bytes());
+        body.put(28, &self.local_qkey.to_be_bytes());
+        body.put_u24(32, self.local_qpn);
+        body.put(35, &[self.responder_resources]);
+        body.put(39, &[self.initiator_depth]);
+        let timeout = self.remote_cm_response_timeout << 3;
+        body.put(43, &[timeout | service << 1 | u8::from(self.flow_control)]);
+        body.put_u24(44, self.starting_psn.get());
+        let timeout = self.local_cm_response_timeout << 3;
+        body.put(47, &[timeout | self.retry_count & 7]);
+        body.put(48, &self.pkey.to_be_bytes());
+        body.put(50, &[self.path_mtu << 4 | self.rnr_retry_count & 7]);
+        let srq = u8::from(self.srq) << 3;
+        body.put(51, &[self.max_cm_retries << 4 | srq | extended]);
+        self.primary.emit(body, PRIMARY_PATH);
+        if let Some(alternate) = &self.alternate {
+            alternate.emit(body, ALTERNATE_PATH);
+        }
+        body.put(140, self.private_data.padded());
+    }
+}
+
+/// Which message an MRA or a REJ is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A REQ.
+    Req,
+    /// A REP.
+    Rep,
+    /// Of an MRA: a LAP. Of a REJ: none in particular.
+    Other,
+    /// A value that the specification reserves.
+    Reserved,
+}
+
+impl Subject {
+    const fn of(byte: u8) -> Self {
+        match byte >> 6 {
+            0 => Self::Req,
+            1 => Self::Rep,
+            2 => Self::Other,
+            _ => Self::Reserved,
+        }
+    }
+
+    const fn to_byte(self) -> u8 {
+        (match self {
+            Self::Req => 0,
+            Self::Rep => 1,
+            Self::Other => 2,
+            Self::Reserved => 3,
+        }) << 6
+    }
+}
+
+/// Message receipt acknowledgement: the answer will take longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mra {
+    /// The sender's communication id.
+    pub local_comm_id: u32,
+    /// The receiver's.
+    pub remote_comm_id: u32,
+    /// The message that has come.
+    pub received: Subject,
+    /// Coded time in which the answer comes, 5 bits.
+    pub service_timeout: u8,
+    /// The consumer's.
+    pub private_data: Data<222>,
+}
+
+impl Mra {
+    pub(super) fn parse(body: &Body) -> Self {
+        Self {
+            local_comm_id: body.u32(0),
+            remote_comm_id: body.u32(4),
+            received: Subject::of(body.u8(8)),
+            service_timeout: body.u8(9) >> 3,
+            private_data: Data::received(body.get(10), 222),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.local_comm_id.to_be_bytes());
+        body.put(4, &self.remote_comm_id.to_be_bytes());
+        body.put(8, &[self.received.to_byte(), self.service_timeout << 3]);
+        body.put(10, self.private_data.padded());
+    }
+}
+
+/// Rejection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rej {
+    /// The sender's communication id; 0 if it has none.
+    pub local_comm_id: u32,
+    /// The receiver's.
+    pub remote_comm_id: u32,
+    /// The message that is refused.
+    pub rejected: Subject,
+    /// Why, as in [`reason`](super::reason).
+    pub reason: u16,
+    /// Additional information, e.g. a value that would be accepted.
+    pub info: Data<72>,
+    /// The consumer's.
+    pub private_data: Data<148>,
+}
+
+impl Rej {
+    pub(super) fn parse(body: &Body) -> Self {
+        Self {
+            local_comm_id: body.u32(0),
+            remote_comm_id: body.u32(4),
+            rejected: Subject::of(body.u8(8)),
+            reason: body.u16(10),
+            info: Data::received(body.get(12), body.u8(9) >> 1),
+            private_data: Data::received(body.get(84), 148),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.local_comm_id.to_be_bytes());
+        body.put(4, &self.remote_comm_id.to_be_bytes());
+        body.put(8, &[self.rejected.to_byte(), self.info.len_byte() << 1]);
+        body.put(10, &self.reason.to_be_bytes());
+        body.put(12, self.info.padded());
+        body.put(84, self.private_data.padded());
+    }
+}
+
+/// Reply to a request for communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rep {
+    /// The sender's communication id.
+    pub local_comm_id: u32,
+    /// The receiver's.
+    pub remote_comm_id: u32,
+    /// Q_Key, of datagrams only.
+    pub local_qkey: u32,
+    /// The sender's queue pair, 24 bits.
+    pub local_qpn: u32,
+    /// PSN of the first packet that the sender sends.
+    pub starting_psn: Psn,
+    /// READs and atomics that the sender's queue pair serves at a time.
+    pub responder_resources: u8,
+    /// READs and atomics that the sender wants to have in flight.
+    pub initiator_depth: u8,
+    /// Coded time in which the sender's device acknowledges, 5 bits.
+    pub target_ack_delay: u8,
+    /// What becomes of the alternate path, 2 bits; 1: failover is not supported.
+    pub failover_accepted: u8,
+    /// The sender implements end-to-end flow control.
+    pub flow_control: bool,
+    /// RNR retries that the receiver shall make, 3 bits.
+    pub rnr_retry_count: u8,
+    /// The sender's queue pair has a shared receive queue.
+    pub srq: bool,
+    /// GUID of the sender's device.
+    pub local_ca_guid: u64,
+    /// The consumer's.
+    pub private_data: Data<196>,
+}
+
+impl Rep {
+    pub(super) fn parse(body: &Body) -> Self {
+        let [delay, retries] = [26, 27].map(|at| body.u8(at));
+        Self {
+            local_comm_id: body.u32(0),
+            remote_comm_id: body.u32(4),
+            local_qkey: body.u32(8),
+            local_qpn: body.u24(12),
+            starting_psn: Psn::new(body.u24(20)),
+            responder_resources: body.u8(24),
+            initiator_depth: body.u8(25),
+            target_ack_delay: delay >> 3,
+            failover_accepted: delay >> 1 & 3,
+            flow_control: delay & 1 != 0,
+            rnr_retry_count: retries >> 5,
+            srq: retries & 0x10 != 0,
+            local_ca_guid: body.u64(28),
+            private_data: Data::received(body.get(36), 196),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.local_comm_id.to_be_bytes());
+        body.put(4, &self.remote_comm_id.to_be_bytes());
+        body.put(8, &self.local_qkey.to_be_bytes());
+        body.put_u24(12, self.local_qpn);
+        body.put_u24(20, self.starting_psn.get());
+        let failover = (self.failover_accepted & 3) << 1;
+        let delay = self.target_ack_delay << 3 | failover | u8::from(self.flow_control);
+        let retries = self.rnr_retry_count << 5 | u8::from(self.srq) << 4;
+        let depths = [self.responder_resources, self.initiator_depth];
+        body.put(24, &[depths[0], depths[1], delay, retries]);
+        body.put(28, &self.local_ca_guid.to_be_bytes());
+        body.put(36, self.private_data.padded());
+    }
+}
+
+/// A message of two communication ids and private data: RTU (ready to use) and DREP (reply to a disconnection).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The sender's communication id.
+    pub local_comm_id: u32,
+    /// The receiver's.
+    pub remote_comm_id: u32,
+    /// The consumer's.
+    pub private_data: Data<224>,
+}
+
+impl Notice {
+    pub(super) fn parse(body: &Body) -> Self {
+        Self {
+            local_comm_id: body.u32(0),
+            remote_comm_id: body.u32(4),
+            private_data: Data::received(body.get(8), 224),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.local_comm_id.to_be_bytes());
+        body.put(4, &self.remote_comm_id.to_be_bytes());
+        body.put(8, self.private_data.padded());
+    }
+}
+
+/// Request to disconnect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dreq {
+    /// The sender's communication id.
+    pub local_comm_id: u32,
+    /// The receiver's.
+    pub remote_comm_id: u32,
+    /// The receiver's queue pair, 24 bits.
+    pub remote_qpn: u32,
+    /// The consumer's.
+    pub private_data: Data<220>,
+}
+
+impl Dreq {
+    pub(super) fn parse(body: &Body) -> Self {
+        Self {
+            local_comm_id: body.u32(0),
+            remote_comm_id: body.u32(4),
+            remote_qpn: body.u24(8),
+            private_data: Data::received(body.get(12), 220),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.local_comm_id.to_be_bytes());
+        body.put(4, &self.remote_comm_id.to_be_bytes());
+        body.put_u24(8, self.remote_qpn);
+        body.put(12, self.private_data.padded());
+    }
+}

@@ -1,0 +1,136 @@
+//! The RDMA IP CM service: addresses of IP in front of the private data of REQ and SIDR_REQ (IBTA vol. 1, annex A11).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::icrc::Addresses;
+
+/// Bytes of the header in front of the consumer's private data.
+pub const IP_HEADER_BYTES: usize = 36;
+
+/// Port spaces of `rdma_cm`, as service ids have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PortSpace {
+    /// `RDMA_PS_IPOIB`.
+    Ipoib,
+    /// `RDMA_PS_TCP`.
+    Tcp,
+    /// `RDMA_PS_UDP`.
+    Udp,
+    /// `RDMA_PS_IB`.
+    Ib,
+}
+
+impl PortSpace {
+    pub(super) const ALL: [Self; 4] = [Self::Ipoib, Self::Tcp, Self::Udp, Self::Ib];
+
+    /// The value of `enum rdma_port_space`.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        match self {
+            Self::Ipoib => 0x0002,
+            Self::Tcp => 0x0106,
+            Self::Udp => 0x0111,
+            Self::Ib => 0x013f,
+        }
+    }
+
+    /// The service id of a port.
+    #[must_use]
+    pub fn service_id(self, port: u16) -> u64 {
+        u64::from(self.number()) << 16 | u64::from(port)
+    }
+
+    /// Port space and port of a service id; `None` if it is none of theirs.
+    #[must_use]
+    pub fn of_service_id(service_id: u64) -> Option<(Self, u16)> {
+        let [0, 0, 0, 0, s0, s1, p0, p1] = service_id.to_be_bytes() else {
+            return None;
+        };
+        let number = u16::from_be_bytes([s0, s1]);
+        let space = Self::ALL
+            .into_iter()
+            .find(|space| space.number() == number)?;
+        Some((space, u16::from_be_bytes([p0, p1])))
+    }
+}
+
+/// Which IP addresses and source port a request has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpHeader {
+    /// Addresses of the sender and the receiver of the request.
+    pub addresses: Addresses,
+    /// The sender's port.
+    pub src_port: u16,
+}
+
+/// Why private data has no addresses of IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum IpHeaderError {
+    /// It is shorter than the header.
+    #[error("private data is shorter than the header of the IP CM service")]
+    Truncated,
+    /// Its version is not 0.
+    #[error("version {0:#04x} of the IP CM service is unknown")]
+    Version(u8),
+    /// Neither IPv4 nor IPv6.
+    #[error("IP version {0} is neither 4 nor 6")]
+    IpVersion(u8),
+}
+
+impl IpHeader {
+    /// Reads the header; gives the consumer's private data, too.
+    ///
+    /// # Errors
+    /// Private data without such a header.
+    pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpHeaderError> {
+        let (header, consumer) = private_data
+            .split_first_chunk::<IP_HEADER_BYTES>()
+            .ok_or(IpHeaderError::Truncated)?;
+        let [version, ip, p0, p1, addresses @ ..] = header;
+        if *version != 0 {
+            return Err(IpHeaderError::Version(*version));
+        }
+        let addresses: &[u8; 32] = addresses;
+        let halves = addresses.as_chunks::<16>().0;
+        let [src, dst] = *halves else {
+            return Err(IpHeaderError::Truncated);
+        };
+        let addresses = match ip >> 4 {
+            4 => {
+                let [src, dst] = [src, dst].map(|[.., a, b, c, d]| Ipv4Addr::new(a, b, c, d));
+                Addresses::V4 { src, dst }
+            }
+            6 => {
+                let [src, dst] = [src, dst].map(Ipv6Addr::from_octets);
+                Addresses::V6 { src, dst }
+            }
+            other => return Err(IpHeaderError::IpVersion(other)),
+        };
+        let src_port = u16::from_be_bytes([*p0, *p1]);
+        let header = Self {
+            addresses,
+            src_port,
+        };
+        Ok((header, consumer))
+    }
+
+    /// The header, to stand in front of the consumer's private data.
+    #[must_use]
+    pub fn emit(&self) -> [u8; IP_HEADER_BYTES] {
+        let mut header = [0; IP_HEADER_BYTES];
+        header[2..4].copy_from_slice(&self.src_port.to_be_bytes());
+        match self.addresses {
+            Addresses::V4 { src, dst } => {
+                header[1] = 4 << 4;
+                header[16..20].copy_from_slice(&src.octets());
+                header[32..].copy_from_slice(&dst.octets());
+            }
+            Addresses::V6 { src, dst } => {
+                header[1] = 6 << 4;
+                header[4..20].copy_from_slice(&src.octets());
+                header[20..].copy_from_slice(&dst.octets());
+            }
+        }
+        header
+    }
+}

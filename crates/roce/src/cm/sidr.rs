@@ -1,0 +1,94 @@
+//! Messages that resolve a service id to a datagram queue pair (IBTA vol. 1, 12.11).
+
+use super::data::Data;
+use crate::mad::Body;
+
+/// Request for the queue pair of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SidrReq {
+    /// The request, which its reply names.
+    pub request_id: u32,
+    /// Partition key.
+    pub pkey: u16,
+    /// The service that is asked for.
+    pub service_id: u64,
+    /// The consumer's.
+    pub private_data: Data<216>,
+}
+
+impl SidrReq {
+    pub(super) fn parse(body: &Body) -> Self {
+        Self {
+            request_id: body.u32(0),
+            pkey: body.u16(4),
+            service_id: body.u64(8),
+            private_data: Data::received(body.get(16), 216),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.request_id.to_be_bytes());
+        body.put(4, &self.pkey.to_be_bytes());
+        body.put(8, &self.service_id.to_be_bytes());
+        body.put(16, self.private_data.padded());
+    }
+}
+
+/// Statuses of a SIDR_REP (IBTA vol. 1, 12.11.2.1).
+pub mod sidr_status {
+    /// The queue pair and its Q_Key are valid.
+    pub const VALID: u8 = 0;
+    /// The service id is not supported.
+    pub const UNSUPPORTED: u8 = 1;
+    /// The provider of the service refuses.
+    pub const REJECTED: u8 = 2;
+    /// No queue pair is available.
+    pub const NO_QP: u8 = 3;
+    /// The service is elsewhere.
+    pub const REDIRECT: u8 = 4;
+    /// The class version is not supported.
+    pub const UNSUPPORTED_VERSION: u8 = 5;
+}
+
+/// Reply with the queue pair of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SidrRep {
+    /// The request that is answered.
+    pub request_id: u32,
+    /// Whether there is such a service, as in [`sidr_status`].
+    pub status: u8,
+    /// Its queue pair, 24 bits.
+    pub qpn: u32,
+    /// The service.
+    pub service_id: u64,
+    /// Q_Key of the queue pair.
+    pub qkey: u32,
+    /// Additional information.
+    pub info: Data<72>,
+    /// The consumer's.
+    pub private_data: Data<136>,
+}
+
+impl SidrRep {
+    pub(super) fn parse(body: &Body) -> Self {
+        Self {
+            request_id: body.u32(0),
+            status: body.u8(4),
+            qpn: body.u24(8),
+            service_id: body.u64(12),
+            qkey: body.u32(20),
+            info: Data::received(body.get(24), body.u8(5)),
+            private_data: Data::received(body.get(96), 136),
+        }
+    }
+
+    pub(super) fn emit(&self, body: &mut Body) {
+        body.put(0, &self.request_id.to_be_bytes());
+        body.put(4, &[self.status, self.info.len_byte()]);
+        body.put_u24(8, self.qpn);
+        body.put(12, &self.service_id.to_be_bytes());
+        body.put(20, &self.qkey.to_be_bytes());
+        body.put(24, self.info.padded());
+        body.put(96, self.private_data.padded());
+    }
+}
