@@ -56,7 +56,7 @@ impl Message {
         }
     }
 
-    /// Completes the message that ends with a packet; true if it has used a receive work request.
+    /// Completes the message that ends with a packet.
     ///
     /// # Errors
     /// The target's refusal.
@@ -64,7 +64,7 @@ impl Message {
         self,
         packet: &Packet<'_>,
         target: &mut impl Target,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<(), Refusal> {
         let Extended { imm, ieth, .. } = packet.extended;
         let solicited = packet.bth.solicited;
         match self {
@@ -74,15 +74,11 @@ impl Message {
                     (None, Some(rkey)) => Tail::Invalidate(rkey),
                     (None, None) => Tail::None,
                 };
-                target.finish_receive(None, tail, solicited)?;
-                Ok(true)
+                target.finish_receive(None, tail, solicited)
             }
             Self::Write { received, .. } => match imm {
-                Some(imm) => {
-                    target.finish_receive(Some(received), Tail::Imm(imm), solicited)?;
-                    Ok(true)
-                }
-                None => Ok(false),
+                Some(imm) => target.finish_receive(Some(received), Tail::Imm(imm), solicited),
+                None => Ok(()),
             },
         }
     }

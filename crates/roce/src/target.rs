@@ -22,9 +22,13 @@ pub enum Refusal {
 pub trait Target {
     /// Whether a message that begins now finds a receive work request. It stays reserved until
     /// [`finish_receive`](Self::finish_receive).
+    ///
+    /// What came of a message that began before and did not finish is forgotten: it keeps its receive work request, and
+    /// gives it to this one.
     fn begin_receive(&mut self) -> bool;
 
-    /// Places a part of a SEND in the receive work request.
+    /// Places a part of a SEND in the receive work request, from byte `offset` of the message on. After
+    /// [`Refusal::NotReady`] the part comes again with the same offset.
     ///
     /// # Errors
     /// The refusal, e.g. because the message is longer than the receive work request.

@@ -108,8 +108,6 @@ pub struct Receiver {
     mtu_bytes: u32,
     expected: Psn,
     message: Option<Message>,
-    /// The target has reserved a receive work request for a message that did not complete.
-    has_receive: bool,
     failure: Option<Refusal>,
 }
 
@@ -121,7 +119,6 @@ impl Receiver {
             mtu_bytes,
             expected: first_psn,
             message: None,
-            has_receive: false,
             failure: None,
         }
     }
@@ -164,11 +161,8 @@ impl Receiver {
         let Some(message) = assembly::opcode_sequence(message, packet)? else {
             return Ok(None);
         };
-        if assembly::needs_receive(packet) && !self.has_receive {
-            self.has_receive = target.begin_receive();
-            if !self.has_receive {
-                return Err(Refusal::NotReady);
-            }
+        if assembly::needs_receive(packet) && !target.begin_receive() {
+            return Err(Refusal::NotReady);
         }
         assembly::length(Some(message), packet, self.mtu_bytes)?;
         assembly::rights(packet, target)?;
@@ -176,9 +170,7 @@ impl Receiver {
         if !packet.bth.position.is_last() {
             return Ok(Some(message));
         }
-        if message.finish(packet, target)? {
-            self.has_receive = false;
-        }
+        message.finish(packet, target)?;
         Ok(None)
     }
 }

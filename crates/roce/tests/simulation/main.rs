@@ -1,0 +1,53 @@
+//! The state machines over a bad network: exactly once, in order, byte for byte.
+
+mod world;
+
+use world::{Plan, Report, World};
+
+/// Runs seeds in which each fault strikes with this probability.
+fn run(seeds: std::ops::Range<u64>, messages: u64, fault: f64) -> Report {
+    let mut sum = Report::default();
+    for seed in seeds {
+        let plan = Plan {
+            seed,
+            messages,
+            fault,
+        };
+        eprintln!("{plan}");
+        let report = World::new(plan)
+            .run()
+            .unwrap_or_else(|violation| panic!("{violation}"));
+        // A queue pair fails in its last tenth at most.
+        assert!(report.messages >= messages * 9 / 10, "{report:?}");
+        sum.failed += report.failed;
+        sum.dropped += report.dropped;
+        sum.unreliable_completed += report.unreliable_completed;
+        sum.unreliable_posted += report.unreliable_posted;
+    }
+    sum
+}
+
+#[test]
+fn without_faults_everything_comes() {
+    let sum = run(0..40, 1000, 0.0);
+    assert_eq!(sum.dropped, 0);
+    assert!(sum.unreliable_completed > 0);
+}
+
+#[test]
+fn one_packet_in_a_thousand() {
+    let sum = run(1000..1100, 1000, 0.001);
+    assert!(sum.failed > 0 && sum.dropped > 0);
+}
+
+#[test]
+fn one_packet_in_a_hundred() {
+    let sum = run(2000..2100, 1000, 0.01);
+    assert!(sum.failed > 0 && sum.dropped > 0);
+}
+
+#[test]
+fn one_packet_in_twenty() {
+    let sum = run(3000..3040, 500, 0.05);
+    assert!(sum.unreliable_completed < sum.unreliable_posted);
+}

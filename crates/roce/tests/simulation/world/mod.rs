@@ -1,0 +1,434 @@
+//! NICs, queue pairs between them and a bad network, under one seed.
+//!
+//! The state machines are `roce`'s; memory, receive queues and the checks are outside of it. Time is simulated.
+
+mod flow;
+mod network;
+mod rng;
+mod work;
+
+use std::fmt;
+use std::rc::Rc;
+
+use roce::dcqcn::Parameters;
+use roce::opcode::Transport;
+use roce::packet::Packet;
+use roce::psn::Psn;
+use roce::rc::requester::{Failure, Requester, RequesterConfig};
+use roce::rc::responder::{Responder, ResponderConfig};
+use roce::uc;
+
+use flow::{Flow, Sabotage};
+pub(crate) use network::Counts;
+use network::{Arrival, Event, Network, checked};
+use rng::Rng;
+use work::{Mix, PATTERN_BYTES};
+
+/// Simulated time after which a run is given up.
+const GIVE_UP_NS: u64 = 100_000_000_000_000;
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    /// Messages of reliable connections.
+    pub(crate) messages: u64,
+    /// Probability of each fault, for each packet.
+    pub(crate) fault: f64,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "cargo run --release -p roce --example soak -- --messages {} --fault {} --seed {}",
+            self.messages, self.fault, self.seed
+        )
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Report {
+    /// Messages of reliable connections that are done.
+    pub(crate) messages: u64,
+    /// Messages of unreliable connections that were posted, and that came.
+    pub(crate) unreliable_posted: u64,
+    pub(crate) unreliable_completed: u64,
+    /// Packets with a right ICRC that a queue pair took.
+    pub(crate) received: u64,
+    /// Packets with a wrong ICRC.
+    pub(crate) dropped: u64,
+    /// Work requests that failed on purpose.
+    pub(crate) failed: u64,
+    pub(crate) simulated_ns: u64,
+    pub(crate) counts: Counts,
+}
+
+enum Machine {
+    Rc(Box<(Requester, Responder)>),
+    Uc(Box<(uc::Sender, uc::Receiver)>),
+}
+
+/// One end of a connection; its number is its QPN. The other end has the number that differs in bit 0.
+struct QueuePair {
+    nic: usize,
+    machine: Machine,
+    depth: u64,
+    quota: u64,
+    sabotage: Option<(u64, Sabotage)>,
+    timer_ns: Option<u64>,
+    has_failed: bool,
+    is_finished: bool,
+}
+
+pub(crate) struct World {
+    plan: Plan,
+    now_ns: u64,
+    network: Network,
+    queue_pairs: Vec<QueuePair>,
+    /// What the queue pair of the same number sends.
+    flows: Vec<Flow>,
+    /// Reliable queue pairs that are not finished.
+    unfinished: usize,
+    report: Report,
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let mut rng = Rng::new(plan.seed);
+        let mut pattern = vec![0; PATTERN_BYTES];
+        for chunk in pattern.chunks_mut(8) {
+            chunk.copy_from_slice(&rng.next().to_ne_bytes()[..chunk.len()]);
+        }
+        let pattern: Rc<[u8]> = pattern.into();
+        let nics = 2 + rng.index(7);
+        let connections = 2 + rng.index(7);
+        let mut world = Self {
+            plan,
+            now_ns: 0,
+            network: Network::new(rng.next(), plan.fault),
+            queue_pairs: Vec::new(),
+            flows: Vec::new(),
+            unfinished: 0,
+            report: Report::default(),
+        };
+        // The last connection is unreliable.
+        let reliable = (connections - 1) as u64 * 2;
+        for connection in 0..connections {
+            let is_unreliable = connection + 1 == connections;
+            let quota = if is_unreliable {
+                plan.messages.min(20_000) / 10
+            } else {
+                plan.messages.div_ceil(reliable)
+            };
+            world.connect(&mut rng, nics, is_unreliable, quota, &pattern);
+        }
+        world
+    }
+
+    fn connect(
+        &mut self,
+        rng: &mut Rng,
+        nics: usize,
+        is_unreliable: bool,
+        quota: u64,
+        pattern: &Rc<[u8]>,
+    ) {
+        let mix = Mix {
+            mtu_bytes: rng.one_of(&[256, 512, 1024, 2048, 4096]),
+            is_unreliable,
+        };
+        let first_nic = rng.index(nics);
+        let second_nic = (first_nic + 1 + rng.index(nics - 1)) % nics;
+        let psns = [0, 1].map(|_| Psn::new(0xff_ffff - rng.below(200)));
+        for (side, nic) in [first_nic, second_nic].into_iter().enumerate() {
+            #[allow(clippy::cast_possible_truncation)] // at most 16 queue pairs
+            let dest_qpn = (self.queue_pairs.len() as u32) ^ 1;
+            let machine = if is_unreliable {
+                Machine::Uc(Box::new((
+                    uc::Sender::new(dest_qpn, 0xffff, mix.mtu_bytes, psns[side]),
+                    uc::Receiver::new(mix.mtu_bytes, psns[1 - side]),
+                )))
+            } else {
+                reliable(rng, dest_qpn, mix.mtu_bytes, [psns[side], psns[1 - side]])
+            };
+            let is_sabotaged = !is_unreliable && rng.below(8) == 0;
+            // Late, so that little is left undone.
+            let at = quota - rng.next() % (quota / 10 + 1);
+            let sabotage = rng.one_of(&[Sabotage::BadRkey, Sabotage::Unreadable]);
+            self.queue_pairs.push(QueuePair {
+                nic,
+                machine,
+                depth: 1 + u64::from(rng.below(64)),
+                quota,
+                sabotage: is_sabotaged.then_some((at, sabotage)),
+                timer_ns: None,
+                has_failed: false,
+                is_finished: false,
+            });
+            let flow = Flow::new(rng.next(), mix, self.plan.fault, pattern.clone());
+            self.flows.push(flow);
+            self.unfinished += usize::from(!is_unreliable && quota > 0);
+        }
+    }
+
+    /// Runs until everything is done.
+    ///
+    /// # Errors
+    /// What was broken, and how to repeat it.
+    pub(crate) fn run(mut self) -> Result<Report, String> {
+        match self.run_to_the_end() {
+            Ok(()) => {
+                self.report.simulated_ns = self.now_ns;
+                self.report.counts = self.network.counts;
+                Ok(self.report)
+            }
+            Err(violation) => Err(format!(
+                "at {} ns: {violation}; to repeat: {}",
+                self.now_ns, self.plan
+            )),
+        }
+    }
+
+    fn run_to_the_end(&mut self) -> Result<(), String> {
+        for number in 0..self.queue_pairs.len() {
+            self.go_on(number)?;
+        }
+        while self.unfinished > 0 {
+            let Some((at_ns, event)) = self.network.next() else {
+                return Err(format!("{} queue pairs are stuck", self.unfinished));
+            };
+            self.now_ns = at_ns;
+            if at_ns > GIVE_UP_NS {
+                return Err(format!("{} queue pairs do not finish", self.unfinished));
+            }
+            match event {
+                Event::Timer(number) => self.expire(number)?,
+                Event::Arrival(arrival) => self.arrive(arrival)?,
+            }
+        }
+        // Packets that are still on their way change nothing.
+        while let Some((at_ns, event)) = self.network.next() {
+            self.now_ns = at_ns;
+            if let Event::Arrival(arrival) = event {
+                self.arrive(arrival)?;
+            }
+        }
+        for (flow, queue_pair) in self.flows.iter_mut().zip(&self.queue_pairs) {
+            if !queue_pair.has_failed {
+                flow.finish();
+            }
+            if let Some(violation) = flow.violation.take() {
+                return Err(violation);
+            }
+            if matches!(queue_pair.machine, Machine::Uc(_)) {
+                self.report.unreliable_posted += flow.posted();
+                self.report.unreliable_completed += flow.completed();
+            }
+        }
+        Ok(())
+    }
+
+    fn expire(&mut self, number: usize) -> Result<(), String> {
+        let queue_pair = &mut self.queue_pairs[number];
+        if queue_pair.timer_ns != Some(self.now_ns) {
+            return Ok(());
+        }
+        queue_pair.timer_ns = None;
+        if let Machine::Rc(machines) = &mut queue_pair.machine
+            && machines.0.deadline().is_some_and(|at| at <= self.now_ns)
+        {
+            machines.0.expire(self.now_ns);
+        }
+        self.go_on(number)
+    }
+
+    fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
+        let mut number = None;
+        if let Some(transport) = checked(&arrival) {
+            let packet = Packet::parse(transport)
+                .map_err(|error| format!("a packet that was sent cannot be parsed: {error}"))?;
+            self.report.received += 1;
+            number = self.take(&packet, &arrival);
+        } else {
+            self.report.dropped += 1;
+        }
+        self.network.recycle(arrival.bytes);
+        number.map_or(Ok(()), |number| self.go_on(number))
+    }
+
+    /// Gives a packet to its queue pair.
+    fn take(&mut self, packet: &Packet<'_>, arrival: &Arrival) -> Option<usize> {
+        let number = packet.bth.dest_qpn as usize;
+        let queue_pair = self.queue_pairs.get_mut(number)?;
+        if queue_pair.nic != arrival.to {
+            return None;
+        }
+        let now_ns = self.now_ns;
+        let [own, peer] = self
+            .flows
+            .get_disjoint_mut([number, number ^ 1])
+            .expect("two flows");
+        peer.refill();
+        match &mut queue_pair.machine {
+            Machine::Rc(machines) => {
+                let (requester, responder) = &mut **machines;
+                if packet.bth.operation.is_response() {
+                    requester.receive(now_ns, packet, own);
+                }
+                if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
+                    responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
+                }
+            }
+            Machine::Uc(machines) => machines.1.receive(packet, peer),
+        }
+        Some(number)
+    }
+
+    /// Lets a queue pair send and post what it can, and looks at what is done.
+    fn go_on(&mut self, number: usize) -> Result<(), String> {
+        self.post_and_send(number);
+        let Machine::Rc(machines) = &self.queue_pairs[number].machine else {
+            return self.violations(number);
+        };
+        let (requester, responder) = &**machines;
+        let (done, failure) = (requester.done(), requester.failure());
+        let deadline = [requester.deadline(), responder.deadline()]
+            .into_iter()
+            .flatten()
+            .min();
+        let flow = &mut self.flows[number];
+        self.report.messages += done + 1 - flow.first();
+        flow.settle(done);
+        let queue_pair = &mut self.queue_pairs[number];
+        if let Some(failure) = failure
+            && !queue_pair.has_failed
+        {
+            queue_pair.has_failed = true;
+            self.unfinished -= 1;
+            self.report.failed += 1;
+            check_failure(number, queue_pair.sabotage, done, failure)?;
+        } else if failure.is_none() && done == queue_pair.quota && !queue_pair.is_finished {
+            queue_pair.is_finished = true;
+            self.unfinished -= 1;
+        }
+        if let Some(deadline) = deadline {
+            let deadline = deadline.max(self.now_ns + 1);
+            if queue_pair.timer_ns.is_none_or(|timer| deadline < timer) {
+                queue_pair.timer_ns = Some(deadline);
+                self.network.set_timer(deadline, number);
+            }
+        }
+        self.violations(number)
+    }
+
+    fn violations(&mut self, number: usize) -> Result<(), String> {
+        for number in [number, number ^ 1] {
+            if let Some(violation) = self.flows[number].violation.take() {
+                return Err(format!("queue pair {number}: {violation}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn post_and_send(&mut self, number: usize) {
+        let now_ns = self.now_ns;
+        let to = self.queue_pairs[number ^ 1].nic;
+        let QueuePair {
+            nic,
+            machine,
+            depth,
+            quota,
+            sabotage,
+            ..
+        } = &mut self.queue_pairs[number];
+        let [own, peer] = self
+            .flows
+            .get_disjoint_mut([number, number ^ 1])
+            .expect("two flows");
+        let post = |flow: &mut Flow| {
+            let due = sabotage.filter(|(at, _)| *at == flow.posted() + 1);
+            flow.post(due.map(|(_, kind)| kind)).request
+        };
+        let network = &mut self.network;
+        let mut send = |transmit: &mut dyn FnMut(&mut Vec<u8>) -> bool| loop {
+            let mut bytes = network.buffer();
+            if !transmit(&mut bytes) {
+                network.recycle(bytes);
+                return;
+            }
+            network.send(now_ns, *nic, to, bytes);
+        };
+        match machine {
+            Machine::Rc(machines) => {
+                let (requester, responder) = &mut **machines;
+                while own.posted() < *quota
+                    && (requester.in_flight() as u64) < *depth
+                    && requester.failure().is_none()
+                {
+                    requester.post(post(own));
+                }
+                send(&mut |bytes| responder.transmit(now_ns, peer, bytes));
+                send(&mut |bytes| requester.transmit(now_ns, own, bytes));
+            }
+            Machine::Uc(machines) => {
+                while own.posted() < *quota && own.posted() - machines.0.done() < *depth {
+                    machines.0.post(post(own));
+                    send(&mut |bytes| machines.0.transmit(own, bytes));
+                }
+            }
+        }
+    }
+}
+
+/// Both machines of a reliable queue pair.
+fn reliable(rng: &mut Rng, dest_qpn: u32, mtu_bytes: u32, psns: [Psn; 2]) -> Machine {
+    let has_congestion = rng.below(2) == 0;
+    let congestion = has_congestion.then_some(Parameters::SIGCOMM_2015);
+    let requester = Requester::new(RequesterConfig {
+        dest_qpn,
+        mtu_bytes,
+        first_psn: psns[0],
+        timeout_ns: Some(4096 << rng.one_of(&[8, 11, 14])),
+        max_rd_atomic: rng.one_of(&[1, 2, 4, 16]),
+        window_packets: rng.one_of(&[1, 8, 128, 512]),
+        probe_ns: rng.one_of(&[None, Some(100_000), Some(1_000_000)]),
+        congestion,
+        ..RequesterConfig::default()
+    });
+    let responder = Responder::new(ResponderConfig {
+        dest_qpn,
+        mtu_bytes,
+        first_psn: psns[1],
+        min_rnr_timer: rng.one_of(&[1, 5, 12]),
+        congestion,
+        ..ResponderConfig::default()
+    });
+    Machine::Rc(Box::new((requester, responder)))
+}
+
+/// A queue pair fails only where something is wrong on purpose, and so.
+fn check_failure(
+    number: usize,
+    sabotage: Option<(u64, Sabotage)>,
+    done: u64,
+    failure: Failure,
+) -> Result<(), String> {
+    let due = match sabotage {
+        Some((at, Sabotage::BadRkey)) => Some((at, Failure::RemoteAccess)),
+        Some((at, Sabotage::Unreadable)) => Some((at, Failure::LocalProtection)),
+        None => None,
+    };
+    // A responder that has failed is silent: if its NAK or an earlier response is lost, all retries go unanswered.
+    let is_silent = failure == Failure::RetryExceeded
+        && matches!(sabotage, Some((at, Sabotage::BadRkey)) if done < at);
+    if due == Some((done + 1, failure)) || is_silent {
+        Ok(())
+    } else {
+        let at = done + 1;
+        Err(format!(
+            "queue pair {number}: {at} fails with {failure:?}, due is {due:?}"
+        ))
+    }
+}
