@@ -9,6 +9,7 @@ mod config;
 mod queue;
 mod results;
 mod retry;
+mod window;
 
 pub use crate::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
 pub use config::{PROBE_NS, RequesterConfig, WINDOW_PACKETS};
@@ -21,6 +22,7 @@ use crate::sequence::{MAX_OUTSTANDING, Numbering};
 use queue::{Queue, Reach, Slot};
 use results::Outcome;
 use retry::{Expiry, Retry};
+use window::Window;
 
 /// A packet without an acknowledgement request follows at most so many of its kind.
 const ACK_REQUEST_PACKETS: u32 = 32;
@@ -30,7 +32,7 @@ const ACK_REQUEST_PACKETS: u32 = 32;
 pub struct Requester {
     connection: Connection,
     numbering: Numbering,
-    window_packets: u64,
+    window: Window,
     max_rd_atomic: u32,
     queue: Queue,
     retry: Retry,
@@ -57,7 +59,7 @@ impl Requester {
         Self {
             connection,
             numbering: Numbering::new(config.first_psn),
-            window_packets: u64::from(config.window_packets.max(1)),
+            window: Window::new(config.window_packets),
             max_rd_atomic: u32::from(config.max_rd_atomic.max(1)),
             queue: Queue::new(),
             retry: Retry::new(&config),
@@ -171,7 +173,7 @@ impl Requester {
     fn sendable(&self) -> Option<(u64, Slot)> {
         let (position, slot) = self.queue.next_slot()?;
         let out = self.queue.next() - self.queue.acked();
-        let is_in_window = out < self.window_packets
+        let is_in_window = out < self.window.packets()
             && (out == 0 || slot.end - self.queue.acked() <= MAX_OUTSTANDING);
         let awaited = self.queue.awaited();
         let waits_for_responses = (slot.request.fence && awaited > 0)
@@ -193,7 +195,7 @@ impl Requester {
         slot.has_response()
             || next + 1 == slot.end
             || self.unasked + 1 >= ACK_REQUEST_PACKETS
-            || next + 1 - self.queue.acked() >= self.window_packets
+            || next + 1 - self.queue.acked() >= self.window.packets()
             || self.congestion_until(0).is_some()
     }
 
@@ -232,10 +234,10 @@ impl Requester {
         let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
         self.note_progress(now_ns, before);
         match aeth.syndrome {
-            _ if reach == Reach::Blocked => self.recover(),
+            _ if reach == Reach::Blocked => self.recover(now_ns),
             Syndrome::Ack(_) => {}
             Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
-            Syndrome::Nak(NAK_PSN_SEQUENCE) => self.recover(),
+            Syndrome::Nak(NAK_PSN_SEQUENCE) => self.recover(now_ns),
             Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(Failure::RemoteInvalidRequest),
             Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(Failure::RemoteAccess),
             Syndrome::Nak(_) => self.fail(Failure::RemoteOperational),
@@ -252,7 +254,7 @@ impl Requester {
         self.note_progress(now_ns, before);
         match outcome {
             Outcome::Taken => {}
-            Outcome::Gap => self.recover(),
+            Outcome::Gap => self.recover(now_ns),
             Outcome::Failed(failure) => self.fail(failure),
         }
     }
@@ -270,6 +272,7 @@ impl Requester {
         let acked = self.queue.acked();
         if acked > before {
             self.retry.progressed(now_ns, acked);
+            self.window.acknowledged(acked - before);
             self.fail_unreadable();
         }
     }
@@ -282,11 +285,16 @@ impl Requester {
     }
 
     /// Sends again what is lost, once a loss.
-    fn recover(&mut self) {
-        if self.retry.is_recovering() {
-            return;
+    fn recover(&mut self, now_ns: u64) {
+        if !self.retry.is_recovering(now_ns) {
+            self.begin_retry(now_ns);
         }
-        if self.retry.begin() {
+    }
+
+    /// Sends again what is not acknowledged, or fails if that was done too often.
+    fn begin_retry(&mut self, now_ns: u64) {
+        if self.retry.begin(now_ns) {
+            self.window.lost();
             self.queue.rewind();
         } else {
             self.fail(Failure::RetryExceeded);
@@ -328,15 +336,10 @@ impl Requester {
             return;
         }
         match self.retry.timer() {
-            Some((at, Expiry::Timeout)) if at <= now_ns => {
-                if self.retry.begin() {
-                    self.queue.rewind();
-                } else {
-                    self.fail(Failure::RetryExceeded);
-                }
-            }
+            Some((at, Expiry::Timeout)) if at <= now_ns => self.begin_retry(now_ns),
             Some((at, Expiry::Probe)) if at <= now_ns => {
-                self.retry.probe();
+                self.retry.probe(now_ns);
+                self.window.lost();
                 self.queue.rewind();
             }
             _ => {}

@@ -6,8 +6,8 @@ use crate::rc::rnr::rnr_wait_ns;
 /// `rnr_retry` that means for ever (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOR_EVER: u8 = 7;
 
-/// A probe waits for so many round trips without progress.
-const PROBE_ROUND_TRIPS: u64 = 4;
+/// A probe waits for a round trip and so many of its mean deviations (RFC 6298).
+const DEVIATIONS: u64 = 4;
 
 /// Which timer has run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub(super) struct Retry {
     retries_left: u8,
     rnr_retry: u8,
     rnr_retries_left: u8,
-    /// What is lost is being sent again: a further sign of the same loss starts no retry.
-    is_recovering: bool,
+    /// Since when what is lost is sent again, without progress yet.
+    recovering_ns: Option<u64>,
     /// When the timer was started: at the first packet out, and at each progress.
     timer_ns: u64,
     /// The receiver was not ready: nothing is sent before this time.
@@ -35,7 +35,9 @@ pub(super) struct Retry {
     probe_ns: Option<u64>,
     /// Probes since the last progress; each waits twice as long as the one before.
     probes: u32,
+    /// Mean time from a packet to its acknowledgement, and mean deviation; 0: not measured.
     round_trip_ns: u64,
+    deviation_ns: u64,
     /// A packet that asked for an acknowledgement, and when it was sent.
     measured: Option<(u64, u64)>,
 }
@@ -48,12 +50,13 @@ impl Retry {
             retries_left: config.retry_cnt,
             rnr_retry: config.rnr_retry,
             rnr_retries_left: config.rnr_retry,
-            is_recovering: false,
+            recovering_ns: None,
             timer_ns: 0,
             rnr_until: None,
             probe_ns: config.probe_ns,
             probes: 0,
             round_trip_ns: 0,
+            deviation_ns: 0,
             measured: None,
         }
     }
@@ -73,7 +76,7 @@ impl Retry {
         if !was_outstanding {
             self.timer_ns = now_ns;
         }
-        if let (None, Some(sequence), false) = (self.measured, asks, self.is_recovering) {
+        if let (None, Some(sequence), None) = (self.measured, asks, self.recovering_ns) {
             self.measured = Some((sequence, now_ns));
         }
     }
@@ -82,45 +85,61 @@ impl Retry {
     pub(super) fn progressed(&mut self, now_ns: u64, acked: u64) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
-        self.is_recovering = false;
+        self.recovering_ns = None;
         self.timer_ns = now_ns;
         self.rnr_until = None;
         self.probes = 0;
         if let Some((sequence, sent_ns)) = self.measured
             && sequence < acked
         {
-            let sample_ns = now_ns.saturating_sub(sent_ns);
-            self.round_trip_ns = match self.round_trip_ns {
-                0 => sample_ns,
-                mean => mean - mean / 8 + sample_ns / 8,
-            };
+            self.measure(now_ns.saturating_sub(sent_ns));
             self.measured = None;
         }
     }
 
-    /// A sign of loss without progress since the last retry is one of the same loss.
-    pub(super) fn is_recovering(&self) -> bool {
-        self.is_recovering
+    fn measure(&mut self, sample_ns: u64) {
+        if self.round_trip_ns == 0 {
+            self.round_trip_ns = sample_ns;
+            self.deviation_ns = sample_ns / 2;
+            return;
+        }
+        let deviation_ns = self.round_trip_ns.abs_diff(sample_ns);
+        self.deviation_ns = self.deviation_ns - self.deviation_ns / 4 + deviation_ns / 4;
+        self.round_trip_ns = self.round_trip_ns - self.round_trip_ns / 8 + sample_ns / 8;
+    }
+
+    /// The time in which an acknowledgement comes almost always; 0: not measured.
+    fn patience_ns(&self) -> u64 {
+        self.round_trip_ns + DEVIATIONS * self.deviation_ns
+    }
+
+    /// Whether a sign of loss may be one of the loss that the last retry is for: what was sent again since then cannot
+    /// have been answered yet.
+    pub(super) fn is_recovering(&self, now_ns: u64) -> bool {
+        self.recovering_ns.is_some_and(|since| {
+            let patience_ns = self.patience_ns();
+            patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
+        })
     }
 
     /// Begins a retry; false if none is left.
-    pub(super) fn begin(&mut self) -> bool {
+    pub(super) fn begin(&mut self, now_ns: u64) -> bool {
         let Some(left) = self.retries_left.checked_sub(1) else {
             return false;
         };
         self.retries_left = left;
-        self.recover();
+        self.recover(now_ns);
         true
     }
 
     /// Begins a retry that does not count.
-    pub(super) fn probe(&mut self) {
+    pub(super) fn probe(&mut self, now_ns: u64) {
         self.probes += 1;
-        self.recover();
+        self.recover(now_ns);
     }
 
-    fn recover(&mut self) {
-        self.is_recovering = true;
+    fn recover(&mut self, now_ns: u64) {
+        self.recovering_ns = Some(now_ns);
         // The acknowledgement of a packet that was sent twice measures nothing (Karn).
         self.measured = None;
     }
@@ -134,7 +153,7 @@ impl Retry {
             self.rnr_retries_left = left;
         }
         self.rnr_until = Some(now_ns + rnr_wait_ns(code));
-        self.recover();
+        self.recover(now_ns);
         true
     }
 
@@ -155,7 +174,7 @@ impl Retry {
             .timeout_ns
             .map(|timeout| self.timer_ns.saturating_add(timeout));
         let probe = self.probe_ns.map(|least| {
-            let wait = least.max(self.round_trip_ns * PROBE_ROUND_TRIPS);
+            let wait = least.max(self.patience_ns());
             let factor = 1u64.checked_shl(self.probes).unwrap_or(u64::MAX);
             self.timer_ns.saturating_add(wait.saturating_mul(factor))
         });

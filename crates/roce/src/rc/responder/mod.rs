@@ -60,8 +60,8 @@ pub struct Responder {
     min_rnr_timer: u8,
     /// Number of the packet that is executed next.
     expected: u64,
-    /// A NAK asked for `expected`: until it comes, packets behind it are ignored.
-    is_nak_sent: bool,
+    /// A NAK asked for `expected`, and this packet behind it has come since.
+    nak_sent: Option<u64>,
     failure: Option<Refusal>,
     /// Messages that were executed, modulo 2^24.
     msn: u32,
@@ -89,7 +89,7 @@ impl Responder {
             access: config.access,
             min_rnr_timer: config.min_rnr_timer,
             expected: START,
-            is_nak_sent: false,
+            nak_sent: None,
             failure: None,
             msn: 0,
             message: None,
@@ -183,7 +183,7 @@ impl Responder {
         if sequence < self.expected {
             return Err(Rejection::Duplicate);
         }
-        self.is_nak_sent = false;
+        self.nak_sent = None;
         Ok(())
     }
 
@@ -311,18 +311,21 @@ impl Responder {
         match rejection {
             Rejection::Dropped => {}
             Rejection::Duplicate => self.repeat(packet, target),
-            Rejection::Ahead => self.ask_for(Kind::Nak(NAK_PSN_SEQUENCE)),
-            Rejection::NotReady => self.ask_for(Kind::RnrNak(self.min_rnr_timer)),
+            Rejection::Ahead => self.ask_for(Kind::Nak(NAK_PSN_SEQUENCE), packet),
+            Rejection::NotReady => self.ask_for(Kind::RnrNak(self.min_rnr_timer), packet),
             Rejection::Refused(refusal) => self.refuse(self.expected, refusal),
         }
     }
 
     /// Asks for the expected packet, once until it comes (IBTA vol. 1, 9.7.5.2.8).
-    fn ask_for(&mut self, kind: Kind) {
-        if !self.is_nak_sent {
-            self.is_nak_sent = true;
+    ///
+    /// Packets that begin anew are a retry which has lost the expected packet again: that is a gap of its own.
+    fn ask_for(&mut self, kind: Kind, packet: &Packet<'_>) {
+        let sequence = self.sequence_of(packet);
+        if self.nak_sent.is_none_or(|last| sequence <= last) {
             self.replies.push(self.reply(self.expected, kind));
         }
+        self.nak_sent = Some(sequence);
     }
 
     /// Refuses a request: nothing is executed any more.
@@ -338,12 +341,14 @@ impl Responder {
 
     /// Answers a request that was executed before (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
     fn repeat(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
+        let sequence = self.sequence_of(packet);
         if matches!(packet.bth.operation, Operation::Send | Operation::Write) {
-            let last = self.reply(self.expected - 1, Kind::Ack);
-            self.replies.push(last);
+            // As far as possible, but not over a READ or atomic: its response may be lost.
+            let limit = self.resources.first_behind(sequence);
+            let last = limit.unwrap_or(self.expected) - 1;
+            self.replies.push(self.reply(last, Kind::Ack));
             return;
         }
-        let sequence = self.sequence_of(packet);
         let Some(mut reply) = self.resources.find(sequence) else {
             return;
         };

@@ -125,6 +125,15 @@ impl Resources {
         self.ring.push_back(reply);
     }
 
+    /// Number of the oldest request behind `sequence` that has a reply of its own.
+    pub(super) fn first_behind(&self, sequence: u64) -> Option<u64> {
+        let firsts = self.ring.iter().map(|reply| match reply.kind {
+            Kind::Read(read) => read.first,
+            _ => reply.sequence,
+        });
+        firsts.filter(|first| *first > sequence).min()
+    }
+
     /// The reply to the request that `sequence` belongs to.
     pub(super) fn find(&self, sequence: u64) -> Option<Reply> {
         self.ring.iter().copied().find(|reply| match reply.kind {
