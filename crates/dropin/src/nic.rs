@@ -25,7 +25,10 @@ impl tap::Provider for SoftNic {
 fn symbols() -> &'static Symbols {
     static TAPPED: OnceLock<Symbols> = OnceLock::new();
     if tap::is_on() {
-        TAPPED.get_or_init(tap::symbols::<SoftNic>)
+        TAPPED.get_or_init(|| {
+            softnic::observe_faults(tap::trace::note);
+            tap::symbols::<SoftNic>()
+        })
     } else {
         softnic::symbols()
     }

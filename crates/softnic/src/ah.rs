@@ -19,6 +19,8 @@ pub(crate) struct Ah {
     pub(crate) pd: u32,
     /// The destination is a port of this host.
     pub(crate) reachable: bool,
+    /// The GID of the destination, if there is one.
+    pub(crate) gid: Option<[u8; 16]>,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
     /// The multicast group that it addresses.
@@ -47,6 +49,7 @@ impl Ah {
             pd: domain.number,
             domain,
             reachable: nic.port.reaches(attr),
+            gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
             group: if attr.is_global == 0 {
                 None
             } else {

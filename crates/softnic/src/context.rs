@@ -104,8 +104,16 @@ impl Context {
 
     /// The device that it stands for is gone.
     pub(crate) fn raise_fatal(&self) {
+        self.raise_port(IBV_EVENT_DEVICE_FATAL);
+    }
+
+    /// Raises an event of the port, or of the whole device.
+    pub(crate) fn raise_port(&self, event: ibv_event_type) {
         let mut e = ibv_async_event::zeroed();
-        e.event_type = IBV_EVENT_DEVICE_FATAL;
+        e.event_type = event;
+        if event != IBV_EVENT_DEVICE_FATAL {
+            e.element.port_num = i32::from(crate::device::PORT_NUM);
+        }
         self.events.push(AsyncEvent(e));
     }
 

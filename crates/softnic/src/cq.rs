@@ -3,6 +3,7 @@
 //! A completion queue holds almost nothing: completions are made where they are wanted, in the caller's
 //! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
 
+mod late;
 mod overrun;
 mod polling;
 mod rest;
@@ -19,6 +20,7 @@ use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::event::{EventQueue, Unacknowledged};
+use crate::faults;
 use crate::live;
 use crate::nic::Nic;
 use crate::qp::Qp;
@@ -137,6 +139,8 @@ impl<'a> WcSink<'a> {
 /// What the lock of a completion queue protects.
 pub(crate) struct CqState {
     buffer: VecDeque<ibv_wc>,
+    /// Completions that a plan of faults delays.
+    late: late::Late,
     recv: Vec<RecvSide>,
     send: Vec<Arc<Qp>>,
     /// The one near the front that is looked at first.
@@ -220,6 +224,7 @@ impl Cq {
             channel,
             state: BiasedLock::new(CqState {
                 buffer: VecDeque::new(),
+                late: late::Late::default(),
                 recv: Vec::new(),
                 send: Vec::new(),
                 recv_start: 0,
@@ -539,7 +544,7 @@ impl Cq {
                 moved.send_place.store(place, Ordering::Relaxed);
             }
         }
-        state.buffer.retain(|wc| wc.qp_num != qp.qpn);
+        state.forget(qp.qpn);
         drop(state);
         self.expect_less(qp.max_wr().0);
     }
@@ -567,14 +572,14 @@ impl Cq {
                 moved.qp().recv_place.store(place, Ordering::Relaxed);
             }
         }
-        state.buffer.retain(|wc| wc.qp_num != qp.qpn);
+        state.forget(qp.qpn);
         drop(state);
         self.expect_no_receives(qp);
     }
 
     /// Forgets the completions of a queue pair that is being reset.
     pub(crate) fn forget(&self, qpn: u32) {
-        self.state.lock().buffer.retain(|wc| wc.qp_num != qpn);
+        self.state.lock().forget(qpn);
     }
 
     /// Runs `f` on the receive side of `qp`, which is no more where the queue is overrun.
@@ -612,6 +617,8 @@ impl Cq {
         if self.is_overrun() {
             return;
         }
+        // In the order in which they were made.
+        state.release_late(u64::MAX);
         loop {
             let mut out = [const { MaybeUninit::uninit() }; 64];
             let mut sink = WcSink::new(&mut out);
@@ -631,6 +638,12 @@ impl Cq {
 }
 
 impl CqState {
+    /// Forgets the completions of a queue pair.
+    fn forget(&mut self, qpn: u32) {
+        self.buffer.retain(|wc| wc.qp_num != qpn);
+        self.late.forget(qpn);
+    }
+
     /// So many completions have been added.
     #[inline]
     fn added(&mut self, completions: usize, solicited: bool) {
@@ -743,6 +756,9 @@ impl CqState {
         let room = depth.saturating_sub(self.buffer.len()).min(AT_ONCE);
         if room == 0 {
             return (0, false);
+        }
+        if faults::delay_completions() {
+            return self.fill_late(room);
         }
         let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
         let mut sink = WcSink::new(&mut out[..room]);

@@ -36,18 +36,24 @@ const LINGER_TICKS: u32 = 16;
 
 /// Starts the engine's thread, which waits for the NIC that it is for and ends if the sender is dropped instead. Signals are left to the program's own threads.
 pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
-    let blocked = BlockedSignals::all();
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10);
     let (sender, receiver) = channel();
-    let started = builder.spawn(move || {
-        if let Ok(nic) = receiver.recv() {
-            run(nic);
-        }
+    let started = without_signals(|| {
+        builder.spawn(move || {
+            if let Ok(nic) = receiver.recv() {
+                run(nic);
+            }
+        })
     });
-    drop(blocked);
     started.map(|_| sender)
+}
+
+/// Does something with all signals blocked: threads that are started there leave signals to the program's own.
+pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    let _blocked = BlockedSignals::all();
+    f()
 }
 
 fn run(nic: &'static Nic) {

@@ -14,6 +14,7 @@
 //! - `live`, `abi_cell`: the table of live handles, and the structures that they point to.
 //! - `pd`, `mw`, `dm`, `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common
 //!   home.
+//! - `faults`: what a plan of faults says to each question; `incidents`: what it has happen to the objects.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
 //! - `abi`: the verbs, as safe functions, and the C functions that are made of them.
 //!
@@ -51,11 +52,13 @@ mod device;
 mod dm;
 mod engine;
 mod event;
+mod faults;
 mod filled;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod identity;
 mod imports;
+mod incidents;
 mod live;
 mod lock;
 mod multicast;
@@ -85,6 +88,10 @@ mod sysfs_text;
 mod xrc;
 
 pub use abi::{later_symbols, symbols};
+pub use faults::{
+    BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,
+    read_counts,
+};
 pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
 pub use shm::fabric::FabricError;
 /// How far a QP number is shifted right to tell the process that has the queue pair.

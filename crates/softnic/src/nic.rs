@@ -42,6 +42,9 @@ pub enum NicError {
     /// The path was asked to be something that it cannot be.
     #[error(transparent)]
     Path(#[from] BadPath),
+    /// Faults were asked for that cannot be.
+    #[error(transparent)]
+    Faults(#[from] crate::faults::BadFaults),
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),

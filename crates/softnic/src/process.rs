@@ -60,6 +60,7 @@ const LAST_NOTICES: Duration = Duration::from_secs(2);
 fn new_nic() -> Result<&'static Nic, NicError> {
     let port = Port::from_env()?;
     let identity = Identity::from_env()?;
+    crate::faults::check()?;
     let network = Network::from_env()?;
     // Before anything that others see: a process that cannot have a thread leaves nothing behind.
     let engine = engine::begin().map_err(NicError::Engine)?;

@@ -4,6 +4,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use ::faults::QueuePair;
+use nic_core::retry::rnr_patience_ns;
 use verbs_abi::*;
 
 use crate::biased_lock::BiasedLock;
@@ -34,6 +36,8 @@ pub(crate) struct Qp {
     /// Place in this process.
     pub(crate) index: usize,
     pub(crate) qpn: u32,
+    /// Place in the order in which the process has made its queue pairs, from 1 on.
+    pub(crate) number: u32,
     /// Its transport service: [`QpType::service`].
     pub(crate) qp_type: QpType,
     /// The type that it was created with.
@@ -57,7 +61,7 @@ pub(crate) struct Qp {
     state: AtomicU32,
     pub(crate) qkey: AtomicU32,
     pub(crate) max_rd_atomic: AtomicU32,
-    /// `timeout` and, from bit 8 on, `retry_cnt`.
+    /// `timeout`, from bit 8 on `retry_cnt`, and from bit 16 on `rnr_retry`.
     timeout: AtomicU32,
     /// What the send queue has for the send CQ's next poll: a `SendWork`.
     pub(crate) send_work: AtomicU8,
@@ -69,6 +73,8 @@ pub(crate) struct Qp {
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
     control: Mutex<Control>,
+    /// The GID of the peer, which a plan of faults may name.
+    peer_gid: Mutex<Option<[u8; 16]>>,
     pub(crate) unacknowledged: Unacknowledged,
     /// What it was made of, which it leaves when it is destroyed.
     pub(crate) domain: Option<Arc<Pd>>,
@@ -115,6 +121,9 @@ pub(crate) struct SpreadUse {
     pub(crate) table: Arc<AtomicUsize>,
 }
 
+/// The number of the next queue pair.
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
+
 impl Qp {
     /// Makes a queue pair; `None` where there is no memory for its queues.
     pub(crate) fn new(index: usize, new: NewQp) -> Option<Self> {
@@ -143,6 +152,7 @@ impl Qp {
             context: new.context,
             index,
             qpn,
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             qp_type: new.qp_type.service(),
             full_type: new.qp_type,
             opened: AtomicUsize::new(1),
@@ -170,6 +180,7 @@ impl Qp {
                 peer: None,
                 waiting: Vec::new(),
             }),
+            peer_gid: Mutex::new(None),
             init_attr: new.init_attr,
             unacknowledged: Unacknowledged::default(),
             domain: new.domain,
@@ -249,6 +260,27 @@ impl Qp {
         ((v & 0xff) as u8, (v >> 8 & 0xff) as u8)
     }
 
+    /// What a plan of faults knows it by.
+    pub(crate) fn facts(&self) -> QueuePair {
+        QueuePair {
+            number: self.number,
+            qpn: self.qpn,
+        }
+    }
+
+    /// The GID of its peer, if it has one.
+    pub(crate) fn peer_gid(&self) -> Option<[u8; 16]> {
+        *lock(&self.peer_gid)
+    }
+
+    /// How long a plan of faults can have its receiver not ready until it gives up; `None`: for ever. The time between
+    /// retries is its own, as if both ends had been given the same.
+    pub(crate) fn rnr_patience_ns(&self) -> Option<u64> {
+        let rnr_retry = self.timeout.load(Ordering::Relaxed) >> 16;
+        let timer = self.shared().min_rnr_timer.load(Ordering::Relaxed);
+        rnr_patience_ns(rnr_retry, timer.try_into().unwrap_or(0))
+    }
+
     /// The receive queue that it takes from.
     #[inline]
     pub(crate) fn recv_queue(&self) -> &BiasedLock<RecvQueue> {
@@ -306,16 +338,32 @@ impl Qp {
     /// A CQ that its work requests complete in is overrun: into the error state, if it was in use, with the event that
     /// says so. Nobody holds the lock of a CQ.
     pub(crate) fn fail_for_overrun(&self) {
+        self.fail_with(IBV_EVENT_QP_FATAL);
+    }
+
+    /// Into the error state, if it was in use, with an event. Nobody holds the lock of a CQ.
+    pub(crate) fn fail_with(&self, event: ibv_event_type) {
+        if self.fail_if_in_use() {
+            self.raise(event);
+        }
+    }
+
+    /// The same without an event: that of the device speaks of all.
+    pub(crate) fn fail_quietly(&self) {
+        self.fail_if_in_use();
+    }
+
+    fn fail_if_in_use(&self) -> bool {
         // Neither reset nor destroyed before the event is raised.
         let control = lock(&self.control);
         if matches!(self.state(), QpState::Reset | QpState::Err) {
-            return;
+            return false;
         }
         self.fail();
         if let Some(peer) = &control.peer {
             peer.wake();
         }
-        self.raise(IBV_EVENT_QP_FATAL);
+        true
     }
 
     /// The peer may wait for something of this queue pair that will never come: let it look.
@@ -526,11 +574,15 @@ impl Qp {
             IBV_QP_PATH_MIG_STATE: path_mig_state;
             IBV_QP_DEST_QPN: dest_qp_num;
         }
+        let dgid = (attr.ah_attr.is_global != 0).then(|| attr.ah_attr.grh.dgid.bytes());
+        *lock(&self.peer_gid) = dgid;
         self.qkey.store(attr.qkey, Ordering::Relaxed);
         self.max_rd_atomic
             .store(u32::from(attr.max_rd_atomic), Ordering::Relaxed);
         self.timeout.store(
-            u32::from(attr.timeout) | u32::from(attr.retry_cnt) << 8,
+            u32::from(attr.timeout)
+                | u32::from(attr.retry_cnt) << 8
+                | u32::from(attr.rnr_retry) << 16,
             Ordering::Relaxed,
         );
         if mask & IBV_QP_RNR_RETRY != 0 {

@@ -140,6 +140,12 @@ impl Registry {
         self.qps.get(index)?.lock().clone()
     }
 
+    /// All queue pairs.
+    pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {
+        let places = self.qps.iter();
+        places.filter_map(|place| place.lock().clone()).collect()
+    }
+
     /// The queue pair of this process with that number.
     pub(crate) fn qp_by_number(&self, qpn: u32) -> Option<Arc<Qp>> {
         let qp = self.qp(qpn as usize % MAX_QPS)?;

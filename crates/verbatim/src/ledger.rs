@@ -2,22 +2,16 @@
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
 use tap::Ledger;
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::NamedTempFile;
 
 use crate::Outcome;
 use crate::pcie_counters::PcieCounters;
-
-/// Where files of counters are in memory, if the machine has it.
-const SHARED_MEMORY: &str = "/dev/shm";
+use crate::program::{shared_folder, wait_for};
 
 /// Argument of commands whose verbs can be counted.
 #[derive(clap::Args, Clone, Debug)]
@@ -104,53 +98,15 @@ fn record(
     // The error itself names a file that nobody has asked for.
     let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
         .map_err(|err| anyhow!("cannot write {}: {}", file.display(), err.kind()))?;
-    let folder = counters_folder().context("cannot make a folder for the counters")?;
-    // This process ends when the command has: a signal that ends the command must leave time to write.
-    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
-    let handle = signals.handle();
-    let mut child = command
-        .env(tap::VARIABLE, folder.path())
-        .spawn()
-        .with_context(|| format!("cannot run {}{}", words, hint(&command)))?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let forward = std::thread::spawn(move || {
-        for signal in &mut signals {
-            // Those of the terminal go to every process of its foreground group.
-            let to_all = matches!(signal, SIGINT | SIGQUIT);
-            if let (Some(pid), Some(signal), false) = (pid, Signal::from_named_raw(signal), to_all)
-            {
-                let _ = kill_process(pid, signal);
-            }
-        }
-    });
-    let status = child.wait().context("cannot wait for the command")?;
-    handle.close();
-    let _ = forward.join();
+    let folder = shared_folder("verbatim-tap-").context("cannot make a folder for the counters")?;
+    let outcome = wait_for(command.env(tap::VARIABLE, folder.path()), words)?;
     let mut ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
     ledger.pcie = counters.map(PcieCounters::read).transpose()?;
     write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
     if ledger.processes.is_empty() {
         eprintln!("note: no process of it opened an RDMA device, so the ledger is empty");
     }
-    Ok(outcome(status))
-}
-
-fn hint(command: &Command) -> &'static str {
-    let program = Path::new(command.get_program());
-    if program.components().count() > 1 && !program.exists() {
-        "; there is no such program"
-    } else {
-        ""
-    }
-}
-
-/// A folder that goes when it is dropped, in memory where there is such.
-fn counters_folder() -> io::Result<TempDir> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("verbatim-tap-");
-    builder
-        .tempdir_in(SHARED_MEMORY)
-        .or_else(|_| builder.tempdir())
+    Ok(outcome)
 }
 
 fn write(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> {
@@ -161,15 +117,6 @@ fn write(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> 
     to.as_file().set_permissions(mode)?;
     to.persist(file)?;
     Ok(())
-}
-
-/// What the command came to: its exit status, or 128 and the signal that ended it, as shells say it.
-fn outcome(status: ExitStatus) -> Outcome {
-    let code = status.code().or(status.signal().map(|signal| 128 + signal));
-    match code {
-        Some(0) => Outcome::Done,
-        code => Outcome::Exit(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
-    }
 }
 
 #[cfg(test)]

@@ -159,7 +159,10 @@ impl tap::Provider for SoftNic {
 /// A provider's table, or the tap's over it.
 fn tapped_if_on<P: tap::Provider>(tapped: &'static OnceLock<Symbols>) -> &'static Symbols {
     if tap::is_on() {
-        tapped.get_or_init(tap::symbols::<P>)
+        tapped.get_or_init(|| {
+            softnic::observe_faults(tap::trace::note);
+            tap::symbols::<P>()
+        })
     } else {
         P::symbols()
     }

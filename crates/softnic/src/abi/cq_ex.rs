@@ -10,6 +10,7 @@ use super::cq::new_cq;
 use super::edge::{Arg, In, Out, c_functions};
 use super::fast::follow;
 use crate::cq::{Cq, Current, Polling};
+use crate::faults;
 use crate::live;
 use crate::recv::TagInfo;
 
@@ -43,8 +44,16 @@ pub(super) fn create_cq_ex(
     abi.context = context;
     abi.channel = init.channel;
     abi.cq_context = init.cq_context;
-    abi.start_poll = Some(start_poll);
-    abi.next_poll = Some(next_poll);
+    let (start, next) = if faults::are_on() {
+        (
+            start_poll_under_faults as StartPoll,
+            next_poll_under_faults as NextPoll,
+        )
+    } else {
+        (start_poll as StartPoll, next_poll as NextPoll)
+    };
+    abi.start_poll = Some(start);
+    abi.next_poll = Some(next);
     abi.end_poll = Some(end_poll);
     abi.read_opcode = Some(read_opcode);
     abi.read_vendor_err = Some(read_vendor_err);
@@ -64,6 +73,10 @@ pub(super) fn create_cq_ex(
     let cq = new_cq((init.cqe, init.comp_vector), abi, Some(polling))?;
     Ok(live::hand_out(cq).cast())
 }
+
+/// The functions that begin a poll and go on with it.
+type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int;
+type NextPoll = unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int;
 
 /// A clock's time.
 pub(super) fn now_ns(clock: ClockId) -> u64 {
@@ -100,9 +113,14 @@ impl Polled<'_> {
 /// Makes the next completion the current one. `ENOENT` if there is none.
 ///
 /// The calling thread polls the queue: it has passed `Polling::start`.
-fn advance(cq: &Cq, polling: &Polling) -> c_int {
+fn advance<const FAULTS: bool>(cq: &Cq, polling: &Polling) -> c_int {
     let mut out = [MaybeUninit::uninit()];
-    if cq.poll(&mut out) == 0 {
+    let polled = if FAULTS {
+        cq.poll_under_faults(&mut out)
+    } else {
+        cq.poll(&mut out)
+    };
+    if polled == 0 {
         return libc::ENOENT;
     }
     let [wc] = out;
@@ -126,7 +144,7 @@ fn advance(cq: &Cq, polling: &Polling) -> c_int {
     0
 }
 
-fn start(cq: Polled<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
+fn start<const FAULTS: bool>(cq: Polled<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
     let Some((cq, polling)) = cq.0 else {
         return libc::EINVAL;
     };
@@ -134,7 +152,7 @@ fn start(cq: Polled<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
         return libc::EINVAL;
     }
     polling.start();
-    let result = advance(cq, polling);
+    let result = advance::<FAULTS>(cq, polling);
     if result != 0 {
         // "Only if it succeeds is ibv_end_poll to be called" (`ibv_create_cq_ex(3)`).
         polling.end();
@@ -142,9 +160,9 @@ fn start(cq: Polled<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
     result
 }
 
-fn next(cq: Polled<'_>) -> c_int {
+fn next<const FAULTS: bool>(cq: Polled<'_>) -> c_int {
     match cq.0 {
-        Some((cq, polling)) => advance(cq, polling),
+        Some((cq, polling)) => advance::<FAULTS>(cq, polling),
         None => libc::EINVAL,
     }
 }
@@ -164,8 +182,10 @@ fn tm_info(cq: Polled<'_>, info: Out<'_, ibv_wc_tm_info>) {
 }
 
 c_functions! {
-    start_poll => start, (cq: Polled, attr: In<ibv_poll_cq_attr>) -> c_int;
-    next_poll => next, (cq: Polled) -> c_int;
+    start_poll => start::<false>, (cq: Polled, attr: In<ibv_poll_cq_attr>) -> c_int;
+    start_poll_under_faults => start::<true>, (cq: Polled, attr: In<ibv_poll_cq_attr>) -> c_int;
+    next_poll => next::<false>, (cq: Polled) -> c_int;
+    next_poll_under_faults => next::<true>, (cq: Polled) -> c_int;
     end_poll => end, (cq: Polled) -> ();
     read_tm_info => tm_info, (cq: Polled, info: Out<ibv_wc_tm_info>) -> ();
 }

@@ -16,6 +16,7 @@ use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::device;
 use crate::identity::Identity;
+use crate::incidents;
 use crate::registry;
 use crate::sysfs::UVERBS_NAME;
 
@@ -106,7 +107,9 @@ pub(super) fn new_context(
     // "The context is preceded by a verbs_context": verbs.h, `verbs_get_ctx`.
     c.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
     let context = Context::new(nic, abi, home).map_err(|e| errno_of(&e))?;
-    Ok(Box::leak(Box::new(context)))
+    let context: &'static Context = Box::leak(Box::new(context));
+    incidents::opened(context);
+    Ok(context)
 }
 
 /// `ibv_import_device(3)`: a context is named by its `cmd_fd`, which goes to another process by `fork`, `dup` or

@@ -23,6 +23,11 @@ pub(super) trait Arg {
     /// aligned place of its type, which can be read (for [`Out`]: written; for [`InOut`]: both) and which no other thread
     /// changes meanwhile.
     unsafe fn from_c(c: Self::C) -> Self;
+
+    /// The address of a handle, for a plan of faults; 0 of anything else.
+    fn address(_c: &Self::C) -> usize {
+        0
+    }
 }
 
 /// The result of a verb, as C gets it.
@@ -31,6 +36,14 @@ pub(super) trait Ret {
     type C;
 
     fn into_c(self) -> Self::C;
+
+    /// A verb that is refused with `errno`; `None` where its result can say nothing of the kind.
+    fn refused(_errno: c_int) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 /// What C passes or gets as it is.
@@ -61,6 +74,9 @@ impl<T> Arg for *mut T {
     #[inline(always)]
     unsafe fn from_c(c: Self) -> Self {
         c
+    }
+    fn address(c: &Self) -> usize {
+        c.addr()
     }
 }
 
@@ -199,6 +215,9 @@ impl Ret for Result<(), c_int> {
     fn into_c(self) -> c_int {
         self.err().unwrap_or(0)
     }
+    fn refused(errno: c_int) -> Option<Self> {
+        Some(Err(errno))
+    }
 }
 
 /// A pointer, or NULL with errno.
@@ -210,6 +229,9 @@ impl<T> Ret for Result<*mut T, c_int> {
             set_errno(errno);
             std::ptr::null_mut()
         })
+    }
+    fn refused(errno: c_int) -> Option<Self> {
+        Some(Err(errno))
     }
 }
 
@@ -223,6 +245,9 @@ impl Ret for OrMinusOne {
             set_errno(errno);
             -1
         })
+    }
+    fn refused(errno: c_int) -> Option<Self> {
+        Some(Self(Err(errno)))
     }
 }
 
@@ -259,3 +284,31 @@ macro_rules! c_functions {
     )*};
 }
 pub(super) use c_functions;
+
+/// The same for verbs outside the data path, which a plan of faults may refuse: `name => verb, (arguments) -> result;`.
+macro_rules! control_verbs {
+    ($($(#[$meta:meta])* $vis:vis $name:ident => $verb:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+        $(#[$meta])*
+        #[allow(unsafe_code)]
+        $vis unsafe extern "C" fn $name(
+            $($arg: <$type as $crate::abi::edge::Arg>::C),*
+        ) -> <$ret as $crate::abi::edge::Ret>::C {
+            if $crate::faults::are_on() {
+                const NAME: &str = $crate::abi::faulty::verb_name(concat!("ibv_", stringify!($name)));
+                let addresses: &[usize] = &[$(<$type as $crate::abi::edge::Arg>::address(&$arg)),*];
+                let first = addresses.first().copied().unwrap_or(0);
+                let refused = $crate::abi::faulty::refusal(NAME, first)
+                    .and_then(<$ret as $crate::abi::edge::Ret>::refused);
+                if let Some(refused) = refused {
+                    return $crate::abi::edge::Ret::into_c(refused);
+                }
+            }
+            let result: $ret = $verb($({
+                // SAFETY: the caller keeps to the man page of the verb, which is all that `from_c` asks for.
+                unsafe { <$type as $crate::abi::edge::Arg>::from_c($arg) }
+            }),*);
+            $crate::abi::edge::Ret::into_c(result)
+        }
+    )*};
+}
+pub(super) use control_verbs;

@@ -4,13 +4,13 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use verbs_abi::*;
 
-use super::edge::{Grh, In, InConst, InOut, OrMinusOne, Out, c_functions};
+use super::edge::{Grh, In, InConst, InOut, OrMinusOne, Out, control_verbs};
 use super::{ah, cq, device, dm, domain, event, mr, qp, qp_ex, query, srq};
 
 type Made<T> = Result<*mut T, c_int>;
 type Done = Result<(), c_int>;
 
-c_functions! {
+control_verbs! {
     pub(super) ibv_get_device_list => device::get_device_list, (count: Out<c_int>) -> Made<*mut ibv_device>;
     pub(super) ibv_free_device_list => device::free_device_list, (list: *mut *mut ibv_device) -> ();
     pub(super) ibv_get_device_name => device::get_device_name, (device: *mut ibv_device) -> *const c_char;

@@ -20,6 +20,8 @@ mod entry;
 mod event;
 #[allow(unsafe_code)]
 mod fast;
+#[allow(unsafe_code)]
+mod faulty;
 mod flow;
 mod mr;
 mod mw;

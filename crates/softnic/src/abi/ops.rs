@@ -4,13 +4,14 @@ use std::ffi::{c_int, c_uint};
 
 use verbs_abi::*;
 
-use super::edge::{In, InConst, InOut, c_functions};
-use super::{cq, cq_ex, dm, domain, fast, flow, mr, mw, qp, query, srq, tags, wq, xrc};
+use super::edge::{In, InConst, InOut, control_verbs};
+use super::{cq, cq_ex, dm, domain, fast, faulty, flow, mr, mw, qp, query, srq, tags, wq, xrc};
+use crate::faults;
 
 type Made<T> = Result<*mut T, c_int>;
 type Done = Result<(), c_int>;
 
-c_functions! {
+control_verbs! {
     query_device_ex => query::query_device_ex,
         (context: *mut ibv_context, input: InConst<ibv_query_device_ex_input>, attr: *mut ibv_device_attr_ex,
          attr_size: usize) -> Done;
@@ -103,5 +104,8 @@ pub(super) fn verbs_ops() -> verbs_context {
     ops.alloc_mw = Some(alloc_mw);
     ops.bind_mw = Some(bind_mw);
     ops.dealloc_mw = Some(dealloc_mw);
+    if faults::are_on() {
+        faulty::install(ops);
+    }
     abi
 }

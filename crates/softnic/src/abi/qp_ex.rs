@@ -8,6 +8,9 @@ use verbs_abi::*;
 
 use super::edge::{Arg, InConst, slice_from_c};
 use super::fast::follow;
+use super::faulty;
+use crate::faults;
+use crate::incidents;
 use crate::live;
 use crate::qp::Qp;
 use crate::send::{self, Builder, FlushRange, List};
@@ -71,10 +74,11 @@ pub(super) fn enter_operations(qp: &Qp, ops: u64) {
     if xrc {
         qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     }
-    qp.wr_complete = Some(if xrc {
-        wr_complete::<true>
-    } else {
-        wr_complete::<false>
+    qp.wr_complete = Some(match (xrc, faults::are_on()) {
+        (false, false) => wr_complete::<false, false>,
+        (true, false) => wr_complete::<true, false>,
+        (false, true) => wr_complete::<false, true>,
+        (true, true) => wr_complete::<true, true>,
     });
     qp.wr_abort = Some(wr_abort);
 }
@@ -137,7 +141,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe extern "C" fn wr_complete<const XRC: bool>(qp: *mut ibv_qp_ex) -> c_int {
+unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the program has begun a list from this thread, and ends it here (`ibv_wr_post(3)`).
     let Some(building) = (unsafe { Building::of(qp) }) else {
         return libc::EINVAL;
@@ -145,12 +149,20 @@ unsafe extern "C" fn wr_complete<const XRC: bool>(qp: *mut ibv_qp_ex) -> c_int {
     let Building {
         qp, builder, list, ..
     } = building;
-    let result = match list.link() {
+    let refused = if FAULTS {
+        faulty::refusal_for("ibv_wr_complete", qp.facts())
+    } else {
+        None
+    };
+    let result = match (refused, list.link()) {
+        (Some(errno), _) | (None, Err(errno)) => errno,
         // SAFETY: `link` has made a list of so many work requests, whose pointers lead to the vectors of `list`.
-        Ok((first, len)) => unsafe { send::post_send_all::<XRC>(qp, first, len) },
-        Err(errno) => errno,
+        (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },
     };
     builder.finish(list);
+    if FAULTS {
+        incidents::carry_out_owed(qp.nic);
+    }
     result
 }
 

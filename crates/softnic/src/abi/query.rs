@@ -9,6 +9,7 @@ use super::context::nic_of;
 use super::cq_ex::now_ns;
 use super::edge::{In, InConst, InOut, OrMinusOne, Out};
 use crate::device::{self, LinkLayer};
+use crate::faults;
 use crate::nic::Nic;
 use crate::strings;
 
@@ -68,6 +69,9 @@ pub(super) fn query_port(
     query_port_ex(context, port_num, attr, COMPAT)
 }
 
+/// `phys_state` of a port without a link (IBTA vol. 1, 14.2.5.6).
+const PHYS_STATE_DISABLED: u8 = 3;
+
 pub(super) fn query_port_ex(
     context: *mut ibv_context,
     port_num: u8,
@@ -79,7 +83,12 @@ pub(super) fn query_port_ex(
     if port_num != device::PORT_NUM || attr.is_null() {
         return Err(libc::EINVAL);
     }
-    put_start(attr, &nic.port.attr(), len.min(size_of::<ibv_port_attr>()));
+    let mut port = nic.port.attr();
+    if faults::link_is_down() {
+        port.state = IBV_PORT_DOWN;
+        port.phys_state = PHYS_STATE_DISABLED;
+    }
+    put_start(attr, &port, len.min(size_of::<ibv_port_attr>()));
     Ok(())
 }
 

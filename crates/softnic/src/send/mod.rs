@@ -9,6 +9,7 @@ mod builder;
 mod burst;
 mod codes;
 mod connected;
+mod faulty;
 mod gather;
 mod local;
 mod messages;
@@ -24,6 +25,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ::faults::WorkFault;
 use nic_core::retry::Waiting;
 use nic_core::verbs::{allowed, carries_payload, completion_opcode};
 use verbs_abi::*;
@@ -41,6 +43,7 @@ use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, 
 use crate::recv::{call_if_armed, failed};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{Copies, checked_sge};
+use crate::xrc::Xrc;
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
@@ -49,6 +52,7 @@ use shm::keys::BindRequest;
 use shm::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable};
 
 use connected::*;
+use faulty::*;
 use gather::*;
 use local::*;
 use one_sided::*;
@@ -227,6 +231,8 @@ struct Deferred {
     wake_after: u64,
     ah: Option<Arc<Ah>>,
     bind: Option<BindRequest>,
+    /// What a plan of faults says of it.
+    fault: Option<WorkFault>,
 }
 
 // SAFETY: the raw pointers in `wr` are not followed: `sges`, `payload`, `ah` and `bind` stand for them.
@@ -461,7 +467,7 @@ pub(crate) unsafe fn post_send(
 ) -> i32 {
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
-    unsafe { post_list::<false>(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_list::<false, false>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// [`post_send`] on a queue pair that sends to XRC shared receive queues.
@@ -476,14 +482,35 @@ pub(crate) unsafe fn post_send_xrc(
 ) -> i32 {
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
-    unsafe { post_list::<true>(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_list::<true, false>(qp, &mut sq, wr, bad_wr) }
+}
+
+/// [`post_send`] under a plan of faults.
+///
+/// # Safety
+/// As for [`post_send`].
+#[cold]
+pub(crate) unsafe fn post_send_under_faults(
+    qp: &Qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> i32 {
+    let mut sq = qp.sq.lock();
+    // SAFETY: contract of this function.
+    unsafe {
+        if matches!(qp.xrc, Xrc::Send) {
+            post_list::<true, true>(qp, &mut sq, wr, bad_wr)
+        } else {
+            post_list::<false, true>(qp, &mut sq, wr, bad_wr)
+        }
+    }
 }
 
 /// Posts a list of `count` WRs if there is room for all of them.
 ///
 /// # Safety
 /// As for [`post_send`].
-pub(crate) unsafe fn post_send_all<const XRC: bool>(
+pub(crate) unsafe fn post_send_all<const XRC: bool, const FAULTS: bool>(
     qp: &Qp,
     wr: *mut ibv_send_wr,
     count: usize,
@@ -494,13 +521,13 @@ pub(crate) unsafe fn post_send_all<const XRC: bool>(
     }
     let bad_wr = std::ptr::null_mut();
     // SAFETY: contract of this function.
-    unsafe { post_list::<XRC>(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_list::<XRC, FAULTS>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// # Safety
 /// As for [`post_send`].
 #[inline(always)]
-unsafe fn post_list<const XRC: bool>(
+unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     mut wr: *mut ibv_send_wr,
@@ -517,7 +544,7 @@ unsafe fn post_list<const XRC: bool>(
     } else {
         // SAFETY: contract of this function.
         while !wr.is_null() {
-            if !XRC && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
+            if !XRC && !FAULTS && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
                 // SAFETY: as above; not null.
                 wr = unsafe { burst::run(qp, sq, wr) };
             }
@@ -529,7 +556,7 @@ unsafe fn post_list<const XRC: bool>(
                 aim(sq, this);
             }
             // SAFETY: as above.
-            if let Err(errno) = unsafe { post_one(qp, sq, this, state) } {
+            if let Err(errno) = unsafe { post_one::<FAULTS>(qp, sq, this, state) } {
                 result = errno;
                 break;
             }
@@ -595,7 +622,7 @@ fn publish(qp: &Qp, sq: &mut SendQueue) {
 /// # Safety
 /// As for [`post_send`].
 #[inline(never)]
-unsafe fn post_one(
+unsafe fn post_one<const FAULTS: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     wr: &ibv_send_wr,
@@ -668,7 +695,7 @@ unsafe fn post_one(
         // Completions keep the order of the WRs: what failed may wait behind a SEND that is on its way.
         if !sq.deferred.is_empty() {
             // SAFETY: as above.
-            unsafe { defer(qp, sq, &view, seq) };
+            unsafe { defer(qp, sq, &view, seq, None) };
         } else if sq.pending.is_empty() {
             sq.ready.push(flushed);
         } else {
@@ -676,15 +703,30 @@ unsafe fn post_one(
         }
         return Ok(());
     }
+    let fault = if FAULTS { ask(qp, &view) } else { None };
     if !sq.deferred.is_empty() || state == QpState::Sqd {
         // SAFETY: as above.
-        unsafe { defer(qp, sq, &view, seq) };
+        unsafe { defer(qp, sq, &view, seq, fault) };
         return Ok(());
+    }
+    if FAULTS {
+        match fault {
+            None => {}
+            Some(WorkFault::Status(status)) => {
+                settle(qp, sq, wr, seq, signaled, &Outcome::Failed(status));
+                return Ok(());
+            }
+            Some(WorkFault::ReceiverNotReady(_)) => {
+                // SAFETY: as above.
+                unsafe { defer(qp, sq, &view, seq, fault) };
+                return Ok(());
+            }
+        }
     }
     match execute(qp, sq, &view) {
         Outcome::Later => {
             // SAFETY: as above.
-            unsafe { defer(qp, sq, &view, seq) };
+            unsafe { defer(qp, sq, &view, seq, None) };
         }
         outcome => settle(qp, sq, wr, seq, signaled, &outcome),
     }
@@ -696,7 +738,13 @@ unsafe fn post_one(
 /// # Safety
 /// As for [`post_send`]; `view` is of one of its WRs.
 #[cold]
-unsafe fn defer(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, seq: u64) {
+unsafe fn defer(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    seq: u64,
+    fault: Option<WorkFault>,
+) {
     // SAFETY: `post_one` has looked at the handle.
     let ah = unsafe { Ah::retain(view.wr, view.ah.is_some()) };
     let payload = read_early(qp, &mut sq.local, view);
@@ -709,6 +757,7 @@ unsafe fn defer(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, seq: u64) {
         wake_after: UNRELIABLE_WAKE_NS,
         ah,
         bind: view.bind,
+        fault,
     });
 }
 

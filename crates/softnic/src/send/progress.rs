@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::*;
 use crate::multicast;
-use crate::xrc::Xrc;
 
 /// How long an unreliable message waits for room at a live receiver until it is dropped.
 pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
@@ -194,7 +193,21 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         if matches!(qp.xrc, Xrc::Send) {
             aim(sq, &d.wr);
         }
-        let mut outcome = execute(qp, sq, &view);
+        let mut outcome = match d.fault {
+            None => execute(qp, sq, &view),
+            Some(fault) => match obey(qp, fault, d.waiting.waited(now_ns())) {
+                Obeyed::Wait => {
+                    sq.deferred.push_front(d);
+                    return true;
+                }
+                Obeyed::Done(outcome) => outcome,
+                Obeyed::Over => {
+                    d.waiting.end();
+                    d.fault = None;
+                    execute(qp, sq, &view)
+                }
+            },
+        };
         if matches!(outcome, Outcome::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();
             let waited = d.waiting.waited(now);

@@ -45,6 +45,15 @@ pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
     super::file::append(&text);
 }
 
+/// Appends a line about something that no verb says, with the time and the thread.
+pub fn note(line: &str) {
+    if super::is_on() {
+        let before = errno();
+        append(now_ns(), [line]);
+        set_errno(before);
+    }
+}
+
 /// A call that is going on: its line, as far as it is known.
 pub struct Call {
     text: String,

@@ -18,7 +18,7 @@ mod names;
 mod operations;
 mod value;
 
-pub use call::Call;
+pub use call::{Call, note};
 pub(crate) use control::{later_symbols, symbols};
 pub(crate) use data::{Poll, built, empty_poll, found, one_found, posted, recvs_posted, started};
 pub use file::{VARIABLE, create, is_on};
@@ -45,6 +45,7 @@ const LEGEND: &str = "\
 #                                                                 this range or the region (MR: selectivity level)
 # poll_cq cq1 1/4 wr_id=7 SUCCESS RDMA_WRITE QPN 0x8000           the first of 4 completions; of a failed one
 #                                                                 wr_id, status, QPN and vendor_err are valid
+# fault 1 (RULE): OCCASION                                       a rule of --fault struck here; the line of the verb follows
 # … after 12 empty polls                                          polls that found nothing since this thread's last
 #                                                                 line about the CQ; for 1000, 1000000, … of them in
 #                                                                 a row there is a line

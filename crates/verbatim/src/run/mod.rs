@@ -2,7 +2,7 @@
 //!
 //! On the software NIC the program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and the files of an
 //! RDMA device in `/sys` and `/dev`. It replaces this process: its signals, its standard streams and its exit status
-//! are its own. With `--ledger` this process waits for it instead. On the machine's own NIC it finds nothing else than
+//! are its own. With `--ledger` or `--fault` this process waits for it instead. On the machine's own NIC it finds nothing else than
 //! without this command, and the tap in front of it where something is to be counted or traced.
 //!
 //! - [`identity`]: what the device says that it is;
@@ -27,7 +27,9 @@ use softnic::SysfsFile;
 
 use crate::Outcome;
 use crate::args::{LinkLayerArgs, Provider};
+use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
+use crate::program::wait_for;
 use namespace::{Door, Entered};
 
 /// Arguments of `verbatim run`.
@@ -42,6 +44,8 @@ pub(crate) struct Args {
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
+    #[command(flatten)]
+    fault: FaultArgs,
     #[command(flatten)]
     ledger: LedgerArgs,
     /// Write what the program does with the verbs to FILE, a line a verb, for all of its processes
@@ -74,6 +78,7 @@ Examples:
   verbatim run --nic cib -- ib_write_bw           on a device that says it is a Connect-IB
   verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
+  verbatim run --fault 'verb=ibv_reg_mr,errno=ENOMEM,count=1,after=1' -- ib_write_bw    a verb is refused once
   verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, \
@@ -90,7 +95,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// Names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
-/// Runs the command. Without a ledger it returns only when the program could not be run.
+/// Runs the command. Without a ledger and faults it returns only when the program could not be run.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let (program, rest) = match &args.command[..] {
         [program, rest @ ..] if !program.is_empty() => (program, rest),
@@ -109,13 +114,23 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(file) = &args.trace {
         command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
     }
-    if args.ledger.is_wanted() {
+    if args.ledger.is_wanted() || args.fault.is_wanted() {
         // It would be held for as long as the program runs.
         drop(door);
     }
-    let mut command = match args.ledger.record_program(command, &words)? {
-        Ok(outcome) => return Ok(outcome),
-        Err(unrecorded) => unrecorded,
+    let faulty = args.fault.prepare(&mut command)?;
+    let mut command = match (args.ledger.record_program(command, &words)?, faulty) {
+        (Ok(outcome), None) => return Ok(outcome),
+        (Ok(outcome), Some(faulty)) => {
+            faulty.print_summary()?;
+            return Ok(outcome);
+        }
+        (Err(mut command), Some(faulty)) => {
+            let outcome = wait_for(&mut command, &words)?;
+            faulty.print_summary()?;
+            return Ok(outcome);
+        }
+        (Err(command), None) => command,
     };
     let err = command.exec();
     let hint = if err.kind() == io::ErrorKind::NotFound {
@@ -191,6 +206,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
             bail!("{flag} is for the software NIC; leave it out, or --provider system");
         }
     }
+    fault::refuse_for_system(&args.fault)?;
     if args.ledger.is_wanted() || args.trace.is_some() {
         command.env(PRELOAD, preload(&library::find_tap()?)?);
     }

@@ -1,0 +1,231 @@
+//! The verbs under a plan of faults: each asks before it does what it does without one.
+//!
+//! A context that is opened by a process with a plan gets these functions for the data path, so that without one the data
+//! path is as it was. The other verbs ask in [`control_verbs!`](super::edge::control_verbs).
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+use ::faults::{QueuePair, VerbFacts, WorkFacts, WorkFault};
+use verbs_abi::*;
+
+use super::fast::{self, follow};
+use crate::cq::Cq;
+use crate::faults;
+use crate::incidents;
+use crate::live;
+use crate::process;
+use crate::qp::Qp;
+use crate::send;
+use crate::srq::Srq;
+
+/// The operations of a context, under a plan.
+pub(super) fn install(ops: &mut ibv_context_ops) {
+    ops.poll_cq = Some(poll_cq);
+    ops.req_notify_cq = Some(req_notify_cq);
+    ops.post_send = Some(post_send);
+    ops.post_recv = Some(post_recv);
+    ops.post_srq_recv = Some(post_srq_recv);
+}
+
+/// The name of a verb of `"ibv_"` and the name of its function here, which may have that already.
+pub(super) const fn verb_name(name: &'static str) -> &'static str {
+    match name.as_bytes() {
+        [_, _, _, _, b'i', b'b', b'v', b'_', ..] => name.split_at(4).1,
+        [_, _, _, _, b'_', b'i', b'b', b'v', b'_', ..] => name.split_at(5).1,
+        _ => name,
+    }
+}
+
+/// What still works when the device is gone: giving things back, and hearing of it.
+fn outlives_device(name: &str) -> bool {
+    [
+        "destroy",
+        "dealloc",
+        "dereg",
+        "close",
+        "free",
+        "get_async",
+        "get_cq",
+        "ack",
+        "unimport",
+        "detach",
+    ]
+    .iter()
+    .any(|prefix| {
+        name.strip_prefix("ibv_")
+            .is_some_and(|name| name.starts_with(prefix))
+    })
+}
+
+/// Whether a verb is refused; `first` is the address of its first argument, perhaps a queue pair's.
+#[cold]
+pub(super) fn refusal(name: &'static str, first: usize) -> Option<c_int> {
+    if !faults::are_on() {
+        return None;
+    }
+    let qp = live::find::<Qp>(std::ptr::without_provenance_mut(first));
+    let queue_pair = qp.map(|qp| qp.facts()).unwrap_or_default();
+    refusal_for(name, queue_pair)
+}
+
+pub(super) fn refusal_for(name: &'static str, queue_pair: QueuePair) -> Option<c_int> {
+    let (errno, happenings) = faults::verb(&VerbFacts { name, queue_pair });
+    if !happenings.is_empty()
+        && let Ok(nic) = process::get()
+    {
+        incidents::carry_out(nic, happenings);
+    }
+    let gone = incidents::device_is_gone() && !outlives_device(name);
+    errno.or(gone.then_some(libc::EIO))
+}
+
+unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: `ibv_post_send(3)`: the program posts to a queue pair that it has, a list that ends with NULL; `bad_wr` is a
+    // place for the refused one.
+    unsafe {
+        let Some(to) = follow::<Qp>(qp) else {
+            return libc::EINVAL;
+        };
+        if let Some(errno) = refusal_for("ibv_post_send", to.facts()) {
+            if !bad_wr.is_null() {
+                *bad_wr = wr;
+            }
+            return errno;
+        }
+        let result = send::post_send_under_faults(to, wr, bad_wr);
+        incidents::carry_out_owed(to.nic);
+        result
+    }
+}
+
+unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_int {
+    let Ok(len) = usize::try_from(n) else {
+        return -libc::EINVAL;
+    };
+    if let Some(errno) = refusal_for("ibv_poll_cq", QueuePair::default()) {
+        return -errno;
+    }
+    // SAFETY: the program polls a queue that it has; `wc` is not NULL (below) and has `n` places (`ibv_poll_cq(3)`).
+    unsafe {
+        let Some(cq) = follow::<Cq>(cq) else {
+            return -libc::EINVAL;
+        };
+        if len == 0 || wc.is_null() {
+            return 0;
+        }
+        let out = std::slice::from_raw_parts_mut(wc.cast::<MaybeUninit<ibv_wc>>(), len);
+        // At most `n`.
+        c_int::try_from(cq.poll_under_faults(out)).unwrap_or(n)
+    }
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    match refusal_for("ibv_req_notify_cq", QueuePair::default()) {
+        Some(errno) => errno,
+        // SAFETY: the caller's promise (`ibv_req_notify_cq(3)`).
+        None => unsafe { fast::req_notify_cq(cq, solicited_only) },
+    }
+}
+
+/// A function that posts to a receive queue.
+type PostRecv<T> = unsafe extern "C" fn(*mut T, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+
+unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `ibv_post_recv(3)`, the caller's promise.
+    unsafe {
+        let Some(to) = follow::<Qp>(qp) else {
+            return libc::EINVAL;
+        };
+        let result = post_recvs(
+            "ibv_post_recv",
+            to.facts(),
+            (qp, wr, bad_wr),
+            fast::post_recv,
+        );
+        incidents::carry_out_owed(to.nic);
+        result
+    }
+}
+
+unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `ibv_post_srq_recv(3)`, the caller's promise.
+    unsafe {
+        let Some(to) = follow::<Srq>(srq) else {
+            return libc::EINVAL;
+        };
+        let nobody = QueuePair::default();
+        let result = post_recvs(
+            "ibv_post_srq_recv",
+            nobody,
+            (srq, wr, bad_wr),
+            fast::post_srq_recv,
+        );
+        incidents::carry_out_owed(to.context.nic);
+        result
+    }
+}
+
+/// Posts receive WRs one by one, those that are to fail with a scatter list that does.
+///
+/// # Safety
+/// The arguments are what `post` asks for.
+unsafe fn post_recvs<T>(
+    name: &'static str,
+    queue_pair: QueuePair,
+    (to, mut wr, bad_wr): (*mut T, *mut ibv_recv_wr, *mut *mut ibv_recv_wr),
+    post: PostRecv<T>,
+) -> c_int {
+    let mut result = refusal_for(name, queue_pair).unwrap_or(0);
+    // SAFETY: `wr` is NULL or the next of a list that ends with NULL (contract of this function); what is posted is a list
+    // of one, with the program's scatter list or one that lives until `post` returns.
+    unsafe {
+        while let (0, Some(this)) = (result, wr.as_ref()) {
+            let facts = WorkFacts {
+                operation: "RECV",
+                queue_pair,
+                peer: ::faults::Peer::default(),
+            };
+            let mut one = ibv_recv_wr {
+                next: std::ptr::null_mut(),
+                ..*this
+            };
+            let mut failing = ibv_sge {
+                addr: 0,
+                length: u32::MAX,
+                lkey: NO_KEY,
+            };
+            match faults::work_request(&facts, this.wr_id) {
+                Some(WorkFault::Status(IBV_WC_LOC_LEN_ERR)) => one.num_sge = 0,
+                Some(WorkFault::Status(_)) if one.num_sge > 0 => {
+                    (one.sg_list, one.num_sge) = (&raw mut failing, 1);
+                }
+                _ => {}
+            }
+            let mut bad = std::ptr::null_mut();
+            result = post(to, &raw mut one, &raw mut bad);
+            if result == 0 {
+                wr = this.next;
+            }
+        }
+        if result != 0 && !bad_wr.is_null() {
+            *bad_wr = wr;
+        }
+    }
+    result
+}
+
+/// The key of no region: no L_Key of this device is 0 (`shm::keys`).
+const NO_KEY: u32 = 0;

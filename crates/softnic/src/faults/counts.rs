@@ -1,0 +1,130 @@
+//! How often rules struck, for the summary of a run: a file a process, of two words a rule.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use ::faults::{Counts, Injector, MAX_RULES, Struck};
+
+use super::FAULT_COUNTS_VAR;
+
+/// How the files end.
+const EXTENSION: &str = "faults";
+/// Bytes of a rule: occurrences that it is for, and those that it struck.
+const RULE_BYTES: usize = 16;
+
+/// The file of this process, made when it is first written.
+#[derive(Default)]
+pub(super) struct CountsFile {
+    /// The process that it is of: a forked child has its own. No file where it cannot be made.
+    open: Option<(u32, Option<File>)>,
+}
+
+impl CountsFile {
+    fn file(&mut self) -> Option<&File> {
+        let pid = std::process::id();
+        if self.open.as_ref().is_none_or(|(of, _)| *of != pid) {
+            self.open = Some((pid, create(pid)));
+        }
+        self.open.as_ref()?.1.as_ref()
+    }
+
+    /// Writes the counts of the rules that struck.
+    pub(super) fn write(&mut self, injector: &Injector, struck: Struck) {
+        if let Some(file) = self.file() {
+            for index in struck.rules() {
+                if let Some(counts) = injector.counts().nth(index) {
+                    write_one(file, index, counts);
+                }
+            }
+        }
+    }
+
+    /// Writes the counts of all rules.
+    pub(super) fn write_all(&mut self, injector: &Injector) {
+        if let Some(file) = self.file() {
+            for (index, counts) in injector.counts().enumerate() {
+                write_one(file, index, counts);
+            }
+        }
+    }
+}
+
+fn create(pid: u32) -> Option<File> {
+    let folder = std::env::var_os(FAULT_COUNTS_VAR).filter(|folder| !folder.is_empty())?;
+    let name = format!("{pid}-{:020}.{EXTENSION}", shm::clock::now_ns());
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(Path::new(&folder).join(name)).ok()
+}
+
+fn write_one(file: &File, index: usize, counts: Counts) {
+    let mut bytes = [0; RULE_BYTES];
+    let (matched, struck) = bytes.split_at_mut(RULE_BYTES / 2);
+    matched.copy_from_slice(&counts.matched.to_le_bytes());
+    struck.copy_from_slice(&counts.struck.to_le_bytes());
+    // A count that cannot be written is lost, not the program's verb.
+    let _ = file.write_all_at(&bytes, (index * RULE_BYTES) as u64);
+}
+
+/// What the processes of a run have left.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounts {
+    /// Processes that opened the device.
+    pub processes: usize,
+    /// The sums of all processes, by rule; shorter than the plan where the last rules have seen nothing.
+    pub rules: Vec<Counts>,
+}
+
+/// Adds up what the processes of a run have left in `folder`, which [`FAULT_COUNTS_VAR`] named to them.
+///
+/// # Errors
+/// Those of the file system.
+pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
+    let mut all = FaultCounts::default();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_none_or(|extension| extension != EXTENSION)
+        {
+            continue;
+        }
+        all.processes += 1;
+        let bytes = fs::read(&path)?;
+        for (index, rule) in bytes.chunks_exact(RULE_BYTES).take(MAX_RULES).enumerate() {
+            if all.rules.len() <= index {
+                all.rules.push(Counts::default());
+            }
+            let word = |at: usize| rule[at..][..8].try_into().map_or(0, u64::from_le_bytes);
+            let sum = &mut all.rules[index];
+            sum.matched = sum.matched.saturating_add(word(0));
+            sum.struck = sum.struck.saturating_add(word(8));
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_processes_left_is_added_up_and_no_file_is_trusted() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |name: &str| File::create(folder.path().join(name)).unwrap();
+        let counts = |matched, struck| Counts { matched, struck };
+        write_one(&of("1-1.faults"), 1, counts(5, 2));
+        let second = of("2-1.faults");
+        write_one(&second, 0, counts(u64::MAX, 1));
+        write_one(&second, 1, counts(7, 3));
+        fs::write(folder.path().join("3-1.faults"), [1; 7]).unwrap();
+        fs::write(folder.path().join("other"), [1; 700]).unwrap();
+        let all = read_counts(folder.path()).unwrap();
+        assert_eq!(all.processes, 3);
+        assert_eq!(all.rules, [counts(u64::MAX, 1), counts(12, 5)]);
+        fs::write(folder.path().join("4-1.faults"), vec![255; 1 << 16]).unwrap();
+        assert_eq!(read_counts(folder.path()).unwrap().rules.len(), MAX_RULES);
+    }
+}

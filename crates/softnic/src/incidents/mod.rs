@@ -1,0 +1,135 @@
+//! What a plan of faults has happen to the device and the process: asynchronous events, errors of queue pairs, pauses.
+
+#[allow(unsafe_code)]
+mod pause;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use ::faults::{Happening, Incident, QueuePair};
+use verbs_abi::*;
+
+use crate::context::Context;
+use crate::engine;
+use crate::faults;
+use crate::lock::lock;
+use crate::nic::Nic;
+use crate::registry;
+
+/// The contexts that are told of what happens to the device.
+static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
+/// The device was removed.
+static GONE: AtomicBool = AtomicBool::new(false);
+/// A rule may have become due sooner: the cable was pulled for a time.
+static SOONER: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+/// A context was opened: from now on it is told what happens. With the first one the time of the plan begins to pass.
+pub(crate) fn opened(context: &'static Context) {
+    if !faults::are_on() {
+        return;
+    }
+    lock(&CONTEXTS).push(context);
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if BEGUN.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    engine::at_exit(at_exit);
+    faults::save_counts();
+    let builder = std::thread::Builder::new().name("verbatim-faults".into());
+    let nic = context.nic;
+    if let Err(error) = engine::without_signals(|| builder.spawn(move || keep_time(nic))) {
+        tracing::error!("faults that have a time do not strike: no thread: {error}");
+    }
+}
+
+extern "C" fn at_exit() {
+    faults::save_counts();
+}
+
+/// Sleeps until something is due, and does it.
+fn keep_time(nic: &'static Nic) {
+    loop {
+        let (happenings, next) = faults::due();
+        carry_out(nic, happenings);
+        let (sooner, called) = &SOONER;
+        let mut sooner = lock(sooner);
+        while !*sooner {
+            let Some(wait) = next else {
+                sooner = called.wait(sooner).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let wait = Duration::from_nanos(wait);
+            sooner = match called.wait_timeout(sooner, wait) {
+                Ok((sooner, _)) => sooner,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+            break;
+        }
+        *sooner = false;
+    }
+}
+
+/// Whether the device was removed.
+pub(crate) fn device_is_gone() -> bool {
+    GONE.load(Ordering::Relaxed)
+}
+
+/// Does what happens. Holds no lock of a queue.
+pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<Happening>) {
+    for (incident, queue_pair) in happenings {
+        match incident {
+            Incident::Event(event) => raise(nic, event, queue_pair),
+            Incident::Pause(ns) => pause::pause(Duration::from_nanos(ns)),
+            Incident::LinkDown(time) => {
+                raise_everywhere(IBV_EVENT_PORT_ERR);
+                if time.is_some() {
+                    *lock(&SOONER.0) = true;
+                    SOONER.1.notify_one();
+                }
+            }
+            Incident::LinkUp => raise_everywhere(IBV_EVENT_PORT_ACTIVE),
+        }
+    }
+}
+
+/// Does what struck while a queue was locked.
+pub(crate) fn carry_out_owed(nic: &'static Nic) {
+    let owed = faults::take_owed();
+    if !owed.is_empty() {
+        carry_out(nic, owed);
+    }
+}
+
+fn raise_everywhere(event: ibv_event_type) {
+    for context in lock(&CONTEXTS).iter() {
+        context.raise_port(event);
+    }
+}
+
+fn raise(nic: &'static Nic, event: ibv_event_type, target: QueuePair) {
+    match event {
+        IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+            for_each_queue_pair(nic, target, |qp| qp.fail_with(event));
+        }
+        IBV_EVENT_COMM_EST | IBV_EVENT_PATH_MIG | IBV_EVENT_PATH_MIG_ERR => {
+            for_each_queue_pair(nic, target, |qp| qp.raise(event));
+        }
+        IBV_EVENT_DEVICE_FATAL => {
+            GONE.store(true, Ordering::Relaxed);
+            for_each_queue_pair(nic, QueuePair::default(), crate::qp::Qp::fail_quietly);
+            raise_everywhere(event);
+        }
+        _ => raise_everywhere(event),
+    }
+}
+
+/// Calls `f` for each queue pair that `target` is: 0 is any.
+fn for_each_queue_pair(nic: &Nic, target: QueuePair, f: impl Fn(&crate::qp::Qp)) {
+    for qp in registry::of(nic).all_qps() {
+        let is = |wanted: u32, own: u32| wanted == 0 || wanted == own;
+        if is(target.number, qp.number) && is(target.qpn, qp.qpn) {
+            f(&qp);
+        }
+    }
+}

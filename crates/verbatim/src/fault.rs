@@ -1,0 +1,170 @@
+//! `--fault PLAN`: a command runs under a plan of faults, and a summary says what struck when it has ended.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use faults::Plan;
+use softnic::{FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts};
+use tempfile::TempDir;
+
+use crate::program::shared_folder;
+
+/// Arguments of commands whose verbs and packets can be made to fail.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct FaultArgs {
+    /// Make things fail: rules such as 'verb=ibv_reg_mr,errno=ENOMEM,count=1; drop,p=0.01', or a TOML file of them (see
+    /// docs/test-error-paths.md)
+    #[arg(long, value_name = "PLAN")]
+    fault: Vec<String>,
+    /// Decides which occurrences a rule with a probability strikes [default: a new one each time, which is printed]
+    #[arg(long, value_name = "N", requires = "fault")]
+    fault_seed: Option<u64>,
+}
+
+/// A plan at work.
+pub(crate) struct Faulty {
+    plan: Plan,
+    seed: u64,
+    counts: TempDir,
+}
+
+impl FaultArgs {
+    /// Whether anything is to fail.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.fault.is_empty()
+    }
+
+    /// Has a command find the plan in its environment.
+    pub(crate) fn prepare(&self, command: &mut Command) -> Result<Option<Faulty>> {
+        if self.fault.is_empty() {
+            return Ok(None);
+        }
+        let plans: Result<Vec<_>> = self.fault.iter().map(|given| read_plan(given)).collect();
+        let all: Vec<_> = plans?.iter().map(Plan::to_string).collect();
+        let plan: Plan = all.join("; ").parse()?;
+        let faulty = Faulty {
+            plan,
+            seed: self.fault_seed.map_or_else(new_seed, Ok)?,
+            counts: shared_folder("verbatim-faults-")
+                .context("cannot make a folder for what strikes")?,
+        };
+        command
+            .env(FAULT_VAR, faulty.plan.to_string())
+            .env(FAULT_SEED_VAR, faulty.seed.to_string())
+            .env(FAULT_COUNTS_VAR, faulty.counts.path());
+        Ok(Some(faulty))
+    }
+}
+
+/// A plan on the command line, or in a file.
+fn read_plan(given: &str) -> Result<Plan> {
+    let path = Path::new(given);
+    let is_file = path
+        .extension()
+        .is_some_and(|extension| extension == "toml")
+        || path.is_file();
+    if !is_file {
+        return given.parse().context("--fault: this is no plan");
+    }
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("--fault: cannot read {}", path.display()))?;
+    let plan = Plan::from_toml(&text);
+    plan.with_context(|| format!("--fault: {} is no plan", path.display()))
+}
+
+fn new_seed() -> Result<u64> {
+    // As long as one can repeat it from the screen.
+    let seed = getrandom::u32().map_err(|error| anyhow::anyhow!("no random seed: {error}"))?;
+    Ok(seed.into())
+}
+
+impl Faulty {
+    /// Says on standard error what struck.
+    pub(crate) fn print_summary(&self) -> Result<()> {
+        let counts = softnic::read_counts(self.counts.path()).context("cannot read what struck")?;
+        eprint!("{}", summary(&self.plan, self.seed, &counts));
+        Ok(())
+    }
+}
+
+/// Which rule struck how often; a warning about those that never did.
+fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
+    let mut text = format!("faults (repeat with --fault-seed {seed}):\n");
+    let mut warnings = String::new();
+    for (index, rule) in plan.rules().iter().enumerate() {
+        let of = counts.rules.get(index).copied().unwrap_or_default();
+        let number = index + 1;
+        text += &format!(
+            "  {number}: {rule}: struck {} of {}\n",
+            of.struck, of.matched
+        );
+        if of.struck > 0 {
+            continue;
+        }
+        let why = if counts.processes == 0 {
+            "no process opened the device"
+        } else if of.matched > 0 {
+            "its p, after, every or count left nothing of what it is for"
+        } else if rule.is_for_packets() {
+            "no packet was like that; queue pairs of one host share memory and send none unless VERBATIM_PATH=packets"
+        } else {
+            "nothing was like that"
+        };
+        warnings += &format!("warning: rule {number} never struck: {why}\n");
+    }
+    text + &warnings
+}
+
+/// Faults are for the software NIC.
+pub(crate) fn refuse_for_system(args: &FaultArgs) -> Result<()> {
+    if args.is_wanted() {
+        bail!("--fault is for the software NIC; leave it out, or --provider system");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faults::Counts;
+
+    #[test]
+    fn a_summary_counts_and_warns() {
+        let plan: Plan = "drop,p=0.5; verb=ibv_reg_mr,errno=EIO; verb=ibv_reg_mr,errno=EIO,after=9"
+            .parse()
+            .unwrap();
+        let of = |matched, struck| Counts { matched, struck };
+        let counts = FaultCounts {
+            processes: 2,
+            rules: vec![of(0, 0), of(5, 5), of(5, 0)],
+        };
+        let text = summary(&plan, 7, &counts);
+        assert!(text.contains("--fault-seed 7"), "{text}");
+        assert!(
+            text.contains("2: verb=ibv_reg_mr,errno=EIO: struck 5 of 5\n"),
+            "{text}"
+        );
+        assert!(text.contains("rule 1 never struck: no packet"), "{text}");
+        assert!(text.contains("rule 3 never struck: its p"), "{text}");
+        assert!(!text.contains("rule 2 never"), "{text}");
+        let nobody = summary(&plan, 7, &FaultCounts::default());
+        assert!(
+            nobody.contains("rule 2 never struck: no process"),
+            "{nobody}"
+        );
+    }
+
+    #[test]
+    fn plans_come_from_lines_and_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("plan.toml");
+        fs::write(&file, "[[rule]]\ndrop = true\n").unwrap();
+        let from_file = read_plan(file.to_str().unwrap()).unwrap();
+        assert_eq!(from_file, read_plan("drop").unwrap());
+        let missing = read_plan("/nonexistent/plan.toml").unwrap_err();
+        assert!(missing.to_string().contains("/nonexistent/plan.toml"));
+        assert!(read_plan("drp").is_err());
+    }
+}

@@ -1,0 +1,69 @@
+//! A command that this process waits for, and the folder in which its processes leave what they did.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tempfile::TempDir;
+
+use crate::Outcome;
+
+/// Where such folders are in memory, if the machine has it.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Runs a command to its end. This process ends when the command has: a signal that ends the command must leave time to
+/// write. Comes to what the command came to.
+pub(crate) fn wait_for(command: &mut Command, words: &str) -> Result<Outcome> {
+    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
+    let handle = signals.handle();
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot run {}{}", words, hint(command)))?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let forward = std::thread::spawn(move || {
+        for signal in &mut signals {
+            // Those of the terminal go to every process of its foreground group.
+            let to_all = matches!(signal, SIGINT | SIGQUIT);
+            if let (Some(pid), Some(signal), false) = (pid, Signal::from_named_raw(signal), to_all)
+            {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    });
+    let status = child.wait().context("cannot wait for the command")?;
+    handle.close();
+    let _ = forward.join();
+    Ok(outcome(status))
+}
+
+fn hint(command: &Command) -> &'static str {
+    let program = Path::new(command.get_program());
+    if program.components().count() > 1 && !program.exists() {
+        "; there is no such program"
+    } else {
+        ""
+    }
+}
+
+/// A folder that goes when it is dropped, in memory where there is such.
+pub(crate) fn shared_folder(prefix: &str) -> io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(prefix);
+    builder
+        .tempdir_in(SHARED_MEMORY)
+        .or_else(|_| builder.tempdir())
+}
+
+/// What a command came to: its exit status, or 128 and the signal that ended it, as shells say it.
+fn outcome(status: ExitStatus) -> Outcome {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    match code {
+        Some(0) => Outcome::Done,
+        code => Outcome::Exit(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
+    }
+}
