@@ -16,13 +16,15 @@
 //! kind that has been given the same address since.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An object of the verbs that programs have a handle of.
 pub(crate) trait Object: Any + Send + Sync {
     /// The structure that the handle points to: the first field of the object, as [`object!`] checks.
     type C;
+    /// What C calls that structure.
+    const KIND: &'static str;
 }
 
 /// Makes a type an [`Object`] whose field `abi` is the structure that C sees.
@@ -31,6 +33,7 @@ macro_rules! object {
         const _: () = assert!(std::mem::offset_of!($type, abi) == 0);
         impl $crate::live::Object for $type {
             type C = $c;
+            const KIND: &'static str = stringify!($c);
         }
     };
 }
@@ -38,6 +41,7 @@ pub(crate) use object;
 
 /// What is known of an address.
 struct Handle {
+    kind: &'static str,
     object: Arc<dyn Any + Send + Sync>,
     /// The process that made it: a forked child inherits the table, and has none of the objects.
     pid: u32,
@@ -61,14 +65,30 @@ impl Handle {
 
 type Handles = HashMap<usize, Handle>;
 
+/// Parts of the table.
+const PARTS: usize = 16;
+static LIVE: [Mutex<Option<Handles>>; PARTS] = [const { Mutex::new(None) }; PARTS];
+
 /// Part of the table, by address: threads that create objects seldom meet.
 fn part(address: usize) -> MutexGuard<'static, Option<Handles>> {
-    const PARTS: usize = 16;
-    static LIVE: [Mutex<Option<Handles>>; PARTS] = [const { Mutex::new(None) }; PARTS];
     // Allocations of objects are 64 bytes apart or more.
     LIVE[address / 64 % PARTS]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many objects of each kind this process has made and not destroyed, by their names in C.
+pub(crate) fn left() -> BTreeMap<&'static str, usize> {
+    let pid = std::process::id();
+    let mut left = BTreeMap::new();
+    for part in &LIVE {
+        let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = part.iter().flat_map(HashMap::values);
+        for handle in own.filter(|handle| handle.pid == pid) {
+            *left.entry(handle.kind).or_default() += 1;
+        }
+    }
+    left
 }
 
 /// Makes a handle of an object: the address of its first field. An object can be handed out several times.
@@ -89,6 +109,7 @@ pub(crate) fn hand_out_as<T: Object>(handle: *mut T::C, object: Arc<T>) -> *mut 
         return handle;
     }
     let new = Handle {
+        kind: T::KIND,
         object,
         pid,
         lives: 1,

@@ -114,6 +114,16 @@ fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
         };
         warnings += &format!("warning: rule {number} never struck: {why}\n");
     }
+    for (pid, kinds) in &counts.left {
+        let kinds: Vec<_> = kinds
+            .iter()
+            .map(|(kind, n)| format!("{n} {kind}"))
+            .collect();
+        warnings += &format!(
+            "warning: process {pid} ended with objects that it had not destroyed: {}\n",
+            kinds.join(", ")
+        );
+    }
     text + &warnings
 }
 
@@ -139,6 +149,7 @@ mod tests {
         let counts = FaultCounts {
             processes: 2,
             rules: vec![of(0, 0), of(5, 5), of(5, 0)],
+            left: vec![(17, [("ibv_cq".to_owned(), 2)].into())],
         };
         let text = summary(&plan, 7, &counts);
         assert!(text.contains("--fault-seed 7"), "{text}");
@@ -149,6 +160,10 @@ mod tests {
         assert!(text.contains("rule 1 never struck: no packet"), "{text}");
         assert!(text.contains("rule 3 never struck: its p"), "{text}");
         assert!(!text.contains("rule 2 never"), "{text}");
+        assert!(
+            text.contains("process 17 ended with objects that it had not destroyed: 2 ibv_cq\n"),
+            "{text}"
+        );
         let nobody = summary(&plan, 7, &FaultCounts::default());
         assert!(
             nobody.contains("rule 2 never struck: no process"),

@@ -17,6 +17,7 @@ struct OpenDevice(&'static Context);
 
 impl Object for OpenDevice {
     type C = ibv_context;
+    const KIND: &'static str = "ibv_context";
 }
 
 /// Makes the handle of a context.

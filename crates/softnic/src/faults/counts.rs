@@ -1,5 +1,7 @@
-//! How often rules struck, for the summary of a run: a file a process, of two words a rule.
+//! How often rules struck, for the summary of a run: a file a process, of two words a rule. And what objects a process
+//! has left when it ended: a text beside it, of a line a kind.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,6 +13,8 @@ use super::FAULT_COUNTS_VAR;
 
 /// How the files end.
 const EXTENSION: &str = "faults";
+/// How those end that tell of objects.
+const LEFT: &str = "left";
 /// Bytes of a rule: occurrences that it is for, and those that it struck.
 const RULE_BYTES: usize = 16;
 
@@ -25,7 +29,7 @@ impl CountsFile {
     fn file(&mut self) -> Option<&File> {
         let pid = std::process::id();
         if self.open.as_ref().is_none_or(|(of, _)| *of != pid) {
-            self.open = Some((pid, create(pid)));
+            self.open = Some((pid, create(pid, EXTENSION)));
         }
         self.open.as_ref()?.1.as_ref()
     }
@@ -51,9 +55,20 @@ impl CountsFile {
     }
 }
 
-fn create(pid: u32) -> Option<File> {
+/// Writes how many objects of each kind this process has not destroyed.
+pub(crate) fn write_left(objects: &BTreeMap<&'static str, usize>) {
+    let lines = objects
+        .iter()
+        .map(|(kind, count)| format!("{kind} {count}\n"));
+    let text: String = lines.collect();
+    if let Some(file) = create(std::process::id(), LEFT) {
+        let _ = file.write_all_at(text.as_bytes(), 0);
+    }
+}
+
+fn create(pid: u32, extension: &str) -> Option<File> {
     let folder = std::env::var_os(FAULT_COUNTS_VAR).filter(|folder| !folder.is_empty())?;
-    let name = format!("{pid}-{:020}.{EXTENSION}", shm::clock::now_ns());
+    let name = format!("{pid}-{:020}.{extension}", shm::clock::now_ns());
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     options.open(Path::new(&folder).join(name)).ok()
@@ -75,6 +90,8 @@ pub struct FaultCounts {
     pub processes: usize,
     /// The sums of all processes, by rule; shorter than the plan where the last rules have seen nothing.
     pub rules: Vec<Counts>,
+    /// Processes that ended by `exit` with objects that they had not destroyed: the pid, and how many of each kind.
+    pub left: Vec<(u32, BTreeMap<String, u64>)>,
 }
 
 /// Adds up what the processes of a run have left in `folder`, which [`FAULT_COUNTS_VAR`] named to them.
@@ -85,6 +102,9 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
     let mut all = FaultCounts::default();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == LEFT) {
+            all.left.extend(read_left(&path));
+        }
         if path
             .extension()
             .is_none_or(|extension| extension != EXTENSION)
@@ -103,7 +123,27 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
             sum.struck = sum.struck.saturating_add(word(8));
         }
     }
+    all.left.sort_unstable();
     Ok(all)
+}
+
+/// What one process has left; `None` for nothing.
+fn read_left(path: &Path) -> Option<(u32, BTreeMap<String, u64>)> {
+    let pid = path
+        .file_stem()?
+        .to_str()?
+        .split('-')
+        .next()?
+        .parse()
+        .ok()?;
+    let text = fs::read_to_string(path).ok()?;
+    let kinds = text.lines().filter_map(|line| {
+        let (kind, count) = line.split_once(' ')?;
+        let plain = kind.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        plain.then_some((kind.to_owned(), count.parse().ok()?))
+    });
+    let kinds: BTreeMap<_, _> = kinds.collect();
+    (!kinds.is_empty()).then_some((pid, kinds))
 }
 
 #[cfg(test)]
@@ -121,8 +161,15 @@ mod tests {
         write_one(&second, 1, counts(7, 3));
         fs::write(folder.path().join("3-1.faults"), [1; 7]).unwrap();
         fs::write(folder.path().join("other"), [1; 700]).unwrap();
+        fs::write(
+            folder.path().join("2-1.left"),
+            "ibv_cq 1\nibv_mr x\n\u{1b} 7\n",
+        )
+        .unwrap();
+        fs::write(folder.path().join("9-1.left"), "").unwrap();
         let all = read_counts(folder.path()).unwrap();
         assert_eq!(all.processes, 3);
+        assert_eq!(all.left, [(2, BTreeMap::from([("ibv_cq".to_owned(), 1)]))]);
         assert_eq!(all.rules, [counts(u64::MAX, 1), counts(12, 5)]);
         fs::write(folder.path().join("4-1.faults"), vec![255; 1 << 16]).unwrap();
         assert_eq!(read_counts(folder.path()).unwrap().rules.len(), MAX_RULES);

@@ -17,6 +17,7 @@ use shm::clock::now_ns;
 
 use crate::lock::lock;
 use counts::CountsFile;
+pub(crate) use counts::write_left;
 pub use counts::{FaultCounts, read_counts};
 
 /// Holds the plan, as a line.
@@ -177,7 +178,8 @@ pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
 
 fn tell_queue_pair(what: &mut String, queue_pair: QueuePair) {
     if queue_pair.qpn != 0 {
-        let _ = write!(what, ", QPN {:#x}", queue_pair.qpn);
+        let QueuePair { number, qpn } = queue_pair;
+        let _ = write!(what, ", queue pair {number} (QPN {qpn:#x})");
     }
 }
 

@@ -13,6 +13,7 @@ use verbs_abi::*;
 use crate::context::Context;
 use crate::engine;
 use crate::faults;
+use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
 use crate::registry;
@@ -45,6 +46,7 @@ pub(crate) fn opened(context: &'static Context) {
 
 extern "C" fn at_exit() {
     faults::save_counts();
+    faults::write_left(&live::left());
 }
 
 /// Sleeps until something is due, and does it.

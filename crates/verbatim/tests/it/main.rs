@@ -13,6 +13,7 @@ mod bench_ends;
 mod check;
 mod devices;
 mod explain;
+mod fault;
 mod kv;
 mod ledger;
 mod model;
