@@ -15,6 +15,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use ::faults::{CompletionFacts, QueuePair};
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
@@ -309,6 +310,38 @@ impl Cq {
             state.idle_polls = 0;
             state.wake_at = STARVING_POLLS;
             state.idle_since = None;
+        }
+        sink.len()
+    }
+
+    /// [`poll`](Self::poll) under a plan of faults.
+    pub(crate) fn poll_under_faults(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
+        if !faults::delay_completions() {
+            return self.poll(out);
+        }
+        self.nic.check_arrivals();
+        if xrc::in_use() {
+            xrc::progress(self.nic);
+        }
+        let mut state = self.state.lock();
+        state.idle_polls = state.idle_polls.wrapping_add(1);
+        let (added, waiting) = state.fill(usize::MAX);
+        if added > 0 {
+            self.report_outside_engine(&mut state);
+        }
+        if waiting {
+            // A program that waits for an event now does not poll.
+            self.nic.call_engine();
+        }
+        let mut sink = WcSink::new(out);
+        while !sink.is_full() {
+            match state.buffer.pop_front() {
+                Some(wc) => sink.push(wc),
+                None => break,
+            }
+        }
+        if sink.len() == 0 && state.idle_polls.is_multiple_of(STARVING_POLLS) {
+            state.wake_debtors();
         }
         sink.len()
     }
@@ -769,6 +802,51 @@ impl CqState {
         self.buffer
             .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
         (n, waiting)
+    }
+
+    /// [`fill`](Self::fill) where completions may be late: those whose time has come go to the buffer. How many, and
+    /// whether the engine is to look again at the next tick.
+    #[cold]
+    fn fill_late(&mut self, room: usize) -> (usize, bool) {
+        let mut out = [const { MaybeUninit::uninit() }; 64];
+        let room = room.min(out.len());
+        let mut sink = WcSink::new(&mut out[..room]);
+        let waiting = self.gather(&mut sink, usize::MAX);
+        let (n, solicited) = (sink.len(), sink.solicited);
+        let now = shm::clock::now_ns();
+        for place in &out[..n] {
+            // SAFETY: the sink has initialised the first `n` places.
+            let wc = unsafe { place.assume_init_read() };
+            let delay_ns = faults::completion(&self.facts(&wc), wc.wr_id);
+            self.late.push(wc, solicited, now.saturating_add(delay_ns));
+        }
+        let released = self.release_late(now);
+        (released, waiting | !self.late.is_empty())
+    }
+
+    /// Puts those whose time has come by `now_ns` into the buffer. How many.
+    fn release_late(&mut self, now_ns: u64) -> usize {
+        let mut released = 0;
+        while let Some((wc, solicited)) = self.late.pop_due(now_ns) {
+            self.buffer.push_back(wc);
+            self.added(1, solicited);
+            released += 1;
+        }
+        released
+    }
+
+    /// What a plan of faults is told of a completion.
+    fn facts(&self, wc: &ibv_wc) -> CompletionFacts {
+        let senders = self.send.iter().map(|qp| qp.facts());
+        let receivers = self.recv.iter().map(|side| side.qp().facts());
+        let known = senders.chain(receivers).find(|qp| qp.qpn == wc.qp_num);
+        CompletionFacts {
+            operation: late::operation(wc.opcode),
+            queue_pair: known.unwrap_or(QueuePair {
+                number: 0,
+                qpn: wc.qp_num,
+            }),
+        }
     }
 
     #[inline]

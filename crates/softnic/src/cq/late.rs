@@ -4,18 +4,9 @@
 //! in which they were made: by the poll, or by the engine, which looks every millisecond while some are late.
 
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
 
-use ::faults::{CompletionFacts, QueuePair, operation_of_opcode};
-use shm::clock::now_ns;
+use ::faults::operation_of_opcode;
 use verbs_abi::*;
-
-use super::{Cq, CqState, WcSink};
-use crate::faults;
-use crate::xrc;
-
-/// Completions taken at once.
-const AT_ONCE: usize = 64;
 
 /// Completions that are late, in order.
 #[derive(Default)]
@@ -28,98 +19,33 @@ struct One {
 }
 
 impl Late {
+    /// Adds one that is due at `due_ns`, or when those before it are.
+    pub(super) fn push(&mut self, wc: ibv_wc, solicited: bool, due_ns: u64) {
+        let behind = self.0.back().map_or(0, |last| last.due_ns);
+        self.0.push_back(One {
+            due_ns: due_ns.max(behind),
+            solicited,
+            wc,
+        });
+    }
+
+    /// Takes the next one that is due by `now_ns`, and whether it was solicited.
+    pub(super) fn pop_due(&mut self, now_ns: u64) -> Option<(ibv_wc, bool)> {
+        let one = self.0.pop_front_if(|one| one.due_ns <= now_ns)?;
+        Some((one.wc, one.solicited))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn forget(&mut self, qpn: u32) {
         self.0.retain(|one| one.wc.qp_num != qpn);
     }
 }
 
-impl Cq {
-    /// [`poll`](Self::poll) under a plan of faults.
-    pub(crate) fn poll_under_faults(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
-        if !faults::delay_completions() {
-            return self.poll(out);
-        }
-        self.nic.check_arrivals();
-        if xrc::in_use() {
-            xrc::progress(self.nic);
-        }
-        let mut state = self.state.lock();
-        state.idle_polls = state.idle_polls.wrapping_add(1);
-        let (added, waiting) = state.fill(usize::MAX);
-        if added > 0 {
-            self.report_outside_engine(&mut state);
-        }
-        if waiting {
-            // A program that waits for an event now does not poll.
-            self.nic.call_engine();
-        }
-        let mut sink = WcSink::new(out);
-        while !sink.is_full() {
-            match state.buffer.pop_front() {
-                Some(wc) => sink.push(wc),
-                None => break,
-            }
-        }
-        if sink.len() == 0 && state.idle_polls.is_multiple_of(super::STARVING_POLLS) {
-            state.wake_debtors();
-        }
-        sink.len()
-    }
-}
-
-impl CqState {
-    /// [`fill`](Self::fill) where completions may be late: those whose time has come go to the buffer. How many, and
-    /// whether the engine is to look again at the next tick.
-    #[cold]
-    pub(super) fn fill_late(&mut self, room: usize) -> (usize, bool) {
-        let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
-        let mut sink = WcSink::new(&mut out[..room.min(AT_ONCE)]);
-        let waiting = self.gather(&mut sink, usize::MAX);
-        let (n, solicited) = (sink.len(), sink.solicited);
-        let now = now_ns();
-        for place in &out[..n] {
-            // SAFETY: the sink has initialised the first `n` places.
-            let wc = unsafe { place.assume_init_read() };
-            let delay_ns = faults::completion(&self.facts(&wc), wc.wr_id);
-            let behind = self.late.0.back().map_or(0, |last| last.due_ns);
-            self.late.0.push_back(One {
-                due_ns: now.saturating_add(delay_ns).max(behind),
-                solicited,
-                wc,
-            });
-        }
-        let released = self.release_late(now);
-        (released, waiting | !self.late.0.is_empty())
-    }
-
-    /// Puts those whose time has come by `now_ns` into the buffer. How many.
-    pub(super) fn release_late(&mut self, now_ns: u64) -> usize {
-        let mut released = 0;
-        while let Some(one) = self.late.0.pop_front_if(|one| one.due_ns <= now_ns) {
-            self.buffer.push_back(one.wc);
-            self.added(1, one.solicited);
-            released += 1;
-        }
-        released
-    }
-
-    fn facts(&self, wc: &ibv_wc) -> CompletionFacts {
-        let senders = self.send.iter().map(|qp| qp.facts());
-        let receivers = self.recv.iter().map(|side| side.qp().facts());
-        let mut known = senders.chain(receivers);
-        let queue_pair = known.find(|qp| qp.qpn == wc.qp_num);
-        CompletionFacts {
-            operation: operation(wc.opcode),
-            queue_pair: queue_pair.unwrap_or(QueuePair {
-                number: 0,
-                qpn: wc.qp_num,
-            }),
-        }
-    }
-}
-
 /// The operation of a completion. (Of one that failed, the opcode is not defined, but is 0 here: a SEND.)
-fn operation(opcode: ibv_wc_opcode) -> &'static str {
+pub(super) fn operation(opcode: ibv_wc_opcode) -> &'static str {
     match opcode {
         opcode if opcode & IBV_WC_RECV != 0 => "RECV",
         IBV_WC_RDMA_WRITE => operation_of_opcode(IBV_WR_RDMA_WRITE),
@@ -130,5 +56,30 @@ fn operation(opcode: ibv_wc_opcode) -> &'static str {
         IBV_WC_FLUSH => operation_of_opcode(IBV_WR_FLUSH),
         IBV_WC_ATOMIC_WRITE => operation_of_opcode(IBV_WR_ATOMIC_WRITE),
         _ => operation_of_opcode(IBV_WR_SEND),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn none_overtakes_another_and_those_of_a_queue_pair_are_forgotten() {
+        let mut late = Late::default();
+        for (wr_id, qp_num, due_ns) in [(1, 7, 50), (2, 8, 10), (3, 7, 60)] {
+            let mut wc = ibv_wc::zeroed();
+            (wc.wr_id, wc.qp_num) = (wr_id, qp_num);
+            late.push(wc, wr_id == 2, due_ns);
+        }
+        let next = |late: &mut Late, now| {
+            late.pop_due(now)
+                .map(|(wc, solicited)| (wc.wr_id, solicited))
+        };
+        assert_eq!(next(&mut late, 49), None);
+        assert_eq!(next(&mut late, 50), Some((1, false)));
+        assert_eq!(next(&mut late, 50), Some((2, true)));
+        assert_eq!(next(&mut late, 59), None);
+        late.forget(7);
+        assert!(late.is_empty());
     }
 }

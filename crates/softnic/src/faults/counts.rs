@@ -9,8 +9,8 @@ use std::path::Path;
 
 use ::faults::{Counts, Injector, MAX_RULES, Struck};
 
-use super::FAULT_COUNTS_VAR;
-
+/// Names the folder in which each process leaves how often each rule struck.
+pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
 /// How the files end.
 const EXTENSION: &str = "faults";
 /// How those end that tell of objects.

@@ -18,14 +18,12 @@ use shm::clock::now_ns;
 use crate::lock::lock;
 use counts::CountsFile;
 pub(crate) use counts::write_left;
-pub use counts::{FaultCounts, read_counts};
+pub use counts::{FAULT_COUNTS_VAR, FaultCounts, read_counts};
 
 /// Holds the plan, as a line.
 pub const FAULT_VAR: &str = "VERBATIM_FAULT";
 /// Holds the seed, a number; 0 by default.
 pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
-/// Names the folder in which each process leaves how often each rule struck.
-pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
 
 /// The plan of this process at work.
 struct Faults {

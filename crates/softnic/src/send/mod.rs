@@ -9,7 +9,6 @@ mod builder;
 mod burst;
 mod codes;
 mod connected;
-mod faulty;
 mod gather;
 mod local;
 mod messages;
@@ -52,7 +51,6 @@ use shm::keys::BindRequest;
 use shm::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable};
 
 use connected::*;
-use faulty::*;
 use gather::*;
 use local::*;
 use one_sided::*;
