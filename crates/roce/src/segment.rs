@@ -125,15 +125,13 @@ fn headers(
             len,
             imm,
         } => {
-            extended.reth = (index == 0).then_some(Reth { addr, rkey, len });
+            extended.reth = reth(addr, rkey, len).filter(|_| index == 0);
             extended.imm = imm.filter(|_| is_last);
             Operation::Write
         }
         RequestOperation::Read { addr, rkey, len } => {
             let (offset, _) = connection.part(len, index);
-            let addr = addr.wrapping_add(u64::from(offset));
-            let len = len - offset;
-            extended.reth = Some(Reth { addr, rkey, len });
+            extended.reth = reth(addr.wrapping_add(offset.into()), rkey, len - offset);
             Operation::ReadRequest
         }
         RequestOperation::CompareSwap {
@@ -142,27 +140,15 @@ fn headers(
             compare,
             swap,
         } => {
-            let swap_or_add = swap;
-            extended.atomic = Some(AtomicEth {
-                addr,
-                rkey,
-                swap_or_add,
-                compare,
-            });
+            extended.atomic = atomic(addr, rkey, swap, compare);
             Operation::CompareSwap
         }
         RequestOperation::FetchAdd { addr, rkey, add } => {
-            let (swap_or_add, compare) = (add, 0);
-            extended.atomic = Some(AtomicEth {
-                addr,
-                rkey,
-                swap_or_add,
-                compare,
-            });
+            extended.atomic = atomic(addr, rkey, add, 0);
             Operation::FetchAdd
         }
         RequestOperation::AtomicWrite { addr, rkey } => {
-            extended.reth = Some(Reth { addr, rkey, len: 8 });
+            extended.reth = reth(addr, rkey, 8);
             Operation::AtomicWrite
         }
         RequestOperation::Flush {
@@ -172,13 +158,30 @@ fn headers(
             placement,
             selectivity,
         } => {
-            extended.reth = Some(Reth { addr, rkey, len });
-            extended.feth = Some(Feth {
-                placement,
-                selectivity,
-            });
+            extended.reth = reth(addr, rkey, len);
+            extended.feth = feth(placement, selectivity);
             Operation::Flush
         }
     };
     (operation, extended)
+}
+
+fn reth(addr: u64, rkey: u32, len: u32) -> Option<Reth> {
+    Some(Reth { addr, rkey, len })
+}
+
+fn feth(placement: u8, selectivity: u8) -> Option<Feth> {
+    Some(Feth {
+        placement,
+        selectivity,
+    })
+}
+
+fn atomic(addr: u64, rkey: u32, swap_or_add: u64, compare: u64) -> Option<AtomicEth> {
+    Some(AtomicEth {
+        addr,
+        rkey,
+        swap_or_add,
+        compare,
+    })
 }

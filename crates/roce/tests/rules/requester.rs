@@ -1,0 +1,460 @@
+//! Rules of the requester.
+
+use roce::opcode::{Operation, Position, Tail};
+use roce::rc::requester::{
+    Failure, LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
+};
+
+use crate::text::*;
+use Position::{First, Last, Middle, Only};
+
+/// Results, by byte; payload of one position cannot be read, results of one cannot be written.
+#[derive(Default)]
+struct Memory {
+    results: Vec<(u64, u32, usize)>,
+    unreadable: u64,
+    unwritable: u64,
+}
+
+impl LocalMemory for Memory {
+    fn read(&mut self, position: u64, _offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+        into.fill(0x5a);
+        (position != self.unreadable)
+            .then_some(())
+            .ok_or(LocalFault)
+    }
+
+    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+        self.results.push((position, offset, bytes.len()));
+        (position != self.unwritable)
+            .then_some(())
+            .ok_or(LocalFault)
+    }
+}
+
+/// What a test does.
+enum Step {
+    Post(RequestOperation),
+    PostFenced(RequestOperation),
+    Take(Sample),
+    /// So many nanoseconds pass, and timers run out.
+    Wait(u64),
+}
+
+use Step::{Post, PostFenced, Take, Wait};
+
+const TIMEOUT_NS: u64 = 1_000_000;
+
+fn config() -> RequesterConfig {
+    RequesterConfig {
+        dest_qpn: 20,
+        mtu_bytes: MTU,
+        first_psn: FIRST,
+        timeout_ns: Some(TIMEOUT_NS),
+        retry_cnt: 2,
+        rnr_retry: 1,
+        max_rd_atomic: 2,
+        probe_ns: None,
+        ..RequesterConfig::default()
+    }
+}
+
+struct Bench {
+    requester: Requester,
+    memory: Memory,
+    now_ns: u64,
+}
+
+impl Bench {
+    fn new(config: RequesterConfig) -> Self {
+        Self {
+            requester: Requester::new(config),
+            memory: Memory::default(),
+            now_ns: 1,
+        }
+    }
+
+    /// What goes out after each step.
+    fn run(&mut self, steps: Vec<Step>) -> Vec<String> {
+        let mut texts = Vec::new();
+        for step in steps {
+            match step {
+                Post(operation) => self.post(operation, false),
+                PostFenced(operation) => self.post(operation, true),
+                Take(sample) => {
+                    self.requester
+                        .receive(self.now_ns, &sample.packet(), &mut self.memory);
+                }
+                Wait(wait_ns) => {
+                    self.now_ns += wait_ns;
+                    self.requester.expire(self.now_ns);
+                }
+            }
+            let mut bytes = Vec::new();
+            while self
+                .requester
+                .transmit(self.now_ns, &mut self.memory, &mut bytes)
+            {
+                texts.push(describe(&bytes));
+                bytes.clear();
+            }
+        }
+        texts
+    }
+
+    fn post(&mut self, operation: RequestOperation, fence: bool) {
+        self.requester.post(Request {
+            operation,
+            solicited: false,
+            fence,
+        });
+    }
+}
+
+fn send(len: u32) -> Step {
+    let tail = Tail::None;
+    Post(RequestOperation::Send { len, tail })
+}
+
+fn write(len: u32) -> Step {
+    Post(write_of(len))
+}
+
+fn write_of(len: u32) -> RequestOperation {
+    RequestOperation::Write {
+        addr: 64,
+        rkey: RKEY,
+        len,
+        imm: None,
+    }
+}
+
+fn read(len: u32) -> Step {
+    Post(RequestOperation::Read {
+        addr: 1000,
+        rkey: RKEY,
+        len,
+    })
+}
+
+fn fetch_add() -> Step {
+    Post(RequestOperation::FetchAdd {
+        addr: 8,
+        rkey: RKEY,
+        add: 1,
+    })
+}
+
+/// A row: the rule, what happens, what goes out, how many requests are done, and whether the oldest has failed.
+type Row<'a> = (&'a str, Vec<Step>, &'a [&'a str], u64, Option<Failure>);
+
+fn check(config: RequesterConfig, rows: Vec<Row<'_>>) {
+    for (rule, steps, due, done, failure) in rows {
+        let mut bench = Bench::new(config);
+        assert_eq!(bench.run(steps), due, "{rule}");
+        assert_eq!(bench.requester.done(), done, "{rule}");
+        assert_eq!(bench.requester.failure(), failure, "{rule}");
+    }
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn messages_are_segmented_and_acknowledged() {
+    check(
+        config(),
+        vec![
+            ("an empty message is a packet", vec![send(0)], &["send only 0 0 ask"], 0, None),
+            ("the last packet asks", vec![send(513)], &["send first 0 256", "send middle 1 256", "send last 2 1 ask"], 0, None),
+            ("the first packet has the RETH", vec![write(512)], &["write first 0 256 @64+512", "write last 1 256 ask"], 0, None),
+            ("an ACK completes what is in front of it", vec![send(1), send(1), send(1), Take(ack(1))], &["send only 0 1 ask", "send only 1 1 ask", "send only 2 1 ask"], 2, None),
+            ("an ACK in a message completes nothing", vec![send(600), Take(ack(1))], &["send first 0 256", "send middle 1 256", "send last 2 88 ask"], 0, None),
+            ("a repeated ACK means nothing", vec![send(1), Take(ack(0)), Take(ack(0)), send(1)], &["send only 0 1 ask", "send only 1 1 ask"], 1, None),
+            ("an ACK of what was not sent means nothing", vec![send(1), Take(ack(1)), Take(ack(100))], &["send only 0 1 ask"], 0, None),
+            ("a request means nothing", vec![send(1), Take(write_only(0, 1))], &["send only 0 1 ask"], 0, None),
+        ],
+    );
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn results_are_taken_in_order() {
+    check(
+        config(),
+        vec![
+            ("a READ takes a PSN for each response", vec![read(600), send(1)], &["read 0 @1000+600", "send only 3 1 ask"], 0, None),
+            ("a READ is done when all responses have come", vec![read(300), Take(response(First, 0, 256)), Take(response(Last, 1, 44))], &["read 0 @1000+300"], 1, None),
+            ("an empty READ has a response", vec![read(0), Take(response(Only, 0, 0))], &["read 0 @1000+0"], 1, None),
+            ("a response acknowledges what is in front", vec![send(1), read(8), Take(response(Only, 1, 8))], &["send only 0 1 ask", "read 1 @1000+8"], 2, None),
+            ("an atomic", vec![fetch_add(), Take(atomic_response(0, 5))], &["fetchadd 0"], 1, None),
+            ("no more than max_rd_atomic are out", vec![read(1), fetch_add(), read(1), send(1), Take(response(Only, 0, 1))], &["read 0 @1000+1", "fetchadd 1", "read 2 @1000+1", "send only 3 1 ask"], 1, None),
+            ("a fence waits for READs and atomics", vec![read(1), send(1), PostFenced(write_of(1)), send(1), Take(response(Only, 0, 1))], &["read 0 @1000+1", "send only 1 1 ask", "write only 2 1 @64+1 ask", "send only 3 1 ask"], 1, None),
+            ("a response that is too short", vec![read(300), Take(response(First, 0, 255))], &["read 0 @1000+300"], 0, Some(Failure::BadResponse)),
+            ("a response that ends too early", vec![read(300), Take(response(Only, 0, 256))], &["read 0 @1000+300"], 0, Some(Failure::BadResponse)),
+            ("a READ response to an atomic", vec![fetch_add(), Take(response(Only, 0, 8))], &["fetchadd 0"], 0, Some(Failure::BadResponse)),
+            ("an atomic response to a READ", vec![read(8), Take(atomic_response(0, 8))], &["read 0 @1000+8"], 0, Some(Failure::BadResponse)),
+            ("a response to a SEND", vec![send(8), Take(response(Only, 0, 8))], &["send only 0 8 ask"], 0, Some(Failure::BadResponse)),
+        ],
+    );
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn flush_and_atomic_write_end_with_an_empty_response() {
+    let (addr, rkey) = (0, RKEY);
+    let flush = RequestOperation::Flush {
+        addr,
+        rkey,
+        len: 9,
+        placement: 1,
+        selectivity: 0,
+    };
+    let atomic_write = RequestOperation::AtomicWrite { addr, rkey };
+    check(
+        config(),
+        vec![
+            ("FLUSH", vec![Post(flush), Take(response(Only, 0, 0))], &["flush 0"], 1, None),
+            ("ATOMIC WRITE", vec![Post(atomic_write), Take(response(Only, 0, 0))], &["atomicwrite 0"], 1, None),
+            ("no data comes with it", vec![Post(flush), Take(response(Only, 0, 1))], &["flush 0"], 0, Some(Failure::BadResponse)),
+        ],
+    );
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn losses_are_repaired() {
+    check(
+        config(),
+        vec![
+            ("a NAK acknowledges what is in front, and the rest is sent again", vec![send(1), send(1), send(1), Take(nak(1, 0))], &["send only 0 1 ask", "send only 1 1 ask", "send only 2 1 ask", "send only 1 1 ask", "send only 2 1 ask"], 1, None),
+            ("the same NAK again means nothing", vec![send(1), send(1), Take(nak(1, 0)), Take(nak(1, 0))], &["send only 0 1 ask", "send only 1 1 ask", "send only 1 1 ask"], 1, None),
+            ("a NAK in a message", vec![send(600), Take(nak(1, 0))], &["send first 0 256", "send middle 1 256", "send last 2 88 ask", "send middle 1 256", "send last 2 88 ask"], 0, None),
+            ("an ACK behind a READ says that its response is lost", vec![read(1), send(1), Take(ack(1))], &["read 0 @1000+1", "send only 1 1 ask", "read 0 @1000+1", "send only 1 1 ask"], 0, None),
+            ("so does the next response", vec![read(1), read(1), Take(response(Only, 1, 1))], &["read 0 @1000+1", "read 1 @1000+1", "read 0 @1000+1", "read 1 @1000+1"], 0, None),
+            ("so does an ACK with the READ's own PSN", vec![read(1), Take(ack(0))], &["read 0 @1000+1", "read 0 @1000+1"], 0, None),
+            ("the rest of a READ is asked for at once", vec![read(600), Take(response(First, 0, 256)), Take(response(Last, 2, 88))], &["read 0 @1000+600", "read 1 @1256+344"], 0, None),
+            ("Soft-RoCE goes on with MIDDLE", vec![read(600), Take(response(First, 0, 256)), Wait(TIMEOUT_NS), Take(response(Middle, 1, 256)), Take(response(Last, 2, 88))], &["read 0 @1000+600", "read 1 @1256+344"], 1, None),
+            ("hardware begins with FIRST", vec![read(600), Take(response(First, 0, 256)), Wait(TIMEOUT_NS), Take(response(First, 1, 256)), Take(response(Last, 2, 88))], &["read 0 @1000+600", "read 1 @1256+344"], 1, None),
+            ("hardware ends with ONLY", vec![read(300), Take(response(First, 0, 256)), Wait(TIMEOUT_NS), Take(response(Only, 1, 44))], &["read 0 @1000+300", "read 1 @1256+44"], 1, None),
+            ("a late answer makes the retry superfluous", vec![send(1), Wait(TIMEOUT_NS), Take(ack(0)), Wait(10 * TIMEOUT_NS)], &["send only 0 1 ask", "send only 0 1 ask"], 1, None),
+        ],
+    );
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn retries_are_limited() {
+    let once = "send only 0 1 ask";
+    let timeouts = |count| {
+        let mut steps = vec![send(1)];
+        steps.extend((0..count).map(|_| Wait(TIMEOUT_NS)));
+        steps
+    };
+    let mut progress = vec![send(1), send(1), Wait(TIMEOUT_NS), Wait(TIMEOUT_NS)];
+    progress.push(Take(ack(0)));
+    progress.extend([Wait(TIMEOUT_NS), Wait(TIMEOUT_NS)]);
+    let second = "send only 1 1 ask";
+    check(
+        config(),
+        vec![
+            ("not before the timeout", vec![send(1), Wait(TIMEOUT_NS - 1)], &[once], 0, None),
+            ("retry_cnt times", timeouts(2), &[once; 3], 0, None),
+            ("and no more", timeouts(3), &[once; 3], 0, Some(Failure::RetryExceeded)),
+            ("progress gives all retries back", progress, &[once, second, once, second, once, second, second, second], 1, None),
+        ],
+    );
+    let none = RequesterConfig {
+        retry_cnt: 0,
+        ..config()
+    };
+    check(
+        none,
+        vec![
+            ("retry_cnt 0: the first timeout fails", timeouts(1), &[once], 0, Some(Failure::RetryExceeded)),
+            ("retry_cnt 0: so does a NAK", vec![send(1), Take(nak(0, 0))], &[once], 0, Some(Failure::RetryExceeded)),
+        ],
+    );
+    let seven = RequesterConfig {
+        retry_cnt: 7,
+        ..config()
+    };
+    check(
+        seven,
+        vec![(
+            "retry_cnt 7 is a number",
+            timeouts(8),
+            &[once; 8],
+            0,
+            Some(Failure::RetryExceeded),
+        )],
+    );
+    let patient = RequesterConfig {
+        timeout_ns: None,
+        ..config()
+    };
+    check(
+        patient,
+        vec![(
+            "without timeout it waits for ever",
+            timeouts(50),
+            &[once],
+            0,
+            None,
+        )],
+    );
+}
+
+#[test]
+fn probes_come_early_and_do_not_count() {
+    let probing = RequesterConfig {
+        probe_ns: Some(1000),
+        ..config()
+    };
+    let mut bench = Bench::new(probing);
+    assert_eq!(bench.run(vec![send(1), Wait(999)]).len(), 1);
+    // 1000, 2000 .. 512,000 ns after one another; then the timeout is nearer.
+    let mut probes = 0;
+    while bench.requester.failure().is_none() {
+        let deadline = bench.requester.deadline().expect("a packet is out");
+        let wait_ns = deadline - bench.now_ns;
+        probes += u32::from(wait_ns < TIMEOUT_NS);
+        bench.run(vec![Wait(wait_ns)]);
+    }
+    assert_eq!(probes, 10);
+    assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn a_receiver_that_is_not_ready_is_asked_again() {
+    let wait_ns = 640_000;
+    let once = "send only 0 1 ask";
+    check(
+        config(),
+        vec![
+            ("after the time of its code", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns - 1)], &[once], 0, None),
+            ("and then at once", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns)], &[once; 2], 0, None),
+            ("the same RNR NAK again means nothing", vec![send(1), Take(rnr(0, 12)), Take(rnr(0, 12)), Wait(wait_ns), Take(ack(0))], &[once; 2], 1, None),
+            ("rnr_retry times", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns), Take(rnr(0, 12))], &[once; 2], 0, Some(Failure::RnrRetryExceeded)),
+            ("it acknowledges what is in front", vec![send(1), send(1), Take(rnr(1, 12))], &[once, "send only 1 1 ask"], 1, None),
+            ("a new request waits, too", vec![send(1), Take(rnr(0, 12)), send(1), Wait(wait_ns)], &[once, once, "send only 1 1 ask"], 0, None),
+        ],
+    );
+    let mut bench = Bench::new(RequesterConfig {
+        rnr_retry: 7,
+        ..config()
+    });
+    bench.run(vec![send(1)]);
+    for _ in 0..100 {
+        bench.run(vec![Take(rnr(0, 12)), Wait(wait_ns)]);
+    }
+    assert_eq!(bench.requester.failure(), None, "rnr_retry 7 is for ever");
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn refusals_fail_their_request() {
+    let sent: &[&str] = &["send only 0 1 ask", "send only 1 1 ask"];
+    let refused = |code| {
+        vec![
+            send(1),
+            send(1),
+            Take(nak(1, code)),
+            Take(ack(1)),
+            send(1),
+            Wait(TIMEOUT_NS),
+        ]
+    };
+    check(
+        config(),
+        vec![
+            ("invalid request", refused(1), sent, 1, Some(Failure::RemoteInvalidRequest)),
+            ("remote access", refused(2), sent, 1, Some(Failure::RemoteAccess)),
+            ("remote operational", refused(3), sent, 1, Some(Failure::RemoteOperational)),
+            ("any other code", refused(9), sent, 1, Some(Failure::RemoteOperational)),
+            ("a refusal behind a lost response starts a retry", vec![read(1), send(1), Take(nak(1, 2))], &["read 0 @1000+1", "send only 1 1 ask", "read 0 @1000+1", "send only 1 1 ask"], 0, None),
+        ],
+    );
+}
+
+#[test]
+fn own_memory_that_cannot_be_used_fails_its_request() {
+    let mut bench = Bench::new(config());
+    bench.memory.unreadable = 2;
+    let sent = bench.run(vec![send(1), send(1), send(1)]);
+    assert_eq!(sent, ["send only 0 1 ask"], "nothing behind it goes out");
+    assert_eq!(
+        bench.requester.failure(),
+        None,
+        "what is in front ends first"
+    );
+    bench.run(vec![Take(ack(0))]);
+    assert_eq!(bench.requester.done(), 1);
+    assert_eq!(bench.requester.failure(), Some(Failure::LocalProtection));
+
+    let mut bench = Bench::new(config());
+    bench.memory.unwritable = 1;
+    bench.run(vec![read(1), Take(response(Only, 0, 1))]);
+    assert_eq!(bench.requester.failure(), Some(Failure::LocalProtection));
+}
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn the_window_limits_what_is_out() {
+    let narrow = RequesterConfig {
+        window_packets: 4,
+        ..config()
+    };
+    check(
+        narrow,
+        vec![
+            ("the packet that closes it asks", vec![send(6 * 256), Take(ack(1))], &["send first 0 256", "send middle 1 256", "send middle 2 256", "send middle 3 256 ask", "send middle 4 256", "send last 5 256 ask"], 0, None),
+            ("a READ may be longer, what follows waits", vec![read(5 * 256), send(1), Take(response(First, 0, 256)), Take(response(Middle, 1, 256))], &["read 0 @1000+1280", "send only 5 1 ask"], 0, None),
+        ],
+    );
+    let mut bench = Bench::new(config());
+    let sent = bench.run(vec![send(256 * 200)]);
+    assert_eq!(sent.len(), 128);
+    assert_eq!(sent.iter().filter(|text| text.ends_with("ask")).count(), 4);
+}
+
+#[test]
+fn results_name_their_request_and_place() {
+    let mut bench = Bench::new(config());
+    bench.run(vec![
+        send(1),
+        read(300),
+        fetch_add(),
+        Take(response(First, 1, 256)),
+        Take(response(Last, 2, 44)),
+        Take(atomic_response(3, 1)),
+    ]);
+    assert_eq!(bench.memory.results, [(2, 0, 256), (2, 256, 44), (3, 0, 8)]);
+}
+
+#[test]
+fn notifications_slow_the_requester_down() {
+    let mut bench = Bench::new(config());
+    bench.run(vec![Take(Sample::new(Operation::Cnp, Only, 0))]);
+    assert_eq!(bench.run(vec![write(600)]).len(), 1);
+    let deadline = bench.requester.deadline().expect("the second waits");
+    // 256 bytes of payload and 28 of headers at 20 Gb/s.
+    assert_eq!(deadline, bench.now_ns + 113);
+    assert!(bench.run(vec![Wait(112)]).is_empty());
+    assert_eq!(bench.run(vec![Wait(1)]).len(), 1);
+}
+
+#[test]
+fn attributes_change_later() {
+    let mut bench = Bench::new(config());
+    bench.requester.set_timeout_ns(Some(10));
+    bench.requester.set_retry_cnt(0);
+    bench.requester.set_rnr_retry(0);
+    bench.requester.set_max_rd_atomic(1);
+    assert_eq!(bench.run(vec![read(1), read(1)]).len(), 1);
+    bench.run(vec![Wait(10)]);
+    assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
+    let mut bench = Bench::new(config());
+    bench.requester.set_rnr_retry(0);
+    bench.run(vec![send(1), Take(rnr(0, 1))]);
+    assert_eq!(bench.requester.failure(), Some(Failure::RnrRetryExceeded));
+}

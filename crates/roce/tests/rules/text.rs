@@ -1,0 +1,197 @@
+//! Packets as short texts, for tables.
+
+use roce::opcode::{Operation, Position, Transport};
+use roce::packet::{Aeth, AtomicEth, Bth, Extended, Feth, Packet, Reth, Syndrome};
+use roce::psn::Psn;
+
+/// The MTU of all tests.
+pub(crate) const MTU: u32 = 256;
+/// The R_Key of the responder's memory.
+pub(crate) const RKEY: u32 = 7;
+/// PSN of packet 0: the third one wraps.
+pub(crate) const FIRST: Psn = Psn::new(0xff_fffe);
+
+/// A packet that owns its payload.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) bth: Bth,
+    pub(crate) extended: Extended,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Sample {
+    /// Packet `index` behind [`FIRST`], without payload and acknowledgement request.
+    pub(crate) fn new(operation: Operation, position: Position, index: u32) -> Self {
+        Self {
+            bth: Bth {
+                transport: Transport::Rc,
+                operation,
+                position,
+                solicited: false,
+                pkey: 0xffff,
+                fecn: false,
+                becn: false,
+                dest_qpn: 17,
+                ack_request: false,
+                psn: FIRST.plus(index),
+            },
+            extended: Extended::default(),
+            payload: Vec::new(),
+        }
+    }
+
+    pub(crate) fn payload(mut self, len: u32) -> Self {
+        self.payload = vec![0xa5; len as usize];
+        self
+    }
+
+    pub(crate) fn ack(mut self) -> Self {
+        self.bth.ack_request = true;
+        self
+    }
+
+    pub(crate) fn imm(mut self) -> Self {
+        self.extended.imm = Some([1, 2, 3, 4]);
+        self
+    }
+
+    pub(crate) fn reth(mut self, addr: u64, len: u32) -> Self {
+        let rkey = RKEY;
+        self.extended.reth = Some(Reth { addr, rkey, len });
+        self
+    }
+
+    pub(crate) fn rkey(mut self, rkey: u32) -> Self {
+        if let Some(reth) = &mut self.extended.reth {
+            reth.rkey = rkey;
+        }
+        self
+    }
+
+    pub(crate) fn syndrome(mut self, syndrome: Syndrome) -> Self {
+        self.extended.aeth = Some(Aeth { syndrome, msn: 0 });
+        self
+    }
+
+    pub(crate) fn packet(&self) -> Packet<'_> {
+        Packet {
+            bth: self.bth,
+            extended: self.extended,
+            payload: &self.payload,
+        }
+    }
+}
+
+pub(crate) fn send(position: Position, index: u32, len: u32) -> Sample {
+    Sample::new(Operation::Send, position, index).payload(len)
+}
+
+/// A WRITE of one packet.
+pub(crate) fn write_only(index: u32, len: u32) -> Sample {
+    let write = Sample::new(Operation::Write, Position::Only, index);
+    write.payload(len).reth(64, len)
+}
+
+pub(crate) fn write(position: Position, index: u32, len: u32) -> Sample {
+    Sample::new(Operation::Write, position, index).payload(len)
+}
+
+pub(crate) fn read(index: u32, addr: u64, len: u32) -> Sample {
+    Sample::new(Operation::ReadRequest, Position::Only, index).reth(addr, len)
+}
+
+pub(crate) fn fetch_add(index: u32, addr: u64, add: u64) -> Sample {
+    let mut sample = Sample::new(Operation::FetchAdd, Position::Only, index);
+    sample.extended.atomic = Some(AtomicEth {
+        addr,
+        rkey: RKEY,
+        swap_or_add: add,
+        compare: 0,
+    });
+    sample
+}
+
+pub(crate) fn atomic_write(index: u32, addr: u64) -> Sample {
+    let sample = Sample::new(Operation::AtomicWrite, Position::Only, index);
+    sample.reth(addr, 8).payload(8)
+}
+
+pub(crate) fn flush(index: u32) -> Sample {
+    let mut sample = Sample::new(Operation::Flush, Position::Only, index).reth(0, 100);
+    sample.extended.feth = Some(Feth {
+        placement: 1,
+        selectivity: 0,
+    });
+    sample
+}
+
+pub(crate) fn acknowledge(index: u32, syndrome: Syndrome) -> Sample {
+    Sample::new(Operation::Acknowledge, Position::Only, index).syndrome(syndrome)
+}
+
+pub(crate) fn ack(index: u32) -> Sample {
+    acknowledge(index, Syndrome::Ack(31))
+}
+
+pub(crate) fn nak(index: u32, code: u8) -> Sample {
+    acknowledge(index, Syndrome::Nak(code))
+}
+
+pub(crate) fn rnr(index: u32, code: u8) -> Sample {
+    acknowledge(index, Syndrome::RnrNak(code))
+}
+
+pub(crate) fn response(position: Position, index: u32, len: u32) -> Sample {
+    let response = Sample::new(Operation::ReadResponse, position, index).payload(len);
+    match position {
+        Position::Middle => response,
+        _ => response.syndrome(Syndrome::Ack(31)),
+    }
+}
+
+pub(crate) fn atomic_response(index: u32, original: u64) -> Sample {
+    let mut sample = Sample::new(Operation::AtomicAcknowledge, Position::Only, index)
+        .syndrome(Syndrome::Ack(31));
+    sample.extended.original = Some(original);
+    sample
+}
+
+/// A packet that was emitted, as a text: what it is, the index of its PSN, and what matters of the rest.
+pub(crate) fn describe(bytes: &[u8]) -> String {
+    let packet = Packet::parse(bytes).expect("an emitted packet can be parsed");
+    let Packet {
+        bth,
+        extended,
+        payload,
+    } = packet;
+    let index = bth.psn.distance(FIRST);
+    let len = payload.len();
+    let place = match bth.position {
+        Position::First => "first",
+        Position::Middle => "middle",
+        Position::Last => "last",
+        Position::Only => "only",
+    };
+    let asks = if bth.ack_request { " ask" } else { "" };
+    let reth = extended
+        .reth
+        .map(|reth| format!(" @{}+{}", reth.addr, reth.len));
+    let reth = reth.unwrap_or_default();
+    match (bth.operation, extended.aeth.map(|aeth| aeth.syndrome)) {
+        (Operation::Acknowledge, Some(Syndrome::Ack(_))) => format!("ack {index}"),
+        (Operation::Acknowledge, Some(Syndrome::Nak(code))) => format!("nak{code} {index}"),
+        (Operation::Acknowledge, Some(Syndrome::RnrNak(code))) => format!("rnr{code} {index}"),
+        (Operation::AtomicAcknowledge, _) => {
+            format!("original {index} {}", extended.original.unwrap_or(u64::MAX))
+        }
+        (Operation::ReadResponse, aeth) => {
+            let aeth = if aeth.is_some() { "" } else { " bare" };
+            format!("response {place} {index} {len}{aeth}")
+        }
+        (Operation::Cnp, _) => format!("cnp to {}", bth.dest_qpn),
+        (Operation::ReadRequest, _) => format!("read {index}{reth}"),
+        (Operation::Send, _) => format!("send {place} {index} {len}{asks}"),
+        (Operation::Write, _) => format!("write {place} {index} {len}{reth}{asks}"),
+        (other, _) => format!("{other:?} {index}").to_lowercase(),
+    }
+}
