@@ -64,6 +64,11 @@ pub(crate) const REDIS_TOOLS: Package = Package {
     why: "redis-benchmark drives that peer, and with redis-cli looks at the key-value store",
     present: Present::Program("redis-benchmark"),
 };
+pub(crate) const TSHARK: Package = Package {
+    name: "tshark",
+    why: "it reads captures of packets",
+    present: Present::Program("tshark"),
+};
 
 pub(crate) const QEMU: Package = Package {
     name: "qemu-system-x86",
@@ -237,6 +242,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     UCX_UTILS,
     REDIS_SERVER,
     REDIS_TOOLS,
+    TSHARK,
     CHROMIUM,
 ];
 

@@ -1,0 +1,60 @@
+//! Writes a file with one packet: an acknowledgement of RoCEv2.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use capture::{Capture, Datagram};
+use roce::icrc::{self, Addresses, Frame};
+use roce::opcode::{Operation, Position, Transport};
+use roce::packet::{Aeth, Bth, Extended, Packet, Syndrome};
+use roce::psn::Psn;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "hello.pcap".into());
+    let (src, dst) = ("127.0.0.2:49152".parse()?, "127.0.0.3:4791".parse()?);
+    let packet = Packet {
+        bth: Bth {
+            transport: Transport::Rc,
+            operation: Operation::Acknowledge,
+            position: Position::Only,
+            solicited: false,
+            pkey: 0xffff,
+            fecn: false,
+            becn: false,
+            dest_qpn: 17,
+            ack_request: false,
+            psn: Psn::new(1),
+        },
+        extended: Extended {
+            aeth: Some(Aeth {
+                syndrome: Syndrome::Ack(31),
+                msn: 1,
+            }),
+            ..Extended::default()
+        },
+        payload: &[],
+    };
+    let frame = Frame {
+        addresses: Addresses::new([127, 0, 0, 2].into(), [127, 0, 0, 3].into())
+            .ok_or("of two families")?,
+        src_port: 49152,
+        dst_port: roce::UDP_PORT,
+        identification: 0,
+    };
+    let mut payload = Vec::new();
+    packet.emit(&mut payload);
+    icrc::append(&frame, &mut payload, 0);
+    let datagram = Datagram {
+        src,
+        dst,
+        identification: frame.identification,
+        traffic_class: 0,
+        hop_limit: 64,
+        payload: &payload,
+    };
+    Capture::create(Path::new(&path))?.write(SystemTime::now(), &datagram)?;
+    println!("{path}: one acknowledgement");
+    Ok(())
+}
