@@ -36,8 +36,6 @@ pub(crate) struct Qp {
     /// Place in this process.
     pub(crate) index: usize,
     pub(crate) qpn: u32,
-    /// Place in the order in which the process has made its queue pairs, from 1 on.
-    pub(crate) number: u32,
     /// Its transport service: [`QpType::service`].
     pub(crate) qp_type: QpType,
     /// The type that it was created with.
@@ -73,11 +71,13 @@ pub(crate) struct Qp {
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
     control: Mutex<Control>,
-    /// The GID of the peer, which a plan of faults may name.
-    peer_gid: Mutex<Option<[u8; 16]>>,
     pub(crate) unacknowledged: Unacknowledged,
     /// What it was made of, which it leaves when it is destroyed.
     pub(crate) domain: Option<Arc<Pd>>,
+    /// Place in the order in which the process has made its queue pairs, from 1 on.
+    pub(crate) number: u32,
+    /// The GID of the peer, which a plan of faults may name.
+    peer_gid: Mutex<Option<[u8; 16]>>,
 }
 
 live::object!(Qp, ibv_qp);
