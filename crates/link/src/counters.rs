@@ -29,12 +29,16 @@ counters! {
     rcvd_pkts,
     /// Packets that the kernel refused: no route, too long for the path, a firewall.
     send_err,
-    /// Packets that this process handed to another one of its host.
+    /// Packets that this process handed to another one of its fabric.
     forwarded_pkts,
-    /// Packets that another process of this host handed over to this one.
+    /// Packets that another process of the fabric handed over to this one.
     forward_rcvd_pkts,
-    /// Packets that could not be handed over: the process is gone, or its queue is full.
-    forward_dropped_pkts,
+    /// Packets that could not be handed over because the process's queue is full.
+    forward_overrun_pkts,
+    /// Packets for a slot that no process has.
+    unknown_slot_pkts,
+    /// How often a probe showed that the order of the processes was another one than their file said.
+    order_corrections,
     /// Packets that are shorter than a BTH and an ICRC.
     rcvd_short_pkts,
     /// Bursts that the kernel did not segment, and that went out packet by packet.

@@ -1,5 +1,6 @@
 //! An endpoint: sends and receives RoCEv2 packets at some addresses of this host.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,42 +11,22 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::batch::{Batch, Burst};
+use crate::config::Config;
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
-use crate::socket::{LocalAddress, Socket};
+use crate::packet::Received;
+use crate::shared::Shared;
+use crate::socket::{LocalAddress, Mode, Socket};
 use crate::sys::{receive, send};
-
-/// Bytes of the shortest packet: a BTH and an ICRC.
-const MIN_PACKET_BYTES: usize = 12 + 4;
 
 /// Sockets that one look at the endpoint serves at most.
 const MAX_READY: usize = 16;
 
 /// Receives from one socket between two looks at all of them.
-const TURNS: u8 = 16;
+const TURNS: u8 = 8;
 
-/// What an endpoint is made of.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Addresses of this host: those of the GID table.
-    pub addresses: Vec<LocalAddress>,
-    /// The UDP port, on both sides: [`roce::UDP_PORT`] but in tests.
-    pub port: u16,
-    /// Bytes of each socket's buffers. Without CAP_NET_ADMIN the kernel gives at most `net.core.rmem_max`.
-    pub buffer_bytes: usize,
-}
-
-impl Config {
-    /// The port of RoCEv2 at `addresses`, with buffers of 8 MiB.
-    #[must_use]
-    pub fn new(addresses: Vec<LocalAddress>) -> Config {
-        Config {
-            addresses,
-            port: roce::UDP_PORT,
-            buffer_bytes: 8 << 20,
-        }
-    }
-}
+/// Packets of other processes that one look takes at most.
+const MAX_HANDED_OVER: usize = 64;
 
 /// The sockets of one process.
 ///
@@ -57,6 +38,7 @@ pub struct Endpoint {
     port: u16,
     epoll: OwnedFd,
     counters: Arc<Counters>,
+    shared: Option<Shared>,
 }
 
 /// Buffers to receive with. They take memory, up to a MiB, when they are used.
@@ -78,28 +60,6 @@ impl Default for Inbox {
     }
 }
 
-/// A packet that came.
-#[derive(Clone, Copy, Debug)]
-pub struct Received<'a> {
-    /// Addresses and ports. The identification is what a Linux sender on a socket has written, the place in its burst,
-    /// as far as this host put the burst together: a guess for [`roce::icrc::verify`].
-    pub frame: Frame,
-    /// Traffic class: DSCP and ECN (IPv4: type of service).
-    pub traffic_class: u8,
-    /// Hop limit (IPv4: time to live) as it came.
-    pub hop_limit: Option<u8>,
-    /// BTH to ICRC, at least 16 bytes.
-    pub bytes: &'a [u8],
-}
-
-impl Received<'_> {
-    /// Whether a router marked the packet: congestion experienced.
-    #[must_use]
-    pub fn congestion_experienced(&self) -> bool {
-        self.traffic_class & 3 == 3
-    }
-}
-
 impl Endpoint {
     /// Opens an endpoint at each address that has one.
     ///
@@ -107,30 +67,45 @@ impl Endpoint {
     /// No address has one: the reason of the first. If one has, [`Endpoint::unavailable`] has the others' reasons.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::Epoll { source: e.into() };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        let mut sockets = Vec::new();
-        let mut unavailable = Vec::new();
+        let shared = match &config.fabric {
+            Some(fabric) => Some(Shared::open(fabric, config.port)?),
+            None => None,
+        };
+        let mut endpoint = Endpoint {
+            sockets: Vec::new(),
+            unavailable: Vec::new(),
+            port: config.port,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
+            counters: Arc::default(),
+            shared,
+        };
         for address in &config.addresses {
-            match Socket::open(*address, config.port, config.buffer_bytes) {
-                Ok(socket) => sockets.push(socket),
-                Err(error) => unavailable.push(error),
+            let opened = match &endpoint.shared {
+                Some(shared) => shared.join(*address, config),
+                None => Socket::open(*address, config, Mode::Alone),
+            };
+            match opened {
+                Ok(socket) => endpoint.sockets.push(socket),
+                Err(error) => endpoint.unavailable.push(error),
             }
         }
-        if sockets.is_empty() {
-            let first = unavailable.into_iter().next();
+        if endpoint.sockets.is_empty() {
+            let first = endpoint.unavailable.drain(..).next();
             return Err(first.unwrap_or(LinkError::NoAddress));
         }
-        for (i, socket) in sockets.iter().enumerate() {
-            let data = epoll::EventData::new_u64(i as u64);
-            epoll::add(&epoll, socket, data, epoll::EventFlags::IN).map_err(failed)?;
+        endpoint.watch().map_err(failed)?;
+        Ok(endpoint)
+    }
+
+    /// Makes the descriptor readable when a socket is.
+    fn watch(&self) -> Result<(), Errno> {
+        let handover = self.shared.iter().map(AsFd::as_fd);
+        let fds = self.sockets.iter().map(AsFd::as_fd).chain(handover);
+        for (i, fd) in (0..).zip(fds) {
+            let data = epoll::EventData::new_u64(i);
+            epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
         }
-        Ok(Endpoint {
-            sockets,
-            unavailable,
-            port: config.port,
-            epoll,
-            counters: Arc::default(),
-        })
+        Ok(())
     }
 
     /// Why addresses of the configuration have no endpoint.
@@ -217,21 +192,18 @@ impl Endpoint {
         self.sockets.iter().find(|s| s.address.ip == source)
     }
 
-    /// Gives packets that came to `take`, without waiting, and returns how many. 0: there is none.
+    /// Gives packets that came to `take`, without waiting, and returns how many.
     ///
-    /// A call takes what one system call gives. More may be there.
+    /// A call takes what one system call gives, from the socket that gave the last packets first. So more may be there,
+    /// even if it was 0: the descriptor is readable then.
+    ///
+    /// Packets for other processes of the fabric are handed on, and not given to `take`, except those for QPN 1.
     pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(Received<'_>)) -> usize {
-        if let [socket] = &self.sockets[..] {
-            return self.receive_from(socket, inbox, &mut take);
-        }
         if let Some((last, turns)) = inbox.last
             && let Some(socket) = self.sockets.get(last)
         {
-            let count = self.receive_from(socket, inbox, &mut take);
             inbox.last = turns.checked_sub(1).map(|turns| (last, turns));
-            if count > 0 {
-                return count;
-            }
+            return self.receive_from(socket, inbox, &mut take);
         }
         self.receive_from_any(inbox, &mut take)
     }
@@ -249,6 +221,11 @@ impl Endpoint {
             if let Some(socket) = self.sockets.get(i) {
                 count += self.receive_from(socket, inbox, take);
                 inbox.last = Some((i, TURNS));
+            } else if let Some(shared) = &self.shared {
+                let handed = shared.receive(inbox.buffers.scratch(), MAX_HANDED_OVER, take);
+                add(&self.counters.forward_rcvd_pkts, handed);
+                add(&self.counters.rcvd_pkts, handed);
+                count += handed;
             }
         }
         count
@@ -299,19 +276,52 @@ impl Endpoint {
         }
         let mut count = 0;
         for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment.max(1))) {
-            if bytes.len() < MIN_PACKET_BYTES {
+            let frame = frame.segment(place);
+            let (class, limit) = (message.traffic_class, message.hop_limit);
+            let Some(packet) = Received::new(frame, class, limit, bytes) else {
                 add(&self.counters.rcvd_short_pkts, 1);
                 continue;
+            };
+            if let Some(shared) = &self.shared
+                && !shared.is_own(&packet)
+            {
+                let doubts = shared.redirect(socket, &packet, &self.counters);
+                if doubts {
+                    shared.look(&self.sockets, true);
+                }
+                continue;
             }
-            take(Received {
-                frame: frame.segment(place),
-                traffic_class: message.traffic_class,
-                hop_limit: message.hop_limit,
-                bytes,
-            });
+            take(packet);
             count += 1;
         }
         count
+    }
+
+    /// Hands a packet to the process of the fabric that has `slot`: one for QPN 1 that is for a queue pair there.
+    ///
+    /// # Errors
+    /// There is no such process, or its queue is full. The packet is counted.
+    pub fn forward(&self, slot: u16, packet: &Received<'_>) -> io::Result<()> {
+        match &self.shared {
+            Some(shared) => shared.forward(slot, packet, &self.counters),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Looks for processes of the fabric that died, so that packets reach those that live on the first way. Packets that
+    /// come astray have the same effect, later.
+    pub fn refresh(&self) {
+        if let Some(shared) = &self.shared {
+            shared.look(&self.sockets, false);
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.leave(std::mem::take(&mut self.sockets));
+        }
     }
 }
 

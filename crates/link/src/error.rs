@@ -55,6 +55,12 @@ pub enum LinkError {
         /// Why it failed.
         source: io::Error,
     },
+    /// The slot is none.
+    #[error("slot {slot} is none of a process: they are 1 to 1023")]
+    Slot {
+        /// The slot.
+        slot: u16,
+    },
     /// No address was given.
     #[error("an endpoint needs an address, and none was given")]
     NoAddress,

@@ -6,6 +6,8 @@
 //! - [`batch`]: packets on their way to the kernel, in bursts that the kernel segments (UDP GSO), with their ICRCs.
 //! - [`endpoint`]: the sockets, send and receive.
 //! - [`counters`]: what is counted.
+//! - `shared`, `group`, `members`, `steering`: how the processes of a fabric share an address, and the kernel chooses among them.
+//! - `handover`: how a packet gets on from the wrong process.
 //!
 //! The source port is the destination port, 4791: the address has one socket for both. RoCEv2 receivers do not match
 //! the source port, which is there for the hashes of routers with several paths. *Price:* all queue pairs between two
@@ -15,16 +17,25 @@
 #![allow(clippy::cast_possible_truncation)]
 
 pub mod batch;
+mod config;
 pub mod counters;
 pub mod endpoint;
 pub mod error;
+mod group;
+mod handover;
+mod members;
+mod packet;
+mod shared;
 mod socket;
+mod steering;
 mod sys;
 
 pub use batch::{Batch, Flow};
+pub use config::{Config, Fabric};
 pub use counters::Counters;
-pub use endpoint::{Config, Endpoint, Inbox, Received};
+pub use endpoint::{Endpoint, Inbox};
 pub use error::LinkError;
+pub use packet::Received;
 pub use socket::LocalAddress;
 
 /// Bits of a QPN below the slot of its process.

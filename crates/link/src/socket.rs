@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
+use crate::config::Config;
 use crate::error::LinkError;
 use crate::sys::options::set_int;
 
@@ -26,6 +27,31 @@ impl From<IpAddr> for LocalAddress {
     }
 }
 
+impl LocalAddress {
+    fn socket_address(self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V4(ip) => (ip, port).into(),
+            IpAddr::V6(ip) => {
+                let link_local = ip.is_unicast_link_local();
+                let scope = if link_local { self.interface } else { 0 };
+                SocketAddrV6::new(ip, port, 0, scope).into()
+            }
+        }
+    }
+}
+
+/// Whether an address and port belong to one socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// To this socket only.
+    Alone,
+    /// To this socket, and to those that join. It must be the first: it is bound alone, which fails if there is another
+    /// one, and then made sharable.
+    Found,
+    /// To the sockets that are there, and to this.
+    Join,
+}
+
 /// A UDP socket that is bound to one address, so that what it sends has this source, and what it receives this
 /// destination. Unconnected, with DF set: the kernel writes 0 as the IPv4 identification, which the ICRC covers.
 #[derive(Debug)]
@@ -41,9 +67,10 @@ impl Socket {
     /// Opens the socket of `address`.
     pub(crate) fn open(
         address: LocalAddress,
-        port: u16,
-        buffer_bytes: usize,
+        config: &Config,
+        mode: Mode,
     ) -> Result<Socket, LinkError> {
+        let port = config.port;
         let failed = |what| {
             move |source| LinkError::Socket {
                 what,
@@ -59,39 +86,41 @@ impl Socket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, None)
             .map_err(|e| failed("open a socket")(e.into()))?;
-        set_options(fd.as_fd(), address.ip, buffer_bytes).map_err(failed("set the options"))?;
-        let socket = Socket {
+        set_options(fd.as_fd(), address.ip, config.buffer_bytes)
+            .map_err(failed("set the options"))?;
+        let share = || set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
+        if mode == Mode::Join {
+            share().map_err(failed("share the port"))?;
+        }
+        match bind(&fd, &address.socket_address(address.ip, port)) {
+            Ok(()) => {}
+            Err(Errno::ADDRINUSE) => {
+                return Err(LinkError::PortInUse {
+                    address: address.ip,
+                    port,
+                });
+            }
+            Err(Errno::ADDRNOTAVAIL) => {
+                return Err(LinkError::NoSuchAddress {
+                    address: address.ip,
+                });
+            }
+            Err(e) => return Err(failed("bind")(e.into())),
+        }
+        if mode == Mode::Found {
+            share().map_err(failed("share the port"))?;
+        }
+        Ok(Socket {
             address,
             port,
             fd,
             unsegmented: AtomicBool::new(false),
-        };
-        match bind(&socket.fd, &socket.address_of(address.ip)) {
-            Ok(()) => Ok(socket),
-            Err(Errno::ADDRINUSE) => Err(LinkError::PortInUse {
-                address: address.ip,
-                port,
-            }),
-            Err(Errno::ADDRNOTAVAIL) => Err(LinkError::NoSuchAddress {
-                address: address.ip,
-            }),
-            Err(e) => Err(failed("bind")(e.into())),
-        }
+        })
     }
 
     /// The socket address of `ip`, which is on the same link if it is link-local.
     pub(crate) fn address_of(&self, ip: IpAddr) -> SocketAddr {
-        match ip {
-            IpAddr::V4(ip) => (ip, self.port).into(),
-            IpAddr::V6(ip) => {
-                let scope = if ip.is_unicast_link_local() {
-                    self.address.interface
-                } else {
-                    0
-                };
-                SocketAddrV6::new(ip, self.port, 0, scope).into()
-            }
-        }
+        self.address.socket_address(ip, self.port)
     }
 }
 

@@ -19,6 +19,29 @@ pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32)
     check(result)
 }
 
+/// Sets the program that chooses the socket of a group of sockets that share an address (`SO_ATTACH_REUSEPORT_CBPF`).
+pub(crate) fn set_steering(
+    socket: BorrowedFd<'_>,
+    program: &[libc::sock_filter],
+) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog {
+        len,
+        filter: program.as_ptr().cast_mut(),
+    };
+    // SAFETY: `program` points at `len` instructions, and the kernel, which checks them, reads both and writes neither.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    check(result)
+}
+
 /// Datagrams that the kernel dropped since the socket exists, most of them because its buffer was full.
 pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
     /// Index of the drops in what `SO_MEMINFO` gives (`SK_MEMINFO_DROPS`).

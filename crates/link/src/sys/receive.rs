@@ -113,6 +113,12 @@ impl Buffers {
         Ok(received)
     }
 
+    /// Memory for one datagram of another kind. The messages that came last are gone then.
+    pub(crate) fn scratch(&mut self) -> &mut [u8] {
+        self.lens = [MessageLens::default(); MAX_MESSAGES];
+        &mut self.bytes[..STRIDE]
+    }
+
     /// Message `i` of those that came last; `None` if it did not come, or not from an IP address.
     pub(crate) fn message(&self, i: usize) -> Option<Message<'_>> {
         let lens = self.lens.get(i)?;

@@ -1,0 +1,75 @@
+//! A process of a fabric: says which packets come to it.
+//!
+//! `slot FOLDER SLOT PORT ADDRESS` writes `ready`, then `got QPN` for each packet. It reads `refresh`, upon which it looks
+//! for processes that died, and `counters`, upon which it writes how many packets it handed on. It ends with its input.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use link::{Config, Endpoint, Fabric, Inbox};
+use rustix::event::{PollFd, PollFlags, poll};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mut next = || arguments.next().ok_or("slot FOLDER SLOT PORT ADDRESS");
+    let fabric = Fabric {
+        folder: PathBuf::from(next()?),
+        slot: next()?.parse()?,
+    };
+    let port = next()?.parse()?;
+    let address: std::net::IpAddr = next()?.parse()?;
+    let endpoint = Endpoint::open(&Config {
+        port,
+        fabric: Some(fabric),
+        ..Config::new(vec![address.into()])
+    })?;
+    let mut inbox = Inbox::default();
+    // `Stdin` has a buffer that does not say what is in it.
+    let mut input = BufReader::new(File::from(std::io::stdin().as_fd().try_clone_to_owned()?));
+    let mut output = std::io::stdout();
+    writeln!(output, "ready")?;
+    loop {
+        let mut fds = [
+            PollFd::from_borrowed_fd(endpoint.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(input.get_ref().as_fd(), PollFlags::IN),
+        ];
+        poll(&mut fds, None)?;
+        let [packets, commands] = fds.map(|fd| !fd.revents().is_empty());
+        if packets {
+            endpoint.receive(&mut inbox, |packet| {
+                // Nobody reads what is written: the process ends when its input does.
+                let _ = writeln!(output, "got {}", packet.dest_qpn());
+            });
+        }
+        if !commands {
+            continue;
+        }
+        loop {
+            let mut line = String::new();
+            if input.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            command(&endpoint, line.trim())?;
+            if input.buffer().is_empty() {
+                break;
+            }
+        }
+    }
+}
+
+fn command(endpoint: &Endpoint, line: &str) -> std::io::Result<()> {
+    match line {
+        "refresh" => endpoint.refresh(),
+        "counters" => {
+            let counters = endpoint.counters();
+            let handed_on = counters.forwarded_pkts.load(Ordering::Relaxed);
+            let corrections = counters.order_corrections.load(Ordering::Relaxed);
+            println!("handed on {handed_on}, corrections {corrections}");
+        }
+        _ => {}
+    }
+    Ok(())
+}

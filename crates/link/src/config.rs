@@ -1,0 +1,40 @@
+//! What an endpoint is made of.
+
+use std::path::PathBuf;
+
+use crate::socket::LocalAddress;
+
+/// What an endpoint is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Addresses of this host: those of the GID table.
+    pub addresses: Vec<LocalAddress>,
+    /// The UDP port, on both sides: [`roce::UDP_PORT`] but in tests.
+    pub port: u16,
+    /// Bytes of each socket's buffers. Without CAP_NET_ADMIN the kernel gives at most `net.core.rmem_max`.
+    pub buffer_bytes: usize,
+    /// With whom the addresses are shared; `None`: with nobody.
+    pub fabric: Option<Fabric>,
+}
+
+/// The processes of one user that share addresses.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    /// Their folder, which nobody else may write.
+    pub folder: PathBuf,
+    /// The slot of this process, 1 to 1023: the upper 10 bits of its QPNs.
+    pub slot: u16,
+}
+
+impl Config {
+    /// The port of RoCEv2 at `addresses`, shared with nobody, with buffers of 8 MiB.
+    #[must_use]
+    pub fn new(addresses: Vec<LocalAddress>) -> Config {
+        Config {
+            addresses,
+            port: roce::UDP_PORT,
+            buffer_bytes: 8 << 20,
+            fabric: None,
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Packets that reached the wrong process of a fabric are handed on through Unix sockets in its folder.
+//!
+//! Only processes of the folder's owner can write there, so what comes is believed as much as what the kernel says of a
+//! packet of the network.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+
+use roce::icrc::{Addresses, Frame};
+
+use crate::config::Fabric;
+use crate::error::LinkError;
+use crate::packet::Received;
+
+/// Bytes in front of a packet: family, traffic class, whether there is a hop limit, hop limit, source port, destination
+/// port, identification, then the addresses in 16 bytes each.
+const HEADER_BYTES: usize = 10 + 2 * 16;
+
+/// The socket of this process, and the way to those of others.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    socket: UnixDatagram,
+    /// A descriptor of the folder. Paths through it are short whatever the folder's path is: a socket's path has 107
+    /// bytes at most.
+    folder: fs::File,
+    path: PathBuf,
+}
+
+impl Handover {
+    pub(crate) fn open(fabric: &Fabric) -> Result<Handover, LinkError> {
+        let path = fabric.folder.join(name(fabric.slot));
+        let open = || {
+            let folder = fs::File::open(&fabric.folder)?;
+            let short = through(&folder, fabric.slot);
+            match fs::remove_file(&short) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            let socket = UnixDatagram::bind(short)?;
+            socket.set_nonblocking(true)?;
+            Ok((socket, folder))
+        };
+        match open() {
+            Ok((socket, folder)) => Ok(Handover {
+                socket,
+                folder,
+                path,
+            }),
+            Err(source) => Err(LinkError::File {
+                what: "make the socket",
+                path,
+                source,
+            }),
+        }
+    }
+
+    /// Hands a packet to the process with `slot`.
+    ///
+    /// # Errors
+    /// There is no such process, or its queue is full.
+    pub(crate) fn send(&self, slot: u16, packet: &Received<'_>) -> io::Result<()> {
+        let bytes = encode(packet);
+        let path = through(&self.folder, slot);
+        self.socket.send_to(&bytes, path).map(drop)
+    }
+
+    /// A packet that another process has handed over, if there is one.
+    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<Received<'a>> {
+        let len = self.socket.recv(buffer).ok()?;
+        decode(buffer.get(..len)?)
+    }
+
+    /// Takes the socket's file away.
+    pub(crate) fn remove(&self) {
+        // If the folder is gone, so is the file.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl AsFd for Handover {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn name(slot: u16) -> String {
+    format!("link-{slot}.sock")
+}
+
+fn through(folder: &fs::File, slot: u16) -> PathBuf {
+    format!("/proc/self/fd/{}/{}", folder.as_raw_fd(), name(slot)).into()
+}
+
+fn encode(packet: &Received<'_>) -> Vec<u8> {
+    let frame = &packet.frame;
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + packet.bytes.len());
+    let family = match frame.addresses {
+        Addresses::V4 { .. } => 4,
+        Addresses::V6 { .. } => 6,
+    };
+    let limit = packet.hop_limit;
+    bytes.extend([family, packet.traffic_class]);
+    bytes.extend([u8::from(limit.is_some()), limit.unwrap_or(0)]);
+    bytes.extend(frame.src_port.to_be_bytes());
+    bytes.extend(frame.dst_port.to_be_bytes());
+    bytes.extend(frame.identification.to_be_bytes());
+    for ip in [frame.addresses.src(), frame.addresses.dst()] {
+        let octets = match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        bytes.extend(octets);
+    }
+    bytes.extend(packet.bytes);
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<Received<'_>> {
+    let (header, packet) = bytes.split_first_chunk::<HEADER_BYTES>()?;
+    let address = |at: usize| -> Option<IpAddr> {
+        let octets: [u8; 16] = header.get(at..at + 16)?.try_into().ok()?;
+        Some(octets.into())
+    };
+    let (src, dst) = (address(10)?, address(26)?);
+    let addresses = match (header[0], src, dst) {
+        (6, IpAddr::V6(src), IpAddr::V6(dst)) => Addresses::V6 { src, dst },
+        _ => Addresses::new(src, dst)?,
+    };
+    let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+    Received::new(
+        Frame {
+            addresses,
+            src_port: word(4),
+            dst_port: word(6),
+            identification: word(8),
+        },
+        header[1],
+        (header[2] != 0).then_some(header[3]),
+        packet,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_decoded_as_they_were_encoded() {
+        for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let frame = Frame {
+                addresses: Addresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
+                src_port: 0xd078,
+                dst_port: 4791,
+                identification: 77,
+            };
+            for limit in [None, Some(0), Some(64)] {
+                let packet = Received::new(frame, 3, limit, &[9; 16]).unwrap();
+                assert_eq!(decode(&encode(&packet)), Some(packet));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_short_is_no_packet() {
+        for len in 0..HEADER_BYTES + 16 {
+            assert_eq!(decode(&vec![0; len]), None);
+        }
+        assert!(decode(&[0; HEADER_BYTES + 16]).is_some());
+    }
+
+    #[test]
+    fn sockets_have_a_folder_whose_path_is_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = folder.path().join("x".repeat(200));
+        fs::create_dir(&long).unwrap();
+        let open = |slot| {
+            let folder = long.clone();
+            Handover::open(&Fabric { folder, slot }).unwrap()
+        };
+        let (here, there) = (open(1), open(2));
+        let frame = Frame {
+            addresses: Addresses::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap(),
+            src_port: 1,
+            dst_port: 2,
+            identification: 3,
+        };
+        let packet = Received::new(frame, 0, None, &[5; 20]).unwrap();
+        here.send(2, &packet).unwrap();
+        assert!(here.send(3, &packet).is_err());
+        assert_eq!(there.receive(&mut [0; 100]), Some(packet));
+        assert_eq!(there.receive(&mut [0; 100]), None);
+    }
+}

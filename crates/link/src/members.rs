@@ -1,0 +1,152 @@
+//! The order of the sockets in a group, as far as processes can tell.
+//!
+//! The kernel appends a socket when it is bound. When one closes, the last takes its place
+//! (`reuseport_detach_sock`). The members of a group keep a list in the same way.
+
+use std::fmt::Write;
+
+/// A process with a socket in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) slot: u16,
+    pub(crate) pid: u64,
+    /// When it started, in clock ticks after boot.
+    pub(crate) start: u64,
+}
+
+/// The members of a group, in the order of their sockets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Members {
+    /// Grows whenever a member comes or goes.
+    pub(crate) generation: u64,
+    pub(crate) list: Vec<Member>,
+}
+
+impl Members {
+    /// Reads what [`Members::text`] wrote. Lines that are none of it are left out.
+    pub(crate) fn parse(text: &str) -> Members {
+        let mut lines = text.lines();
+        let generation = lines.next().and_then(|l| l.parse().ok()).unwrap_or(0);
+        let member = |line: &str| {
+            let mut fields = line.split(' ').map(str::parse::<u64>);
+            let mut next = || fields.next()?.ok();
+            let slot = u16::try_from(next()?).ok()?;
+            Some(Member {
+                slot,
+                pid: next()?,
+                start: next()?,
+            })
+        };
+        Members {
+            generation,
+            list: lines.filter_map(member).collect(),
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("{}\n", self.generation);
+        for Member { slot, pid, start } in &self.list {
+            // Writing to a `String` does not fail.
+            let _ = writeln!(text, "{slot} {pid} {start}");
+        }
+        text
+    }
+
+    pub(crate) fn slots(&self) -> Vec<u16> {
+        self.list.iter().map(|m| m.slot).collect()
+    }
+
+    pub(crate) fn place(&self, slot: u16) -> Option<usize> {
+        self.list.iter().position(|m| m.slot == slot)
+    }
+
+    /// A socket was bound.
+    pub(crate) fn join(&mut self, member: Member) {
+        self.generation += 1;
+        self.list.push(member);
+    }
+
+    /// The socket of `slot` closes.
+    pub(crate) fn leave(&mut self, slot: u16) {
+        if let Some(place) = self.place(slot) {
+            self.generation += 1;
+            self.list.swap_remove(place);
+        }
+    }
+
+    /// Takes out members that are not `alive` and returns how many. After two or more the order is a guess: it depends
+    /// on which died first.
+    pub(crate) fn remove_dead(&mut self, alive: impl Fn(&Member) -> bool) -> usize {
+        let dead: Vec<u16> = self
+            .list
+            .iter()
+            .filter(|m| !alive(m))
+            .map(|m| m.slot)
+            .collect();
+        dead.iter().for_each(|slot| self.leave(*slot));
+        dead.len()
+    }
+
+    /// The socket of `slot` turns out to be at `place`. Returns whether the list says something else now.
+    pub(crate) fn correct(&mut self, slot: u16, place: usize) -> bool {
+        match self.place(slot) {
+            Some(believed) if believed != place && place < self.list.len() => {
+                self.list.swap(believed, place);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(slots: &[u16]) -> Members {
+        let mut members = Members::default();
+        for slot in slots {
+            members.join(Member {
+                slot: *slot,
+                pid: 100 + u64::from(*slot),
+                start: 7,
+            });
+        }
+        members
+    }
+
+    #[test]
+    fn the_last_takes_the_place_of_one_that_leaves() {
+        let mut group = members(&[1, 2, 3, 4]);
+        group.leave(2);
+        assert_eq!(group.slots(), [1, 4, 3]);
+        group.leave(9);
+        assert_eq!(group.generation, 5);
+        assert_eq!(group.remove_dead(|m| m.slot == 3), 2);
+        assert_eq!(group.slots(), [3]);
+    }
+
+    #[test]
+    fn a_file_is_read_as_it_was_written_and_garbage_is_left_out() {
+        let group = members(&[1, 1023, 3]);
+        assert_eq!(Members::parse(&group.text()), group);
+        assert_eq!(Members::parse(""), Members::default());
+        let damaged = "x\n1 2\n70000 1 1\n5 6 7 8\n\u{fffd}\n";
+        assert_eq!(Members::parse(damaged).slots(), [5]);
+    }
+
+    #[test]
+    fn corrections_in_any_order_give_the_order_that_is() {
+        let truth = [4, 2, 3, 1];
+        for first in 0..4 {
+            let mut group = members(&[1, 2, 3, 4]);
+            for i in 0..4 {
+                let place = (first + i) % 4;
+                group.correct(truth[place], place);
+            }
+            assert_eq!(group.slots(), truth);
+            assert!(!group.correct(4, 0));
+            assert!(!group.correct(4, 9));
+        }
+    }
+}

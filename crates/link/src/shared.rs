@@ -1,0 +1,190 @@
+//! What an endpoint does about the other processes of its fabric.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::SLOT_SHIFT;
+use crate::config::{Config, Fabric};
+use crate::counters::{Counters, add};
+use crate::error::LinkError;
+use crate::group::{Group, Outcome};
+use crate::handover::Handover;
+use crate::packet::Received;
+use crate::socket::{LocalAddress, Socket};
+use crate::steering::PROBE_QPN;
+use crate::sys::send;
+
+/// Astray packets after which the order of the processes is looked at again. A few are no reason: the kernel puts packets
+/// of one sender to two processes together (GRO), and all go to the first's.
+const DOUBTS_EVERY: u64 = 1024;
+
+/// The groups of this process, and its socket for packets that others hand over.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    group: Group,
+    handover: Handover,
+    astray: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn open(fabric: &Fabric, port: u16) -> Result<Shared, LinkError> {
+        if fabric.slot == 0 || fabric.slot >= 1 << (24 - SLOT_SHIFT) {
+            return Err(LinkError::Slot { slot: fabric.slot });
+        }
+        Ok(Shared {
+            group: Group::new(fabric, port)?,
+            handover: Handover::open(fabric)?,
+            astray: AtomicU64::new(0),
+        })
+    }
+
+    /// Opens the socket of an address and takes it into the group.
+    pub(crate) fn join(&self, address: LocalAddress, config: &Config) -> Result<Socket, LinkError> {
+        let (socket, outcome) = self.group.join(address, config)?;
+        if outcome.doubtful {
+            probe(&socket, outcome);
+        }
+        Ok(socket)
+    }
+
+    /// Takes the dead out of the groups. If `doubtful`, or if several died, each member gets a probe.
+    ///
+    /// Errors are those of files and of the kernel's memory. Packets that go astray then are handed on as before.
+    pub(crate) fn look(&self, sockets: &[Socket], doubtful: bool) {
+        for socket in sockets {
+            let outcome = match self.group.refresh(socket) {
+                Ok(None) if doubtful => self.group.doubt(socket).map(Some),
+                other => other,
+            };
+            if let Ok(Some(outcome)) = outcome
+                && (outcome.doubtful || doubtful)
+            {
+                probe(socket, outcome);
+            }
+        }
+    }
+
+    /// Whether a packet is for this process: for its slot, or for QPN 1.
+    pub(crate) fn is_own(&self, packet: &Received<'_>) -> bool {
+        let qpn = packet.dest_qpn();
+        let slot = qpn >> SLOT_SHIFT;
+        slot == u32::from(self.group.slot) || (slot == 0 && qpn < PROBE_QPN)
+    }
+
+    /// Does with a packet that is not for this process what has to be done. Returns whether there are so many that the
+    /// order of the processes is in doubt.
+    pub(crate) fn redirect(
+        &self,
+        socket: &Socket,
+        packet: &Received<'_>,
+        counters: &Counters,
+    ) -> bool {
+        let slot = (packet.dest_qpn() >> SLOT_SHIFT) as u16;
+        if slot == 0 {
+            self.take_probe(socket, packet, counters);
+            return false;
+        }
+        let gone = matches!(self.forward(slot, packet, counters), Err(e) if is_gone(&e));
+        let astray = self.astray.fetch_add(1, Ordering::Relaxed) + 1;
+        astray.is_multiple_of(DOUBTS_EVERY) || (!gone && astray.is_power_of_two())
+    }
+
+    /// Hands a packet to the process with `slot`.
+    pub(crate) fn forward(
+        &self,
+        slot: u16,
+        packet: &Received<'_>,
+        counters: &Counters,
+    ) -> io::Result<()> {
+        let result = self.handover.send(slot, packet);
+        let counter = match &result {
+            Ok(()) => &counters.forwarded_pkts,
+            Err(e) if is_gone(e) => &counters.unknown_slot_pkts,
+            Err(_) => &counters.forward_overrun_pkts,
+        };
+        add(counter, 1);
+        result
+    }
+
+    /// Gives packets that others handed over to `take`, at most `limit`, and returns how many. They are not handed on
+    /// again, whatever their slot is.
+    pub(crate) fn receive(
+        &self,
+        buffer: &mut [u8],
+        limit: usize,
+        take: &mut impl FnMut(Received<'_>),
+    ) -> usize {
+        let mut count = 0;
+        while count < limit
+            && let Some(packet) = self.handover.receive(buffer)
+        {
+            take(packet);
+            count += 1;
+        }
+        count
+    }
+
+    /// A packet whose QPN is a probe's: from this port of this address, thus from this user, or from a stranger.
+    fn take_probe(&self, socket: &Socket, packet: &Received<'_>, counters: &Counters) {
+        let (addresses, ports) = (packet.frame.addresses, packet.frame);
+        let own = addresses.src() == addresses.dst() && ports.src_port == ports.dst_port;
+        let generation = packet.bytes.get(8..16).and_then(|b| b.try_into().ok());
+        let place = (packet.dest_qpn() & (PROBE_QPN - 1)) as usize;
+        if own
+            && let Some(generation) = generation
+            && let Ok(true) = self
+                .group
+                .correct(socket, u64::from_be_bytes(generation), place)
+        {
+            add(&counters.order_corrections, 1);
+        }
+    }
+
+    /// Leaves the groups and closes the sockets.
+    pub(crate) fn leave(&self, sockets: Vec<Socket>) {
+        if self.group.is_of_this_process() {
+            self.handover.remove();
+            // The next process that joins finds the files as they are, and its probes set them right.
+            let _ = self.group.leave(sockets);
+        }
+    }
+}
+
+impl AsFd for Shared {
+    /// The socket for packets that others hand over.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handover.as_fd()
+    }
+}
+
+/// Nobody has the slot.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    )
+}
+
+/// Sends a packet to each place of the group.
+fn probe(socket: &Socket, outcome: Outcome) {
+    let packet = |place: u32| {
+        let mut packet = [0; 16];
+        packet[4..8].copy_from_slice(&(PROBE_QPN | place).to_be_bytes());
+        packet[8..].copy_from_slice(&outcome.generation.to_be_bytes());
+        packet
+    };
+    let packets: Vec<[u8; 16]> = (0..outcome.members as u32).map(packet).collect();
+    for packets in packets.chunks(send::MAX_MESSAGES) {
+        let message = |packet| send::Message {
+            to: socket.address_of(socket.address.ip),
+            bytes: packet,
+            segment: None,
+            traffic_class: 0,
+            hop_limit: 0,
+        };
+        let messages: Vec<_> = packets.iter().map(|p| message(&p[..])).collect();
+        // One that is lost leaves its receiver's place in doubt until the next.
+        let _ = send::send(socket.as_fd(), &messages);
+    }
+}

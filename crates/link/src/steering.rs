@@ -1,0 +1,124 @@
+//! The program by which the kernel chooses the process that gets a packet.
+//!
+//! Sockets of several processes with one address and port are a group (`SO_REUSEPORT`). A classic BPF program, which
+//! needs no privilege, reads the destination QPN of each packet and returns the place of a socket in the group: that of
+//! the process whose slot is in the QPN. What is for nobody goes to place 0, and so does QPN 1, the GSI.
+
+use libc::{
+    BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_MISC,
+    BPF_RET, BPF_RSH, BPF_TAX, BPF_TXA, BPF_W, sock_filter,
+};
+
+use crate::SLOT_SHIFT;
+
+/// QPNs from here to the end of slot 0, which no process has, are probes: the kernel gives one to the place in the group
+/// that its lower bits say, so that a process learns its place.
+pub(crate) const PROBE_QPN: u32 = 1 << 13;
+
+/// Slots that are compared one after the other; more are halved first.
+const LEAF: usize = 8;
+
+/// The program for a group whose sockets belong to `slots`, in the order of the group.
+pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
+    let mut places: Vec<(u32, u32)> = slots.iter().map(|s| u32::from(*s)).zip(0..).collect();
+    places.sort_unstable();
+    let mut program = vec![
+        // Bytes 4 to 7 of the BTH: reserved, destination QPN. A packet that is too short goes to place 0.
+        statement(BPF_LD | BPF_W | BPF_ABS, 4),
+        statement(BPF_ALU | BPF_AND | BPF_K, 0x00ff_ffff),
+        statement(BPF_MISC | BPF_TAX, 0),
+        statement(BPF_ALU | BPF_RSH | BPF_K, SLOT_SHIFT),
+        jump(BPF_JEQ, 0, 0, 5),
+        statement(BPF_MISC | BPF_TXA, 0),
+        jump(BPF_JGE, PROBE_QPN, 0, 2),
+        statement(BPF_ALU | BPF_AND | BPF_K, PROBE_QPN - 1),
+        statement(BPF_RET | BPF_A, 0),
+        statement(BPF_RET | BPF_K, 0),
+    ];
+    search(&places, &mut program);
+    program
+}
+
+/// A search of the slot in the accumulator.
+fn search(places: &[(u32, u32)], program: &mut Vec<sock_filter>) {
+    if places.len() <= LEAF {
+        for (slot, place) in places {
+            program.push(jump(BPF_JEQ, *slot, 0, 1));
+            program.push(statement(BPF_RET | BPF_K, *place));
+        }
+        program.push(statement(BPF_RET | BPF_K, 0));
+        return;
+    }
+    let (low, high) = places.split_at(places.len() / 2);
+    program.push(jump(BPF_JGE, high[0].0, 0, 1));
+    let over_low = program.len();
+    program.push(statement(BPF_JMP | BPF_JA, 0));
+    search(low, program);
+    program[over_low].k = (program.len() - over_low - 1) as u32;
+    search(high, program);
+}
+
+fn statement(code: u32, k: u32) -> sock_filter {
+    jump_or_statement(code, k, 0, 0)
+}
+
+/// Jumps over `if_so` or `if_not` instructions.
+fn jump(condition: u32, k: u32, if_so: u8, if_not: u8) -> sock_filter {
+    jump_or_statement(BPF_JMP | condition | BPF_K, k, if_so, if_not)
+}
+
+fn jump_or_statement(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    let code = code as u16;
+    sock_filter { code, jt, jf, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a program as the kernel does, with the instructions that [`program`] uses.
+    fn run(program: &[sock_filter], qpn: u32) -> u32 {
+        let (mut a, mut x, mut at) = (0, 0, 0);
+        loop {
+            let step = program[at];
+            at += 1;
+            let code = u32::from(step.code);
+            let mut branch = |yes: bool| at += usize::from(if yes { step.jt } else { step.jf });
+            match code {
+                _ if code == BPF_LD | BPF_W | BPF_ABS => a = 0xff00_0000 | qpn,
+                _ if code == BPF_ALU | BPF_AND | BPF_K => a &= step.k,
+                _ if code == BPF_ALU | BPF_RSH | BPF_K => a >>= step.k,
+                _ if code == BPF_MISC | BPF_TAX => x = a,
+                _ if code == BPF_MISC | BPF_TXA => a = x,
+                _ if code == BPF_JMP | BPF_JEQ | BPF_K => branch(a == step.k),
+                _ if code == BPF_JMP | BPF_JGE | BPF_K => branch(a >= step.k),
+                _ if code == BPF_JMP | BPF_JA => at += step.k as usize,
+                _ if code == BPF_RET | BPF_K => return step.k,
+                _ if code == BPF_RET | BPF_A => return a,
+                _ => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn every_slot_has_its_place_whatever_the_order() {
+        for count in [1_u32, 2, 7, 8, 9, 100, 1023] {
+            // 389 and 1023 have no common divisor: each slot comes once.
+            let slots: Vec<u16> = (0..count).map(|i| (i * 389 % 1023 + 1) as u16).collect();
+            let program = program(&slots);
+            assert!(program.len() <= 4096, "the kernel takes no more");
+            for slot in 0..1024 {
+                let place = slots.iter().position(|s| *s == slot).unwrap_or(0);
+                let qpn = u32::from(slot) << SLOT_SHIFT | 16;
+                assert_eq!(run(&program, qpn) as usize, place, "slot {slot} of {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_gsi_is_at_place_0_and_a_probe_where_it_says() {
+        let program = program(&[5, 7]);
+        let places = [0, 1, PROBE_QPN - 1, PROBE_QPN, PROBE_QPN + 77].map(|q| run(&program, q));
+        assert_eq!(places, [0, 0, 0, 0, 77]);
+    }
+}
