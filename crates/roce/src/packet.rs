@@ -59,28 +59,60 @@ impl<'a> Packet<'a> {
     /// The transport has no such packet, or the packet lacks an extended header that its kind has: a mistake of the
     /// caller.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let opcode = Opcode {
-            transport: self.bth.transport,
-            operation: self.bth.operation,
-            position: self.bth.position,
-            tail: self.extended.tail(),
-        };
-        let Some(byte) = opcode.to_byte() else {
-            panic!("no packet of this kind exists: {opcode:?}");
-        };
-        let pad = [0_u8, 3, 2, 1][self.payload.len() % 4];
-        self.bth.emit(byte, pad, out);
-        assert!(
-            self.extended.emit(Layout::of(opcode), out).is_some(),
-            "a packet {opcode:?} lacks an extended header: {:?}",
-            self.extended
-        );
-        if opcode.transport == Transport::Cnp {
-            out.extend_from_slice(&[0; CNP_RESERVED]);
-        }
+        let pad = emit_headers(&self.bth, &self.extended, self.payload.len(), out);
         out.extend_from_slice(self.payload);
-        out.extend_from_slice(&[0; 3][..usize::from(pad)]);
+        out.extend_from_slice(pad);
     }
+}
+
+/// Appends a packet whose payload `fill` writes: as [`Packet::emit`], but the payload is copied once less.
+///
+/// # Errors
+/// Those of `fill`; `out` is as it was then.
+pub(crate) fn emit_with<E>(
+    bth: &Bth,
+    extended: &Extended,
+    payload_len: usize,
+    out: &mut Vec<u8>,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let start = out.len();
+    let pad = emit_headers(bth, extended, payload_len, out);
+    if payload_len > 0 {
+        let payload = out.len();
+        out.resize(payload + payload_len, 0);
+        fill(&mut out[payload..]).inspect_err(|_| out.truncate(start))?;
+    }
+    out.extend_from_slice(pad);
+    Ok(())
+}
+
+/// Appends all headers; the pad that follows the payload.
+fn emit_headers(
+    bth: &Bth,
+    extended: &Extended,
+    payload_len: usize,
+    out: &mut Vec<u8>,
+) -> &'static [u8] {
+    let opcode = Opcode {
+        transport: bth.transport,
+        operation: bth.operation,
+        position: bth.position,
+        tail: extended.tail(),
+    };
+    let Some(byte) = opcode.to_byte() else {
+        panic!("no packet of this kind exists: {opcode:?}");
+    };
+    let pad = [0_u8, 3, 2, 1][payload_len % 4];
+    bth.emit(byte, pad, out);
+    assert!(
+        extended.emit(Layout::of(opcode), out).is_some(),
+        "a packet {opcode:?} lacks an extended header: {extended:?}",
+    );
+    if opcode.transport == Transport::Cnp {
+        out.extend_from_slice(&[0; CNP_RESERVED]);
+    }
+    &[0; 3][..usize::from(pad)]
 }
 
 #[cfg(test)]

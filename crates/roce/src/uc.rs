@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::assembly::{self, Message};
 use crate::opcode::{Operation, Tail, Transport};
-use crate::packet::Packet;
+use crate::packet::{Packet, emit_with};
 use crate::psn::Psn;
 use crate::request::{Failure, LocalMemory, Request, RequestOperation};
 use crate::segment::{Connection, segment};
@@ -20,7 +20,6 @@ pub struct Sender {
     sent: u32,
     next: Psn,
     failure: Option<Failure>,
-    payload: Box<[u8]>,
 }
 
 impl Sender {
@@ -39,7 +38,6 @@ impl Sender {
             sent: 0,
             next: first_psn,
             failure: None,
-            payload: vec![0; mtu_bytes as usize].into(),
         }
     }
 
@@ -66,17 +64,15 @@ impl Sender {
             }
         };
         let segment = segment(&self.connection, request, self.sent, self.next);
-        let payload = &mut self.payload[..segment.payload_bytes as usize];
-        if !payload.is_empty() && memory.read(self.done + 1, segment.offset, payload).is_err() {
+        let position = self.done + 1;
+        let len = segment.payload_bytes as usize;
+        let emitted = emit_with(&segment.bth, &segment.extended, len, out, |payload| {
+            memory.read(position, segment.offset, payload)
+        });
+        if emitted.is_err() {
             self.failure = Some(Failure::LocalProtection);
             return false;
         }
-        let packet = Packet {
-            bth: segment.bth,
-            extended: segment.extended,
-            payload,
-        };
-        packet.emit(out);
         self.next = self.next.plus(1);
         self.sent += 1;
         if self.sent == packets {
@@ -131,7 +127,8 @@ impl Receiver {
 
     /// Takes a packet. Packets that go on with no message are ignored.
     pub fn receive(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
-        let is_message = matches!(packet.bth.operation, Operation::Send | Operation::Write);
+        let is_message = packet.bth.transport == Transport::Uc
+            && matches!(packet.bth.operation, Operation::Send | Operation::Write);
         if self.failure.is_some() || !is_message || packet.bth.psn.is_before(self.expected) {
             return;
         }

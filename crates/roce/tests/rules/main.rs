@@ -2,6 +2,7 @@
 //!
 //! Rules: IBTA vol. 1, chapter 9.7, and where Soft-RoCE does otherwise or needs something else, the row says so.
 
+mod hostile;
 mod requester;
 mod responder;
 mod text;

@@ -73,6 +73,11 @@ impl Sample {
         self
     }
 
+    pub(crate) fn unreliable(mut self) -> Self {
+        self.bth.transport = Transport::Uc;
+        self
+    }
+
     pub(crate) fn packet(&self) -> Packet<'_> {
         Packet {
             bth: self.bth,

@@ -91,7 +91,7 @@ fn what_comes_of_packets() {
             ..Notes::default()
         };
         for sample in samples {
-            receiver.receive(&sample.packet(), &mut notes);
+            receiver.receive(&sample.unreliable().packet(), &mut notes);
         }
         assert_eq!(notes.texts, due, "{rule}");
         assert!(!receiver.has_failed(), "{rule}");
@@ -102,11 +102,11 @@ fn what_comes_of_packets() {
 fn a_message_without_receive_is_dropped() {
     let mut receiver = Receiver::new(MTU, FIRST);
     let mut notes = Notes::default();
-    receiver.receive(&send(First, 0, 256).packet(), &mut notes);
+    receiver.receive(&send(First, 0, 256).unreliable().packet(), &mut notes);
     notes.has_receive = true;
-    receiver.receive(&send(Last, 1, 1).packet(), &mut notes);
+    receiver.receive(&send(Last, 1, 1).unreliable().packet(), &mut notes);
     assert!(notes.texts.is_empty());
-    receiver.receive(&send(Only, 2, 1).packet(), &mut notes);
+    receiver.receive(&send(Only, 2, 1).unreliable().packet(), &mut notes);
     assert_eq!(notes.texts, ["1@0", "done"]);
 }
 

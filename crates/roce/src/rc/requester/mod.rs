@@ -16,7 +16,9 @@ pub use config::{PROBE_NS, RequesterConfig, WINDOW_PACKETS};
 
 use crate::dcqcn::ReactionPoint;
 use crate::opcode::{Operation, Transport};
-use crate::packet::{NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome};
+use crate::packet::{
+    NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome, emit_with,
+};
 use crate::segment::{Connection, Segment, segment};
 use crate::sequence::{MAX_OUTSTANDING, Numbering};
 use queue::{Queue, Reach, Slot};
@@ -42,8 +44,6 @@ pub struct Requester {
     unreadable: Option<u64>,
     /// Packets since the last that asked for an acknowledgement.
     unasked: u32,
-    /// Payload of the packet that is being made.
-    payload: Box<[u8]>,
 }
 
 impl Requester {
@@ -67,7 +67,6 @@ impl Requester {
             failure: None,
             unreadable: None,
             unasked: 0,
-            payload: vec![0; config.mtu_bytes as usize].into(),
         }
     }
 
@@ -79,7 +78,8 @@ impl Requester {
 
     /// Takes a packet that has come: a response, or a congestion notification. Other packets are ignored.
     pub fn receive(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
-        if self.failure.is_some() {
+        let is_connected = matches!(packet.bth.transport, Transport::Rc | Transport::Cnp);
+        if self.failure.is_some() || !is_connected {
             return;
         }
         match packet.bth.operation {
@@ -208,19 +208,15 @@ impl Requester {
         out: &mut Vec<u8>,
     ) -> bool {
         let len = segment.payload_bytes as usize;
-        let payload = &mut self.payload[..len];
-        if len > 0 && memory.read(position, segment.offset, payload).is_err() {
+        let Segment { bth, extended, .. } = segment;
+        let emitted = emit_with(bth, extended, len, out, |payload| {
+            memory.read(position, segment.offset, payload)
+        });
+        if emitted.is_err() {
             self.unreadable = Some(position);
             self.fail_unreadable();
-            return false;
         }
-        let packet = Packet {
-            bth: segment.bth,
-            extended: segment.extended,
-            payload,
-        };
-        packet.emit(out);
-        true
+        emitted.is_ok()
     }
 
     /// Takes an acknowledgement, positive or negative.

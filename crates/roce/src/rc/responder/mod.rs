@@ -14,7 +14,7 @@ use crate::dcqcn::{NotificationPoint, ReactionPoint};
 use crate::opcode::{Operation, Position, Transport};
 use crate::packet::{
     Aeth, Extended, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
-    NAK_REMOTE_OPERATIONAL, Packet, Syndrome,
+    NAK_REMOTE_OPERATIONAL, Packet, Syndrome, emit_with,
 };
 use crate::psn::Psn;
 use crate::segment::Connection;
@@ -70,8 +70,6 @@ pub struct Responder {
     resources: Resources,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
-    /// Payload of the response that is being made.
-    payload: Box<[u8]>,
 }
 
 impl Responder {
@@ -97,7 +95,6 @@ impl Responder {
             resources: Resources::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
-            payload: vec![0; config.mtu_bytes as usize].into(),
         }
     }
 
@@ -142,8 +139,10 @@ impl Responder {
             }
             return;
         }
+        let is_request =
+            packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
         let is_full = self.replies.len() >= WAITING_REPLIES + 2 * self.resources.size();
-        if self.failure.is_some() || is_full || packet.bth.operation.is_response() {
+        if self.failure.is_some() || is_full || !is_request {
             return;
         }
         if let Err(rejection) = self.process(packet, target) {
@@ -463,7 +462,7 @@ impl Responder {
     /// Appends the next response of a READ. One that does not begin with the READ's first byte begins as MIDDLE or LAST:
     /// Soft-RoCE takes no other.
     fn append_read_response(
-        &mut self,
+        &self,
         reply: &Reply,
         read: &Read,
         target: &mut impl Target,
@@ -472,24 +471,18 @@ impl Responder {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (reply.sequence - read.first) as u32;
         let (offset, len) = self.connection.part(read.len, index);
-        let payload = &mut self.payload[..len as usize];
-        if len > 0 {
-            let addr = read.addr.wrapping_add(u64::from(offset));
-            target.read(addr, read.rkey, payload)?;
-        }
         let position = Position::of(index == 0, reply.sequence + 1 == read.end);
         let acknowledges = position != Position::Middle;
         let psn = self.numbering.psn(reply.sequence);
-        let packet = Packet {
-            bth: self.connection.bth(Operation::ReadResponse, position, psn),
-            extended: Extended {
-                aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(NO_CREDITS))),
-                ..Extended::default()
-            },
-            payload,
+        let bth = self.connection.bth(Operation::ReadResponse, position, psn);
+        let extended = Extended {
+            aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(NO_CREDITS))),
+            ..Extended::default()
         };
-        packet.emit(out);
-        Ok(())
+        let addr = read.addr.wrapping_add(u64::from(offset));
+        emit_with(&bth, &extended, len as usize, out, |payload| {
+            target.read(addr, read.rkey, payload)
+        })
     }
 }
 
