@@ -27,6 +27,7 @@ mod facts;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod injector;
+mod line;
 mod names;
 mod packets;
 mod plan;
@@ -40,6 +41,7 @@ pub use action::{Action, Incident, PacketAction, Partition};
 pub use error::PlanError;
 pub use facts::{CompletionFacts, Direction, PacketFacts, Peer, QueuePair, VerbFacts, WorkFacts};
 pub use injector::Injector;
+pub use line::Line;
 pub use names::{OPERATIONS, operation_of_opcode};
 pub use plan::Plan;
 pub use rule::Rule;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use faults::{
-    CompletionFacts, Direction, Fate, Incident, Injector, PacketFacts, Peer, Plan, QueuePair,
+    CompletionFacts, Direction, Fate, Incident, Injector, Line, PacketFacts, Peer, Plan, QueuePair,
     VerbFacts, WorkFacts, WorkFault,
 };
 use proptest::prelude::*;
@@ -181,6 +181,26 @@ proptest! {
             prop_assert!(arrival >= last);
             last = arrival;
         }
+    }
+
+    /// What is late comes in the order of time, and of those due at once in the order in which they came.
+    #[test]
+    fn a_line_is_a_stable_sort(dues in proptest::collection::vec(0u64..20, 0..60)) {
+        let mut line = Line::default();
+        for (number, due) in dues.iter().enumerate() {
+            line.push(*due, number);
+        }
+        let mut expected: Vec<usize> = (0..dues.len()).collect();
+        expected.sort_by_key(|&number| dues[number]);
+        let mut came = Vec::new();
+        for now in 0..20 {
+            while let Some(number) = line.pop_due(now) {
+                prop_assert_eq!(dues[number], now);
+                came.push(number);
+            }
+        }
+        prop_assert!(line.is_empty());
+        prop_assert_eq!(came, expected);
     }
 
     /// Another seed gives other faults, the same one the same.

@@ -44,12 +44,15 @@ pub(crate) struct Burst {
     /// Bytes of each packet but the last.
     pub(crate) segment: usize,
     pub(crate) packets: u16,
+    /// It takes no more packets.
+    closed: bool,
 }
 
 impl Burst {
     fn takes(&self, flow: &Flow, slot: u16, len: usize) -> bool {
         let whole = self.end - self.start == usize::from(self.packets) * self.segment;
         whole
+            && !self.closed
             && self.flow == *flow
             && self.slot == slot
             && len <= self.segment
@@ -90,6 +93,26 @@ impl Batch {
         result
     }
 
+    /// Appends a packet as [`push`](Self::push) does, and inverts a bit of it, counted from its first one: the receiver
+    /// finds that its ICRC is wrong. A bit behind the ICRC is none of the packet.
+    ///
+    /// The packet is a burst of its own: the ICRCs of one that is split are computed anew.
+    pub fn push_damaged(&mut self, flow: &Flow, packet: &[u8], bit: u32) {
+        self.close_last();
+        let start = self.bytes.len();
+        self.push(flow, packet);
+        self.close_last();
+        if let Some(byte) = self.bytes[start..].get_mut(bit as usize / 8) {
+            *byte ^= 1 << (bit % 8);
+        }
+    }
+
+    fn close_last(&mut self) {
+        if let Some(burst) = self.bursts.last_mut() {
+            burst.closed = true;
+        }
+    }
+
     fn seal(&mut self, flow: &Flow, start: usize) {
         let end = self.bytes.len() + ICRC_BYTES;
         let len = end - start;
@@ -113,6 +136,7 @@ impl Batch {
                     end,
                     segment: len,
                     packets: 1,
+                    closed: false,
                 });
                 0
             }
@@ -270,6 +294,31 @@ mod tests {
         batch.split_first();
         assert_eq!(identifications(&batch), [Some(0); 4]);
         assert_eq!(shape(&batch), [(1, 24), (1, 24), (1, 24), (1, 16)]);
+    }
+
+    #[test]
+    fn a_damaged_packet_is_alone_and_its_icrc_is_wrong_whichever_bit_it_is() {
+        for bit in [0, 8 * 20 - 1, 8 * 24 - 1] {
+            let mut batch = Batch::new(4791);
+            batch.push(&flow(2), &packet(0, 20));
+            batch.push_damaged(&flow(2), &packet(0, 20), bit);
+            batch.push(&flow(2), &packet(0, 20));
+            assert_eq!(shape(&batch), [(1, 24); 3]);
+            let frame = batch.frame(&flow(2));
+            let is_whole = |b: &Burst| {
+                let (transport, icrc) = icrc::split(batch.bytes(b))?;
+                icrc::verify(&frame, transport, icrc)
+            };
+            let whole: Vec<_> = batch
+                .waiting()
+                .iter()
+                .map(|b| is_whole(b).is_some())
+                .collect();
+            assert_eq!(whole, [true, false, true], "bit {bit}");
+        }
+        let mut batch = Batch::new(4791);
+        batch.push_damaged(&flow(2), &packet(0, 65_535), 3);
+        assert!(batch.is_empty());
     }
 
     #[test]
