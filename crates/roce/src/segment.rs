@@ -16,6 +16,8 @@ pub(crate) struct Connection {
     pub(crate) pkey: u16,
     /// Path MTU.
     pub(crate) mtu_bytes: u32,
+    /// Responses that one READ request asks for at most: longer READs are several requests.
+    pub(crate) read_packets: u32,
 }
 
 impl Connection {
@@ -50,6 +52,12 @@ impl Connection {
         }
     }
 
+    /// The index behind the last response to the READ request that asks for response `index`, of `packets`.
+    pub(crate) fn read_end(&self, index: u32, packets: u32) -> u32 {
+        let requests = index / self.read_packets + 1;
+        requests.saturating_mul(self.read_packets).min(packets)
+    }
+
     /// The bytes of packet `index` of a message of `len` bytes: offset and length.
     pub(crate) fn part(&self, len: u32, index: u32) -> (u32, u32) {
         let offset = index.saturating_mul(self.mtu_bytes).min(len);
@@ -74,7 +82,7 @@ pub(crate) struct Segment {
     pub(crate) payload_bytes: u32,
 }
 
-/// Packet `index` of a request; of a READ, the request for the responses from `index` on.
+/// Packet `index` of a request; of a READ, the request that asks for the responses from `index` on.
 pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, psn: Psn) -> Segment {
     let is_single = has_response(&request.operation);
     let len = match request.operation {
@@ -131,7 +139,9 @@ fn headers(
         }
         RequestOperation::Read { addr, rkey, len } => {
             let (offset, _) = connection.part(len, index);
-            extended.reth = reth(addr.wrapping_add(offset.into()), rkey, len - offset);
+            let end = connection.read_end(index, connection.packets_of(len));
+            let (behind, _) = connection.part(len, end);
+            extended.reth = reth(addr.wrapping_add(offset.into()), rkey, behind - offset);
             Operation::ReadRequest
         }
         RequestOperation::CompareSwap {

@@ -7,9 +7,6 @@ use crate::psn::Psn;
 /// It is a multiple of 2^24, and what a PSN can name in front of it is not below 0.
 pub(crate) const START: u64 = 1 << 24;
 
-/// Packets that may be outstanding: PSNs of packets that are farther apart are ambiguous (IBTA vol. 1, 9.7.1).
-pub(crate) const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
-
 /// Translates between PSNs and sequence numbers of 64 bits, which begin at [`START`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {

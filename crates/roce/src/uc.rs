@@ -32,6 +32,7 @@ impl Sender {
                 dest_qpn,
                 pkey,
                 mtu_bytes,
+                read_packets: 1,
             },
             queue: VecDeque::new(),
             done: 0,

@@ -130,11 +130,15 @@ fn write_of(len: u32) -> RequestOperation {
 }
 
 fn read(len: u32) -> Step {
-    Post(RequestOperation::Read {
+    Post(read_of(len))
+}
+
+fn read_of(len: u32) -> RequestOperation {
+    RequestOperation::Read {
         addr: 1000,
         rkey: RKEY,
         len,
-    })
+    }
 }
 
 fn fetch_add() -> Step {
@@ -408,7 +412,10 @@ fn the_window_limits_what_is_out() {
         narrow,
         vec![
             ("the packet that closes it asks", vec![send(6 * 256), Take(ack(1))], &["send first 0 256", "send middle 1 256", "send middle 2 256", "send middle 3 256 ask", "send middle 4 256", "send last 5 256 ask"], 0, None),
-            ("a READ may be longer, what follows waits", vec![read(5 * 256), send(1), Take(response(First, 0, 256)), Take(response(Middle, 1, 256))], &["read 0 @1000+1280", "send only 5 1 ask"], 0, None),
+            ("a longer READ is several requests, and what follows waits", vec![read(5 * 256), send(1), Take(response(First, 0, 256)), Take(response(Last, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512", "read 4 @2024+256", "send only 5 1 ask"], 0, None),
+            ("of which the rest is asked for after a loss", vec![read(4 * 256), Take(response(First, 0, 256)), Take(response(First, 2, 256)), Take(response(Last, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512", "read 1 @1256+256", "read 2 @1512+512"], 0, None),
+            ("each ends with LAST", vec![read(4 * 256), Take(response(First, 0, 256)), Take(response(Middle, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512"], 0, Some(Failure::BadResponse)),
+            ("a fence holds the first of them only", vec![read(1), PostFenced(read_of(3 * 256)), Take(response(Only, 0, 1))], &["read 0 @1000+1", "read 1 @1000+512", "read 3 @1512+256"], 1, None),
         ],
     );
     let mut bench = Bench::new(config());

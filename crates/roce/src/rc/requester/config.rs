@@ -6,8 +6,12 @@ use crate::psn::Psn;
 /// Packets outstanding at most, by default.
 pub const WINDOW_PACKETS: u32 = 128;
 
+/// Bytes of full packets outstanding at most, by default: what the buffer of a UDP socket takes (Linux gives 416 KiB to a
+/// process without privileges, and counts more than the bytes of packets).
+pub const WINDOW_BYTES: u32 = 256 << 10;
+
 /// Least time without progress after which a requester probes, by default.
-pub const PROBE_NS: u64 = 1_000_000;
+pub const PROBE_NS: u64 = 500_000;
 
 /// What a requester is told when its queue pair becomes ready to send.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +32,11 @@ pub struct RequesterConfig {
     pub max_rd_atomic: u8,
     /// Partition key.
     pub pkey: u16,
-    /// PSNs outstanding at most; 1 at least. A longer READ goes out nevertheless, and what follows it waits.
+    /// Packets outstanding at most, responses to READs included. A READ of more than half as many is several requests on
+    /// the wire, of which the last may exceed the window.
     pub window_packets: u32,
+    /// Bytes of full packets outstanding at most.
+    pub window_bytes: u32,
     /// Least time without progress until requests are sent again although the timeout has not passed; `None`: only the
     /// timeout counts. These retries do not count.
     pub probe_ns: Option<u64>,
@@ -49,6 +56,7 @@ impl Default for RequesterConfig {
             max_rd_atomic: 16,
             pkey: 0xffff,
             window_packets: WINDOW_PACKETS,
+            window_bytes: WINDOW_BYTES,
             probe_ns: Some(PROBE_NS),
             congestion: Some(Parameters::SIGCOMM_2015),
         }

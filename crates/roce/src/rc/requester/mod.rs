@@ -12,7 +12,7 @@ mod retry;
 mod window;
 
 pub use crate::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
-pub use config::{PROBE_NS, RequesterConfig, WINDOW_PACKETS};
+pub use config::{PROBE_NS, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS};
 
 use crate::dcqcn::ReactionPoint;
 use crate::opcode::{Operation, Transport};
@@ -20,7 +20,7 @@ use crate::packet::{
     NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome, emit_with,
 };
 use crate::segment::{Connection, Segment, segment};
-use crate::sequence::{MAX_OUTSTANDING, Numbering};
+use crate::sequence::Numbering;
 use queue::{Queue, Reach, Slot};
 use results::Outcome;
 use retry::{Expiry, Retry};
@@ -28,6 +28,9 @@ use window::Window;
 
 /// A packet without an acknowledgement request follows at most so many of its kind.
 const ACK_REQUEST_PACKETS: u32 = 32;
+
+/// The largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
+const MAX_WINDOW_PACKETS: u32 = 1 << 22;
 
 /// The requester of a reliable connection.
 #[derive(Debug)]
@@ -50,18 +53,22 @@ impl Requester {
     /// A requester that has sent nothing.
     #[must_use]
     pub fn new(config: RequesterConfig) -> Self {
+        let window_packets = (config.window_bytes / config.mtu_bytes)
+            .min(config.window_packets)
+            .clamp(1, MAX_WINDOW_PACKETS);
         let connection = Connection {
             transport: Transport::Rc,
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
+            read_packets: (window_packets / 2).max(1),
         };
         Self {
             connection,
             numbering: Numbering::new(config.first_psn),
-            window: Window::new(config.window_packets),
+            window: Window::new(window_packets),
             max_rd_atomic: u32::from(config.max_rd_atomic.max(1)),
-            queue: Queue::new(),
+            queue: Queue::new(connection),
             retry: Retry::new(&config),
             congestion: config.congestion.map(ReactionPoint::new),
             failure: None,
@@ -173,10 +180,10 @@ impl Requester {
     fn sendable(&self) -> Option<(u64, Slot)> {
         let (position, slot) = self.queue.next_slot()?;
         let out = self.queue.next() - self.queue.acked();
-        let is_in_window = out < self.window.packets()
-            && (out == 0 || slot.end - self.queue.acked() <= MAX_OUTSTANDING);
+        let is_in_window = out < self.window.packets();
+        let begins = self.queue.next() == slot.first;
         let awaited = self.queue.awaited();
-        let waits_for_responses = (slot.request.fence && awaited > 0)
+        let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.has_response() && awaited >= self.max_rd_atomic);
         let is_held = waits_for_responses || self.unreadable == Some(position);
         (is_in_window && !is_held).then_some((position, slot))

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::request::Request;
-use crate::segment::has_response;
+use crate::segment::{Connection, has_response};
 use crate::sequence::START;
 
 /// A request with its sequence numbers.
@@ -20,6 +20,12 @@ impl Slot {
     /// Whether a response of its own ends it.
     pub(super) fn has_response(&self) -> bool {
         has_response(&self.request.operation)
+    }
+
+    /// Number behind the last response to the READ request that asks for the response `sequence`.
+    pub(super) fn read_end(&self, connection: &Connection, sequence: u64) -> u64 {
+        let packets = self.index_of(self.end);
+        self.first + u64::from(connection.read_end(self.index_of(sequence), packets))
     }
 
     /// The index of a packet in the request.
@@ -42,6 +48,7 @@ pub(super) enum Reach {
 /// The requests, oldest first.
 #[derive(Debug)]
 pub(super) struct Queue {
+    connection: Connection,
     slots: VecDeque<Slot>,
     done: u64,
     /// Number of the packet that the next request begins with.
@@ -54,13 +61,14 @@ pub(super) struct Queue {
     next_position: u64,
     /// Number behind the last packet that was ever sent.
     sent_end: u64,
-    /// Requests that wait for responses, of those in front of `next_position`.
+    /// Requests on the wire that wait for responses, of those in front of `next`.
     awaited: u32,
 }
 
 impl Queue {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(connection: Connection) -> Self {
         Self {
+            connection,
             slots: VecDeque::new(),
             done: 0,
             end: START,
@@ -126,11 +134,11 @@ impl Queue {
         self.slots.front().map(|slot| (self.done + 1, *slot))
     }
 
-    /// The packet `next` of `slot` was sent; of a request with a response all its numbers are used.
+    /// The packet `next` of `slot` was sent; of a READ, the numbers of all responses that it asks for are used.
     pub(super) fn advance(&mut self, slot: &Slot) {
         self.next = if slot.has_response() {
             self.awaited += 1;
-            slot.end
+            slot.read_end(&self.connection, self.next)
         } else {
             self.next + 1
         };
@@ -157,7 +165,15 @@ impl Queue {
 
     /// The response to packet `acked` has come.
     pub(super) fn take_response(&mut self) {
+        let taken = self.acked;
         self.acked += 1;
+        // A retry has taken back what is not in front of `next`.
+        if let Some(front) = self.slots.front()
+            && self.acked == front.read_end(&self.connection, taken)
+            && self.next > taken
+        {
+            self.awaited -= 1;
+        }
         self.settle_front();
     }
 
@@ -166,8 +182,6 @@ impl Queue {
         if let Some(front) = self.slots.front()
             && front.end <= self.acked
         {
-            let was_awaited = front.has_response() && self.next_position > self.done + 1;
-            self.awaited -= u32::from(was_awaited);
             self.slots.pop_front();
             self.done += 1;
             self.next_position = self.next_position.max(self.done + 1);

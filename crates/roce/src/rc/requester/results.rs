@@ -33,7 +33,7 @@ pub(super) fn take(
         return Outcome::Failed(Failure::BadResponse);
     };
     let index = slot.index_of(sequence);
-    let is_last = sequence + 1 == slot.end;
+    let is_last = sequence + 1 == slot.read_end(connection, sequence);
     let placed = match (slot.request.operation, packet.bth.operation) {
         (RequestOperation::Read { len, .. }, Operation::ReadResponse) => {
             let (offset, bytes) = connection.part(len, index);

@@ -17,7 +17,7 @@ pub(super) struct Window {
 
 impl Window {
     pub(super) fn new(max_packets: u32) -> Self {
-        let max = u64::from(max_packets.max(1));
+        let max = u64::from(max_packets);
         Self {
             max,
             packets: max,

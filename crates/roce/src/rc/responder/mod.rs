@@ -82,6 +82,7 @@ impl Responder {
                 dest_qpn: config.dest_qpn,
                 pkey: config.pkey,
                 mtu_bytes: config.mtu_bytes,
+                read_packets: 1,
             },
             numbering: Numbering::new(config.first_psn),
             access: config.access,
