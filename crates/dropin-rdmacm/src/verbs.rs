@@ -84,6 +84,7 @@ pub(crate) fn find() -> Result<Provider, c_int> {
     Ok(Provider {
         verbs: SYMBOLS.get_or_init(|| symbols),
         fabric_dir,
+        gsi: None,
         answer_timeout: DEFAULT_ANSWER_TIMEOUT,
     })
 }

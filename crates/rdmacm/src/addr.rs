@@ -190,6 +190,14 @@ pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
     (storage, socklen_t::try_from(len).unwrap_or(0))
 }
 
+/// The GID of an address of IP.
+pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
 /// Whether the address is one that this host answers to: of an interface, or of the loopback network.
 ///
 /// # Errors
@@ -197,6 +205,24 @@ pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
 pub(crate) fn is_local(ip: IpAddr) -> io::Result<bool> {
     let ip = ip.to_canonical();
     Ok(ip.is_loopback() || interface_addresses()?.contains(&ip))
+}
+
+/// The own address from which the host's routes lead to `dst`.
+///
+/// # Errors
+/// What the system says: no route leads there.
+pub(crate) fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
+    let any = if dst.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = std::net::UdpSocket::bind(any)?;
+    // No packet is sent; any port but 0 will do.
+    socket.connect(with_port(dst, roce::UDP_PORT))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// The same address, scope and all, at another port.
+fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
+    addr.set_port(port);
+    addr
 }
 
 /// The addresses of the network interfaces.

@@ -1,15 +1,19 @@
 //! The connection manager of a process: what all ids share.
 
 use std::ffi::c_int;
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use verbs_abi::Symbols;
+use verbs_abi::{Gsi, Symbols};
 
+use crate::addr::gid_of;
 use crate::device::Device;
 use crate::errno::{Errno, Result};
+use crate::gsi;
 use crate::lock::lock;
+use crate::mad::{Hub, Settings};
 use crate::ports::Ports;
 use crate::service::Service;
 
@@ -21,6 +25,8 @@ pub struct Provider {
     /// The folder through which the processes of the fabric find each other. It exists once a device of the
     /// verbs is open.
     pub fabric_dir: PathBuf,
+    /// The way to other hosts; `None` for a NIC that has none.
+    pub gsi: Option<&'static Gsi>,
     /// How long a peer may take to answer before it counts as unreachable.
     pub answer_timeout: Duration,
 }
@@ -28,6 +34,10 @@ pub struct Provider {
 /// How long a peer may take to answer: what Linux's retries of a request add up to (15 times 4.096 µs × 2^20;
 /// `CMA_MAX_CM_RETRIES`, `CMA_CM_RESPONSE_TIMEOUT` of `linux:drivers/infiniband/core/cma.c`).
 pub const DEFAULT_ANSWER_TIMEOUT: Duration = Duration::from_millis(64_424);
+
+/// How long connections stay in TIMEWAIT: the order of what Linux derives from the default packet lifetime of
+/// RoCE (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
+pub(crate) const TIMEWAIT: Duration = Duration::from_millis(2148);
 
 type Find = fn() -> std::result::Result<Provider, c_int>;
 
@@ -50,9 +60,12 @@ pub fn device() -> Result<&'static Device> {
 /// The connection manager of this process.
 pub(crate) struct Cm {
     pub(crate) device: Device,
-    pub(crate) ports: Ports,
+    pub(crate) ports: &'static Ports,
     pub(crate) service: &'static Service,
     pub(crate) answer_timeout: Duration,
+    gsi: Option<&'static Gsi>,
+    hub: OnceLock<Arc<Hub>>,
+    starting_hub: Mutex<()>,
 }
 
 /// The connection manager, and the pid of the process that it is of: a forked child starts anew.
@@ -76,11 +89,52 @@ impl Cm {
         let device = Device::open(provider.verbs)?;
         let new: &'static Self = Box::leak(Box::new(Self {
             device,
-            ports: Ports::open(&provider.fabric_dir)?,
+            ports: Box::leak(Box::new(Ports::open(&provider.fabric_dir)?)),
             service: Service::start()?,
             answer_timeout: provider.answer_timeout,
+            gsi: provider.gsi,
+            hub: OnceLock::new(),
+            starting_hub: Mutex::default(),
         }));
         *cm = Some((pid, new));
         Ok(new)
+    }
+
+    /// Whether the port of a peer's address is reached by packets.
+    pub(crate) fn is_by_packets(&self, to: IpAddr) -> bool {
+        let gid = gid_of(to);
+        self.gsi.is_some_and(|gsi| gsi::is_by_packets(gsi, &gid))
+    }
+
+    /// Whether requests for an own address may come by packets.
+    pub(crate) fn may_be_asked_by_packets(&self, own: IpAddr) -> bool {
+        // Loopback addresses are this host's own, so only packets that are asked for lead there.
+        self.gsi.is_some() && (!own.is_loopback() || self.is_by_packets(own))
+    }
+
+    /// The connections by MADs, begun at the first call.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the NIC has no way to other hosts, and what opening it says.
+    pub(crate) fn hub(&self) -> Result<&Arc<Hub>> {
+        let gsi = self.gsi.ok_or(Errno(libc::EOPNOTSUPP))?;
+        let _starting = lock(&self.starting_hub);
+        if self.hub.get().is_none() {
+            let hub = Hub::start(&Settings {
+                gsi,
+                service: self.service,
+                ports: self.ports,
+                ca_guid: self.device.node_guid,
+                answer_timeout: self.answer_timeout,
+                time_wait: TIMEWAIT,
+            })?;
+            let _ = self.hub.set(hub);
+        }
+        self.hub.get().ok_or(Errno(libc::EOPNOTSUPP))
+    }
+
+    /// The connections by MADs, if there have been any.
+    pub(crate) fn started_hub(&self) -> Option<&Arc<Hub>> {
+        self.hub.get()
     }
 }

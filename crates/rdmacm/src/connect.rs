@@ -207,6 +207,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         qp: device.address_of(src, given.qpn, psn),
         params: given.params,
         ece,
+        path_mtu: u8::try_from(device.active_mtu).unwrap_or(0),
         private_data,
     })?;
     id.extra().connect_data.clear();

@@ -1,13 +1,13 @@
 //! The device that ids are bound to, and the attributes of queue pairs that follow from a connection.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::ptr;
 use std::sync::Mutex;
 
 use verbs_abi::*;
 
-use crate::addr::Addr;
+use crate::addr::{self, Addr, gid_of};
 use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
@@ -19,9 +19,9 @@ pub(crate) const PORT_NUM: u8 = 1;
 pub const DEFAULT_PKEY: u16 = u16::MAX;
 
 /// The default of the ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
-const ACK_TIMEOUT: u8 = 19;
+pub(crate) const ACK_TIMEOUT: u8 = 19;
 /// As Linux gives it to every connection over RoCE (`IPV6_DEFAULT_HOPLIMIT`).
-const HOP_LIMIT: u8 = 64;
+pub(crate) const HOP_LIMIT: u8 = 64;
 
 /// The open device.
 pub struct Device {
@@ -38,6 +38,8 @@ pub struct Device {
     pub active_mtu: ibv_mtu,
     lid: u16,
     gids: Vec<[u8; 16]>,
+    /// GUID of the node, in host order.
+    pub(crate) node_guid: u64,
     /// The P_Key table, in host order.
     pkeys: Vec<u16>,
     pub(crate) max_responder_resources: u8,
@@ -134,6 +136,7 @@ impl Device {
                 link_layer: port.link_layer,
                 active_mtu: port.active_mtu,
                 lid: port.lid,
+                node_guid: u64::from_be(device.node_guid),
                 gids,
                 pkeys,
                 max_responder_resources: u8::try_from(device.max_qp_rd_atom).unwrap_or(u8::MAX),
@@ -170,13 +173,10 @@ impl Device {
     fn gid_index(&self, own: Addr) -> usize {
         let position = |gid: [u8; 16]| self.gids.iter().position(|&g| g == gid);
         let ip = match own {
-            Addr::Ip(addr) => addr.ip().to_canonical(),
+            Addr::Ip(addr) => addr.ip(),
             Addr::Ib(addr) => return position(addr.gid).unwrap_or(0),
         };
-        let gid = match ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        };
+        let gid = gid_of(ip);
         let link_local = |gid: &[u8; 16]| Ipv6Addr::from(*gid).is_unicast_link_local();
         position(gid)
             .or_else(|| self.gids.iter().position(|g| !link_local(g)))
@@ -249,13 +249,23 @@ impl Device {
         av
     }
 
-    /// The path record between two of the own addresses.
+    /// The GID of a peer's address: an own one where it is an own address.
+    fn peer_gid(&self, to: Addr) -> [u8; 16] {
+        match to {
+            Addr::Ip(ip) if !addr::is_local(ip.ip()).unwrap_or(true) => gid_of(ip.ip()),
+            _ => self.gid(to),
+        }
+    }
+
+    /// The path record from one of the own addresses.
     pub(crate) fn path(&self, from: Addr, to: Addr) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
             raw: self.gid(from),
         };
-        path.dgid = ibv_gid { raw: self.gid(to) };
+        path.dgid = ibv_gid {
+            raw: self.peer_gid(to),
+        };
         path.slid = self.lid.to_be();
         path.dlid = self.lid.to_be();
         path.hop_limit = HOP_LIMIT;
@@ -344,7 +354,10 @@ impl Device {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_RTR;
         attr.ah_attr = self.address_vector(from, &ends.remote);
-        attr.path_mtu = self.active_mtu;
+        attr.path_mtu = match ends.path_mtu {
+            0 => self.active_mtu,
+            mtu => mtu.into(),
+        };
         attr.dest_qp_num = ends.remote.qpn;
         attr.rq_psn = ends.remote.psn;
         let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;

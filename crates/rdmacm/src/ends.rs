@@ -11,6 +11,8 @@ pub(crate) struct Ends {
     pub(crate) remote: QpAddress,
     /// As this end means them. The retry counts are those of its own sends.
     pub(crate) params: Params,
+    /// MTU of the path, `IBV_MTU_*`, as the request has it; 0 for that of the port.
+    pub(crate) path_mtu: u8,
     /// What the peer offered: vendor and options of `struct ibv_ece`.
     pub(crate) remote_ece: (u32, u32),
 }

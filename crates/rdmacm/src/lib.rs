@@ -42,10 +42,13 @@ pub mod errno;
 mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+#[allow(unsafe_code)]
+mod gsi;
 mod ib;
 #[allow(unsafe_code)]
 pub mod id;
 mod lock;
+mod mad;
 mod multicast;
 mod ports;
 mod process;

@@ -5,6 +5,7 @@
 //! and so is taking over one whose process has died. Whoever listens makes a socket under the name that the
 //! link points to, so connecting *through the link* finds the listener, or nobody.
 
+mod mads;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub(crate) struct Ports {
     folder: OwnedFd,
     path: PathBuf,
     me: Process,
+    /// The next name of a socket; number 0 is that of the socket for MADs.
     next: AtomicU64,
     next_port: AtomicU64,
 }
@@ -49,6 +51,13 @@ pub(crate) struct Claim {
     target: String,
     pub(crate) port_space: u32,
     pub(crate) binding: Binding,
+}
+
+impl Claim {
+    /// The name under which its listener is found.
+    pub(crate) fn target(&self) -> &str {
+        &self.target
+    }
 }
 
 /// Why nobody was reached.
@@ -86,7 +95,7 @@ impl Ports {
             folder,
             path: fabric.join("rdma_cm"),
             me: Process::own()?,
-            next: AtomicU64::new(0),
+            next: AtomicU64::new(1),
             next_port: AtomicU64::new(offset),
         };
         ports.clean_up();

@@ -88,24 +88,29 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
             None => dst.ip(),
         }
     };
+    // From the address that was asked for, or from the one from which routes lead there.
+    let towards = |asked: Option<SocketAddr>| {
+        let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
+        asked
+            .or_else(|| addr::source_towards(dst).ok())
+            .unwrap_or(loopback_like(dst.ip()))
+    };
     match id.source() {
         None => {
-            let ip = if is_here {
-                from(src)
-            } else {
-                src.map_or(loopback_like(dst.ip()), |a| a.ip())
-            };
+            let ip = if is_here { from(src) } else { towards(src) };
             let port = src.map_or(0, |a| a.port());
             bind(id, SocketAddr::new(ip, port).into())?;
         }
         Some(Addr::Ib(_)) => return Err(INVALID),
         Some(Addr::Ip(bound)) if bound.ip().is_unspecified() => {
-            id.set_source(SocketAddr::new(from(src), bound.port()).into());
+            let ip = if is_here { from(src) } else { towards(src) };
+            id.set_source(SocketAddr::new(ip, bound.port()).into());
         }
         Some(Addr::Ip(_)) => {}
     }
     id.set_destination(dst.into());
-    if !is_here {
+    let is_reached = is_here || (id.endpoint.cm.is_by_packets(dst.ip()) && has_route(dst));
+    if !is_reached {
         id.endpoint.advance(&[Phase::Bound], Phase::Bound)?;
         id.endpoint.report(
             RDMA_CM_EVENT_ADDR_ERROR,
@@ -115,6 +120,11 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
         return Ok(());
     }
     addr_resolved(id)
+}
+
+/// Whether the host's routes lead to `dst`.
+fn has_route(dst: SocketAddr) -> bool {
+    addr::source_towards(dst).is_ok()
 }
 
 /// Resolves an address of `AF_IB`: by the port that has its GID, or is in its subnet.

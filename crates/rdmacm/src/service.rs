@@ -29,6 +29,10 @@ pub(crate) enum Alarm {
     ResponseTimeout(u64),
     /// No packet of the connection can be on its way any more.
     TimeWaitExit,
+    /// A connection by MADs has something to repeat, or has ended; which alarm of it this is.
+    Mad(u64),
+    /// Requests by MADs look again for their listeners.
+    RetryMads,
 }
 
 /// What the thread watches, and reminds of what is due.

@@ -10,7 +10,7 @@ use crate::addr::Addr;
 use crate::ib::IbAddr;
 
 /// First byte of every message: the version of this encoding.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Most bytes of a message: its fixed part and 255 bytes of private data.
 pub(crate) const MAX_MESSAGE: usize = 512;
 
@@ -56,6 +56,8 @@ pub(crate) struct Request {
     pub(crate) params: Params,
     /// Vendor and options of `struct ibv_ece`.
     pub(crate) ece: (u32, u32),
+    /// MTU of the path, `IBV_MTU_*`; 0 for that of the port.
+    pub(crate) path_mtu: u8,
     pub(crate) private_data: Vec<u8>,
 }
 
@@ -83,6 +85,18 @@ pub(crate) enum Message {
     Disconnect,
     /// That has been noted (DREP).
     Disconnected,
+}
+
+/// Reasons for a refusal, of IBTA vol. 1, 12.6.7.2.
+pub(crate) mod reason {
+    /// The requester gave up waiting (4, Timeout).
+    pub(crate) const TIMEOUT: u16 = 4;
+    /// Nobody listens (8, Invalid Service ID).
+    pub(crate) const INVALID_SERVICE_ID: u16 = 8;
+    /// The program said so (28, Consumer Reject).
+    pub(crate) const CONSUMER_DEFINED: u16 = 28;
+    /// The program does not like the extended connection parameters (35, Vendor Option Not Supported).
+    pub(crate) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }
 
 /// The sender is no peer of this version.
@@ -116,6 +130,7 @@ impl Message {
                 w.params(&r.params);
                 w.u32(r.ece.0);
                 w.u32(r.ece.1);
+                w.u8(r.path_mtu);
                 w.private_data(&r.private_data);
             }
             Self::Reply(r) => {
@@ -156,6 +171,7 @@ impl Message {
                 qp: r.qp()?,
                 params: r.params()?,
                 ece: (r.u32()?, r.u32()?),
+                path_mtu: r.u8()?,
                 private_data: r.private_data()?,
             }),
             KIND_REPLY => Self::Reply(Reply {
@@ -365,6 +381,7 @@ mod tests {
                 srq: 6,
             },
             ece: (8, 9),
+            path_mtu: 3,
             private_data: vec![1; 255],
         }
     }

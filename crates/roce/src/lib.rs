@@ -6,6 +6,7 @@
 //! - [`opcode`], [`packet`], [`icrc`]: what lies between the UDP header and the end of a frame (IBTA vol. 1, chapter 9,
 //!   and annex A17).
 //! - [`cm`], [`mad`]: messages of communication management (chapters 12 and 13).
+//! - [`gsi`]: which process of a host such a message is for.
 //! - [`psn`]: packet sequence numbers.
 //! - [`request`], [`target`]: what is asked for, and the memory of both ends.
 //! - [`rc`], [`uc`]: requester and responder of reliable connections, sender and receiver of unreliable ones.
@@ -15,6 +16,7 @@
 mod assembly;
 pub mod cm;
 pub mod dcqcn;
+pub mod gsi;
 mod headers;
 pub mod icrc;
 pub mod mad;

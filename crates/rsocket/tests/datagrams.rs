@@ -22,6 +22,7 @@ fn fabric() {
             Ok(Provider {
                 verbs: softnic::symbols(),
                 fabric_dir: softnic::fabric_dir().map_err(|_| libc::EINVAL)?,
+                gsi: None,
                 answer_timeout: DEFAULT_ANSWER_TIMEOUT,
             })
         });

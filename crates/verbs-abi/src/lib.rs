@@ -17,11 +17,13 @@
 
 #[macro_use]
 mod macros;
+mod gsi;
 mod inline;
 mod later;
 pub mod layout;
 mod symbols;
 
+pub use gsi::Gsi;
 pub use inline::*;
 pub use later::*;
 pub use symbols::{LaterSymbols, Symbols};

@@ -10,10 +10,10 @@ use crate::addr::Addr;
 use crate::cm::Cm;
 use crate::cm_event::{acknowledge_last, check_room, complete, next_request};
 use crate::connect::{accept, bytes, connect, destroy, listen, new_id};
-use crate::endpoint::reason;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
 use crate::resolve::bind;
+use crate::wire::reason;
 
 /// Makes an id: `rdma_create_id(3)`.
 pub unsafe extern "C" fn rdma_create_id(

@@ -16,4 +16,4 @@ mod program;
 mod state;
 
 pub use state::Event;
-pub(crate) use state::{Detail, Endpoint, Phase, reason};
+pub(crate) use state::{Detail, Endpoint, Phase};

@@ -6,11 +6,12 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use verbs_abi::*;
 
-use super::state::{Detail, Endpoint, Phase, State, reason, reject_with};
+use super::state::{Detail, Endpoint, Phase, State, reject_with};
 use crate::errno::Errno;
 use crate::lock::lock;
+use crate::mad::{Connection, Consumer, Listener};
 use crate::service::{Alarm, Watched};
-use crate::wire::{MAX_MESSAGE, Message, Params, Reply, Request};
+use crate::wire::{MAX_MESSAGE, Message, Params, Reply, Request, reason};
 
 /// The pause before a listener looks again that had no descriptor for a request.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
@@ -52,19 +53,9 @@ impl Watched for Endpoint {
                     self.cm.service.mute(listener, self.token(), false);
                 }
             }
-            Alarm::ResponseTimeout(timer) if state.response_timer == timer => match state.phase {
-                Phase::ReqSent => {
-                    let _ = self.send(&state, &reject_with(reason::TIMEOUT));
-                    state.request = None;
-                    self.fail(&mut state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
-                }
-                Phase::RepSent => {
-                    let _ = self.send(&state, &reject_with(reason::TIMEOUT));
-                    self.fail(&mut state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
-                }
-                Phase::DreqSent => self.disconnected(&mut state),
-                _ => {}
-            },
+            Alarm::ResponseTimeout(timer) if state.response_timer == timer => {
+                self.unanswered(&mut state);
+            }
             Alarm::TimeWaitExit if state.phase == Phase::TimeWait => {
                 self.push_event(&state, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Detail::Nothing);
             }
@@ -73,7 +64,56 @@ impl Watched for Endpoint {
     }
 }
 
+impl Consumer for Endpoint {
+    fn on_answer(self: Arc<Self>, message: Message) {
+        let mut state = lock(&self.state);
+        // What was said to an endpoint that has hung up since.
+        if state.connection.is_some() {
+            self.on_message(&mut state, message);
+        }
+    }
+
+    fn on_silence(self: Arc<Self>) {
+        let mut state = lock(&self.state);
+        if state.connection.is_some() {
+            self.unanswered(&mut state);
+        }
+    }
+}
+
+impl Listener for Endpoint {
+    fn on_request(self: Arc<Self>, connection: Arc<Connection>, request: Request) {
+        let channel = Arc::clone(&lock(&self.state).channel);
+        let new = Self::with(
+            self.cm,
+            self.port_space,
+            self.is_datagram,
+            channel,
+            Phase::Accepted,
+            Arc::downgrade(&self),
+        );
+        let consumer: Arc<dyn Consumer> = Arc::clone(&new) as _;
+        connection.serve(Arc::downgrade(&consumer));
+        let mut state = lock(&new.state);
+        state.connection = Some(connection);
+        new.on_message(&mut state, Message::Request(request));
+    }
+}
+
 impl Endpoint {
+    /// The peer has not answered in time.
+    fn unanswered(self: &Arc<Self>, state: &mut State) {
+        match state.phase {
+            Phase::ReqSent | Phase::RepSent => {
+                let _ = self.send(state, &reject_with(reason::TIMEOUT));
+                state.request = None;
+                self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
+            }
+            Phase::DreqSent => self.disconnected(state),
+            _ => {}
+        }
+    }
+
     fn accept_sockets(self: &Arc<Self>, state: &State) {
         let Some(listener) = &state.socket else {
             return;
@@ -118,6 +158,10 @@ impl Endpoint {
                     private_data,
                 },
             ) => self.rejected(state, reason, private_data),
+            // Over packets: the peer has not heard that this end is ready.
+            (Phase::Established, Message::Reject { .. }) if !self.is_datagram => {
+                self.disconnected(state);
+            }
             (Phase::RepSent, Message::ReadyToUse) => self.established(state),
             (Phase::RepSent | Phase::RepReceived | Phase::Established, Message::Disconnect) => {
                 // Said by the service, so that the peer does not depend on this program.
@@ -141,6 +185,7 @@ impl Endpoint {
         state.phase = Phase::ReqReceived;
         state.ends.remote = request.qp;
         state.ends.remote_ece = request.ece;
+        state.ends.path_mtu = request.path_mtu;
         // What the requester can answer is what this end may ask for, and the other way round.
         state.ends.params = Params {
             responder_resources: request.params.initiator_depth,
@@ -170,7 +215,7 @@ impl Endpoint {
     fn reject_request(&self, state: &mut State) {
         let _ = self.send(state, &reject_with(reason::CONSUMER_DEFINED));
         state.phase = Phase::Failed;
-        self.drop_socket(state);
+        self.drop_carrier(state);
     }
 
     fn on_reply(self: &Arc<Self>, state: &mut State, reply: Reply) {
@@ -179,7 +224,7 @@ impl Endpoint {
         state.ends.remote_ece = reply.ece;
         if self.is_datagram {
             state.phase = Phase::Established;
-            self.drop_socket(state);
+            self.drop_carrier(state);
             let detail = Detail::Datagram {
                 qp: reply.qp,
                 private_data: reply.private_data,
@@ -212,7 +257,7 @@ impl Endpoint {
             // A requester that is not there any more has given up.
             Phase::ReqReceived => self.rejected(state, reason::TIMEOUT, Vec::new()),
             Phase::Established | Phase::DreqSent if !self.is_datagram => self.disconnected(state),
-            _ => self.drop_socket(state),
+            _ => self.drop_carrier(state),
         }
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::state::{Detail, Endpoint, Phase, State, reason, reject_with, send_message};
+use super::state::{Detail, Endpoint, Phase, State, reject_with, send_message};
 use crate::addr::Addr;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
+use crate::mad::{Consumer, Listener};
 use crate::ports::{Binding, Unreached};
 use crate::service::Alarm;
-use crate::wire::{Message, Reply, Request};
+use crate::wire::{Message, Reply, Request, reason};
 use verbs_abi::RDMA_CM_EVENT_UNREACHABLE;
 
 /// The pause before a REQ is sent again to a listener that takes no more, or is about to come back.
@@ -59,7 +60,30 @@ impl Endpoint {
         state.phase = Phase::Listening;
         self.cm.service.watch(&socket, self)?;
         state.socket = Some(socket);
+        self.listen_for_mads(&state);
         Ok(())
+    }
+
+    /// Requests that come by packets come here as well.
+    fn listen_for_mads(self: &Arc<Self>, state: &State) {
+        let Some(claim) = &state.claim else { return };
+        let Addr::Ip(addr) = claim.binding.addr else {
+            return;
+        };
+        if !self.cm.may_be_asked_by_packets(addr.ip()) {
+            return;
+        }
+        match self.cm.hub() {
+            Ok(hub) => {
+                let listener: Arc<dyn Listener> = Arc::clone(self) as _;
+                hub.listen(claim, Arc::downgrade(&listener));
+            }
+            // Those of this host still reach it.
+            Err(Errno(errno)) => tracing::warn!(
+                "nobody on another host reaches the listener at {addr}, because the way by packets cannot be opened: \
+                 errno {errno}"
+            ),
+        }
     }
 
     /// Requests a connection.
@@ -71,9 +95,28 @@ impl Endpoint {
         state.phase = Phase::ReqSent;
         state.ends.local = request.qp;
         state.ends.params = request.params;
+        state.ends.path_mtu = request.path_mtu;
+        if let Addr::Ip(dst) = request.dst
+            && self.cm.is_by_packets(dst.ip())
+        {
+            return self.request_by_mads(&mut state, request);
+        }
         state.request = Some(request);
         self.start_response_timer(&mut state);
         self.send_request(&mut state);
+        Ok(())
+    }
+
+    fn request_by_mads(self: &Arc<Self>, state: &mut State, request: Request) -> Result {
+        let consumer: Arc<dyn Consumer> = Arc::clone(self) as _;
+        let connection = self
+            .cm
+            .hub()
+            .and_then(|hub| hub.connect(request, Arc::downgrade(&consumer)));
+        if connection.is_err() {
+            state.phase = Phase::RouteResolved;
+        }
+        state.connection = Some(connection?);
         Ok(())
     }
 
@@ -124,7 +167,7 @@ impl Endpoint {
         self.send(&state, &Message::Reply(reply))?;
         if self.is_datagram {
             state.phase = Phase::Established;
-            self.drop_socket(&mut state);
+            self.drop_carrier(&mut state);
         } else {
             state.phase = Phase::RepSent;
             self.start_response_timer(&mut state);
@@ -144,7 +187,7 @@ impl Endpoint {
         };
         let sent = self.send(&state, &message);
         state.phase = Phase::Failed;
-        self.drop_socket(&mut state);
+        self.drop_carrier(&mut state);
         sent
     }
 
@@ -165,6 +208,9 @@ impl Endpoint {
         let mut state = lock(&self.state);
         match state.phase {
             Phase::RepSent => {
+                if let Some(connection) = &state.connection {
+                    connection.notice_established();
+                }
                 self.established(&mut state);
                 Ok(())
             }
@@ -210,10 +256,13 @@ impl Endpoint {
         }
         if let (Phase::Listening, Some(claim)) = (state.phase, &state.claim) {
             self.cm.ports.closing(claim);
+            if let Some(hub) = self.cm.started_hub() {
+                hub.unlisten(claim);
+            }
         }
         state.phase = Phase::Closed;
         state.request = None;
-        self.drop_socket(&mut state);
+        self.drop_carrier(&mut state);
         if let Some(claim) = state.claim.take() {
             self.cm.ports.release(&claim);
         }

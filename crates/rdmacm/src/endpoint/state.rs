@@ -4,20 +4,20 @@ use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::Duration;
 
 use rustix::net::{SendFlags, send};
 use verbs_abi::*;
 
 use crate::channel::Channel;
-use crate::cm::Cm;
+use crate::cm::{Cm, TIMEWAIT};
 use crate::ends::Ends;
 use crate::errno::{INVALID, Result};
 use crate::lock::lock;
+use crate::mad::Connection;
 use crate::multicast::Membership;
 use crate::ports::Claim;
 use crate::service::Alarm;
-use crate::wire::{Message, Params, QpAddress, Request};
+use crate::wire::{Message, Params, QpAddress, Request, reason};
 
 /// Something that happened to an id.
 pub struct Event {
@@ -52,25 +52,9 @@ pub(crate) enum Detail {
     Joined(Arc<Membership>),
 }
 
-/// Reasons for a refusal, of IBTA vol. 1, 12.6.7.2.
-pub(crate) mod reason {
-    /// The requester gave up waiting (4, Timeout).
-    pub(crate) const TIMEOUT: u16 = 4;
-    /// Nobody listens (8, Invalid Service ID).
-    pub(crate) const INVALID_SERVICE_ID: u16 = 8;
-    /// The program said so (28, Consumer Reject).
-    pub(crate) const CONSUMER_DEFINED: u16 = 28;
-    /// The program does not like the extended connection parameters (35, Vendor Option Not Supported).
-    pub(crate) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
-}
-
 /// Status of a service look-up: IBTA vol. 1, 12.11.1.2.
 const SIDR_UNSUPPORTED: c_int = 1;
 const SIDR_REJECT: c_int = 2;
-
-/// How long connections stay in TIMEWAIT: the order of what Linux derives from the default packet lifetime of
-/// RoCE (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
-const TIMEWAIT: Duration = Duration::from_millis(2148);
 
 /// Where an endpoint is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +96,8 @@ pub(super) struct State {
     pub(super) channel: Arc<Channel<Event>>,
     pub(super) claim: Option<Claim>,
     pub(super) socket: Option<OwnedFd>,
+    /// Instead of a socket, for a peer that is reached by packets.
+    pub(super) connection: Option<Arc<Connection>>,
     pub(super) ends: Ends,
     /// The REQ, until it is sent.
     pub(super) request: Option<Request>,
@@ -183,6 +169,7 @@ impl Endpoint {
                 channel,
                 claim: None,
                 socket: None,
+                connection: None,
                 ends,
                 request: None,
                 response_timer: 0,
@@ -291,7 +278,7 @@ impl Endpoint {
     ) {
         state.phase = Phase::Failed;
         state.response_timer += 1;
-        self.drop_socket(state);
+        self.drop_carrier(state);
         self.push_event(state, kind, status, Detail::Nothing);
     }
 
@@ -303,7 +290,7 @@ impl Endpoint {
     ) {
         state.phase = Phase::Failed;
         state.response_timer += 1;
-        self.drop_socket(state);
+        self.drop_carrier(state);
         if self.is_datagram {
             let status = match reason {
                 reason::INVALID_SERVICE_ID => SIDR_UNSUPPORTED,
@@ -337,7 +324,7 @@ impl Endpoint {
     pub(super) fn disconnected(self: &Arc<Self>, state: &mut State) {
         state.phase = Phase::TimeWait;
         state.response_timer += 1;
-        self.drop_socket(state);
+        self.drop_carrier(state);
         self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, Detail::Nothing);
         self.cm.service.after(TIMEWAIT, self, Alarm::TimeWaitExit);
     }
@@ -345,16 +332,27 @@ impl Endpoint {
     /// From now on the peer has [`Cm::answer_timeout`](crate::cm::Cm) to respond.
     pub(super) fn start_response_timer(self: &Arc<Self>, state: &mut State) {
         state.response_timer += 1;
+        if state.connection.is_some() {
+            // It minds the time itself.
+            return;
+        }
         let alarm = Alarm::ResponseTimeout(state.response_timer);
         self.cm.service.after(self.cm.answer_timeout, self, alarm);
     }
 
     pub(super) fn send(&self, state: &State, message: &Message) -> Result {
+        if let Some(connection) = &state.connection {
+            return connection.send(message);
+        }
         let socket = state.socket.as_ref().ok_or(INVALID)?;
         send_message(socket, message)
     }
 
-    pub(super) fn drop_socket(&self, state: &mut State) {
+    /// Ends what leads to the peer.
+    pub(super) fn drop_carrier(&self, state: &mut State) {
+        if let Some(connection) = state.connection.take() {
+            connection.release();
+        }
         if let Some(socket) = state.socket.take() {
             self.cm.service.unwatch(&socket, self.token);
         }

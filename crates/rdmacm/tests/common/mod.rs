@@ -6,11 +6,14 @@
     reason = "every test binary uses some of it"
 )]
 
+pub mod network;
+
 use std::ffi::{c_int, c_void};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use rdmacm::abi::*;
@@ -46,6 +49,7 @@ fn provider() -> Result<Provider, c_int> {
     let millis = std::env::var("VERBATIM_TEST_ANSWER_MS").ok();
     Ok(Provider {
         verbs: softnic::symbols(),
+        gsi: network::gsi(),
         fabric_dir: softnic::fabric_dir().map_err(|_| libc::EINVAL)?,
         answer_timeout: millis.map_or(DEFAULT_ANSWER_TIMEOUT, |ms| {
             Duration::from_millis(ms.parse().expect("a number"))
@@ -76,6 +80,12 @@ impl Stage {
         std::io::stdin().read_line(&mut line).expect("reads");
         line.trim_end().to_owned()
     }
+}
+
+/// Slots of processes: one that was never had.
+fn next_slot() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A process that plays a part; killed when dropped.
@@ -122,6 +132,7 @@ impl Scene {
         let mut child = Command::new(std::env::current_exe().expect("this binary"))
             .args(["--exact", "child_main", "--nocapture"])
             .env(PART, part)
+            .env(network::SLOT, next_slot().to_string())
             .envs(self.env.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -147,6 +158,8 @@ impl Scene {
                     .expect("text")
             })
             .filter(|name| name != "lock" && !name.ends_with(".closed"))
+            // Sockets for MADs are their processes' as long as these live.
+            .filter(|name| !name.starts_with("mads-") && !name.ends_with("-0"))
             .collect()
     }
 }
@@ -322,10 +335,10 @@ pub fn listener(channel: &Channel, ps: rdma_port_space, backlog: c_int) -> (*mut
     (id, port)
 }
 
-/// An id that knows the way to a port of 127.0.0.1.
+/// An id that knows the way to a port of this host.
 pub fn resolved(channel: &Channel, ps: rdma_port_space, port: &str) -> *mut rdma_cm_id {
     let id = channel.id(ps);
-    let mut to = sockaddr(&format!("127.0.0.1:{port}"));
+    let mut to = sockaddr(&format!("{}:{port}", network::own_address()));
     ok!(rdma_resolve_addr(
         id,
         ptr::null_mut(),

@@ -7,11 +7,18 @@ use rdmacm::abi::*;
 use verbs_abi::*;
 
 use crate::common::*;
-use crate::scenes::{play, port};
+use crate::scenes::{play, play_under_loss, port};
 
 #[test]
 fn two_processes_connect_talk_and_part() {
     play("talk/server", "talk/client");
+}
+
+#[test]
+fn lost_messages_are_repeated() {
+    for _ in 0..4 {
+        play_under_loss("talk/server", "talk/client");
+    }
 }
 
 pub(crate) fn talk_server(stage: &mut Stage) {

@@ -1,6 +1,6 @@
 //! Datagram services, calls that wait, queue pairs that the ids do not know, and many clients.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::ptr;
 
 use rdmacm::abi::*;
@@ -89,13 +89,14 @@ fn synchronous_endpoints_connect_and_part() {
 }
 
 fn addrinfo(port: &str, flags: c_int) -> *mut rdma_addrinfo {
+    let host = CString::new(network::own_address().to_string()).expect("text");
     let mut hints = rdma_addrinfo::zeroed();
     hints.ai_flags = flags;
     hints.ai_port_space = RDMA_PS_TCP.cast_signed();
     let port = std::ffi::CString::new(port).expect("no zero in it");
     let mut res = ptr::null_mut();
     ok!(rdma_getaddrinfo(
-        c"127.0.0.1".as_ptr(),
+        host.as_ptr(),
         port.as_ptr(),
         &raw const hints,
         &raw mut res

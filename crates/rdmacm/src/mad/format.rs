@@ -1,0 +1,387 @@
+//! What the messages of an endpoint are as management datagrams, and the other way round.
+//!
+//! Fields that a program does not choose have the values that Linux' `rdma_cm` gives them for RoCE
+//! (`cma_connect_ib`, `cma_accept_ib` of `linux:drivers/infiniband/core/cma.c`).
+
+use std::net::{IpAddr, SocketAddr};
+
+use roce::cm::{
+    CM_RESPONSE_TIMEOUT, Data, Dreq, IpHeader, MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT, Message as Mad,
+    Mra, Notice, Path, PortSpace, Rej, Rep, Req, Service, SidrRep, SidrReq, Subject, sidr_status,
+};
+use roce::icrc::Addresses;
+use roce::psn::Psn;
+use verbs_abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_RATE_100_GBPS};
+
+use super::machine::Kind;
+use crate::addr::{Addr, gid_of};
+use crate::device::{ACK_TIMEOUT, DEFAULT_PKEY, HOP_LIMIT};
+use crate::wire::{Message, Params, QpAddress, Reply, Request, reason};
+
+/// LIDs mean nothing with RoCE: the permissive LID stands for them (`cm_format_req` of
+/// `linux:drivers/infiniband/core/cm.c`).
+const PERMISSIVE_LID: u16 = 0xffff;
+/// Of a REP: "failover is not supported".
+const NO_FAILOVER: u8 = 1;
+/// The largest that its field of three bits holds.
+const MAX_RETRY_COUNT: u8 = 7;
+
+/// The two ends of a connection, as messages name them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ids {
+    /// The own communication id, or that of the look-up.
+    pub(crate) local: u32,
+    /// The peer's, as soon as it is known.
+    pub(crate) remote: u32,
+    /// The peer's queue pair.
+    pub(crate) remote_qpn: u32,
+    /// GUID of the own device.
+    pub(crate) ca_guid: u64,
+    /// The service that was asked for.
+    pub(crate) service_id: u64,
+    /// A look-up of a datagram service, and no connection.
+    pub(crate) is_datagram: bool,
+}
+
+/// The service that a request asks for. `None` for services of `AF_IB`, to which no way by packets leads.
+pub(crate) fn service_id(request: &Request) -> Option<u64> {
+    let Addr::Ip(dst) = request.dst else {
+        return None;
+    };
+    Some((u64::from(request.port_space) << 16) | u64::from(dst.port()))
+}
+
+/// A REQ or SIDR_REQ. `None` where the addresses are not of one family, or the private data has no room.
+pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
+    let (Addr::Ip(src), Addr::Ip(dst)) = (r.src, r.dst) else {
+        return None;
+    };
+    let addresses = match (src.ip().to_canonical(), dst.ip().to_canonical()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4 { src, dst },
+        (IpAddr::V6(src), IpAddr::V6(dst)) => Addresses::V6 { src, dst },
+        _ => return None,
+    };
+    let header = IpHeader {
+        addresses,
+        src_port: src.port(),
+    };
+    let mut private_data = header.emit().to_vec();
+    private_data.extend(&r.private_data);
+    if ids.is_datagram {
+        return Some(Mad::SidrReq(SidrReq {
+            request_id: ids.local,
+            pkey: DEFAULT_PKEY,
+            service_id: ids.service_id,
+            private_data: Data::new(&private_data)?,
+        }));
+    }
+    Some(Mad::Req(Req {
+        local_comm_id: ids.local,
+        service_id: ids.service_id,
+        local_ca_guid: ids.ca_guid,
+        local_qkey: 0,
+        local_qpn: r.qp.qpn,
+        responder_resources: r.params.responder_resources,
+        initiator_depth: r.params.initiator_depth,
+        remote_cm_response_timeout: CM_RESPONSE_TIMEOUT,
+        service: match r.qp_type {
+            IBV_QPT_UC => Service::Uc,
+            IBV_QPT_XRC_SEND => Service::Xrc,
+            _ => Service::Rc,
+        },
+        flow_control: r.params.flow_control != 0,
+        starting_psn: Psn::new(r.qp.psn),
+        local_cm_response_timeout: CM_RESPONSE_TIMEOUT,
+        retry_count: r.params.retry_count.min(MAX_RETRY_COUNT),
+        pkey: DEFAULT_PKEY,
+        path_mtu: r.path_mtu,
+        rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
+        max_cm_retries: MAX_CM_RETRIES,
+        srq: r.params.srq != 0,
+        primary: Path {
+            local_lid: PERMISSIVE_LID,
+            remote_lid: PERMISSIVE_LID,
+            local_gid: r.qp.gid,
+            remote_gid: gid_of(dst.ip()),
+            flow_label: 0,
+            packet_rate: u8::try_from(IBV_RATE_100_GBPS).unwrap_or(0),
+            traffic_class: 0,
+            hop_limit: HOP_LIMIT,
+            service_level: 0,
+            subnet_local: false,
+            local_ack_timeout: ACK_TIMEOUT,
+        },
+        alternate: None,
+        private_data: Data::new(&private_data)?,
+    }))
+}
+
+/// What the program says behind the request. `None` where its private data has no room.
+pub(crate) fn answer(message: &Message, ids: &Ids, rejected: Subject) -> Option<Mad> {
+    Some(match message {
+        Message::Reply(r) if ids.is_datagram => Mad::SidrRep(SidrRep {
+            request_id: ids.remote,
+            status: sidr_status::VALID,
+            qpn: r.qp.qpn,
+            service_id: ids.service_id,
+            qkey: r.qp.qkey,
+            info: Data::default(),
+            private_data: Data::new(&r.private_data)?,
+        }),
+        Message::Reject {
+            reason,
+            private_data,
+        } if ids.is_datagram => Mad::SidrRep(SidrRep {
+            request_id: ids.remote,
+            status: match *reason {
+                reason::INVALID_SERVICE_ID => sidr_status::UNSUPPORTED,
+                _ => sidr_status::REJECTED,
+            },
+            qpn: 0,
+            service_id: ids.service_id,
+            qkey: 0,
+            info: Data::default(),
+            private_data: Data::new(private_data)?,
+        }),
+        Message::Reply(r) => Mad::Rep(Rep {
+            local_comm_id: ids.local,
+            remote_comm_id: ids.remote,
+            local_qkey: 0,
+            local_qpn: r.qp.qpn,
+            starting_psn: Psn::new(r.qp.psn),
+            responder_resources: r.params.responder_resources,
+            initiator_depth: r.params.initiator_depth,
+            target_ack_delay: 0,
+            failover_accepted: NO_FAILOVER,
+            flow_control: r.params.flow_control != 0,
+            rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
+            srq: r.params.srq != 0,
+            local_ca_guid: ids.ca_guid,
+            private_data: Data::new(&r.private_data)?,
+        }),
+        Message::Reject {
+            reason,
+            private_data,
+        } => Mad::Rej(Rej {
+            local_comm_id: ids.local,
+            remote_comm_id: ids.remote,
+            rejected,
+            reason: *reason,
+            info: Data::default(),
+            private_data: Data::new(private_data)?,
+        }),
+        Message::ReadyToUse => Mad::Rtu(notice(ids)),
+        Message::Disconnect => Mad::Dreq(Dreq {
+            local_comm_id: ids.local,
+            remote_comm_id: ids.remote,
+            remote_qpn: ids.remote_qpn,
+            private_data: Data::default(),
+        }),
+        Message::Disconnected => Mad::Drep(notice(ids)),
+        Message::Request(r) => return request(r, ids),
+    })
+}
+
+fn notice(ids: &Ids) -> Notice {
+    Notice {
+        local_comm_id: ids.local,
+        remote_comm_id: ids.remote,
+        private_data: Data::default(),
+    }
+}
+
+/// "The answer takes longer."
+pub(crate) fn mra(ids: &Ids, received: Subject) -> Mad {
+    Mad::Mra(Mra {
+        local_comm_id: ids.local,
+        remote_comm_id: ids.remote,
+        received,
+        service_timeout: MRA_SERVICE_TIMEOUT,
+        private_data: Data::default(),
+    })
+}
+
+/// The refusal of a request for which there is no connection here. `None` for other messages.
+pub(crate) fn refusal(of: &Mad, reason: u16) -> Option<Mad> {
+    let (remote, service_id, is_datagram) = match of {
+        Mad::Req(req) => (req.local_comm_id, req.service_id, false),
+        Mad::SidrReq(req) => (req.request_id, req.service_id, true),
+        _ => return None,
+    };
+    let ids = Ids {
+        remote,
+        service_id,
+        is_datagram,
+        ..Ids::default()
+    };
+    let message = Message::Reject {
+        reason,
+        private_data: Vec::new(),
+    };
+    answer(&message, &ids, Subject::Req)
+}
+
+/// The DREP for a DREQ of a connection that is unknown here: its sender need not ask again.
+pub(crate) fn farewell(of: &Mad) -> Option<Mad> {
+    let Mad::Dreq(dreq) = of else {
+        return None;
+    };
+    Some(Mad::Drep(Notice {
+        local_comm_id: dreq.remote_comm_id,
+        remote_comm_id: dreq.local_comm_id,
+        private_data: Data::default(),
+    }))
+}
+
+/// Which message it is for the machine.
+pub(crate) fn kind_of(mad: &Mad) -> Option<Kind> {
+    Some(match mad {
+        Mad::Req(_) => Kind::Req,
+        Mad::Rep(_) => Kind::Rep,
+        Mad::Rtu(_) => Kind::Rtu,
+        Mad::Rej(_) => Kind::Rej,
+        Mad::Dreq(_) => Kind::Dreq,
+        Mad::Drep(_) => Kind::Drep,
+        Mad::SidrReq(_) => Kind::SidrReq,
+        Mad::SidrRep(_) => Kind::SidrRep,
+        Mad::Mra(mra) if mra.received == Subject::Req => Kind::MraOfReq,
+        Mad::Mra(mra) if mra.received == Subject::Rep => Kind::MraOfRep,
+        Mad::Mra(_) => return None,
+    })
+}
+
+/// Who sends the message, by the communication id that it has there; 0 for none.
+pub(crate) fn sender(mad: &Mad) -> u32 {
+    match mad {
+        Mad::Req(req) => req.local_comm_id,
+        Mad::Mra(mra) => mra.local_comm_id,
+        Mad::Rej(rej) => rej.local_comm_id,
+        Mad::Rep(rep) => rep.local_comm_id,
+        Mad::Rtu(notice) | Mad::Drep(notice) => notice.local_comm_id,
+        Mad::Dreq(dreq) => dreq.local_comm_id,
+        Mad::SidrReq(req) => req.request_id,
+        Mad::SidrRep(_) => 0,
+    }
+}
+
+/// For whom the message is, by the communication id that it has here; 0 for whoever listens.
+pub(crate) fn receiver(mad: &Mad) -> u32 {
+    match mad {
+        Mad::Req(_) | Mad::SidrReq(_) => 0,
+        Mad::Mra(mra) => mra.remote_comm_id,
+        Mad::Rej(rej) => rej.remote_comm_id,
+        Mad::Rep(rep) => rep.remote_comm_id,
+        Mad::Rtu(notice) | Mad::Drep(notice) => notice.remote_comm_id,
+        Mad::Dreq(dreq) => dreq.remote_comm_id,
+        Mad::SidrRep(rep) => rep.request_id,
+    }
+}
+
+/// What a REQ or SIDR_REQ from the port `source` asks for.
+///
+/// # Errors
+/// The reason for which it is refused.
+pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
+    let (service_id, private_data) = match mad {
+        Mad::Req(req) => (req.service_id, &req.private_data[..]),
+        Mad::SidrReq(req) => (req.service_id, &req.private_data[..]),
+        _ => return Err(reason::INVALID_SERVICE_ID),
+    };
+    let service = PortSpace::of_service_id(service_id);
+    let (port_space, port) = service.ok_or(reason::INVALID_SERVICE_ID)?;
+    let header = IpHeader::parse(private_data);
+    let (header, private_data) = header.map_err(|_| reason::INVALID_SERVICE_ID)?;
+    let (src, dst): (IpAddr, IpAddr) = match header.addresses {
+        Addresses::V4 { src, dst } => (src.into(), dst.into()),
+        Addresses::V6 { src, dst } => (src.into(), dst.into()),
+    };
+    let mut request = Request {
+        port_space: port_space.number().into(),
+        qp_type: IBV_QPT_UD,
+        src: SocketAddr::new(src, header.src_port).into(),
+        dst: SocketAddr::new(dst, port).into(),
+        qp: QpAddress {
+            gid: source,
+            ..QpAddress::default()
+        },
+        params: Params::default(),
+        ece: (0, 0),
+        path_mtu: 0,
+        private_data: private_data.to_vec(),
+    };
+    if let Mad::Req(req) = mad {
+        request.qp_type = match req.service {
+            Service::Rc => IBV_QPT_RC,
+            Service::Uc => IBV_QPT_UC,
+            Service::Xrc => IBV_QPT_XRC_SEND,
+            Service::Unsupported(_) => return Err(roce::cm::reason::INVALID_TRANSPORT_TYPE),
+        };
+        request.qp = QpAddress {
+            qpn: req.local_qpn,
+            psn: req.starting_psn.get(),
+            gid: req.primary.local_gid,
+            ..QpAddress::default()
+        };
+        request.params = Params {
+            responder_resources: req.responder_resources,
+            initiator_depth: req.initiator_depth,
+            flow_control: u8::from(req.flow_control),
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            srq: u8::from(req.srq),
+        };
+        request.path_mtu = req.path_mtu;
+    }
+    Ok(request)
+}
+
+/// What a message behind the request tells the program; `peer` is the GID of its sender. `None` for messages that only the
+/// machine knows.
+pub(crate) fn told(mad: &Mad, peer: [u8; 16]) -> Option<Message> {
+    Some(match mad {
+        Mad::Rep(rep) => Message::Reply(Reply {
+            qp: QpAddress {
+                qpn: rep.local_qpn,
+                psn: rep.starting_psn.get(),
+                gid: peer,
+                ..QpAddress::default()
+            },
+            params: Params {
+                responder_resources: rep.responder_resources,
+                initiator_depth: rep.initiator_depth,
+                flow_control: u8::from(rep.flow_control),
+                retry_count: 0,
+                rnr_retry_count: rep.rnr_retry_count,
+                srq: u8::from(rep.srq),
+            },
+            ece: (0, 0),
+            private_data: rep.private_data.to_vec(),
+        }),
+        Mad::SidrRep(rep) if rep.status == sidr_status::VALID => Message::Reply(Reply {
+            qp: QpAddress {
+                qpn: rep.qpn,
+                gid: peer,
+                qkey: rep.qkey,
+                ..QpAddress::default()
+            },
+            params: Params::default(),
+            ece: (0, 0),
+            private_data: rep.private_data.to_vec(),
+        }),
+        Mad::SidrRep(rep) => Message::Reject {
+            reason: match rep.status {
+                sidr_status::UNSUPPORTED => reason::INVALID_SERVICE_ID,
+                _ => reason::CONSUMER_DEFINED,
+            },
+            private_data: rep.private_data.to_vec(),
+        },
+        Mad::Rej(rej) => Message::Reject {
+            reason: rej.reason,
+            private_data: rej.private_data.to_vec(),
+        },
+        Mad::Rtu(_) => Message::ReadyToUse,
+        Mad::Dreq(_) => Message::Disconnect,
+        Mad::Drep(_) => Message::Disconnected,
+        Mad::Req(_) | Mad::SidrReq(_) | Mad::Mra(_) => return None,
+    })
+}

@@ -1,0 +1,320 @@
+//! All connections of the process that are made by MADs.
+//!
+//! The MADs of a host come to whichever of its processes receives the packets of QP1, which hands each to the process
+//! whose slot is in it, and requests to any that manages connections. That one looks who listens, and hands the request on.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use roce::cm::{MAX_CM_RETRIES, Message as Mad};
+use roce::gsi::{DELIVERY_BYTES, Delivery, SLOT_SHIFT};
+use rustix::net::{RecvFlags, recv};
+use verbs_abi::{Gsi, IBV_QPT_UD};
+
+use super::connection::{Connection, Consumer, Ended, Ports as Gids, Shared};
+use super::format::{self, Ids};
+use super::machine::Times;
+use crate::addr::{Addr, gid_of};
+use crate::errno::{Errno, INVALID, Result};
+use crate::gsi;
+use crate::lock::lock;
+use crate::ports::{Claim, Ports};
+use crate::service::{Alarm, Service, Watched};
+use crate::wire::{Message, Request, reason};
+
+/// Who listens: an endpoint.
+pub(crate) trait Listener: Send + Sync {
+    /// Somebody asks for a connection. The consumer of `connection` is the end of it here.
+    fn on_request(self: Arc<Self>, connection: Arc<Connection>, request: Request);
+}
+
+/// The pause before a request looks again for a listener that is about to come back.
+const RETRY_REQUEST: Duration = Duration::from_millis(5);
+
+/// The most requests that wait for listeners to come back; more are lost, and repeated by their senders.
+const MAX_WAITING: usize = 256;
+
+/// Who asks: the port, and its communication id or that of its look-up.
+type Asker = ([u8; 16], u32, bool);
+
+#[derive(Default)]
+struct Table {
+    connections: HashMap<u32, Arc<Connection>>,
+    asked: HashMap<Asker, u32>,
+    /// By the name of their claim.
+    listeners: HashMap<String, Weak<dyn Listener>>,
+    /// Requests whose listeners may be about to come back.
+    waiting: Vec<Delivery>,
+    next_id: u32,
+}
+
+/// How the connections of a process are to be made.
+pub(crate) struct Settings {
+    pub(crate) gsi: &'static Gsi,
+    pub(crate) service: &'static Service,
+    pub(crate) ports: &'static Ports,
+    /// GUID of the device, in host order.
+    pub(crate) ca_guid: u64,
+    /// How long a peer may take to answer, with all repetitions.
+    pub(crate) answer_timeout: Duration,
+    pub(crate) time_wait: Duration,
+}
+
+/// The connections of the process.
+pub(crate) struct Hub {
+    shared: &'static Shared,
+    ports: &'static Ports,
+    ca_guid: u64,
+    times: Times,
+    slot: u16,
+    socket: OwnedFd,
+    token: u64,
+    table: Mutex<Table>,
+}
+
+impl Hub {
+    /// Opens the way by packets.
+    ///
+    /// # Errors
+    /// What opening it says.
+    pub(crate) fn start(settings: &Settings) -> Result<Arc<Self>> {
+        let slot = gsi::open(settings.gsi)?;
+        let socket = settings.ports.receive_mads(slot)?;
+        let service = settings.service;
+        let hub = Arc::new(Self {
+            shared: Box::leak(Box::new(Shared {
+                gsi: settings.gsi,
+                service,
+                origin: Instant::now(),
+                ended: Ended::default(),
+            })),
+            ports: settings.ports,
+            ca_guid: settings.ca_guid,
+            times: Times {
+                response: settings.answer_timeout / (u32::from(MAX_CM_RETRIES) + 1),
+                retries: u32::from(MAX_CM_RETRIES),
+                time_wait: settings.time_wait,
+            },
+            slot,
+            socket,
+            token: service.new_token(),
+            table: Mutex::new(Table {
+                // Ids of an earlier process in this slot are still on their way.
+                next_id: getrandom::u32().unwrap_or(0),
+                ..Table::default()
+            }),
+        });
+        service.watch(&hub.socket, &hub)?;
+        Ok(hub)
+    }
+
+    /// Requests for what `claim` names go to `listener`.
+    pub(crate) fn listen(&self, claim: &Claim, listener: Weak<dyn Listener>) {
+        let name = claim.target().to_owned();
+        lock(&self.table).listeners.insert(name, listener);
+    }
+
+    /// Ends what [`listen`](Self::listen) began.
+    pub(crate) fn unlisten(&self, claim: &Claim) {
+        lock(&self.table).listeners.remove(claim.target());
+    }
+
+    /// Asks for a connection.
+    ///
+    /// # Errors
+    /// `EINVAL` where a request between such addresses cannot be made.
+    pub(crate) fn connect(
+        &self,
+        request: Request,
+        consumer: Weak<dyn Consumer>,
+    ) -> Result<Arc<Connection>> {
+        let Addr::Ip(dst) = request.dst else {
+            return Err(INVALID);
+        };
+        let gids = Gids {
+            local: request.qp.gid,
+            remote: gid_of(dst.ip()),
+        };
+        let ids = Ids {
+            service_id: format::service_id(&request).ok_or(INVALID)?,
+            is_datagram: request.qp_type == IBV_QPT_UD,
+            ..Ids::default()
+        };
+        let transaction = getrandom::u64().unwrap_or(0);
+        let (id, connection) = self.add(gids, ids, transaction);
+        connection.serve(consumer);
+        let sent = connection.send(&Message::Request(request));
+        if sent.is_err() {
+            lock(&self.table).connections.remove(&id);
+        }
+        sent.map(|()| connection)
+    }
+
+    /// A new connection, and its communication id.
+    fn add(&self, gids: Gids, ids: Ids, transaction: u64) -> (u32, Arc<Connection>) {
+        let mut table = lock(&self.table);
+        table.forget(&self.shared.ended.take());
+        let local = loop {
+            table.next_id = table.next_id.wrapping_add(1);
+            let id = (u32::from(self.slot) << SLOT_SHIFT) | (table.next_id % (1 << SLOT_SHIFT));
+            // 0 stands for none.
+            if id != 0 && !table.connections.contains_key(&id) {
+                break id;
+            }
+        };
+        let ids = Ids {
+            local,
+            ca_guid: self.ca_guid,
+            ..ids
+        };
+        let connection = Connection::new(self.shared, gids, ids, transaction, self.times);
+        table.connections.insert(local, Arc::clone(&connection));
+        (local, connection)
+    }
+
+    fn on_delivery(self: &Arc<Self>, delivery: Delivery) {
+        let Ok((transaction, mad)) = Mad::parse(&delivery.mad) else {
+            return;
+        };
+        if matches!(mad, Mad::Req(_) | Mad::SidrReq(_)) {
+            return self.on_request(delivery, transaction, &mad);
+        }
+        let connection = {
+            let table = lock(&self.table);
+            table.connections.get(&format::receiver(&mad)).cloned()
+        };
+        match connection {
+            // From elsewhere, nobody has a say.
+            Some(connection) if connection.ports.remote == delivery.source => {
+                connection.on_mad(&mad);
+            }
+            Some(_) => {}
+            None => {
+                if let Some(farewell) = format::farewell(&mad) {
+                    self.answer(&delivery, transaction, &farewell);
+                }
+            }
+        }
+    }
+
+    fn answer(&self, delivery: &Delivery, transaction: u64, mad: &Mad) {
+        let Delivery {
+            source,
+            destination,
+            ..
+        } = delivery;
+        self.shared.send(destination, source, transaction, mad);
+    }
+
+    fn on_request(self: &Arc<Self>, delivery: Delivery, transaction: u64, mad: &Mad) {
+        let is_datagram = matches!(mad, Mad::SidrReq(_));
+        let asker = (delivery.source, format::sender(mad), is_datagram);
+        let known = {
+            let mut table = lock(&self.table);
+            table.forget(&self.shared.ended.take());
+            let id = table.asked.get(&asker).copied();
+            id.and_then(|id| table.connections.get(&id).cloned())
+        };
+        if let Some(connection) = known {
+            connection.on_mad(mad);
+            return;
+        }
+        let refuse = |why| {
+            if let Some(refusal) = format::refusal(mad, why) {
+                self.answer(&delivery, transaction, &refusal);
+            }
+        };
+        let request = match format::requested(mad, delivery.source) {
+            Ok(request) => request,
+            Err(why) => return refuse(why),
+        };
+        let Some(name) = self.ports.listener(request.port_space, request.dst) else {
+            if self.ports.opens_soon(request.port_space, request.dst) {
+                return self.wait_for_listener(delivery);
+            }
+            return refuse(reason::INVALID_SERVICE_ID);
+        };
+        let listener = {
+            let table = lock(&self.table);
+            table.listeners.get(&name).and_then(Weak::upgrade)
+        };
+        let Some(listener) = listener else {
+            // Another process listens; what it does not take is lost, and repeated.
+            if let Err(Errno(errno)) = self.ports.hand_to(&name, &delivery.emit()) {
+                tracing::debug!("a request for {name} is lost: errno {errno}");
+            }
+            return;
+        };
+        let gids = Gids {
+            local: delivery.destination,
+            remote: delivery.source,
+        };
+        let ids = Ids {
+            service_id: format::service_id(&request).unwrap_or(0),
+            is_datagram,
+            ..Ids::default()
+        };
+        let (id, connection) = self.add(gids, ids, transaction);
+        lock(&self.table).asked.insert(asker, id);
+        if connection.on_mad(mad) {
+            listener.on_request(connection, request);
+        }
+    }
+
+    /// Looks for the listener again in a moment: programs listen anew for each of their connections.
+    fn wait_for_listener(self: &Arc<Self>, delivery: Delivery) {
+        let mut table = lock(&self.table);
+        if table.waiting.len() < MAX_WAITING && !table.waiting.contains(&delivery) {
+            table.waiting.push(delivery);
+            let service = self.shared.service;
+            service.after(RETRY_REQUEST, self, Alarm::RetryMads);
+        }
+    }
+}
+
+impl Table {
+    fn forget(&mut self, ended: &[u32]) {
+        if ended.is_empty() {
+            return;
+        }
+        for id in ended {
+            self.connections.remove(id);
+        }
+        let connections = &self.connections;
+        self.asked.retain(|_, id| connections.contains_key(id));
+    }
+}
+
+impl Watched for Hub {
+    fn token(&self) -> u64 {
+        self.token
+    }
+
+    fn on_readable(self: Arc<Self>) {
+        let mut bytes = [0; DELIVERY_BYTES + 1];
+        loop {
+            match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((n, _)) => {
+                    let delivery = bytes.get(..n).and_then(Delivery::parse);
+                    if let Some(delivery) = delivery {
+                        self.on_delivery(delivery);
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn on_alarm(self: Arc<Self>, alarm: Alarm) {
+        if alarm != Alarm::RetryMads {
+            return;
+        }
+        let waiting = std::mem::take(&mut lock(&self.table).waiting);
+        for delivery in waiting {
+            self.on_delivery(delivery);
+        }
+    }
+}

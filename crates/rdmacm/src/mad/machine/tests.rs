@@ -1,0 +1,432 @@
+use super::*;
+
+const TIMES: Times = Times {
+    response: Duration::from_millis(4000),
+    retries: 15,
+    time_wait: Duration::from_millis(2000),
+};
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const AT: Duration = Duration::from_millis(1);
+
+/// A machine in that state.
+fn in_state(state: State) -> Machine {
+    let mut m = Machine::new(TIMES);
+    let get = |m: &mut Machine, kind| drop(m.receive(Duration::ZERO, kind, Duration::ZERO));
+    let say = |m: &mut Machine, kind| drop(m.post(Duration::ZERO, kind).unwrap());
+    let active = [
+        (State::ReqSent, Kind::Req),
+        (State::RepReceived, Kind::Rep),
+        (State::EstablishedActive, Kind::Rtu),
+    ];
+    match state {
+        State::Idle | State::Done => {}
+        State::ReqSent | State::RepReceived | State::EstablishedActive => {
+            for (reached, kind) in active {
+                if kind == Kind::Rep {
+                    get(&mut m, kind);
+                } else {
+                    say(&mut m, kind);
+                }
+                if reached == state {
+                    break;
+                }
+            }
+        }
+        State::ReqReceived => get(&mut m, Kind::Req),
+        State::RepSent | State::EstablishedPassive | State::DreqSent | State::TimeWait => {
+            get(&mut m, Kind::Req);
+            say(&mut m, Kind::Rep);
+            if state != State::RepSent {
+                get(&mut m, Kind::Rtu);
+            }
+            if matches!(state, State::DreqSent | State::TimeWait) {
+                say(&mut m, Kind::Dreq);
+            }
+            if state == State::TimeWait {
+                get(&mut m, Kind::Drep);
+            }
+        }
+        State::Refused => {
+            get(&mut m, Kind::Req);
+            say(&mut m, Kind::Rej);
+        }
+        State::SidrReqSent => say(&mut m, Kind::SidrReq),
+        State::SidrReqReceived => get(&mut m, Kind::SidrReq),
+        State::SidrAnswered => {
+            get(&mut m, Kind::SidrReq);
+            say(&mut m, Kind::SidrRep);
+        }
+    }
+    assert_eq!(m.state(), state);
+    m
+}
+
+const STATES: [State; 13] = [
+    State::Idle,
+    State::ReqSent,
+    State::ReqReceived,
+    State::RepReceived,
+    State::RepSent,
+    State::EstablishedActive,
+    State::EstablishedPassive,
+    State::DreqSent,
+    State::Refused,
+    State::TimeWait,
+    State::SidrReqSent,
+    State::SidrReqReceived,
+    State::SidrAnswered,
+];
+
+/// What each message does in each state: `(state, actions, next state)`; in states that are not named, nothing.
+fn table(kind: Kind) -> Vec<(State, Vec<Action>, State)> {
+    use Action::{Deliver, Send};
+    use State as S;
+    let deliver = vec![Deliver(kind)];
+    match kind {
+        Kind::Req => vec![
+            (S::Idle, deliver, S::ReqReceived),
+            (S::ReqReceived, vec![Send(Kind::MraOfReq)], S::ReqReceived),
+            (S::RepSent, vec![Send(Kind::Rep)], S::RepSent),
+            (S::Refused, vec![Send(Kind::Rej)], S::Refused),
+        ],
+        Kind::Rep => vec![
+            (S::ReqSent, deliver, S::RepReceived),
+            (S::RepReceived, vec![Send(Kind::MraOfRep)], S::RepReceived),
+            (
+                S::EstablishedActive,
+                vec![Send(Kind::Rtu)],
+                S::EstablishedActive,
+            ),
+            (S::Refused, vec![Send(Kind::Rej)], S::Refused),
+        ],
+        Kind::Rtu => vec![(S::RepSent, deliver, S::EstablishedPassive)],
+        Kind::Rej => vec![
+            (S::ReqSent, deliver.clone(), S::TimeWait),
+            (S::ReqReceived, deliver.clone(), S::TimeWait),
+            (S::RepSent, deliver.clone(), S::TimeWait),
+            (S::RepReceived, deliver.clone(), S::TimeWait),
+            (S::EstablishedActive, deliver.clone(), S::TimeWait),
+            (S::EstablishedPassive, deliver, S::TimeWait),
+            (S::DreqSent, vec![Deliver(Kind::Drep)], S::TimeWait),
+        ],
+        Kind::Dreq => {
+            let both = vec![Send(Kind::Drep), Deliver(kind)];
+            vec![
+                (S::RepSent, both.clone(), S::TimeWait),
+                (S::RepReceived, both.clone(), S::TimeWait),
+                (S::EstablishedActive, both.clone(), S::TimeWait),
+                (S::EstablishedPassive, both.clone(), S::TimeWait),
+                (S::DreqSent, both, S::TimeWait),
+                (S::TimeWait, vec![Send(Kind::Drep)], S::TimeWait),
+            ]
+        }
+        Kind::Drep => vec![(S::DreqSent, deliver, S::TimeWait)],
+        Kind::SidrReq => vec![
+            (S::Idle, deliver, S::SidrReqReceived),
+            (S::SidrAnswered, vec![Send(Kind::SidrRep)], S::SidrAnswered),
+        ],
+        Kind::SidrRep => vec![(S::SidrReqSent, deliver, S::TimeWait)],
+        Kind::MraOfReq | Kind::MraOfRep => Vec::new(),
+    }
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Req,
+    Kind::Rep,
+    Kind::Rtu,
+    Kind::Rej,
+    Kind::Dreq,
+    Kind::Drep,
+    Kind::MraOfReq,
+    Kind::MraOfRep,
+    Kind::SidrReq,
+    Kind::SidrRep,
+];
+
+#[test]
+fn each_message_does_in_each_state_what_the_table_says() {
+    for kind in KINDS {
+        let rows = table(kind);
+        for state in STATES {
+            let row = rows.iter().find(|(at, ..)| *at == state);
+            let (actions, next) = row.map_or((Vec::new(), state), |(_, actions, next)| {
+                (actions.clone(), *next)
+            });
+            let mut m = in_state(state);
+            let did = m.receive(AT, kind, Duration::ZERO);
+            assert_eq!((did, m.state()), (actions, next), "{kind:?} in {state:?}");
+        }
+    }
+}
+
+#[test]
+fn the_program_may_send_each_message_in_these_states_only() {
+    use State as S;
+    let allowed = |kind| -> &[State] {
+        match kind {
+            Kind::Req | Kind::SidrReq => &[S::Idle],
+            Kind::Rep => &[S::ReqReceived],
+            Kind::Rtu => &[S::RepReceived],
+            Kind::Rej => &[S::ReqSent, S::ReqReceived, S::RepSent, S::RepReceived],
+            Kind::Dreq => &[S::EstablishedActive, S::EstablishedPassive, S::RepSent],
+            Kind::SidrRep => &[S::SidrReqReceived],
+            Kind::Drep | Kind::MraOfReq | Kind::MraOfRep => &[],
+        }
+    };
+    for kind in KINDS {
+        for state in STATES {
+            let posted = in_state(state).post(AT, kind);
+            let expected = if allowed(kind).contains(&state) {
+                Ok(vec![Action::Send(kind)])
+            } else {
+                Err(WrongState)
+            };
+            assert_eq!(posted, expected, "{kind:?} in {state:?}");
+        }
+    }
+}
+
+/// The times at which the message goes out, and the last action.
+fn outgoings(m: &mut Machine) -> (Vec<u64>, Vec<Action>) {
+    let mut at = Vec::new();
+    while let Some(deadline) = m.deadline() {
+        assert_eq!(m.expire(deadline - ms(1)), [], "too early");
+        let actions = m.expire(deadline);
+        if !matches!(actions[..], [Action::Send(_)]) {
+            return (at, actions);
+        }
+        at.push(u64::try_from(deadline.as_millis()).unwrap());
+    }
+    panic!("a machine that waits for ever")
+}
+
+#[test]
+fn a_request_is_repeated_soon_at_first_and_given_up_in_the_end() {
+    let mut m = in_state(State::ReqSent);
+    let (at, last) = outgoings(&mut m);
+    assert_eq!(at[..6], [250, 750, 1750, 3750, 7750, 11_750]);
+    assert_eq!((at.len(), at[18]), (19, 63_750));
+    assert_eq!(last, [Action::TimedOut(Kind::Req)]);
+    assert_eq!((m.state(), m.deadline()), (State::ReqSent, None));
+    // The peer is told, and told again.
+    assert_eq!(
+        m.post(ms(64_000), Kind::Rej),
+        Ok(vec![Action::Send(Kind::Rej)])
+    );
+    assert_eq!(
+        m.receive(ms(65_000), Kind::Rep, ms(0)),
+        [Action::Send(Kind::Rej)]
+    );
+    assert_eq!(m.expire(ms(66_000)), [Action::Done]);
+    assert_eq!(m.state(), State::Done);
+}
+
+#[test]
+fn an_mra_slows_the_repetitions_and_adds_the_time_that_it_asks_for() {
+    for (state, mra) in [
+        (State::ReqSent, Kind::MraOfReq),
+        (State::RepSent, Kind::MraOfRep),
+    ] {
+        let mut m = in_state(state);
+        assert_eq!(m.receive(ms(100), mra, ms(60_000)), []);
+        let (at, _) = outgoings(&mut m);
+        assert_eq!(at[..2], [4_100, 8_100]);
+        assert_eq!(at.last(), Some(&120_100));
+    }
+}
+
+#[test]
+fn an_unanswered_farewell_ends_in_time_wait_and_is_told() {
+    let mut m = in_state(State::DreqSent);
+    assert_eq!(outgoings(&mut m).1, [Action::TimedOut(Kind::Dreq)]);
+    assert_eq!(m.state(), State::TimeWait);
+    assert_eq!(outgoings(&mut m).1, [Action::Done]);
+    let mut m = in_state(State::SidrReqSent);
+    assert_eq!(outgoings(&mut m).1, [Action::TimedOut(Kind::SidrReq)]);
+    assert_eq!(outgoings(&mut m).1, [Action::Done]);
+}
+
+#[test]
+fn what_was_abandoned_ends_by_itself() {
+    for state in STATES {
+        let mut m = in_state(state);
+        m.abandon(AT);
+        let mut steps = 0;
+        while let Some(at) = m.deadline() {
+            m.expire(at);
+            steps += 1;
+            assert!(steps < 100);
+        }
+        assert_eq!(m.state(), State::Done, "from {state:?}");
+    }
+}
+
+/// A generator of pseudo-random numbers: SplitMix64.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// Two ends, and a network that loses, doubles and reorders.
+struct World {
+    dice: Dice,
+    lost_percent: u64,
+    now: Duration,
+    ends: [Machine; 2],
+    /// `(arrival, number, to, kind)`
+    network: Vec<(Duration, u64, usize, Kind)>,
+    sent: u64,
+    /// What each program was told, in order.
+    told: [Vec<Action>; 2],
+    /// The server thinks for so long.
+    thinks: Duration,
+    todo: Vec<(Duration, usize, Kind)>,
+}
+
+impl World {
+    fn new(seed: u64, lost_percent: u64) -> Self {
+        let mut dice = Dice(seed);
+        let thinks = ms([0, 1, 300, 9_000][usize::try_from(dice.below(4)).unwrap()]);
+        Self {
+            dice,
+            lost_percent,
+            now: Duration::ZERO,
+            ends: [Machine::new(TIMES), Machine::new(TIMES)],
+            network: Vec::new(),
+            sent: 0,
+            told: [Vec::new(), Vec::new()],
+            thinks,
+            todo: Vec::new(),
+        }
+    }
+
+    fn do_all(&mut self, end: usize, actions: Actions) {
+        for action in actions {
+            match action {
+                Action::Send(kind) => self.send(1 - end, kind),
+                Action::Done => {}
+                told => {
+                    self.told[end].push(told);
+                    self.program(end, told);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, to: usize, kind: Kind) {
+        let copies = match self.dice.below(100) {
+            n if n < self.lost_percent => 0,
+            n if n < self.lost_percent + 10 => 2,
+            _ => 1,
+        };
+        for _ in 0..copies {
+            let delay = if self.dice.below(10) == 0 { 700 } else { 1 };
+            self.sent += 1;
+            self.network
+                .push((self.now + ms(delay), self.sent, to, kind));
+        }
+    }
+
+    /// What the two programs do: the server accepts, the client is ready, talks and hangs up.
+    fn program(&mut self, end: usize, told: Action) {
+        let (after, kind) = match (end, told) {
+            (1, Action::Deliver(Kind::Req)) => (self.thinks, Kind::Rep),
+            (0, Action::Deliver(Kind::Rep)) => (self.thinks, Kind::Rtu),
+            (_, Action::TimedOut(Kind::Req | Kind::Rep)) => (ms(0), Kind::Rej),
+            _ => return,
+        };
+        self.todo.push((self.now + after, end, kind));
+        if kind == Kind::Rtu {
+            self.todo
+                .push((self.now + after + ms(20_000), end, Kind::Dreq));
+        }
+    }
+
+    fn run(&mut self) {
+        self.todo.push((ms(0), 0, Kind::Req));
+        for _ in 0..100_000 {
+            let due = [
+                self.network.iter().map(|n| n.0).min(),
+                self.todo.iter().map(|n| n.0).min(),
+                self.ends[0].deadline(),
+                self.ends[1].deadline(),
+            ];
+            let Some(now) = due.into_iter().flatten().min() else {
+                return;
+            };
+            self.now = now;
+            if let Some(i) = self.todo.iter().position(|t| t.0 == now) {
+                let (_, end, kind) = self.todo.remove(i);
+                // An end that has been refused meanwhile may not say it.
+                if let Ok(actions) = self.ends[end].post(now, kind) {
+                    self.do_all(end, actions);
+                }
+            } else if let Some(i) = self.network.iter().position(|n| n.0 == now) {
+                let (_, _, to, kind) = self.network.remove(i);
+                // A late REQ finds no end any more, or a new one, which is another connection's.
+                let actions = self.ends[to].receive(now, kind, ms(10_000));
+                self.do_all(to, actions);
+            } else {
+                for end in 0..2 {
+                    let actions = self.ends[end].expire(now);
+                    self.do_all(end, actions);
+                }
+            }
+        }
+        panic!("it does not end");
+    }
+}
+
+#[test]
+fn under_loss_each_end_is_told_everything_once_and_comes_to_its_end() {
+    let mut connected = 0;
+    for seed in 0..2_000 {
+        let lost_percent = [0, 1, 10, 30, 60][usize::try_from(seed % 5).unwrap()];
+        let mut world = World::new(seed, lost_percent);
+        world.run();
+        for (end, told) in world.told.iter().enumerate() {
+            for (i, what) in told.iter().enumerate() {
+                assert!(
+                    !told[..i].contains(what),
+                    "seed {seed}, end {end}: {told:?}"
+                );
+            }
+            assert_eq!(
+                world.ends[end].state(),
+                State::Done,
+                "seed {seed}: {told:?}"
+            );
+        }
+        let was_told = |end: usize, kind| world.told[end].contains(&Action::Deliver(kind));
+        // Nothing comes from nothing.
+        assert!(
+            !was_told(0, Kind::Rep) || was_told(1, Kind::Req),
+            "seed {seed}"
+        );
+        assert!(
+            !was_told(1, Kind::Rtu) || was_told(0, Kind::Rep),
+            "seed {seed}"
+        );
+        assert!(
+            !was_told(0, Kind::Drep) || was_told(1, Kind::Dreq),
+            "seed {seed}"
+        );
+        if lost_percent <= 30 {
+            assert!(was_told(0, Kind::Rep), "seed {seed}: {:?}", world.told);
+            assert!(was_told(1, Kind::Dreq), "seed {seed}: {:?}", world.told);
+        }
+        connected += usize::from(was_told(1, Kind::Rtu));
+    }
+    assert!(connected > 1_500, "{connected} of 2000");
+}

@@ -1,0 +1,123 @@
+//! A network of management datagrams for the processes of a scene: it hands each to its process, as a NIC does, but for
+//! those that it loses or doubles.
+
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use roce::cm::Message;
+use roce::gsi::{Delivery, Recipient, SOCKET_PREFIX, socket_name};
+use verbs_abi::{Gsi, ibv_gid};
+
+/// Slot of the process; connections are made by packets where it is set.
+pub const SLOT: &str = "RDMACM_TEST_SLOT";
+/// How many of 100 datagrams are lost, and as many are doubled.
+pub const LOSS: &str = "RDMACM_TEST_LOSS";
+
+static GSI: Gsi = Gsi {
+    is_by_packets,
+    open,
+    send,
+};
+
+/// The network, where the scene has one.
+pub fn gsi() -> Option<&'static Gsi> {
+    number(LOSS).map(|_| &GSI)
+}
+
+/// An address of this host. Where connections are made by packets, it is one with a GID, which the queue pairs go by.
+pub fn own_address() -> Ipv4Addr {
+    if gsi().is_none() {
+        return Ipv4Addr::LOCALHOST;
+    }
+    let device = rdmacm::device().expect("a device");
+    let gids = (0..16).map(|index| {
+        let mut gid = ibv_gid::zeroed();
+        // SAFETY: an open device, and a place for a GID.
+        let failed =
+            unsafe { (device.verbs.ibv_query_gid)(device.context, 1, index, &raw mut gid) };
+        (failed == 0).then(|| gid.bytes())
+    });
+    gids.flatten()
+        .find_map(|gid| Ipv6Addr::from(gid).to_ipv4_mapped())
+        .unwrap_or(Ipv4Addr::LOCALHOST)
+}
+
+fn number(name: &str) -> Option<u64> {
+    Some(
+        std::env::var(name)
+            .ok()?
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is a number")),
+    )
+}
+
+unsafe extern "C" fn is_by_packets(_: *const u8) -> c_int {
+    1
+}
+
+extern "C" fn open() -> c_int {
+    c_int::try_from(number(SLOT).expect("a slot")).expect("ten bits")
+}
+
+unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
+    // SAFETY: the caller gives 16, 16 and 256 bytes.
+    let delivery = unsafe {
+        Delivery {
+            source: *sgid.cast(),
+            destination: *dgid.cast(),
+            mad: *mad.cast(),
+        }
+    };
+    let loss = number(LOSS).unwrap_or(0);
+    let copies = match dice() % 100 {
+        n if n < loss => 0,
+        n if n < 2 * loss => 2,
+        _ => 1,
+    };
+    for _ in 0..copies {
+        deliver(&delivery);
+    }
+    0
+}
+
+/// A pseudo-random number: SplitMix64, of the process's slot.
+fn dice() -> u64 {
+    static CALLS: AtomicU64 = AtomicU64::new(1);
+    let calls = CALLS.fetch_add(1, Ordering::Relaxed);
+    let seed = number(SLOT).unwrap_or(0) << 32;
+    let z = (seed + calls).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn deliver(delivery: &Delivery) {
+    let folder = softnic::fabric_dir().expect("a fabric").join("rdma_cm");
+    let (_, message) = Message::parse(&delivery.mad).expect("a message");
+    let sockets: Vec<PathBuf> = match message.recipient() {
+        Recipient::Slot(slot) => vec![folder.join(socket_name(slot))],
+        // Any process has to know who listens: the network takes the one that is last in the alphabet.
+        Recipient::Listener => {
+            let mut names: Vec<PathBuf> = std::fs::read_dir(&folder)
+                .expect("a folder")
+                .map(|entry| entry.expect("an entry").path())
+                .filter(|path| {
+                    path.file_name().is_some_and(|name| {
+                        name.to_str()
+                            .is_some_and(|name| name.starts_with(SOCKET_PREFIX))
+                    })
+                })
+                .collect();
+            names.sort();
+            names.pop().into_iter().collect()
+        }
+    };
+    let socket = UnixDatagram::unbound().expect("a socket");
+    for to in sockets {
+        // A process that has ended hears nothing.
+        let _ = socket.send_to(&delivery.emit(), to);
+    }
+}

@@ -1,0 +1,139 @@
+//! Which process of a host a message of communication management is for, and how it is handed to that process.
+//!
+//! All processes of a host share QP1 of an address. Messages that begin something name a service, and go to the process
+//! that listens there. All others name a communication id of their receiver, whose upper bits are its process's slot.
+
+use crate::cm::Message;
+use crate::mad::MAD_BYTES;
+
+/// Where the slot begins in a communication id and in the id of a look-up.
+pub const SLOT_SHIFT: u32 = 22;
+
+/// Bytes of a [`Delivery`].
+pub const DELIVERY_BYTES: usize = 2 * GID_BYTES + MAD_BYTES;
+const GID_BYTES: usize = 16;
+
+/// Which process a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipient {
+    /// The one that listens at the service.
+    Listener,
+    /// The one in this slot.
+    Slot(u16),
+}
+
+impl Message {
+    /// Which process of the receiving host the message is for.
+    #[must_use]
+    pub const fn recipient(&self) -> Recipient {
+        let id = match self {
+            Self::Req(_) | Self::SidrReq(_) => return Recipient::Listener,
+            Self::Mra(mra) => mra.remote_comm_id,
+            Self::Rej(rej) => rej.remote_comm_id,
+            Self::Rep(rep) => rep.remote_comm_id,
+            Self::Rtu(notice) | Self::Drep(notice) => notice.remote_comm_id,
+            Self::Dreq(dreq) => dreq.remote_comm_id,
+            Self::SidrRep(rep) => rep.request_id,
+        };
+        // Ten bits are left.
+        #[allow(clippy::cast_possible_truncation)]
+        Recipient::Slot((id >> SLOT_SHIFT) as u16)
+    }
+}
+
+/// A management datagram, and the ports between which it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// GID of the port that has sent it.
+    pub source: [u8; GID_BYTES],
+    /// GID of the port that has received it.
+    pub destination: [u8; GID_BYTES],
+    /// The management datagram.
+    pub mad: [u8; MAD_BYTES],
+}
+
+impl Delivery {
+    /// The bytes that one process sends to another.
+    #[must_use]
+    pub fn emit(&self) -> [u8; DELIVERY_BYTES] {
+        let mut bytes = [0; DELIVERY_BYTES];
+        let (source, rest) = bytes.split_at_mut(GID_BYTES);
+        let (destination, mad) = rest.split_at_mut(GID_BYTES);
+        source.copy_from_slice(&self.source);
+        destination.copy_from_slice(&self.destination);
+        mad.copy_from_slice(&self.mad);
+        bytes
+    }
+
+    /// Reads what another process has sent; `None` if it has another size.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (source, rest) = bytes.split_first_chunk()?;
+        let (destination, mad) = rest.split_first_chunk()?;
+        Some(Self {
+            source: *source,
+            destination: *destination,
+            mad: *mad.as_array()?,
+        })
+    }
+}
+
+/// Name of the socket, a Unix datagram socket in the fabric's folder `rdma_cm`, through which the process in a slot gets
+/// its deliveries.
+#[must_use]
+pub fn socket_name(slot: u16) -> String {
+    format!("{SOCKET_PREFIX}{slot}")
+}
+
+/// What the names of these sockets begin with.
+pub const SOCKET_PREFIX: &str = "mads-";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cm::{Data, Notice, SidrRep, SidrReq};
+
+    #[test]
+    fn the_upper_ten_bits_of_an_id_are_the_slot() {
+        let rtu = Message::Rtu(Notice {
+            local_comm_id: 5,
+            remote_comm_id: 1023 << SLOT_SHIFT | 77,
+            private_data: Data::default(),
+        });
+        assert_eq!(rtu.recipient(), Recipient::Slot(1023));
+        let request = Message::SidrReq(SidrReq {
+            request_id: u32::MAX,
+            pkey: 0xffff,
+            service_id: 0x0111_0007,
+            private_data: Data::default(),
+        });
+        assert_eq!(request.recipient(), Recipient::Listener);
+        let mad = Message::SidrRep(SidrRep {
+            request_id: 3 << SLOT_SHIFT,
+            status: 1,
+            qpn: 0,
+            service_id: 0,
+            qkey: 0,
+            info: Data::default(),
+            private_data: Data::default(),
+        })
+        .emit(9);
+        assert_eq!(
+            Message::parse(&mad).unwrap().1.recipient(),
+            Recipient::Slot(3)
+        );
+    }
+
+    #[test]
+    fn deliveries_come_back_and_other_sizes_are_refused() {
+        let delivery = Delivery {
+            source: [1; 16],
+            destination: [2; 16],
+            mad: [3; MAD_BYTES],
+        };
+        let bytes = delivery.emit();
+        assert_eq!(Delivery::parse(&bytes), Some(delivery));
+        assert_eq!(Delivery::parse(&bytes[1..]), None);
+        assert_eq!(Delivery::parse(&[&bytes[..], &[0]].concat()), None);
+    }
+}
