@@ -16,6 +16,7 @@
 mod assembly;
 pub mod cm;
 pub mod dcqcn;
+pub mod fuzz;
 pub mod gsi;
 mod headers;
 pub mod icrc;

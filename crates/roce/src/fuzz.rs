@@ -1,0 +1,102 @@
+//! What the fuzz targets of this crate run, and the replay of their corpora.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::cm::{CmError, IpHeader, Message};
+use crate::icrc::{self, Addresses, Frame};
+use crate::packet::Packet;
+
+/// Any bytes as what a UDP socket gave: a packet that is itself again after it was emitted, or an error with words. An
+/// ICRC that is accepted is explained by the identification that was found.
+///
+/// The first bit says whether the addresses are of IPv4.
+///
+/// # Panics
+/// If that is not so.
+pub fn packets(bytes: &[u8]) {
+    let [kind, datagram @ ..] = bytes else {
+        return;
+    };
+    let Some((transport, received)) = icrc::split(datagram) else {
+        return;
+    };
+    check_icrc(kind & 1 == 0, transport, received);
+    match Packet::parse(transport) {
+        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(packet) => {
+            let mut again = Vec::new();
+            packet.emit(&mut again);
+            assert_eq!(again.len(), transport.len());
+            assert_eq!(Packet::parse(&again), Ok(packet));
+        }
+    }
+}
+
+fn check_icrc(v4: bool, transport: &[u8], received: u32) {
+    let addresses = if v4 {
+        Addresses::V4 {
+            src: Ipv4Addr::LOCALHOST,
+            dst: Ipv4Addr::LOCALHOST,
+        }
+    } else {
+        Addresses::V6 {
+            src: Ipv6Addr::LOCALHOST,
+            dst: Ipv6Addr::LOCALHOST,
+        }
+    };
+    let frame = Frame {
+        addresses,
+        src_port: 0xc000,
+        dst_port: crate::UDP_PORT,
+        identification: 0,
+    };
+    match icrc::verify(&frame, transport, received) {
+        Some(identification) => {
+            let explained = frame.segment(identification);
+            assert_eq!(icrc::icrc(&explained, transport), received);
+        }
+        None => assert_ne!(icrc::icrc(&frame, transport), received),
+    }
+}
+
+/// Any bytes as a management datagram: a message that is itself again after it was emitted, or an error with words.
+///
+/// # Panics
+/// If that is not so.
+pub fn mads(bytes: &[u8]) {
+    match Message::parse(bytes) {
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            assert_eq!(
+                matches!(error, CmError::Mad(_)),
+                bytes.len() != 256 || bytes[0] != 1
+            );
+        }
+        Ok((transaction, message)) => {
+            let again = message.emit(transaction);
+            assert_eq!(Message::parse(&again), Ok((transaction, message)));
+            let private_data = match &message {
+                Message::Req(req) => &*req.private_data,
+                Message::SidrReq(req) => &*req.private_data,
+                _ => return,
+            };
+            if let Ok((header, consumer)) = IpHeader::parse(private_data) {
+                let again = [&header.emit()[..], consumer].concat();
+                assert_eq!(IpHeader::parse(&again), Ok((header, consumer)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_of_packets_is_replayed() {
+        corpus::replay("packets", super::packets);
+    }
+
+    #[test]
+    fn the_corpus_of_mads_is_replayed() {
+        corpus::replay("mads", super::mads);
+    }
+}
