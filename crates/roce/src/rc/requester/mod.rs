@@ -26,9 +26,6 @@ use results::Outcome;
 use retry::{Expiry, Retry};
 use window::Window;
 
-/// A packet without an acknowledgement request follows at most so many of its kind.
-const ACK_REQUEST_PACKETS: u32 = 32;
-
 /// The largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
 const MAX_WINDOW_PACKETS: u32 = 1 << 22;
 
@@ -195,13 +192,13 @@ impl Requester {
             .and_then(|congestion| congestion.blocked_until(now_ns))
     }
 
-    /// Whether the next packet asks for an acknowledgement: the last of a message, one in
-    /// [`ACK_REQUEST_PACKETS`], the one that closes the window, and each under congestion, where packets are far apart.
+    /// Whether the next packet asks for an acknowledgement: the last of a message, some in each window, the one that closes
+    /// it, and each under congestion, where packets are far apart.
     fn asks_for_acknowledgement(&self, slot: &Slot) -> bool {
         let next = self.queue.next();
         slot.has_response()
             || next + 1 == slot.end
-            || self.unasked + 1 >= ACK_REQUEST_PACKETS
+            || u64::from(self.unasked) + 1 >= self.window.ack_request_packets()
             || next + 1 - self.queue.acked() >= self.window.packets()
             || self.congestion_until(0).is_some()
     }

@@ -3,8 +3,14 @@
 /// A loss never makes the window smaller than this.
 const LEAST_PACKETS: u64 = 32;
 
+/// Packets in a window that ask for an acknowledgement, at least.
+const ACK_REQUESTS: u64 = 4;
+
+/// Packets in a row that do not ask, at most.
+const MOST_UNASKED: u64 = 32;
+
 /// Growth for each window of packets that is acknowledged.
-const GROWTH_PACKETS: u64 = 8;
+const GROWTH_PACKETS: u64 = 4;
 
 /// The window: halved by a loss, since all of it is sent again, and opened step by step.
 #[derive(Debug)]
@@ -28,6 +34,11 @@ impl Window {
     /// Packets that may be outstanding.
     pub(super) fn packets(&self) -> u64 {
         self.packets
+    }
+
+    /// One of so many packets asks for an acknowledgement, so that the window moves before it closes.
+    pub(super) fn ack_request_packets(&self) -> u64 {
+        (self.packets / ACK_REQUESTS).clamp(1, MOST_UNASKED)
     }
 
     /// So many more packets are acknowledged.
@@ -60,7 +71,7 @@ mod tests {
         window.acknowledged(31);
         assert_eq!(window.packets(), 32);
         window.acknowledged(1);
-        assert_eq!(window.packets(), 40);
+        assert_eq!(window.packets(), 36);
         window.acknowledged(1000);
         for _ in 0..100 {
             window.acknowledged(128);

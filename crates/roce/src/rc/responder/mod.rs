@@ -121,6 +121,12 @@ impl Responder {
         self.failure
     }
 
+    /// A switch has marked a packet of the peer that goes to the requester of this queue pair, e.g. a READ response; not a
+    /// notification.
+    pub fn response_marked(&mut self, now_ns: u64) {
+        self.notification.marked(now_ns);
+    }
+
     /// Takes a packet that has come: a request, or a congestion notification. Other packets are ignored.
     ///
     /// `is_ecn_marked`: a switch has marked it (IP ECN field 3).
@@ -131,14 +137,15 @@ impl Responder {
         is_ecn_marked: bool,
         target: &mut impl Target,
     ) {
-        if is_ecn_marked {
-            self.notification.marked(now_ns);
-        }
+        // A notification is never answered by one.
         if packet.bth.operation == Operation::Cnp {
             if let Some(congestion) = &mut self.congestion {
                 congestion.notified(now_ns);
             }
             return;
+        }
+        if is_ecn_marked {
+            self.notification.marked(now_ns);
         }
         let is_request =
             packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();

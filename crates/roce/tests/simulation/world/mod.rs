@@ -276,6 +276,9 @@ impl World {
                 let (requester, responder) = &mut **machines;
                 if packet.bth.operation.is_response() {
                     requester.receive(now_ns, packet, own);
+                    if arrival.is_ecn_marked && packet.bth.transport != Transport::Cnp {
+                        responder.response_marked(now_ns);
+                    }
                 }
                 if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
                     responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
