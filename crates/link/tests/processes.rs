@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::UdpSocket;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -25,6 +25,12 @@ struct Host {
     folder: tempfile::TempDir,
     address: &'static str,
     port: u16,
+}
+
+/// A program of this crate, which `cargo test -p link` builds.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).unwrap().join("examples").join(name)
 }
 
 impl Process {
@@ -77,15 +83,13 @@ impl Host {
     }
 
     fn start(&self, slot: u16) -> Process {
-        let test = std::env::current_exe().unwrap();
-        let program = test.ancestors().nth(2).unwrap().join("examples/slot");
-        let mut child = Command::new(program)
+        let mut child = Command::new(example("slot"))
             .arg(self.folder.path())
             .args([slot.to_string(), self.port.to_string(), self.address.into()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("`cargo test -p link` builds the example `slot`");
+            .expect("a built example");
         let output = BufReader::new(child.stdout.take().unwrap());
         let (send, lines) = channel();
         thread::spawn(move || {
@@ -271,4 +275,16 @@ fn two_fabrics_do_not_share_an_address() {
         matches!(error, link::LinkError::PortInUse { .. }),
         "{error}"
     );
+}
+
+#[test]
+fn flood_loses_nothing_to_wrong_icrcs() {
+    let output = Command::new(example("flood"))
+        .args(["8", "4", "0"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("sent 400:"), "{output:?}");
+    assert!(text.contains("received 400:"), "{output:?}");
+    assert!(text.ends_with("with a wrong ICRC 0\n"), "{output:?}");
 }
