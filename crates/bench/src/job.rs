@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::micro::task::Task;
 use crate::nic::NicChoice;
 use crate::peers::copy::Copies;
+use crate::peers::datagrams::Datagrams;
 use crate::probe::question::Probe;
 
 /// One job.
@@ -19,6 +20,8 @@ pub enum Job {
     Probe(ProbeOrder),
     /// Be the target of copies without a NIC.
     HostCopy(Copies),
+    /// Be the other end of datagrams without a NIC.
+    Datagrams(Datagrams),
     /// End.
     Stop,
 }

@@ -6,7 +6,7 @@ pub use crate::job::Job;
 use crate::link::Link;
 use crate::micro::lanes;
 use crate::nic::NicChoice;
-use crate::peers::hostcopy;
+use crate::peers::{hostcopy, udp};
 use crate::pin::allowed;
 use crate::probe;
 use crate::rows::connections;
@@ -34,6 +34,7 @@ pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
                 probe::work(link, &order)
             }
             Job::HostCopy(request) => hostcopy::work(link, request),
+            Job::Datagrams(request) => udp::work(link, request),
             Job::Stop => break,
         };
         if let Err(error) = done {

@@ -1,7 +1,7 @@
 //! What a copy between two processes costs without any NIC: `memcpy` into a shared mapping, and
 //! `process_vm_writev` into private memory.
 //!
-//! The only unsafe code of this crate: both peers are defined by raw memory access.
+//! Unsafe code: both peers are defined by raw memory access.
 
 #![allow(unsafe_code)]
 

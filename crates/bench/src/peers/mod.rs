@@ -1,10 +1,12 @@
 //! The programs that the software NIC is measured beside.
 
 pub(crate) mod copy;
+pub(crate) mod datagrams;
 pub mod hostcopy;
 pub mod perftest;
 pub(crate) mod port;
 pub mod redis;
 pub mod ucx;
+pub mod udp;
 
 pub use crate::child::KillOnDrop;
