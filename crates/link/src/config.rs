@@ -1,8 +1,7 @@
 //! What an endpoint is made of.
 
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
-
-use crate::socket::LocalAddress;
 
 /// What an endpoint is made of.
 #[derive(Clone, Debug)]
@@ -35,6 +34,35 @@ impl Config {
             port: roce::UDP_PORT,
             buffer_bytes: 8 << 20,
             fabric: None,
+        }
+    }
+}
+
+/// An address of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Index of its interface; only link-local addresses of IPv6 need it, and 0 is none.
+    pub interface: u32,
+}
+
+impl From<IpAddr> for LocalAddress {
+    fn from(ip: IpAddr) -> LocalAddress {
+        LocalAddress { ip, interface: 0 }
+    }
+}
+
+impl LocalAddress {
+    /// The socket address of `ip`, which is on this address's link if it is link-local.
+    pub(crate) fn socket_address(self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V4(ip) => (ip, port).into(),
+            IpAddr::V6(ip) => {
+                let link_local = ip.is_unicast_link_local();
+                let scope = if link_local { self.interface } else { 0 };
+                SocketAddrV6::new(ip, port, 0, scope).into()
+            }
         }
     }
 }

@@ -11,12 +11,12 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::batch::{Batch, Burst};
-use crate::config::Config;
+use crate::config::{Config, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
 use crate::packet::Received;
 use crate::shared::Shared;
-use crate::socket::{LocalAddress, Mode, Socket};
+use crate::socket::{Mode, Socket};
 use crate::sys::{receive, send};
 
 /// Sockets that one look at the endpoint serves at most.

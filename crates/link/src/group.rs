@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::config::{Config, Fabric};
+use crate::config::{Config, Fabric, LocalAddress};
 use crate::error::LinkError;
 use crate::members::{Member, Members};
-use crate::socket::{LocalAddress, Mode, Socket};
+use crate::socket::{Mode, Socket};
 use crate::steering::program;
 use crate::sys::options::set_steering;
 

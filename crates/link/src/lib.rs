@@ -31,12 +31,11 @@ mod steering;
 mod sys;
 
 pub use batch::{Batch, Flow};
-pub use config::{Config, Fabric};
+pub use config::{Config, Fabric, LocalAddress};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Inbox};
 pub use error::LinkError;
 pub use packet::Received;
-pub use socket::LocalAddress;
 
 /// Bits of a QPN below the slot of its process.
 pub const SLOT_SHIFT: u32 = 14;

@@ -5,13 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::SLOT_SHIFT;
-use crate::config::{Config, Fabric};
+use crate::config::{Config, Fabric, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
 use crate::group::{Group, Outcome};
 use crate::handover::Handover;
 use crate::packet::Received;
-use crate::socket::{LocalAddress, Socket};
+use crate::socket::Socket;
 use crate::steering::PROBE_QPN;
 use crate::sys::send;
 

@@ -1,44 +1,16 @@
 //! The UDP socket of one address.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-use crate::config::Config;
+use crate::config::{Config, LocalAddress};
 use crate::error::LinkError;
 use crate::sys::options::set_int;
-
-/// An address of this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalAddress {
-    /// The address.
-    pub ip: IpAddr,
-    /// Index of its interface; only link-local addresses of IPv6 need it, and 0 is none.
-    pub interface: u32,
-}
-
-impl From<IpAddr> for LocalAddress {
-    fn from(ip: IpAddr) -> LocalAddress {
-        LocalAddress { ip, interface: 0 }
-    }
-}
-
-impl LocalAddress {
-    fn socket_address(self, ip: IpAddr, port: u16) -> SocketAddr {
-        match ip {
-            IpAddr::V4(ip) => (ip, port).into(),
-            IpAddr::V6(ip) => {
-                let link_local = ip.is_unicast_link_local();
-                let scope = if link_local { self.interface } else { 0 };
-                SocketAddrV6::new(ip, port, 0, scope).into()
-            }
-        }
-    }
-}
 
 /// Whether an address and port belong to one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
