@@ -95,12 +95,12 @@ impl Plan {
 fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
     let value = match value {
         toml::Value::Boolean(true) => None,
-        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::String(text) => Some(text.trim().to_owned()),
         toml::Value::Integer(number) => Some(number.to_string()),
         toml::Value::Float(number) => Some(number.to_string()),
         _ => return Err(format!("{key} is neither a text nor a number nor true")),
     };
-    Ok((key.to_owned(), value))
+    Ok((key.trim().to_owned(), value))
 }
 
 /// A rule as a line, for messages.
