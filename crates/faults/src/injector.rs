@@ -159,11 +159,11 @@ impl Injector {
                 happenings.push((incident, state.rule.queue_pair()));
             }
         }
+        self.note_links(now_ns, &happenings);
         if self.link_down_until.is_some_and(|until| until <= now_ns) {
             self.link_down_until = None;
             happenings.push((Incident::LinkUp, QueuePair::default()));
         }
-        self.note_links(now_ns, &happenings);
         (happenings, struck)
     }
 
