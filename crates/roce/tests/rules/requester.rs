@@ -315,15 +315,17 @@ fn probes_come_early_and_do_not_count() {
     };
     let mut bench = Bench::new(probing);
     assert_eq!(bench.run(vec![send(1), Wait(999)]).len(), 1);
-    // 1000, 2000 .. 512,000 ns after one another; then the timeout is nearer.
-    let mut probes = 0;
-    while bench.requester.failure().is_none() {
+    // 1000, 2000 .. 256,000 ns after one another; then the timeout is nearer.
+    let mut sent = 1;
+    while bench.now_ns < TIMEOUT_NS {
         let deadline = bench.requester.deadline().expect("a packet is out");
-        let wait_ns = deadline - bench.now_ns;
-        probes += u32::from(wait_ns < TIMEOUT_NS);
-        bench.run(vec![Wait(wait_ns)]);
+        sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
     }
-    assert_eq!(probes, 10);
+    assert_eq!(sent, 1 + 9 + 1);
+    while let Some(deadline) = bench.requester.deadline() {
+        bench.run(vec![Wait(deadline - bench.now_ns)]);
+    }
+    assert_eq!(bench.now_ns, 1 + 3 * TIMEOUT_NS, "as without probes");
     assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
 }
 

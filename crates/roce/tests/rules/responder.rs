@@ -366,6 +366,17 @@ fn a_repeated_read_that_waits_is_not_answered_twice() {
 }
 
 #[test]
+fn a_repeated_atomic_is_answered_in_front_of_a_read_that_waits() {
+    let mut bench = Bench::new(both());
+    assert_eq!(bench.answers(&[fetch_add(0, 8, 5)]), ["original 0 0"]);
+    for sample in [read(1, 0, 300), fetch_add(0, 8, 5), read(1, 0, 300)] {
+        bench.receive(&sample);
+    }
+    let due = ["original 0 0", "response first 1 256", "response last 2 44"];
+    assert_eq!(bench.sent(), due);
+}
+
+#[test]
 fn replies_that_wait_are_limited() {
     let mut bench = Bench::new(both());
     for index in 0..10_000 {

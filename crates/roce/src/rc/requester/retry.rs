@@ -28,8 +28,12 @@ pub(super) struct Retry {
     rnr_retries_left: u8,
     /// Since when what is lost is sent again, without progress yet.
     recovering_ns: Option<u64>,
-    /// When the timer was started: at the first packet out, and at each progress.
+    /// When the timeout began: at the first packet out, at each progress and each retry that counts.
     timer_ns: u64,
+    /// When the wait for a probe began: as the timeout, and at each probe.
+    probe_timer_ns: u64,
+    /// What is sent again was taken back by a probe: the timeout goes on.
+    is_probing: bool,
     /// The receiver was not ready: nothing is sent before this time.
     rnr_until: Option<u64>,
     probe_ns: Option<u64>,
@@ -52,6 +56,8 @@ impl Retry {
             rnr_retries_left: config.rnr_retry,
             recovering_ns: None,
             timer_ns: 0,
+            probe_timer_ns: 0,
+            is_probing: false,
             rnr_until: None,
             probe_ns: config.probe_ns,
             probes: 0,
@@ -74,7 +80,10 @@ impl Retry {
     /// A packet was sent; the timer starts if none was out.
     pub(super) fn sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
-            self.timer_ns = now_ns;
+            self.probe_timer_ns = now_ns;
+            if !std::mem::take(&mut self.is_probing) {
+                self.timer_ns = now_ns;
+            }
         }
         if let (None, Some(sequence), None) = (self.measured, asks, self.recovering_ns) {
             self.measured = Some((sequence, now_ns));
@@ -87,6 +96,8 @@ impl Retry {
         self.rnr_retries_left = self.rnr_retry;
         self.recovering_ns = None;
         self.timer_ns = now_ns;
+        self.probe_timer_ns = now_ns;
+        self.is_probing = false;
         self.rnr_until = None;
         self.probes = 0;
         if let Some((sequence, sent_ns)) = self.measured
@@ -136,10 +147,12 @@ impl Retry {
     pub(super) fn probe(&mut self, now_ns: u64) {
         self.probes += 1;
         self.recover(now_ns);
+        self.is_probing = true;
     }
 
     fn recover(&mut self, now_ns: u64) {
         self.recovering_ns = Some(now_ns);
+        self.is_probing = false;
         // The acknowledgement of a packet that was sent twice measures nothing (Karn).
         self.measured = None;
     }
@@ -176,7 +189,8 @@ impl Retry {
         let probe = self.probe_ns.map(|least| {
             let wait = least.max(self.patience_ns());
             let factor = 1u64.checked_shl(self.probes).unwrap_or(u64::MAX);
-            self.timer_ns.saturating_add(wait.saturating_mul(factor))
+            let wait = wait.saturating_mul(factor);
+            self.probe_timer_ns.saturating_add(wait)
         });
         match (timeout, probe) {
             (Some(timeout), Some(probe)) if probe < timeout => Some((probe, Expiry::Probe)),

@@ -78,7 +78,8 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Adds a reply to a repeated request. One that still waits goes back to the response that is asked for.
+    /// Adds a reply to a repeated request, in front of those to later requests: behind them it would look lost, and the
+    /// requester would repeat all of them for ever. A reply that still waits goes back to the response that is asked for.
     pub(super) fn push_again(&mut self, reply: Reply) {
         let waiting = self
             .queue
@@ -92,7 +93,11 @@ impl Replies {
             });
         match waiting {
             Some(waiting) => waiting.sequence = waiting.sequence.min(reply.sequence),
-            None => self.push(reply),
+            None => {
+                let behind = |waiting: &Reply| waiting.sequence > reply.sequence;
+                let at = self.queue.iter().position(behind);
+                self.queue.insert(at.unwrap_or(self.queue.len()), reply);
+            }
         }
     }
 }

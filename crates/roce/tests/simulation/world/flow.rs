@@ -47,8 +47,12 @@ pub(crate) struct Flow {
 /// What goes wrong on purpose in a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sabotage {
+    /// A READ with an R_Key of nothing.
     BadRkey,
+    /// A SEND whose payload cannot be read.
     Unreadable,
+    /// The connection is cut: no packet comes any more.
+    Cut,
 }
 
 impl Flow {
@@ -109,7 +113,7 @@ impl Flow {
                 work.is_unreadable = true;
                 work.expected = Expected::Nothing;
             }
-            None => {}
+            Some(Sabotage::Cut) | None => {}
         }
         self.works.push_back(work);
         self.works.back().expect("just pushed")

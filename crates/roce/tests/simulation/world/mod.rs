@@ -27,6 +27,11 @@ use work::{Mix, PATTERN_BYTES};
 /// Simulated time after which a run is given up.
 const GIVE_UP_NS: u64 = 100_000_000_000_000;
 
+const RETRY_CNT: u8 = 7;
+
+/// Time that a wait for a receiver, or a low rate, may add to the timeouts.
+const SLACK_NS: u64 = 5_000_000;
+
 /// What is simulated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
@@ -77,6 +82,9 @@ struct QueuePair {
     depth: u64,
     quota: u64,
     sabotage: Option<(u64, Sabotage)>,
+    /// When the connection was cut.
+    cut_ns: Option<u64>,
+    timeout_ns: u64,
     timer_ns: Option<u64>,
     has_failed: bool,
     is_finished: bool,
@@ -145,24 +153,28 @@ impl World {
         for (side, nic) in [first_nic, second_nic].into_iter().enumerate() {
             #[allow(clippy::cast_possible_truncation)] // at most 16 queue pairs
             let dest_qpn = (self.queue_pairs.len() as u32) ^ 1;
+            let timeout_ns = 4096 << rng.one_of(&[8, 11, 14]);
             let machine = if is_unreliable {
                 Machine::Uc(Box::new((
                     uc::Sender::new(dest_qpn, 0xffff, mix.mtu_bytes, psns[side]),
                     uc::Receiver::new(mix.mtu_bytes, psns[1 - side]),
                 )))
             } else {
-                reliable(rng, dest_qpn, mix.mtu_bytes, [psns[side], psns[1 - side]])
+                let psns = [psns[side], psns[1 - side]];
+                reliable(rng, dest_qpn, mix.mtu_bytes, psns, timeout_ns)
             };
             let is_sabotaged = !is_unreliable && rng.below(8) == 0;
             // Late, so that little is left undone.
             let at = quota - rng.next() % (quota / 10 + 1);
-            let sabotage = rng.one_of(&[Sabotage::BadRkey, Sabotage::Unreadable]);
+            let sabotage = rng.one_of(&[Sabotage::BadRkey, Sabotage::Unreadable, Sabotage::Cut]);
             self.queue_pairs.push(QueuePair {
                 nic,
                 machine,
                 depth: 1 + u64::from(rng.below(64)),
                 quota,
                 sabotage: is_sabotaged.then_some((at, sabotage)),
+                cut_ns: None,
+                timeout_ns,
                 timer_ns: None,
                 has_failed: false,
                 is_finished: false,
@@ -262,7 +274,7 @@ impl World {
     fn take(&mut self, packet: &Packet<'_>, arrival: &Arrival) -> Option<usize> {
         let number = packet.bth.dest_qpn as usize;
         let queue_pair = self.queue_pairs.get_mut(number)?;
-        if queue_pair.nic != arrival.to {
+        if queue_pair.nic != arrival.to || queue_pair.cut_ns.is_some() {
             return None;
         }
         let now_ns = self.now_ns;
@@ -292,6 +304,13 @@ impl World {
     /// Lets a queue pair send and post what it can, and looks at what is done.
     fn go_on(&mut self, number: usize) -> Result<(), String> {
         self.post_and_send(number);
+        if let Some((at, Sabotage::Cut)) = self.queue_pairs[number].sabotage
+            && self.flows[number].posted() >= at
+        {
+            for number in [number, number ^ 1] {
+                self.queue_pairs[number].cut_ns.get_or_insert(self.now_ns);
+            }
+        }
         let Machine::Rc(machines) = &self.queue_pairs[number].machine else {
             return self.violations(number);
         };
@@ -311,7 +330,7 @@ impl World {
             queue_pair.has_failed = true;
             self.unfinished -= 1;
             self.report.failed += 1;
-            check_failure(number, queue_pair.sabotage, done, failure)?;
+            check_failure(number, queue_pair, self.now_ns, failure, done + 1)?;
         } else if failure.is_none() && done == queue_pair.quota && !queue_pair.is_finished {
             queue_pair.is_finished = true;
             self.unfinished -= 1;
@@ -386,14 +405,21 @@ impl World {
 }
 
 /// Both machines of a reliable queue pair.
-fn reliable(rng: &mut Rng, dest_qpn: u32, mtu_bytes: u32, psns: [Psn; 2]) -> Machine {
+fn reliable(
+    rng: &mut Rng,
+    dest_qpn: u32,
+    mtu_bytes: u32,
+    psns: [Psn; 2],
+    timeout_ns: u64,
+) -> Machine {
     let has_congestion = rng.below(2) == 0;
     let congestion = has_congestion.then_some(Parameters::SIGCOMM_2015);
     let requester = Requester::new(RequesterConfig {
         dest_qpn,
         mtu_bytes,
         first_psn: psns[0],
-        timeout_ns: Some(4096 << rng.one_of(&[8, 11, 14])),
+        timeout_ns: Some(timeout_ns),
+        retry_cnt: RETRY_CNT,
         max_rd_atomic: rng.one_of(&[1, 2, 4, 16]),
         window_packets: rng.one_of(&[1, 8, 128, 512]),
         probe_ns: rng.one_of(&[None, Some(100_000), Some(1_000_000)]),
@@ -411,27 +437,29 @@ fn reliable(rng: &mut Rng, dest_qpn: u32, mtu_bytes: u32, psns: [Psn; 2]) -> Mac
     Machine::Rc(Box::new((requester, responder)))
 }
 
-/// A queue pair fails only where something is wrong on purpose, and so.
+/// A queue pair fails only where something is wrong on purpose, and as it must.
 fn check_failure(
     number: usize,
-    sabotage: Option<(u64, Sabotage)>,
-    done: u64,
+    queue_pair: &QueuePair,
+    now_ns: u64,
     failure: Failure,
+    position: u64,
 ) -> Result<(), String> {
-    let due = match sabotage {
-        Some((at, Sabotage::BadRkey)) => Some((at, Failure::RemoteAccess)),
-        Some((at, Sabotage::Unreadable)) => Some((at, Failure::LocalProtection)),
-        None => None,
+    let is_right = match (queue_pair.sabotage, failure) {
+        // After a cut all retries take their timeouts, and no more.
+        (_, Failure::RetryExceeded) if queue_pair.cut_ns.is_some() => {
+            let retries_ns = (u64::from(RETRY_CNT) + 1) * queue_pair.timeout_ns;
+            let since_ns = now_ns - queue_pair.cut_ns.unwrap_or(now_ns);
+            since_ns <= retries_ns + SLACK_NS
+        }
+        (Some((at, Sabotage::BadRkey)), Failure::RemoteAccess)
+        | (Some((at, Sabotage::Unreadable)), Failure::LocalProtection) => at == position,
+        // A responder that has failed is silent: if its NAK or an earlier response is lost, all retries go unanswered.
+        (Some((at, Sabotage::BadRkey)), Failure::RetryExceeded) => position <= at,
+        _ => false,
     };
-    // A responder that has failed is silent: if its NAK or an earlier response is lost, all retries go unanswered.
-    let is_silent = failure == Failure::RetryExceeded
-        && matches!(sabotage, Some((at, Sabotage::BadRkey)) if done < at);
-    if due == Some((done + 1, failure)) || is_silent {
-        Ok(())
-    } else {
-        let at = done + 1;
-        Err(format!(
-            "queue pair {number}: {at} fails with {failure:?}, due is {due:?}"
-        ))
-    }
+    let sabotage = queue_pair.sabotage;
+    is_right.then_some(()).ok_or_else(|| {
+        format!("queue pair {number}: {position} fails with {failure:?}; on purpose: {sabotage:?}")
+    })
 }
