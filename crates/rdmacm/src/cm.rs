@@ -100,16 +100,20 @@ impl Cm {
         Ok(new)
     }
 
-    /// Whether the port of a peer's address is reached by packets.
-    pub(crate) fn is_by_packets(&self, to: IpAddr) -> bool {
-        let gid = gid_of(to);
-        self.gsi.is_some_and(|gsi| gsi::is_by_packets(gsi, &gid))
+    /// The GID of a peer's address, where packets lead to it; `None` where a socket of this host does, or nothing.
+    pub(crate) fn gid_by_packets(&self, to: IpAddr) -> Option<[u8; 16]> {
+        // Addresses of IP say nothing of ports of InfiniBand.
+        let gsi = self.gsi.filter(|_| !self.device.is_infiniband())?;
+        let (gid, is_by_packets) = gsi::route(gsi, gid_of(to));
+        is_by_packets.then_some(gid)
     }
 
     /// Whether requests for an own address may come by packets.
     pub(crate) fn may_be_asked_by_packets(&self, own: IpAddr) -> bool {
         // Loopback addresses are this host's own, so only packets that are asked for lead there.
-        self.gsi.is_some() && (!own.is_loopback() || self.is_by_packets(own))
+        !self.device.is_infiniband()
+            && self.gsi.is_some()
+            && (!own.is_loopback() || self.gid_by_packets(own).is_some())
     }
 
     /// The connections by MADs, begun at the first call.

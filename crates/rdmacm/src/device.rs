@@ -1,13 +1,13 @@
 //! The device that ids are bound to, and the attributes of queue pairs that follow from a connection.
 
 use std::ffi::c_int;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
 use std::sync::Mutex;
 
 use verbs_abi::*;
 
-use crate::addr::{self, Addr, gid_of};
+use crate::addr::{Addr, gid_of};
 use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
@@ -249,23 +249,22 @@ impl Device {
         av
     }
 
-    /// The GID of a peer's address: an own one where it is an own address.
-    fn peer_gid(&self, to: Addr) -> [u8; 16] {
-        match to {
-            Addr::Ip(ip) if !addr::is_local(ip.ip()).unwrap_or(true) => gid_of(ip.ip()),
-            _ => self.gid(to),
-        }
+    /// The own address of the loopback network, where the port has one.
+    pub(crate) fn loopback_address(&self) -> Option<IpAddr> {
+        let mut mapped = self
+            .gids
+            .iter()
+            .filter_map(|gid| Ipv6Addr::from(*gid).to_ipv4_mapped());
+        mapped.find(Ipv4Addr::is_loopback).map(IpAddr::from)
     }
 
-    /// The path record from one of the own addresses.
-    pub(crate) fn path(&self, from: Addr, to: Addr) -> ibv_sa_path_rec {
+    /// The path record from one of the own addresses to a port with the GID `dgid`.
+    pub(crate) fn path(&self, from: Addr, dgid: [u8; 16]) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
             raw: self.gid(from),
         };
-        path.dgid = ibv_gid {
-            raw: self.peer_gid(to),
-        };
+        path.dgid = ibv_gid { raw: dgid };
         path.slid = self.lid.to_be();
         path.dlid = self.lid.to_be();
         path.hop_limit = HOP_LIMIT;

@@ -5,10 +5,11 @@ use verbs_abi::Gsi;
 use crate::device::check;
 use crate::errno::{Errno, Result};
 
-/// Whether queue pairs reach the port of this GID by packets.
-pub(crate) fn is_by_packets(gsi: &Gsi, dgid: &[u8; 16]) -> bool {
-    // SAFETY: 16 bytes, as the function reads.
-    unsafe { (gsi.is_by_packets)(dgid.as_ptr()) != 0 }
+/// The GID by which the port of this one is reached, and whether packets lead there.
+pub(crate) fn route(gsi: &Gsi, mut dgid: [u8; 16]) -> ([u8; 16], bool) {
+    // SAFETY: 16 bytes, as the function reads and writes.
+    let is_by_packets = unsafe { (gsi.route)(dgid.as_mut_ptr()) } != 0;
+    (dgid, is_by_packets)
 }
 
 /// Opens the way by packets; the process's slot.

@@ -291,7 +291,12 @@ impl CmId {
     pub(crate) fn set_path(&self) {
         let from = self.source_or_none();
         let to = self.destination().unwrap_or(from);
-        let path = Box::new(UnsafeCell::new(self.device().path(from, to)));
+        let by_packets = match to {
+            Addr::Ip(to) => self.endpoint.cm.gid_by_packets(to.ip()),
+            Addr::Ib(_) => None,
+        };
+        let dgid = by_packets.unwrap_or_else(|| self.device().gid(to));
+        let path = Box::new(UnsafeCell::new(self.device().path(from, dgid)));
         // SAFETY: fields of the live object; the path lives as long as the id or until the next.
         unsafe {
             (*self.abi()).route.addr.addr.ibaddr.dgid = (*path.get()).dgid;

@@ -79,12 +79,17 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
     let src = src.filter(|a| !a.ip().is_unspecified() || a.port() != 0);
     let is_multicast = dst.ip().to_canonical().is_multicast();
     let is_here = is_multicast || addr::is_local(dst.ip())?;
+    let by_packets = id.endpoint.cm.gid_by_packets(dst.ip()).is_some();
     // From the address that was asked for, or from the peer's own: that is how a host talks to itself.
     let from = |asked: Option<SocketAddr>| {
         let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
         match asked {
             Some(ip) => ip,
             None if is_multicast => loopback_like(dst.ip()),
+            // A port that was given an address of the loopback network is not all of it.
+            None if by_packets && dst.ip().is_loopback() => {
+                id.device().loopback_address().unwrap_or(dst.ip())
+            }
             None => dst.ip(),
         }
     };
@@ -109,7 +114,7 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
         Some(Addr::Ip(_)) => {}
     }
     id.set_destination(dst.into());
-    let is_reached = is_here || (id.endpoint.cm.is_by_packets(dst.ip()) && has_route(dst));
+    let is_reached = is_here || (by_packets && has_route(dst));
     if !is_reached {
         id.endpoint.advance(&[Phase::Bound], Phase::Bound)?;
         id.endpoint.report(

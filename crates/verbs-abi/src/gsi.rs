@@ -10,8 +10,9 @@ use std::ffi::c_int;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Gsi {
-    /// Whether queue pairs reach the port of this GID by packets: 1, or 0 where shared memory leads to it.
-    pub is_by_packets: unsafe extern "C" fn(dgid: *const u8) -> c_int,
+    /// Whether queue pairs reach the port of this GID by packets: 1, or 0 where shared memory leads to it. The GID of a
+    /// loopback address is replaced by the one that it stands for.
+    pub route: unsafe extern "C" fn(dgid: *mut u8) -> c_int,
     /// Opens the way by packets, if it is not open. Returns the process's slot, or a negative errno.
     pub open: extern "C" fn() -> c_int,
     /// Sends a management datagram of 256 bytes from QP1 of the own port `sgid` to QP1 of the port `dgid`. Returns 0, or

@@ -97,9 +97,9 @@ impl Endpoint {
         state.ends.params = request.params;
         state.ends.path_mtu = request.path_mtu;
         if let Addr::Ip(dst) = request.dst
-            && self.cm.is_by_packets(dst.ip())
+            && let Some(gid) = self.cm.gid_by_packets(dst.ip())
         {
-            return self.request_by_mads(&mut state, request);
+            return self.request_by_mads(&mut state, request, gid);
         }
         state.request = Some(request);
         self.start_response_timer(&mut state);
@@ -107,12 +107,17 @@ impl Endpoint {
         Ok(())
     }
 
-    fn request_by_mads(self: &Arc<Self>, state: &mut State, request: Request) -> Result {
+    fn request_by_mads(
+        self: &Arc<Self>,
+        state: &mut State,
+        request: Request,
+        gid: [u8; 16],
+    ) -> Result {
         let consumer: Arc<dyn Consumer> = Arc::clone(self) as _;
         let connection = self
             .cm
             .hub()
-            .and_then(|hub| hub.connect(request, Arc::downgrade(&consumer)));
+            .and_then(|hub| hub.connect(request, gid, Arc::downgrade(&consumer)));
         if connection.is_err() {
             state.phase = Phase::RouteResolved;
         }

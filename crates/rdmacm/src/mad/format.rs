@@ -14,7 +14,7 @@ use roce::psn::Psn;
 use verbs_abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_RATE_100_GBPS};
 
 use super::machine::Kind;
-use crate::addr::{Addr, gid_of};
+use crate::addr::Addr;
 use crate::device::{ACK_TIMEOUT, DEFAULT_PKEY, HOP_LIMIT};
 use crate::wire::{Message, Params, QpAddress, Reply, Request, reason};
 
@@ -35,6 +35,8 @@ pub(crate) struct Ids {
     pub(crate) remote: u32,
     /// The peer's queue pair.
     pub(crate) remote_qpn: u32,
+    /// GID of the port that is asked.
+    pub(crate) peer_gid: [u8; 16],
     /// GUID of the own device.
     pub(crate) ca_guid: u64,
     /// The service that was asked for.
@@ -102,7 +104,7 @@ pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
             local_lid: PERMISSIVE_LID,
             remote_lid: PERMISSIVE_LID,
             local_gid: r.qp.gid,
-            remote_gid: gid_of(dst.ip()),
+            remote_gid: ids.peer_gid,
             flow_label: 0,
             packet_rate: u8::try_from(IBV_RATE_100_GBPS).unwrap_or(0),
             traffic_class: 0,

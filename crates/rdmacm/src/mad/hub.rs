@@ -16,7 +16,6 @@ use verbs_abi::{Gsi, IBV_QPT_UD};
 use super::connection::{Connection, Consumer, Ended, Ports as Gids, Shared};
 use super::format::{self, Ids};
 use super::machine::Times;
-use crate::addr::{Addr, gid_of};
 use crate::errno::{Errno, INVALID, Result};
 use crate::gsi;
 use crate::lock::lock;
@@ -121,24 +120,23 @@ impl Hub {
         lock(&self.table).listeners.remove(claim.target());
     }
 
-    /// Asks for a connection.
+    /// Asks for a connection to the port of the GID `peer`.
     ///
     /// # Errors
     /// `EINVAL` where a request between such addresses cannot be made.
     pub(crate) fn connect(
         &self,
         request: Request,
+        peer: [u8; 16],
         consumer: Weak<dyn Consumer>,
     ) -> Result<Arc<Connection>> {
-        let Addr::Ip(dst) = request.dst else {
-            return Err(INVALID);
-        };
         let gids = Gids {
             local: request.qp.gid,
-            remote: gid_of(dst.ip()),
+            remote: peer,
         };
         let ids = Ids {
             service_id: format::service_id(&request).ok_or(INVALID)?,
+            peer_gid: peer,
             is_datagram: request.qp_type == IBV_QPT_UD,
             ..Ids::default()
         };
@@ -241,7 +239,8 @@ impl Hub {
             table.listeners.get(&name).and_then(Weak::upgrade)
         };
         let Some(listener) = listener else {
-            // Another process listens; what it does not take is lost, and repeated.
+            // Another process listens; what it does not take is lost, and repeated. An own listener is about to begin, or
+            // takes none by packets.
             if let Err(Errno(errno)) = self.ports.hand_to(&name, &delivery.emit()) {
                 tracing::debug!("a request for {name} is lost: errno {errno}");
             }

@@ -51,9 +51,11 @@ impl Ports {
     /// Hands a delivery to the process whose claim has the name `target`.
     ///
     /// # Errors
-    /// It has no socket, or no room.
+    /// It has no socket, or no room; `EINVAL` for this process, which has looked already.
     pub(crate) fn hand_to(&self, target: &str, delivery: &[u8]) -> Result {
-        let owner = owner_of(target).ok_or(INVALID)?;
+        let owner = owner_of(target)
+            .filter(|owner| *owner != self.me)
+            .ok_or(INVALID)?;
         let to = self.address(&socket_of(owner))?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
