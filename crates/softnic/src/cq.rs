@@ -324,8 +324,8 @@ impl Cq {
             xrc::progress(self.nic);
         }
         let mut state = self.state.lock();
-        state.idle_polls = state.idle_polls.wrapping_add(1);
-        let (added, waiting) = state.fill(usize::MAX);
+        // As the program, not as the engine, which leaves datagrams without a receive WR where they are.
+        let (added, waiting) = state.fill_late(usize::MAX, SCAN);
         if added > 0 {
             self.report_outside_engine(&mut state);
         }
@@ -340,8 +340,15 @@ impl Cq {
                 None => break,
             }
         }
-        if sink.len() == 0 && state.idle_polls.is_multiple_of(STARVING_POLLS) {
-            state.wake_debtors();
+        if sink.len() > 0 {
+            state.idle_polls = 0;
+            state.wake_at = STARVING_POLLS;
+            state.idle_since = None;
+        } else {
+            state.idle_polls = state.idle_polls.saturating_add(1);
+            if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
+                state.wake_debtors();
+            }
         }
         sink.len()
     }
@@ -791,7 +798,7 @@ impl CqState {
             return (0, false);
         }
         if faults::delay_completions() {
-            return self.fill_late(room);
+            return self.fill_late(room, usize::MAX);
         }
         let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
         let mut sink = WcSink::new(&mut out[..room]);
@@ -807,11 +814,11 @@ impl CqState {
     /// [`fill`](Self::fill) where completions may be late: those whose time has come go to the buffer. How many, and
     /// whether the engine is to look again at the next tick.
     #[cold]
-    fn fill_late(&mut self, room: usize) -> (usize, bool) {
+    fn fill_late(&mut self, room: usize, scan: usize) -> (usize, bool) {
         let mut out = [const { MaybeUninit::uninit() }; 64];
         let room = room.min(out.len());
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather(&mut sink, usize::MAX);
+        let waiting = self.gather(&mut sink, scan);
         let (n, solicited) = (sink.len(), sink.solicited);
         let now = shm::clock::now_ns();
         for place in &out[..n] {
