@@ -1,6 +1,7 @@
 //! Addresses: between C and Rust, and which of them are this host's.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::{io, ptr};
 
 use libc::{
@@ -212,11 +213,45 @@ pub(crate) fn is_local(ip: IpAddr) -> io::Result<bool> {
 /// # Errors
 /// What the system says: no route leads there.
 pub(crate) fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
+    Ok(socket_towards(dst)?.local_addr()?.ip())
+}
+
+/// Bytes of the largest IP packet that goes to `dst` whole, as far as the host knows.
+///
+/// # Errors
+/// As for [`source_towards`].
+pub(crate) fn mtu_towards(dst: SocketAddr) -> io::Result<u32> {
+    let socket = socket_towards(dst)?;
+    let (level, option) = if dst.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_MTU)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+    };
+    let mut mtu: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: an open socket, and a place for a number of the length that is said.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw mut mtu).cast(),
+            &raw mut len,
+        )
+    } != 0;
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// A socket whose packets would go to `dst`.
+fn socket_towards(dst: SocketAddr) -> io::Result<UdpSocket> {
     let any = if dst.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = std::net::UdpSocket::bind(any)?;
+    let socket = UdpSocket::bind(any)?;
     // No packet is sent; any port but 0 will do.
     socket.connect(with_port(dst, roce::UDP_PORT))?;
-    Ok(socket.local_addr()?.ip())
+    Ok(socket)
 }
 
 /// The same address, scope and all, at another port.
@@ -282,6 +317,14 @@ mod tests {
         other.ss_family = libc::AF_UNIX as u16;
         // SAFETY: a whole address.
         assert_eq!(unsafe { read((&raw const other).cast()) }, None);
+    }
+
+    #[test]
+    fn routes_have_a_source_and_an_mtu() {
+        let to = "127.0.0.1:7".parse().unwrap();
+        assert!(source_towards(to).unwrap().is_loopback());
+        assert!(mtu_towards(to).unwrap() >= 1280);
+        assert!(mtu_towards("255.255.255.255:7".parse().unwrap()).is_err());
     }
 
     #[test]

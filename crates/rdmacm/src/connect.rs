@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use verbs_abi::*;
 
-use crate::addr::Addr;
+use crate::addr::{self, Addr};
 use crate::cm::Cm;
 use crate::cm_event::{acknowledge_last, check_room};
 use crate::endpoint::Endpoint;
@@ -207,11 +207,29 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         qp: device.address_of(src, given.qpn, psn),
         params: given.params,
         ece,
-        path_mtu: u8::try_from(device.active_mtu).unwrap_or(0),
+        path_mtu: path_mtu(id, dst),
         private_data,
     })?;
     id.extra().connect_data.clear();
     Ok(())
+}
+
+/// The MTU of the path to `dst`, coded: that of the port, or what fits into the packets that lead there
+/// (`iboe_get_mtu` of `linux:include/rdma/ib_addr.h`).
+fn path_mtu(id: &CmId, dst: Addr) -> u8 {
+    /// GRH or IP header, UDP header, BTH, the longest extended headers, ICRC.
+    const HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+    let of_port = id.device().active_mtu;
+    let largest = match dst {
+        Addr::Ip(dst) if id.endpoint.cm.gid_by_packets(dst.ip()).is_some() => {
+            addr::mtu_towards(dst).unwrap_or(u32::MAX)
+        }
+        _ => u32::MAX,
+    };
+    let fits = (IBV_MTU_256..=of_port)
+        .rev()
+        .find(|code| (128 << code) + HEADERS <= largest);
+    u8::try_from(fits.unwrap_or(IBV_MTU_256)).unwrap_or(0)
 }
 
 /// Listens for requests.
