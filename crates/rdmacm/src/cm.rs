@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use verbs_abi::{Gsi, Symbols};
@@ -11,6 +11,7 @@ use verbs_abi::{Gsi, Symbols};
 use crate::addr::gid_of;
 use crate::device::Device;
 use crate::errno::{Errno, Result};
+use crate::fork;
 use crate::gsi;
 use crate::lock::lock;
 use crate::mad::{Hub, Settings};
@@ -70,6 +71,20 @@ pub(crate) struct Cm {
 
 /// The connection manager, and the pid of the process that it is of: a forked child starts anew.
 static CM: Mutex<Option<(u32, &'static Cm)>> = Mutex::new(None);
+
+static AT_EXIT: Once = Once::new();
+
+/// The process ends: peers that packets reach get no end of a stream, and hear of it here. What other threads hold is left
+/// alone, since they may never go on.
+extern "C" fn leave() {
+    if let Ok(cm) = CM.try_lock()
+        && let Some((pid, cm)) = *cm
+        && pid == std::process::id()
+        && let Some(hub) = cm.started_hub()
+    {
+        hub.leave();
+    }
+}
 
 impl Cm {
     /// The connection manager of this process, made at the first call.
@@ -133,6 +148,7 @@ impl Cm {
                 time_wait: TIMEWAIT,
             })?;
             let _ = self.hub.set(hub);
+            AT_EXIT.call_once(|| fork::at_exit(leave));
         }
         self.hub.get().ok_or(Errno(libc::EOPNOTSUPP))
     }

@@ -40,6 +40,12 @@ pub(crate) fn prepare_replacement() -> Result {
     Ok(())
 }
 
+/// Calls `f` when the process ends by itself. A child that was forked calls it as well.
+pub(crate) fn at_exit(f: extern "C" fn()) {
+    // SAFETY: as for `pthread_atfork` below: the function lives as long as this library.
+    unsafe { libc::atexit(f) };
+}
+
 /// Closes the descriptor in children that are forked from now on.
 pub(crate) fn close_in_children(fd: &OwnedFd) {
     static HANDLERS: Once = Once::new();

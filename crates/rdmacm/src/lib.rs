@@ -1,4 +1,4 @@
-//! Connection management for the software NIC: what librdmacm does, for the processes of one host.
+//! Connection management for the software NIC: what librdmacm does, for processes of one host and of several.
 //!
 //! [`abi`] has librdmacm's entry points as C functions. They stand on the verbs that [`provide`] is told of and
 //! on the fabric's folder, in which processes find each other.
@@ -7,9 +7,9 @@
 //!
 //! - `errno`, `lock`, `addr`, `ib`, `process`, `fork`: small things of the system; addresses, those of `AF_IB` too.
 //! - `wire`: the messages between the ends of a connection, by the names of IBTA vol. 1, chapter 12.
-//! - `ports`: who has which port number, and who listens. **The seam for other hosts**: whoever can be asked by
-//!   other means than a socket of this host is reached from here on.
+//! - `ports`: who has which port number, and who listens; how a management datagram gets to its process.
 //! - `service`, `channel`: the sleeping thread that reads what peers send; queues of events.
+//! - `gsi`, `mad`: QP1, and connections by management datagrams: to whoever packets reach.
 //! - `device`, `multicast`: the device and what it calls the things that ids know by address.
 //! - `cm`: what all ids of the process share.
 //! - `endpoint`: one end of a connection; no C, no verbs.
@@ -17,8 +17,9 @@
 //! - `cm_event`, `resolve`, `connect`: the events of ids, their addresses, their life and connections.
 //! - `abi`: the C functions.
 //!
-//! A connection is a socket between two processes and lasts as long as it: a process may be killed at any time,
-//! and its peers get the event that says so.
+//! On one host a connection is a socket between two processes and lasts as long as it: a process may be killed at any
+//! time, and its peers get the event that says so. Between hosts it is made by the messages of IBTA vol. 1, chapter 12, as
+//! Linux' `rdma_cm` sends them, and a peer hears of a process that was killed by its queue pair only.
 #![deny(unsafe_code)]
 // `u64` and `usize` are the same size wherever the software NIC compiles.
 #![allow(clippy::cast_possible_truncation)]

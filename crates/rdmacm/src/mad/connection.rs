@@ -126,19 +126,30 @@ impl Connection {
             return Ok(());
         }
         let mut inner = lock(&self.inner);
-        let rejected = match inner.machine.state() {
-            State::RepReceived => Subject::Rep,
-            State::ReqSent => Subject::Other,
-            _ => Subject::Req,
-        };
-        let mad = format::answer(message, &inner.ids, rejected).ok_or(INVALID)?;
-        let kind = format::kind_of(&mad).ok_or(INVALID)?;
-        let actions = inner.machine.post(self.now(), kind);
-        let actions = actions.map_err(|_| INVALID)?;
-        inner.posted.retain(|(k, _)| *k != kind);
-        inner.posted.push((kind, mad));
+        let actions = inner.post(self.now(), message)?;
         self.act(&mut inner, &actions);
         Ok(())
+    }
+
+    /// The process ends: says so once, if no other thread is at it.
+    pub(super) fn leave(&self) {
+        let Ok(mut inner) = self.inner.try_lock() else {
+            return;
+        };
+        let message = match inner.machine.state() {
+            State::EstablishedActive | State::EstablishedPassive => Message::Disconnect,
+            State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent => {
+                Message::Reject {
+                    reason: reason::CONSUMER_DEFINED,
+                    private_data: Vec::new(),
+                }
+            }
+            _ => return,
+        };
+        // Without alarms: nobody will be there to repeat it.
+        if let Ok(actions) = inner.post(self.now(), &message) {
+            self.do_sends(&inner, &actions);
+        }
     }
 
     /// The peer is ready, as its messages to the queue pair say.
@@ -188,19 +199,22 @@ impl Connection {
 
     /// Sends what is to be sent.
     fn act(self: &Arc<Self>, inner: &mut Inner, actions: &Actions) {
-        for action in actions {
-            match action {
-                Action::Send(kind) => {
-                    if let Some(mad) = inner.mad(*kind) {
-                        let Ports { local, remote } = &self.ports;
-                        self.shared.send(local, remote, inner.transaction, &mad);
-                    }
-                }
-                Action::Done => lock(&self.shared.ended.0).push(inner.ids.local),
-                Action::Deliver(_) | Action::TimedOut(_) => {}
-            }
+        self.do_sends(inner, actions);
+        if actions.contains(&Action::Done) {
+            lock(&self.shared.ended.0).push(inner.ids.local);
         }
         self.set_alarm(inner);
+    }
+
+    fn do_sends(&self, inner: &Inner, actions: &Actions) {
+        for action in actions {
+            if let Action::Send(kind) = action
+                && let Some(mad) = inner.mad(*kind)
+            {
+                let Ports { local, remote } = &self.ports;
+                self.shared.send(local, remote, inner.transaction, &mad);
+            }
+        }
     }
 
     fn set_alarm(self: &Arc<Self>, inner: &mut Inner) {
@@ -214,6 +228,21 @@ impl Connection {
 }
 
 impl Inner {
+    /// The program says something.
+    fn post(&mut self, now: Duration, message: &Message) -> Result<Actions> {
+        let rejected = match self.machine.state() {
+            State::RepReceived => Subject::Rep,
+            State::ReqSent => Subject::Other,
+            _ => Subject::Req,
+        };
+        let mad = format::answer(message, &self.ids, rejected).ok_or(INVALID)?;
+        let kind = format::kind_of(&mad).ok_or(INVALID)?;
+        let actions = self.machine.post(now, kind).map_err(|_| INVALID)?;
+        self.posted.retain(|(k, _)| *k != kind);
+        self.posted.push((kind, mad));
+        Ok(actions)
+    }
+
     /// Takes in what a message says of its sender; whether it is of this connection.
     fn learn(&mut self, mad: &Mad) -> bool {
         let sender = format::sender(mad);

@@ -150,6 +150,13 @@ impl Hub {
         sent.map(|()| connection)
     }
 
+    /// Tells all peers that the process ends.
+    pub(crate) fn leave(&self) {
+        if let Ok(table) = self.table.try_lock() {
+            table.connections.values().for_each(|c| c.leave());
+        }
+    }
+
     /// A new connection, and its communication id.
     fn add(&self, gids: Gids, ids: Ids, transaction: u64) -> (u32, Arc<Connection>) {
         let mut table = lock(&self.table);

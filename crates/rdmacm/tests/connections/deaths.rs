@@ -171,6 +171,32 @@ pub(crate) fn forking_server(stage: &mut Stage) {
 }
 
 /// Is connected until its server ends.
+/// A process that ends by itself, without a word for its connections.
+#[test]
+fn a_client_hears_that_its_server_has_ended() {
+    for scene in [
+        Scene::new("roce"),
+        Scene::new("roce").with(network::LOSS, "0"),
+    ] {
+        let mut server = scene.start("leaving/server");
+        let mut client = scene.start("steady/client");
+        client.say(&server.hear());
+        server.done();
+        client.done();
+    }
+}
+
+pub(crate) fn leaving_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (_, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    let mut answer = param(b"");
+    ok!(rdma_accept(request.id, &raw mut answer));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+}
+
 pub(crate) fn steady_client(_: &mut Stage) {
     let channel = Channel::new();
     let id = resolved(&channel, RDMA_PS_TCP, &port());

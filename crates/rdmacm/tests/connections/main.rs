@@ -27,6 +27,7 @@ const PARTS: &Parts = &[
     ("survivor/server", deaths::survivor_server),
     ("steady/server", deaths::steady_server),
     ("steady/client", deaths::steady_client),
+    ("leaving/server", deaths::leaving_server),
     ("forking/server", deaths::forking_server),
     ("lookup/server", services::lookup_server),
     ("lookup/client", services::lookup_client),
