@@ -30,6 +30,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use regex::Regex;
 
 use crate::cargo_output::Counts;
 use judge::Outcome;
@@ -48,6 +49,9 @@ pub(crate) struct Args {
     /// Run this suite only (may be given several times)
     #[arg(long, value_name = "SUITE")]
     only: Vec<String>,
+    /// Run only the cases whose names match this regular expression; nothing is compared with the record
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["check", "write"])]
+    cases: Option<Regex>,
     /// Run so many cases at a time [default: the target's, or two for each processor]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
@@ -84,6 +88,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
                 .to_str()
                 .context("the program's path is not UTF-8")?,
         );
+    }
+    if let Some(cases) = &args.cases {
+        conformance.keep_cases(cases);
     }
     let targets = conformance.targets(&args.on)?;
     let suites = conformance.select(&args.only)?;
@@ -127,7 +134,7 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> R
     let mut environment = Environment::new();
     let mut cases = Vec::new();
     let elapsed = std::time::Instant::now();
-    place::there(target, suites, args.jobs, &mut |line| {
+    place::there(target, suites, args, &mut |line| {
         if args.json {
             print_line(&line)?;
         }
@@ -181,7 +188,8 @@ fn conclude(
         return Ok(true);
     }
     let mut good = true;
-    for (result, comparison) in &compared {
+    let compared = compared.iter().filter(|_| args.cases.is_none());
+    for (result, comparison) in compared {
         let (what, how) = match comparison {
             Comparison::Good | Comparison::Ignored(_) => continue,
             Comparison::Better(how) => ("better than recorded", how),

@@ -10,10 +10,11 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::Args;
 use super::line::{CaseLine, Line};
 use super::pool;
 use super::record::{CaseResult, Environment};
-use super::suite::{Machine, Suite, Target, VERBATIM};
+use super::suite::{FOLDER, Machine, Suite, Target, VERBATIM, folder};
 use crate::dropin;
 use crate::packages::{self, Package};
 use crate::rxe;
@@ -26,15 +27,15 @@ use crate::rxe;
 pub(crate) fn there(
     target: &Target,
     suites: &[&Suite],
-    jobs: Option<NonZeroUsize>,
+    args: &Args,
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     packages::ensure(&needed(target, suites)?)?;
-    if target.wrap.iter().any(|word| word.contains(VERBATIM)) {
+    if target.wraps().any(|word| word.contains(VERBATIM)) {
         ensure!(dropin::build()?, "the drop-in could not be built");
     }
     match target.machine {
-        Machine::Host => here(target, suites, jobs, report),
+        Machine::Host => here(target, suites, args.jobs, report),
         Machine::Rxe => {
             let mut command = vec![
                 std::env::current_exe()?.into_os_string(),
@@ -46,8 +47,14 @@ pub(crate) fn there(
             for suite in suites {
                 command.extend([OsString::from("--only"), suite.name.clone().into()]);
             }
-            if let Some(jobs) = jobs {
+            if let Some(jobs) = args.jobs {
                 command.extend([OsString::from("--jobs"), jobs.to_string().into()]);
+            }
+            if let Some(program) = &args.verbatim {
+                command.extend([OsString::from("--verbatim"), program.into()]);
+            }
+            if let Some(cases) = &args.cases {
+                command.extend([OsString::from("--cases"), cases.as_str().into()]);
             }
             in_rxe(command, report)
         }
@@ -65,6 +72,9 @@ pub(crate) fn here(
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     report(Line::Environment(environment(target, suites)?))?;
+    if let Some(network) = &target.network {
+        make_network(network)?;
+    }
     let jobs = jobs.unwrap_or_else(|| pool::default_jobs(target));
     pool::run(target, suites, jobs, &mut |suite, number, ran| {
         let passed = ran.outcome.reason().is_none();
@@ -80,6 +90,23 @@ pub(crate) fn here(
             output: (!passed && !ran.output.is_empty()).then_some(ran.output),
         }))
     })
+}
+
+/// Runs the command that makes the network of a target.
+fn make_network(command: &str) -> Result<()> {
+    let command = command.replace(FOLDER, &folder().to_string_lossy());
+    let out = Command::new("sh")
+        .args(["-c", &command])
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start sh")?;
+    ensure!(
+        out.status.success(),
+        "{command}: {}: {}",
+        out.status,
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
+    Ok(())
 }
 
 fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {

@@ -138,7 +138,8 @@ impl Program {
         let _ = rustix::process::kill_process_group(self.pid(), signal);
     }
 
-    fn pid(&self) -> Pid {
+    /// Its process; a zombie once it has ended.
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 }

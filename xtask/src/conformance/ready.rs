@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regex::Regex;
+use rustix::io::Errno;
 
 use super::limit::Limit;
 use super::process::Program;
@@ -40,8 +41,8 @@ pub(crate) fn wait(
             server.wait_for_output();
         }
         let is_ready = match ready {
-            Ready::Tcp => has_socket(&["/proc/net/tcp", "/proc/net/tcp6"], port, TCP_LISTEN)?,
-            Ready::Udp => has_socket(&["/proc/net/udp", "/proc/net/udp6"], port, UDP_BOUND)?,
+            Ready::Tcp => has_socket(&tables_of(server, ["tcp", "tcp6"]), port, TCP_LISTEN)?,
+            Ready::Udp => has_socket(&tables_of(server, ["udp", "udp6"]), port, UDP_BOUND)?,
             Ready::Cm => line.is_match(&run(command)?),
             Ready::Output(regex) => regex.is_match(&server.output()),
         };
@@ -60,17 +61,25 @@ pub(crate) fn wait(
 
 const POLL: Duration = Duration::from_millis(5);
 
+/// The tables of the network namespace in which `server` is.
+fn tables_of(server: &Program, names: [&str; 2]) -> [String; 2] {
+    names.map(|name| format!("/proc/{}/net/{name}", server.pid().as_raw_pid()))
+}
+
 /// States in the tables of proc(5).
 const TCP_LISTEN: &str = "0A";
 const UDP_BOUND: &str = "07";
 
-fn has_socket(tables: &[&str], port: u16, state: &str) -> Result<bool> {
+fn has_socket(tables: &[impl AsRef<str>], port: u16, state: &str) -> Result<bool> {
     for path in tables {
+        let path = path.as_ref();
         match std::fs::read_to_string(path) {
             Ok(table) if lists(&table, port, state) => return Ok(true),
             Ok(_) => {}
             // A kernel without IPv6 has no second table.
             Err(err) if err.kind() == std::io::ErrorKind::NotFound => {}
+            // A process that has ended has no namespace.
+            Err(err) if err.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
             Err(err) => return Err(err).with_context(|| format!("cannot read {path}")),
         }
     }

@@ -210,15 +210,19 @@ fn with_totals(readme: &Path, folder: &Path, conformance: &Conformance) -> Resul
     ))
 }
 
-/// How many cases of each suite passed, failed and were skipped on each target.
+/// How many cases of each suite passed, failed and were skipped on each target of one device.
 fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
-    let columns = columns(folder, conformance)?;
+    let mut columns = columns(folder, conformance)?;
+    columns.retain(|(target, _)| target.client.is_none());
     let mut text = String::from("| passed / failed / skipped |");
     for (target, _) in &columns {
         text += &format!(" {} |", target.name);
     }
     text += &format!("\n{}|\n", "|---".repeat(columns.len() + 1));
     for suite in &conformance.suites {
+        if !columns.iter().any(|(target, _)| suite.is_for(target)) {
+            continue;
+        }
         text += &format!("| {} |", suite.title);
         for (target, record) in &columns {
             if suite.is_for(target) {
@@ -257,43 +261,38 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
             versions.join(", ")
         )?;
     }
-    let row = |text: &mut String, first: &str, cell: &dyn Fn(&Record) -> String| {
-        *text += &format!("| {first} |");
-        for (_, record) in &columns {
-            *text += &format!(" {} |", cell(record));
-        }
-        *text += "\n";
-    };
-    let names: Vec<&str> = columns.iter().map(|(t, _)| t.name.as_str()).collect();
-    let rule = "|---".repeat(names.len() + 1);
-
     writeln!(
         text,
         "\n| passed / failed / skipped | {} |",
-        names.join(" | ")
+        names(&columns)
     )?;
-    writeln!(text, "{rule}|")?;
+    writeln!(text, "{}|", rule(&columns))?;
     for suite in &conformance.suites {
-        row(&mut text, &link(suite), &|r| {
+        row(&mut text, &columns, &link(suite), &|r| {
             cells(counts(of(&r.results, suite)))
         });
     }
-    row(&mut text, "**all**", &|r| {
+    row(&mut text, &columns, "**all**", &|r| {
         format!("**{}**", cells(counts(&r.results)))
     });
 
     for suite in &conformance.suites {
+        let mut columns = columns.clone();
+        columns.retain(|(target, record)| {
+            suite.is_for(target) || !of(&record.results, suite).is_empty()
+        });
+        let (names, rule) = (names(&columns), rule(&columns));
         writeln!(text, "\n## {}\n\n{}\n", suite.name, suite.title)?;
         let causes = causes(suite, &columns);
         if !causes.is_empty() {
-            writeln!(text, "| skipped because | {} |\n{rule}|", names.join(" | "))?;
+            writeln!(text, "| skipped because | {names} |\n{rule}|")?;
             for (why, counts) in causes {
                 let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
                 writeln!(text, "| {} | {} |", escape(why), counts.join(" | "))?;
             }
             text += "\n";
         }
-        writeln!(text, "| case | {} |\n{rule}|", names.join(" | "))?;
+        writeln!(text, "| case | {names} |\n{rule}|")?;
         let mut cases: Vec<&str> = Vec::new();
         for (_, record) in &columns {
             for result in of(&record.results, suite) {
@@ -303,7 +302,7 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
             }
         }
         for case in cases {
-            row(&mut text, &format!("`{case}`"), &|record| {
+            row(&mut text, &columns, &format!("`{case}`"), &|record| {
                 let of_suite = of(&record.results, suite);
                 match of_suite.iter().find(|result| result.case == case) {
                     None => "not run".to_owned(),
@@ -316,6 +315,31 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
         }
     }
     Ok(text)
+}
+
+/// Appends a line of a table.
+fn row(
+    text: &mut String,
+    columns: &[(&Target, Record)],
+    first: &str,
+    cell: &dyn Fn(&Record) -> String,
+) {
+    *text += &format!("| {first} |");
+    for (_, record) in columns {
+        *text += &format!(" {} |", cell(record));
+    }
+    *text += "\n";
+}
+
+/// The heads of the columns.
+fn names(columns: &[(&Target, Record)]) -> String {
+    let names: Vec<&str> = columns.iter().map(|(t, _)| t.name.as_str()).collect();
+    names.join(" | ")
+}
+
+/// What is between heads and lines.
+fn rule(columns: &[(&Target, Record)]) -> String {
+    "|---".repeat(columns.len() + 1)
 }
 
 /// Why cases of `suite` were skipped, and how many on each target.

@@ -45,7 +45,7 @@ impl Runner<'_> {
     /// # Errors
     /// When it fails, or does not end in time.
     pub(crate) fn setup(&self, command: &str) -> Result<()> {
-        let command = self.fill(command);
+        let command = self.fill(Side::Server, command);
         let program = Program::start(&["sh", "-c", &command], self.folder)?;
         let in_time = program.wait(&Limit::new(SETUP))?;
         let ended = program.end()?;
@@ -96,7 +96,7 @@ impl Runner<'_> {
         let too_long = format!("did not end within {} s", case.timeout_s);
         let time = Limit::new(limit);
         let Some(server) = &case.server else {
-            let program = self.start(&case.command)?;
+            let program = self.start(Side::Client, &case.command)?;
             let ended = program.wait(&time)?;
             return Ok(Pair {
                 failure: (!ended).then_some((CLIENT, too_long)),
@@ -105,10 +105,13 @@ impl Runner<'_> {
             });
         };
         let cm = &self.target.cm_listeners;
-        let (lists, line) = (self.fill(&cm.command), self.fill(&cm.line));
+        let (lists, line) = (
+            self.fill(Side::Server, &cm.command),
+            self.fill(Side::Server, &cm.line),
+        );
         let lists: Vec<&str> = lists.split_whitespace().collect();
         let listener = (&lists[..], &suite::line_regex(&line)?);
-        let serving = self.start(&server.command)?;
+        let serving = self.start(Side::Server, &server.command)?;
         let waited = ready::wait(&serving, &server.ready, self.port, listener, &time)?;
         if waited != Waited::Ready {
             let failure = match waited {
@@ -121,7 +124,7 @@ impl Runner<'_> {
                 client: None,
             });
         }
-        let client = self.start(&case.command)?;
+        let client = self.start(Side::Client, &case.command)?;
         let time = Limit::new(limit);
         let client_ended = wait_for_either(&client, &serving, server.stays, &time)?;
         let client = client.end()?;
@@ -226,7 +229,7 @@ impl Runner<'_> {
                 case.rows
             ));
         }
-        let check = self.fill(case.check.as_ref()?);
+        let check = self.fill(Side::Client, case.check.as_ref()?);
         let ended = Program::start(&["sh", "-c", &check], self.folder).and_then(|program| {
             program.wait(&Limit::new(CHECK))?;
             program.end()
@@ -248,7 +251,7 @@ impl Runner<'_> {
     /// When it cannot be started, or lists none.
     pub(crate) fn tests(&self, unittest: &Unittest) -> Result<Vec<String>> {
         let quiet = Duration::from_secs(unittest.timeout_s);
-        let ended = wait_while_it_prints(self.start(&unittest.list)?, quiet)?.0;
+        let ended = wait_while_it_prints(self.start(Side::Client, &unittest.list)?, quiet)?.0;
         let names = listed(&ended.output);
         if names.is_empty() {
             bail!("the suite lists no test\n{}", tail(&ended.output));
@@ -275,7 +278,8 @@ impl Runner<'_> {
             let rest: Vec<&str> = rest.filter(|name| left.contains(name)).collect();
             let command = format!("{} {}", unittest.run, rest.join(" "));
             let begin = Instant::now();
-            let (ended, in_time) = wait_while_it_prints(self.start(&command)?, quiet)?;
+            let (ended, in_time) =
+                wait_while_it_prints(self.start(Side::Client, &command)?, quiet)?;
             let how = if in_time {
                 ended.how()
             } else {
@@ -304,29 +308,46 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn start(&self, command: &str) -> Result<Program> {
-        let command = self.fill(command);
+    fn start(&self, side: Side, command: &str) -> Result<Program> {
+        let command = self.fill(side, command);
         let verbatim = dropin::program();
         let verbatim = verbatim
             .to_str()
             .context("the build folder's name is not UTF-8")?;
-        let wrap = self.target.wrap.iter();
+        let wrap = match (side, &self.target.client) {
+            (Side::Client, Some(client)) => &client.wrap,
+            _ => &self.target.wrap,
+        };
         let wrap: Vec<String> = wrap
-            .map(|word| self.fill(word).replace(VERBATIM, verbatim))
+            .iter()
+            .map(|word| self.fill(side, word).replace(VERBATIM, verbatim))
             .collect();
         let wrap = wrap.iter().map(String::as_str);
         let words: Vec<&str> = wrap.chain(command.split_whitespace()).collect();
         Program::start(&words, self.folder)
     }
 
-    fn fill(&self, text: &str) -> String {
-        text.replace("{dev}", &self.target.device)
-            .replace("{gid}", &self.target.gid_index.to_string())
+    fn fill(&self, side: Side, text: &str) -> String {
+        let target = self.target;
+        let (device, gid_index) = match (side, &target.client) {
+            (Side::Client, Some(client)) => (&client.device, client.gid_index),
+            _ => (&target.device, target.gid_index),
+        };
+        text.replace("{dev}", device)
+            .replace("{gid}", &gid_index.to_string())
             .replace("{server}", &self.target.server)
             .replace("{port}", &self.port.to_string())
-            .replace("{conformance}", &suite::folder().to_string_lossy())
+            .replace(suite::FOLDER, &suite::folder().to_string_lossy())
             .replace("{folder}", &self.folder.to_string_lossy())
     }
+}
+
+/// Who runs a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Server,
+    /// Also an only program.
+    Client,
 }
 
 /// The sides of a case, as results name them; an only program is a client.
@@ -446,6 +467,10 @@ mod tests {
     }
 
     fn outcome(case: &str) -> Outcome {
+        outcome_on(&target(), case)
+    }
+
+    fn outcome_on(target: &Target, case: &str) -> Outcome {
         let suite = suite(&format!(
             "timeout_s = 60\nready = {{ output = \"ready\" }}\nskip = [\"not supported\"]\n\
              [[case]]\nname = \"c\"\n{case}"
@@ -455,7 +480,7 @@ mod tests {
         };
         let folder = tempfile::tempdir().unwrap();
         let runner = Runner {
-            target: &target(),
+            target,
             folder: folder.path(),
             port: 23_456,
         };
@@ -467,6 +492,16 @@ mod tests {
         let case = "alone = \"echo {dev} {gid} {server} {port}\"\n\
              expect = ['^dev0 1 127\\.0\\.0\\.1 23456$']";
         assert_eq!(outcome(case), Outcome::Passed);
+    }
+
+    #[test]
+    fn each_side_has_its_own_device_and_words_before_commands() {
+        let mut target = target();
+        let client = "device = \"dev1\"\ngid_index = 7\nwrap = [\"echo\", \"wrapped\"]";
+        target.client = Some(toml::from_str(client).unwrap());
+        let case = "server = \"echo {dev} {gid} ready\"\nclient = \"{dev} {gid} {server}\"\n\
+             expect_server = [\"^dev0 1 ready$\"]\nexpect = ['^wrapped dev1 7 127\\.0\\.0\\.1$']";
+        assert_eq!(outcome_on(&target, case), Outcome::Passed);
     }
 
     #[test]

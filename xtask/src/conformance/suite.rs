@@ -41,9 +41,36 @@ pub(crate) struct Target {
     /// Words before each command. `{verbatim}` is the command line of this repository.
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
+    /// What clients run on, where it is not what servers run on.
+    pub(crate) client: Option<Client>,
+    /// Shell command that makes the network, once, before all suites.
+    pub(crate) network: Option<String>,
+    /// Run only these suites [default: all].
+    suites: Option<Vec<String>>,
     pub(crate) cm_listeners: CmListeners,
     /// Cases at a time where nobody says [default: two for each processor].
     pub(crate) jobs: Option<NonZeroUsize>,
+}
+
+/// The other side of a target that has two.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Client {
+    /// `{dev}`.
+    pub(crate) device: String,
+    /// `{gid}`.
+    pub(crate) gid_index: u32,
+    /// Words before each command.
+    #[serde(default)]
+    pub(crate) wrap: Vec<String>,
+}
+
+impl Target {
+    /// The words before all commands, of both sides.
+    pub(crate) fn wraps(&self) -> impl Iterator<Item = &String> {
+        let client = self.client.iter().flat_map(|client| &client.wrap);
+        self.wrap.iter().chain(client)
+    }
 }
 
 /// How to see who listens at a port of `rdma_cm`.
@@ -87,6 +114,8 @@ pub(crate) struct Suite {
     pub(crate) kind: Kind,
     /// Run only on targets there.
     machine: Option<Machine>,
+    /// Run only on targets that name it.
+    asked: bool,
     unsteady: Vec<Unsteady>,
     /// Why cases are skipped, for people.
     pub(crate) causes: Vec<Cause>,
@@ -151,9 +180,10 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Whether it is run on `target`.
+    /// Whether it is run on `target`. Between two devices, programs run in pairs.
     pub(crate) fn is_for(&self, target: &Target) -> bool {
         self.machine.is_none_or(|machine| machine == target.machine)
+            && (target.client.is_none() || self.server.is_some())
     }
 }
 
@@ -205,6 +235,9 @@ struct File {
     ready: Option<Ready>,
     #[serde(default)]
     exclusive: bool,
+    /// Run only on targets that name this suite.
+    #[serde(default)]
+    asked: bool,
     #[serde(default, deserialize_with = "regexes")]
     skip: Vec<Regex>,
     #[serde(default)]
@@ -303,8 +336,20 @@ impl Conformance {
 
     /// Lets `program` be the command line of this repository in all targets.
     pub(crate) fn run_by(&mut self, program: &str) {
-        for word in self.targets.iter_mut().flat_map(|target| &mut target.wrap) {
-            *word = word.replace(VERBATIM, program);
+        for target in &mut self.targets {
+            let client = target.client.iter_mut().flat_map(|client| &mut client.wrap);
+            for word in target.wrap.iter_mut().chain(client) {
+                *word = word.replace(VERBATIM, program);
+            }
+        }
+    }
+
+    /// Leaves only the cases whose names `pattern` matches; suites of `unittest` stay whole.
+    pub(crate) fn keep_cases(&mut self, pattern: &Regex) {
+        for suite in &mut self.suites {
+            if let Kind::Programs(cases) = &mut suite.kind {
+                cases.retain(|case| pattern.is_match(&case.name));
+            }
         }
     }
 
@@ -354,6 +399,7 @@ impl Suite {
             setup: file.setup,
             kind,
             machine: file.machine,
+            asked: file.asked,
             unsteady: file.unsteady,
             causes: file.cause,
         };
@@ -362,7 +408,11 @@ impl Suite {
 
     /// Whether it is run on `target`.
     pub(crate) fn is_for(&self, target: &Target) -> bool {
-        self.machine.is_none_or(|machine| machine == target.machine)
+        let wanted = match &target.suites {
+            Some(names) => names.contains(&self.name),
+            None => !self.asked,
+        };
+        wanted && self.machine.is_none_or(|machine| machine == target.machine)
     }
 
     /// Why the outcome of a case is not always the same on a target.
@@ -455,6 +505,9 @@ impl Entry {
 
 /// In the words before a command: the command line of this repository.
 pub(crate) const VERBATIM: &str = "{verbatim}";
+
+/// In commands: [`folder`].
+pub(crate) const FOLDER: &str = "{conformance}";
 
 /// The folder of all this.
 pub(crate) fn folder() -> PathBuf {
@@ -556,6 +609,16 @@ mod tests {
             targets.iter().map(|t| t.name.as_str()).collect::<Vec<_>>()
         };
         assert_eq!(names(&["rxe"]), ["rxe"]);
+        let suites_of = |name: &str| -> Vec<&str> {
+            let target = conformance.targets(&[name.to_owned()]).unwrap()[0];
+            let suites = conformance.suites.iter();
+            suites
+                .filter(|suite| suite.is_for(target))
+                .map(|suite| suite.name.as_str())
+                .collect()
+        };
+        assert_eq!(suites_of("wire-rxe"), ["wire"]);
+        assert!(!suites_of("rxe").contains(&"wire"));
         assert_eq!(names(&[]), ["drop-in-ib", "drop-in-roce"]);
         assert!(conformance.targets(&["none".to_owned()]).is_err());
         assert!(conformance.select(&["none".to_owned()]).is_err());

@@ -28,6 +28,8 @@ const MODULES: &[&str] = &[
     "rdma_rxe",
     "dummy",
     "veth",
+    "af_packet",
+    "sch_netem",
 ];
 
 /// A kernel that is ready to boot.
