@@ -131,6 +131,26 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether the peer's queue pair is taken by this connection.
+    pub(super) fn is_live(&self) -> bool {
+        matches!(
+            lock(&self.inner).machine.state(),
+            State::ReqReceived | State::RepSent | State::EstablishedPassive
+        )
+    }
+
+    /// The peer's queue pair asks for another connection, so this one is over, whatever became of its end.
+    pub(super) fn end_stale(self: &Arc<Self>) {
+        if self.send(&Message::Disconnect).is_err() {
+            // The program has not answered yet, or the connection has ended.
+            return;
+        }
+        let consumer = lock(&self.inner).consumer.clone();
+        if let Some(consumer) = consumer.as_ref().and_then(Weak::upgrade) {
+            consumer.on_answer(Message::Disconnect);
+        }
+    }
+
     /// The process ends: says so once, if no other thread is at it.
     pub(super) fn leave(&self) {
         let Ok(mut inner) = self.inner.try_lock() else {

@@ -38,10 +38,15 @@ const MAX_WAITING: usize = 256;
 /// Who asks: the port, and its communication id or that of its look-up.
 type Asker = ([u8; 16], u32, bool);
 
+/// A queue pair of a peer: its port, the GUID of its device, its number.
+type PeerQp = ([u8; 16], u64, u32);
+
 #[derive(Default)]
 struct Table {
     connections: HashMap<u32, Arc<Connection>>,
     asked: HashMap<Asker, u32>,
+    /// Which connection a peer's queue pair has.
+    qps: HashMap<PeerQp, u32>,
     /// By the name of their claim.
     listeners: HashMap<String, Weak<dyn Listener>>,
     /// Requests whose listeners may be about to come back.
@@ -253,20 +258,49 @@ impl Hub {
             }
             return;
         };
+        let qp = peer_qp(mad, delivery.source);
+        if let Some(stale) = qp.and_then(|qp| self.connection_of(&qp)) {
+            refuse(roce::cm::reason::STALE_CONNECTION);
+            return stale.end_stale();
+        }
+        let connection = self.add_asked(&delivery, transaction, &request, asker, qp);
+        if connection.on_mad(mad) {
+            listener.on_request(connection, request);
+        }
+    }
+
+    /// A new connection that `asker` asks for, for its queue pair `qp`.
+    fn add_asked(
+        &self,
+        delivery: &Delivery,
+        transaction: u64,
+        request: &Request,
+        asker: Asker,
+        qp: Option<PeerQp>,
+    ) -> Arc<Connection> {
         let gids = Gids {
             local: delivery.destination,
             remote: delivery.source,
         };
         let ids = Ids {
-            service_id: format::service_id(&request).unwrap_or(0),
-            is_datagram,
+            service_id: format::service_id(request).unwrap_or(0),
+            is_datagram: request.qp_type == IBV_QPT_UD,
             ..Ids::default()
         };
         let (id, connection) = self.add(gids, ids, transaction);
-        lock(&self.table).asked.insert(asker, id);
-        if connection.on_mad(mad) {
-            listener.on_request(connection, request);
-        }
+        let mut table = lock(&self.table);
+        table.asked.insert(asker, id);
+        table.qps.extend(qp.map(|qp| (qp, id)));
+        connection
+    }
+
+    /// The connection that a peer's queue pair has, if it has not ended.
+    fn connection_of(&self, qp: &PeerQp) -> Option<Arc<Connection>> {
+        let connection = {
+            let table = lock(&self.table);
+            table.connections.get(table.qps.get(qp)?).cloned()
+        };
+        connection.filter(|c| c.is_live())
     }
 
     /// Looks for the listener again in a moment: programs listen anew for each of their connections.
@@ -280,6 +314,14 @@ impl Hub {
     }
 }
 
+/// The queue pair that asks by a REQ, if the program has named one.
+fn peer_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
+    match mad {
+        Mad::Req(req) if req.local_qpn != 0 => Some((source, req.local_ca_guid, req.local_qpn)),
+        _ => None,
+    }
+}
+
 impl Table {
     fn forget(&mut self, ended: &[u32]) {
         if ended.is_empty() {
@@ -290,6 +332,7 @@ impl Table {
         }
         let connections = &self.connections;
         self.asked.retain(|_, id| connections.contains_key(id));
+        self.qps.retain(|_, id| connections.contains_key(id));
     }
 }
 

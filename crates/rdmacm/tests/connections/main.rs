@@ -31,6 +31,8 @@ const PARTS: &Parts = &[
     ("forking/server", deaths::forking_server),
     ("lookup/server", services::lookup_server),
     ("lookup/client", services::lookup_client),
+    ("stale/server", services::stale_server),
+    ("stale/client", services::stale_client),
     ("sync/server", services::sync_server),
     ("sync/client", services::sync_client),
     ("own_qp/server", services::own_qp_server),

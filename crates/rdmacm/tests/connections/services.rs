@@ -341,3 +341,49 @@ pub(crate) fn crowd_client(stage: &mut Stage) {
     ids.into_iter().for_each(destroy);
     channel.destroy();
 }
+
+/// Over packets, a queue pair that asks for a second connection has lost its first.
+#[test]
+fn a_queue_pair_that_asks_again_has_a_stale_connection() {
+    let scene = Scene::new("roce").with(network::LOSS, "0");
+    let mut server = scene.start("stale/server");
+    let mut client = scene.start("stale/client");
+    client.say(&server.hear());
+    client.done();
+    server.done();
+}
+
+pub(crate) fn stale_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let mut answer = param(b"");
+    answer.qp_num = 5;
+    ok!(rdma_accept(request.id, &raw mut answer));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    let ended = channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    assert_eq!(ended.id, request.id);
+    ok!(rdma_destroy_id(request.id));
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+pub(crate) fn stale_client(_: &mut Stage) {
+    let channel = Channel::new();
+    let port = port();
+    let mut asked = param(b"");
+    asked.qp_num = 77;
+    let first = resolved(&channel, RDMA_PS_TCP, &port);
+    ok!(rdma_connect(first, &raw mut asked));
+    channel.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    ok!(rdma_establish(first));
+    let second = resolved(&channel, RDMA_PS_TCP, &port);
+    ok!(rdma_connect(second, &raw mut asked));
+    assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 10);
+    let ended = channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    assert_eq!(ended.id, first);
+    ok!(rdma_destroy_id(first));
+    ok!(rdma_destroy_id(second));
+    channel.destroy();
+}
