@@ -4,6 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 /// Why an address has no endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
@@ -64,4 +66,20 @@ pub enum LinkError {
     /// No address was given.
     #[error("an endpoint needs an address, and none was given")]
     NoAddress,
+}
+
+impl LinkError {
+    /// The errno for C callers.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        let code = match self {
+            Self::PortInUse { .. } => Errno::ADDRINUSE,
+            Self::NoSuchAddress { .. } | Self::NoAddress => Errno::ADDRNOTAVAIL,
+            Self::Slot { .. } => Errno::INVAL,
+            Self::Socket { source, .. } | Self::File { source, .. } | Self::Epoll { source } => {
+                Errno::from_io_error(source).unwrap_or(Errno::IO)
+            }
+        };
+        code.raw_os_error()
+    }
 }

@@ -9,6 +9,7 @@ use crate::abi_cell::AbiCell;
 use crate::live;
 use crate::multicast::Group;
 use crate::pd::Pd;
+use link::Flow;
 
 /// An address handle; the program's handle points to its first field.
 #[repr(C)]
@@ -21,6 +22,10 @@ pub(crate) struct Ah {
     pub(crate) reachable: bool,
     /// The GID of the destination, if there is one.
     pub(crate) gid: Option<[u8; 16]>,
+    /// The destination is reached by packets.
+    pub(crate) by_packets: bool,
+    /// The way of packets to it.
+    pub(crate) flow: Option<Flow>,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
     /// The multicast group that it addresses.
@@ -43,18 +48,22 @@ impl Ah {
         abi.pd = domain.handle();
         domain.enter();
         let grh = nic.port.grh(attr);
+        let reachable = nic.port.reaches(attr);
+        let group = if attr.is_global == 0 {
+            None
+        } else {
+            Group::of(attr.grh.dgid.bytes())
+        };
         Self {
             abi: AbiCell::new(abi),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             pd: domain.number,
             domain,
-            reachable: nic.port.reaches(attr),
             gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
-            group: if attr.is_global == 0 {
-                None
-            } else {
-                Group::of(attr.grh.dgid.bytes())
-            },
+            reachable,
+            by_packets: group.is_none() && nic.takes_packets(reachable),
+            flow: nic.port.flow(attr),
+            group,
             path: u64::from(nic.port.lid)
                 | u64::from(nic.port.completion_sl(attr, grh.as_ref())) << 16
                 | u64::from(attr.src_path_bits) << 24

@@ -535,6 +535,21 @@ impl Cq {
         });
     }
 
+    /// Gives it the completion that `make` may add to a sink with one place.
+    pub(crate) fn complete_here(&self, make: impl FnOnce(&mut WcSink<'_>)) {
+        let mut out = [const { MaybeUninit::uninit() }; 1];
+        let mut sink = WcSink::new(&mut out);
+        let mut state = self.state.lock();
+        make(&mut sink);
+        if sink.len() == 0 || self.is_overrun() {
+            return;
+        }
+        state.added(1, sink.solicited);
+        // SAFETY: the sink has initialised its place.
+        state.buffer.push_back(unsafe { out[0].assume_init_read() });
+        self.report_outside_engine(&mut state);
+    }
+
     /// Gives it the completions that `make` adds; nobody polls it meanwhile. They say whether one was solicited.
     pub(crate) fn deliver_all(&self, make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool)) {
         let mut state = self.state.lock();

@@ -12,6 +12,7 @@ mod interfaces;
 mod limits;
 mod link_layer;
 mod port;
+mod route;
 
 pub(crate) use attr::{device_attr, device_attr_ex};
 pub(crate) use grh::{set_grh_length, ud_packet_bytes};

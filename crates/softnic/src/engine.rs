@@ -59,15 +59,21 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 fn run(nic: &'static Nic) {
     shm::mem::this_thread_is_the_engine();
     let mut idle_ticks = 0;
+    let mut polls_seen = 0;
     let mut last_tick = Instant::now();
     loop {
         let peers = nic.fabric.opened_peers();
+        // Packets are left to the threads of the program while these look for them.
+        let polls = nic.network.polls();
+        let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
+        let packets = nic.network.fd().filter(|_| !program_polls);
         let mut fds = vec![PollFd::new(nic.me().wake_fd(), PollFlags::IN)];
         let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
         fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
+        fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let ticks = nic.engine_ticks.load(Ordering::Relaxed);
         let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
-        let timeout = if ticks {
+        let timeout = if ticks || program_polls {
             Some(TICK)
         } else {
             let watches = watches_peers || nic.watched_cqs.load(Ordering::Relaxed) != 0;
@@ -81,6 +87,7 @@ fn run(nic: &'static Nic) {
             }
         }
         let called = fds.first().is_some_and(|f| !f.revents().is_empty());
+        let packets_wait = packets.is_some() && fds.last().is_some_and(|f| !f.revents().is_empty());
         let mut signs = fds.iter().skip(1).map(|f| !f.revents().is_empty());
         let has_ended = |peer: &&Arc<Peer>| match peer.pidfd {
             Some(_) => signs.next() == Some(true),
@@ -91,7 +98,7 @@ fn run(nic: &'static Nic) {
         if called {
             nic.me().drain_calls();
         }
-        let look = if !called && !ticks && !watches_peers && ended.is_empty() {
+        let look = if !called && !packets_wait && !ticks && !watches_peers && ended.is_empty() {
             Look::Watch
         } else if last_tick.elapsed() >= TICK {
             last_tick = Instant::now();
@@ -99,6 +106,9 @@ fn run(nic: &'static Nic) {
         } else {
             Look::Called
         };
+        if !ended.is_empty() {
+            nic.network.forget_the_dead();
+        }
         for peer in ended {
             tracing::debug!("process {} of the fabric has ended", peer.pid);
             peer.mark_dead();
@@ -107,7 +117,7 @@ fn run(nic: &'static Nic) {
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
         registry::of(nic).tell_imported_contexts();
-        nic.check_arrivals();
+        nic.take_arrivals();
         if progress(nic, look) {
             idle_ticks = 0;
             nic.engine_ticks.store(true, Ordering::Relaxed);
@@ -148,7 +158,6 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
         waiting |= xrc::engine_progress(nic);
     }
     waiting |= registry::of(nic).read_notices_put_off(nic);
-    waiting |= nic.has_messages();
     waiting
 }
 

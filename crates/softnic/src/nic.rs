@@ -11,8 +11,7 @@ use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
 use crate::lock::lock;
 use crate::multicast::Attachments;
-use crate::path::loopback::BadPath;
-use crate::path::{self, Network};
+use crate::path::{self, BadPath, Mode, Network};
 use crate::steering::Flows;
 use crate::steering::spread::Spreads;
 use shm::fabric::layout::*;
@@ -72,8 +71,9 @@ pub(crate) trait Objects: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     /// Deals with the connection notices that have come.
     fn read_notices(&self, nic: &Nic);
-    /// Gives the messages that have arrived to their queue pairs.
-    fn deliver(&self, nic: &Nic);
+    /// Gives the packets that have arrived to their queue pairs. Where another thread is at it, `wait` says whether to wait
+    /// for that one first.
+    fn deliver(&self, nic: &Nic, wait: bool);
     /// Were the queue pairs at both places made through one context?
     fn share_a_context(&self, one: usize, other: usize) -> bool;
     /// Takes the queue pair at `index` out.
@@ -87,7 +87,7 @@ pub(crate) struct NicParts {
     pub(crate) fabric: Fabric,
     pub(crate) port: Port,
     pub(crate) identity: Identity,
-    pub(crate) network: Option<Network>,
+    pub(crate) network: Network,
     pub(crate) objects: &'static dyn Objects,
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct Nic {
     pub(crate) identity: Identity,
     pub(crate) keys: Keys,
     pub(crate) maps: Mappings,
-    /// What carries messages between queue pairs; `None`: they share memory.
-    pub(crate) network: Option<Network>,
+    /// What carries packets between queue pairs.
+    pub(crate) network: Network,
     /// The queue pairs and completion queues.
     pub(crate) objects: &'static dyn Objects,
     pub(crate) imports: Imports,
@@ -196,11 +196,28 @@ impl Nic {
         }
     }
 
-    /// Deals with what peers have sent to queue pairs of this process: connection notices, and messages.
+    /// Deals with what peers have sent to queue pairs of this process: connection notices, and packets.
     #[inline]
     pub(crate) fn check_arrivals(&self) {
-        if path::uses_messages() {
-            self.objects.deliver(self);
+        if path::is_open() {
+            self.network.note_poll();
+        }
+        self.take_arrivals();
+    }
+
+    /// The same, so that all that has come by now is dealt with.
+    pub(crate) fn settle_arrivals(&self) {
+        if path::is_open() {
+            self.objects.deliver(self, true);
+        }
+        self.take_arrivals();
+    }
+
+    /// The same by the engine.
+    #[inline]
+    pub(crate) fn take_arrivals(&self) {
+        if path::is_open() {
+            self.objects.deliver(self, false);
         }
         let at = self.notices_at.load(Ordering::Relaxed) as u64;
         if self.me().segment.mailbox().has_letter(at) {
@@ -218,11 +235,35 @@ impl Nic {
         self.notices_at.store(next as usize, Ordering::Relaxed);
     }
 
-    /// Are messages on their way?
-    pub(crate) fn has_messages(&self) -> bool {
-        self.network
-            .as_ref()
-            .is_some_and(|network| !network.is_idle())
+    /// Whether queue pairs reach a peer by packets that is a port of this host (`local`) or not.
+    pub(crate) fn takes_packets(&self, local: bool) -> bool {
+        match self.network.mode() {
+            Mode::Auto => !local,
+            Mode::Local => false,
+            Mode::Packets => true,
+        }
+    }
+
+    /// Opens the way by packets, if it is not open.
+    ///
+    /// # Errors
+    /// The errno of what failed.
+    pub(crate) fn open_network(&self) -> Result<(), i32> {
+        if self.network.is_open() {
+            return Ok(());
+        }
+        let folder = self.fabric.sockets_dir().map_err(|e| errno_of(&e))?;
+        #[allow(clippy::cast_possible_truncation)] // 10 bits
+        let slot = self.fabric.me.slot as u16;
+        let fabric = link::Fabric { folder, slot };
+        let opened = self.network.open(self.port.addresses(), fabric);
+        opened.map_err(|e| {
+            *lock(&LAST_MODIFY_ERROR) = Some(e.to_string());
+            e.errno()
+        })?;
+        // The engine waits for packets from now on.
+        self.me().wake();
+        Ok(())
     }
 
     /// Takes shared memory for a ring of `bytes` bytes, header included.

@@ -10,7 +10,7 @@ use crate::identity::Identity;
 use crate::lock::lock;
 use crate::nic::{LAST_ERROR, Nic, NicError, NicParts};
 use crate::path::Network;
-use crate::registry::Registry;
+use crate::registry::{self, Registry};
 use shm::fabric::Fabric;
 
 /// The NIC, and the pid of the process that joined: a forked child joins anew.
@@ -49,6 +49,8 @@ extern "C" fn leave() {
         && pid == std::process::id()
     {
         let_notices_be_read(nic);
+        registry::of(nic).send_last_answers();
+        nic.network.leave();
         nic.fabric.leave();
     }
 }

@@ -1,5 +1,7 @@
 //! Queue pairs: creation, state, and how their two queues fail together.
 
+mod connect;
+
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,10 +19,11 @@ use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
 use crate::qp_state::{Limits, QpState, QpType, attributes, check_transition};
-use crate::recv::{Inbound, MessageSide, RecvQueue, RecvSide};
+use crate::recv::{Inbound, PacketSide, RecvQueue, RecvSide};
 use crate::send::{self, Builder, SendQueue, SendWork};
 use crate::srq::Srq;
 use crate::xrc::Xrc;
+use link::Flow;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
 
@@ -65,8 +68,8 @@ pub(crate) struct Qp {
     pub(crate) send_work: AtomicU8,
     pub(crate) sq: BiasedLock<SendQueue>,
     pub(crate) rq: BiasedLock<RecvQueue>,
-    /// What reaches it by messages.
-    pub(crate) messages: Mutex<MessageSide>,
+    /// What reaches it by packets.
+    pub(crate) packets: Mutex<PacketSide>,
     /// Places in the lists of the two CQs; written under their locks.
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
@@ -87,6 +90,8 @@ struct Control {
     attr: ibv_qp_attr,
     /// The process that the queue pair is connected to.
     peer: Option<Arc<Peer>>,
+    /// The way of packets to the peer, if it is reached by packets.
+    flow: Option<Flow>,
     /// Rings that came before the queue pair was ready to receive.
     waiting: Vec<Inbound>,
 }
@@ -172,12 +177,13 @@ impl Qp {
             send_work: AtomicU8::new(SendWork::None as u8),
             sq: BiasedLock::new(sq),
             rq: BiasedLock::new(rq),
-            messages: Mutex::new(MessageSide::new(0)),
+            packets: Mutex::default(),
             send_place: AtomicUsize::new(usize::MAX),
             recv_place: AtomicUsize::new(usize::MAX),
             control: Mutex::new(Control {
                 attr: ibv_qp_attr::zeroed(),
                 peer: None,
+                flow: None,
                 waiting: Vec::new(),
             }),
             peer_gid: Mutex::new(None),
@@ -438,8 +444,8 @@ impl Qp {
     /// destination that nobody is ([`Port::resolve`](crate::device::Port::resolve)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         let mask = self.full_type.relevant(mask);
-        // Rings that are on their way belong to the present state.
-        self.nic.check_arrivals();
+        // Rings and packets that are on their way belong to the present state.
+        self.nic.settle_arrivals();
         let mut control = lock(&self.control);
         let from = self.state();
         let limits = Limits {
@@ -481,7 +487,10 @@ impl Qp {
             self.connect(&mut control, new)?;
         }
         if to == QpState::Rts && from == QpState::Rtr {
-            self.sq.lock().set_first_psn(new.sq_psn);
+            self.begin_requests(&control, new);
+        }
+        if to == QpState::Rtr {
+            self.open_for_datagrams();
         }
         self.apply(&mut control.attr, new, mask);
         self.publish_attributes(&control);
@@ -513,37 +522,6 @@ impl Qp {
         if to != QpState::Init && (self.send_cq.is_overrun() || self.recv_cq.is_overrun()) {
             // Its first completion would not find a place.
             self.fail_for_overrun();
-        }
-        Ok(())
-    }
-
-    /// Finds the path to the peer that `new` names.
-    ///
-    /// # Errors
-    /// `ENOMEM` where there is no room for a ring; `EMFILE` and the like where the peer cannot be reached.
-    fn connect(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
-        let local = self.nic.port.reaches(&new.ah_attr);
-        if self.nic.network.is_some() {
-            *lock(&self.messages) = MessageSide::new(new.rq_psn);
-            control.peer = local.then(|| Arc::clone(self.nic.me()));
-            if local {
-                self.sq.lock().connect_by_messages(new.dest_qp_num);
-            }
-            return Ok(());
-        }
-        control.peer = if local {
-            self.nic
-                .fabric
-                .try_peer(new.dest_qp_num as usize >> QP_BITS)?
-        } else {
-            None
-        };
-        if let Some(peer) = &control.peer
-            && self.full_type != QpType::XrcRecv
-        {
-            self.sq
-                .lock()
-                .connect(self, Arc::clone(peer), new.dest_qp_num)?;
         }
         Ok(())
     }
@@ -588,6 +566,10 @@ impl Qp {
         if mask & IBV_QP_RNR_RETRY != 0 {
             self.sq.lock().set_rnr_retry(self.nic, attr.rnr_retry);
         }
+        if mask & (IBV_QP_RNR_RETRY | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT) != 0 {
+            let (timeout, retry_cnt, rnr_retry) = (attr.timeout, attr.retry_cnt, attr.rnr_retry);
+            self.sq.lock().set_retries(timeout, retry_cnt, rnr_retry);
+        }
     }
 
     /// Shows peers what they check their requests against.
@@ -624,7 +606,8 @@ impl Qp {
         });
         self.sq.lock().reset(self.nic);
         self.rq.lock().clear();
-        *lock(&self.messages) = MessageSide::new(0);
+        self.send_last_answers();
+        *lock(&self.packets) = PacketSide::default();
         self.send_cq.forget(self.qpn);
         match &self.xrc {
             Xrc::Recv(domain, _) => domain.forget(self.qpn),
@@ -637,6 +620,7 @@ impl Qp {
         if let Some(peer) = control.peer.take() {
             peer.wake();
         }
+        control.flow = None;
         control.attr = ibv_qp_attr::zeroed();
         self.publish_attributes(control);
     }

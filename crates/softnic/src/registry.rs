@@ -4,13 +4,19 @@ use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use roce::opcode::{Operation, Transport};
+use roce::packet::Packet;
+
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::lock::lock;
 use crate::nic::{Nic, Objects};
+use crate::path::{Arrival, DEFAULT_PKEY, Drop};
 use crate::qp::Qp;
-use crate::recv::take_request;
-use crate::send::take_answer;
+use crate::qp_state::QpType;
+use crate::recv::{send_answers, take_request};
+use crate::send::{go_on, take_answer};
+use shm::clock::now_ns;
 use shm::fabric::layout::*;
 use shm::fabric::mailbox::MAILBOX_SLOTS;
 use shm::sync::SpinLock;
@@ -62,20 +68,29 @@ impl Objects for Registry {
         }
     }
 
-    /// Gives the messages that have arrived to their queue pairs. Nobody holds the lock of a queue.
-    fn deliver(&self, nic: &Nic) {
-        let Some(network) = &nic.network else { return };
-        network.deliver(|message| {
-            // A message to a queue pair that does not exist is lost.
-            let Some(qp) = self.qp_by_number(message.dest_qpn) else {
+    /// Gives the packets that have arrived to their queue pairs, and sends what these have to say then. Nobody holds the
+    /// lock of a queue.
+    fn deliver(&self, nic: &Nic, wait: bool) {
+        let Some(mut inbox) = nic.network.begin_delivery(wait) else {
+            return;
+        };
+        let mut touched = Touched::default();
+        loop {
+            let now = now_ns();
+            let received = nic.network.receive(&mut inbox, |arrival, packet| {
+                self.take_packet(arrival, packet, now, &mut touched)
+            });
+            if received == 0 {
                 return;
-            };
-            if message.op.is_answer() {
-                take_answer(&qp, &message);
-            } else {
-                take_request(&qp, message);
             }
-        });
+            for qp in touched.answering.drain(..) {
+                send_answers(&qp, now);
+            }
+            for qp in touched.requesting.drain(..) {
+                go_on(&qp, now);
+            }
+            nic.network.flush();
+        }
     }
 
     fn share_a_context(&self, one: usize, other: usize) -> bool {
@@ -98,7 +113,71 @@ impl Objects for Registry {
     }
 }
 
+/// The bit of a P_Key that says whether a member is a full one (IBTA vol. 1, 10.9.1.1).
+const FULL_MEMBER: u16 = 0x8000;
+
+/// Queue pairs that packets have come for.
+#[derive(Default)]
+struct Touched {
+    answering: Vec<Arc<Qp>>,
+    requesting: Vec<Arc<Qp>>,
+}
+
+/// Adds `qp` to a list of few queue pairs.
+fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
+    if !list.iter().rev().any(|other| Arc::ptr_eq(other, qp)) {
+        list.push(Arc::clone(qp));
+    }
+}
+
 impl Registry {
+    /// Gives a packet to its queue pair.
+    ///
+    /// # Errors
+    /// Why it is dropped.
+    fn take_packet(
+        &self,
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+        now: u64,
+        touched: &mut Touched,
+    ) -> Result<(), Drop> {
+        let bth = &packet.bth;
+        if bth.pkey | FULL_MEMBER != DEFAULT_PKEY {
+            return Err(Drop::WrongPkey);
+        }
+        let qp = self
+            .qp_by_number(bth.dest_qpn)
+            .ok_or(Drop::UnknownQueuePair)?;
+        let service = match bth.transport {
+            Transport::Rc | Transport::Cnp => QpType::Rc,
+            Transport::Uc => QpType::Uc,
+            Transport::Ud => QpType::Ud,
+            // XRC does not go by packets.
+            Transport::Xrc => return Err(Drop::UnknownQueuePair),
+        };
+        if qp.qp_type != service {
+            return Err(Drop::UnknownQueuePair);
+        }
+        let is_notification = bth.transport == Transport::Cnp;
+        if bth.operation.is_response() {
+            take_answer(&qp, arrival, packet, now)?;
+            add(&mut touched.requesting, &qp);
+        }
+        // A notification slows down both ends of a queue pair.
+        if is_notification || !bth.operation.is_response() {
+            take_request(&qp, arrival, packet, now)?;
+            if bth.operation == Operation::ReadRequest {
+                // Its response has the memory as it is before the requests behind it.
+                send_answers(&qp, now);
+            }
+            if service == QpType::Rc {
+                add(&mut touched.answering, &qp);
+            }
+        }
+        Ok(())
+    }
+
     /// Without any object.
     pub(crate) fn new() -> Self {
         Self {
@@ -133,6 +212,16 @@ impl Registry {
             }
         }
         Err(libc::ENOMEM)
+    }
+
+    /// Sends the answers that wait, before the process ends.
+    pub(crate) fn send_last_answers(&self) {
+        for place in &self.qps {
+            let qp = place.lock().clone();
+            if let Some(qp) = qp {
+                qp.send_last_answers();
+            }
+        }
     }
 
     /// The queue pair at `index`.

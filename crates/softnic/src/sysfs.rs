@@ -204,6 +204,7 @@ mod tests {
             link_layer: LinkLayer::Ethernet,
             gids: vec![[0xfe; 16], v4],
             gid_interfaces: vec![0, 8],
+            gid_0_is_address: false,
             lid: 0,
         };
         let files = files(

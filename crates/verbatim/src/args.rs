@@ -37,13 +37,42 @@ pub(crate) struct PortArgs {
     pub(crate) gid_index: Option<u8>,
 }
 
-/// How the software NIC presents its port.
+/// How the software NIC presents its port, and how it reaches others.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct LinkLayerArgs {
     /// How the software NIC presents its port: as InfiniBand (LIDs) or as RoCE (GIDs)
     /// [default: roce]
     #[arg(long, value_enum)]
     link_layer: Option<LinkLayer>,
+    /// How queue pairs of the software NIC reach their peers [default: auto]
+    #[arg(long, value_enum)]
+    path: Option<PathKind>,
+    /// Addresses that the software NIC's GIDs are made of, separated by commas
+    /// [default: those of the network interfaces]
+    #[arg(long, value_name = "IP")]
+    address: Option<String>,
+}
+
+/// How queue pairs reach their peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PathKind {
+    /// Shared memory on this host, packets elsewhere
+    Auto,
+    /// Shared memory only
+    Local,
+    /// RoCEv2 packets over UDP, also on this host
+    Packets,
+}
+
+impl PathKind {
+    /// What the environment variable says.
+    fn value(self) -> &'static str {
+        match self {
+            PathKind::Auto => "auto",
+            PathKind::Local => "local",
+            PathKind::Packets => "packets",
+        }
+    }
 }
 
 /// Where verbs come from.
@@ -95,6 +124,12 @@ impl LinkLayer {
 /// Tells the software NIC of this process and its children which link layer to present.
 const LINK_LAYER_VARIABLE: &str = "VERBATIM_LINK_LAYER";
 
+/// Tells them how to reach peers.
+const PATH_VARIABLE: &str = "VERBATIM_PATH";
+
+/// Tells them which addresses the port has.
+const ADDRESS_VARIABLE: &str = "VERBATIM_ADDRESS";
+
 impl NicArgs {
     /// Makes the link layer hold, see [`LinkLayerArgs::settle`].
     pub(crate) fn settle_link_layer(&self) -> Result<()> {
@@ -103,12 +138,20 @@ impl NicArgs {
 }
 
 impl LinkLayerArgs {
-    /// The environment variable that tells the software NIC, and its value; none if nothing was asked for.
-    pub(crate) fn variable(&self) -> Option<(&'static str, &'static str)> {
-        Some((LINK_LAYER_VARIABLE, self.link_layer?.value()))
+    /// The environment variables that tell the software NIC what was asked for, and their values.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, &str)> {
+        let link_layer = self.link_layer.map(|l| (LINK_LAYER_VARIABLE, l.value()));
+        link_layer.into_iter().chain(self.way()).collect()
     }
 
-    /// The same; where neither a flag nor the environment says anything, `default` decides.
+    /// Those that say how peers are reached.
+    fn way(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let path = self.path.map(|path| (PATH_VARIABLE, path.value()));
+        let address = self.address.as_deref().map(|a| (ADDRESS_VARIABLE, a));
+        path.into_iter().chain(address)
+    }
+
+    /// The variable of the link layer; where neither a flag nor the environment says anything, `default` decides.
     pub(crate) fn variable_or(
         &self,
         default: Option<LinkLayer>,
@@ -118,32 +161,44 @@ impl LinkLayerArgs {
         Some((LINK_LAYER_VARIABLE, chosen.value()))
     }
 
-    /// Makes the link layer hold, for this process and its children.
+    /// Makes what was asked for hold, for this process and its children.
     ///
     /// The software NIC takes it from the environment. A process whose environment says something
     /// else starts itself again: an environment is safe to set only for a new program.
     pub(crate) fn settle(&self, provider: Option<Provider>) -> Result<()> {
-        let Some((_, wanted)) = self.variable() else {
+        let wanted = self.variables();
+        if wanted.is_empty() {
             return Ok(());
-        };
+        }
         if provider == Some(Provider::System) {
             bail!(
-                "--link-layer is for the software NIC, and --provider system uses ports as they \
-                 are; leave out one of the two"
+                "--link-layer, --path and --address are for the software NIC, and --provider system uses ports as \
+                 they are; leave out one of the two"
             );
         }
-        if std::env::var_os(LINK_LAYER_VARIABLE).is_some_and(|now| now == wanted) {
-            return Ok(());
-        }
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let err = std::process::Command::new(program)
-            .args(std::env::args_os().skip(1))
-            .env(LINK_LAYER_VARIABLE, wanted)
-            .exec();
-        Err(err).with_context(|| {
-            format!("cannot start again with {LINK_LAYER_VARIABLE}={wanted}; set it yourself")
-        })
+        start_with(&wanted)
     }
+
+    /// Makes hold what says how peers are reached.
+    pub(crate) fn settle_way(&self) -> Result<()> {
+        start_with(&self.way().collect::<Vec<_>>())
+    }
+}
+
+/// Starts this program again with the environment variables `wanted`, if they are not set so.
+fn start_with(wanted: &[(&'static str, &str)]) -> Result<()> {
+    let holds = |&(name, value): &(_, &str)| std::env::var_os(name).is_some_and(|now| now == value);
+    if wanted.iter().all(holds) {
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let err = std::process::Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .envs(wanted.iter().copied())
+        .exec();
+    Err(err).with_context(|| {
+        format!("cannot start again with {wanted:?} in the environment; set it yourself")
+    })
 }
 
 /// A parser of numbers within `range`; `what` is their name in the message.

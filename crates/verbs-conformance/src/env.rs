@@ -159,6 +159,10 @@ caps! {
     ErrorStatuses = "error-statuses",
     /// The buffer of an atomic's result is checked before the request leaves.
     EarlyChecks = "early-checks",
+    /// One-sided verbs need no thread of the responder.
+    PassiveResponder = "passive-responder",
+    /// Datagrams wait while the program of their receiver is held up and has no receive WRs left.
+    PatientDatagrams = "patient-datagrams",
     /// SQD: the send queue can be drained.
     Sqd = "sqd",
     /// SQE: a failed send of UC and UD stops only the send queue.

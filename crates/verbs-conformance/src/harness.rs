@@ -9,7 +9,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ExitCode, ExitStatus};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,8 @@ pub struct Variant {
     pub settings: Settings,
     /// Added to the environment of its tests.
     pub env: Vec<(String, String)>,
+    /// Each test is a host with an address of its own.
+    pub own_address: bool,
     /// The software NIC's folder: must be empty or gone in the end, and is removed then.
     pub fabric: Option<PathBuf>,
     /// When a test counts as hung.
@@ -74,6 +76,7 @@ impl Variant {
                 ("VERBATIM_FABRIC_DIR".into(), fabric.display().to_string()),
             ],
             fabric: Some(fabric),
+            own_address: false,
             limit: Duration::from_secs(60),
             deviations: None,
         }
@@ -88,6 +91,7 @@ impl Variant {
             settings,
             env: Vec::new(),
             fabric: None,
+            own_address: false,
             limit: Duration::from_secs(60),
             deviations: None,
         }
@@ -489,6 +493,14 @@ fn judge(deviations: &Deviations, deviation: &Deviation, verdict: Verdict) -> Ve
     }
 }
 
+/// An address of this host that no other test has: sockets of programs on one host meet by their addresses.
+fn next_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{high}.{low}", 1 + next % 250)
+}
+
 fn try_run_in_child(
     variant: &Variant,
     test: &Test,
@@ -503,6 +515,9 @@ fn try_run_in_child(
     let arg = format!("{} {}", test.name, limit.as_millis());
     let mut command = role_command("test", &arg, &variant.settings)?;
     command.envs(variant.env.iter().cloned());
+    if variant.own_address {
+        command.env("VERBATIM_ADDRESS", next_address());
+    }
     if known {
         command.env(PATIENCE, KNOWN_PATIENCE_S);
     }

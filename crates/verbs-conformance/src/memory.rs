@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Instant;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use serde::{Deserialize, Serialize};
@@ -177,6 +178,17 @@ impl Memory {
     #[track_caller]
     pub fn check_at(&self, offset: usize, len: usize, seed: u64) {
         same(&self.read(offset, len), &pattern(seed, len), offset);
+    }
+
+    /// Waits until `len` bytes at `offset` hold the pattern of `seed`: on a wire, an unreliable WRITE completes at its
+    /// requester before it arrives.
+    #[track_caller]
+    pub fn expect_at(&self, offset: usize, len: usize, seed: u64) {
+        let end = Instant::now() + crate::harness::patience();
+        while self.read(offset, len) != pattern(seed, len) && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        self.check_at(offset, len, seed);
     }
 
     /// Panics unless the pattern of `seed` is everywhere.

@@ -54,6 +54,7 @@ fn main() -> ExitCode {
     let variant = Variant {
         name: String::new(),
         settings: Settings::new(ProviderKind::Softnic),
+        own_address: false,
         env: Vec::new(),
         fabric: None,
         limit: Duration::from_secs(60),

@@ -195,6 +195,9 @@ pub struct Fabric {
     peers: Mutex<HashMap<usize, Arc<Peer>>>,
 }
 
+/// Name of the folder for sockets in the fabric's.
+const SOCKETS: &str = "sockets";
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
@@ -234,10 +237,16 @@ impl Fabric {
         Ok(PathBuf::from(dir))
     }
 
-    /// The folder that it lives in.
-    #[must_use]
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    /// The folder for sockets by which processes of the fabric reach each other. It goes with the fabric.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn sockets_dir(&self) -> io::Result<PathBuf> {
+        let dir = self.dir.join(SOCKETS);
+        match fs::create_dir(&dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+            _ => Ok(dir),
+        }
     }
 
     /// Joins the fabric in `dir`, after cleaning up what dead processes left there.
@@ -332,6 +341,7 @@ impl Fabric {
             .all(|e| e.incarnation.load(Ordering::Acquire) == 0)
         {
             let _ = fs::remove_file(self.dir.join("directory"));
+            let _ = fs::remove_dir_all(self.dir.join(SOCKETS));
             let _ = fs::remove_file(self.dir.join("lock"));
             let _ = fs::remove_dir(&self.dir);
         }

@@ -68,6 +68,11 @@ pub(super) fn guid_from(host_id: &str) -> [u8; 8] {
     guid
 }
 
+/// The GUID of a port that `VERBATIM_ADDRESS` gives the addresses `list`: another than that of the host.
+pub(super) fn guid_of_host(host: [u8; 8], list: &str) -> [u8; 8] {
+    guid_from(&format!("{host:02x?} {list}"))
+}
+
 /// The link-local GID of a GUID: IBTA vol. 1, 4.1.1.
 pub(super) fn link_local_gid(guid: [u8; 8]) -> [u8; 16] {
     let mut gid = [0; 16];

@@ -37,14 +37,40 @@ pub(super) fn is_global(ip: &IpAddr) -> bool {
         }
 }
 
-/// Those of `addresses` by which others know this host, by interface and IPv4 first; 127.0.0.1 if there is no other.
+/// The environment variable that chooses the addresses of the port.
+pub(super) const ADDRESS_VAR: &str = "VERBATIM_ADDRESS";
+
+/// The addresses in `list`, which [`ADDRESS_VAR`] holds; `None` if one of them is none of this host's. All of 127.0.0.0/8
+/// belong to the interface that has 127.0.0.1.
+pub(super) fn chosen(addresses: &[InterfaceAddress], list: &str) -> Option<Vec<InterfaceAddress>> {
+    let find = |text: &str| {
+        let ip: IpAddr = text.trim().parse().ok()?;
+        let is_loopback = ip.is_ipv4() && ip.is_loopback();
+        let of_interface = addresses
+            .iter()
+            .find(|a| a.ip == ip || is_loopback && a.ip == Ipv4Addr::LOCALHOST)?;
+        Some(InterfaceAddress {
+            ip,
+            ..of_interface.clone()
+        })
+    };
+    list.split(',').map(find).collect()
+}
+
+/// Whether an address is one of IPv6 for the link alone.
+pub(super) fn is_link_local(ip: &IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// Those of `addresses` by which others know this host, by interface and IPv4 first, and those for the link alone;
+/// 127.0.0.1 if there is no other.
 pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
     // By kernel index, so that the host's first interface stays in front of bridges made later.
     addresses.sort();
     let known = addresses.iter().any(|a| is_global(&a.ip));
     addresses.retain(|a| {
         if known {
-            is_global(&a.ip)
+            is_global(&a.ip) || is_link_local(&a.ip)
         } else {
             a.ip == Ipv4Addr::LOCALHOST
         }
@@ -55,7 +81,8 @@ pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddre
 /// Name and number of the network interface that stands beside the port: the first one whose addresses the
 /// connection manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
 pub(crate) fn network_interface() -> Option<(String, u32)> {
-    let first = usable(interface_addresses().ok()?).into_iter().next()?;
+    let usable = usable(interface_addresses().ok()?);
+    let first = usable.into_iter().find(|a| !is_link_local(&a.ip))?;
     let number = first.interface();
     Some((first.if_name, number))
 }

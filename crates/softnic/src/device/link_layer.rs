@@ -6,6 +6,8 @@ use std::io;
 use libc::EINVAL;
 use shm::shortage::errno_of;
 
+use super::interfaces::ADDRESS_VAR;
+
 /// The environment variable that chooses the link layer.
 pub(super) const LINK_LAYER_VAR: &str = "VERBATIM_LINK_LAYER";
 
@@ -57,6 +59,12 @@ pub(crate) enum PortError {
          {LINK_LAYER_VAR}=ib gives a port that needs none"
     )]
     Addresses(#[source] io::Error),
+    /// `VERBATIM_ADDRESS` names an address that the port cannot have.
+    #[error(
+        "{ADDRESS_VAR} is {0:?}: list addresses of this host's network interfaces, separated by commas \
+         (`ip -brief address` shows them; any address of 127.0.0.0/8 is one)"
+    )]
+    NoSuchAddress(String),
     /// The host's id cannot be read, of which the port's GUID is made.
     #[error("cannot read the host's id: {0}")]
     HostId(#[source] io::Error),
@@ -66,7 +74,7 @@ impl PortError {
     /// The errno for C callers: `EINVAL` for a bad value, else that of the system call.
     pub(crate) fn errno(&self) -> i32 {
         match self {
-            Self::UnknownLinkLayer { .. } => EINVAL,
+            Self::UnknownLinkLayer { .. } | Self::NoSuchAddress(_) => EINVAL,
             Self::Addresses(error) | Self::HostId(error) => errno_of(error),
         }
     }

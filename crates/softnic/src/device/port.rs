@@ -9,14 +9,21 @@ use verbs_abi::*;
 use super::grh::{
     FLOW_LABEL_MASK, Travelled, Version, gid_of_ip, header_of, header_version, mapped_ipv4,
 };
-use super::guid::{LINK_LOCAL_PREFIX, link_local_gid, read_node_guid};
-use super::interfaces::{InterfaceAddress, interface_addresses, usable};
+use super::guid::{LINK_LOCAL_PREFIX, guid_of_host, link_local_gid, read_node_guid};
+use super::interfaces::{
+    ADDRESS_VAR, InterfaceAddress, chosen, interface_addresses, is_link_local, usable,
+};
 use super::limits::*;
 use super::link_layer::{LINK_LAYER_VAR, LinkLayer, PortError};
 
 /// LID of an InfiniBand port: the first unicast LID (IBTA vol. 1, 4.1.3). There is no subnet manager
 /// to hand out others, and all queue pairs of a host share the port.
 const IB_LID: u16 = 1;
+
+/// The addresses of all interfaces.
+fn all_addresses() -> Result<Vec<InterfaceAddress>, PortError> {
+    interface_addresses().map_err(PortError::Addresses)
+}
 
 /// The device's one port.
 ///
@@ -29,6 +36,8 @@ pub(crate) struct Port {
     pub(crate) gids: Vec<[u8; 16]>,
     /// The kernel's number of the interface that each of them belongs to; 0 for none.
     pub(crate) gid_interfaces: Vec<u32>,
+    /// GID 0 is an address of an interface.
+    pub(crate) gid_0_is_address: bool,
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
 }
@@ -41,6 +50,7 @@ impl Port {
     ///   `infiniband`.
     /// - [`PortError::Addresses`]: Ethernet, and the host's addresses cannot be read.
     /// - [`PortError::HostId`]: the host's id cannot be read now.
+    /// - [`PortError::NoSuchAddress`]: `VERBATIM_ADDRESS` names one that no interface has.
     pub(crate) fn from_env() -> Result<Self, PortError> {
         Self::of_value(std::env::var_os(LINK_LAYER_VAR).as_deref())
     }
@@ -56,17 +66,24 @@ impl Port {
     fn of_value(value: Option<&OsStr>) -> Result<Self, PortError> {
         let link_layer = LinkLayer::from_value(value)?;
         let guid = read_node_guid().map_err(PortError::HostId)?;
-        let addresses = match link_layer {
-            LinkLayer::Ethernet => interface_addresses().map_err(PortError::Addresses)?,
-            LinkLayer::InfiniBand => Vec::new(),
+        let (guid, addresses) = match (link_layer, std::env::var_os(ADDRESS_VAR)) {
+            (LinkLayer::InfiniBand, _) => (guid, Vec::new()),
+            (LinkLayer::Ethernet, None) => (guid, usable(all_addresses()?)),
+            (LinkLayer::Ethernet, Some(list)) => {
+                let list = list.to_string_lossy();
+                let addresses = chosen(&all_addresses()?, &list)
+                    .ok_or_else(|| PortError::NoSuchAddress(list.clone().into_owned()))?;
+                // A port with addresses of its own is a host of its own.
+                (guid_of_host(guid, &list), addresses)
+            }
         };
         Ok(Self::new(link_layer, guid, addresses))
     }
 
-    /// A port with this GUID on a host with these addresses.
+    /// A port with this GUID on a host with these [usable] addresses.
     ///
-    /// GID 0 is link-local, made of the GUID. On Ethernet there follow the IPv4 addresses (mapped into
-    /// IPv6) and global IPv6 addresses, by interface, IPv4 first; 127.0.0.1 only if there is no other.
+    /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of the GUID. There
+    /// follow the addresses, those of IPv4 mapped into IPv6.
     pub(super) fn new(
         link_layer: LinkLayer,
         guid: [u8; 8],
@@ -74,10 +91,20 @@ impl Port {
     ) -> Self {
         let mut gids = vec![link_local_gid(guid)];
         let mut gid_interfaces = vec![0];
+        let mut gid_0_is_address = false;
         if link_layer == LinkLayer::Ethernet {
-            addresses = usable(addresses);
+            let link_local = addresses
+                .extract_if(.., |a| is_link_local(&a.ip))
+                .collect::<Vec<_>>();
             // A RoCE port belongs to an interface; GID 0 does to the first one.
             gid_interfaces[0] = addresses.first().map_or(0, InterfaceAddress::interface);
+            let own = link_local
+                .iter()
+                .find(|a| a.interface() == gid_interfaces[0]);
+            if let Some(own) = own {
+                gids[0] = gid_of_ip(own.ip);
+                gid_0_is_address = true;
+            }
             for address in addresses {
                 let gid = gid_of_ip(address.ip);
                 if !gids.contains(&gid) && gids.len() < GID_TBL_LEN as usize {
@@ -94,6 +121,7 @@ impl Port {
             link_layer,
             gids,
             gid_interfaces,
+            gid_0_is_address,
             lid,
         }
     }
@@ -173,6 +201,12 @@ impl Port {
         }
     }
 
+    /// What completions say of the way of a datagram that came in a packet: as in `RingHeader::path`.
+    pub(crate) fn received_path(&self, grh: &[u8; 40]) -> u64 {
+        let sl = self.completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
+        u64::from(sl) << 16 | 1 << 32
+    }
+
     /// The P_Key at `index`, in host order; `None` past the table's end.
     pub(crate) fn pkey(&self, index: u32) -> Option<u16> {
         (index < u32::from(PKEY_TBL_LEN)).then_some(DEFAULT_PKEY)
@@ -203,8 +237,8 @@ impl Port {
     ///
     /// # Errors
     /// - `EINVAL`: source and destination are of different address families.
-    /// - `ETIMEDOUT`: a link-local GID that this host does not have, and so no neighbour either. Soft-RoCE says so after
-    ///   a second of neighbour discovery.
+    /// - `ETIMEDOUT`: a link-local GID that this host does not have: link-local addresses of neighbours are not resolved.
+    ///   Soft-RoCE says so of one that nobody has, after a second of neighbour discovery.
     ///
     /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
     /// `linux:drivers/infiniband/core/addr.c`.

@@ -29,13 +29,18 @@ fn address(if_index: u32, ip: &str) -> InterfaceAddress {
     }
 }
 
+/// A port on a host with these addresses.
+fn port_of(link_layer: LinkLayer, guid: [u8; 8], addresses: Vec<InterfaceAddress>) -> Port {
+    Port::new(link_layer, guid, usable(addresses))
+}
+
 fn gid(ip: &str) -> [u8; 16] {
     gid_of_ip(ip.parse().unwrap())
 }
 
 /// GIDs: 0 link-local, 1 10.0.0.1, 2 fd00::1.
 fn roce() -> Port {
-    Port::new(
+    port_of(
         LinkLayer::Ethernet,
         GUID,
         vec![address(2, "10.0.0.1"), address(2, "fd00::1")],
@@ -45,11 +50,11 @@ fn roce() -> Port {
 /// GIDs: 0 link-local, 1 10.0.0.2, 2 fd00::2.
 fn other_roce() -> Port {
     let addresses = vec![address(2, "10.0.0.2"), address(2, "fd00::2")];
-    Port::new(LinkLayer::Ethernet, OTHER_GUID, addresses)
+    port_of(LinkLayer::Ethernet, OTHER_GUID, addresses)
 }
 
 fn ib() -> Port {
-    Port::new(LinkLayer::InfiniBand, GUID, Vec::new())
+    port_of(LinkLayer::InfiniBand, GUID, Vec::new())
 }
 
 fn ah_global(sgid_index: u8, dgid: [u8; 16]) -> ibv_ah_attr {
@@ -196,16 +201,16 @@ fn gids_of_ethernet_are_link_local_then_addresses_by_interface() {
     ];
     let mut reversed = addresses.clone();
     reversed.reverse();
-    let port = Port::new(LinkLayer::Ethernet, GUID, addresses);
+    let port = port_of(LinkLayer::Ethernet, GUID, addresses);
     let expected = [
-        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 1, 2, 3, 4, 5, 6, 7],
+        gid("fe80::fc:ff:fe00:1"),
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1],
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9],
         [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2],
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 172, 17, 0, 1],
     ];
     assert_eq!(port.gids, expected);
-    assert_eq!(port, Port::new(LinkLayer::Ethernet, GUID, reversed));
+    assert_eq!(port, port_of(LinkLayer::Ethernet, GUID, reversed));
     assert_eq!(port.lid, 0);
 }
 
@@ -218,16 +223,16 @@ fn loopback_is_a_gid_only_if_there_is_no_other() {
             address(1, "::1"),
         ]
     };
-    let port = Port::new(LinkLayer::Ethernet, GUID, lo());
+    let port = port_of(LinkLayer::Ethernet, GUID, lo());
     assert_eq!(port.gids, [link_local_gid(GUID), gid("127.0.0.1")]);
 
     let mut with_v6 = lo();
     with_v6.push(address(2, "2001:db8::1"));
-    let port = Port::new(LinkLayer::Ethernet, GUID, with_v6);
+    let port = port_of(LinkLayer::Ethernet, GUID, with_v6);
     assert_eq!(port.gids, [link_local_gid(GUID), gid("2001:db8::1")]);
 
     assert_eq!(
-        Port::new(LinkLayer::Ethernet, GUID, Vec::new()).gids,
+        port_of(LinkLayer::Ethernet, GUID, Vec::new()).gids,
         [link_local_gid(GUID)]
     );
 }
@@ -239,7 +244,7 @@ fn more_addresses_than_the_table_holds() {
         if_name: "if2".into(),
         ip: Ipv4Addr::from(0x0a00_0000 + n).into(),
     });
-    let port = Port::new(LinkLayer::Ethernet, GUID, addresses.collect());
+    let port = port_of(LinkLayer::Ethernet, GUID, addresses.collect());
     assert_eq!(port.gids.len(), GID_TBL_LEN as usize);
     assert_eq!(port.index_of(gid("10.0.0.254")), Some(255));
     assert!(port.check_ah(&ah_global(255, gid("10.0.0.1"))).is_ok());
@@ -247,18 +252,19 @@ fn more_addresses_than_the_table_holds() {
 
 #[test]
 fn infiniband_has_a_lid_and_one_gid() {
-    let port = Port::new(LinkLayer::InfiniBand, GUID, vec![address(2, "10.0.0.1")]);
+    let port = port_of(LinkLayer::InfiniBand, GUID, vec![address(2, "10.0.0.1")]);
     assert_eq!((port.lid, port.gids), (1, vec![link_local_gid(GUID)]));
 }
 
 #[test]
 fn port_of_this_host() {
     let addresses = interface_addresses().unwrap();
-    let port = Port::new(LinkLayer::Ethernet, node_guid(), addresses.clone());
-    assert_eq!(port.gids[0], link_local_gid(node_guid()));
+    let port = port_of(LinkLayer::Ethernet, node_guid(), addresses.clone());
+    assert_eq!(port.gids[0][..8], LINK_LOCAL_PREFIX);
+    assert!(port.gid_0_is_address || port.gids[0] == link_local_gid(node_guid()));
     assert_eq!(
         port,
-        Port::new(
+        port_of(
             LinkLayer::Ethernet,
             node_guid(),
             interface_addresses().unwrap()

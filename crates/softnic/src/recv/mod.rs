@@ -1,7 +1,7 @@
 //! The receive side of a queue pair: receive queues, and what becomes of the records in inbound rings.
 
 mod inbound;
-mod messages;
+mod packets;
 mod place;
 mod queue;
 mod tags;
@@ -15,7 +15,6 @@ use verbs_abi::*;
 
 use crate::cq::WcSink;
 use crate::nic::Nic;
-use crate::path;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
@@ -33,7 +32,7 @@ use place::*;
 use tags::{Rendezvous, Tagged};
 
 pub(crate) use inbound::{Inbound, call_if_armed};
-pub(crate) use messages::{MessageSide, take_request};
+pub(crate) use packets::{PacketSide, Responding, send_answers, take_request};
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{TagInfo, TagList};
 
@@ -141,9 +140,6 @@ impl RecvSide {
         }
         if self.go_on(sink) {
             return true;
-        }
-        if path::uses_messages() {
-            return self.receive_messages(sink, scan == usize::MAX);
         }
         let waiting = self.receive_from_many(sink, scan, ended);
         if self.any_stopped {

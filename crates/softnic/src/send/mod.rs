@@ -11,12 +11,13 @@ mod codes;
 mod connected;
 mod gather;
 mod local;
-mod messages;
 mod one_sided;
 mod out_ring;
+mod packets;
 mod progress;
 mod raw;
 mod rendezvous;
+mod responder_memory;
 mod single_write;
 mod ud;
 
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ::faults::WorkFault;
+use nic_core::qp_state::ack_timeout_ns;
 use nic_core::retry::Waiting;
 use nic_core::verbs::{allowed, carries_payload, completion_opcode};
 use verbs_abi::*;
@@ -34,8 +36,6 @@ use crate::cq::WcSink;
 use crate::mw::bind_request;
 use crate::nic::Nic;
 use crate::path;
-use crate::path::message::Psn;
-use crate::path::requester::Requester;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
@@ -60,9 +60,10 @@ pub(crate) use rendezvous::rendezvous;
 use ud::*;
 
 pub(crate) use builder::{Builder, List};
-pub(crate) use messages::{execute_request, take_answer};
 pub(crate) use one_sided::{FlushRange, Target};
+pub(crate) use packets::{Wire, go_on, packet_timeout_ns, take_answer};
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
+pub(crate) use responder_memory::RemoteMemory;
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
 
 /// What a send queue has for the poll of its CQ.
@@ -253,7 +254,7 @@ enum Outcome {
     Done(u32),
     /// In a ring up to this position.
     InRing(u64),
-    /// On its way as a message, done at this position; the completion says so many bytes.
+    /// On its way in packets, done at this position; the completion says so many bytes.
     InFlight(u64, u32),
     /// Not yet possible.
     Later,
@@ -276,8 +277,10 @@ pub(crate) struct SendQueue {
     deferred: VecDeque<Deferred>,
     /// RC and UC by shared memory: the ring to the peer.
     out: Option<OutRing>,
-    /// RC and UC by messages: the requests to the peer.
-    requester: Option<Box<Requester>>,
+    /// RC and UC by packets: the requests to the peer.
+    wire: Option<Box<Wire>>,
+    /// PSN of the next datagram.
+    datagram_psn: u32,
     /// UD: rings by destination.
     ud: UdRings,
     /// What a raw packet queue pair needs to send.
@@ -307,7 +310,8 @@ impl SendQueue {
             ready: Fifo::new(depth)?,
             deferred: VecDeque::new(),
             out: None,
-            requester: None,
+            wire: None,
+            datagram_psn: 0,
             ud: UdRings::default(),
             raw: None,
             local: RegionCache::new(),
@@ -354,23 +358,22 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Begins requests by messages to the queue pair `dest_qpn` (INIT to RTR).
-    pub(crate) fn connect_by_messages(&mut self, dest_qpn: u32) {
-        self.requester = Some(Box::new(Requester::new(dest_qpn)));
+    /// Begins requests by packets (RTR to RTS).
+    pub(crate) fn connect_by_packets(&mut self, wire: Wire) {
+        self.wire = Some(Box::new(wire));
     }
 
-    /// Gives the first request by messages its number (RTR to RTS).
-    pub(crate) fn set_first_psn(&mut self, sq_psn: u32) {
-        if let Some(requester) = &mut self.requester {
-            requester.begin_at(Psn::new(sq_psn));
+    /// Sets how long, and how often, requests by packets are repeated, as coded in `ibv_qp_attr`.
+    pub(crate) fn set_retries(&mut self, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
+        if let Some(requester) = self.wire.as_mut().and_then(|wire| wire.reliable()) {
+            requester.set_timeout_ns(packet_timeout_ns(timeout));
+            requester.set_retry_cnt(retry_cnt);
+            requester.set_rnr_retry(rnr_retry);
         }
     }
 
     /// Sets the RNR retry count that the receiver applies.
     pub(crate) fn set_rnr_retry(&mut self, nic: &Nic, rnr_retry: u8) {
-        if let Some(requester) = &mut self.requester {
-            requester.set_rnr_retry(rnr_retry);
-        }
         if let Some(header) = self.out.as_ref().and_then(|out| out.header(nic)) {
             header
                 .rnr_retry
@@ -394,7 +397,7 @@ impl SendQueue {
             ring.close(nic);
         }
         self.ud = UdRings::default();
-        self.requester = None;
+        self.wire = None;
         self.local.clear();
         self.remote.clear();
         self.silent.end();
@@ -417,8 +420,8 @@ impl SendQueue {
         if let Some(Ok(consumed)) = self.out.as_mut().map(|out| out.producer.consumed()) {
             take_consumed(self, consumed);
         }
-        if let Some(requester) = &self.requester {
-            let done = requester.done();
+        if let Some(wire) = &self.wire {
+            let done = wire.done();
             take_consumed(self, done);
         }
         let mut status = first.unwrap_or(IBV_WC_WR_FLUSH_ERR);
@@ -575,8 +578,8 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
     }
-    if (!held_back && !sq.deferred.is_empty()) || path::uses_messages() {
-        // The engine tries it again, and delivers messages, even if nobody polls.
+    if (!held_back && !sq.deferred.is_empty()) || sq.wire.is_some() {
+        // The engine tries it again, and repeats what is lost, even if nobody polls.
         qp.nic.call_engine();
     }
     result
@@ -612,6 +615,9 @@ fn publish(qp: &Qp, sq: &mut SendQueue) {
         }
     } else if let Some(out) = &mut sq.out {
         out.publish(qp.nic);
+    }
+    if path::is_open() {
+        packets::publish(qp, sq);
     }
 }
 
@@ -859,14 +865,14 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status) {
 #[inline]
 fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if qp.qp_type == QpType::Ud {
-        if path::uses_messages() {
-            return messages::datagram(qp, sq, view);
+        if path::is_open() && packets::takes_datagram(qp, view) {
+            return packets::datagram(qp, sq, view);
         }
         return ud_send(qp, sq, view);
     }
     let Some(out) = &mut sq.out else {
-        if sq.requester.is_some() {
-            return messages::execute(qp, sq, view);
+        if sq.wire.is_some() {
+            return packets::execute(qp, sq, view);
         }
         if qp.qp_type == QpType::RawPacket {
             return raw::send(qp, sq, view);

@@ -57,8 +57,8 @@ fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
 #[inline]
 fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
     let Some(out) = &mut sq.out else {
-        if sq.requester.is_some() {
-            return messages::progress(qp, sq);
+        if sq.wire.is_some() {
+            return packets::progress(qp, sq);
         }
         // UD: pending holds only what waits behind a failure.
         return settle_front(qp, sq, u64::MAX);

@@ -143,6 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 
 /// Has a program find the software NIC. What it returns may go when the program is there.
 fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
+    args.link_layer.settle_way()?;
     let folder = library::find()?;
     let nic = args.nic.as_deref().map(identity::of_profile).transpose()?;
     let (identity, port) = nic.unzip();

@@ -64,7 +64,7 @@ fn inline(env: &Env, spec: &Spec, verb: Verb) {
                 pair.b.received().ok(seed, opcode);
             }
             pair.a.sent().sent(seed, verb);
-            target.memory.check_at(grh, len, seed);
+            target.memory.expect_at(grh, len, seed);
             target.memory.check_byte(grh + len, max - len, 0xee);
         }
     }

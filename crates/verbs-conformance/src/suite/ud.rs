@@ -26,7 +26,7 @@ tests! { "ud";
     hundreds_of_destinations [Ud],
     hundreds_of_sources [Ud],
     a_busy_source_starves_nobody [Ud],
-    a_program_that_is_held_up_loses_no_datagram [Ud, Events],
+    a_program_that_is_held_up_loses_no_datagram [Ud, Events, PatientDatagrams],
     to_itself [Ud],
     a_stranger_is_never_reached [Ud],
     a_receiver_that_is_gone_loses_messages [Ud],

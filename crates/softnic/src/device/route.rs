@@ -1,0 +1,69 @@
+//! Which IP addresses a packet goes from and to.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use link::{Flow, LocalAddress};
+use roce::icrc::Addresses;
+use verbs_abi::{ibv_ah_attr, ibv_global_route};
+
+use super::grh::{gid_of_ip, header_of, mapped_ipv4};
+use super::port::Port;
+
+/// The address that a GID is.
+fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
+    match mapped_ipv4(gid) {
+        Some(ip) => Ipv4Addr::from(ip).into(),
+        None => Ipv6Addr::from(gid).into(),
+    }
+}
+
+impl Port {
+    /// The addresses that packets can be sent to: those of the GID table that an interface has.
+    pub(crate) fn addresses(&self) -> Vec<LocalAddress> {
+        let interfaces = self.gids.iter().zip(&self.gid_interfaces);
+        interfaces
+            .skip(usize::from(!self.gid_0_is_address))
+            .map(|(&gid, &interface)| LocalAddress {
+                ip: ip_of_gid(gid),
+                interface,
+            })
+            .collect()
+    }
+
+    /// How packets travel by an address vector that passes [`check_ah`](Self::check_ah); `None` where no packet can go.
+    ///
+    /// LIDs of this port stand for its first address, and so does GID 0 if no interface has it.
+    pub(crate) fn flow(&self, ah: &ibv_ah_attr) -> Option<Flow> {
+        let first = *self.gids.get(1)?;
+        let own = self
+            .gids
+            .first()
+            .copied()
+            .filter(|_| !self.gid_0_is_address);
+        let to_ip = |gid: [u8; 16]| ip_of_gid(if own == Some(gid) { first } else { gid });
+        if ah.is_global == 0 {
+            let addresses = Addresses::new(ip_of_gid(first), ip_of_gid(first))?;
+            return self.reaches(ah).then_some(Flow {
+                addresses,
+                traffic_class: 0,
+                hop_limit: 0,
+            });
+        }
+        let source = to_ip(*self.gids.get(usize::from(ah.grh.sgid_index))?);
+        let destination = to_ip(ah.grh.dgid.bytes());
+        Some(Flow {
+            addresses: Addresses::new(source, destination)?,
+            traffic_class: ah.grh.traffic_class,
+            hop_limit: ah.grh.hop_limit,
+        })
+    }
+
+    /// The 40 bytes in front of a datagram that came in a packet, as [`grh`](Self::grh) makes them at the sender.
+    pub(crate) fn received_grh(&self, flow: &Flow) -> [u8; 40] {
+        let mut global = ibv_global_route::zeroed();
+        global.dgid.raw = gid_of_ip(flow.addresses.dst());
+        global.traffic_class = flow.traffic_class;
+        global.hop_limit = flow.hop_limit;
+        header_of(self.link_layer, gid_of_ip(flow.addresses.src()), &global)
+    }
+}

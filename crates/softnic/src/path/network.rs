@@ -1,0 +1,215 @@
+//! What the queue pairs of a process share on the way by packets: the sockets, what is about to be sent, and counts.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+
+use link::{Batch, Config, Endpoint, Fabric, Flow, Inbox, LinkError, LocalAddress, Received};
+use roce::UDP_PORT;
+use roce::icrc;
+use roce::packet::Packet;
+
+use super::{BadPath, Counters, Drop, Mode};
+use crate::lock::lock;
+
+/// The process has sockets for packets: every poll looks for packets.
+static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether queue pairs of this process may be reached by packets.
+#[inline]
+pub(crate) fn is_open() -> bool {
+    IS_OPEN.load(Ordering::Relaxed)
+}
+
+/// What a packet that has come says beside its transport headers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    /// How it has travelled.
+    pub(crate) flow: Flow,
+    /// A switch has marked congestion (RFC 3168).
+    pub(crate) is_ecn_marked: bool,
+}
+
+impl Arrival {
+    /// Whether it comes from where packets of `flow` go, and the other way round.
+    pub(crate) fn is_from_peer(&self, flow: &Flow) -> bool {
+        self.flow.addresses.src() == flow.addresses.dst()
+            && self.flow.addresses.dst() == flow.addresses.src()
+    }
+}
+
+/// A packet that has come whole.
+///
+/// # Errors
+/// What is wrong with it.
+fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
+    let (transport, icrc) = icrc::split(received.bytes).ok_or(Drop::Malformed)?;
+    icrc::verify(&received.frame, transport, icrc).ok_or(Drop::WrongIcrc)?;
+    Packet::parse(transport).map_err(|_| Drop::Malformed)
+}
+
+/// The way by packets of one process.
+pub(crate) struct Network {
+    mode: Mode,
+    /// Taken out when the process ends.
+    endpoint: RwLock<Option<Endpoint>>,
+    /// Readable while packets wait.
+    ready: OnceLock<OwnedFd>,
+    outgoing: Mutex<Batch>,
+    /// Held by the thread that delivers, until it has sent the answers: packets keep their order.
+    receiving: Mutex<Inbox>,
+    /// Times that a thread of the program has looked for packets.
+    polls: AtomicU64,
+    counters: Counters,
+}
+
+impl Network {
+    /// The network that the environment asks for.
+    ///
+    /// # Errors
+    /// Where `VERBATIM_PATH` has no known value.
+    pub(crate) fn from_env() -> Result<Self, BadPath> {
+        Ok(Self {
+            mode: Mode::from_env()?,
+            endpoint: RwLock::default(),
+            ready: OnceLock::new(),
+            outgoing: Mutex::new(Batch::new(UDP_PORT)),
+            receiving: Mutex::default(),
+            polls: AtomicU64::new(0),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Which path queue pairs take.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether packets can be sent.
+    pub(crate) fn is_open(&self) -> bool {
+        self.ready.get().is_some()
+    }
+
+    /// Opens the sockets for packets, if they are not open. From now on every poll looks for packets.
+    ///
+    /// # Errors
+    /// The sockets cannot be had.
+    pub(crate) fn open(
+        &self,
+        addresses: Vec<LocalAddress>,
+        fabric: Fabric,
+    ) -> Result<(), LinkError> {
+        let mut endpoint = self
+            .endpoint
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.is_open() {
+            return Ok(());
+        }
+        let opened = Endpoint::open(&Config {
+            fabric: Some(fabric),
+            ..Config::new(addresses)
+        })?;
+        let failed = |source| LinkError::Epoll { source };
+        let ready = opened.as_fd().try_clone_to_owned().map_err(failed)?;
+        *endpoint = Some(opened);
+        // Under the lock: nobody else sets it.
+        let _ = self.ready.set(ready);
+        IS_OPEN.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Readable while packets wait.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.ready.get().map(AsFd::as_fd)
+    }
+
+    /// How often threads of the program have looked for packets.
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// A thread of the program looks for packets.
+    pub(crate) fn note_poll(&self) {
+        let polls = self.polls.load(Ordering::Relaxed);
+        self.polls.store(polls.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Takes the packets that `make` makes, one a call, as long as it says that there was one; [`flush`](Self::flush)
+    /// sends them.
+    pub(crate) fn send(&self, flow: &Flow, mut make: impl FnMut(&mut Vec<u8>) -> bool) {
+        let mut batch = self.outgoing();
+        while batch.push_with(flow, &mut make) {}
+    }
+
+    /// Takes one packet.
+    pub(crate) fn send_one(&self, flow: &Flow, make: impl FnOnce(&mut Vec<u8>)) {
+        self.outgoing().push_with(flow, make);
+    }
+
+    /// Sends what has been taken.
+    pub(crate) fn flush(&self) {
+        if let Some(endpoint) = &*self.endpoint() {
+            endpoint.send(&mut self.outgoing());
+        }
+    }
+
+    fn endpoint(&self) -> RwLockReadGuard<'_, Option<Endpoint>> {
+        self.endpoint.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Batch> {
+        lock(&self.outgoing)
+    }
+
+    /// What the thread that delivers has. Where another one is at it, `None`, or it is waited for if `wait`.
+    pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Inbox>> {
+        match self.receiving.try_lock() {
+            Err(TryLockError::WouldBlock) if !wait => None,
+            Ok(inbox) => Some(inbox),
+            Err(_) => Some(lock(&self.receiving)),
+        }
+    }
+
+    /// Calls `deliver` with each packet that has come and is whole; how many have come.
+    pub(crate) fn receive(
+        &self,
+        inbox: &mut Inbox,
+        mut deliver: impl FnMut(&Arrival, &Packet<'_>) -> Result<(), Drop>,
+    ) -> usize {
+        let endpoint = self.endpoint();
+        let Some(endpoint) = &*endpoint else {
+            return 0;
+        };
+        endpoint.receive(inbox, |received| {
+            let arrival = Arrival {
+                flow: Flow {
+                    addresses: received.frame.addresses,
+                    traffic_class: received.traffic_class,
+                    hop_limit: received.hop_limit.unwrap_or(0),
+                },
+                is_ecn_marked: received.congestion_experienced(),
+            };
+            let result = checked(&received).and_then(|packet| deliver(&arrival, &packet));
+            if let Err(why) = result {
+                self.counters.dropped(why);
+            }
+        })
+    }
+
+    /// The process ends: leaves the addresses to others.
+    pub(crate) fn leave(&self) {
+        for (name, packets) in self.counters.drops().filter(|&(_, packets)| packets != 0) {
+            tracing::info!("{packets} packets were dropped ({name})");
+        }
+        let endpoint = self.endpoint.write();
+        endpoint.unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// A process of the fabric has ended: its packets go to nobody from now on.
+    pub(crate) fn forget_the_dead(&self) {
+        if let Some(endpoint) = &*self.endpoint() {
+            endpoint.refresh();
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Requests that reach a queue pair by packets.
+
+use super::*;
+use nic_core::rights::Access;
+use roce::opcode::{Operation, Tail};
+use roce::packet::Packet;
+use roce::rc::responder::Responder;
+use roce::target::{Atomic, Refusal, Target};
+use roce::uc;
+
+use crate::lock::lock;
+use crate::path::{Arrival, Drop};
+use crate::send::RemoteMemory;
+use link::Flow;
+
+/// What a queue pair has for requests that reach it by packets.
+#[derive(Default)]
+pub(crate) struct PacketSide {
+    responder: Option<Box<Responding>>,
+    memory: Memory,
+}
+
+/// The responder of a connected queue pair.
+pub(crate) struct Responding {
+    machine: Machine,
+    /// The way back to the requester.
+    flow: Flow,
+}
+
+/// The responder of a transport service.
+enum Machine {
+    Rc(Box<Responder>),
+    Uc(uc::Receiver),
+}
+
+impl Responding {
+    /// A responder of a reliable connection.
+    pub(crate) fn rc(machine: Responder, flow: Flow) -> Self {
+        Self {
+            machine: Machine::Rc(Box::new(machine)),
+            flow,
+        }
+    }
+
+    /// A responder of an unreliable connection.
+    pub(crate) fn uc(machine: uc::Receiver, flow: Flow) -> Self {
+        Self {
+            machine: Machine::Uc(machine),
+            flow,
+        }
+    }
+}
+
+/// What requests are executed on.
+struct Memory {
+    /// Own regions that requests name.
+    regions: RegionCache,
+    /// Own regions that receive WRs name.
+    local: RegionCache,
+    /// The SEND that is coming.
+    message: Vec<u8>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            regions: RegionCache::new(),
+            local: RegionCache::new(),
+            message: Vec::new(),
+        }
+    }
+}
+
+impl PacketSide {
+    /// Answers requests from now on.
+    pub(crate) fn connect(&mut self, responder: Responding) {
+        self.responder = Some(Box::new(responder));
+    }
+}
+
+/// Takes a request to a queue pair, or a datagram.
+///
+/// # Errors
+/// Why the packet is dropped.
+pub(crate) fn take_request(
+    qp: &Qp,
+    arrival: &Arrival,
+    packet: &Packet<'_>,
+    now_ns: u64,
+) -> Result<(), Drop> {
+    if !matches!(
+        qp.state(),
+        QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+    ) {
+        return Err(Drop::NotReady);
+    }
+    let mut side = lock(&qp.packets);
+    let PacketSide { responder, memory } = &mut *side;
+    if qp.qp_type == QpType::Ud {
+        return take_datagram(qp, memory, arrival, packet);
+    }
+    let responder = responder.as_mut().ok_or(Drop::NotReady)?;
+    if !arrival.is_from_peer(&responder.flow) {
+        return Err(Drop::WrongSource);
+    }
+    let mut target = QpTarget {
+        qp,
+        memory,
+        failure: None,
+    };
+    match &mut responder.machine {
+        Machine::Rc(machine) => {
+            let had_failed = machine.has_failed();
+            machine.receive(now_ns, packet, arrival.is_ecn_marked, &mut target);
+            if machine.has_failed() && !had_failed {
+                let failure = target.failure.unwrap_or(Failure::Invalid);
+                drop(side);
+                fail(qp, failure);
+            }
+        }
+        Machine::Uc(machine) => machine.receive(packet, &mut target),
+    }
+    Ok(())
+}
+
+/// Sends the answers of a queue pair.
+pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
+    let mut side = lock(&qp.packets);
+    let PacketSide { responder, memory } = &mut *side;
+    let Some(Responding {
+        machine: Machine::Rc(machine),
+        flow,
+    }) = responder.as_deref_mut()
+    else {
+        return;
+    };
+    let mut target = QpTarget {
+        qp,
+        memory,
+        failure: None,
+    };
+    let had_failed = machine.has_failed();
+    qp.nic
+        .network
+        .send(flow, |packet| machine.transmit(now_ns, &mut target, packet));
+    if machine.has_failed() && !had_failed {
+        let failure = target.failure.unwrap_or(Failure::Invalid);
+        drop(side);
+        fail(qp, failure);
+    }
+}
+
+/// Why a reliable queue pair has refused a request.
+#[derive(Clone, Copy)]
+enum Failure {
+    /// Its own receive WR.
+    Receive,
+    /// The request had no right to what it asked for.
+    Access,
+    /// The request is not valid.
+    Invalid,
+}
+
+/// A request was refused: the queue pair fails.
+#[cold]
+fn fail(qp: &Qp, failure: Failure) {
+    qp.fail();
+    match failure {
+        Failure::Receive => {}
+        Failure::Access => qp.raise(IBV_EVENT_QP_ACCESS_ERR),
+        Failure::Invalid => qp.raise(IBV_EVENT_QP_REQ_ERR),
+    }
+}
+
+/// Gives a datagram to the receive WR at the front.
+fn take_datagram(
+    qp: &Qp,
+    memory: &mut Memory,
+    arrival: &Arrival,
+    packet: &Packet<'_>,
+) -> Result<(), Drop> {
+    let deth = packet.extended.deth.ok_or(Drop::Malformed)?;
+    if packet.bth.operation != Operation::Send {
+        return Err(Drop::Malformed);
+    }
+    if deth.qkey != qp.qkey.load(Ordering::Relaxed) {
+        return Err(Drop::WrongQkey);
+    }
+    let grh = qp.nic.port.received_grh(&arrival.flow);
+    let mut path = Path::new(qp.nic.port.received_path(&grh), grh);
+    let (kind, imm) = match packet.extended.imm {
+        Some(imm) => (Kind::SendWithImm, u32::from_ne_bytes(imm)),
+        None => (Kind::Send, 0),
+    };
+    memory.message.clear();
+    memory.message.extend_from_slice(packet.payload);
+    #[allow(clippy::cast_possible_truncation)] // a datagram
+    let len = packet.payload.len() as u32;
+    let header = header(kind, flags(packet.bth.solicited), imm, len, deth.qkey);
+    hand_over::<true>(qp, memory, header, deth.src_qpn, &mut path);
+    Ok(())
+}
+
+fn flags(solicited: bool) -> u8 {
+    if solicited { FLAG_SOLICITED } else { 0 }
+}
+
+/// Gives the message that has come whole to the receive WR at the front; its completion goes to the CQ's buffer.
+fn hand_over<const UD: bool>(
+    qp: &Qp,
+    memory: &mut Memory,
+    header: shm::fabric::ring::Header,
+    src_qpn: u32,
+    path: &mut Path,
+) -> Handled {
+    let Memory { local, message, .. } = memory;
+    let record = Record::of_bytes(header, message);
+    let mut handled = Handled::Done;
+    qp.recv_cq.complete_here(|sink| {
+        let mut rq = qp.recv_queue().lock();
+        let mut from = Sender {
+            peer: qp.nic.me(),
+            ring_at: 0,
+            src_qpn,
+            remote: &mut RegionCache::new(),
+            path,
+        };
+        let mut to = Receiver {
+            window: &mut Window::none(),
+            local,
+            sink,
+            by_engine: false,
+        };
+        handled = handle::<UD>(qp, &mut rq, &record, &mut from, &mut to);
+        if let Some(srq) = &qp.srq {
+            srq.check_limit(&mut rq);
+        }
+    });
+    handled
+}
+
+/// A queue pair as what requests are executed on.
+struct QpTarget<'a> {
+    qp: &'a Qp,
+    memory: &'a mut Memory,
+    /// Why the last refusal was.
+    failure: Option<Failure>,
+}
+
+impl QpTarget<'_> {
+    fn refuse<T>(&mut self, refusal: Refusal) -> Result<T, Refusal> {
+        self.failure = Some(match refusal {
+            Refusal::RemoteAccess => Failure::Access,
+            _ => Failure::Invalid,
+        });
+        Err(refusal)
+    }
+
+    /// Runs `f` on the memory that a request names.
+    fn remote<T>(
+        &mut self,
+        (addr, rkey, len): (u64, u32, u64),
+        access: Access,
+        f: impl FnOnce(RemoteMemory<'_>) -> Result<T, Fault>,
+    ) -> Result<T, Refusal> {
+        let found =
+            RemoteMemory::of_own(self.qp, &mut self.memory.regions, (addr, rkey), len, access);
+        match found.and_then(f) {
+            Ok(value) => Ok(value),
+            Err(Fault) => self.refuse(Refusal::RemoteAccess),
+        }
+    }
+}
+
+impl Target for QpTarget<'_> {
+    fn begin_receive(&mut self) -> bool {
+        self.memory.message.clear();
+        self.qp.recv_queue().lock().len() != 0
+    }
+
+    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+        // A part comes again if no receive WR was left for the message.
+        self.memory.message.truncate(offset as usize);
+        self.memory.message.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish_receive(
+        &mut self,
+        by_write: Option<u32>,
+        tail: Tail,
+        solicited: bool,
+    ) -> Result<(), Refusal> {
+        let (kind, imm) = match (by_write, tail) {
+            (Some(_), Tail::Imm(imm)) => (Kind::WriteWithImm, u32::from_ne_bytes(imm)),
+            (None, Tail::Imm(imm)) => (Kind::SendWithImm, u32::from_ne_bytes(imm)),
+            (None, Tail::Invalidate(key)) => (Kind::SendWithInv, key),
+            (None, Tail::None) => (Kind::Send, 0),
+            (Some(_), _) => return self.refuse(Refusal::InvalidRequest),
+        };
+        #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
+        let len = by_write.unwrap_or(self.memory.message.len() as u32);
+        let header = header(kind, flags(solicited), imm, len, 0);
+        let mut path = Path::new(0, [0; GRH_BYTES]);
+        let src_qpn = self.qp.shared().dest_qpn.load(Ordering::Relaxed);
+        match hand_over::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
+            Handled::NotReady => Err(Refusal::NotReady),
+            Handled::Failed(status) => {
+                self.failure = Some(Failure::Receive);
+                Err(if status == IBV_WC_REM_INV_REQ_ERR {
+                    Refusal::InvalidRequest
+                } else {
+                    Refusal::RemoteOperational
+                })
+            }
+            // Neither a payload by reference nor a rendezvous comes by packets.
+            Handled::Done | Handled::Lost | Handled::Unsendable | Handled::Rendezvous(_) => Ok(()),
+        }
+    }
+
+    fn check_write(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal> {
+        self.remote((addr, rkey, len.into()), Access::RemoteWrite, |_| Ok(()))
+    }
+
+    fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
+        self.remote(
+            (addr, rkey, bytes.len() as u64),
+            Access::RemoteWrite,
+            |memory| memory.write(bytes),
+        )
+    }
+
+    fn check_read(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal> {
+        self.remote((addr, rkey, len.into()), Access::RemoteRead, |_| Ok(()))
+    }
+
+    fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
+        self.remote(
+            (addr, rkey, into.len() as u64),
+            Access::RemoteRead,
+            |memory| memory.read(into),
+        )
+    }
+
+    fn atomic(&mut self, addr: u64, rkey: u32, atomic: Atomic) -> Result<u64, Refusal> {
+        if !addr.is_multiple_of(8) {
+            return self.refuse(Refusal::InvalidRequest);
+        }
+        let access = match atomic {
+            Atomic::Write(_) => Access::RemoteWrite,
+            Atomic::CompareSwap { .. } | Atomic::FetchAdd { .. } => Access::RemoteAtomic,
+        };
+        self.remote((addr, rkey, 8), access, |memory| memory.atomic(atomic))
+    }
+
+    fn flush(
+        &mut self,
+        addr: u64,
+        rkey: u32,
+        len: u32,
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<(), Refusal> {
+        let range = (addr, rkey, u64::from(len));
+        match RemoteMemory::flush(
+            self.qp,
+            &mut self.memory.regions,
+            range,
+            placement,
+            selectivity,
+        ) {
+            Ok(()) => Ok(()),
+            Err(Fault) => self.refuse(Refusal::RemoteAccess),
+        }
+    }
+}

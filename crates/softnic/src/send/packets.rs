@@ -1,0 +1,512 @@
+//! The sending side of queue pairs that reach their peers by packets.
+
+use super::*;
+use roce::opcode::{Operation, Position, Tail, Transport};
+use roce::packet::{Bth, Deth, Extended, Packet};
+use roce::psn::Psn;
+use roce::rc::requester::Requester;
+use roce::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
+use roce::uc;
+
+use crate::multicast::MULTICAST_QPN;
+use crate::path::{Arrival, DEFAULT_PKEY, Drop};
+use link::Flow;
+
+/// Payload of so many bytes or fewer is copied when it is posted: it is sent at once in most cases, and looking up its
+/// region a second time costs more.
+const COPIED_BYTES: u64 = 256;
+
+/// The shortest timeout by packets. A packet waits longer than that for a thread to run on a busy host, and adapters have
+/// a floor of this size, too.
+const MIN_TIMEOUT_NS: u64 = 10_000_000;
+
+/// How long an answer by packets may take with that code of `timeout`; `None`: for ever.
+pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
+    ack_timeout_ns(timeout).map(|ns| ns.max(MIN_TIMEOUT_NS))
+}
+
+/// The requester of a connected queue pair that reaches its peer by packets.
+pub(crate) struct Wire {
+    machine: Machine,
+    flow: Flow,
+    /// Memory of the work requests in flight; the first is of the request behind `done`.
+    memory: VecDeque<WrMemory>,
+    done: u64,
+}
+
+/// The requester of a transport service.
+enum Machine {
+    Rc(Box<Requester>),
+    Uc(uc::Sender),
+}
+
+/// Payload of a work request, or where its result goes.
+enum WrMemory {
+    Bytes(Box<[u8]>),
+    Sges(Box<[ibv_sge]>),
+}
+
+impl Wire {
+    /// A requester of a reliable connection.
+    pub(crate) fn rc(requester: Requester, flow: Flow) -> Self {
+        Self::new(Machine::Rc(Box::new(requester)), flow)
+    }
+
+    /// A requester of an unreliable connection.
+    pub(crate) fn uc(sender: uc::Sender, flow: Flow) -> Self {
+        Self::new(Machine::Uc(sender), flow)
+    }
+
+    fn new(machine: Machine, flow: Flow) -> Self {
+        Self {
+            machine,
+            flow,
+            memory: VecDeque::new(),
+            done: 0,
+        }
+    }
+
+    /// How many requests are done, from the first on.
+    pub(super) fn done(&self) -> u64 {
+        match &self.machine {
+            Machine::Rc(requester) => requester.done(),
+            Machine::Uc(sender) => sender.done(),
+        }
+    }
+
+    /// The reliable requester.
+    pub(super) fn reliable(&mut self) -> Option<&mut Requester> {
+        match &mut self.machine {
+            Machine::Rc(requester) => Some(requester),
+            Machine::Uc(_) => None,
+        }
+    }
+
+    /// Forgets the memory of requests that are done.
+    fn forget_done(&mut self) {
+        let done = self.done();
+        while self.done < done {
+            self.memory.pop_front();
+            self.done += 1;
+        }
+    }
+}
+
+/// The memory of the work requests of a queue pair, as its requester names it.
+struct QpMemory<'a> {
+    qp: &'a Qp,
+    local: &'a mut RegionCache,
+    memory: &'a VecDeque<WrMemory>,
+    /// Requests that are done, and have no memory here.
+    done: u64,
+}
+
+impl<'a> QpMemory<'a> {
+    fn of(&self, position: u64) -> Option<&'a WrMemory> {
+        let index = position.checked_sub(self.done + 1)?;
+        self.memory.get(usize::try_from(index).ok()?)
+    }
+}
+
+impl LocalMemory for QpMemory<'_> {
+    fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+        match self.of(position) {
+            Some(WrMemory::Bytes(bytes)) => {
+                let from = offset as usize;
+                let part = bytes.get(from..from + into.len()).ok_or(LocalFault)?;
+                into.copy_from_slice(part);
+                Ok(())
+            }
+            Some(WrMemory::Sges(sges)) => {
+                let mut rest = into;
+                let (qp, memory) = (self.qp, &mut *self.local);
+                for_each_piece(sges, offset, rest.len(), |sge| {
+                    let (part, behind) =
+                        std::mem::take(&mut rest).split_at_mut(sge.length as usize);
+                    rest = behind;
+                    let (region, at, _pin) =
+                        checked_sge(qp.nic, memory, qp.pd, sge, false).map_err(|_| LocalFault)?;
+                    if region.is_null() {
+                        part.fill(0);
+                        return Ok(());
+                    }
+                    // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
+                    unsafe { region.read(at, part.as_mut_ptr()) }.map_err(|Fault| LocalFault)
+                })
+            }
+            None => Err(LocalFault),
+        }
+    }
+
+    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+        let Some(WrMemory::Sges(sges)) = self.of(position) else {
+            return Err(LocalFault);
+        };
+        let mut rest = bytes;
+        let (qp, memory) = (self.qp, &mut *self.local);
+        for_each_piece(sges, offset, rest.len(), |sge| {
+            let (part, behind) = rest.split_at(sge.length as usize);
+            rest = behind;
+            let (region, at, _pin) =
+                checked_sge(qp.nic, memory, qp.pd, sge, true).map_err(|_| LocalFault)?;
+            // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
+            unsafe { region.write(at, part.as_ptr()) }.map_err(|Fault| LocalFault)
+        })
+    }
+}
+
+/// Calls `f` for each run of memory that `len` bytes from `offset` on lie in.
+///
+/// # Errors
+/// What `f` says; the list is shorter than that.
+fn for_each_piece(
+    sges: &[ibv_sge],
+    offset: u32,
+    len: usize,
+    mut f: impl FnMut(&ibv_sge) -> Result<(), LocalFault>,
+) -> Result<(), LocalFault> {
+    let (mut skip, mut left) = (u64::from(offset), len as u64);
+    for sge in sges {
+        let length = u64::from(sge.length);
+        if skip >= length {
+            skip -= length;
+            continue;
+        }
+        if left == 0 {
+            break;
+        }
+        let here = left.min(length - skip);
+        #[allow(clippy::cast_possible_truncation)] // at most the SGE's length
+        let piece = ibv_sge {
+            addr: sge.addr.wrapping_add(skip),
+            length: here as u32,
+            lkey: sge.lkey,
+        };
+        f(&piece)?;
+        left -= here;
+        skip = 0;
+    }
+    if left == 0 { Ok(()) } else { Err(LocalFault) }
+}
+
+/// Makes a work request of a connected queue pair a request.
+pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    if matches!(view.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
+        return local_operation(qp, view);
+    }
+    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
+    if total > u64::from(crate::device::MAX_MSG_SZ) {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    }
+    #[allow(clippy::cast_possible_truncation)] // at most 2^30
+    let len = total as u32;
+    let (operation, memory) = match describe(qp, sq, view, len) {
+        Ok(described) => described,
+        Err(status) => return Outcome::Failed(status),
+    };
+    let Some(wire) = &mut sq.wire else {
+        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+    };
+    let request = Request {
+        operation,
+        solicited: view.wr.send_flags & IBV_SEND_SOLICITED != 0,
+        fence: view.wr.send_flags & IBV_SEND_FENCE != 0,
+    };
+    wire.memory.push_back(memory);
+    let position = match &mut wire.machine {
+        Machine::Rc(requester) => requester.post(request),
+        Machine::Uc(sender) => sender.post(request),
+    };
+    let byte_len = if matches!(operation, RequestOperation::Flush { .. }) {
+        0
+    } else {
+        len
+    };
+    Outcome::InFlight(position, byte_len)
+}
+
+/// What the work request asks for, and its memory.
+///
+/// # Errors
+/// The status of a work request that fails at the requester.
+fn describe(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    len: u32,
+) -> Result<(RequestOperation, WrMemory), ibv_wc_status> {
+    // SAFETY: members of the unions for these opcodes; plain integers, and initialised as such by the program.
+    let (imm, rdma, atomic) = unsafe { (view.wr.imm.imm_data, view.wr.wr.rdma, view.wr.wr.atomic) };
+    let (addr, rkey) = (rdma.remote_addr, rdma.rkey);
+    let send = |tail| RequestOperation::Send { len, tail };
+    let write = |imm| RequestOperation::Write {
+        addr,
+        rkey,
+        len,
+        imm,
+    };
+    let operation = match view.wr.opcode {
+        IBV_WR_SEND => send(Tail::None),
+        IBV_WR_SEND_WITH_IMM => send(Tail::Imm(imm.to_ne_bytes())),
+        IBV_WR_SEND_WITH_INV => send(Tail::Invalidate(imm)),
+        IBV_WR_RDMA_WRITE => write(None),
+        IBV_WR_RDMA_WRITE_WITH_IMM => write(Some(imm.to_ne_bytes())),
+        IBV_WR_RDMA_READ => RequestOperation::Read { addr, rkey, len },
+        IBV_WR_ATOMIC_WRITE => RequestOperation::AtomicWrite { addr, rkey },
+        IBV_WR_ATOMIC_CMP_AND_SWP => RequestOperation::CompareSwap {
+            addr: atomic.remote_addr,
+            rkey: atomic.rkey,
+            compare: atomic.compare_add,
+            swap: atomic.swap,
+        },
+        IBV_WR_ATOMIC_FETCH_AND_ADD => RequestOperation::FetchAdd {
+            addr: atomic.remote_addr,
+            rkey: atomic.rkey,
+            add: atomic.compare_add,
+        },
+        _ => flush_of(atomic),
+    };
+    let needs_resources = !matches!(
+        operation,
+        RequestOperation::Send { .. } | RequestOperation::Write { .. }
+    );
+    if needs_resources && qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
+        return Err(IBV_WC_LOC_QP_OP_ERR);
+    }
+    let memory = match operation {
+        RequestOperation::CompareSwap { .. }
+        | RequestOperation::FetchAdd { .. }
+        | RequestOperation::AtomicWrite { .. }
+            if len != 8 =>
+        {
+            return Err(IBV_WC_LOC_LEN_ERR);
+        }
+        // The buffers of results are looked at when there is a result.
+        RequestOperation::CompareSwap { .. }
+        | RequestOperation::FetchAdd { .. }
+        | RequestOperation::Read { .. } => WrMemory::Sges(view.sges.into()),
+        RequestOperation::Flush { .. } => WrMemory::Bytes(Box::default()),
+        _ => payload(qp, sq, view, len)?,
+    };
+    Ok((operation, memory))
+}
+
+/// The FLUSH that a work request asks for.
+fn flush_of(atomic: ibv_send_wr_wr_atomic) -> RequestOperation {
+    let range = FlushRange::of(atomic);
+    #[allow(clippy::cast_possible_truncation)] // the codes of both, and a length of 32 bits
+    RequestOperation::Flush {
+        addr: range.remote_addr,
+        rkey: range.rkey,
+        len: range.len as u32,
+        placement: range.placement,
+        selectivity: u8::from(range.whole_region),
+    }
+}
+
+/// The payload of a work request: copied, or its checked memory.
+fn payload(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    len: u32,
+) -> Result<WrMemory, ibv_wc_status> {
+    // What a fence holds back may be written by the READs in front of it.
+    let is_short = u64::from(len) <= COPIED_BYTES && view.wr.send_flags & IBV_SEND_FENCE == 0;
+    let is_copied =
+        is_short || view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
+    if !is_copied {
+        for_each_part(qp, &mut sq.local, view, |_, _| Ok(()))?;
+        return Ok(WrMemory::Sges(view.sges.into()));
+    }
+    let mut bytes = vec![0; len as usize].into_boxed_slice();
+    copy_payload(qp, sq, view, &mut bytes)?;
+    Ok(WrMemory::Bytes(bytes))
+}
+
+/// Copies the payload of a work request, which is as long as `into`.
+fn copy_payload(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    into: &mut [u8],
+) -> Result<(), ibv_wc_status> {
+    let mut at = 0;
+    for_each_part(qp, &mut sq.local, view, |src, len| {
+        let part = into.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
+        at += len;
+        // SAFETY: `part` has `len` bytes of our own; `for_each_part` has checked `src`.
+        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+    })
+}
+
+/// Whether a datagram goes by packets.
+pub(super) fn takes_datagram(qp: &Qp, view: &WrView<'_>) -> bool {
+    view.ah.is_some_and(|ah| ah.by_packets) && qp.nic.network.is_open()
+}
+
+/// SEND on UD by packet.
+pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    let Some((ah, flow)) = view.ah.and_then(|ah| Some((ah, ah.flow?))) else {
+        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+    };
+    let total: usize = view.sges.iter().map(|s| s.length as usize).sum();
+    if total > UD_MAX_PAYLOAD {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    }
+    debug_assert!(ah.group.is_none());
+    // SAFETY: members of the unions for UD and immediates; plain integers.
+    let (ud, imm) = unsafe { (view.wr.wr.ud, view.wr.imm.imm_data) };
+    let with_imm = view.wr.opcode == IBV_WR_SEND_WITH_IMM;
+    let mut payload = [0; UD_MAX_PAYLOAD];
+    let payload = &mut payload[..total];
+    if let Err(status) = copy_payload(qp, sq, view, payload) {
+        return Outcome::Failed(status);
+    }
+    let packet = Packet {
+        bth: Bth {
+            transport: Transport::Ud,
+            operation: Operation::Send,
+            position: Position::Only,
+            solicited: view.wr.send_flags & IBV_SEND_SOLICITED != 0,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            dest_qpn: ud.remote_qpn & MULTICAST_QPN,
+            ack_request: false,
+            psn: Psn::new(sq.datagram_psn),
+        },
+        extended: Extended {
+            deth: Some(Deth {
+                // "If the high-order bit of the Q_Key is set, the one of the queue pair is used" (IBTA 10.2.5).
+                qkey: if ud.remote_qkey >> 31 != 0 {
+                    qp.qkey.load(Ordering::Relaxed)
+                } else {
+                    ud.remote_qkey
+                },
+                src_qpn: qp.qpn,
+            }),
+            imm: with_imm.then(|| imm.to_ne_bytes()),
+            ..Extended::default()
+        },
+        payload,
+    };
+    sq.datagram_psn = sq.datagram_psn.wrapping_add(1);
+    qp.nic.network.send_one(&flow, |bytes| packet.emit(bytes));
+    #[allow(clippy::cast_possible_truncation)] // at most 4096
+    let len = total as u32;
+    Outcome::Done(len)
+}
+
+/// Sends what has been posted.
+#[cold]
+pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
+    if sq.wire.is_some() {
+        transmit(qp, sq, now_ns());
+    }
+    qp.nic.network.flush();
+}
+
+/// Sends what the requester may send now.
+fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
+    let SendQueue { wire, local, .. } = sq;
+    let Some(wire) = wire else { return };
+    let mut memory = QpMemory {
+        qp,
+        local,
+        memory: &wire.memory,
+        done: wire.done,
+    };
+    let machine = &mut wire.machine;
+    qp.nic.network.send(&wire.flow, |packet| match machine {
+        Machine::Rc(requester) => requester.transmit(now, &mut memory, packet),
+        Machine::Uc(sender) => sender.transmit(&mut memory, packet),
+    });
+    wire.forget_done();
+}
+
+/// Takes the answer to a request of `qp`, or a congestion notification.
+///
+/// # Errors
+/// Why the packet is dropped.
+pub(crate) fn take_answer(
+    qp: &Qp,
+    arrival: &Arrival,
+    packet: &Packet<'_>,
+    now: u64,
+) -> Result<(), Drop> {
+    let mut sq = qp.sq.lock();
+    let SendQueue { wire, local, .. } = &mut *sq;
+    let wire = wire.as_mut().ok_or(Drop::NotReady)?;
+    if !arrival.is_from_peer(&wire.flow) {
+        return Err(Drop::WrongSource);
+    }
+    let mut memory = QpMemory {
+        qp,
+        local,
+        memory: &wire.memory,
+        done: wire.done,
+    };
+    if let Machine::Rc(requester) = &mut wire.machine {
+        requester.receive(now, packet, &mut memory);
+    }
+    Ok(())
+}
+
+/// Goes on with what the requester has to send, after answers have come.
+///
+/// What is done completes now: completions of sends and of receives, which packets bring too, come in the order of time.
+pub(crate) fn go_on(qp: &Qp, now: u64) {
+    let mut sq = qp.sq.lock();
+    if !sq.stopped {
+        transmit(qp, &mut sq, now);
+    }
+    drop(sq);
+    qp.send_cq.drain_sender(qp);
+}
+
+/// Notes what is done; what is overdue is sent again. True if something waits for a deadline.
+pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(wire) = &mut sq.wire else {
+        return false;
+    };
+    let now = now_ns();
+    if let Machine::Rc(requester) = &mut wire.machine
+        && requester.deadline().is_some_and(|at| at <= now)
+    {
+        requester.expire(now);
+        transmit(qp, sq, now);
+        qp.nic.network.flush();
+    }
+    let Some(wire) = &mut sq.wire else {
+        return false;
+    };
+    wire.forget_done();
+    let done = wire.done();
+    let failure = match &wire.machine {
+        Machine::Rc(requester) => requester.failure(),
+        Machine::Uc(sender) => sender.failure(),
+    };
+    settle_front(qp, sq, done);
+    if sq.pending.is_empty() || sq.stopped {
+        return false;
+    }
+    if let Some(failure) = failure {
+        fail_now(qp, sq, status_of(failure));
+        return false;
+    }
+    true
+}
+
+/// The status of a work request that has failed so.
+fn status_of(failure: Failure) -> ibv_wc_status {
+    match failure {
+        Failure::LocalProtection => IBV_WC_LOC_PROT_ERR,
+        Failure::BadResponse => IBV_WC_BAD_RESP_ERR,
+        Failure::RetryExceeded => IBV_WC_RETRY_EXC_ERR,
+        Failure::RnrRetryExceeded => IBV_WC_RNR_RETRY_EXC_ERR,
+        Failure::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,
+        Failure::RemoteAccess => IBV_WC_REM_ACCESS_ERR,
+        Failure::RemoteOperational => IBV_WC_REM_OP_ERR,
+    }
+}

@@ -1,0 +1,112 @@
+//! The memory of this process that a peer's request names, with the rights of the queue pair that it goes to.
+
+use super::*;
+use nic_core::rights::{Access, Owner, Permitted};
+use roce::target::Atomic;
+
+/// A range that a request may use; its region stays registered.
+pub(crate) struct RemoteMemory<'a> {
+    qp: &'a Qp,
+    region: &'a shm::mem::Region,
+    at: Permitted,
+    _pin: shm::keys::Pin,
+}
+
+impl<'a> RemoteMemory<'a> {
+    /// The range of this process's memory that a request to `qp` names.
+    ///
+    /// # Errors
+    /// The request has no right to it.
+    pub(crate) fn of_own(
+        qp: &'a Qp,
+        regions: &'a mut RegionCache,
+        range: (u64, u32),
+        len: u64,
+        access: Access,
+    ) -> Result<Self, Fault> {
+        let found = remote_region(qp.nic, &own(qp), regions, range, len, access);
+        let (region, at, pin) = found.map_err(|_| Fault)?;
+        Ok(Self {
+            qp,
+            region,
+            at,
+            _pin: pin,
+        })
+    }
+
+    /// Writes `bytes`, which are as long as the range.
+    ///
+    /// # Errors
+    /// The memory is not there.
+    pub(crate) fn write(self, bytes: &[u8]) -> Result<(), Fault> {
+        if self.at.len() != bytes.len() as u64 {
+            return Err(Fault);
+        }
+        // SAFETY: `bytes` is as long as `at`, which is of this region; the region is pinned.
+        unsafe { self.region.write(self.at, bytes.as_ptr()) }
+    }
+
+    /// Reads into `into`, which is as long as the range.
+    ///
+    /// # Errors
+    /// The memory is not there.
+    pub(crate) fn read(self, into: &mut [u8]) -> Result<(), Fault> {
+        if self.at.len() != into.len() as u64 {
+            return Err(Fault);
+        }
+        // SAFETY: `into` is as long as `at`, which is of this region; the region is pinned.
+        unsafe { self.region.read(self.at, into.as_mut_ptr()) }
+    }
+
+    /// Executes an atomic on the 8 bytes of the range; the original value.
+    ///
+    /// # Errors
+    /// The memory is not there.
+    pub(crate) fn atomic(self, atomic: Atomic) -> Result<u64, Fault> {
+        let op = match atomic {
+            Atomic::CompareSwap { compare, swap } => AtomicOp::CompareSwap {
+                expect: compare,
+                swap,
+            },
+            Atomic::FetchAdd { add } => AtomicOp::FetchAdd(add),
+            Atomic::Write(bytes) => AtomicOp::Store(u64::from_ne_bytes(bytes)),
+        };
+        self.region.atomic(self.qp.nic.me(), self.at, op)
+    }
+
+    /// Executes a FLUSH: what was written before is visible already, so what is left are the checks.
+    ///
+    /// # Errors
+    /// The request has no right to the range.
+    pub(crate) fn flush(
+        qp: &Qp,
+        regions: &mut RegionCache,
+        (addr, rkey, len): (u64, u32, u64),
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<(), Fault> {
+        // Memory of processes does not survive them: no region allows persistence.
+        if placement != IBV_FLUSH_GLOBAL {
+            return Err(Fault);
+        }
+        let (addr, len) = if selectivity == 0 {
+            (addr, len)
+        } else {
+            let to = own(qp);
+            let domain = || domain_of(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
+            let found = regions.get(qp.nic, qp.nic.me(), rkey, domain);
+            let (region, _pin) = found.map_err(|_| Fault)?;
+            (region.rights.start, region.rights.len)
+        };
+        RemoteMemory::of_own(qp, regions, (addr, rkey), len, Access::FlushGlobal).map(|_| ())
+    }
+}
+
+/// A queue pair of this process as what requests go to.
+fn own(qp: &Qp) -> Target<'_> {
+    Target {
+        peer: qp.nic.me(),
+        index: qp.index,
+        srqn: 0,
+    }
+}
