@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use ::faults::{CompletionFacts, QueuePair};
+use ::faults::CompletionFacts;
 use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
@@ -839,7 +839,11 @@ impl CqState {
         for place in &out[..n] {
             // SAFETY: the sink has initialised the first `n` places.
             let wc = unsafe { place.assume_init_read() };
-            let delay_ns = faults::completion(&self.facts(&wc), wc.wr_id);
+            let facts = CompletionFacts {
+                operation: late::operation(wc.opcode),
+                queue_pair: faults::queue_pair(wc.qp_num),
+            };
+            let delay_ns = faults::completion(&facts, wc.wr_id);
             self.late.push(wc, solicited, now.saturating_add(delay_ns));
         }
         let released = self.release_late(now);
@@ -855,20 +859,6 @@ impl CqState {
             released += 1;
         }
         released
-    }
-
-    /// What a plan of faults is told of a completion.
-    fn facts(&self, wc: &ibv_wc) -> CompletionFacts {
-        let senders = self.send.iter().map(|qp| qp.facts());
-        let receivers = self.recv.iter().map(|side| side.qp().facts());
-        let known = senders.chain(receivers).find(|qp| qp.qpn == wc.qp_num);
-        CompletionFacts {
-            operation: late::operation(wc.opcode),
-            queue_pair: known.unwrap_or(QueuePair {
-                number: 0,
-                qpn: wc.qp_num,
-            }),
-        }
     }
 
     #[inline]

@@ -158,6 +158,7 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
         waiting |= xrc::engine_progress(nic);
     }
     waiting |= registry::of(nic).read_notices_put_off(nic);
+    waiting |= nic.network.holds_packets();
     waiting
 }
 

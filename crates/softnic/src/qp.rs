@@ -14,6 +14,7 @@ use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
 use crate::event::Unacknowledged;
+use crate::faults;
 use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
@@ -191,6 +192,7 @@ impl Qp {
             unacknowledged: Unacknowledged::default(),
             domain: new.domain,
         };
+        faults::note_queue_pair(qp.facts());
         let shared = qp.shared();
         shared.remote_error.store(0, Ordering::Relaxed);
         shared.dest_qpn.store(0, Ordering::Relaxed);

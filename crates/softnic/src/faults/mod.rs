@@ -6,12 +6,14 @@
 
 mod counts;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::{LazyLock, Mutex, OnceLock};
 
 use ::faults::{
-    CompletionFacts, Happening, Injector, Plan, QueuePair, Struck, VerbFacts, WorkFacts, WorkFault,
+    CompletionFacts, Fate, Happening, Injector, PacketFacts, Plan, QueuePair, Struck, VerbFacts,
+    WorkFacts, WorkFault,
 };
 use shm::clock::now_ns;
 
@@ -131,6 +133,22 @@ impl Inner {
     }
 }
 
+/// Numbers of the queue pairs that this process has made under a plan, by their QPNs.
+static NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
+
+/// A queue pair was made.
+pub(crate) fn note_queue_pair(queue_pair: QueuePair) {
+    if are_on() {
+        lock(&NUMBERS).insert(queue_pair.qpn, queue_pair.number);
+    }
+}
+
+/// The queue pair that has had the number `qpn` last.
+pub(crate) fn queue_pair(qpn: u32) -> QueuePair {
+    let number = lock(&NUMBERS).get(&qpn).copied().unwrap_or(0);
+    QueuePair { number, qpn }
+}
+
 /// Whether a verb is refused, and what happens before it is executed.
 pub(crate) fn verb(facts: &VerbFacts) -> (Option<i32>, Vec<Happening>) {
     let Some(faults) = faults() else {
@@ -172,6 +190,24 @@ pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
         tell_queue_pair(what, facts.queue_pair);
     });
     delay_ns
+}
+
+/// What becomes of a packet.
+pub(crate) fn packet(facts: &PacketFacts) -> Fate {
+    let Some(faults) = faults() else {
+        return Fate::default();
+    };
+    let inner = &mut *lock(&faults.inner);
+    let fate = inner.injector.packet(faults.now(), facts);
+    inner.note(fate.struck, |what| {
+        let _ = write!(
+            what,
+            "packet {} of {} bytes, {} -> {}",
+            facts.operation, facts.bytes, facts.source, facts.destination
+        );
+        tell_queue_pair(what, facts.queue_pair);
+    });
+    fate
 }
 
 fn tell_queue_pair(what: &mut String, queue_pair: QueuePair) {

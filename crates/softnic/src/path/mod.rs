@@ -11,6 +11,7 @@
 //! way by packets.
 
 mod counters;
+mod faulty;
 mod mode;
 mod network;
 

@@ -9,6 +9,7 @@ use roce::UDP_PORT;
 use roce::icrc;
 use roce::packet::Packet;
 
+use super::faulty::FaultyWire;
 use super::{BadPath, Counters, Drop, Mode};
 use crate::lock::lock;
 
@@ -61,6 +62,8 @@ pub(crate) struct Network {
     /// Times that a thread of the program has looked for packets.
     polls: AtomicU64,
     counters: Counters,
+    /// What a plan of faults does to packets.
+    faulty: Option<FaultyWire>,
 }
 
 impl Network {
@@ -77,6 +80,7 @@ impl Network {
             receiving: Mutex::default(),
             polls: AtomicU64::new(0),
             counters: Counters::default(),
+            faulty: FaultyWire::new(),
         })
     }
 
@@ -135,27 +139,60 @@ impl Network {
         self.polls.store(polls.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Takes the packets that `make` makes, one a call, as long as it says that there was one; [`flush`](Self::flush)
-    /// sends them.
-    pub(crate) fn send(&self, flow: &Flow, mut make: impl FnMut(&mut Vec<u8>) -> bool) {
+    /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, as long as it says that there was one;
+    /// [`flush`](Self::flush) sends them.
+    pub(crate) fn send(&self, qpn: u32, flow: &Flow, mut make: impl FnMut(&mut Vec<u8>) -> bool) {
         let mut batch = self.outgoing();
-        while batch.push_with(flow, &mut make) {}
+        let Some(faulty) = &self.faulty else {
+            while batch.push_with(flow, &mut make) {}
+            return;
+        };
+        let mut packet = Vec::new();
+        loop {
+            let more = make(&mut packet);
+            if !packet.is_empty() {
+                faulty.send(&mut batch, qpn, flow, &packet);
+                packet.clear();
+            }
+            if !more {
+                return;
+            }
+        }
     }
 
     /// Takes one packet.
-    pub(crate) fn send_one(&self, flow: &Flow, make: impl FnOnce(&mut Vec<u8>)) {
-        self.outgoing().push_with(flow, make);
+    pub(crate) fn send_one(&self, qpn: u32, flow: &Flow, make: impl FnOnce(&mut Vec<u8>)) {
+        let mut batch = self.outgoing();
+        let Some(faulty) = &self.faulty else {
+            return batch.push_with(flow, make);
+        };
+        let mut packet = Vec::new();
+        make(&mut packet);
+        faulty.send(&mut batch, qpn, flow, &packet);
     }
 
     /// Sends what has been taken.
     pub(crate) fn flush(&self) {
         if let Some(endpoint) = &*self.endpoint() {
-            endpoint.send(&mut self.outgoing());
+            self.flush_to(endpoint);
         }
+    }
+
+    fn flush_to(&self, endpoint: &Endpoint) {
+        let mut batch = self.outgoing();
+        if let Some(faulty) = &self.faulty {
+            faulty.release_leaving(&mut batch);
+        }
+        endpoint.send(&mut batch);
     }
 
     fn endpoint(&self) -> RwLockReadGuard<'_, Option<Endpoint>> {
         self.endpoint.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a plan of faults holds packets back: the engine is to look again.
+    pub(crate) fn holds_packets(&self) -> bool {
+        self.faulty.as_ref().is_some_and(|faulty| !faulty.is_idle())
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Batch> {
@@ -181,7 +218,7 @@ impl Network {
         let Some(endpoint) = &*endpoint else {
             return 0;
         };
-        endpoint.receive(inbox, |received| {
+        let mut take = |received: &Received<'_>| {
             let arrival = Arrival {
                 flow: Flow {
                     addresses: received.frame.addresses,
@@ -190,11 +227,17 @@ impl Network {
                 },
                 is_ecn_marked: received.congestion_experienced(),
             };
-            let result = checked(&received).and_then(|packet| deliver(&arrival, &packet));
+            let result = checked(received).and_then(|packet| deliver(&arrival, &packet));
             if let Err(why) = result {
                 self.counters.dropped(why);
             }
-        })
+        };
+        let Some(faulty) = &self.faulty else {
+            return endpoint.receive(inbox, |received| take(&received));
+        };
+        self.flush_to(endpoint);
+        let came = endpoint.receive(inbox, |received| faulty.arrive(&received, &mut take));
+        came + faulty.release_arriving(&mut take)
     }
 
     /// The process ends: leaves the addresses to others.

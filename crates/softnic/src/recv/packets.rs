@@ -140,9 +140,9 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
         failure: None,
     };
     let had_failed = machine.has_failed();
-    qp.nic
-        .network
-        .send(flow, |packet| machine.transmit(now_ns, &mut target, packet));
+    qp.nic.network.send(qp.qpn, flow, |packet| {
+        machine.transmit(now_ns, &mut target, packet)
+    });
     if machine.has_failed() && !had_failed {
         let failure = target.failure.unwrap_or(Failure::Invalid);
         drop(side);

@@ -392,7 +392,9 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
         payload,
     };
     sq.datagram_psn = sq.datagram_psn.wrapping_add(1);
-    qp.nic.network.send_one(&flow, |bytes| packet.emit(bytes));
+    qp.nic
+        .network
+        .send_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     Outcome::Done(len)
@@ -418,10 +420,12 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
         done: wire.done,
     };
     let machine = &mut wire.machine;
-    qp.nic.network.send(&wire.flow, |packet| match machine {
-        Machine::Rc(requester) => requester.transmit(now, &mut memory, packet),
-        Machine::Uc(sender) => sender.transmit(&mut memory, packet),
-    });
+    qp.nic
+        .network
+        .send(qp.qpn, &wire.flow, |packet| match machine {
+            Machine::Rc(requester) => requester.transmit(now, &mut memory, packet),
+            Machine::Uc(sender) => sender.transmit(&mut memory, packet),
+        });
     wire.forget_done();
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common;
@@ -51,10 +52,28 @@ impl Program {
 
     /// The program under these flags of `verbatim run`, in a fabric of its own.
     fn run(&self, flags: &[&str], args: &[&str]) -> Ran {
+        let start = common::verbatim(&["run", "--no-view", "--link-layer", "ib"]);
+        self.finish(start, flags, args)
+    }
+
+    /// The same where queue pairs reach each other by packets, at an address that no other test has.
+    fn by_packets(&self, plan: &str, args: &[&str]) -> Ran {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let host = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut start = common::verbatim(&["run", "--no-view", "--link-layer", "roce"]);
+        start.env("VERBATIM_PATH", "packets").env(
+            "VERBATIM_ADDRESS",
+            format!("127.{}.{low}.{host}", 2 + high % 200),
+        );
+        self.finish(start, &["--fault", plan, "--fault-seed", "5"], args)
+    }
+
+    fn finish(&self, mut start: Command, flags: &[&str], args: &[&str]) -> Ran {
         common::build_libraries();
         let fabric = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let start = Instant::now();
-        let out = common::verbatim(&["run", "--no-view", "--link-layer", "ib"])
+        let began = Instant::now();
+        let out = start
             .args(flags)
             .arg("--")
             .arg(self.path())
@@ -67,7 +86,7 @@ impl Program {
             code: out.status.code(),
             out: String::from_utf8_lossy(&out.stdout).into_owned(),
             summary: String::from_utf8_lossy(&out.stderr).into_owned(),
-            took: start.elapsed(),
+            took: began.elapsed(),
         }
     }
 
@@ -237,6 +256,57 @@ fn a_process_pauses_and_goes_on() {
     let ran = Program::faulty().under("pause=400ms,verb=ibv_create_qp", &["1", "0"]);
     ran.printed(&DONE);
     assert!(ran.took >= Duration::from_millis(400));
+}
+
+/// RC delivers each message once and in order, whatever happens to packets: the program sees nothing of it.
+#[test]
+fn packets_are_lost_late_twice_damaged_and_marked_and_reliable_connections_do_not_mind() {
+    let program = Program::faulty();
+    for plan in [
+        "drop,p=0.15",
+        "drop,opcode=ACK,every=3; drop,opcode=SEND,every=5,direction=receive",
+        "corrupt,p=0.2",
+        "corrupt,p=0.2,direction=receive",
+        "duplicate; reorder=1ms..3ms,p=0.3",
+        "delay=2ms..4ms,qp=1",
+        "ecn; rate=1Mbit",
+    ] {
+        let ran = program.by_packets(plan, &["30", "0"]);
+        let sent = ran.out.matches(": success").count();
+        assert_eq!(sent, 60, "{plan}: {}{}", ran.out, ran.summary);
+        assert!(
+            !ran.summary.contains("never struck"),
+            "{plan}: {}",
+            ran.summary
+        );
+    }
+    let all = program.by_packets("drop", &["2", "0"]);
+    assert!(
+        all.out
+            .starts_with("send 0: transport retry counter exceeded\n"),
+        "{}",
+        all.out
+    );
+}
+
+#[test]
+fn a_pulled_cable_stops_packets_for_its_time() {
+    let program = Program::faulty();
+    let ran = program.by_packets("link-down=300ms,verb=ibv_create_qp", &["1", "2"]);
+    ran.printed(&[
+        "recv 0: success",
+        "send 0: success",
+        "event: port error",
+        "event: port active",
+        "done",
+    ]);
+    assert!(ran.took >= Duration::from_millis(300));
+    let ran = program.by_packets("link-down,opcode=SEND,after=2", &["9", "1"]);
+    assert!(
+        ran.out.contains("transport retry counter exceeded"),
+        "{}",
+        ran.out
+    );
 }
 
 #[test]

@@ -34,6 +34,16 @@ static void connect_to_itself(struct ibv_qp *qp)
 	attr.min_rnr_timer = 22; /* 20.48 ms */
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.dlid = port.lid;
+	if (port.link_layer == IBV_LINK_LAYER_ETHERNET) {
+		/* The first address of IPv4. */
+		int index = 0;
+		do
+			CHECK(!ibv_query_gid(qp->context, 1, index, &attr.ah_attr.grh.dgid));
+		while (attr.ah_attr.grh.dgid.raw[10] != 0xff && ++index);
+		attr.ah_attr.is_global = 1;
+		attr.ah_attr.grh.hop_limit = 1;
+		attr.ah_attr.grh.sgid_index = index;
+	}
 	CHECK(!(errno = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)));
 	attr.qp_state = IBV_QPS_RTS;

@@ -1,0 +1,223 @@
+//! Packets under a plan of faults: lost, late, twice, damaged or marked, on their way out and on their way in.
+
+use std::sync::Mutex;
+
+use ::faults::{Direction, Fate, Line, PacketFacts, QueuePair};
+use link::{Batch, Flow, Received};
+use roce::icrc::{Frame, ICRC_BYTES};
+use roce::opcode::{Opcode, Operation};
+use shm::clock::now_ns;
+
+use crate::faults;
+use crate::lock::lock;
+
+/// Congestion experienced: the ECN bits of a traffic class (RFC 3168).
+const CONGESTION_EXPERIENCED: u8 = 3;
+
+/// What is late in both directions.
+#[derive(Default)]
+pub(super) struct FaultyWire {
+    leaving: Mutex<Line<Leaving>>,
+    arriving: Mutex<Line<Arriving>>,
+}
+
+/// A packet that leaves: BTH to pad.
+struct Leaving {
+    flow: Flow,
+    bytes: Vec<u8>,
+    damage: Option<u32>,
+}
+
+/// A packet that has arrived: BTH to ICRC.
+struct Arriving {
+    frame: Frame,
+    traffic_class: u8,
+    hop_limit: Option<u8>,
+    bytes: Vec<u8>,
+}
+
+impl FaultyWire {
+    /// A fault line, if the process has a plan.
+    pub(super) fn new() -> Option<Self> {
+        faults::are_on().then(Self::default)
+    }
+
+    /// Takes a packet of the queue pair `qpn` that is about to leave.
+    pub(super) fn send(&self, batch: &mut Batch, qpn: u32, flow: &Flow, bytes: &[u8]) {
+        let addresses = &flow.addresses;
+        let fate = fate_of(bytes, ICRC_BYTES, |facts| PacketFacts {
+            direction: Direction::Send,
+            source: addresses.src(),
+            destination: addresses.dst(),
+            queue_pair: faults::queue_pair(qpn),
+            peer_qpn: Some(dest_qpn(bytes)),
+            ..facts
+        });
+        if fate.drop {
+            return;
+        }
+        let mut flow = *flow;
+        if fate.ecn {
+            flow.traffic_class |= CONGESTION_EXPERIENCED;
+        }
+        let times = 1 + u32::from(fate.duplicate);
+        if fate.delay_ns == 0 {
+            (0..times).for_each(|_| push(batch, &flow, bytes, fate.corrupt_bit));
+            return;
+        }
+        let due_ns = now_ns().saturating_add(fate.delay_ns);
+        let mut leaving = lock(&self.leaving);
+        for _ in 0..times {
+            let bytes = bytes.to_vec();
+            let damage = fate.corrupt_bit;
+            leaving.push(
+                due_ns,
+                Leaving {
+                    flow,
+                    bytes,
+                    damage,
+                },
+            );
+        }
+    }
+
+    /// Lets those leave whose time has come.
+    pub(super) fn release_leaving(&self, batch: &mut Batch) {
+        let mut leaving = lock(&self.leaving);
+        while let Some(packet) = leaving.pop_due(now_ns()) {
+            push(batch, &packet.flow, &packet.bytes, packet.damage);
+        }
+    }
+
+    /// Takes a packet that has arrived, and gives `take` what is to be received now.
+    pub(super) fn arrive(&self, received: &Received<'_>, take: &mut impl FnMut(&Received<'_>)) {
+        let addresses = &received.frame.addresses;
+        let fate = fate_of(received.bytes, 0, |facts| PacketFacts {
+            direction: Direction::Receive,
+            source: addresses.src(),
+            destination: addresses.dst(),
+            queue_pair: faults::queue_pair(received.dest_qpn()),
+            peer_qpn: None,
+            ..facts
+        });
+        if fate.drop {
+            return;
+        }
+        let mut packet = Arriving {
+            frame: received.frame,
+            traffic_class: received.traffic_class,
+            hop_limit: received.hop_limit,
+            bytes: received.bytes.to_vec(),
+        };
+        if fate.ecn {
+            packet.traffic_class |= CONGESTION_EXPERIENCED;
+        }
+        if let Some(bit) = fate.corrupt_bit
+            && let Some(byte) = packet.bytes.get_mut(bit as usize / 8)
+        {
+            *byte ^= 1 << (bit % 8);
+        }
+        if fate.delay_ns == 0 {
+            (0..1 + u32::from(fate.duplicate)).for_each(|_| take(&packet.received()));
+            return;
+        }
+        let due_ns = now_ns().saturating_add(fate.delay_ns);
+        let mut arriving = lock(&self.arriving);
+        if fate.duplicate {
+            arriving.push(due_ns, packet.copy());
+        }
+        arriving.push(due_ns, packet);
+    }
+
+    /// Gives `take` those whose time has come; how many.
+    pub(super) fn release_arriving(&self, take: &mut impl FnMut(&Received<'_>)) -> usize {
+        let mut count = 0;
+        loop {
+            let next = lock(&self.arriving).pop_due(now_ns());
+            let Some(packet) = next else { return count };
+            take(&packet.received());
+            count += 1;
+        }
+    }
+
+    /// Whether nothing is late.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.leaving).is_empty() && lock(&self.arriving).is_empty()
+    }
+}
+
+impl Arriving {
+    fn received(&self) -> Received<'_> {
+        Received {
+            frame: self.frame,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            bytes: &self.bytes,
+        }
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            bytes: self.bytes.clone(),
+            ..*self
+        }
+    }
+}
+
+/// What becomes of the packet `bytes`, which is `more` bytes longer on the wire; `describe` adds where it goes.
+fn fate_of(bytes: &[u8], more: usize, describe: impl FnOnce(PacketFacts) -> PacketFacts) -> Fate {
+    let nowhere = std::net::Ipv4Addr::UNSPECIFIED.into();
+    let facts = PacketFacts {
+        direction: Direction::Send,
+        source: nowhere,
+        destination: nowhere,
+        queue_pair: QueuePair::default(),
+        peer_qpn: None,
+        operation: operation(bytes),
+        bytes: u32::try_from(bytes.len() + more).unwrap_or(u32::MAX),
+    };
+    faults::packet(&describe(facts))
+}
+
+fn push(batch: &mut Batch, flow: &Flow, bytes: &[u8], damage: Option<u32>) {
+    match damage {
+        Some(bit) => batch.push_damaged(flow, bytes, bit),
+        None => batch.push(flow, bytes),
+    }
+}
+
+fn dest_qpn(bytes: &[u8]) -> u32 {
+    match bytes {
+        [_, _, _, _, _, a, b, c, ..] => u32::from_be_bytes([0, *a, *b, *c]),
+        _ => 0,
+    }
+}
+
+/// What plans call the operation of a packet.
+fn operation(bytes: &[u8]) -> &'static str {
+    let opcode = bytes.first().and_then(|byte| Opcode::from_byte(*byte));
+    match opcode.map(|opcode| opcode.operation) {
+        Some(Operation::Send) | None => "SEND",
+        Some(Operation::Write) => "RDMA_WRITE",
+        Some(Operation::ReadRequest) => "RDMA_READ",
+        Some(Operation::ReadResponse) => "READ_RESPONSE",
+        Some(Operation::Acknowledge | Operation::AtomicAcknowledge) => "ACK",
+        Some(Operation::CompareSwap | Operation::FetchAdd) => "ATOMIC",
+        Some(Operation::Flush) => "FLUSH",
+        Some(Operation::AtomicWrite) => "ATOMIC_WRITE",
+        Some(Operation::Cnp) => "CNP",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_is_one_that_plans_can_name() {
+        for byte in 0..=255 {
+            assert!(::faults::OPERATIONS.contains(&operation(&[byte])));
+        }
+        assert_eq!(operation(&[]), "SEND");
+    }
+}
