@@ -106,7 +106,7 @@ fn guarded(side: &Side, len: usize) -> Buf {
 #[track_caller]
 fn check_guarded(buf: &Buf, grh: usize, len: usize, seed: u64) {
     buf.memory.check_byte(0, MARGIN, 0xee);
-    buf.memory.check_at(MARGIN + grh, len, seed);
+    buf.memory.expect_at(MARGIN + grh, len, seed);
     buf.memory.check_byte(MARGIN + grh + len, MARGIN, 0xee);
 }
 
@@ -216,7 +216,7 @@ fn past_the_region(env: &Env, spec: &Spec) {
                 pair.a.post(crate::wr::send([source.sge(0, len)]).id(seed));
                 pair.b.received().received(seed, grh + len);
                 pair.a.sent().sent(seed, Verb::Send);
-                target.memory.check_at(64 + grh, len, seed);
+                target.memory.expect_at(64 + grh, len, seed);
             }
         }
     }
