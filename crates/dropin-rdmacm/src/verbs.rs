@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
-use verbs_abi::{Symbols, for_each_symbol};
+use verbs_abi::{Gsi, Symbols, for_each_symbol};
 
 /// The drop-in `libibverbs.so.1`: loaded already, since programs that are linked to librdmacm are linked to it
 /// as well, or else found as they find it.
@@ -84,7 +84,7 @@ pub(crate) fn find() -> Result<Provider, c_int> {
     Ok(Provider {
         verbs: SYMBOLS.get_or_init(|| symbols),
         fabric_dir,
-        gsi: None,
+        gsi: gsi(&library),
         answer_timeout: DEFAULT_ANSWER_TIMEOUT,
     })
 }
@@ -103,6 +103,16 @@ fn fabric_dir(library: &Library) -> Option<PathBuf> {
     }
     bytes.truncate(len);
     Some(PathBuf::from(OsString::from_vec(bytes)))
+}
+
+/// The way to other hosts, of which the drop-in knows.
+fn gsi(library: &Library) -> Option<&'static Gsi> {
+    type Find = extern "C" fn() -> *const Gsi;
+    // SAFETY: the type of the drop-in's function of that name, which returns NULL or what is never freed.
+    unsafe {
+        let find: Find = library.find(c"verbatim_gsi")?;
+        find().as_ref()
+    }
 }
 
 /// Has a trace call handles as the drop-in does. Once, before the first of its lines.

@@ -3,6 +3,8 @@
 use std::ffi::c_char;
 use std::os::unix::ffi::OsStrExt;
 
+use verbs_abi::Gsi;
+
 /// Writes the name of the fabric's folder to `to`, which has room for `room` bytes, without a zero behind it.
 /// Returns how long the name is, 0 where there is none; nothing is written where it does not fit.
 pub(crate) unsafe extern "C" fn verbatim_fabric_dir(to: *mut c_char, room: usize) -> usize {
@@ -15,6 +17,11 @@ pub(crate) unsafe extern "C" fn verbatim_fabric_dir(to: *mut c_char, room: usize
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), bytes.len()) };
     }
     bytes.len()
+}
+
+/// How connection management reaches other hosts.
+pub(crate) extern "C" fn verbatim_gsi() -> *const Gsi {
+    softnic::gsi()
 }
 
 /// Numbers a handle in a trace, so that both libraries call it alike.

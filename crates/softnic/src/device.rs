@@ -21,6 +21,7 @@ pub(crate) use interfaces::network_interface;
 pub(crate) use limits::*;
 pub(crate) use link_layer::{LinkLayer, PortError};
 pub(crate) use port::{Port, init_ah_from_wc};
+pub(crate) use route::gids_of;
 
 #[cfg(test)]
 mod tests;

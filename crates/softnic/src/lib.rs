@@ -87,6 +87,7 @@ mod sysfs;
 mod sysfs_text;
 mod xrc;
 
+pub use abi::gsi::gsi;
 pub use abi::{later_symbols, symbols};
 pub use faults::{
     BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,

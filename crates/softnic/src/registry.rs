@@ -4,11 +4,13 @@ use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use roce::mad::GSI_QPN;
 use roce::opcode::{Operation, Transport};
 use roce::packet::Packet;
 
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::device::gids_of;
 use crate::lock::lock;
 use crate::nic::{Nic, Objects};
 use crate::path::{Arrival, DEFAULT_PKEY, Drop};
@@ -78,6 +80,9 @@ impl Objects for Registry {
         loop {
             let now = now_ns();
             let received = nic.network.receive(&mut inbox, |arrival, packet| {
+                if packet.bth.dest_qpn == GSI_QPN {
+                    return take_mad(nic, arrival, packet);
+                }
                 self.take_packet(arrival, packet, now, &mut touched)
             });
             if received == 0 {
@@ -128,6 +133,24 @@ fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
     if !list.iter().rev().any(|other| Arc::ptr_eq(other, qp)) {
         list.push(Arc::clone(qp));
     }
+}
+
+/// Gives a management datagram to its process.
+///
+/// # Errors
+/// Why it is dropped.
+#[cold]
+fn take_mad(nic: &Nic, arrival: &Arrival, packet: &Packet<'_>) -> Result<(), Drop> {
+    if packet.bth.transport != Transport::Ud || packet.bth.operation != Operation::Send {
+        return Err(Drop::Malformed);
+    }
+    if packet.bth.pkey | FULL_MEMBER != DEFAULT_PKEY {
+        return Err(Drop::WrongPkey);
+    }
+    let fabric = crate::nic::fabric_dir().map_err(|_| Drop::NotReady)?;
+    let (source, destination) = gids_of(&arrival.flow.addresses);
+    let gsi = &nic.network.gsi;
+    gsi.deliver(&fabric, source, destination, packet)
 }
 
 impl Registry {

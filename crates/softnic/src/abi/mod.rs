@@ -23,6 +23,8 @@ mod fast;
 #[allow(unsafe_code)]
 mod faulty;
 mod flow;
+#[allow(unsafe_code)]
+pub(crate) mod gsi;
 mod mr;
 mod mw;
 mod ops;

@@ -7,6 +7,7 @@ use roce::icrc::Addresses;
 use verbs_abi::{ibv_ah_attr, ibv_global_route};
 
 use super::grh::{gid_of_ip, header_of, mapped_ipv4};
+use super::interfaces::ADDRESS_VAR;
 use super::port::Port;
 
 /// The address that a GID is.
@@ -15,6 +16,11 @@ fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
         Some(ip) => Ipv4Addr::from(ip).into(),
         None => Ipv6Addr::from(gid).into(),
     }
+}
+
+/// The GIDs of the source and the destination of a packet.
+pub(crate) fn gids_of(addresses: &Addresses) -> ([u8; 16], [u8; 16]) {
+    (gid_of_ip(addresses.src()), gid_of_ip(addresses.dst()))
 }
 
 impl Port {
@@ -28,6 +34,28 @@ impl Port {
                 interface,
             })
             .collect()
+    }
+
+    /// The GID that a loopback address stands for: the port's own, unless the port has been given addresses, which may be
+    /// some of the loopback network (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
+    pub(crate) fn without_loopback(&self, gid: [u8; 16]) -> [u8; 16] {
+        if self.gids.contains(&gid)
+            || !ip_of_gid(gid).is_loopback()
+            || std::env::var_os(ADDRESS_VAR).is_some()
+        {
+            return gid;
+        }
+        self.gids
+            .get(1)
+            .or(self.gids.first())
+            .copied()
+            .unwrap_or(gid)
+    }
+
+    /// The addresses of a packet between two ports, of which one is this; `None` where no packet can go.
+    pub(crate) fn addresses_between(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<Addresses> {
+        self.gids.contains(&sgid).then_some(())?;
+        Addresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
     }
 
     /// How packets travel by an address vector that passes [`check_ah`](Self::check_ah); `None` where no packet can go.

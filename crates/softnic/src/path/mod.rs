@@ -7,11 +7,15 @@
 //! - *Packets*: RoCEv2 over UDP. The crate `roce` has requester and responder as state machines, the crate `link` the
 //!   sockets. `send::packets` makes requests of work requests and takes answers, `recv::packets` takes requests.
 //!
+//! `gsi` hands the management datagrams that come to QP1 to the processes that they are for, `mads` sends such.
+//!
 //! [`Mode`] says which of them a queue pair takes. The [`Network`] is what all queue pairs of a process share on the
 //! way by packets.
 
 mod counters;
 mod faulty;
+mod gsi;
+mod mads;
 mod mode;
 mod network;
 

@@ -10,6 +10,7 @@ use roce::icrc;
 use roce::packet::Packet;
 
 use super::faulty::FaultyWire;
+use super::gsi::Gsi;
 use super::{BadPath, Counters, Drop, Mode};
 use crate::lock::lock;
 
@@ -64,6 +65,8 @@ pub(crate) struct Network {
     counters: Counters,
     /// What a plan of faults does to packets.
     faulty: Option<FaultyWire>,
+    /// Where the datagrams of QP1 go.
+    pub(crate) gsi: Gsi,
 }
 
 impl Network {
@@ -81,6 +84,7 @@ impl Network {
             polls: AtomicU64::new(0),
             counters: Counters::default(),
             faulty: FaultyWire::new(),
+            gsi: Gsi::default(),
         })
     }
 

@@ -1,0 +1,64 @@
+//! QP1, as C functions for connection management.
+
+use std::ffi::c_int;
+
+use link::Flow;
+use roce::mad::MAD_BYTES;
+use verbs_abi::Gsi;
+
+use crate::process;
+
+/// How connection management reaches the ports of other hosts.
+#[must_use]
+pub fn gsi() -> &'static Gsi {
+    static GSI: Gsi = Gsi { route, open, send };
+    &GSI
+}
+
+unsafe extern "C" fn route(dgid: *mut u8) -> c_int {
+    let Ok(nic) = process::get() else { return 0 };
+    let dgid = dgid.cast::<[u8; 16]>();
+    // SAFETY: 16 bytes, as `Gsi` says.
+    let asked = unsafe { dgid.read() };
+    let gid = nic.port.without_loopback(asked);
+    // SAFETY: as above.
+    unsafe { dgid.write(gid) };
+    c_int::from(nic.takes_packets(nic.port.gids.contains(&gid)))
+}
+
+extern "C" fn open() -> c_int {
+    let Ok(nic) = process::get() else {
+        return -libc::ENODEV;
+    };
+    match nic.open_network() {
+        Ok(()) => c_int::try_from(nic.me().slot).unwrap_or(-libc::EINVAL),
+        Err(errno) => -errno,
+    }
+}
+
+unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
+    let Ok(nic) = process::get() else {
+        return libc::ENODEV;
+    };
+    // SAFETY: 16, 16 and 256 bytes, as `Gsi` says.
+    let (sgid, dgid, mad) = unsafe {
+        (
+            sgid.cast::<[u8; 16]>().read(),
+            dgid.cast::<[u8; 16]>().read(),
+            mad.cast::<[u8; MAD_BYTES]>().read(),
+        )
+    };
+    let Some(addresses) = nic.port.addresses_between(sgid, dgid) else {
+        return libc::EADDRNOTAVAIL;
+    };
+    let flow = Flow {
+        addresses,
+        traffic_class: 0,
+        hop_limit: HOP_LIMIT,
+    };
+    nic.network.send_mad(&flow, &mad);
+    0
+}
+
+/// As Linux gives it to every connection over RoCE (`IPV6_DEFAULT_HOPLIMIT`).
+const HOP_LIMIT: u8 = 64;

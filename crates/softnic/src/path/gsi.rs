@@ -1,0 +1,184 @@
+//! Management datagrams: what comes to QP1 goes to the process that it is for.
+//!
+//! Every process of the fabric may get what comes to QP1, and has no queue pair for it. Connection management has a Unix
+//! datagram socket for each of its processes, in a folder of the fabric; which of them it is, the message says.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use roce::cm::Message;
+use roce::gsi::{Delivery, Recipient, SOCKET_PREFIX, socket_name};
+use roce::mad::{GSI_QKEY, MAD_BYTES};
+use roce::packet::Packet;
+
+use super::Drop;
+
+/// The folder of connection management in the fabric's.
+const FOLDER: &str = "rdma_cm";
+
+/// The way to the processes that manage connections.
+#[derive(Default)]
+pub(crate) struct Gsi {
+    open: OnceLock<(UnixDatagram, PathBuf)>,
+}
+
+impl Gsi {
+    /// The socket to send with, and the folder of those to send to.
+    fn open(&self, fabric: &Path) -> io::Result<&(UnixDatagram, PathBuf)> {
+        if let Some(open) = self.open.get() {
+            return Ok(open);
+        }
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        Ok(self.open.get_or_init(|| (socket, fabric.join(FOLDER))))
+    }
+
+    /// Hands a management datagram to its process.
+    ///
+    /// # Errors
+    /// Why it is dropped.
+    pub(crate) fn deliver(
+        &self,
+        fabric: &Path,
+        source: [u8; 16],
+        destination: [u8; 16],
+        packet: &Packet<'_>,
+    ) -> Result<(), Drop> {
+        let deth = packet.extended.deth.ok_or(Drop::Malformed)?;
+        if deth.qkey != GSI_QKEY {
+            return Err(Drop::WrongQkey);
+        }
+        let mad: [u8; MAD_BYTES] = packet.payload.try_into().map_err(|_| Drop::Malformed)?;
+        let (_, message) = Message::parse(&mad).map_err(|_| Drop::Malformed)?;
+        let delivery = Delivery {
+            source,
+            destination,
+            mad,
+        };
+        let bytes = delivery.emit();
+        let (socket, folder) = self.open(fabric).map_err(|_| Drop::NotReady)?;
+        let Ok(folder) = fs::File::open(folder) else {
+            // Nobody manages connections here.
+            return Err(Drop::UnknownQueuePair);
+        };
+        // Short, however long the folder's name is.
+        let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        if let Recipient::Slot(slot) = message.recipient()
+            && socket
+                .send_to(&bytes, folder.join(socket_name(slot)))
+                .is_ok()
+        {
+            return Ok(());
+        }
+        // Anybody finds the listener, or answers for a process that has ended.
+        let sent = fs::read_dir(&folder).is_ok_and(|names| {
+            names
+                .filter_map(|name| name.ok()?.file_name().into_string().ok())
+                .filter(|name| name.starts_with(SOCKET_PREFIX))
+                .any(|name| socket.send_to(&bytes, folder.join(name)).is_ok())
+        });
+        if sent {
+            Ok(())
+        } else {
+            Err(Drop::UnknownQueuePair)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DEFAULT_PKEY;
+    use super::*;
+    use roce::cm::{Data, Notice, SidrReq};
+    use roce::mad::GSI_QPN;
+    use roce::opcode::{Operation, Position, Transport};
+    use roce::packet::{Bth, Deth, Extended};
+    use roce::psn::Psn;
+
+    fn packet(payload: &[u8], qkey: u32) -> Packet<'_> {
+        Packet {
+            bth: Bth {
+                transport: Transport::Ud,
+                operation: Operation::Send,
+                position: Position::Only,
+                solicited: false,
+                pkey: DEFAULT_PKEY,
+                fecn: false,
+                becn: false,
+                dest_qpn: GSI_QPN,
+                ack_request: false,
+                psn: Psn::new(0),
+            },
+            extended: Extended {
+                deth: Some(Deth { qkey, src_qpn: 1 }),
+                ..Extended::default()
+            },
+            payload,
+        }
+    }
+
+    fn rtu(slot: u32) -> [u8; MAD_BYTES] {
+        Message::Rtu(Notice {
+            local_comm_id: 1,
+            remote_comm_id: slot << roce::gsi::SLOT_SHIFT | 5,
+            private_data: Data::default(),
+        })
+        .emit(7)
+    }
+
+    #[test]
+    fn each_datagram_goes_to_its_process_and_requests_to_any() {
+        let fabric = tempfile::tempdir().unwrap();
+        let gsi = Gsi::default();
+        let deliver =
+            |mad: &[u8], qkey| gsi.deliver(fabric.path(), [1; 16], [2; 16], &packet(mad, qkey));
+        assert_eq!(deliver(&rtu(3), GSI_QKEY), Err(Drop::UnknownQueuePair));
+        fs::create_dir(fabric.path().join(FOLDER)).unwrap();
+        let bind = |slot| {
+            let name = fabric.path().join(FOLDER).join(socket_name(slot));
+            let socket = UnixDatagram::bind(name).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket
+        };
+        let [three, four] = [3, 4].map(bind);
+        let got = |socket: &UnixDatagram| {
+            let mut bytes = [0; 500];
+            let n = socket.recv(&mut bytes).ok()?;
+            Delivery::parse(&bytes[..n])
+        };
+        assert_eq!(deliver(&rtu(4), GSI_QKEY), Ok(()));
+        let expected = Delivery {
+            source: [1; 16],
+            destination: [2; 16],
+            mad: rtu(4),
+        };
+        assert_eq!((got(&three), got(&four)), (None, Some(expected)));
+        let request = Message::SidrReq(SidrReq {
+            request_id: 4 << roce::gsi::SLOT_SHIFT,
+            pkey: DEFAULT_PKEY,
+            service_id: 0x0111_0007,
+            private_data: Data::default(),
+        })
+        .emit(7);
+        assert_eq!(deliver(&request, GSI_QKEY), Ok(()));
+        assert_ne!(got(&three).is_some(), got(&four).is_some());
+        // A process that has ended: others say so.
+        drop(four);
+        assert_eq!(deliver(&rtu(4), GSI_QKEY), Ok(()));
+        assert!(got(&three).is_some());
+    }
+
+    #[test]
+    fn what_is_no_message_is_dropped() {
+        let gsi = Gsi::default();
+        let nowhere = Path::new("/nonexistent");
+        let deliver = |mad: &[u8], qkey| gsi.deliver(nowhere, [0; 16], [0; 16], &packet(mad, qkey));
+        assert_eq!(deliver(&rtu(3), 7), Err(Drop::WrongQkey));
+        assert_eq!(deliver(&rtu(3)[1..], GSI_QKEY), Err(Drop::Malformed));
+        assert_eq!(deliver(&[0; MAD_BYTES], GSI_QKEY), Err(Drop::Malformed));
+    }
+}
