@@ -217,6 +217,25 @@ pub(crate) const STEPS: &[Step] = &[
         rxe: false,
         target: None,
     },
+    Step {
+        name: "rxe-wire",
+        what: "reliable connections to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
+        kind: Kind::Tests,
+        lane: Lane::Machine,
+        // Boots the machines itself.
+        args: &[
+            "xtask",
+            "conformance",
+            "--on",
+            "wire-machines",
+            "--on",
+            "wire-machines-loss",
+            "--check",
+        ],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
 ];
 
 /// The steps of `cargo xtask check` that `cargo xtask test` has as well.

@@ -17,6 +17,7 @@ use super::record::{CaseResult, Environment};
 use super::suite::{FOLDER, Machine, Suite, Target, VERBATIM, folder};
 use crate::dropin;
 use crate::packages::{self, Package};
+use crate::paths::workspace;
 use crate::rxe;
 
 /// Runs `suites` where `target` is, `jobs` cases at a time, installs what they need, and gives each line
@@ -33,6 +34,9 @@ pub(crate) fn there(
     packages::ensure(&needed(target, suites)?)?;
     if target.wraps().any(|word| word.contains(VERBATIM)) {
         ensure!(dropin::build()?, "the drop-in could not be built");
+    }
+    if let Some(arguments) = &target.build {
+        build(arguments)?;
     }
     match target.machine {
         Machine::Host => here(target, suites, args.jobs, report),
@@ -90,6 +94,18 @@ pub(crate) fn here(
             output: (!passed && !ran.output.is_empty()).then_some(ran.output),
         }))
     })
+}
+
+/// Builds what a target runs.
+fn build(arguments: &str) -> Result<()> {
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .arg("build")
+        .args(arguments.split_whitespace())
+        .current_dir(workspace())
+        .status()
+        .context("cannot start cargo")?;
+    ensure!(status.success(), "cargo build {arguments} failed");
+    Ok(())
 }
 
 /// Runs the command that makes the network of a target.

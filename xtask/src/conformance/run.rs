@@ -13,6 +13,7 @@ use super::ready::{self, Waited};
 use super::suite::{self, Case, Target, Unittest, VERBATIM};
 use super::unittest::{Report, listed};
 use crate::dropin;
+use crate::paths::target_dir;
 
 /// What came of a case, and what its programs printed when it did not pass.
 #[derive(Debug)]
@@ -338,6 +339,7 @@ impl Runner<'_> {
             .replace("{server}", &self.target.server)
             .replace("{port}", &self.port.to_string())
             .replace(suite::FOLDER, &suite::folder().to_string_lossy())
+            .replace("{target}", &target_dir().to_string_lossy())
             .replace("{folder}", &self.folder.to_string_lossy())
     }
 }

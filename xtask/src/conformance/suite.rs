@@ -43,6 +43,8 @@ pub(crate) struct Target {
     pub(crate) wrap: Vec<String>,
     /// What clients run on, where it is not what servers run on.
     pub(crate) client: Option<Client>,
+    /// Arguments of `cargo build` for what is run here.
+    pub(crate) build: Option<String>,
     /// Shell command that makes the network, once, before all suites.
     pub(crate) network: Option<String>,
     /// Run only these suites [default: all].
