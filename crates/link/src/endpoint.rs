@@ -125,6 +125,16 @@ impl Endpoint {
         &self.counters
     }
 
+    /// Bytes of the largest IP packet that goes from `addresses` to their destination whole, as far as the host knows.
+    ///
+    /// # Errors
+    /// What the system says: no route leads there.
+    pub fn mtu_towards(&self, addresses: Addresses) -> io::Result<u32> {
+        let socket = self.socket_of(addresses.src());
+        let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(socket.mtu_towards(addresses.dst())?)
+    }
+
     /// Packets that the kernel dropped because a buffer was full, since the endpoint was opened.
     #[must_use]
     pub fn overruns(&self) -> u64 {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 use crate::config::{Config, LocalAddress};
 use crate::error::LinkError;
@@ -35,6 +35,13 @@ pub(crate) struct Socket {
     pub(crate) unsegmented: AtomicBool,
 }
 
+fn family_of(ip: IpAddr) -> AddressFamily {
+    match ip {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
 impl Socket {
     /// Opens the socket of `address`.
     pub(crate) fn open(
@@ -51,10 +58,7 @@ impl Socket {
                 source,
             }
         };
-        let family = match address.ip {
-            IpAddr::V4(_) => AddressFamily::INET,
-            IpAddr::V6(_) => AddressFamily::INET6,
-        };
+        let family = family_of(address.ip);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, None)
             .map_err(|e| failed("open a socket")(e.into()))?;
@@ -88,6 +92,20 @@ impl Socket {
             fd,
             unsegmented: AtomicBool::new(false),
         })
+    }
+
+    /// Bytes of the largest IP packet that goes from this address to `destination` whole, as far as the host knows.
+    pub(crate) fn mtu_towards(&self, destination: IpAddr) -> Result<u32, Errno> {
+        let family = family_of(self.address.ip);
+        let probe = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        bind(&probe, &self.address.socket_address(self.address.ip, 0))?;
+        // No packet is sent.
+        connect(&probe, &self.address_of(destination))?;
+        if destination.is_ipv4() {
+            sockopt::ip_mtu(&probe)
+        } else {
+            sockopt::ipv6_mtu(&probe)
+        }
     }
 
     /// The socket address of `ip`, which is on the same link if it is link-local.

@@ -1,8 +1,9 @@
 //! Addresses: between C and Rust, and which of them are this host's.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::{io, ptr};
+
+use rustix::net::sockopt;
 
 use libc::{
     AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
@@ -222,27 +223,12 @@ pub(crate) fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
 /// As for [`source_towards`].
 pub(crate) fn mtu_towards(dst: SocketAddr) -> io::Result<u32> {
     let socket = socket_towards(dst)?;
-    let (level, option) = if dst.is_ipv4() {
-        (libc::IPPROTO_IP, libc::IP_MTU)
+    let mtu = if dst.is_ipv4() {
+        sockopt::ip_mtu(&socket)
     } else {
-        (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+        sockopt::ipv6_mtu(&socket)
     };
-    let mut mtu: c_int = 0;
-    let mut len = size_of::<c_int>() as socklen_t;
-    // SAFETY: an open socket, and a place for a number of the length that is said.
-    let failed = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            (&raw mut mtu).cast(),
-            &raw mut len,
-        )
-    } != 0;
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(u32::try_from(mtu).unwrap_or(0))
+    Ok(mtu?)
 }
 
 /// A socket whose packets would go to `dst`.

@@ -214,11 +214,8 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     Ok(())
 }
 
-/// The MTU of the path to `dst`, coded: that of the port, or what fits into the packets that lead there
-/// (`iboe_get_mtu` of `linux:include/rdma/ib_addr.h`).
+/// The MTU of the path to `dst`, coded: that of the port, or what fits into the packets that lead there.
 fn path_mtu(id: &CmId, dst: Addr) -> u8 {
-    /// GRH or IP header, UDP header, BTH, the longest extended headers, ICRC.
-    const HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
     let of_port = id.device().active_mtu;
     let largest = match dst {
         Addr::Ip(dst) if id.endpoint.cm.gid_by_packets(dst.ip()).is_some() => {
@@ -226,10 +223,8 @@ fn path_mtu(id: &CmId, dst: Addr) -> u8 {
         }
         _ => u32::MAX,
     };
-    let fits = (IBV_MTU_256..=of_port)
-        .rev()
-        .find(|code| (128 << code) + HEADERS <= largest);
-    u8::try_from(fits.unwrap_or(IBV_MTU_256)).unwrap_or(0)
+    let fits = (roce::path_mtu_within(largest) / 128).ilog2();
+    u8::try_from(fits.min(of_port)).unwrap_or(0)
 }
 
 /// Listens for requests.

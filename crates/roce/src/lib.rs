@@ -31,5 +31,18 @@ mod sequence;
 pub mod target;
 pub mod uc;
 
+/// Bytes that a packet has beside its payload at most: GRH or IP header, UDP header, BTH, the longest extended headers,
+/// ICRC.
+const HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+
+/// The largest path MTU, 256 to 4096 bytes, whose packets fit into IP packets of `ip_bytes` (`iboe_get_mtu` of
+/// `linux:include/rdma/ib_addr.h`).
+#[must_use]
+pub fn path_mtu_within(ip_bytes: u32) -> u32 {
+    let sizes = [4096, 2048, 1024, 512];
+    let fits = |bytes: &u32| bytes + HEADER_BYTES <= ip_bytes;
+    sizes.into_iter().find(fits).unwrap_or(256)
+}
+
 /// UDP destination port of RoCEv2 (IANA; annex A17).
 pub const UDP_PORT: u16 = 4791;

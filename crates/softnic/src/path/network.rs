@@ -127,6 +127,13 @@ impl Network {
         Ok(())
     }
 
+    /// The largest path MTU, in bytes, of packets of `flow`.
+    pub(crate) fn path_mtu(&self, flow: &Flow) -> u32 {
+        let endpoint = self.endpoint();
+        let ip_bytes = endpoint.as_ref().map(|e| e.mtu_towards(flow.addresses));
+        ip_bytes.map_or(4096, |bytes| bytes.map_or(4096, roce::path_mtu_within))
+    }
+
     /// Readable while packets wait.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.ready.get().map(AsFd::as_fd)

@@ -48,12 +48,13 @@ impl Qp {
             let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
             tracing::error!("queue pair {:#x} cannot reach its peer: {why}", self.qpn);
         })?;
+        let mtu_bytes = self.mtu_of(&flow, new.path_mtu);
         let responding = match self.full_type {
             QpType::Rc => Responding::rc(
                 Responder::new(ResponderConfig {
                     dest_qpn: new.dest_qp_num,
                     pkey: DEFAULT_PKEY,
-                    mtu_bytes: path_mtu_bytes(new.path_mtu),
+                    mtu_bytes,
                     first_psn: Psn::new(new.rq_psn),
                     max_dest_rd_atomic: new.max_dest_rd_atomic,
                     min_rnr_timer: new.min_rnr_timer,
@@ -61,10 +62,7 @@ impl Qp {
                 }),
                 flow,
             ),
-            QpType::Uc => Responding::uc(
-                uc::Receiver::new(path_mtu_bytes(new.path_mtu), Psn::new(new.rq_psn)),
-                flow,
-            ),
+            QpType::Uc => Responding::uc(uc::Receiver::new(mtu_bytes, Psn::new(new.rq_psn)), flow),
             // XRC and the rest do not go by packets.
             _ => return Err(libc::EOPNOTSUPP),
         };
@@ -73,11 +71,18 @@ impl Qp {
         Ok(())
     }
 
+    /// Bytes of the path MTU of `flow`: what the program asks for, or less where less fits into the packets that lead there.
+    ///
+    /// The port's MTU is that of shared memory, and programs ask for it. Both ends of a connection come to the same.
+    fn mtu_of(&self, flow: &Flow, path_mtu: ibv_mtu) -> u32 {
+        path_mtu_bytes(path_mtu).min(self.nic.network.path_mtu(flow))
+    }
+
     /// Begins requests by packets (RTR to RTS).
     pub(super) fn begin_requests(&self, control: &Control, new: &ibv_qp_attr) {
         let Some(flow) = control.flow else { return };
         let attr = &control.attr;
-        let mtu_bytes = path_mtu_bytes(attr.path_mtu);
+        let mtu_bytes = self.mtu_of(&flow, attr.path_mtu);
         let first_psn = Psn::new(new.sq_psn);
         let wire = match self.full_type {
             QpType::Rc => Wire::rc(
