@@ -12,6 +12,7 @@
 //! - [`place`]: gets all this to run where the target is;
 //! - [`record`]: the results that are kept.
 
+mod args;
 mod judge;
 mod limit;
 mod line;
@@ -25,56 +26,17 @@ mod suite;
 mod unittest;
 
 use std::io::Write;
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
-use regex::Regex;
+
+pub(crate) use args::Args;
 
 use crate::cargo_output::Counts;
 use judge::Outcome;
 use line::{CaseLine, Line};
 use record::{CaseResult, Comparison, Environment, Record};
 use suite::{Conformance, Suite, Target, folder};
-
-/// Arguments of `cargo xtask conformance`.
-#[derive(clap::Args)]
-#[command(after_help = AFTER_HELP)]
-pub(crate) struct Args {
-    /// What the programs run on, one of conformance/targets.toml (may be given several times)
-    /// [default: the drop-in, on both link layers]
-    #[arg(long, value_name = "TARGET")]
-    on: Vec<String>,
-    /// Run this suite only (may be given several times)
-    #[arg(long, value_name = "SUITE")]
-    only: Vec<String>,
-    /// Run only the cases whose names match this regular expression; nothing is compared with the record
-    #[arg(long, value_name = "REGEX", conflicts_with_all = ["check", "write"])]
-    cases: Option<Regex>,
-    /// Run so many cases at a time [default: the target's, or two for each processor]
-    #[arg(long, value_name = "N")]
-    jobs: Option<NonZeroUsize>,
-    /// Print one JSON object per line on standard output
-    #[arg(long, conflicts_with = "check")]
-    json: bool,
-    /// Print what cargo test prints: ok as recorded or better, ignored if it is known not to pass
-    #[arg(long, conflicts_with = "write")]
-    check: bool,
-    /// Record the results in conformance/results and conformance/RESULTS.md
-    #[arg(long)]
-    write: bool,
-    /// Run programs by this `verbatim`, such as an installed one [default: built here, optimised]
-    #[arg(long, value_name = "FILE")]
-    verbatim: Option<PathBuf>,
-    /// Run here, whatever the target says, and print JSON: the inner half of the chore
-    #[arg(long, hide = true)]
-    in_place: bool,
-}
-
-const AFTER_HELP: &str = "\
-Every case passes, fails, or is skipped with the reason that the program itself gives. The exit
-status is 1 if a case shows less than is recorded, unless --write records it.";
 
 /// Runs the chore; false when a case shows less than is recorded.
 pub(crate) fn run(args: &Args) -> Result<bool> {

@@ -10,7 +10,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Args;
+use super::args::Args;
 use super::line::{CaseLine, Line};
 use super::pool;
 use super::record::{CaseResult, Environment};
