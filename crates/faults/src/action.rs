@@ -34,7 +34,7 @@ pub enum PacketAction {
     Delay(u64, u64),
     /// The same, but those behind it overtake it.
     Reorder(u64, u64),
-    /// All packets share so many bits per second; what would wait longer than [`QUEUE_NS`] is lost.
+    /// All packets share so many bits per second; what would wait longer than 100 ms is lost.
     Rate(u64),
     /// It is lost if it goes from the one to the other, or back.
     Partition(Partition),
