@@ -696,6 +696,9 @@ fn clean_up(dir: &Path, directory: &Directory) {
     }
     // A process killed while it joined has files but no entry yet.
     remove_left_over(dir, |incarnation| !live.contains(&incarnation));
+    if live.is_empty() {
+        let _ = fs::remove_dir_all(dir.join(SOCKETS));
+    }
 }
 
 /// Removes the files of the incarnations that `is_dead` names; foreign files stay.
