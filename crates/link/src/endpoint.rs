@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use roce::icrc::{Addresses, Frame};
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::io::Errno;
 
 use crate::batch::{Batch, Burst};
@@ -17,10 +17,8 @@ use crate::error::LinkError;
 use crate::packet::Received;
 use crate::shared::Shared;
 use crate::socket::{Mode, Socket};
+use crate::sys::epoll::for_each_ready;
 use crate::sys::{receive, send};
-
-/// Sockets that one look at the endpoint serves at most.
-const MAX_READY: usize = 16;
 
 /// Receives from one socket between two looks at all of them.
 const TURNS: u8 = 8;
@@ -219,15 +217,9 @@ impl Endpoint {
     }
 
     fn receive_from_any(&self, inbox: &mut Inbox, take: &mut impl FnMut(Received<'_>)) -> usize {
-        let none = epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(u64::MAX),
-        };
-        let mut ready = [none; MAX_READY];
-        let ready_count = epoll::wait(&self.epoll, &mut ready[..], Some(&Timespec::default()));
         let mut count = 0;
-        for event in &ready[..ready_count.unwrap_or(0)] {
-            let i = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
+        for_each_ready(self.epoll.as_fd(), |registered| {
+            let i = usize::try_from(registered).unwrap_or(usize::MAX);
             if let Some(socket) = self.sockets.get(i) {
                 count += self.receive_from(socket, inbox, take);
                 inbox.last = Some((i, TURNS));
@@ -237,7 +229,7 @@ impl Endpoint {
                 add(&self.counters.rcvd_pkts, handed);
                 count += handed;
             }
-        }
+        });
         count
     }
 

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod address;
+pub(crate) mod epoll;
 pub(crate) mod options;
 pub(crate) mod receive;
 pub(crate) mod send;

@@ -19,24 +19,35 @@ pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32)
     check(result)
 }
 
+/// A `sock_fprog` whose padding has a value: the kernel copies it, and memcheck reports bytes without one.
+#[repr(C)]
+struct Program {
+    len: u16,
+    padding: [u8; size_of::<usize>() - size_of::<u16>()],
+    filter: *const libc::sock_filter,
+}
+
+const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
+
 /// Sets the program that chooses the socket of a group of sockets that share an address (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn set_steering(
     socket: BorrowedFd<'_>,
     program: &[libc::sock_filter],
 ) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let program = libc::sock_fprog {
+    let program = Program {
         len,
-        filter: program.as_ptr().cast_mut(),
+        padding: [0; size_of::<usize>() - size_of::<u16>()],
+        filter: program.as_ptr(),
     };
-    // SAFETY: `program` points at `len` instructions, and the kernel, which checks them, reads both and writes neither.
+    // SAFETY: `program` is a `sock_fprog` that points at `len` instructions, and the kernel, which checks them, reads both and writes neither.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_REUSEPORT_CBPF,
             (&raw const program).cast(),
-            size_of::<libc::sock_fprog>() as libc::socklen_t,
+            size_of::<Program>() as libc::socklen_t,
         )
     };
     check(result)

@@ -84,15 +84,17 @@ impl Buffers {
                 msg_len: 0,
             });
         }
+        // Not `recvmmsg(3)`, which is a cancellation point: programs cancel threads that poll.
         // SAFETY: the first `count` headers are initialised. They point at buffers, addresses and controls of `self`,
         // which is borrowed mutably, and at vectors of this function, each with its length.
         let received = unsafe {
-            libc::recvmmsg(
+            libc::syscall(
+                libc::SYS_recvmmsg,
                 socket.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
-                count as u32,
+                headers.as_mut_ptr(),
+                count,
                 libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
+                std::ptr::null_mut::<libc::timespec>(),
             )
         };
         let Ok(received) = usize::try_from(received) else {

@@ -69,13 +69,15 @@ fn send_some<const N: usize>(
             msg_len: 0,
         });
     }
+    // Not `sendmmsg(3)`, which is a cancellation point: programs cancel threads that post.
     // SAFETY: the first `count` headers are initialised. What they point at, the addresses, vectors, controls and the
     // bytes of the messages, lives until the end of this function, and the kernel only reads it.
     let sent = unsafe {
-        libc::sendmmsg(
+        libc::syscall(
+            libc::SYS_sendmmsg,
             socket.as_raw_fd(),
-            headers.as_mut_ptr().cast(),
-            count as u32,
+            headers.as_mut_ptr(),
+            count,
             libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
         )
     };
