@@ -462,7 +462,8 @@ pub(crate) fn take_answer(
 /// What is done completes now: completions of sends and of receives, which packets bring too, come in the order of time.
 pub(crate) fn go_on(qp: &Qp, now: u64) {
     let mut sq = qp.sq.lock();
-    if !sq.stopped {
+    // A WR that failed at this end stops the queue, and those in front of it are repeated until they are done.
+    if !sq.stopped || !sq.pending.is_empty() {
         transmit(qp, &mut sq, now);
     }
     drop(sq);
@@ -492,7 +493,7 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         Machine::Uc(sender) => sender.failure(),
     };
     settle_front(qp, sq, done);
-    if sq.pending.is_empty() || sq.stopped {
+    if sq.pending.is_empty() {
         return false;
     }
     if let Some(failure) = failure {
