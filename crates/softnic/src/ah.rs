@@ -8,6 +8,7 @@ use verbs_abi::{ibv_ah, ibv_ah_attr, ibv_send_wr};
 use crate::abi_cell::AbiCell;
 use crate::live;
 use crate::multicast::Group;
+use crate::path::note_use;
 use crate::pd::Pd;
 use link::Flow;
 
@@ -54,6 +55,10 @@ impl Ah {
         } else {
             Group::of(attr.grh.dgid.bytes())
         };
+        let by_packets = group.is_none() && nic.takes_packets(reachable);
+        if by_packets {
+            note_use();
+        }
         Self {
             abi: AbiCell::new(abi),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -61,7 +66,7 @@ impl Ah {
             domain,
             gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
             reachable,
-            by_packets: group.is_none() && nic.takes_packets(reachable),
+            by_packets,
             flow: nic.port.flow(attr),
             group,
             path: u64::from(nic.port.lid)

@@ -199,26 +199,31 @@ impl Nic {
     /// Deals with what peers have sent to queue pairs of this process: connection notices, and packets.
     #[inline]
     pub(crate) fn check_arrivals(&self) {
-        if path::is_open() {
+        if path::in_use() {
             self.network.note_poll();
+            self.objects.deliver(self, false);
         }
-        self.take_arrivals();
+        self.take_notices();
     }
 
     /// The same, so that all that has come by now is dealt with.
     pub(crate) fn settle_arrivals(&self) {
-        if path::is_open() {
+        if path::in_use() {
             self.objects.deliver(self, true);
         }
-        self.take_arrivals();
+        self.take_notices();
     }
 
     /// The same by the engine.
-    #[inline]
     pub(crate) fn take_arrivals(&self) {
-        if path::is_open() {
+        if self.network.is_open() {
             self.objects.deliver(self, false);
         }
+        self.take_notices();
+    }
+
+    #[inline]
+    fn take_notices(&self) {
         let at = self.notices_at.load(Ordering::Relaxed) as u64;
         if self.me().segment.mailbox().has_letter(at) {
             self.read_notices();

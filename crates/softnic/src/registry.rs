@@ -13,7 +13,7 @@ use crate::cq::Cq;
 use crate::device::gids_of;
 use crate::lock::lock;
 use crate::nic::{Nic, Objects};
-use crate::path::{Arrival, DEFAULT_PKEY, Drop};
+use crate::path::{Arrival, DEFAULT_PKEY, Drop, note_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
 use crate::recv::{send_answers, take_request};
@@ -186,6 +186,7 @@ impl Registry {
         if qp.qp_type != service {
             return Err(Drop::UnknownQueuePair);
         }
+        note_use();
         let is_notification = bth.transport == Transport::Cnp;
         if bth.operation.is_response() {
             take_answer(&qp, arrival, packet, now)?;

@@ -21,7 +21,7 @@ mod network;
 
 pub(crate) use counters::{Counters, Drop};
 pub(crate) use mode::{BadPath, Mode};
-pub(crate) use network::{Arrival, Network, is_open};
+pub(crate) use network::{Arrival, Network, in_use, note_use};
 
 /// The P_Key of the one partition that ports are in: the default partition, full member (IBTA vol. 1, 10.9.1.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;

@@ -14,13 +14,23 @@ use super::gsi::Gsi;
 use super::{BadPath, Counters, Drop, Mode};
 use crate::lock::lock;
 
-/// The process has sockets for packets: every poll looks for packets.
-static IS_OPEN: AtomicBool = AtomicBool::new(false);
+/// Queue pairs of this process send or receive packets: every poll looks for packets.
+///
+/// A UD queue pair alone does not set this, although its process has sockets. The engine waits for its first packet,
+/// so a program whose peers are all on this host makes no system call in its polls.
+static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Whether queue pairs of this process may be reached by packets.
+/// Whether queue pairs of this process send or receive packets.
 #[inline]
-pub(crate) fn is_open() -> bool {
-    IS_OPEN.load(Ordering::Relaxed)
+pub(crate) fn in_use() -> bool {
+    IN_USE.load(Ordering::Relaxed)
+}
+
+/// A queue pair of this process sends or receives packets, now or soon.
+pub(crate) fn note_use() {
+    if !in_use() {
+        IN_USE.store(true, Ordering::Relaxed);
+    }
 }
 
 /// What a packet that has come says beside its transport headers.
@@ -98,7 +108,7 @@ impl Network {
         self.ready.get().is_some()
     }
 
-    /// Opens the sockets for packets, if they are not open. From now on every poll looks for packets.
+    /// Opens the sockets for packets, if they are not open.
     ///
     /// # Errors
     /// The sockets cannot be had.
@@ -123,7 +133,6 @@ impl Network {
         *endpoint = Some(opened);
         // Under the lock: nobody else sets it.
         let _ = self.ready.set(ready);
-        IS_OPEN.store(true, Ordering::Relaxed);
         Ok(())
     }
 

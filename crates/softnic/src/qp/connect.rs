@@ -48,6 +48,7 @@ impl Qp {
             let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
             tracing::error!("queue pair {:#x} cannot reach its peer: {why}", self.qpn);
         })?;
+        crate::path::note_use();
         let mtu_bytes = self.mtu_of(&flow, new.path_mtu);
         let responding = match self.full_type {
             QpType::Rc => Responding::rc(
@@ -109,7 +110,7 @@ impl Qp {
 
     /// Sends the answers that wait: a program that has seen a completion may be quicker than the thread that made it.
     pub(crate) fn send_last_answers(&self) {
-        if crate::path::is_open() {
+        if crate::path::in_use() {
             crate::recv::send_answers(self, shm::clock::now_ns());
             self.nic.network.flush();
         }

@@ -616,7 +616,7 @@ fn publish(qp: &Qp, sq: &mut SendQueue) {
     } else if let Some(out) = &mut sq.out {
         out.publish(qp.nic);
     }
-    if path::is_open() {
+    if path::in_use() {
         packets::publish(qp, sq);
     }
 }
@@ -865,7 +865,7 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status) {
 #[inline]
 fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if qp.qp_type == QpType::Ud {
-        if path::is_open() && packets::takes_datagram(qp, view) {
+        if path::in_use() && packets::takes_datagram(qp, view) {
             return packets::datagram(qp, sq, view);
         }
         return ud_send(qp, sq, view);
