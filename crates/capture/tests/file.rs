@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use capture::{Capture, Datagram, OpenError};
+use capture::{Capture, Datagram, OpenError, Records};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
 const MAGIC: [u8; 4] = [0x4d, 0x3c, 0xb2, 0xa1];
@@ -200,4 +200,59 @@ fn a_file_is_continued_or_replaced_and_a_foreign_one_left_alone() {
     }
     let nowhere = folder.path().join("missing/a.pcap");
     assert!(matches!(Capture::open(&nowhere), Err(OpenError::Io { .. })));
+}
+
+#[test]
+fn records_are_written_together_without_those_that_have_no_frame() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("batch.pcap");
+    let capture = Capture::open(&path).expect("it is made");
+    let mut batch = Records::default();
+    assert!(batch.is_empty());
+    for (dst, is_right) in [
+        ("192.0.2.2:2", true),
+        ("[::1]:2", false),
+        ("192.0.2.3:2", true),
+    ] {
+        let pushed = batch.push(SystemTime::now(), &datagram("192.0.2.1:1", dst, b"abcd"));
+        assert_eq!(pushed.is_ok(), is_right, "{dst}");
+    }
+    capture.append(&batch).expect("it is written");
+    let last = |(_, _, frame): &(u32, u32, Vec<u8>)| frame[33];
+    let records = records(&path);
+    assert_eq!(records.iter().map(last).collect::<Vec<_>>(), [2, 3]);
+}
+
+#[test]
+fn a_turn_ends_before_the_next_begins_unless_it_is_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("turns.pcap");
+    let open = || Capture::open(&path).expect("it is opened");
+    let write = |capture: &Capture, payload: &[u8]| {
+        let datagram = datagram("192.0.2.1:1", "192.0.2.2:2", payload);
+        let written = capture.write(SystemTime::now(), &datagram);
+        written.expect("it is written");
+    };
+    let (first, second) = (open(), open());
+    thread::scope(|scope| {
+        let turn = first.turn();
+        scope.spawn(|| {
+            let _turn = second.turn();
+            write(&second, b"2");
+        });
+        // Long enough for the other to write, if it did not wait.
+        thread::sleep(Duration::from_millis(100));
+        write(&first, b"1");
+        drop(turn);
+    });
+    let payloads = |(_, _, frame): &(u32, u32, Vec<u8>)| frame[42];
+    let written: Vec<u8> = records(&path).iter().map(payloads).collect();
+    assert_eq!(written, b"12");
+
+    // The others go on without one that keeps its turn.
+    let kept = first.turn();
+    (0..3).for_each(|_| drop(second.turn()));
+    drop(kept);
+    drop(second.turn());
+    drop(first.turn());
 }
