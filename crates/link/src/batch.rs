@@ -191,6 +191,15 @@ impl Batch {
         &self.bytes[burst.start..burst.end]
     }
 
+    /// The packets of a burst as they go on the wire, each with its frame.
+    pub(crate) fn packets(&self, burst: &Burst) -> impl Iterator<Item = (Frame, &[u8])> {
+        let first = self.frame(&burst.flow);
+        let packets = self.bytes(burst).chunks(burst.segment);
+        (0..)
+            .zip(packets)
+            .map(move |(k, bytes)| (first.segment(k), bytes))
+    }
+
     /// Makes each packet of the first burst that waits a burst of its own, with the ICRC of identification 0.
     pub(crate) fn split_first(&mut self) {
         let Some(burst) = self.waiting().first().copied() else {

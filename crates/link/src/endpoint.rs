@@ -14,7 +14,7 @@ use crate::batch::{Batch, Burst};
 use crate::config::{Config, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
-use crate::packet::Received;
+use crate::packet::{Received, Sent};
 use crate::shared::Shared;
 use crate::socket::{Mode, Socket};
 use crate::sys::epoll::for_each_ready;
@@ -152,6 +152,21 @@ impl Endpoint {
     /// Packets that the kernel refuses are lost, as if in the network, and counted. Packets that find its buffer full
     /// stay in the batch. Returns how many packets the kernel took.
     pub fn send(&self, batch: &mut Batch) -> usize {
+        self.send_all(batch, None)
+    }
+
+    /// The same, and gives each packet that the kernel has taken to `observe`, in the order of their way.
+    ///
+    /// What processes at one address ask each other about the order of their sockets is no packet of a batch.
+    pub fn send_observed(&self, batch: &mut Batch, mut observe: impl FnMut(&Sent<'_>)) -> usize {
+        self.send_all(batch, Some(&mut observe))
+    }
+
+    fn send_all(
+        &self,
+        batch: &mut Batch,
+        mut observer: Option<&mut dyn FnMut(&Sent<'_>)>,
+    ) -> usize {
         let mut sent = 0;
         while let Some(first) = batch.waiting().first() {
             let source = first.flow.addresses.src();
@@ -168,6 +183,11 @@ impl Endpoint {
                 Ok(bursts) => {
                     let bursts = &batch.waiting()[..bursts];
                     sent += bursts.iter().map(|b| usize::from(b.packets)).sum::<usize>();
+                    if let Some(observe) = &mut observer {
+                        bursts
+                            .iter()
+                            .for_each(|burst| show(socket, batch, burst, observe));
+                    }
                     let bursts = bursts.len();
                     batch.done(bursts);
                 }
@@ -331,6 +351,22 @@ impl AsFd for Endpoint {
     /// A descriptor that is readable while packets wait, for `poll(2)`.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+}
+
+/// Gives the packets of a burst that has left from `socket` to `observe`.
+fn show(socket: &Socket, batch: &Batch, burst: &Burst, observe: &mut dyn FnMut(&Sent<'_>)) {
+    let hop_limit = match burst.flow.hop_limit {
+        0 => socket.default_hop_limit(),
+        limit => limit,
+    };
+    for (frame, bytes) in batch.packets(burst) {
+        observe(&Sent {
+            frame,
+            traffic_class: burst.flow.traffic_class,
+            hop_limit,
+            bytes,
+        });
     }
 }
 

@@ -35,7 +35,7 @@ pub use config::{Config, Fabric, LocalAddress};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Inbox};
 pub use error::LinkError;
-pub use packet::Received;
+pub use packet::{Received, Sent};
 
 /// Bits of a QPN below the slot of its process.
 pub const SLOT_SHIFT: u32 = 14;

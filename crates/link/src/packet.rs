@@ -1,4 +1,4 @@
-//! A packet that came.
+//! A packet that came, and one that went.
 
 use roce::icrc::Frame;
 
@@ -16,6 +16,19 @@ pub struct Received<'a> {
     /// Hop limit (IPv4: time to live) as it came.
     pub hop_limit: Option<u8>,
     /// BTH to ICRC, at least 16 bytes.
+    pub bytes: &'a [u8],
+}
+
+/// A packet that the kernel has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent<'a> {
+    /// Addresses, ports and identification.
+    pub frame: Frame,
+    /// Traffic class: DSCP and ECN (IPv4: type of service).
+    pub traffic_class: u8,
+    /// Hop limit (IPv4: time to live), the host's default included.
+    pub hop_limit: u8,
+    /// BTH to ICRC.
     pub bytes: &'a [u8],
 }
 

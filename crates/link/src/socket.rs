@@ -108,6 +108,20 @@ impl Socket {
         }
     }
 
+    /// The hop limit (IPv4: time to live) of what leaves from here without one of its own.
+    pub(crate) fn default_hop_limit(&self) -> u8 {
+        /// Linux's default of both families (`IPDEFTTL`, `IPV6_DEFAULT_HOPLIMIT`).
+        const USUAL: u8 = 64;
+        let limit = if self.address.ip.is_ipv4() {
+            sockopt::ip_ttl(&self.fd)
+                .ok()
+                .and_then(|ttl| u8::try_from(ttl).ok())
+        } else {
+            sockopt::ipv6_unicast_hops(&self.fd).ok()
+        };
+        limit.unwrap_or(USUAL)
+    }
+
     /// The socket address of `ip`, which is on the same link if it is link-local.
     pub(crate) fn address_of(&self, ip: IpAddr) -> SocketAddr {
         self.address.socket_address(ip, self.port)

@@ -173,3 +173,36 @@ fn a_full_buffer_is_an_overrun_and_no_error() {
     assert!(endpoint.overruns() > 0);
     assert_eq!(receive(&endpoint, 1)[0].1, Some(0));
 }
+
+#[test]
+fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
+    let hosts = [(4811, "127.0.11.1", "127.0.11.9"), (4812, "::1", "fd00::9")];
+    for (port, here, elsewhere) in hosts {
+        let endpoint = endpoint(&[here], port).unwrap();
+        let mut batch = endpoint.batch();
+        let mut marked = flow(here, here);
+        (marked.traffic_class, marked.hop_limit) = (0x6b, 7);
+        // No socket has the source: refused, and not seen.
+        batch.push(&flow(elsewhere, here), &packet(9, 20));
+        for number in 0..3 {
+            batch.push(&flow(here, here), &packet(number, 20));
+        }
+        batch.push(&marked, &packet(3, 20));
+        let mut seen = Vec::new();
+        let sent = endpoint.send_observed(&mut batch, |sent| {
+            let (transport, icrc) = icrc::split(sent.bytes).unwrap();
+            assert_eq!(icrc, icrc::icrc(&sent.frame, transport));
+            assert_eq!((sent.frame.src_port, sent.frame.dst_port), (port, port));
+            let identification = Some(sent.frame.identification);
+            let limit = Some(sent.hop_limit);
+            seen.push((
+                transport.to_vec(),
+                identification,
+                sent.traffic_class,
+                limit,
+            ));
+        });
+        assert_eq!((sent, seen.len()), (4, 4));
+        assert_eq!(seen, receive(&endpoint, 4));
+    }
+}
