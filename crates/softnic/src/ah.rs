@@ -55,7 +55,7 @@ impl Ah {
         } else {
             Group::of(attr.grh.dgid.bytes())
         };
-        let by_packets = group.is_none() && nic.takes_packets(reachable);
+        let by_packets = group.is_none() && nic.takes_packets(reachable, true);
         if by_packets {
             note_use();
         }

@@ -11,7 +11,7 @@ use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
 use crate::lock::lock;
 use crate::multicast::Attachments;
-use crate::path::{self, BadPath, Mode, Network};
+use crate::path::{self, BadNetwork, Mode, Network};
 use crate::steering::Flows;
 use crate::steering::spread::Spreads;
 use shm::fabric::layout::*;
@@ -38,9 +38,9 @@ pub enum NicError {
     /// The device was asked to be something that it cannot be.
     #[error(transparent)]
     Device(#[from] BadDevice),
-    /// The path was asked to be something that it cannot be.
+    /// The path was asked to be something that it cannot be, or a capture of it cannot be written.
     #[error(transparent)]
-    Path(#[from] BadPath),
+    Network(#[from] BadNetwork),
     /// Faults were asked for that cannot be.
     #[error(transparent)]
     Faults(#[from] crate::faults::BadFaults),
@@ -240,12 +240,14 @@ impl Nic {
         self.notices_at.store(next as usize, Ordering::Relaxed);
     }
 
-    /// Whether queue pairs reach a peer by packets that is a port of this host (`local`) or not.
-    pub(crate) fn takes_packets(&self, local: bool) -> bool {
+    /// Whether queue pairs reach a peer by packets that is a port of this host (`local`) or not. `carried`: packets carry
+    /// what these queue pairs do.
+    pub(crate) fn takes_packets(&self, local: bool, carried: bool) -> bool {
         match self.network.mode() {
             Mode::Auto => !local,
             Mode::Local => false,
             Mode::Packets => true,
+            Mode::Captured => !local || (carried && self.port.has_routes()),
         }
     }
 

@@ -52,6 +52,11 @@ impl Port {
             .unwrap_or(gid)
     }
 
+    /// Whether packets can go from here: the port has an address. A port with the link layer InfiniBand has none.
+    pub(crate) fn has_routes(&self) -> bool {
+        self.gids.len() > 1
+    }
+
     /// The addresses of a packet between two ports, of which one is this; `None` where no packet can go.
     pub(crate) fn addresses_between(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<Addresses> {
         self.gids.contains(&sgid).then_some(())?;

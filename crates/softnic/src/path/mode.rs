@@ -12,6 +12,9 @@ pub(crate) enum Mode {
     Local,
     /// Packets, also on one host.
     Packets,
+    /// Packets, also on one host, for what goes by packets; shared memory for the rest. It has no name in [`PATH_VAR`]:
+    /// it is for processes that write a capture.
+    Captured,
 }
 
 /// Why a value of [`PATH_VAR`] cannot be used.
@@ -23,19 +26,18 @@ pub(crate) enum Mode {
 pub struct BadPath(String);
 
 impl Mode {
-    /// What the environment asks for.
+    /// What the environment asks for; `captured` says whether packets are captured.
     ///
     /// # Errors
     /// Where the variable has none of the values that the error names.
-    pub(crate) fn from_env() -> Result<Self, BadPath> {
-        match std::env::var_os(PATH_VAR) {
-            None => Ok(Self::Auto),
-            Some(value) => Self::parse(&value.to_string_lossy()),
-        }
+    pub(crate) fn from_env(captured: bool) -> Result<Self, BadPath> {
+        let value = std::env::var_os(PATH_VAR).unwrap_or_default();
+        Self::parse(&value.to_string_lossy(), captured)
     }
 
-    fn parse(value: &str) -> Result<Self, BadPath> {
+    fn parse(value: &str, captured: bool) -> Result<Self, BadPath> {
         match value {
+            "" if captured => Ok(Self::Captured),
             "" | "auto" => Ok(Self::Auto),
             "local" => Ok(Self::Local),
             "packets" => Ok(Self::Packets),
@@ -50,8 +52,21 @@ mod tests {
 
     #[test]
     fn modes_are_read() {
-        assert_eq!(Mode::parse(""), Ok(Mode::Auto));
-        assert_eq!(Mode::parse("packets"), Ok(Mode::Packets));
-        assert_eq!(Mode::parse("loopback"), Err(BadPath("loopback".to_owned())));
+        assert_eq!(Mode::parse("", false), Ok(Mode::Auto));
+        assert_eq!(Mode::parse("packets", false), Ok(Mode::Packets));
+        let wrong = Mode::parse("loopback", false);
+        assert_eq!(wrong, Err(BadPath("loopback".to_owned())));
+    }
+
+    #[test]
+    fn a_capture_has_packets_unless_a_path_is_asked_for() {
+        assert_eq!(Mode::parse("", true), Ok(Mode::Captured));
+        for (value, mode) in [
+            ("auto", Mode::Auto),
+            ("local", Mode::Local),
+            ("packets", Mode::Packets),
+        ] {
+            assert_eq!(Mode::parse(value, true), Ok(mode));
+        }
     }
 }

@@ -9,9 +9,11 @@ use roce::UDP_PORT;
 use roce::icrc;
 use roce::packet::Packet;
 
+use super::capture::{BadCapture, WireCapture};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
-use super::{BadPath, Counters, Drop, Mode};
+use super::mode::BadPath;
+use super::{Counters, Drop, Mode};
 use crate::lock::lock;
 
 /// Queue pairs of this process send or receive packets: every poll looks for packets.
@@ -75,18 +77,33 @@ pub(crate) struct Network {
     counters: Counters,
     /// What a plan of faults does to packets.
     faulty: Option<FaultyWire>,
+    /// Where packets are written to.
+    capture: Option<WireCapture>,
     /// Where the datagrams of QP1 go.
     pub(crate) gsi: Gsi,
+}
+
+/// Why the environment asks for a network that cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum BadNetwork {
+    /// `VERBATIM_PATH` has no known value.
+    #[error(transparent)]
+    Path(#[from] BadPath),
+    /// `VERBATIM_PCAP` names a file that cannot be written.
+    #[error(transparent)]
+    Capture(#[from] BadCapture),
 }
 
 impl Network {
     /// The network that the environment asks for.
     ///
     /// # Errors
-    /// Where `VERBATIM_PATH` has no known value.
-    pub(crate) fn from_env() -> Result<Self, BadPath> {
+    /// Where `VERBATIM_PATH` has no known value, and where `VERBATIM_PCAP` names a file that cannot be written.
+    pub(crate) fn from_env() -> Result<Self, BadNetwork> {
+        let capture = WireCapture::from_env()?;
         Ok(Self {
-            mode: Mode::from_env()?,
+            mode: Mode::from_env(capture.is_some())?,
+            capture,
             endpoint: RwLock::default(),
             ready: OnceLock::new(),
             outgoing: Mutex::new(Batch::new(UDP_PORT)),
@@ -203,7 +220,26 @@ impl Network {
         if let Some(faulty) = &self.faulty {
             faulty.release_leaving(&mut batch);
         }
-        endpoint.send(&mut batch);
+        match &self.capture {
+            None => drop(endpoint.send(&mut batch)),
+            Some(capture) => capture.send(endpoint, &mut batch),
+        }
+    }
+
+    /// Gives what has come to `take`, and to the capture before; how many packets.
+    fn receive_from(
+        &self,
+        endpoint: &Endpoint,
+        inbox: &mut Inbox,
+        mut take: impl FnMut(&Received<'_>),
+    ) -> usize {
+        match &self.capture {
+            None => endpoint.receive(inbox, |received| take(&received)),
+            Some(capture) => endpoint.receive(inbox, |received| {
+                capture.receive(endpoint, &received);
+                take(&received);
+            }),
+        }
     }
 
     fn endpoint(&self) -> RwLockReadGuard<'_, Option<Endpoint>> {
@@ -253,10 +289,12 @@ impl Network {
             }
         };
         let Some(faulty) = &self.faulty else {
-            return endpoint.receive(inbox, |received| take(&received));
+            return self.receive_from(endpoint, inbox, take);
         };
         self.flush_to(endpoint);
-        let came = endpoint.receive(inbox, |received| faulty.arrive(&received, &mut take));
+        let came = self.receive_from(endpoint, inbox, |received| {
+            faulty.arrive(received, &mut take)
+        });
         came + faulty.release_arriving(&mut take)
     }
 

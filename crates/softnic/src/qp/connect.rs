@@ -20,7 +20,8 @@ impl Qp {
     pub(super) fn connect(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
         let nic = self.nic;
         let local = nic.port.reaches(&new.ah_attr);
-        if nic.takes_packets(local) {
+        let is_carried = matches!(self.full_type, QpType::Rc | QpType::Uc);
+        if nic.takes_packets(local, is_carried) {
             return self.connect_by_packets(control, new);
         }
         control.peer = if local {
@@ -124,6 +125,9 @@ impl Qp {
             && let Err(errno) = nic.open_network()
         {
             // Those of this host do.
+            if nic.network.mode() == Mode::Captured {
+                tracing::warn!("datagrams of queue pair {:#x} are not captured", self.qpn);
+            }
             tracing::debug!(
                 "datagrams of other hosts do not reach queue pair {:#x}: errno {errno}",
                 self.qpn

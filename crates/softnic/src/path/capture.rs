@@ -1,0 +1,130 @@
+//! Packets of this process in a pcap file.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use ::capture::{Capture, Datagram, OpenError, Records};
+use link::{Batch, Endpoint, Received};
+use roce::icrc::{self, Frame};
+
+/// Names the pcap file into which processes write their packets.
+pub const PCAP_VAR: &str = "VERBATIM_PCAP";
+
+/// Why there is no capture.
+#[derive(Debug, thiserror::Error)]
+#[error("{PCAP_VAR}: {0}")]
+pub struct BadCapture(#[from] OpenError);
+
+/// The capture of a process.
+///
+/// - *Sent*: what the kernel took, as it goes on the wire. A packet that a plan of faults has dropped is not there, a
+///   damaged one is there with its damage.
+/// - *Received*: what came to this process from other addresses than those of its port, as it came, before its ICRC is
+///   checked. Processes with the same addresses write one file, and what they send each other is in it by its sender.
+pub(super) struct WireCapture {
+    file: Capture,
+    /// Addresses of the port, whose packets are written by their senders.
+    own: OnceLock<Vec<IpAddr>>,
+    /// The file could not be written: nothing follows.
+    has_failed: AtomicBool,
+}
+
+impl WireCapture {
+    /// The capture that the environment asks for.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or is something else.
+    pub(super) fn from_env() -> Result<Option<Self>, BadCapture> {
+        let file = std::env::var_os(PCAP_VAR).filter(|file| !file.is_empty());
+        let Some(file) = file else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            file: Capture::open(Path::new(&file))?,
+            own: OnceLock::new(),
+            has_failed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Sends a batch and writes what the kernel took.
+    pub(super) fn send(&self, endpoint: &Endpoint, batch: &mut Batch) {
+        if batch.is_empty() {
+            return;
+        }
+        // Nobody writes an answer in front of what it answers.
+        let turn = self.file.turn();
+        let now = SystemTime::now();
+        let mut records = Records::default();
+        endpoint.send_observed(batch, |sent| {
+            let datagram = datagram(&sent.frame, sent.traffic_class, sent.hop_limit, sent.bytes);
+            self.push(&mut records, now, &datagram);
+        });
+        self.append(&records);
+        drop(turn);
+    }
+
+    /// Writes a packet that has come, if its sender does not.
+    pub(super) fn receive(&self, endpoint: &Endpoint, received: &Received<'_>) {
+        let addresses = || endpoint.addresses().map(|address| address.ip).collect();
+        let own = self.own.get_or_init(addresses);
+        if own.contains(&received.frame.addresses.src()) {
+            return;
+        }
+        // A receiver does not see the identification, but the ICRC tells it.
+        let identification = icrc::split(received.bytes)
+            .and_then(|(transport, icrc)| icrc::verify(&received.frame, transport, icrc))
+            .unwrap_or(received.frame.identification);
+        let frame = Frame {
+            identification,
+            ..received.frame
+        };
+        let hop_limit = received.hop_limit.unwrap_or(0);
+        let datagram = datagram(&frame, received.traffic_class, hop_limit, received.bytes);
+        let turn = self.file.turn();
+        let mut records = Records::default();
+        self.push(&mut records, SystemTime::now(), &datagram);
+        self.append(&records);
+        drop(turn);
+    }
+
+    fn push(&self, records: &mut Records, time: SystemTime, datagram: &Datagram<'_>) {
+        // Addresses are of one family, and what UDP carries fits.
+        if let Err(error) = records.push(time, datagram) {
+            tracing::error!("a packet is not captured: {error}");
+        }
+    }
+
+    fn append(&self, records: &Records) {
+        if records.is_empty() || self.has_failed.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.file.append(records)
+            && !self.has_failed.swap(true, Ordering::Relaxed)
+        {
+            // Programs show no log messages.
+            eprintln!(
+                "verbatim: the capture of process {} ends here: {error}",
+                std::process::id()
+            );
+        }
+    }
+}
+
+fn datagram<'a>(
+    frame: &Frame,
+    traffic_class: u8,
+    hop_limit: u8,
+    payload: &'a [u8],
+) -> Datagram<'a> {
+    Datagram {
+        src: (frame.addresses.src(), frame.src_port).into(),
+        dst: (frame.addresses.dst(), frame.dst_port).into(),
+        identification: frame.identification,
+        traffic_class,
+        hop_limit,
+        payload,
+    }
+}
