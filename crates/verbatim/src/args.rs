@@ -1,5 +1,6 @@
 //! Values on the command line that several commands share: their form, and words for wrong ones.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::os::unix::process::CommandExt;
@@ -9,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+
+use crate::capture::{self, CaptureArgs};
 
 /// Which NIC a command uses.
 #[derive(clap::Args, Clone, Debug)]
@@ -22,6 +25,8 @@ pub(crate) struct NicArgs {
     pub(crate) device: Option<String>,
     #[command(flatten)]
     link_layer: LinkLayerArgs,
+    #[command(flatten)]
+    capture: CaptureArgs,
 }
 
 /// Which port of the NIC, and what address on it.
@@ -130,25 +135,80 @@ const PATH_VARIABLE: &str = "VERBATIM_PATH";
 /// Tells them which addresses the port has.
 const ADDRESS_VARIABLE: &str = "VERBATIM_ADDRESS";
 
+/// What the environment is to tell the software NIC.
+type Variables = Vec<(&'static str, OsString)>;
+
 impl NicArgs {
-    /// Makes the link layer hold, see [`LinkLayerArgs::settle`].
-    pub(crate) fn settle_link_layer(&self) -> Result<()> {
-        self.link_layer.settle(Some(self.provider))
+    /// Makes link layer, path, addresses and capture hold, see [`LinkLayerArgs::settle`].
+    pub(crate) fn settle(&self) -> Result<()> {
+        let mut wanted = self.link_layer.variables();
+        if self.provider == Provider::System {
+            refuse_for_system(&wanted)?;
+            refuse_capture_for_system(&self.capture)?;
+        }
+        wanted.extend(self.link_layer.capture_variable(&self.capture, None)?);
+        start_with(&wanted)
     }
+}
+
+/// The machine's own devices are as they are.
+fn refuse_for_system(wanted: &Variables) -> Result<()> {
+    if !wanted.is_empty() {
+        bail!(
+            "--link-layer, --path and --address are for the software NIC, and --provider system uses ports as \
+             they are; leave out one of the two"
+        );
+    }
+    Ok(())
+}
+
+/// Captures are of the software NIC.
+pub(crate) fn refuse_capture_for_system(capture: &CaptureArgs) -> Result<()> {
+    if capture.file().is_some() {
+        bail!(
+            "--pcap is for the software NIC; leave it out, or --provider system, whose packets tcpdump captures"
+        );
+    }
+    Ok(())
 }
 
 impl LinkLayerArgs {
     /// The environment variables that tell the software NIC what was asked for, and their values.
-    pub(crate) fn variables(&self) -> Vec<(&'static str, &str)> {
+    fn variables(&self) -> Variables {
         let link_layer = self.link_layer.map(|l| (LINK_LAYER_VARIABLE, l.value()));
+        let link_layer = link_layer.map(|(name, value)| (name, value.into()));
         link_layer.into_iter().chain(self.way()).collect()
     }
 
     /// Those that say how peers are reached.
-    fn way(&self) -> impl Iterator<Item = (&'static str, &str)> {
+    fn way(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         let path = self.path.map(|path| (PATH_VARIABLE, path.value()));
         let address = self.address.as_deref().map(|a| (ADDRESS_VARIABLE, a));
-        path.into_iter().chain(address)
+        let both = path.into_iter().chain(address);
+        both.map(|(name, value)| (name, value.into()))
+    }
+
+    /// The variable that names the file of a capture, which is made. `default` is as in [`Self::variable_or`].
+    ///
+    /// # Errors
+    /// The port would send no packets, or the file cannot be written.
+    pub(crate) fn capture_variable(
+        &self,
+        capture: &CaptureArgs,
+        default: Option<LinkLayer>,
+    ) -> Result<Option<(&'static str, OsString)>> {
+        let Some(file) = capture.file() else {
+            return Ok(None);
+        };
+        let chosen = self.variable_or(default).map(|(_, value)| value.into());
+        let link_layer = chosen.or_else(|| std::env::var_os(LINK_LAYER_VARIABLE));
+        if link_layer.is_some_and(|layer| layer == "ib" || layer == "infiniband") {
+            bail!(
+                "--pcap: a port with the link layer InfiniBand sends no packets; leave out --pcap, or choose --link-layer roce"
+            );
+        }
+        let file = writable_file(file).context("--pcap")?;
+        capture::variable(&file).map(Some)
     }
 
     /// The variable of the link layer; where neither a flag nor the environment says anything, `default` decides.
@@ -167,34 +227,28 @@ impl LinkLayerArgs {
     /// else starts itself again: an environment is safe to set only for a new program.
     pub(crate) fn settle(&self, provider: Option<Provider>) -> Result<()> {
         let wanted = self.variables();
-        if wanted.is_empty() {
-            return Ok(());
-        }
         if provider == Some(Provider::System) {
-            bail!(
-                "--link-layer, --path and --address are for the software NIC, and --provider system uses ports as \
-                 they are; leave out one of the two"
-            );
+            refuse_for_system(&wanted)?;
         }
         start_with(&wanted)
     }
 
     /// Makes hold what says how peers are reached.
     pub(crate) fn settle_way(&self) -> Result<()> {
-        start_with(&self.way().collect::<Vec<_>>())
+        start_with(&self.way().collect())
     }
 }
 
 /// Starts this program again with the environment variables `wanted`, if they are not set so.
-fn start_with(wanted: &[(&'static str, &str)]) -> Result<()> {
-    let holds = |&(name, value): &(_, &str)| std::env::var_os(name).is_some_and(|now| now == value);
+fn start_with(wanted: &Variables) -> Result<()> {
+    let holds = |(name, value): &(&str, OsString)| std::env::var_os(name).as_deref() == Some(value);
     if wanted.iter().all(holds) {
         return Ok(());
     }
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let err = std::process::Command::new(program)
         .args(std::env::args_os().skip(1))
-        .envs(wanted.iter().copied())
+        .envs(wanted.iter().cloned())
         .exec();
     Err(err).with_context(|| {
         format!("cannot start again with {wanted:?} in the environment; set it yourself")

@@ -8,6 +8,7 @@
 
 mod args;
 mod bench;
+mod capture;
 mod chart;
 mod children;
 mod devices;

@@ -15,7 +15,7 @@ pub(crate) struct Nic {
 impl Nic {
     /// Opens device and port, so that a wrong name or number is refused before anything starts.
     pub(crate) fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
-        nic.settle_link_layer()?;
+        nic.settle()?;
         let provider = verbs::Provider::by_name(nic.provider.name())?;
         let device = provider.device(nic.device.as_deref())?;
         let config = NicConfig {

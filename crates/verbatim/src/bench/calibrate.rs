@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let calibration = match &simulated {
         Some(profile) => measured(&mut Simulated(profile), &like)?,
         None => {
-            args.nic.settle_link_layer()?;
+            args.nic.settle()?;
             let nic = nic_choice(&args.nic, &args.port);
             let duration = args.duration.unwrap_or(Duration::from_millis(200));
             let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);

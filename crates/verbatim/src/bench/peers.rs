@@ -62,7 +62,7 @@ pub(super) struct Args {
 
 /// Runs the command, with these rows unless others are named.
 pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
-    args.nic.settle_link_layer()?;
+    args.nic.settle()?;
     let cores = args.cores.settle()?;
     let mut rows = args.only.clone();
     if rows.is_empty() {

@@ -88,7 +88,7 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
     let probes = args.payload.iter();
     let probes = probes.map(|payload| Probe::new(question, verb, *payload, args.writes));
     let probes = probes.collect::<Result<Vec<_>>>()?;
-    args.nic.settle_link_layer()?;
+    args.nic.settle()?;
     let nic = nic_choice(&args.nic, &args.port);
     if args.ends.listens() {
         return args.ends.listen(&probes, &nic);

@@ -267,7 +267,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let streams = streams(args, profile.as_ref())?;
     if args.stream.common.ends.listens() {
         let common = &args.stream.common;
-        common.nic.settle_link_layer()?;
+        common.nic.settle()?;
         return common.ends.listen(&tasks(&streams), &common.nic_choice());
     }
     // Before anything is measured: minutes of work are not to end in a file that cannot be written.
@@ -350,7 +350,7 @@ fn simulate(
 /// Every point in every round.
 fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Point>)> {
     let common = &args.stream.common;
-    common.nic.settle_link_layer()?;
+    common.nic.settle()?;
     let cores = common.cores.settle()?;
     let mut lines = Lines::new(common.record.as_deref(), common.json)?;
     let nic = common.nic_choice();

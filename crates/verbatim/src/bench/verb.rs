@@ -185,7 +185,7 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
     if let Some(profile) = profile {
         return simulate(profile, task, args);
     }
-    args.nic.settle_link_layer()?;
+    args.nic.settle()?;
     let tasks = std::slice::from_ref(task);
     if args.ends.listens() {
         return args.ends.listen(&tasks, &args.nic_choice());

@@ -130,7 +130,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let profile = args.common.simulation.profile()?;
     let streams = streams(args, profile.as_ref())?;
     if args.common.ends.listens() {
-        args.common.nic.settle_link_layer()?;
+        args.common.nic.settle()?;
         return args
             .common
             .ends
@@ -230,7 +230,7 @@ fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
     };
     let expect = expect.chosen()?;
     let counters = args.pcie_counters.then(PcieCounters::find).transpose()?;
-    common.nic.settle_link_layer()?;
+    common.nic.settle()?;
     let nic = common.nic_choice();
     if counters.is_some() && nic.provider == "softnic" {
         bail!(

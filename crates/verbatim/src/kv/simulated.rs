@@ -21,7 +21,7 @@ use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simu
 pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes. Clients
     /// and windows are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["provider", "device", "rounds", "workers"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["provider", "device", "pcap", "rounds", "workers"])]
     nic: Option<String>,
     /// Cores of the server, a worker each [default: several, from one to all of the profile]
     #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize), requires = "nic")]

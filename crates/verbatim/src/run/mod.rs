@@ -26,7 +26,8 @@ use anyhow::{Context, Result, bail};
 use softnic::SysfsFile;
 
 use crate::Outcome;
-use crate::args::{LinkLayerArgs, Provider};
+use crate::args::{self, LinkLayerArgs, Provider};
+use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
 use crate::program::wait_for;
@@ -44,6 +45,8 @@ pub(crate) struct Args {
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
+    #[command(flatten)]
+    capture: CaptureArgs,
     #[command(flatten)]
     fault: FaultArgs,
     #[command(flatten)]
@@ -79,6 +82,7 @@ Examples:
   verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
   verbatim run --fault 'verb=ibv_reg_mr,errno=ENOMEM,count=1,after=1' -- ib_write_bw    a verb is refused once
+  verbatim run --pcap x.pcap -- ibv_rc_pingpong -g 0    its packets; the same for the client, then: tshark -r x.pcap
   verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, \
@@ -150,6 +154,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     let link_layer = args.link_layer.variable_or(port);
     command
         .env(LIBRARY_PATH, library_path(&folder)?)
+        .envs(args.link_layer.capture_variable(&args.capture, port)?)
         .envs(link_layer);
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
@@ -208,6 +213,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
         }
     }
     fault::refuse_for_system(&args.fault)?;
+    args::refuse_capture_for_system(&args.capture)?;
     if args.ledger.is_wanted() || args.trace.is_some() {
         command.env(PRELOAD, preload(&library::find_tap()?)?);
     }

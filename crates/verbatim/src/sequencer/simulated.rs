@@ -25,10 +25,10 @@ use crate::side_by_side::{
 pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile
     /// goes. Clients, windows and batches are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "rounds", "threads", "workers", "start"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
     nic: Option<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "rounds", "threads", "workers", "start"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
     nic_file: Option<PathBuf>,
     /// Cores of the server, a worker each [default: several, from one to all of the profile]
     #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize))]

@@ -217,3 +217,18 @@ fn something_that_is_no_sequencer() {
         "sequencer",
     );
 }
+
+#[test]
+fn captures() {
+    let run = |args: &[&'static str]| [&["run"], args, &["--", "true"]].concat();
+    refused(&run(&["--pcap", "/nonexistent/x.pcap"]), "mkdir -p");
+    refused(&run(&["--pcap", "/"]), "name a file in it");
+    refused(&run(&["--pcap", "/proc/version"]), "not a capture");
+    let ib = ["--pcap", "/nonexistent/x.pcap", "--link-layer", "ib"];
+    refused(&run(&ib), "--link-layer roce");
+    let system = ["--pcap", "/nonexistent/x.pcap", "--provider", "system"];
+    refused(&run(&system), "leave it out");
+    refused(&[&["sequencer"], &system[..]].concat(), "leave it out");
+    let simulated = ["sequencer", "--pcap", "x.pcap", "--nic", "cib"];
+    refused(&simulated, "cannot be used with");
+}

@@ -17,6 +17,7 @@ mod fault;
 mod kv;
 mod ledger;
 mod model;
+mod pcap;
 mod resp;
 mod run;
 mod sequencer;

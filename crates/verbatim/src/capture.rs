@@ -1,0 +1,39 @@
+//! `--pcap FILE`: the packets of a command, and of the programs that it starts, in a file for tshark and Wireshark.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use capture::Capture;
+use softnic::PCAP_VAR;
+
+/// Argument of commands whose packets can be captured.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct CaptureArgs {
+    /// Append the packets of the software NIC to FILE, for tshark and Wireshark. Without --path, queue pairs of one host
+    /// send packets then, too: both ends need --pcap or --path packets. XRC and raw packets share memory and are not in
+    /// FILE, and tag matching needs --path auto (see docs/run-across-hosts.md)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+}
+
+impl CaptureArgs {
+    /// The file, if packets are to be captured.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.pcap.as_deref()
+    }
+}
+
+/// Makes `file`, if it is not there, and the environment variable that tells the software NIC of it.
+///
+/// # Errors
+/// The file cannot be written, or is something else than a capture.
+pub(crate) fn variable(file: &Path) -> Result<(&'static str, OsString)> {
+    // The message has its cause in it.
+    Capture::open(file).map_err(|error| anyhow!("--pcap: {error}"))?;
+    // Absolute, since programs go elsewhere.
+    let file = file
+        .canonicalize()
+        .with_context(|| format!("--pcap: cannot find {}", file.display()))?;
+    Ok((PCAP_VAR, file.into()))
+}
