@@ -10,11 +10,13 @@
 //! - [`psn`]: packet sequence numbers.
 //! - [`request`], [`target`]: what is asked for, and the memory of both ends.
 //! - [`rc`], [`uc`]: requester and responder of reliable connections, sender and receiver of unreliable ones.
+//! - [`counts`]: what they count.
 //! - [`dcqcn`]: congestion notifications, and the rates of senders that obey them.
 #![forbid(unsafe_code)]
 
 mod assembly;
 pub mod cm;
+pub mod counts;
 pub mod dcqcn;
 pub mod fuzz;
 pub mod gsi;

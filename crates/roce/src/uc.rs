@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::assembly::{self, Message};
+use crate::counts::Counts;
 use crate::opcode::{Operation, Tail, Transport};
 use crate::packet::{Packet, emit_with};
 use crate::psn::Psn;
@@ -20,6 +21,8 @@ pub struct Sender {
     sent: u32,
     next: Psn,
     failure: Option<Failure>,
+    /// What was counted since [`Counts::take`].
+    pub counts: Counts,
 }
 
 impl Sender {
@@ -39,6 +42,7 @@ impl Sender {
             sent: 0,
             next: first_psn,
             failure: None,
+            counts: Counts::default(),
         }
     }
 
@@ -77,6 +81,8 @@ impl Sender {
         self.next = self.next.plus(1);
         self.sent += 1;
         if self.sent == packets {
+            let is_send = matches!(request.operation, RequestOperation::Send { .. });
+            self.counts.rdma_sends += u64::from(is_send);
             self.queue.pop_front();
             self.done += 1;
             self.sent = 0;

@@ -1,5 +1,6 @@
 //! Rules of the requester.
 
+use roce::counts::Counts;
 use roce::opcode::{Operation, Position, Tail};
 use roce::rc::requester::{
     Failure, LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
@@ -466,4 +467,33 @@ fn attributes_change_later() {
     bench.requester.set_rnr_retry(0);
     bench.run(vec![send(1), Take(rnr(0, 1))]);
     assert_eq!(bench.requester.failure(), Some(Failure::RnrRetryExceeded));
+}
+
+/// A row: the steps, and what they are counted as.
+type CountRow = (RequesterConfig, Vec<Step>, Counts);
+
+#[test]
+#[rustfmt::skip] // a row is a line
+fn losses_refusals_and_notifications_are_counted() {
+    let none = Counts::default();
+    let cnp = || Take(Sample::new(Operation::Cnp, Only, 0));
+    let hasty = RequesterConfig { retry_cnt: 0, rnr_retry: 0, ..config() };
+    let probing = RequesterConfig { probe_ns: Some(1000), ..config() };
+    let rows: Vec<CountRow> = vec![
+        (config(), vec![send(1), write(1), Take(ack(1))], Counts { rdma_sends: 1, ..none }),
+        (config(), vec![send(1), Take(nak(0, 0)), Take(ack(0))], Counts { rcvd_seq_err: 1, completer_retry_err: 1, rdma_sends: 1, ..none }),
+        (config(), vec![write(1), Wait(TIMEOUT_NS)], Counts { completer_retry_err: 1, ..none }),
+        (probing, vec![write(1), Wait(1000)], Counts { completer_retry_err: 1, ..none }),
+        (hasty, vec![write(1), Wait(TIMEOUT_NS)], Counts { retry_exceeded_err: 1, ..none }),
+        (config(), vec![send(1), Take(rnr(0, 12))], Counts { rcvd_rnr_err: 1, ..none }),
+        (hasty, vec![send(1), Take(rnr(0, 12))], Counts { rcvd_rnr_err: 1, retry_rnr_exceeded_err: 1, ..none }),
+        (config(), vec![cnp(), cnp()], Counts { rp_cnp_handled: 2, ..none }),
+        // Nothing asked for them.
+        (config(), vec![Take(ack(0)), Take(nak(0, 0)), Take(rnr(0, 12))], none),
+    ];
+    for (index, (config, steps, due)) in rows.into_iter().enumerate() {
+        let mut bench = Bench::new(config);
+        bench.run(steps);
+        assert_eq!(bench.requester.counts, due, "row {index}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Rules of the responder.
 
+use roce::counts::Counts;
 use roce::opcode::{Operation, Position, Tail};
 use roce::rc::responder::{Access, Atomic, Refusal, Responder, ResponderConfig, Target};
 
@@ -446,4 +447,52 @@ fn notifications_slow_read_responses_down() {
             .transmit(at - 1, &mut bench.memory, &mut bytes)
     );
     assert!(bench.responder.transmit(at, &mut bench.memory, &mut bytes));
+}
+
+#[test]
+fn what_is_not_executed_is_counted_by_its_reason() {
+    let mut bench = Bench::new(both());
+    let sent = bench.answers(&[
+        send(Only, 0, 1),
+        send(Only, 0, 1),
+        write_only(u32::MAX, 1),
+        send(Only, 2, 1),
+        send(Only, 3, 1),
+        send(Only, 1, 1),
+        // No receive is left.
+        send(Only, 2, 1),
+        send(Only, 3, 1),
+        write_only(2, 1).rkey(1),
+        // Nothing is executed any more.
+        write_only(3, 1),
+    ]);
+    assert_eq!(sent, ["ack 0", "nak0 1", "rnr12 2", "nak2 2"]);
+    let due = Counts {
+        duplicate_request: 2,
+        // The one behind the RNR NAK, too.
+        out_of_seq_request: 3,
+        send_rnr_err: 1,
+        resp_remote_access_errors: 1,
+        ..Counts::default()
+    };
+    assert_eq!(bench.responder.counts.take(), Some(due));
+    assert_eq!(bench.responder.counts.take(), None);
+}
+
+#[test]
+fn marks_and_the_notifications_for_them_are_counted() {
+    let mut bench = Bench::new(both());
+    for index in 0..3 {
+        let sample = write_only(index, 1);
+        bench
+            .responder
+            .receive(0, &sample.packet(), true, &mut bench.memory);
+    }
+    assert_eq!(bench.sent(), ["cnp to 20"]);
+    let due = Counts {
+        np_ecn_marked_roce_packets: 3,
+        np_cnp_sent: 1,
+        ..Counts::default()
+    };
+    assert_eq!(bench.responder.counts, due);
 }

@@ -14,6 +14,7 @@ mod window;
 pub use crate::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
 pub use config::{PROBE_NS, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS};
 
+use crate::counts::Counts;
 use crate::dcqcn::ReactionPoint;
 use crate::opcode::{Operation, Transport};
 use crate::packet::{
@@ -44,6 +45,8 @@ pub struct Requester {
     unreadable: Option<u64>,
     /// Packets since the last that asked for an acknowledgement.
     unasked: u32,
+    /// What was counted since [`Counts::take`].
+    pub counts: Counts,
 }
 
 impl Requester {
@@ -71,6 +74,7 @@ impl Requester {
             failure: None,
             unreadable: None,
             unasked: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -93,6 +97,7 @@ impl Requester {
             }
             Operation::Cnp => {
                 if let Some(congestion) = &mut self.congestion {
+                    self.counts.rp_cnp_handled += 1;
                     congestion.notified(now_ns);
                 }
             }
@@ -237,7 +242,10 @@ impl Requester {
             _ if reach == Reach::Blocked => self.recover(now_ns),
             Syndrome::Ack(_) => {}
             Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
-            Syndrome::Nak(NAK_PSN_SEQUENCE) => self.recover(now_ns),
+            Syndrome::Nak(NAK_PSN_SEQUENCE) => {
+                self.counts.rcvd_seq_err += 1;
+                self.recover(now_ns);
+            }
             Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(Failure::RemoteInvalidRequest),
             Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(Failure::RemoteAccess),
             Syndrome::Nak(_) => self.fail(Failure::RemoteOperational),
@@ -273,6 +281,7 @@ impl Requester {
         if acked > before {
             self.retry.progressed(now_ns, acked);
             self.window.acknowledged(acked - before);
+            self.counts.rdma_sends += self.queue.take_sends();
             self.fail_unreadable();
         }
     }
@@ -294,9 +303,11 @@ impl Requester {
     /// Sends again what is not acknowledged, or fails if that was done too often.
     fn begin_retry(&mut self, now_ns: u64) {
         if self.retry.begin(now_ns) {
+            self.counts.completer_retry_err += 1;
             self.window.lost();
             self.queue.rewind();
         } else {
+            self.counts.retry_exceeded_err += 1;
             self.fail(Failure::RetryExceeded);
         }
     }
@@ -307,9 +318,11 @@ impl Requester {
         if sequence >= self.queue.next() {
             return;
         }
+        self.counts.rcvd_rnr_err += 1;
         if self.retry.receiver_not_ready(now_ns, code) {
             self.queue.rewind();
         } else {
+            self.counts.retry_rnr_exceeded_err += 1;
             self.fail(Failure::RnrRetryExceeded);
         }
     }
@@ -339,6 +352,7 @@ impl Requester {
             Some((at, Expiry::Timeout)) if at <= now_ns => self.begin_retry(now_ns),
             Some((at, Expiry::Probe)) if at <= now_ns => {
                 self.retry.probe(now_ns);
+                self.counts.completer_retry_err += 1;
                 self.window.lost();
                 self.queue.rewind();
             }

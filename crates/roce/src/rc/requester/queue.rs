@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::request::Request;
+use crate::request::{Request, RequestOperation};
 use crate::segment::{Connection, has_response};
 use crate::sequence::START;
 
@@ -63,6 +63,8 @@ pub(super) struct Queue {
     sent_end: u64,
     /// Requests on the wire that wait for responses, of those in front of `next`.
     awaited: u32,
+    /// SENDs that are done.
+    sends: u64,
 }
 
 impl Queue {
@@ -77,6 +79,7 @@ impl Queue {
             next_position: 1,
             sent_end: START,
             awaited: 0,
+            sends: 0,
         }
     }
 
@@ -93,6 +96,11 @@ impl Queue {
 
     pub(super) fn done(&self) -> u64 {
         self.done
+    }
+
+    /// How many SENDs are done since the last call.
+    pub(super) fn take_sends(&mut self) -> u64 {
+        std::mem::take(&mut self.sends)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -182,6 +190,10 @@ impl Queue {
         if let Some(front) = self.slots.front()
             && front.end <= self.acked
         {
+            self.sends += u64::from(matches!(
+                front.request.operation,
+                RequestOperation::Send { .. }
+            ));
             self.slots.pop_front();
             self.done += 1;
             self.next_position = self.next_position.max(self.done + 1);

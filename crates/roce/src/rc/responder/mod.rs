@@ -10,6 +10,7 @@ pub use crate::target::{Atomic, Refusal, Target};
 pub use config::{Access, ResponderConfig};
 
 use crate::assembly::{self, Message};
+use crate::counts::Counts;
 use crate::dcqcn::{NotificationPoint, ReactionPoint};
 use crate::opcode::{Operation, Position, Transport};
 use crate::packet::{
@@ -70,6 +71,8 @@ pub struct Responder {
     resources: Resources,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
+    /// What was counted since [`Counts::take`].
+    pub counts: Counts,
 }
 
 impl Responder {
@@ -96,6 +99,7 @@ impl Responder {
             resources: Resources::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
+            counts: Counts::default(),
         }
     }
 
@@ -124,7 +128,7 @@ impl Responder {
     /// A switch has marked a packet of the peer that goes to the requester of this queue pair, e.g. a READ response; not a
     /// notification.
     pub fn response_marked(&mut self, now_ns: u64) {
-        self.notification.marked(now_ns);
+        self.marked(now_ns);
     }
 
     /// Takes a packet that has come: a request, or a congestion notification. Other packets are ignored.
@@ -145,7 +149,7 @@ impl Responder {
             return;
         }
         if is_ecn_marked {
-            self.notification.marked(now_ns);
+            self.marked(now_ns);
         }
         let is_request =
             packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
@@ -156,6 +160,12 @@ impl Responder {
         if let Err(rejection) = self.process(packet, target) {
             self.reject(rejection, packet, target);
         }
+    }
+
+    /// A packet has come that a switch has marked.
+    fn marked(&mut self, now_ns: u64) {
+        self.counts.np_ecn_marked_roce_packets += 1;
+        self.notification.marked(now_ns);
     }
 
     /// The steps of a request.
@@ -316,9 +326,15 @@ impl Responder {
     /// Answers a request that was not executed.
     fn reject(&mut self, rejection: Rejection, packet: &Packet<'_>, target: &mut impl Target) {
         match rejection {
-            Rejection::Dropped => {}
-            Rejection::Duplicate => self.repeat(packet, target),
-            Rejection::Ahead => self.ask_for(Kind::Nak(NAK_PSN_SEQUENCE), packet),
+            Rejection::Dropped => self.counts.duplicate_request += 1,
+            Rejection::Duplicate => {
+                self.counts.duplicate_request += 1;
+                self.repeat(packet, target);
+            }
+            Rejection::Ahead => {
+                self.counts.out_of_seq_request += 1;
+                self.ask_for(Kind::Nak(NAK_PSN_SEQUENCE), packet);
+            }
             Rejection::NotReady => self.ask_for(Kind::RnrNak(self.min_rnr_timer), packet),
             Rejection::Refused(refusal) => self.refuse(self.expected, refusal),
         }
@@ -330,6 +346,7 @@ impl Responder {
     fn ask_for(&mut self, kind: Kind, packet: &Packet<'_>) {
         let sequence = self.sequence_of(packet);
         if self.nak_sent.is_none_or(|last| sequence <= last) {
+            self.counts.send_rnr_err += u64::from(matches!(kind, Kind::RnrNak(_)));
             self.replies.push(self.reply(self.expected, kind));
         }
         self.nak_sent = Some(sequence);
@@ -339,7 +356,10 @@ impl Responder {
     fn refuse(&mut self, sequence: u64, refusal: Refusal) {
         let code = match refusal {
             Refusal::InvalidRequest => NAK_INVALID_REQUEST,
-            Refusal::RemoteAccess => NAK_REMOTE_ACCESS,
+            Refusal::RemoteAccess => {
+                self.counts.resp_remote_access_errors += 1;
+                NAK_REMOTE_ACCESS
+            }
             Refusal::RemoteOperational | Refusal::NotReady => NAK_REMOTE_OPERATIONAL,
         };
         self.failure = Some(refusal);
@@ -402,6 +422,7 @@ impl Responder {
     /// Appends the next packet to `out`, from the BTH to the pad; false if nothing may be sent now.
     pub fn transmit(&mut self, now_ns: u64, target: &mut impl Target, out: &mut Vec<u8>) -> bool {
         if self.notification.take() {
+            self.counts.np_cnp_sent += 1;
             self.append_notification(out);
             return true;
         }
