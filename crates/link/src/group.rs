@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::config::{Config, Fabric, LocalAddress};
 use crate::error::LinkError;
 use crate::members::{Member, Members};
-use crate::socket::{Mode, Socket};
+use crate::socket::{Mode, PortState, Socket, port_state};
 use crate::steering::program;
 use crate::sys::options::set_steering;
 
@@ -113,6 +113,20 @@ impl Group {
         }
         self.store(socket, &members)?;
         Ok(Some(outcome(&members, dead)))
+    }
+
+    /// Who has the port of `address`. Nobody of the fabric takes it meanwhile.
+    pub(crate) fn port_state(&self, address: LocalAddress, config: &Config) -> PortState {
+        let looked = self.lock().and_then(|lock| {
+            let mut members = self.read(address.ip)?;
+            members.remove_dead(is_alive);
+            Ok((lock, members.list.len()))
+        });
+        match looked {
+            Ok((_lock, 0)) => port_state(address, config),
+            Ok((_lock, members)) => PortState::Shared(members),
+            Err(error) => PortState::Unavailable(error),
+        }
     }
 
     /// What the group looks like, as somebody sees it who doubts the order.

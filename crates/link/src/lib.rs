@@ -6,6 +6,7 @@
 //! - [`batch`]: packets on their way to the kernel, in bursts that the kernel segments (UDP GSO), with their ICRCs.
 //! - [`endpoint`]: the sockets, send and receive.
 //! - [`counters`]: what is counted.
+//! - [`probe`]: what an endpoint would get.
 //! - `shared`, `group`, `members`, `steering`: how the processes of a fabric share an address, and the kernel chooses among them.
 //! - `handover`: how a packet gets on from the wrong process.
 //!
@@ -25,6 +26,7 @@ mod group;
 mod handover;
 mod members;
 mod packet;
+pub mod probe;
 mod shared;
 mod socket;
 mod steering;
@@ -36,6 +38,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, Inbox};
 pub use error::LinkError;
 pub use packet::{Received, Sent};
+pub use socket::PortState;
 
 /// Bits of a QPN below the slot of its process.
 pub const SLOT_SHIFT: u32 = 14;

@@ -35,6 +35,25 @@ pub(crate) struct Socket {
     pub(crate) unsegmented: AtomicBool,
 }
 
+/// Who has the port of an address.
+#[derive(Debug)]
+pub enum PortState {
+    /// Nobody.
+    Free,
+    /// So many processes of the fabric, which let others join.
+    Shared(usize),
+    /// Somebody else, or there is another reason why it cannot be had.
+    Unavailable(LinkError),
+}
+
+/// Who has the port of an address that no process of the fabric has.
+pub(crate) fn port_state(address: LocalAddress, config: &Config) -> PortState {
+    match Socket::open(address, config, Mode::Alone) {
+        Ok(_) => PortState::Free,
+        Err(error) => PortState::Unavailable(error),
+    }
+}
+
 fn family_of(ip: IpAddr) -> AddressFamily {
     match ip {
         IpAddr::V4(_) => AddressFamily::INET,

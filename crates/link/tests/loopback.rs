@@ -3,7 +3,8 @@
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 
-use link::{Config, Endpoint, Flow, Inbox, LinkError};
+use link::probe::probe;
+use link::{Config, Endpoint, Fabric, Flow, Inbox, LinkError, PortState};
 use roce::icrc::{self, Addresses};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -205,4 +206,54 @@ fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
         assert_eq!((sent, seen.len()), (4, 4));
         assert_eq!(seen, receive(&endpoint, 4));
     }
+}
+
+#[test]
+fn a_probe_says_who_has_the_port() {
+    let config = |port| Config {
+        port,
+        ..Config::new(vec!["127.0.0.9".parse::<IpAddr>().unwrap().into()])
+    };
+    let state = |config: &Config| probe(config).unwrap().remove(0).port;
+    assert!(matches!(state(&config(4808)), PortState::Free));
+    // The probe itself has left it free.
+    let held = UdpSocket::bind("127.0.0.9:4808").unwrap();
+    let PortState::Unavailable(error) = state(&config(4808)) else {
+        panic!("the port is in use");
+    };
+    assert!(
+        error
+            .to_string()
+            .contains("UDP port 4808 of 127.0.0.9 is in use")
+    );
+    drop(held);
+    let folder = tempfile::tempdir().unwrap();
+    let shared = Config {
+        fabric: Some(Fabric {
+            folder: folder.path().to_owned(),
+            slot: 3,
+        }),
+        ..config(4808)
+    };
+    let own = Endpoint::open(&shared).unwrap();
+    assert!(matches!(state(&shared), PortState::Shared(1)));
+    drop(own);
+    assert!(matches!(state(&shared), PortState::Free));
+}
+
+#[test]
+fn a_probe_says_what_the_kernel_gives() {
+    let config = |ip: &str| Config {
+        buffer_bytes: 64 << 10,
+        ..Config::new(vec![ip.parse::<IpAddr>().unwrap().into()])
+    };
+    let socket = probe(&config("127.0.0.9")).unwrap().remove(0).socket;
+    assert_eq!(socket.unwrap().receive_buffer_bytes, 64 << 10);
+    // An address that no interface has, from the block for documentation.
+    let nowhere = probe(&config("192.0.2.1")).unwrap().remove(0);
+    assert!(nowhere.socket.is_none());
+    let PortState::Unavailable(error) = nowhere.port else {
+        panic!("there is no such address");
+    };
+    assert!(error.to_string().contains("no address 192.0.2.1"));
 }
