@@ -25,6 +25,9 @@ pub struct Fabric {
     pub slot: u16,
 }
 
+/// Bytes of a socket's buffers, unless something else is asked for: 8 MiB.
+pub const DEFAULT_BUFFER_BYTES: usize = 8 << 20;
+
 impl Config {
     /// The port of RoCEv2 at `addresses`, shared with nobody, with buffers of 8 MiB.
     #[must_use]
@@ -32,7 +35,7 @@ impl Config {
         Config {
             addresses,
             port: roce::UDP_PORT,
-            buffer_bytes: 8 << 20,
+            buffer_bytes: DEFAULT_BUFFER_BYTES,
             fabric: None,
         }
     }

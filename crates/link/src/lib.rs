@@ -33,7 +33,7 @@ mod steering;
 mod sys;
 
 pub use batch::{Batch, Flow};
-pub use config::{Config, Fabric, LocalAddress};
+pub use config::{Config, DEFAULT_BUFFER_BYTES, Fabric, LocalAddress};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Inbox};
 pub use error::LinkError;

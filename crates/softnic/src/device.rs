@@ -17,7 +17,7 @@ mod route;
 pub(crate) use attr::{device_attr, device_attr_ex};
 pub(crate) use grh::{set_grh_length, ud_packet_bytes};
 pub(crate) use guid::node_guid;
-pub(crate) use interfaces::network_interface;
+pub(crate) use interfaces::{address_list, network_interface};
 pub(crate) use limits::*;
 pub(crate) use link_layer::{LinkLayer, PortError};
 pub(crate) use port::{Port, init_ah_from_wc};

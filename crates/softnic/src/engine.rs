@@ -5,7 +5,7 @@
 //! waits for this process; it watches a pidfd of every peer, or where there are none looks ten times a second whether
 //! they are there. While a deadline runs (a receiver that is not ready, a peer that does not answer), and shortly after,
 //! it looks every millisecond. While there is a completion queue that can be overrun, it looks at that one ten times a
-//! second; otherwise it sleeps without limit.
+//! second. While packets are counted, it publishes the counters once a second. Otherwise it sleeps without limit.
 
 use std::io;
 use std::sync::Arc;
@@ -79,6 +79,10 @@ fn run(nic: &'static Nic) {
             let watches = watches_peers || nic.watched_cqs.load(Ordering::Relaxed) != 0;
             watches.then_some(WATCH)
         };
+        let timeout = timeout
+            .into_iter()
+            .chain(nic.network.publish_when_due())
+            .min();
         match poll(&mut fds, timeout.map(timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
@@ -139,7 +143,7 @@ fn run(nic: &'static Nic) {
 
 fn timespec(time: Duration) -> Timespec {
     Timespec {
-        tv_sec: 0,
+        tv_sec: time.as_secs().cast_signed(),
         tv_nsec: time.subsec_nanos().into(),
     }
 }

@@ -16,6 +16,7 @@
 //!   home.
 //! - `faults`: what a plan of faults says to each question; `incidents`: what it has happen to the objects.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
+//! - `report`: what users ask about the way by packets.
 //! - `abi`: the verbs, as safe functions, and the C functions that are made of them.
 //!
 //! # Example
@@ -76,6 +77,7 @@ mod record;
 mod recv;
 mod region_cache;
 mod registry;
+mod report;
 #[allow(unsafe_code)]
 mod send;
 #[allow(unsafe_code)]
@@ -99,6 +101,9 @@ pub use shm::fabric::FabricError;
 /// How far a QP number is shifted right to tell the process that has the queue pair.
 pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_BITS;
 pub use nic::{NicError, fabric_dir, last_error};
+pub use report::{
+    AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort, packet_report,
+};
 pub use shm::mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
-pub use sysfs::{SysfsFile, UVERBS_NAME, sysfs_files};
+pub use sysfs::{SysfsContent, SysfsFile, UVERBS_NAME, sysfs_files};
 pub use sysfs_text::read_sysfs_text;

@@ -11,7 +11,8 @@ use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
 use crate::lock::lock;
 use crate::multicast::Attachments;
-use crate::path::{self, BadNetwork, Mode, Network};
+use crate::path::hw_counters::PortFiles;
+use crate::path::{self, Audience, BadNetwork, Mode, Network};
 use crate::steering::Flows;
 use crate::steering::spread::Spreads;
 use shm::fabric::layout::*;
@@ -263,7 +264,13 @@ impl Nic {
         #[allow(clippy::cast_possible_truncation)] // 10 bits
         let slot = self.fabric.me.slot as u16;
         let fabric = link::Fabric { folder, slot };
-        let opened = self.network.open(self.port.addresses(), fabric);
+        let audience = PortFiles::of_this_port(self.fabric.dir()).map(|files| Audience {
+            me: Arc::clone(self.me()),
+            files,
+        });
+        let opened = self
+            .network
+            .open(self.port.addresses(), fabric, audience.ok());
         opened.map_err(|e| {
             *lock(&LAST_MODIFY_ERROR) = Some(e.to_string());
             e.errno()

@@ -8,29 +8,42 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::fs;
 use std::net::Ipv6Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::device::{self, LinkLayer, PORT_NUM, Port};
 use crate::identity::Identity;
 use crate::nic::NicError;
+use crate::path::{self, hw_counters::PortFiles};
+use shm::fabric::{Fabric, FabricError};
 
 /// Name of the device's character device below `/dev/infiniband`, and of its folder in
 /// `/sys/class/infiniband_verbs`.
 pub const UVERBS_NAME: &str = "uverbs0";
 
-/// One file of sysfs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One file of sysfs, or a folder that is elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SysfsFile {
     /// Below `/sys/class`.
     pub path: String,
-    /// What is in it, with the newline at its end.
-    pub text: String,
+    /// What is there.
+    pub content: SysfsContent,
+}
+
+/// What is at a path of sysfs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SysfsContent {
+    /// A file with this text, with the newline at its end.
+    Text(String),
+    /// A link to this folder, whose files change.
+    Folder(PathBuf),
 }
 
 /// The files of the device below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
 /// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity, the environment is asked.
 ///
-/// GIDs that the port does not have are left out (the kernel has files of zeroes for them).
+/// GIDs that the port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of an Ethernet
+/// port is a link to the folder of its counters in the fabric's, which is made if it is not there, and is left out where it
+/// cannot be made.
 ///
 /// # Errors
 /// Where `link_layer` is no link layer or the environment's identity none, and where the host's addresses cannot be read.
@@ -41,15 +54,37 @@ pub fn sysfs_files(
     let port = match link_layer {
         Some(value) => Port::with_link_layer(value),
         None => Port::from_env(),
-    };
+    }?;
     let identity = identity.cloned().map_or_else(Identity::from_env, Ok)?;
     let beside = device::network_interface();
-    Ok(files(
-        &identity,
-        &port?,
-        Path::new("/sys/class/net"),
-        beside,
-    ))
+    let mut files = files(&identity, &port, Path::new(INTERFACES), beside);
+    if port.link_layer == LinkLayer::Ethernet
+        && let Ok(counters) = make_counters()
+    {
+        files.push(SysfsFile {
+            path: format!("infiniband/{}/ports/{PORT_NUM}/hw_counters", identity.name),
+            content: SysfsContent::Folder(counters),
+        });
+    }
+    Ok(files)
+}
+
+/// Where the kernel has the network interfaces.
+pub(crate) const INTERFACES: &str = "/sys/class/net";
+
+/// The folder of the port's counters, made if it is not there.
+fn make_counters() -> Result<PathBuf, NicError> {
+    let fabric = Fabric::default_dir()?;
+    Fabric::make_dir(&fabric)?;
+    let made = PortFiles::of_this_port(&fabric).and_then(|files| {
+        files.make(path::NAMES, path::PUBLICATION_INTERVAL)?;
+        Ok(files.folder().to_owned())
+    });
+    Ok(made.map_err(|source| FabricError::Io {
+        path: fabric,
+        what: "make the files of the counters",
+        source,
+    })?)
 }
 
 /// `beside` is the interface beside the port, by name and number.
@@ -61,8 +96,8 @@ fn files(
 ) -> Vec<SysfsFile> {
     let mut files = Vec::new();
     let mut file = |path: String, text: &str| {
-        let text = format!("{text}\n");
-        files.push(SysfsFile { path, text });
+        let content = SysfsContent::Text(format!("{text}\n"));
+        files.push(SysfsFile { path, content });
     };
 
     let device = format!("infiniband/{}", identity.name);
@@ -146,7 +181,7 @@ fn guid(bytes: [u8; 8]) -> String {
 }
 
 /// The name of the kernel's interface of that number.
-fn interface_name(interfaces: &Path, number: u32) -> Option<String> {
+pub(crate) fn interface_name(interfaces: &Path, number: u32) -> Option<String> {
     if number == 0 {
         return None;
     }
@@ -167,7 +202,10 @@ mod tests {
 
     fn text<'a>(files: &'a [SysfsFile], path: &str) -> Option<&'a str> {
         let file = files.iter().find(|file| file.path == path);
-        file.map(|file| file.text.as_str())
+        file.and_then(|file| match &file.content {
+            SysfsContent::Text(text) => Some(text.as_str()),
+            SysfsContent::Folder(_) => None,
+        })
     }
 
     #[test]

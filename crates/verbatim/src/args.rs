@@ -233,9 +233,10 @@ impl LinkLayerArgs {
         start_with(&wanted)
     }
 
-    /// Makes hold what says how peers are reached.
-    pub(crate) fn settle_way(&self) -> Result<()> {
-        start_with(&self.way().collect())
+    /// Makes hold what says how peers are reached, and other environment variables.
+    pub(crate) fn settle_way(&self, others: Option<(&'static str, &str)>) -> Result<()> {
+        let others = others.map(|(name, value)| (name, OsString::from(value)));
+        start_with(&self.way().chain(others).collect())
     }
 }
 

@@ -211,7 +211,10 @@ fn kinds(names: &[String]) -> Vec<String> {
         Some((stem, rest)) if stem.len() == 16 => format!("*.{rest}"),
         _ => name.clone(),
     };
-    let mut kinds: Vec<String> = names.iter().map(kind).collect();
+    // Folders of the fabric, for those of its processes that have sent packets.
+    let of_all = |name: &&String| matches!(name.as_str(), "sockets" | "counters");
+    let names = names.iter().filter(|name| !of_all(name));
+    let mut kinds: Vec<String> = names.map(kind).collect();
     kinds.sort();
     kinds
 }

@@ -237,6 +237,21 @@ impl Fabric {
         Ok(PathBuf::from(dir))
     }
 
+    /// The folder of the fabric.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Makes the folder of a fabric if it is not there.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join): it cannot be made, or is not this user's alone.
+    pub fn make_dir(dir: &Path) -> Result<(), FabricError> {
+        while !make_folder(dir)? {}
+        Ok(())
+    }
+
     /// The folder for sockets by which processes of the fabric reach each other. It goes with the fabric.
     ///
     /// # Errors
@@ -531,6 +546,47 @@ fn open_pidfd(pid: u64) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Makes the folder if it is not there, and checks that it is ours alone. False: it has gone meanwhile.
+fn make_folder(dir: &Path) -> Result<bool, FabricError> {
+    let io = |what| {
+        move |source: io::Error| FabricError::Io {
+            path: dir.to_owned(),
+            what,
+            source,
+        }
+    };
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(io("create it")(e)),
+    }
+    let meta = match fs::symlink_metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        other => other.map_err(io("look at it"))?,
+    };
+    let foreign = |why: String| FabricError::Foreign {
+        path: dir.to_owned(),
+        why,
+    };
+    let uid = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() {
+        return Err(foreign("is not a folder".into()));
+    }
+    if meta.uid() != uid {
+        return Err(foreign(format!(
+            "belongs to user {}, not to user {uid}",
+            meta.uid()
+        )));
+    }
+    if meta.mode() & 0o077 != 0 {
+        return Err(foreign(format!(
+            "has mode {:o}; others could enter it",
+            meta.mode() & 0o7777
+        )));
+    }
+    Ok(true)
+}
+
 /// Makes the folder if it is not there, checks that it is ours alone, and takes its lock.
 fn hold_folder(dir: &Path) -> Result<File, FabricError> {
     let io = |what| {
@@ -541,34 +597,8 @@ fn hold_folder(dir: &Path) -> Result<File, FabricError> {
         }
     };
     loop {
-        match DirBuilder::new().mode(0o700).create(dir) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(io("create it")(e)),
-        }
-        let meta = match fs::symlink_metadata(dir) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            other => other.map_err(io("look at it"))?,
-        };
-        let foreign = |why: String| FabricError::Foreign {
-            path: dir.to_owned(),
-            why,
-        };
-        let uid = rustix::process::geteuid().as_raw();
-        if !meta.is_dir() {
-            return Err(foreign("is not a folder".into()));
-        }
-        if meta.uid() != uid {
-            return Err(foreign(format!(
-                "belongs to user {}, not to user {uid}",
-                meta.uid()
-            )));
-        }
-        if meta.mode() & 0o077 != 0 {
-            return Err(foreign(format!(
-                "has mode {:o}; others could enter it",
-                meta.mode() & 0o7777
-            )));
+        if !make_folder(dir)? {
+            continue;
         }
         let path = dir.join("lock");
         let file = match OpenOptions::new()

@@ -40,6 +40,11 @@ pub(super) fn is_global(ip: &IpAddr) -> bool {
 /// The environment variable that chooses the addresses of the port.
 pub(super) const ADDRESS_VAR: &str = "VERBATIM_ADDRESS";
 
+/// The addresses that the port was given; `None`: it has those of the host.
+pub(crate) fn address_list() -> Option<String> {
+    std::env::var_os(ADDRESS_VAR).map(|list| list.to_string_lossy().into_owned())
+}
+
 /// The addresses in `list`, which [`ADDRESS_VAR`] holds; `None` if one of them is none of this host's. All of 127.0.0.0/8
 /// belong to the interface that has 127.0.0.1.
 pub(super) fn chosen(addresses: &[InterfaceAddress], list: &str) -> Option<Vec<InterfaceAddress>> {

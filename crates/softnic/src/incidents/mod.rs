@@ -16,6 +16,7 @@ use crate::faults;
 use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
+use crate::path::Counter;
 use crate::registry;
 
 /// The contexts that are told of what happens to the device.
@@ -84,6 +85,7 @@ pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<Happening>) {
             Incident::Event(event) => raise(nic, event, queue_pair),
             Incident::Pause(ns) => pause::pause(Duration::from_nanos(ns)),
             Incident::LinkDown(time) => {
+                nic.network.counters.add(Counter::LinkDowned, 1);
                 raise_everywhere(IBV_EVENT_PORT_ERR);
                 if time.is_some() {
                     *lock(&SOONER.0) = true;

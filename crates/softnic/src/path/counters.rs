@@ -1,6 +1,109 @@
 //! What becomes of packets, in numbers.
+//!
+//! A process counts for itself. [`Counters::publish`] adds what is new to the port's files ([`super::hw_counters`]).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use link::Endpoint;
+use roce::counts::Counts;
+
+use super::hw_counters::PortFiles;
+use crate::lock::lock;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $counter:ident = $name:literal,)*) => {
+        /// What is counted of the packets of a port.
+        ///
+        /// Names are those of Soft-RoCE (`rxe_counter_name` in `linux:drivers/infiniband/sw/rxe/rxe_hw_counters.c`) or of
+        /// mlx5 where one of them counts the same, else names in their style. `ack_deferred` of Soft-RoCE is missing: no
+        /// acknowledgement waits for a task here.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[expect(dead_code, reason = "counters of the sockets are found by their names")]
+        pub(crate) enum Counter {
+            $($(#[$doc])* $counter,)*
+        }
+
+        /// The names of all counters, in the order of [`Counter`].
+        pub(crate) const NAMES: &[&str] = &[$($name,)*];
+
+        const COUNT: usize = NAMES.len();
+    };
+}
+
+counters! {
+    /// Packets that the kernel took.
+    Sent = "sent_pkts",
+    /// Packets that have come.
+    Received = "rcvd_pkts",
+    /// Requests that were executed before.
+    DuplicateRequest = "duplicate_request",
+    /// Requests in front of which one is missing.
+    OutOfSequence = "out_of_seq_request",
+    /// RNR NAKs that have come.
+    RnrReceived = "rcvd_rnr_err",
+    /// RNR NAKs that were sent.
+    RnrSent = "send_rnr_err",
+    /// NAKs that have come which ask for a missing packet.
+    SequenceErrorReceived = "rcvd_seq_err",
+    /// Queue pairs that have sent again too often.
+    RetryExceeded = "retry_exceeded_err",
+    /// Queue pairs whose receiver was not ready too often.
+    RnrRetryExceeded = "retry_rnr_exceeded_err",
+    /// How often what was not acknowledged was sent again.
+    Retry = "completer_retry_err",
+    /// Packets that the kernel refused.
+    SendError = "send_err",
+    /// How often the port went down.
+    LinkDowned = "link_downed",
+    /// SENDs that are done.
+    Sends = "rdma_sends",
+    /// Receive work requests that packets completed.
+    Receives = "rdma_recvs",
+    /// Congestion notifications that were sent.
+    CnpSent = "np_cnp_sent",
+    /// Packets that a switch had marked.
+    EcnMarked = "np_ecn_marked_roce_packets",
+    /// Congestion notifications that were obeyed.
+    CnpHandled = "rp_cnp_handled",
+    /// Requests that were refused because they had no right to the memory that they named.
+    RemoteAccess = "resp_remote_access_errors",
+    /// Dropped: it cannot be parsed, or lacks a header that its opcode has.
+    Malformed = "rx_malformed",
+    /// Dropped: its ICRC is wrong.
+    WrongIcrc = "rx_icrc_encapsulated",
+    /// Dropped: there is no such queue pair, or it is of another transport service.
+    UnknownQueuePair = "rx_unknown_qp",
+    /// Dropped: the queue pair is in a state that takes no such packet.
+    NotReady = "rx_qp_not_ready",
+    /// Dropped: its addresses are not those of the connected peer.
+    WrongSource = "rx_wrong_source",
+    /// Dropped: its Q_Key is not that of the queue pair.
+    WrongQkey = "rx_wrong_qkey",
+    /// Dropped: its P_Key is not in the port's table.
+    WrongPkey = "rx_wrong_pkey",
+    /// Dropped by the kernel: the receive buffer of a socket was full.
+    Overrun = "rx_buffer_overrun",
+    /// Packets that the kernel gave to the wrong process of the fabric, which handed them on.
+    Forwarded = "forwarded_pkts",
+    /// Packets that another process handed on to this one.
+    ForwardReceived = "forward_rcvd_pkts",
+    /// Packets that could not be handed on: the queue of the other process was full.
+    ForwardOverrun = "forward_overrun_pkts",
+}
+
+impl Counter {
+    /// The counter to which a counter of the sockets belongs; `None` for one that only developers need.
+    fn of_link(name: &str) -> Option<usize> {
+        match name {
+            "rcvd_short_pkts" => Some(Self::Malformed as usize),
+            "unknown_slot_pkts" => Some(Self::UnknownQueuePair as usize),
+            name => NAMES.iter().position(|known| *known == name),
+        }
+    }
+}
 
 /// Why a packet that has come is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,34 +125,216 @@ pub(crate) enum Drop {
 }
 
 impl Drop {
-    /// All reasons, with the names of their counters.
-    pub(crate) const NAMES: [(Self, &'static str); 7] = [
-        (Self::Malformed, "rx_malformed"),
-        (Self::WrongIcrc, "rx_icrc_encapsulated"),
-        (Self::UnknownQueuePair, "rx_unknown_qp"),
-        (Self::NotReady, "rx_qp_not_ready"),
-        (Self::WrongSource, "rx_wrong_source"),
-        (Self::WrongQkey, "rx_wrong_qkey"),
-        (Self::WrongPkey, "rx_wrong_pkey"),
-    ];
+    fn counter(self) -> Counter {
+        match self {
+            Self::Malformed => Counter::Malformed,
+            Self::WrongIcrc => Counter::WrongIcrc,
+            Self::UnknownQueuePair => Counter::UnknownQueuePair,
+            Self::NotReady => Counter::NotReady,
+            Self::WrongSource => Counter::WrongSource,
+            Self::WrongQkey => Counter::WrongQkey,
+            Self::WrongPkey => Counter::WrongPkey,
+        }
+    }
 }
 
+/// How old what the files say may be: as long as counts grow, they are written once in so long.
+pub(crate) const PUBLICATION_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Counts of this process's packets.
-#[derive(Default)]
 pub(crate) struct Counters {
-    drops: [AtomicU64; Drop::NAMES.len()],
+    own: [AtomicU64; COUNT],
+    /// The engine knows that there is something to be published.
+    is_engine_called: AtomicBool,
+    published: Mutex<Published>,
+}
+
+/// What the files have of this process.
+struct Published {
+    counts: [u64; COUNT],
+    at: Option<Instant>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            own: [const { AtomicU64::new(0) }; COUNT],
+            is_engine_called: AtomicBool::new(false),
+            published: Mutex::new(Published {
+                counts: [0; COUNT],
+                at: None,
+            }),
+        }
+    }
 }
 
 impl Counters {
-    /// A packet was dropped.
-    pub(crate) fn dropped(&self, why: Drop) {
-        self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
+    /// Adds to a counter.
+    pub(crate) fn add(&self, counter: Counter, count: u64) {
+        self.own[counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// How many packets were dropped for each reason, by the counter's name.
+    /// A packet was dropped.
+    pub(crate) fn dropped(&self, why: Drop) {
+        self.add(why.counter(), 1);
+    }
+
+    /// Adds what a queue pair has counted.
+    #[inline]
+    pub(crate) fn take(&self, counts: &mut Counts) {
+        if let Some(counts) = counts.take() {
+            self.add_counts(counts);
+        }
+    }
+
+    fn add_counts(&self, counts: Counts) {
+        for (counter, count) in [
+            (Counter::DuplicateRequest, counts.duplicate_request),
+            (Counter::OutOfSequence, counts.out_of_seq_request),
+            (Counter::RnrSent, counts.send_rnr_err),
+            (Counter::RemoteAccess, counts.resp_remote_access_errors),
+            (Counter::RnrReceived, counts.rcvd_rnr_err),
+            (Counter::SequenceErrorReceived, counts.rcvd_seq_err),
+            (Counter::Retry, counts.completer_retry_err),
+            (Counter::RetryExceeded, counts.retry_exceeded_err),
+            (Counter::RnrRetryExceeded, counts.retry_rnr_exceeded_err),
+            (Counter::Sends, counts.rdma_sends),
+            (Counter::EcnMarked, counts.np_ecn_marked_roce_packets),
+            (Counter::CnpSent, counts.np_cnp_sent),
+            (Counter::CnpHandled, counts.rp_cnp_handled),
+        ] {
+            if count != 0 {
+                self.add(counter, count);
+            }
+        }
+    }
+
+    /// Whether the engine has to be called, because this is the first count since the last publication.
+    #[inline]
+    pub(crate) fn calls_engine(&self) -> bool {
+        !self.is_engine_called.load(Ordering::Relaxed)
+            && !self.is_engine_called.swap(true, Ordering::Relaxed)
+    }
+
+    /// All counts of this process.
+    fn totals(&self, endpoint: &Endpoint) -> [u64; COUNT] {
+        let mut totals = [0; COUNT];
+        for (total, own) in totals.iter_mut().zip(&self.own) {
+            *total = own.load(Ordering::Relaxed);
+        }
+        for (name, count) in endpoint.counters().values() {
+            if let Some(index) = Counter::of_link(name) {
+                totals[index] += count;
+            }
+        }
+        totals
+    }
+
+    /// How long what is new may still wait until it is published; `None`: nothing is new.
+    pub(crate) fn publication_due(&self, endpoint: &Endpoint) -> Option<Duration> {
+        let published = self.published();
+        if !self.is_new(endpoint, &published) {
+            self.is_engine_called.store(false, Ordering::Relaxed);
+            // Whoever counted before did not call.
+            if !self.is_new(endpoint, &published) {
+                return None;
+            }
+        }
+        let age = published.at.map_or(PUBLICATION_INTERVAL, |at| at.elapsed());
+        Some(PUBLICATION_INTERVAL.saturating_sub(age))
+    }
+
+    /// Whether something was counted that is not published; what the kernel dropped costs a system call to know, and does
+    /// not matter.
+    fn is_new(&self, endpoint: &Endpoint, published: &Published) -> bool {
+        let mut totals = self.totals(endpoint);
+        totals[Counter::Overrun as usize] = published.counts[Counter::Overrun as usize];
+        totals != published.counts
+    }
+
+    /// Adds what is new to the files of the port, as [`PortFiles::add`] does.
+    ///
+    /// # Errors
+    /// Those of the file system, and `WouldBlock` while another process is at it: what is new waits for the next time.
+    pub(crate) fn publish(
+        &self,
+        endpoint: &Endpoint,
+        files: &PortFiles,
+        patience: Duration,
+    ) -> io::Result<()> {
+        let mut published = self.published();
+        published.at = Some(Instant::now());
+        self.is_engine_called.store(false, Ordering::Relaxed);
+        let mut totals = self.totals(endpoint);
+        totals[Counter::Overrun as usize] = endpoint.overruns();
+        let news = NAMES.iter().zip(totals).zip(published.counts);
+        // What the kernel dropped at a socket that has closed is not counted any more.
+        let mut news = news.map(|((name, total), before)| (*name, total.saturating_sub(before)));
+        let result = files.add(&mut news, patience);
+        if !matches!(&result, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+            // What cannot be written is lost: the engine would try for ever.
+            published.counts = totals;
+        }
+        result
+    }
+
+    fn published(&self) -> MutexGuard<'_, Published> {
+        lock(&self.published)
+    }
+
+    /// The counts of dropped packets that are not 0.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Drop::NAMES
+        let all = NAMES.iter().zip(&self.own);
+        all.map(|(name, count)| (*name, count.load(Ordering::Relaxed)))
+            .filter(|(name, count)| name.starts_with("rx_") && *count != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_variants_and_unlike() {
+        assert_eq!(NAMES[Counter::Sent as usize], "sent_pkts");
+        assert_eq!(
+            NAMES[Counter::ForwardOverrun as usize],
+            "forward_overrun_pkts"
+        );
+        for (index, name) in NAMES.iter().enumerate() {
+            assert_eq!(NAMES.iter().position(|n| n == name), Some(index));
+        }
+    }
+
+    #[test]
+    fn every_counter_of_the_sockets_but_two_has_a_place() {
+        let values = link::Counters::default().values();
+        let homeless: Vec<_> = values
             .iter()
-            .map(|&(why, name)| (name, self.drops[why as usize].load(Ordering::Relaxed)))
+            .filter(|(name, _)| Counter::of_link(name).is_none())
+            .map(|(name, _)| *name)
+            .collect();
+        assert_eq!(homeless, ["order_corrections", "unsegmented_bursts"]);
+    }
+
+    #[test]
+    fn counts_of_queue_pairs_are_added_and_the_engine_is_called_once() {
+        let counters = Counters::default();
+        let mut counts = Counts {
+            duplicate_request: 3,
+            np_cnp_sent: 1,
+            ..Counts::default()
+        };
+        counters.take(&mut counts);
+        assert_eq!(counts, Counts::default());
+        counters.dropped(Drop::WrongQkey);
+        let count = |counter: Counter| counters.own[counter as usize].load(Ordering::Relaxed);
+        assert_eq!(count(Counter::DuplicateRequest), 3);
+        assert_eq!(count(Counter::CnpSent), 1);
+        assert_eq!(counters.drops().collect::<Vec<_>>(), [("rx_wrong_qkey", 1)]);
+        assert_eq!(
+            (counters.calls_engine(), counters.calls_engine()),
+            (true, false)
+        );
     }
 }

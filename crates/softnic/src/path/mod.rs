@@ -8,7 +8,7 @@
 //!   sockets. `send::packets` makes requests of work requests and takes answers, `recv::packets` takes requests.
 //!
 //! `capture` writes packets into a pcap file, `faulty` does with them what a plan of faults says.
-//!
+//! `counters` counts what becomes of packets, and `hw_counters` are the files that all processes of a port add to.
 //! `gsi` hands the management datagrams that come to QP1 to the processes that they are for, `mads` sends such.
 //!
 //! [`Mode`] says which of them a queue pair takes. The [`Network`] is what all queue pairs of a process share on the
@@ -18,14 +18,15 @@ mod capture;
 mod counters;
 mod faulty;
 mod gsi;
+pub(crate) mod hw_counters;
 mod mads;
 mod mode;
 mod network;
 
 pub use capture::PCAP_VAR;
-pub(crate) use counters::{Counters, Drop};
+pub(crate) use counters::{Counter, Counters, Drop, NAMES, PUBLICATION_INTERVAL};
 pub(crate) use mode::Mode;
-pub(crate) use network::{Arrival, BadNetwork, Network, in_use, note_use};
+pub(crate) use network::{Arrival, Audience, BadNetwork, Network, in_use, note_use};
 
 /// The P_Key of the one partition that ports are in: the default partition, full member (IBTA vol. 1, 10.9.1.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;

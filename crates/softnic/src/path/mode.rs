@@ -35,6 +35,15 @@ impl Mode {
         Self::parse(&value.to_string_lossy(), captured)
     }
 
+    /// Its name as a value of [`PATH_VAR`].
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto | Self::Captured => "auto",
+            Self::Local => "local",
+            Self::Packets => "packets",
+        }
+    }
+
     fn parse(value: &str, captured: bool) -> Result<Self, BadPath> {
         match value {
             "" if captured => Ok(Self::Captured),

@@ -2,16 +2,21 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError,
+};
+use std::time::Duration;
 
 use link::{Batch, Config, Endpoint, Fabric, Flow, Inbox, LinkError, LocalAddress, Received};
 use roce::UDP_PORT;
 use roce::icrc;
 use roce::packet::Packet;
+use shm::fabric::Peer;
 
 use super::capture::{BadCapture, WireCapture};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
+use super::hw_counters::{PATIENCE, PortFiles};
 use super::mode::BadPath;
 use super::{Counters, Drop, Mode};
 use crate::lock::lock;
@@ -62,6 +67,14 @@ fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
     Packet::parse(transport).map_err(|_| Drop::Malformed)
 }
 
+/// Who has to know what is counted.
+pub(crate) struct Audience {
+    /// This process, whose engine publishes.
+    pub(crate) me: Arc<Peer>,
+    /// Where to.
+    pub(crate) files: PortFiles,
+}
+
 /// The way by packets of one process.
 pub(crate) struct Network {
     mode: Mode,
@@ -74,7 +87,8 @@ pub(crate) struct Network {
     receiving: Mutex<Inbox>,
     /// Times that a thread of the program has looked for packets.
     polls: AtomicU64,
-    counters: Counters,
+    pub(crate) counters: Counters,
+    audience: OnceLock<Audience>,
     /// What a plan of faults does to packets.
     faulty: Option<FaultyWire>,
     /// Where packets are written to.
@@ -110,6 +124,7 @@ impl Network {
             receiving: Mutex::default(),
             polls: AtomicU64::new(0),
             counters: Counters::default(),
+            audience: OnceLock::new(),
             faulty: FaultyWire::new(),
             gsi: Gsi::default(),
         })
@@ -133,6 +148,7 @@ impl Network {
         &self,
         addresses: Vec<LocalAddress>,
         fabric: Fabric,
+        audience: Option<Audience>,
     ) -> Result<(), LinkError> {
         let mut endpoint = self
             .endpoint
@@ -148,6 +164,9 @@ impl Network {
         let failed = |source| LinkError::Epoll { source };
         let ready = opened.as_fd().try_clone_to_owned().map_err(failed)?;
         *endpoint = Some(opened);
+        if let Some(audience) = audience {
+            let _ = self.audience.set(audience);
+        }
         // Under the lock: nobody else sets it.
         let _ = self.ready.set(ready);
         Ok(())
@@ -223,6 +242,32 @@ impl Network {
         match &self.capture {
             None => drop(endpoint.send(&mut batch)),
             Some(capture) => capture.send(endpoint, &mut batch),
+        }
+        if self.counters.calls_engine()
+            && let Some(audience) = self.audience.get()
+        {
+            audience.me.wake();
+        }
+    }
+
+    /// Publishes what was counted, if it is time; how long until then, if something is new.
+    pub(crate) fn publish_when_due(&self) -> Option<Duration> {
+        let endpoint = self.endpoint();
+        let endpoint = endpoint.as_ref()?;
+        let wait = self.counters.publication_due(endpoint)?;
+        if wait.is_zero() {
+            self.publish(endpoint, Duration::ZERO);
+            return self.counters.publication_due(endpoint);
+        }
+        Some(wait)
+    }
+
+    /// Publishes what was counted; another process that does so is waited for so long.
+    fn publish(&self, endpoint: &Endpoint, patience: Duration) {
+        if let Some(audience) = self.audience.get()
+            && let Err(error) = self.counters.publish(endpoint, &audience.files, patience)
+        {
+            tracing::debug!("counters are not published: {error}");
         }
     }
 
@@ -300,11 +345,14 @@ impl Network {
 
     /// The process ends: leaves the addresses to others.
     pub(crate) fn leave(&self) {
-        for (name, packets) in self.counters.drops().filter(|&(_, packets)| packets != 0) {
+        for (name, packets) in self.counters.drops() {
             tracing::info!("{packets} packets were dropped ({name})");
         }
         let endpoint = self.endpoint.write();
-        endpoint.unwrap_or_else(PoisonError::into_inner).take();
+        let mut endpoint = endpoint.unwrap_or_else(PoisonError::into_inner);
+        if let Some(endpoint) = endpoint.take() {
+            self.publish(&endpoint, PATIENCE);
+        }
     }
 
     /// A process of the fabric has ended: its packets go to nobody from now on.

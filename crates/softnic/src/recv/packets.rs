@@ -9,7 +9,7 @@ use roce::target::{Atomic, Refusal, Target};
 use roce::uc;
 
 use crate::lock::lock;
-use crate::path::{Arrival, Drop};
+use crate::path::{Arrival, Counter, Drop};
 use crate::send::RemoteMemory;
 use link::Flow;
 
@@ -123,7 +123,7 @@ pub(crate) fn take_request(
     Ok(())
 }
 
-/// Sends the answers of a queue pair.
+/// Sends the answers of a queue pair, and takes what its responder has counted.
 pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
     let mut side = lock(&qp.packets);
     let PacketSide { responder, memory } = &mut *side;
@@ -143,6 +143,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
     qp.nic.network.send(qp.qpn, flow, |packet| {
         machine.transmit(now_ns, &mut target, packet)
     });
+    qp.nic.network.counters.take(&mut machine.counts);
     if machine.has_failed() && !had_failed {
         let failure = target.failure.unwrap_or(Failure::Invalid);
         drop(side);
@@ -236,6 +237,9 @@ fn hand_over<const UD: bool>(
             srq.check_limit(&mut rq);
         }
     });
+    if matches!(handled, Handled::Done) {
+        qp.nic.network.counters.add(Counter::Receives, 1);
+    }
     handled
 }
 

@@ -1,6 +1,7 @@
 //! The sending side of queue pairs that reach their peers by packets.
 
 use super::*;
+use roce::counts::Counts;
 use roce::opcode::{Operation, Position, Tail, Transport};
 use roce::packet::{Bth, Deth, Extended, Packet};
 use roce::psn::Psn;
@@ -9,7 +10,7 @@ use roce::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation}
 use roce::uc;
 
 use crate::multicast::MULTICAST_QPN;
-use crate::path::{Arrival, DEFAULT_PKEY, Drop};
+use crate::path::{Arrival, Counter, DEFAULT_PKEY, Drop};
 use link::Flow;
 
 /// Payload of so many bytes or fewer is copied when it is posted: it is sent at once in most cases, and looking up its
@@ -38,6 +39,15 @@ pub(crate) struct Wire {
 enum Machine {
     Rc(Box<Requester>),
     Uc(uc::Sender),
+}
+
+impl Machine {
+    fn counts(&mut self) -> &mut Counts {
+        match self {
+            Self::Rc(requester) => &mut requester.counts,
+            Self::Uc(sender) => &mut sender.counts,
+        }
+    }
 }
 
 /// Payload of a work request, or where its result goes.
@@ -395,6 +405,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
     qp.nic
         .network
         .send_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
+    qp.nic.network.counters.add(Counter::Sends, 1);
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     Outcome::Done(len)
@@ -409,7 +420,7 @@ pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
     qp.nic.network.flush();
 }
 
-/// Sends what the requester may send now.
+/// Sends what the requester may send now, and takes what it has counted.
 fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
     let SendQueue { wire, local, .. } = sq;
     let Some(wire) = wire else { return };
@@ -426,6 +437,7 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
             Machine::Rc(requester) => requester.transmit(now, &mut memory, packet),
             Machine::Uc(sender) => sender.transmit(&mut memory, packet),
         });
+    qp.nic.network.counters.take(wire.machine.counts());
     wire.forget_done();
 }
 
@@ -465,6 +477,8 @@ pub(crate) fn go_on(qp: &Qp, now: u64) {
     // A WR that failed at this end stops the queue, and those in front of it are repeated until they are done.
     if !sq.stopped || !sq.pending.is_empty() {
         transmit(qp, &mut sq, now);
+    } else if let Some(wire) = &mut sq.wire {
+        qp.nic.network.counters.take(wire.machine.counts());
     }
     drop(sq);
     qp.send_cq.drain_sender(qp);

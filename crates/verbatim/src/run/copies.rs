@@ -14,6 +14,8 @@ use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 use softnic::{SysfsFile, UVERBS_NAME};
 
+use super::view::write_file;
+
 /// The folder that the preloaded library looks into.
 pub(super) const VARIABLE: &str = "VERBATIM_VIEW";
 
@@ -22,7 +24,7 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<PathBuf> {
     let user = geteuid().as_raw();
     let mut hash = DefaultHasher::new();
     for file in files {
-        (&file.path, &file.text).hash(&mut hash);
+        file.hash(&mut hash);
     }
     let name = format!("verbatim-{user}.view-{:016x}", hash.finish());
     make_in(Path::new("/dev/shm"), &name, files)
@@ -65,7 +67,7 @@ fn fill(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        fs::write(&path, &file.text)?;
+        write_file(&path, &file.content)?;
     }
     let devices = folder.join("dev/infiniband");
     fs::create_dir_all(&devices)?;
@@ -76,6 +78,7 @@ fn fill(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use softnic::SysfsContent;
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 
     #[test]
@@ -83,7 +86,7 @@ mod tests {
         let parent = tempfile::tempdir().expect("a folder");
         let files = [SysfsFile {
             path: "infiniband/softnic0/node_type".to_owned(),
-            text: "1: CA\n".to_owned(),
+            content: SysfsContent::Text("1: CA\n".to_owned()),
         }];
         for _ in 0..2 {
             let folder = make_in(parent.path(), "view", &files).expect("made");

@@ -147,7 +147,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 
 /// Has a program find the software NIC. What it returns may go when the program is there.
 fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
-    args.link_layer.settle_way()?;
+    let fabric = args.fabric.as_deref().map(|name| (FABRIC, name));
+    args.link_layer.settle_way(fabric)?;
     let folder = library::find()?;
     let nic = args.nic.as_deref().map(identity::of_profile).transpose()?;
     let (identity, port) = nic.unzip();
@@ -156,9 +157,6 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
         .env(LIBRARY_PATH, library_path(&folder)?)
         .envs(args.link_layer.capture_variable(&args.capture, port)?)
         .envs(link_layer);
-    if let Some(name) = &args.fabric {
-        command.env(FABRIC, name);
-    }
     if let Some(identity) = &identity {
         command.env(softnic::DEVICE_VAR, identity.to_string());
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_bind_recursive, mount_remount};
-use softnic::{SysfsFile, UVERBS_NAME};
+use softnic::{SysfsContent, SysfsFile, UVERBS_NAME};
 
 use super::namespace::MOUNT_SOURCE;
 
@@ -29,7 +29,7 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
         let path = class.join(&file.path);
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(class))?;
-            fs::write(&path, &file.text)
+            write_file(&path, &file.content)
         };
         write().with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -46,6 +46,14 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
     };
     bind().with_context(|| format!("cannot make {}", device.display()))?;
     seal(&new)
+}
+
+/// Writes a file of the view, or links to where it is.
+pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> {
+    match content {
+        SysfsContent::Text(text) => fs::write(path, text),
+        SysfsContent::Folder(folder) => symlink(folder, path),
+    }
 }
 
 fn first_folder(file: &SysfsFile) -> Option<&str> {

@@ -1,0 +1,247 @@
+//! The files in which the counters of a port are, one a counter with a decimal number, as in the kernel's `hw_counters`.
+//!
+//! All processes of a fabric that use the same port add to them, so that they have the sums, also of processes that have
+//! ended. They lie in the fabric's folder and outlive the fabric: the view of sysfs links to them. A file is replaced as a
+//! whole, so that its readers see a number at any time.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::device::address_list;
+
+/// The folder of all ports in the fabric's.
+const FOLDER: &str = "counters";
+
+/// What the kernel calls the time, in ms, for which values are kept before the device is asked again.
+const LIFESPAN: &str = "lifespan";
+
+/// How long another process that writes the same files is waited for by those who have the time.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The files of a port.
+pub(crate) struct PortFiles {
+    /// Of all ports of the fabric.
+    parent: PathBuf,
+    /// Of this port.
+    folder: PathBuf,
+    /// Held by the process that writes.
+    lock: PathBuf,
+    /// What becomes a file of the folder.
+    new: PathBuf,
+}
+
+impl PortFiles {
+    /// Those of the port of this process in the fabric of the folder `fabric`. A port is told by its network namespace
+    /// and the addresses that it was given.
+    ///
+    /// # Errors
+    /// The network namespace has no name: `/proc` is not mounted.
+    pub(crate) fn of_this_port(fabric: &Path) -> io::Result<Self> {
+        let namespace = fs::metadata("/proc/self/ns/net")?.ino();
+        let addresses = address_list().unwrap_or_else(|| "all".to_owned());
+        Ok(Self::new(fabric, &format!("{namespace}-{addresses}")))
+    }
+
+    fn new(fabric: &Path, port: &str) -> Self {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || ".,:-".contains(c);
+        let port: String = port.chars().filter(|c| is_plain(*c)).collect();
+        let parent = fabric.join(FOLDER);
+        Self {
+            folder: parent.join(&port),
+            lock: parent.join(format!("{port}.lock")),
+            new: parent.join(format!("{port}.new")),
+            parent,
+        }
+    }
+
+    /// The folder with a file for each counter.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Makes the files of the counters `names` that are not there, with 0 in them. `age` is how old a number may be.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn make(&self, names: &[&str], age: Duration) -> io::Result<()> {
+        let _lock = self.lock(PATIENCE)?;
+        let lifespan = self.folder.join(LIFESPAN);
+        fs::write(lifespan, format!("{}\n", age.as_millis()))?;
+        // One file with many names: an empty port costs no memory for each.
+        self.write_new(0)?;
+        for name in names {
+            match fs::hard_link(&self.new, self.folder.join(name)) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+        }
+        fs::remove_file(&self.new)?;
+        Ok(())
+    }
+
+    /// Adds to counters. Another process that has the lock is waited for so long.
+    ///
+    /// # Errors
+    /// Those of the file system; `WouldBlock` if another process has the lock for longer: nothing is added then.
+    pub(crate) fn add(
+        &self,
+        news: &mut dyn Iterator<Item = (&'static str, u64)>,
+        patience: Duration,
+    ) -> io::Result<()> {
+        let _lock = self.lock(patience)?;
+        for (name, count) in news.filter(|(_, count)| *count != 0) {
+            self.write(name, self.read(name).saturating_add(count))?;
+        }
+        Ok(())
+    }
+
+    /// The counters `names`.
+    pub(crate) fn values(&self, names: &[&'static str]) -> Vec<(&'static str, u64)> {
+        names.iter().map(|name| (*name, self.read(name))).collect()
+    }
+
+    /// What the file of a counter says; 0 if there is none, or no number in it.
+    fn read(&self, name: &str) -> u64 {
+        let text = fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+
+    fn write(&self, name: &str, count: u64) -> io::Result<()> {
+        self.write_new(count)?;
+        fs::rename(&self.new, self.folder.join(name))
+    }
+
+    fn write_new(&self, count: u64) -> io::Result<()> {
+        // What a process has left that died may have other names, too.
+        match fs::remove_file(&self.new) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => fs::write(&self.new, format!("{count}\n")),
+        }
+    }
+
+    /// Makes the folders, and takes the lock, which closing the file gives back.
+    fn lock(&self, patience: Duration) -> io::Result<File> {
+        for folder in [&self.parent, &self.folder] {
+            match DirBuilder::new().mode(0o700).create(folder) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+        }
+        let mut options = File::options();
+        let lock = options
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.lock)?;
+        let start = Instant::now();
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(lock),
+                // Whoever has it may have been stopped.
+                Err(Errno::WOULDBLOCK) if start.elapsed() >= patience => {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Err(Errno::WOULDBLOCK) => cancellation::sleep(Duration::from_millis(1)),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 3] = ["sent_pkts", "rcvd_pkts", "send_err"];
+
+    fn count_of(files: &PortFiles, name: &str) -> u64 {
+        let values = files.values(&NAMES);
+        values
+            .iter()
+            .find(|(n, _)| *n == name)
+            .expect("a counter")
+            .1
+    }
+
+    fn make(files: &PortFiles) {
+        files.make(&NAMES, Duration::from_secs(1)).unwrap();
+    }
+
+    #[test]
+    fn processes_add_up_and_each_port_has_its_own() {
+        let fabric = tempfile::tempdir().unwrap();
+        let port = || PortFiles::new(fabric.path(), "7-127.0.0.2");
+        assert_eq!(count_of(&port(), "sent_pkts"), 0);
+        for process in [port(), port()] {
+            let mut news = [("sent_pkts", 5), ("rcvd_pkts", 0)].into_iter();
+            process.add(&mut news, PATIENCE).unwrap();
+        }
+        assert_eq!(count_of(&port(), "sent_pkts"), 10);
+        let other = PortFiles::new(fabric.path(), "7-::1/../..");
+        assert!(other.folder().starts_with(fabric.path().join(FOLDER)));
+        assert_eq!(count_of(&other, "sent_pkts"), 0);
+        // The file of a counter that has not counted is there for those who look into the folder.
+        assert!(!port().folder().join("rcvd_pkts").exists());
+        make(&port());
+        let text = |name| fs::read_to_string(port().folder().join(name)).unwrap();
+        assert_eq!(
+            (text("sent_pkts"), text("rcvd_pkts")),
+            ("10\n".into(), "0\n".into())
+        );
+        assert_eq!(text(LIFESPAN), "1000\n");
+        assert_eq!(
+            fs::read_dir(port().folder()).unwrap().count(),
+            NAMES.len() + 1
+        );
+    }
+
+    #[test]
+    fn a_process_that_holds_the_lock_is_not_waited_for() {
+        let fabric = tempfile::tempdir().unwrap();
+        let files = PortFiles::new(fabric.path(), "7-all");
+        let held = files.lock(PATIENCE).unwrap();
+        let mut news = [("sent_pkts", 1)].into_iter();
+        let error = files.add(&mut news, Duration::ZERO).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        files.add(&mut news, PATIENCE).unwrap();
+        assert_eq!(count_of(&files, "sent_pkts"), 1);
+    }
+
+    #[test]
+    fn what_is_no_number_counts_as_none() {
+        let fabric = tempfile::tempdir().unwrap();
+        let files = PortFiles::new(fabric.path(), "7-all");
+        make(&files);
+        for rubbish in ["", "x\n", "-1\n", "99999999999999999999999\n"] {
+            fs::write(files.folder().join("send_err"), rubbish).unwrap();
+            assert_eq!(count_of(&files, "send_err"), 0, "{rubbish:?}");
+        }
+        fs::write(files.folder().join("send_err"), u64::MAX.to_string()).unwrap();
+        files
+            .add(&mut [("send_err", 1)].into_iter(), PATIENCE)
+            .unwrap();
+        assert_eq!(count_of(&files, "send_err"), u64::MAX);
+    }
+
+    #[test]
+    fn what_a_dead_writer_has_left_changes_nothing() {
+        let fabric = tempfile::tempdir().unwrap();
+        let files = PortFiles::new(fabric.path(), "7-all");
+        make(&files);
+        // It died before it took this name away.
+        fs::hard_link(files.folder().join("rcvd_pkts"), &files.new).unwrap();
+        files
+            .add(&mut [("send_err", 9)].into_iter(), PATIENCE)
+            .unwrap();
+        let counts = files.values(&NAMES).into_iter().map(|(_, count)| count);
+        assert_eq!(counts.collect::<Vec<_>>(), [0, 0, 9]);
+    }
+}

@@ -1,0 +1,136 @@
+//! What a user may ask about the way by packets: sockets, addresses, counters.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use link::probe::{SocketFeatures, probe};
+use link::{Config, Fabric, PortState};
+
+use crate::device::PORT_NUM;
+use crate::nic::NicError;
+use crate::path;
+use crate::path::hw_counters::PortFiles;
+use crate::process;
+use crate::sysfs::{INTERFACES, interface_name};
+
+/// The way by packets of this process's port.
+#[derive(Clone, Debug)]
+pub struct PacketReport {
+    /// Number of the port.
+    pub port_num: u8,
+    /// When packets are used: `auto`, `local` or `packets`, as in `VERBATIM_PATH`.
+    pub path: &'static str,
+    /// The network interface of each entry of the GID table, by index; `None` where an entry belongs to no interface.
+    pub gid_interfaces: Vec<Option<String>>,
+    /// The addresses that can have sockets. None on InfiniBand.
+    pub addresses: Vec<AddressReport>,
+    /// Counters of the port and their values, summed over all processes of the fabric, at most a second old.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// An address of the port.
+#[derive(Clone, Debug)]
+pub struct AddressReport {
+    /// The address.
+    pub ip: IpAddr,
+    /// The network interface that has it.
+    pub interface: Option<String>,
+    /// Who has the UDP port of RoCEv2 there.
+    pub udp_port: UdpPort,
+    /// Bytes of a socket's receive buffer, of [`RECEIVE_BUFFER_BYTES`] that are asked for.
+    pub receive_buffer_bytes: Option<usize>,
+    /// The kernel segments what is sent (GSO).
+    pub gso: bool,
+    /// The kernel puts together what is received (GRO).
+    pub gro: bool,
+    /// The largest path MTU of packets, in bytes, that fits through the interface.
+    pub path_mtu_bytes: Option<u32>,
+}
+
+/// Who has the UDP port of RoCEv2 at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UdpPort {
+    /// Nobody.
+    Free,
+    /// So many processes of this fabric, which share it.
+    Shared(usize),
+    /// It cannot be had; the message says why, and what to do.
+    Unavailable(String),
+}
+
+/// The UDP port of RoCEv2.
+pub const ROCE_UDP_PORT: u16 = roce::UDP_PORT;
+
+/// Bytes of the receive buffer that a socket asks for.
+pub const RECEIVE_BUFFER_BYTES: usize = link::DEFAULT_BUFFER_BYTES;
+
+/// Looks at the way by packets of this process's port. The process joins the fabric.
+///
+/// # Errors
+/// There is no software NIC in this process, or the fabric's folder cannot be used.
+pub fn packet_report() -> Result<PacketReport, NicError> {
+    let nic = process::get()?;
+    let failed = |what| {
+        let path = nic.fabric.dir().to_owned();
+        move |source| shm::fabric::FabricError::Io { path, what, source }
+    };
+    let folder = nic.fabric.sockets_dir();
+    let folder = folder.map_err(failed("make the folder for sockets"))?;
+    let files = PortFiles::of_this_port(nic.fabric.dir());
+    let files = files.map_err(failed("find the counters of this network namespace"))?;
+    let interfaces = Path::new(INTERFACES);
+    let name_of = |number: u32| interface_name(interfaces, number);
+    #[allow(clippy::cast_possible_truncation)] // 10 bits
+    let slot = nic.me().slot as u16;
+    let probes = probe(&Config {
+        fabric: Some(Fabric { folder, slot }),
+        ..Config::new(nic.port.addresses())
+    });
+    let probes = probes.map_err(std::io::Error::other);
+    let probes = probes.map_err(failed("look at the sockets of other processes"))?;
+    let addresses = probes.into_iter().map(|probe| {
+        let socket = probe.socket;
+        let interface = name_of(probe.address.interface);
+        AddressReport {
+            ip: probe.address.ip,
+            udp_port: UdpPort::of(probe.port),
+            receive_buffer_bytes: socket.map(|socket| socket.receive_buffer_bytes),
+            gso: socket.is_some_and(|SocketFeatures { segments, .. }| segments),
+            gro: socket.is_some_and(|SocketFeatures { coalesces, .. }| coalesces),
+            path_mtu_bytes: interface
+                .as_ref()
+                .and_then(|name| mtu_of(interfaces, name))
+                .map(roce::path_mtu_within),
+            interface,
+        }
+    });
+    Ok(PacketReport {
+        port_num: PORT_NUM,
+        path: nic.network.mode().name(),
+        gid_interfaces: nic
+            .port
+            .gid_interfaces
+            .iter()
+            .map(|n| name_of(*n))
+            .collect(),
+        addresses: addresses.collect(),
+        counters: files.values(path::NAMES),
+    })
+}
+
+impl UdpPort {
+    fn of(state: PortState) -> Self {
+        match state {
+            PortState::Free => Self::Free,
+            PortState::Shared(processes) => Self::Shared(processes),
+            PortState::Unavailable(error) => Self::Unavailable(error.to_string()),
+        }
+    }
+}
+
+/// Bytes of the largest IP packet that an interface takes.
+fn mtu_of(interfaces: &Path, name: &str) -> Option<u32> {
+    let text = fs::read_to_string(interfaces.join(name).join("mtu")).ok()?;
+    text.trim().parse().ok()
+}
