@@ -1,5 +1,8 @@
 //! `verbatim devices`: what is there.
 
+mod packets;
+mod size;
+
 use std::fmt::Write;
 
 use anyhow::Result;
@@ -9,6 +12,8 @@ use verbs::{Capability, Context, Device, GidType, InlineBytes, Lack, Lid, LinkLa
 use crate::Outcome;
 use crate::args::{LinkLayerArgs, Provider};
 use crate::output::{print, print_typed};
+use packets::Details;
+use size::size;
 
 /// Arguments of `verbatim devices`.
 #[derive(clap::Args)]
@@ -19,6 +24,9 @@ pub(crate) struct Args {
     provider: Option<Provider>,
     #[command(flatten)]
     link_layer: LinkLayerArgs,
+    /// Also show how each port sends packets: addresses, sockets, path MTU; interfaces of GIDs; and the port's counters
+    #[arg(long, short)]
+    verbose: bool,
     /// Print one JSON object per line: device, provider
     #[arg(long)]
     json: bool,
@@ -27,6 +35,7 @@ pub(crate) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   verbatim devices
+  verbatim devices -v                   with sockets and counters of the software NIC
   verbatim devices --provider system --json
   verbatim devices --link-layer ib      the software NIC as an InfiniBand port
 
@@ -111,6 +120,9 @@ struct Port {
     /// The entry that systems use when they are not told which.
     default_gid_index: u8,
     gids: Vec<GidEntry>,
+    /// With `--verbose`.
+    #[serde(flatten)]
+    details: Option<Details>,
 }
 
 #[derive(Serialize)]
@@ -120,6 +132,9 @@ struct GidEntry {
     /// Null where the provider does not say it.
     #[serde(rename = "type")]
     gid_type: Option<GidType>,
+    /// The network interface that has it. With `--verbose`, and where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
 }
 
 /// What came of asking a provider.
@@ -172,7 +187,7 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
         }
     };
     for device in &devices {
-        match look(device) {
+        match look(device, args.verbose) {
             Ok(shown) => {
                 asked.devices += 1;
                 if args.json {
@@ -183,18 +198,24 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
             }
             Err(err) => asked
                 .notes
-                .push(format!("{} cannot be used: {err}", device.name())),
+                .push(format!("{} cannot be used: {err:#}", device.name())),
         }
     }
     Ok(asked)
 }
 
-fn look(device: &Device) -> Result<Shown, verbs::VerbError> {
+fn look(device: &Device, verbose: bool) -> Result<Shown> {
     let context = device.open()?;
     let attr = context.query_device()?;
     let found = context.capabilities()?;
     let has = |capability: &Capability| found.has(*capability);
-    let ports = (1..=attr.phys_port_cnt).map(|port_num| port(&context, port_num));
+    let ports = (1..=attr.phys_port_cnt).map(|port_num| {
+        let details = verbose.then(|| match found.provider {
+            "softnic" => Details::of_softnic(),
+            _ => Ok(Details::of_system(device.name(), port_num)),
+        });
+        port(&context, port_num, details.transpose()?)
+    });
     Ok(Shown {
         provider: found.provider,
         name: device.name().to_owned(),
@@ -242,7 +263,7 @@ fn look(device: &Device) -> Result<Shown, verbs::VerbError> {
     })
 }
 
-fn port(context: &Context, port_num: u8) -> Result<Port, verbs::VerbError> {
+fn port(context: &Context, port_num: u8, details: Option<Details>) -> Result<Port> {
     let attr = context.query_port(port_num)?;
     let mut gids = Vec::new();
     for index in 0..attr.gid_tbl_len {
@@ -254,6 +275,7 @@ fn port(context: &Context, port_num: u8) -> Result<Port, verbs::VerbError> {
                 index,
                 gid: gid.to_string(),
                 gid_type: context.gid_type(port_num, index),
+                interface: details.as_ref().and_then(|d| d.gid_interface(index)),
             });
         }
     }
@@ -274,6 +296,7 @@ fn port(context: &Context, port_num: u8) -> Result<Port, verbs::VerbError> {
         gid_tbl_len: attr.gid_tbl_len,
         default_gid_index: context.default_gid_index(port_num)?,
         gids,
+        details,
     })
 }
 
@@ -342,11 +365,18 @@ fn text(device: &Shown) -> String {
             } else {
                 ""
             };
+            let interface = entry
+                .interface
+                .as_ref()
+                .map_or_else(String::new, |name| format!(", {name}"));
             let _ = write!(
                 text,
-                "\n    GID {}: {}{gid_type}{default}",
+                "\n    GID {}: {}{gid_type}{interface}{default}",
                 entry.index, entry.gid
             );
+        }
+        if let Some(details) = &port.details {
+            text.push_str(&details.text());
         }
     }
     text
@@ -362,38 +392,4 @@ fn capabilities(shows: &Shows) -> String {
         other => other.to_string(),
     });
     names.collect::<Vec<_>>().join(", ")
-}
-
-/// A number of bytes in the largest unit of which it has a whole number.
-fn size(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    units
-        .iter()
-        .find(|(shift, _)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift)
-        .map_or_else(
-            || {
-                // No address space has more: the device sets no limit of its own.
-                if i64::try_from(bytes).is_ok_and(|bytes| bytes < i64::MAX) {
-                    format!("{bytes} bytes")
-                } else {
-                    "any size".to_owned()
-                }
-            },
-            |(shift, unit)| format!("{} {unit}", bytes >> shift),
-        )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_whole() {
-        let shown: Vec<_> = [0, 1000, 1024, 1 << 31, 3 << 40, u64::MAX, (1 << 63) - 1]
-            .map(size)
-            .into();
-        let whole = ["0 bytes", "1000 bytes", "1 KiB", "2 GiB", "3 TiB"];
-        assert_eq!(shown[..5], whole);
-        assert_eq!(shown[5..], ["any size"; 2]);
-    }
 }

@@ -11,6 +11,7 @@ mod bench;
 mod bench_calibrate;
 mod bench_ends;
 mod check;
+mod counters;
 mod devices;
 mod explain;
 mod fault;

@@ -1,0 +1,251 @@
+//! Counters and the GID table, as programs see them in sysfs and users by `verbatim devices -v`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
+
+use crate::common;
+
+const PORT: &str = "/sys/class/infiniband/softnic0/ports/1";
+
+/// Two hosts of a test, at addresses that no other test has, with one fabric.
+struct Hosts {
+    folder: tempfile::TempDir,
+    addresses: [String; 2],
+}
+
+impl Hosts {
+    fn new(test: u8) -> Self {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let address = |host: u8| format!("127.{}.{high}.{low}", 200 + 2 * test + host);
+        Self {
+            folder: tempfile::tempdir_in("/dev/shm").expect("a folder"),
+            addresses: [address(0), address(1)],
+        }
+    }
+
+    fn fabric(&self) -> PathBuf {
+        self.folder.path().join("fabric")
+    }
+
+    /// Starts `verbatim` with these arguments at an address.
+    fn start(&self, args: &[&str], host: usize, rest: &[&str]) -> Child {
+        common::build_libraries();
+        common::verbatim(args)
+            .args(["--address", &self.addresses[host]])
+            .args(rest)
+            .env("VERBATIM_FABRIC_DIR", self.fabric())
+            .env_remove("VERBATIM_FABRIC")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    }
+
+    fn run(&self, args: &[&str], host: usize, rest: &[&str]) -> Output {
+        let out = self.start(args, host, rest).wait_with_output();
+        let out = out.expect("it ends");
+        assert!(out.status.success(), "{args:?} {rest:?}: {out:?}");
+        out
+    }
+
+    /// What a shell script says that sees the files of the device.
+    fn script(&self, host: usize, script: &str) -> String {
+        let out = self.run(&["run"], host, &["--", "sh", "-c", script]);
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+
+    /// The port as `verbatim devices -v` shows it.
+    fn port(&self, host: usize) -> serde_json::Value {
+        let out = self.run(
+            &["devices", "-v", "--json", "--provider", "softnic"],
+            host,
+            &[],
+        );
+        common::json_lines(&out)[0]["data"]["ports"][0].clone()
+    }
+
+    fn counter(&self, host: usize, name: &str) -> u64 {
+        let port = self.port(host);
+        port["counters"][name].as_u64().expect("a number")
+    }
+}
+
+/// A ping-pong of `count` messages; its server is killed if it does not end.
+struct PingPong {
+    server: Child,
+    client: Option<Child>,
+}
+
+impl PingPong {
+    fn start(hosts: &Hosts, port: &str, count: &str) -> Self {
+        let args = ["run", "--no-view", "--path", "packets"];
+        let program = ["--", "ibv_rc_pingpong", "-g", "1", "-p", port, "-n", count];
+        let server = hosts.start(&args, 0, &program);
+        let mut ping_pong = Self {
+            server,
+            client: None,
+        };
+        // The server listens at its TCP port when it has a queue pair.
+        let listens = format!(
+            ":{:04X} 00000000:0000 0A",
+            port.parse::<u16>().expect("a port")
+        );
+        let is_listening = || {
+            let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
+            let mut lines = tables.iter().flatten().flat_map(|table| table.lines());
+            lines.any(|line| {
+                line.replace("00000000000000000000000000000000", "00000000")
+                    .contains(&listens)
+            })
+        };
+        while !is_listening() {
+            assert!(ping_pong.is_running(), "the server has ended");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        ping_pong.client = Some(hosts.start(&args, 1, &[&program[..], &["127.0.0.1"]].concat()));
+        ping_pong
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.server.try_wait().expect("ours").is_none()
+    }
+
+    fn wait(mut self) {
+        for child in self.client.iter_mut().chain([&mut self.server]) {
+            assert!(child.wait().expect("it ends").success());
+        }
+    }
+}
+
+impl Drop for PingPong {
+    fn drop(&mut self) {
+        for child in self.client.iter_mut().chain([&mut self.server]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn counters_outlive_processes_and_sysfs_has_them() {
+    let hosts = Hosts::new(0);
+    let zero = format!("cd {PORT}/hw_counters; cat sent_pkts rdma_sends rx_wrong_source lifespan");
+    assert_eq!(hosts.script(0, &zero), "0\n0\n0\n1000\n");
+    for _ in 0..2 {
+        PingPong::start(&hosts, "18631", "100").wait();
+    }
+    for host in 0..2 {
+        let port = hosts.port(host);
+        let counters = &port["counters"];
+        assert_eq!(counters["rdma_sends"], 200, "{counters}");
+        assert_eq!(counters["rdma_recvs"], 200, "{counters}");
+        assert!(counters["sent_pkts"].as_u64() >= Some(400), "{counters}");
+        assert_eq!(counters["rx_icrc_encapsulated"], 0, "{counters}");
+        // Each file is a number, and the same one.
+        let script = format!("cd {PORT}/hw_counters; for f in *; do echo $f $(cat $f); done");
+        let files = hosts.script(host, &script);
+        let lines: Vec<_> = files
+            .lines()
+            .filter(|l| !l.starts_with("lifespan"))
+            .collect();
+        let expected: Vec<_> = counters
+            .as_object()
+            .expect("a map")
+            .iter()
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        assert_eq!(lines, expected);
+    }
+}
+
+#[test]
+fn counters_of_processes_that_run_are_published() {
+    let hosts = Hosts::new(1);
+    let mut ping_pong = PingPong::start(&hosts, "18632", "100000000");
+    let mut before = 0;
+    for _ in 0..2 {
+        // They grow while the processes run.
+        loop {
+            assert!(ping_pong.is_running(), "nobody has ended it");
+            let now = hosts.counter(0, "sent_pkts");
+            if now > before {
+                before = now;
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    let state = &hosts.port(0)["packets"]["addresses"][0];
+    assert_eq!(state["state"], "shared", "{state}");
+    assert_eq!(state["processes"], 1, "{state}");
+}
+
+#[test]
+fn the_gid_table_names_types_and_interfaces() {
+    let hosts = Hosts::new(2);
+    let entry = format!("cd {PORT}; cat gids/1 gid_attrs/types/1 gid_attrs/ndevs/1");
+    let [a, b, c, d] = hosts.addresses[0]
+        .parse::<std::net::Ipv4Addr>()
+        .expect("an address")
+        .octets();
+    let gid = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
+    assert_eq!(hosts.script(0, &entry), format!("{gid}\nRoCE v2\nlo\n"));
+    let port = hosts.port(0);
+    assert_eq!(port["gids"][1]["interface"], "lo", "{port}");
+    // 127.0.0.0/8 has room for jumbo packets.
+    let address = &port["packets"]["addresses"][0];
+    assert_eq!(address["ip"], hosts.addresses[0], "{address}");
+    assert_eq!(address["state"], "free", "{address}");
+    assert_eq!(address["path_mtu_bytes"], 4096, "{address}");
+    assert!(
+        address["receive_buffer_bytes"].as_u64() > Some(0),
+        "{address}"
+    );
+    // IPv6, where the host has it.
+    let has_ipv6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    if has_ipv6.contains("00000000000000000000000000000001") {
+        let hosts = Hosts {
+            addresses: ["::1".to_owned(), String::new()],
+            ..hosts
+        };
+        let gid = "0000:0000:0000:0000:0000:0000:0000:0001";
+        assert_eq!(hosts.script(0, &entry), format!("{gid}\nRoCE v2\nlo\n"));
+    }
+}
+
+#[test]
+fn a_port_that_somebody_else_has_is_named_with_what_to_do() {
+    let hosts = Hosts::new(3);
+    let address = &hosts.addresses[0];
+    let held = std::net::UdpSocket::bind((address.as_str(), 4791)).expect("nobody has it");
+    let out = hosts.run(&["devices", "-v", "--provider", "softnic"], 0, &[]);
+    let text = String::from_utf8_lossy(&out.stdout);
+    let said = format!("{address} (lo): unavailable: UDP port 4791 of {address} is in use");
+    assert!(
+        text.contains(&said) && text.contains("end the other one"),
+        "{text}"
+    );
+    let state = &hosts.port(0)["packets"]["addresses"][0];
+    assert_eq!(state["state"], "unavailable", "{state}");
+    drop(held);
+    assert_eq!(hosts.port(0)["packets"]["addresses"][0]["state"], "free");
+}
+
+#[test]
+fn an_infiniband_port_sends_no_packets() {
+    let hosts = Hosts::new(4);
+    let args = [
+        "devices",
+        "-v",
+        "--provider",
+        "softnic",
+        "--link-layer",
+        "ib",
+    ];
+    let out = hosts.run(&args, 0, &[]);
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(text.contains("this port has no address for them"), "{text}");
+    assert!(text.contains("counters: all 0"), "{text}");
+}
