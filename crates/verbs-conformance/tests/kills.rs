@@ -211,9 +211,8 @@ fn kinds(names: &[String]) -> Vec<String> {
         Some((stem, rest)) if stem.len() == 16 => format!("*.{rest}"),
         _ => name.clone(),
     };
-    // Folders of the fabric, for those of its processes that have sent packets.
-    let of_all = |name: &&String| matches!(name.as_str(), "sockets" | "counters");
-    let names = names.iter().filter(|name| !of_all(name));
+    // Counters outlive the processes that counted.
+    let names = names.iter().filter(|name| *name != "counters");
     let mut kinds: Vec<String> = names.map(kind).collect();
     kinds.sort();
     kinds
