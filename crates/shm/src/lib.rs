@@ -38,6 +38,8 @@ pub mod fuzz;
 #[cfg(not(loom))]
 pub mod keys;
 #[cfg(not(loom))]
+mod lock;
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod mem;
 #[cfg(not(loom))]

@@ -1,0 +1,196 @@
+//! Binding and invalidating memory windows: keys to a part of a memory region.
+
+use std::sync::atomic::Ordering;
+
+use nic_core::rights::Owner;
+
+use super::entry::{enter, find, invalidate, key_of, prefix};
+use super::hazards::wait_for_accesses;
+use super::table::{Keys, Table};
+use super::windows::{BindRequest, Window, WindowId, WindowType};
+use crate::fabric::Fabric;
+use crate::fabric::layout::*;
+
+impl Keys {
+    /// Makes a window that is not bound, and the key that it starts with.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the table or shared memory is full.
+    pub fn alloc_window(
+        &self,
+        fabric: &Fabric,
+        window_type: WindowType,
+        pd: u32,
+    ) -> Result<(WindowId, u32), i32> {
+        let mut table = self.table();
+        for _ in 0..1000 {
+            #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
+            let key = crate::fabric::random_nonzero() as u32;
+            match self.free_place(fabric, &table, key) {
+                Ok((index, _)) => {
+                    let window = Window {
+                        window_type,
+                        pd,
+                        key,
+                        bound: None,
+                    };
+                    table.windows.windows.insert(index, window);
+                    table.used += 1;
+                    return Ok((WindowId(index), key));
+                }
+                Err(libc::EEXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+
+    /// Gives a window up; "it is unbound" first (`ibv_dealloc_mw(3)`).
+    pub fn free_window(&self, fabric: &Fabric, WindowId(index): WindowId) {
+        let mut table = self.table();
+        let bound = table
+            .windows
+            .windows
+            .get(&index)
+            .is_some_and(|w| w.bound.is_some());
+        if bound && let Some(mr) = fabric.me.segment.mr(index) {
+            invalidate(mr);
+            // Under the lock: the region must not be deregistered before its last access through the window.
+            wait_for_accesses(fabric, &fabric.me, index);
+        }
+        table.windows.set_bound(fabric, index, None);
+        table.windows.windows.remove(&index);
+        table.used -= 1;
+    }
+
+    /// Binds a window for queue pair `qpn` in protection domain `pd`; without a region or a length it unbinds
+    /// one of type 1. False where the request breaks a rule of IBTA vol. 1, 10.6.7.2: `IBV_WC_MW_BIND_ERR`.
+    pub fn bind(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
+        let mut table = self.table();
+        let WindowId(index) = new.window;
+        let Some(window) = table.windows.windows.get(&index) else {
+            return false;
+        };
+        let Some(place) = fabric.me.segment.mr(index) else {
+            return false;
+        };
+        let key_fits = prefix(new.key) == prefix(window.key);
+        let allowed = match window.window_type {
+            WindowType::One => key_fits,
+            // A window of type 2 is invalidated before it is bound again, and then under another key.
+            WindowType::Two => {
+                key_fits && new.key != window.key && window.bound.is_none() && new.len != 0
+            }
+        };
+        if !allowed || window.pd != pd {
+            return false;
+        }
+        let unbind = new.mr_key == 0 || new.len == 0;
+        let region = if unbind {
+            None
+        } else {
+            match bindable(fabric, &table, pd, new) {
+                Some(region) => Some(region),
+                None => return false,
+            }
+        };
+        let owner = match window.window_type {
+            WindowType::One => Owner::window_type_1(pd),
+            WindowType::Two => Owner::window_type_2(qpn),
+        };
+        if window.bound.is_some() {
+            invalidate(place);
+            wait_for_accesses(fabric, &fabric.me, index);
+        }
+        table
+            .windows
+            .set_bound(fabric, index, region.map(|(at, _)| at));
+        // SYNC POINT B: another process that shares the domain may have deregistered the region.
+        let gone = |mr: &MrShared| key_of(mr.entry.load(Ordering::SeqCst)) != new.mr_key;
+        if region.is_some_and(|(_, mr)| gone(mr)) {
+            table.windows.set_bound(fabric, index, None);
+            return false;
+        }
+        if let Some(window) = table.windows.windows.get_mut(&index) {
+            window.key = new.key;
+        }
+        if let Some((_, mr)) = region {
+            describe(place, mr, new, owner);
+            enter(place, new.key);
+        }
+        true
+    }
+
+    /// Invalidates a window of type 2 that queue pair `qpn` has bound: a local or a remote invalidation. False
+    /// for any other key: "the R_Key of a memory region that was registered by the register verb cannot be
+    /// invalidated" (IBTA vol. 1, 10.6.6.3), nor can a window of type 1.
+    pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
+        let mut table = self.table();
+        let Some((index, mr)) = find(&fabric.me, key) else {
+            return false;
+        };
+        let owner = Owner::from_word(mr.pd.load(Ordering::Relaxed));
+        if owner != Owner::window_type_2(qpn) || !table.windows.is_place(index) {
+            return false;
+        }
+        invalidate(mr);
+        wait_for_accesses(fabric, &fabric.me, index);
+        table.windows.set_bound(fabric, index, None);
+        true
+    }
+}
+
+/// The region that a window is to be bound to, if it may be.
+fn bindable<'f>(
+    fabric: &'f Fabric,
+    table: &Table,
+    pd: u32,
+    new: &BindRequest,
+) -> Option<(usize, &'f MrShared)> {
+    const REMOTE_CHANGES: u32 =
+        (verbs_abi::IBV_ACCESS_REMOTE_WRITE | verbs_abi::IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
+    // Local write says nothing about peers; programs set it, and adapters let it pass.
+    const KNOWN: u32 = REMOTE_CHANGES
+        | verbs_abi::IBV_ACCESS_LOCAL_WRITE.cast_unsigned()
+        | (verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_ZERO_BASED).cast_unsigned();
+    let (index, mr) = find(&fabric.me, new.mr_key)?;
+    let has = |access: verbs_abi::ibv_access_flags| {
+        mr.access.load(Ordering::Relaxed) & access.cast_unsigned() != 0
+    };
+    let first = mr.addr.load(Ordering::Relaxed);
+    let inside = new
+        .addr
+        .checked_sub(first)
+        .and_then(|o| o.checked_add(new.len))
+        .is_some_and(|end| end <= mr.len.load(Ordering::Relaxed));
+    let good = !table.windows.is_place(index)
+        && mr.pd.load(Ordering::Relaxed) == pd
+        && inside
+        && new.access & !KNOWN == 0
+        && has(verbs_abi::IBV_ACCESS_MW_BIND)
+        && !has(verbs_abi::IBV_ACCESS_ZERO_BASED)
+        && (new.access & REMOTE_CHANGES == 0 || has(verbs_abi::IBV_ACCESS_LOCAL_WRITE));
+    good.then_some((index, mr))
+}
+
+/// Describes the bytes of a window in its place.
+fn describe(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
+    let skipped = new.addr - mr.addr.load(Ordering::Relaxed);
+    let zero_based = new.access & verbs_abi::IBV_ACCESS_ZERO_BASED.cast_unsigned() != 0;
+    let copy = |to: &std::sync::atomic::AtomicU32, from: &std::sync::atomic::AtomicU32| {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    };
+    let addr = if zero_based { 0 } else { new.addr };
+    place.access.store(new.access, Ordering::Relaxed);
+    place.pd.store(owner.word(), Ordering::Relaxed);
+    place.addr.store(addr, Ordering::Relaxed);
+    place.len.store(new.len, Ordering::Relaxed);
+    copy(&place.backing, &mr.backing);
+    copy(&place.handle, &mr.handle);
+    let inode = mr.inode.load(Ordering::Relaxed);
+    place.inode.store(inode, Ordering::Relaxed);
+    let offset = mr.offset.load(Ordering::Relaxed) + skipped;
+    place.offset.store(offset, Ordering::Relaxed);
+    let base = mr.base.load(Ordering::Relaxed) + skipped;
+    place.base.store(base, Ordering::Relaxed);
+}

@@ -1,0 +1,180 @@
+//! How a region stays registered while it is accessed: the hazard slots of this process, and the wait for those of all.
+//!
+//! Whoever accesses a region first writes its name into the hazard slot of its thread and then looks again
+//! whether the key is still valid. Deregistration clears the key and then waits until no hazard slot of any
+//! process names the region. Between the two stores and loads stands a full barrier, but only on the side of
+//! the rare deregistration: `membarrier(2)` makes every running thread of the fabric's processes pass one.
+//! An access so costs two plain stores to its own cache line.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
+
+use crate::barrier;
+use crate::fabric::layout::*;
+use crate::fabric::{Fabric, Peer};
+use crate::lock::lock;
+
+/// The hazard slots of this process.
+pub(super) struct Hazards {
+    free: Mutex<Vec<usize>>,
+    /// `membarrier` is not there: every access needs a full fence.
+    fence_on_access: bool,
+}
+
+impl Hazards {
+    pub(super) fn new() -> Self {
+        Self {
+            free: Mutex::new((0..HAZARDS).rev().collect()),
+            fence_on_access: !barrier::register(),
+        }
+    }
+
+    /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
+    /// `entry`, or shared memory is full when the thread accesses a region for the first time. A thread holds at most two pins.
+    #[inline(always)]
+    pub(super) fn pin(
+        &'static self,
+        fabric: &'static Fabric,
+        peer: &Peer,
+        index: usize,
+        entry: u64,
+    ) -> Option<Pin> {
+        let hazard = match self.known_hazard() {
+            Some(hazard) => hazard,
+            None => claim(self, fabric)?,
+        };
+        let [first, second] = &hazard.mrs;
+        let free = first.load(Ordering::Relaxed) == 0;
+        self.pin_at(if free { first } else { second }, peer, index, entry)
+    }
+
+    /// Where the calling thread says what it accesses, if it has done so before.
+    #[inline(always)]
+    pub(super) fn known_hazard(&'static self) -> Option<&'static Hazard> {
+        // After a fork the child has keys of its own, and the claim is another process's.
+        CLAIM
+            .get()
+            .filter(|claim| std::ptr::eq(claim.hazards, self))
+            .map(|claim| claim.hazard)
+    }
+
+    /// [`pin`](Self::pin) in a free place of the calling thread's hazard.
+    #[inline(always)]
+    pub(super) fn pin_at(
+        &self,
+        hazard: &'static AtomicU64,
+        peer: &Peer,
+        index: usize,
+        entry: u64,
+    ) -> Option<Pin> {
+        debug_assert_eq!(hazard.load(Ordering::Relaxed), 0);
+        hazard.store(hazard_name(peer.slot, index), Ordering::Relaxed);
+        // SYNC POINT H
+        if self.fence_on_access {
+            fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
+        let pin = Pin { hazard };
+        let mr = peer.segment.mr(index)?;
+        (mr.entry.load(Ordering::Acquire) == entry).then_some(pin)
+    }
+}
+
+/// Waits until nobody accesses the region or window of `owner` at `index`, whose key has just become invalid.
+pub(super) fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
+    // SYNC POINT H
+    barrier::everywhere();
+    let name = hazard_name(owner.slot, index);
+    for peer in fabric.all_peers() {
+        let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
+        for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
+            let Some(hazard) = peer.segment.hazard(i) else {
+                continue;
+            };
+            let mut waits = 0u32;
+            while hazard.mrs.iter().any(|m| m.load(Ordering::Acquire) == name) && !peer.is_dead() {
+                waits += 1;
+                if waits < 100 {
+                    std::thread::yield_now();
+                } else {
+                    // A copy of many megabytes is under way, or its process is stopped.
+                    cancellation::sleep(std::time::Duration::from_micros(100));
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+fn hazard_name(slot: usize, index: usize) -> u64 {
+    (slot as u64) << 32 | index as u64
+}
+
+/// A region that stays registered.
+pub struct Pin {
+    hazard: &'static AtomicU64,
+}
+
+impl Drop for Pin {
+    #[inline]
+    fn drop(&mut self) {
+        self.hazard.store(0, Ordering::Release);
+    }
+}
+
+/// The hazard of a thread: claimed at its first access.
+#[derive(Clone, Copy)]
+struct Claim {
+    hazards: &'static Hazards,
+    hazard: &'static Hazard,
+}
+
+thread_local! {
+    /// Without a destructor, so that an access finds it with one look.
+    static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
+    static GIVE_BACK: GiveBack = const { GiveBack { slot: Cell::new(None) } };
+}
+
+#[cold]
+fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static Hazard> {
+    let slot = loop {
+        match lock(&hazards.free).pop() {
+            Some(slot) => break slot,
+            None => cancellation::sleep(std::time::Duration::from_millis(1)),
+        }
+    };
+    let at = HAZARDS_AT + slot * size_of::<Hazard>();
+    if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
+        // To use it all the same would be a SIGBUS: the work request fails instead.
+        tracing::warn!("shared memory is used up: {e}");
+        lock(&hazards.free).push(slot);
+        return None;
+    }
+    fabric
+        .me
+        .segment
+        .header()
+        .hazards_used
+        .fetch_max(slot as u64 + 1, Ordering::SeqCst);
+    let hazard = fabric.me.segment.hazard(slot)?;
+    CLAIM.set(Some(Claim { hazards, hazard }));
+    // A thread that still uses verbs when its destructors have run keeps its hazard for good.
+    let _ = GIVE_BACK.try_with(|give_back| give_back.slot.set(Some((hazards, slot))));
+    Some(hazard)
+}
+
+/// Gives the hazard of a thread back when it ends.
+struct GiveBack {
+    slot: Cell<Option<(&'static Hazards, usize)>>,
+}
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        CLAIM.set(None);
+        if let Some((hazards, slot)) = self.slot.get() {
+            lock(&hazards.free).push(slot);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Registration: what enters the table of keys, and what leaves it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use nic_core::rights::Owner;
+
+use super::entry::{PROBES, enter, find, hash, key_of, next_entry, prefix, take};
+use super::hazards::{Hazards, Pin, wait_for_accesses};
+use super::windows::{ACCESS_WINDOWS, Windows};
+use crate::fabric::layout::*;
+use crate::fabric::{Fabric, Peer};
+use crate::lock::lock;
+use crate::mem::RangeBacking;
+
+/// What a new region is.
+pub struct NewRegion<'a> {
+    /// Number of its protection domain.
+    pub owner: Owner,
+    /// What work requests call its first byte.
+    pub addr: u64,
+    /// Where its first byte lies.
+    pub base: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// `ibv_access_flags`.
+    pub access: u32,
+    /// What lies behind it.
+    pub backing: &'a RangeBacking,
+}
+
+/// What only this process knows of its keys.
+#[derive(Default)]
+pub(super) struct Table {
+    /// Places in use.
+    pub(super) used: usize,
+    pub(super) windows: Windows,
+}
+
+/// Registrations and hazards of this process.
+pub struct Keys {
+    /// Serialises registration.
+    registering: Mutex<Table>,
+    hazards: Hazards,
+}
+
+impl Keys {
+    /// An empty table.
+    #[allow(clippy::new_without_default)] // 4096 hazards are no default value
+    pub fn new() -> Self {
+        Self {
+            registering: Mutex::new(Table::default()),
+            hazards: Hazards::new(),
+        }
+    }
+
+    /// The table, for who registers or binds.
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.registering)
+    }
+
+    /// Enters a region; its key, which is none that is `taken` elsewhere.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the table or shared memory is full.
+    pub fn register(
+        &self,
+        fabric: &Fabric,
+        new: &NewRegion<'_>,
+        taken: impl Fn(u32) -> bool,
+    ) -> Result<u32, i32> {
+        for _ in 0..1000 {
+            #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
+            let key = crate::fabric::random_nonzero() as u32;
+            if taken(key) {
+                continue;
+            }
+            match self.register_as(fabric, key, new) {
+                Ok(()) => return Ok(key),
+                Err(libc::EEXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(libc::ENOMEM)
+    }
+
+    /// Enters a region under a key that is wanted.
+    ///
+    /// # Errors
+    /// `EEXIST` where the key is taken, is 0, or has no room in the table; `ENOMEM` as for
+    /// [`register`](Self::register).
+    pub fn register_as(&self, fabric: &Fabric, key: u32, new: &NewRegion<'_>) -> Result<(), i32> {
+        let mut table = self.table();
+        let (index, mr) = self.free_place(fabric, &table, key)?;
+        mr.access.store(new.access, Ordering::Relaxed);
+        mr.addr.store(new.addr, Ordering::Relaxed);
+        mr.len.store(new.len, Ordering::Relaxed);
+        mr.pd.store(new.owner.word(), Ordering::Relaxed);
+        mr.backing.store(new.backing.kind, Ordering::Relaxed);
+        mr.handle.store(new.backing.handle, Ordering::Relaxed);
+        mr.inode.store(new.backing.inode, Ordering::Relaxed);
+        mr.offset.store(new.backing.offset, Ordering::Relaxed);
+        mr.base.store(new.base, Ordering::Relaxed);
+        enter(mr, key);
+        table.used += 1;
+        debug_assert!(!table.windows.is_place(index));
+        Ok(())
+    }
+
+    /// A place in which `key` can be entered.
+    ///
+    /// # Errors
+    /// As for [`register_as`](Self::register_as).
+    #[allow(clippy::unused_self)] // `table` is what its lock protects
+    pub(super) fn free_place<'f>(
+        &self,
+        fabric: &'f Fabric,
+        table: &Table,
+        key: u32,
+    ) -> Result<(usize, &'f MrShared), i32> {
+        if table.used >= MR_SLOTS / 2 {
+            return Err(libc::ENOMEM);
+        }
+        let me = &fabric.me.segment;
+        let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
+        // Before they are looked at: where /dev/shm is full, reading what has no memory yet is a SIGBUS.
+        let begin = start % MR_SLOTS;
+        let wrapped = (begin + PROBES).saturating_sub(MR_SLOTS);
+        for (first, count) in [(begin, PROBES - wrapped), (0, wrapped)] {
+            if count > 0 {
+                let at = MRS_AT + first * size_of::<MrShared>();
+                fabric
+                    .reserve(at, count * size_of::<MrShared>())
+                    .map_err(|_| libc::ENOMEM)?;
+            }
+        }
+        let places = || {
+            (0..PROBES).filter_map(move |i| {
+                let index = (start + i) % MR_SLOTS;
+                me.mr(index).map(|mr| (index, mr))
+            })
+        };
+        let taken = |(index, mr): (usize, &MrShared)| {
+            let there = match table.windows.key_at(index) {
+                Some(window) => window,
+                None => key_of(mr.entry.load(Ordering::Relaxed)),
+            };
+            there != 0 && prefix(there) == prefix(key)
+        };
+        if prefix(key) == 0 || places().any(taken) {
+            return Err(libc::EEXIST);
+        }
+        places()
+            .find(|&(index, mr)| {
+                key_of(mr.entry.load(Ordering::Relaxed)) == 0 && !table.windows.is_place(index)
+            })
+            .ok_or(libc::EEXIST)
+    }
+
+    /// Makes `key` invalid and waits until nobody accesses its region any more. False if another process has done so
+    /// already.
+    ///
+    /// # Errors
+    /// `EBUSY` while memory windows are bound to the region.
+    pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
+        let mut table = self.table();
+        let Some((index, mr)) = find(&fabric.me, key) else {
+            // The place that it had counted.
+            table.used -= 1;
+            return Ok(false);
+        };
+        if table.windows.bound_to(index) {
+            return Err(libc::EBUSY);
+        }
+        let ours = take(mr, key).is_some();
+        table.used -= 1;
+        drop(table);
+        wait_for_accesses(fabric, &fabric.me, index);
+        forget_backing(&fabric.me, mr);
+        Ok(ours)
+    }
+
+    /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
+    /// `entry`, or shared memory is full when the thread accesses a region for the first time. A thread holds at most two pins.
+    #[inline(always)]
+    pub fn pin(
+        &'static self,
+        fabric: &'static Fabric,
+        peer: &Peer,
+        index: usize,
+        entry: u64,
+    ) -> Option<Pin> {
+        self.hazards.pin(fabric, peer, index, entry)
+    }
+
+    /// Where the calling thread says what it accesses, if it has done so before.
+    #[inline(always)]
+    pub fn known_hazard(&'static self) -> Option<&'static Hazard> {
+        self.hazards.known_hazard()
+    }
+
+    /// [`pin`](Self::pin) in a free place of the calling thread's hazard.
+    #[inline(always)]
+    pub fn pin_at(
+        &self,
+        hazard: &'static AtomicU64,
+        peer: &Peer,
+        index: usize,
+        entry: u64,
+    ) -> Option<Pin> {
+        self.hazards.pin_at(hazard, peer, index, entry)
+    }
+}
+
+/// Makes `key` of another process invalid, as that one does with its own. It keeps what it has for the region until it
+/// deregisters it, too. Returns whom the region belonged to.
+///
+/// # Errors
+/// `ENOENT` where `owner` has no such region; `EBUSY` while memory windows are bound to it.
+pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
+    let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
+    let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
+    // SYNC POINT B: whoever binds a window says so first, and then looks whether the key is still there.
+    let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_WINDOWS != 0;
+    if bound() {
+        return Err(libc::EBUSY);
+    }
+    let taken = take(mr, key).ok_or(libc::ENOENT)?;
+    if bound() {
+        let back = next_entry(taken, key);
+        // Where it is not as it was left, its owner has deregistered it and used the place again.
+        let _ = mr
+            .entry
+            .compare_exchange(taken, back, Ordering::SeqCst, Ordering::Relaxed);
+        return Err(libc::EBUSY);
+    }
+    wait_for_accesses(fabric, owner, index);
+    forget_backing(owner, mr);
+    Ok(belongs_to)
+}
+
+/// Has peers drop their mappings of a region's memory.
+fn forget_backing(owner: &Peer, mr: &MrShared) {
+    if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
+        owner
+            .segment
+            .header()
+            .mem_epoch
+            .fetch_add(1, Ordering::Relaxed);
+    }
+}
