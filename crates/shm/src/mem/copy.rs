@@ -1,6 +1,6 @@
 //! Copies between memory that other processes see, and that programs may have unmapped.
 
-use super::Fault;
+use super::fault::Fault;
 
 /// Bytes that [`copy`] stores last, in one move.
 pub(super) const LAST: usize = 8;
@@ -357,7 +357,7 @@ mod tests {
 
     impl Edge {
         fn new() -> Self {
-            super::super::survive_faults();
+            super::super::guard::install();
             // SAFETY: new pages, of which one is given back at once.
             unsafe {
                 let at = rustix::mm::mmap_anonymous(

@@ -19,8 +19,8 @@ use rustix::mm::{
     MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap_anonymous, mprotect, mremap_fixed, munmap,
 };
 
-use super::PAGE;
-use super::share::{Sharing, sharing};
+use super::page::PAGE;
+use super::sharing::{Sharing, sharing};
 
 /// What the child has to do, and what both sides need to tell each other that it is done.
 struct Fork {

@@ -17,19 +17,18 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
-};
+use rustix::fs::{FallocateFlags, fallocate};
 
-use super::areas::Maps;
-use super::coverage::Coverage;
+use super::areas::Area;
+use super::fork;
+use super::page::PAGE;
 use super::replace::{Pages, replace};
-use super::{Area, PAGE, areas, fork, lock};
+use super::sharing::{SharedFile, Sharing, sharing};
 
 /// Larger regions stay as they are: sharing takes 0.5 ms a MiB, and large copies gain less.
 const MOST: usize = 64 << 20;
@@ -38,33 +37,6 @@ const MOST: usize = 64 << 20;
 /// have 65,530 (`vm.max_map_count`).
 const MOST_REGIONS: usize = 8192;
 
-/// Bytes of the file: every address of a process.
-const FILE_BYTES: u64 = 1 << 47;
-
-/// Regions of private memory, and their pages that are shared.
-pub(super) struct Sharing {
-    /// The process whose pages these are: a forked child starts anew.
-    pid: u32,
-    file: Option<SharedFile>,
-    /// Open as long as there is the file: who forks, or gives a region up, must know what is mapped, and may have no more
-    /// descriptors.
-    maps: Option<Maps>,
-    /// How many regions are shared.
-    regions: usize,
-    /// Regions whose pages are all shared.
-    shared: Coverage,
-    /// Regions that peers reach by system call.
-    private: Coverage,
-}
-
-#[derive(Clone)]
-struct SharedFile {
-    fd: Arc<OwnedFd>,
-    inode: u64,
-}
-
-static SHARING: Mutex<Sharing> = Mutex::new(Sharing::new(0));
-
 /// The engine's thread, by its id; what it writes is known.
 static ENGINE: AtomicU32 = AtomicU32::new(0);
 
@@ -72,17 +44,6 @@ static ENGINE: AtomicU32 = AtomicU32::new(0);
 pub fn this_thread_is_the_engine() {
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     ENGINE.store(tid.cast_unsigned(), Ordering::Relaxed);
-}
-
-/// What is shared, for the process that asks.
-pub(super) fn sharing() -> MutexGuard<'static, Sharing> {
-    let mut sharing = lock(&SHARING);
-    let pid = std::process::id();
-    if sharing.pid != pid {
-        // The file is the parent's. Its pages here, if there are any, are the child's own (see `fork`).
-        *sharing = Sharing::new(pid);
-    }
-    sharing
 }
 
 /// A region of private memory that is registered; dropped when that is over.
@@ -150,55 +111,6 @@ fn refused(why: &'static str) -> io::Error {
 }
 
 impl Sharing {
-    const fn new(pid: u32) -> Self {
-        Self {
-            pid,
-            file: None,
-            maps: None,
-            regions: 0,
-            shared: Coverage::new(),
-            private: Coverage::new(),
-        }
-    }
-
-    /// The inode of the file, if there is one.
-    pub(super) fn inode(&self) -> Option<u64> {
-        self.file.as_ref().map(|file| file.inode)
-    }
-
-    fn file(&mut self) -> io::Result<SharedFile> {
-        if let Some(file) = &self.file {
-            return Ok(file.clone());
-        }
-        let maps = Maps::open()?;
-        let fd = memfd_create(
-            "verbatim-pages",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )?;
-        ftruncate(&fd, FILE_BYTES)?;
-        // Sealed, so that a peer that mapped it can never be sent a SIGBUS.
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
-        let inode = rustix::fs::fstat(&fd)?.st_ino;
-        let file = SharedFile {
-            fd: Arc::new(fd),
-            inode,
-        };
-        self.file = Some(file.clone());
-        self.maps = Some(maps);
-        Ok(file)
-    }
-
-    /// What is mapped in this process, in the order of addresses.
-    ///
-    /// # Errors
-    /// What the system says where it cannot be read.
-    pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
-        match &self.maps {
-            Some(maps) => maps.areas(),
-            None => areas(),
-        }
-    }
-
     /// Registers `len` bytes of private memory at `addr`, and shares their pages where `wanted` and where that is
     /// safe. All of them are mapped in `areas`, which were looked up since nobody else shares pages.
     pub(super) fn register(

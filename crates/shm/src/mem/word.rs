@@ -1,6 +1,22 @@
 //! Atomics on 8 bytes that programs may have unmapped.
 
-use super::{AtomicOp, Fault};
+use super::fault::Fault;
+
+/// An atomic verb.
+#[derive(Clone, Copy, Debug)]
+pub enum AtomicOp {
+    /// Add to the word.
+    FetchAdd(u64),
+    /// Swap the word if it is as expected.
+    CompareSwap {
+        /// The word must have this value.
+        expect: u64,
+        /// What is stored then.
+        swap: u64,
+    },
+    /// Store the word.
+    Store(u64),
+}
 
 /// Does `op` on the word at `ptr`, and returns what was there.
 ///
@@ -89,7 +105,7 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn memory_that_is_not_there_is_an_error() {
-        super::super::survive_faults();
+        super::super::guard::install();
         let nowhere = std::ptr::without_provenance_mut(64);
         for op in [
             AtomicOp::FetchAdd(1),

@@ -1,0 +1,53 @@
+//! The locks under which atomics are made on memory that no CPU atomic reaches.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::fault::Fault;
+
+/// A lock whose holder may die: it holds the holder's pid, and a waiter looks whether that one still runs.
+pub(super) struct HeldAtomicLock<'a>(&'a AtomicU64);
+
+impl<'a> HeldAtomicLock<'a> {
+    pub(super) fn take(word: &'a AtomicU64) -> Result<Self, Fault> {
+        let me = u64::from(std::process::id());
+        for spins in 0u64.. {
+            match word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(Self(word)),
+                Err(holder) if spins % 1024 == 1023 => {
+                    // A holder is in there for microseconds. One that has died (or garbage) is replaced.
+                    let alive =
+                        holder == me || std::path::Path::new(&format!("/proc/{holder}")).exists();
+                    if !alive
+                        && word
+                            .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
+                            .is_ok()
+                    {
+                        return Ok(Self(word));
+                    }
+                    std::thread::yield_now();
+                }
+                Err(_) => std::hint::spin_loop(),
+            }
+        }
+        Err(Fault)
+    }
+}
+
+impl Drop for HeldAtomicLock<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_of_a_dead_holder_is_taken_over() {
+        let word = AtomicU64::new(u64::from(u32::MAX));
+        let held = HeldAtomicLock::take(&word).unwrap();
+        drop(held);
+        assert_eq!(word.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,136 @@
+//! What lies behind memory that is being registered.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::areas::area_of;
+use super::share::PrivateRegion;
+use super::shared_memory::shared_at;
+use super::sharing::sharing;
+use crate::fabric::layout::*;
+use crate::shortage::shortage;
+
+/// What lies behind a range of this process's memory, for [`MrShared`].
+pub struct RangeBacking {
+    /// One of `BACKING_*`.
+    pub kind: u32,
+    /// File descriptor, or the id of the SysV segment.
+    pub handle: u32,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Where in the backing the range begins.
+    pub offset: u64,
+    /// Keeps the backing as it is.
+    pub hold: Hold,
+}
+
+/// What keeps memory reachable for peers while it is registered.
+pub enum Hold {
+    /// Nothing to keep.
+    Nothing,
+    /// An open descriptor.
+    Descriptor(#[allow(dead_code, reason = "keeps it open")] Arc<OwnedFd>),
+    /// Private pages that are shared while the region is registered.
+    Private(#[allow(dead_code, reason = "keeps its pages shared")] PrivateRegion),
+}
+
+impl RangeBacking {
+    /// Of a region without memory.
+    pub fn null() -> Self {
+        Self {
+            kind: BACKING_NULL,
+            ..Self::private()
+        }
+    }
+
+    /// Of memory that peers reach by system call, wherever it lies.
+    pub fn private() -> Self {
+        Self {
+            kind: BACKING_PRIVATE,
+            handle: 0,
+            inode: 0,
+            offset: 0,
+            hold: Hold::Nothing,
+        }
+    }
+}
+
+/// Looks up what lies behind `len` bytes at `addr`, and checks that they are mapped (and writable, where
+/// `write` says so). Gives private memory a backing that peers can map where `share` says so and it is safe.
+///
+/// # Errors
+/// `EFAULT` as `ibv_reg_mr(3)` returns it; `EMFILE`, `ENFILE` and `ENOMEM` where what is mapped cannot be read for want of
+/// a descriptor or of memory.
+pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<RangeBacking, i32> {
+    let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
+    if let Some((memory, offset)) = shared_at(addr, end) {
+        return Ok(RangeBacking {
+            kind: BACKING_MEMFD,
+            handle: memory.fd.as_raw_fd().cast_unsigned(),
+            inode: memory.inode,
+            offset: offset as u64,
+            hold: Hold::Descriptor(memory.fd),
+        });
+    }
+    // Kept from here on: what is shared does not change.
+    let mut sharing = sharing();
+    let areas = sharing
+        .areas()
+        .map_err(|e| shortage(&e).unwrap_or(libc::EFAULT))?;
+    let first = area_of(&areas, addr..end, write)?;
+    if let Some(id) = first.sysv.filter(|_| end <= first.end) {
+        return Ok(RangeBacking {
+            kind: BACKING_SYSV,
+            handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
+            inode: id,
+            offset: first.offset + (addr - first.start) as u64,
+            hold: Hold::Nothing,
+        });
+    }
+    let region = sharing.register(&areas, (addr, len), share);
+    let mut backing = RangeBacking::private();
+    if let Some((handle, inode)) = region.file() {
+        backing = RangeBacking {
+            kind: BACKING_PAGES,
+            handle,
+            inode,
+            offset: addr as u64,
+            ..backing
+        };
+    }
+    backing.hold = Hold::Private(region);
+    Ok(backing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::alloc_shared;
+
+    #[test]
+    fn shared_memory_is_found_and_private_memory_is_private() {
+        let m = alloc_shared(5000).unwrap();
+        let at = m.as_ptr().addr();
+        let b = backing_of(at + 100, 4900, true, false).unwrap();
+        assert_eq!((b.kind, b.offset), (BACKING_MEMFD, 100));
+        let v = Box::new([0u8; 100]);
+        assert_eq!(
+            backing_of(v.as_ptr().addr(), 100, true, false)
+                .unwrap()
+                .kind,
+            BACKING_PRIVATE
+        );
+    }
+
+    #[test]
+    fn unmapped_and_read_only_memory_is_refused() {
+        assert_eq!(backing_of(8, 8, false, false).err(), Some(libc::EFAULT));
+        assert_eq!(
+            backing_of(usize::MAX, 8, false, false).err(),
+            Some(libc::EFAULT)
+        );
+        let text = shared_memory_is_found_and_private_memory_is_private as fn() as usize;
+        assert!(backing_of(text, 8, false, true).is_ok());
+        assert_eq!(backing_of(text, 8, true, true).err(), Some(libc::EFAULT));
+    }
+}

@@ -1,0 +1,164 @@
+//! Memory of peers, mapped into this process.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use super::page::PAGE;
+use super::peer_file::open_memfd;
+use crate::fabric::Peer;
+use crate::fabric::layout::*;
+use crate::fabric::segment::Mapping;
+use crate::lock::lock;
+
+/// A peer's backing, mapped here.
+pub enum PeerMapping {
+    /// A mapping of a memfd.
+    Memfd(Mapping),
+    /// Some pages of a file, from this offset on.
+    Pages(Mapping, u64),
+    /// An attached SysV segment.
+    Sysv(SysvAttachment),
+}
+
+/// An attached SysV segment, detached when dropped.
+pub struct SysvAttachment(NonNull<u8>, usize);
+
+// SAFETY: a range of addresses; access goes through raw copies.
+unsafe impl Send for SysvAttachment {}
+// SAFETY: as above.
+unsafe impl Sync for SysvAttachment {}
+
+impl Drop for SysvAttachment {
+    fn drop(&mut self) {
+        // SAFETY: the address came from `shmat`; holders of pointers hold this value.
+        unsafe { libc::shmdt(self.0.as_ptr().cast()) };
+    }
+}
+
+impl PeerMapping {
+    /// Where `len` bytes at `offset` of the backing lie in this process.
+    pub(super) fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
+        let (start, mapped, first) = match self {
+            Self::Memfd(m) => (m.as_ptr(), m.len(), 0),
+            Self::Pages(m, first) => (m.as_ptr(), m.len(), *first),
+            Self::Sysv(s) => (s.0.as_ptr(), s.1, 0),
+        };
+        let offset = offset.checked_sub(first)?;
+        if offset.checked_add(len)? > mapped as u64 {
+            return None;
+        }
+        // SAFETY: `offset + len` lies within the mapping (just checked).
+        Some(unsafe { start.add(offset as usize) })
+    }
+}
+
+/// What of a peer's memory a mapping shows.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct MappingKey {
+    incarnation: u64,
+    kind: u32,
+    inode: u64,
+    /// Of a file of which some pages are mapped.
+    pages: Range<u64>,
+}
+
+/// So many mappings of peers' memory are kept at most; a process may have 65,530 in all (`vm.max_map_count`), and
+/// needs them for its own.
+const MOST_MAPPINGS: usize = 8192;
+
+/// Mappings of peers' memory.
+#[derive(Default)]
+pub struct Mappings {
+    maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
+    /// `mem_epoch` of each peer when its mappings were last looked through.
+    epochs: Mutex<HashMap<u64, u64>>,
+}
+
+impl Mappings {
+    /// The mapping of the backing that `mr` of `peer` names, made if need be.
+    pub(super) fn get(&self, peer: &Peer, mr: &MrShared) -> io::Result<Arc<PeerMapping>> {
+        let kind = mr.backing.load(Ordering::Relaxed);
+        let inode = mr.inode.load(Ordering::Relaxed);
+        let handle = mr.handle.load(Ordering::Relaxed);
+        let epoch = peer.segment.header().mem_epoch.load(Ordering::Relaxed);
+        if lock(&self.epochs).insert(peer.incarnation, epoch) != Some(epoch) {
+            self.drop_unused(|incarnation| incarnation == peer.incarnation);
+        }
+        let pages = if kind == BACKING_PAGES {
+            pages_of(mr)?
+        } else {
+            0..0
+        };
+        let key = MappingKey {
+            incarnation: peer.incarnation,
+            kind,
+            inode,
+            pages: pages.clone(),
+        };
+        if let Some(map) = lock(&self.maps).get(&key) {
+            return Ok(Arc::clone(map));
+        }
+        if lock(&self.maps).len() >= MOST_MAPPINGS {
+            self.drop_unused(|_| true);
+            if lock(&self.maps).len() >= MOST_MAPPINGS {
+                return Err(io::Error::other(
+                    "too much of peers' memory is mapped already",
+                ));
+            }
+        }
+        let map = Arc::new(match kind {
+            BACKING_MEMFD | BACKING_PAGES => {
+                let (file, len) = open_memfd(peer, handle, inode)?;
+                if kind == BACKING_MEMFD {
+                    PeerMapping::Memfd(Mapping::new(&file, len)?)
+                } else if pages.end <= len as u64 {
+                    let (first, len) = (pages.start, (pages.end - pages.start) as usize);
+                    PeerMapping::Pages(Mapping::at(&file, first, len)?, first)
+                } else {
+                    return Err(io::Error::other("the peer's memory ends before its region"));
+                }
+            }
+            BACKING_SYSV => PeerMapping::Sysv(attach(handle)?),
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        });
+        lock(&self.maps).insert(key, Arc::clone(&map));
+        Ok(map)
+    }
+
+    /// Drops the mappings of `incarnation`s that nobody is using now; a later use maps them again.
+    pub fn drop_unused(&self, of: impl Fn(u64) -> bool) {
+        lock(&self.maps).retain(|key, map| !of(key.incarnation) || Arc::strong_count(map) > 1);
+    }
+}
+
+/// The pages of its file on which a region lies.
+fn pages_of(mr: &MrShared) -> io::Result<Range<u64>> {
+    let page = PAGE as u64;
+    let first = mr.offset.load(Ordering::Relaxed);
+    let end = first
+        .checked_add(mr.len.load(Ordering::Relaxed))
+        .and_then(|end| end.checked_next_multiple_of(page))
+        .ok_or(io::ErrorKind::InvalidData)?;
+    Ok(first & !(page - 1)..end)
+}
+
+fn attach(id: u32) -> io::Result<SysvAttachment> {
+    let id = id.cast_signed();
+    // SAFETY: `shmid_ds` is plain data that the kernel fills; attaching lets the kernel choose the address.
+    unsafe {
+        let mut ds: libc::shmid_ds = std::mem::zeroed();
+        if libc::shmctl(id, libc::IPC_STAT, &raw mut ds) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let ptr = libc::shmat(id, std::ptr::null(), 0);
+        if ptr.addr() == usize::MAX {
+            return Err(io::Error::last_os_error());
+        }
+        let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(SysvAttachment(ptr, ds.shm_segsz))
+    }
+}
