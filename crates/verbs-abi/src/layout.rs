@@ -2,6 +2,8 @@
 //!
 //! The tables are filled by the same macros that declare the types and constants.
 
+pub use crate::tables::{consts, types};
+
 /// A struct or union.
 #[derive(Clone, Copy, Debug)]
 pub struct Type {
@@ -39,14 +41,4 @@ pub struct Const {
     pub name: &'static str,
     /// Its value.
     pub value: i128,
-}
-
-/// Every struct and union of the crate that a public C header declares.
-pub fn types() -> impl Iterator<Item = &'static Type> {
-    crate::TYPES.iter().copied().flatten()
-}
-
-/// Every integer constant of the crate.
-pub fn consts() -> impl Iterator<Item = &'static Const> {
-    crate::CONSTS.iter().copied().flatten()
 }

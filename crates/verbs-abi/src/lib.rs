@@ -22,6 +22,7 @@ mod inline;
 mod later;
 pub mod layout;
 mod symbols;
+mod tables;
 
 pub use gsi::Gsi;
 pub use inline::*;

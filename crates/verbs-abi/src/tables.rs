@@ -1,0 +1,14 @@
+//! The tables of all modules of the ABI, one after the other.
+
+use crate::layout::{Const, Type};
+use crate::{CONSTS, TYPES};
+
+/// Every struct and union of the crate that a public C header declares.
+pub fn types() -> impl Iterator<Item = &'static Type> {
+    TYPES.iter().copied().flatten()
+}
+
+/// Every integer constant of the crate.
+pub fn consts() -> impl Iterator<Item = &'static Const> {
+    CONSTS.iter().copied().flatten()
+}
