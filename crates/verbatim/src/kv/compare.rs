@@ -14,72 +14,18 @@ use kv::{Design, ServerStats};
 use serde::Serialize;
 use verbs::Capabilities;
 
+use super::arguments::Args;
 use super::lines::Line;
 use super::peers::{self, Peer};
-use super::serve::{ONE_READ_BYTES, RecordArgs};
-use super::simulated::SimulationArgs;
-use super::workload::WorkloadArgs;
+use super::serve::ONE_READ_BYTES;
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs};
+use crate::args;
 use crate::children::{Lines, Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
 use crate::side_by_side::{
     check_clients, interleaved, or_nothing, outcome, place, rate, spread, yes_or_no,
 };
-
-/// Arguments of `verbatim kv`.
-#[derive(clap::Args)]
-#[group(skip)]
-pub(crate) struct Args {
-    /// Run this design only (may be given several times): herd, reads, atomics [default: all]
-    #[arg(long, value_name = "DESIGN")]
-    pub(super) design: Vec<Design>,
-    /// How long each measurement runs [default: 500ms; 200 µs of virtual time on a simulated NIC]
-    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
-    pub(super) duration: Option<Duration>,
-    /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
-    rounds: u32,
-    /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 1024 [default: 128]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=1024usize))]
-    pub(super) clients: Option<usize>,
-    /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
-    workers: usize,
-    /// Requests that a worker answers with one doorbell, at most
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
-    batch: usize,
-    /// UD queue pairs of a worker that batches rotate over
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
-    queues: usize,
-    #[command(flatten)]
-    pub(super) records: RecordArgs,
-    /// Leave Redis and memcached out
-    #[arg(long)]
-    no_peers: bool,
-    /// Print one JSON object per line: skipped, round, row; simulated
-    #[arg(long)]
-    pub(super) json: bool,
-    #[command(flatten)]
-    pub(super) workload: WorkloadArgs,
-    #[command(flatten)]
-    pub(super) simulation: SimulationArgs,
-    #[command(flatten)]
-    nic: NicArgs,
-    #[command(flatten)]
-    port: PortArgs,
-}
-
-impl Args {
-    fn clients(&self) -> usize {
-        self.clients.unwrap_or(1)
-    }
-
-    fn duration(&self) -> Duration {
-        self.duration.unwrap_or(Duration::from_millis(500))
-    }
-}
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! `verbatim kv`: key-value stores.
 
+mod arguments;
 mod check;
 mod compare;
 mod hand;
@@ -24,7 +25,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     part: Option<Part>,
     #[command(flatten)]
-    compare: compare::Args,
+    compare: arguments::Args,
     #[command(flatten)]
     ledger: LedgerArgs,
 }

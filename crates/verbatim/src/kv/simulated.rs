@@ -7,35 +7,12 @@ use nicmodel::profile::Profile;
 use nicmodel::published::{self, Published};
 use serde::Serialize;
 
-use super::compare;
+use super::arguments::Args;
 use super::serve::ONE_READ_BYTES;
 use crate::Outcome;
-use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
-
-/// What only simulations have.
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Simulation")]
-pub(crate) struct SimulationArgs {
-    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes. Clients
-    /// and windows are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["provider", "device", "pcap", "rounds", "workers"])]
-    nic: Option<String>,
-    /// Cores of the server, a worker each [default: several, from one to all of the profile]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize), requires = "nic")]
-    cores: Option<usize>,
-    /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::word, requires = "nic")]
-    seed: Option<u64>,
-}
-
-impl SimulationArgs {
-    pub(super) fn is_asked_for(&self) -> bool {
-        self.nic.is_some()
-    }
-}
 
 /// A line of the table.
 #[derive(Serialize)]
@@ -54,7 +31,7 @@ struct Row {
 }
 
 /// Runs the command.
-pub(super) fn run_all(args: &compare::Args) -> Result<Outcome> {
+pub(super) fn run_all(args: &Args) -> Result<Outcome> {
     let simulation = &args.simulation;
     let chosen = NicProfileArgs {
         nic: simulation.nic.clone(),
@@ -99,7 +76,7 @@ pub(super) fn run_all(args: &compare::Args) -> Result<Outcome> {
 
 /// What runs of a design: with HERD over cores, with and without batches (Figure 9); with the READ-based one both ways to
 /// READ; with the atomics-based one over the share of PUTs (Figure 10).
-fn setups(profile: &Profile, design: Design, args: &compare::Args) -> Vec<Setup> {
+fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
     let (w, simulation) = (&args.workload, &args.simulation);
     let all = profile.host.cores.value as usize;
     let asked = |paper: Setup| Setup {
