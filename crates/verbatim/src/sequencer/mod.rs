@@ -1,8 +1,11 @@
 //! `verbatim sequencer`: 8-byte increasing numbers for many clients, in every design.
 
+mod arguments;
 mod client;
 mod ladder;
 mod lines;
+mod report;
+mod round;
 mod serve;
 mod simulated;
 
@@ -20,7 +23,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     part: Option<Part>,
     #[command(flatten)]
-    ladder: ladder::Args,
+    ladder: arguments::Args,
     #[command(flatten)]
     ledger: LedgerArgs,
 }

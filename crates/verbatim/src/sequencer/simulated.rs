@@ -1,66 +1,21 @@
 //! `verbatim sequencer --nic`: the same server and clients on a simulated cluster, in virtual time.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use bench::simulated::sequencer::{self as simulated, Setup};
 use nicmodel::profile::Profile;
 use nicmodel::published::{self, Published};
 use sequencer::Design;
 use serde::Serialize;
 
-use super::ladder;
+use super::arguments::Args;
 use crate::Outcome;
-use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::side_by_side::{
     check_postlist, or_nothing, outcome, relative_error, simulated as simulate, yes_or_no,
 };
-
-/// What only simulations have.
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Simulation")]
-pub(crate) struct SimulationArgs {
-    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile
-    /// goes. Clients, windows and batches are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
-    nic: Option<String>,
-    /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
-    nic_file: Option<PathBuf>,
-    /// Cores of the server, a worker each [default: several, from one to all of the profile]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize))]
-    cores: Option<usize>,
-    /// Machines that clients run on [default: as few as have a core for each client]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of machines", 1..=40_000usize))]
-    machines: Option<usize>,
-    /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::word)]
-    seed: Option<u64>,
-}
-
-impl SimulationArgs {
-    pub(super) fn is_asked_for(&self) -> bool {
-        self.nic.is_some() || self.nic_file.is_some()
-    }
-
-    /// Refuses what has no meaning without a simulation.
-    pub(super) fn check_absent(&self) -> Result<()> {
-        let given = [
-            ("--cores", self.cores.is_some()),
-            ("--machines", self.machines.is_some()),
-            ("--seed", self.seed.is_some()),
-        ];
-        match given.into_iter().find(|&(_, given)| given) {
-            Some((flag, _)) => {
-                bail!("{flag} is for simulated clusters; add --nic, such as --nic cib")
-            }
-            None => Ok(()),
-        }
-    }
-}
 
 /// A line of the ladder.
 #[derive(Serialize)]
@@ -81,7 +36,7 @@ struct Row {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &ladder::Args) -> Result<Outcome> {
+pub(super) fn run(args: &Args) -> Result<Outcome> {
     let simulation = &args.simulation;
     let chosen = NicProfileArgs {
         nic: simulation.nic.clone(),
@@ -131,7 +86,7 @@ fn cores(profile: &Profile, asked: Option<usize>, design: Design) -> Vec<usize> 
     }
 }
 
-fn setup(args: &ladder::Args, design: Design, cores: usize) -> Setup {
+fn setup(args: &Args, design: Design, cores: usize) -> Setup {
     let paper = Setup::paper(design, cores);
     Setup {
         clients: args.clients.unwrap_or(paper.clients),

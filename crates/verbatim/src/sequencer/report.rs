@@ -1,0 +1,319 @@
+//! What the rounds of all designs say side by side: the table, and its lessons.
+
+use anyhow::Result;
+use bench::stats::Spread;
+use sequencer::Design;
+use serde::Serialize;
+
+use super::arguments::Args;
+use super::round::Round;
+use crate::output::{self, figure, print, time};
+use crate::side_by_side::{rate, spread, yes_or_no};
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) design: Design,
+    pub(super) summary: &'static str,
+    /// What kind of NIC the figures are of.
+    pub(super) kind: &'static str,
+    pub(super) rate_per_s: Spread,
+    /// To the first design of the table, round by round.
+    pub(super) ratio_to_first: Spread,
+    pub(super) latency_ns_p50: f64,
+    pub(super) latency_ns_p99: f64,
+    /// Answers that left with one doorbell of the server; with atomics, where no server answers,
+    /// requests that left with one doorbell of the client.
+    pub(super) requests_per_doorbell: f64,
+    /// Of both sides.
+    pub(super) doorbells_per_request: f64,
+    /// That carry a request and its answer between the two sides.
+    pub(super) cache_lines_per_request: f64,
+    pub(super) lost: u64,
+    pub(super) verified: bool,
+}
+
+/// Cache lines that carry a request and its answer from one side to the other.
+///
+/// The software NIC writes 16 bytes for a message without payload, and 16 more for each 16 bytes
+/// of inline payload; four such pieces share a cache line. An RDMA WRITE puts its bytes into the
+/// target's memory and nothing else.
+fn cache_lines_per_request(design: Design) -> f64 {
+    const LINE: f64 = 64.0;
+    const HEADER_ONLY: f64 = 16.0;
+    const WITH_8_BYTES: f64 = 32.0;
+    const REQUEST_SLOT: f64 = 8.0;
+    match design {
+        // The counter's line travels to whoever adds.
+        Design::Atomics => 1.0,
+        Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => (REQUEST_SLOT + WITH_8_BYTES) / LINE,
+        Design::SpecS0 => 2.0 * HEADER_ONLY / LINE,
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
+/// Sums the rounds of `design` up.
+pub(super) fn row(
+    design: Design,
+    first: Design,
+    kind: &'static str,
+    rounds: &[Round],
+) -> Result<Row> {
+    let of = |wanted: Design| rounds.iter().filter(move |round| round.design == wanted);
+    let sum = |of: fn(&Round) -> u64| {
+        rounds
+            .iter()
+            .filter(|r| r.design == design)
+            .map(of)
+            .sum::<u64>()
+    };
+    let requests = sum(|r| r.requests).max(1) as f64;
+    let (client, server) = (
+        sum(|r| r.client_doorbells) as f64,
+        sum(|r| r.server_doorbells) as f64,
+    );
+    let answering = if server > 0.0 { server } else { client };
+    Ok(Row {
+        design,
+        summary: design.summary(),
+        kind,
+        rate_per_s: spread(of(design).map(|r| r.rate_per_s))?,
+        ratio_to_first: spread(
+            of(design)
+                .zip(of(first))
+                .map(|(round, first)| round.rate_per_s / first.rate_per_s),
+        )?,
+        latency_ns_p50: spread(of(design).map(|r| r.latency_ns_p50 as f64))?.median,
+        latency_ns_p99: spread(of(design).map(|r| r.latency_ns_p99 as f64))?.median,
+        requests_per_doorbell: requests / answering.max(1.0),
+        doorbells_per_request: (client + server) / requests,
+        cache_lines_per_request: cache_lines_per_request(design),
+        lost: sum(|r| r.lost),
+        verified: of(design).all(|round| round.verdict.ok),
+    })
+}
+
+/// Prints the table, and what it teaches.
+pub(super) fn show(
+    args: &Args,
+    kind: &str,
+    device: &str,
+    bounce_ns: Option<Spread>,
+    rows: &[Row],
+) -> Result<()> {
+    show_setup(args, kind, device, bounce_ns)?;
+    let header = [
+        "design",
+        "requests/s",
+        "to first",
+        "median",
+        "p99",
+        "per doorbell",
+        "doorbells",
+        "cache lines",
+        "verified",
+    ];
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7]);
+    for row in rows {
+        table.add_row([
+            row.design.to_string(),
+            rate(row.rate_per_s),
+            format!("{} x", figure(row.ratio_to_first.median)),
+            time(row.latency_ns_p50),
+            time(row.latency_ns_p99),
+            figure(row.requests_per_doorbell),
+            figure(row.doorbells_per_request),
+            figure(row.cache_lines_per_request),
+            yes_or_no(row.verified).to_owned(),
+        ]);
+    }
+    print(table)?;
+    print(
+        "\nmedian, p99: from the doorbell of a postlist to the last of its answers\n\
+         per doorbell: requests answered with one doorbell (atomics: posted with one)\n\
+         doorbells, cache lines: of both sides, for one request and its answer\n",
+    )?;
+    for row in rows {
+        print(format_args!("{:<13} {}", row.design.name(), row.summary))?;
+    }
+    print("")?;
+    for line in lessons(rows) {
+        print(format_args!("- {line}"))?;
+    }
+    for row in rows.iter().filter(|row| row.lost > 0) {
+        eprintln!(
+            "note: {}: {} answers were lost and asked for again",
+            row.design, row.lost
+        );
+    }
+    Ok(())
+}
+
+/// What ran, and where.
+fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
+    let bounce = bounce_ns.map_or_else(
+        || "both sides share their only core".to_owned(),
+        |ns| {
+            let [median, min, max] = [ns.median, ns.min, ns.max].map(figure);
+            format!("a cache line takes {median} ns ({min}..{max}) between the two sides' cores")
+        },
+    );
+    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    print(format_args!(
+        "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
+         median of {} rounds of {} ms, interleaved; {}\n",
+        plural(args.clients(), "client process").replace("processs", "processes"),
+        plural(args.threads, "thread"),
+        args.window(),
+        args.postlist,
+        plural(args.workers, "worker"),
+        args.rounds,
+        args.duration().as_millis(),
+        bounce,
+    ))
+}
+
+/// What the figures teach, in their own numbers: what pays and, as frankly, what does not.
+fn lessons(rows: &[Row]) -> Vec<String> {
+    let of = |design: Design| rows.iter().find(|row| row.design == design);
+    let gain = |to: &Row, from: &Row| to.rate_per_s.median / from.rate_per_s.median;
+    let times = |gain: f64| match gain {
+        gain if gain >= 1.05 => format!("{} x faster", figure(gain)),
+        gain if gain <= 0.95 => format!("{} x slower here", figure(1.0 / gain)),
+        _ => "no difference here".to_owned(),
+    };
+    let mut lines = Vec::new();
+    if let (Some(from), Some(to)) = (of(Design::Rpc), of(Design::RpcBatch)) {
+        lines.push(format!(
+            "Doorbell batching: {} answers leave with one doorbell where rpc sends {}, and one \
+             atomic add serves them all: {}.",
+            figure(to.requests_per_doorbell),
+            figure(from.requests_per_doorbell),
+            times(gain(to, from)),
+        ));
+    }
+    if let (Some(from), Some(to)) = (of(Design::RpcBatch), of(Design::RpcBatchMq)) {
+        lines.push(format!(
+            "Several queue pairs: a NIC's processing unit works on one queue pair at a time, so \
+             rotating over several lets more units work: {}.",
+            times(gain(to, from)),
+        ));
+    }
+    if let (Some(from), Some(to)) = (
+        of(Design::RpcBatchMq).or(of(Design::RpcBatch)),
+        of(Design::SpecS0),
+    ) {
+        lines.push(format!(
+            "Header-only messages: a request and its answer take {} cache lines instead of {}, \
+             with the number in the immediate: {}.",
+            figure(to.cache_lines_per_request),
+            figure(from.cache_lines_per_request),
+            times(gain(to, from)),
+        ));
+    }
+    if let (Some(atomics), Some(best)) = (
+        of(Design::Atomics),
+        rows.iter()
+            .filter(|row| row.design != Design::Atomics)
+            .max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
+    ) {
+        let gain = gain(best, atomics);
+        let alone = if gain < 0.95 {
+            " Few clients leave that line where it is; more of them (--clients) pull it to and fro."
+        } else {
+            ""
+        };
+        lines.push(format!(
+            "Remote atomics need no server CPU, and each of them needs the counter's cache line to \
+             itself: against them, {} is {}.{alone}",
+            best.design,
+            times(gain),
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use sequencer::Checker;
+
+    use super::*;
+
+    fn round(number: u32, design: Design, rate_per_s: f64) -> Round {
+        let mut checker = Checker::new(0);
+        checker.add_numbers("a", &(0..10).collect());
+        Round {
+            round: number,
+            design,
+            bounce_ns: Some(30.0),
+            requests: 100,
+            rate_per_s,
+            latency_ns_p50: 1500,
+            latency_ns_p99: 9000,
+            client_doorbells: 10,
+            server_doorbells: if design == Design::Atomics { 0 } else { 50 },
+            wrong_guesses: 0,
+            lost: 0,
+            verdict: checker.verdict(Some(10)),
+        }
+    }
+
+    fn rows() -> Vec<Row> {
+        let mut rounds = Vec::new();
+        for number in 0..3 {
+            for (place, design) in (1u32..).zip(Design::ALL) {
+                rounds.push(round(number, design, f64::from(place * (number + 1)) * 1e6));
+            }
+        }
+        Design::ALL
+            .iter()
+            .map(|design| row(*design, Design::Atomics, "software NIC", &rounds).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_round() {
+        let rows = rows();
+        let ratio = rows[4].ratio_to_first;
+        assert_eq!((ratio.min, ratio.median, ratio.max), (5.0, 5.0, 5.0));
+        assert_eq!(rows[0].ratio_to_first.median, 1.0);
+    }
+
+    #[test]
+    fn doorbells_are_counted_on_both_sides() {
+        let rows = rows();
+        assert_eq!(rows[0].requests_per_doorbell, 10.0);
+        assert_eq!(rows[1].requests_per_doorbell, 2.0);
+        assert_eq!(rows[1].doorbells_per_request, 0.6);
+    }
+
+    #[test]
+    fn a_header_only_exchange_takes_the_fewest_lines() {
+        let lines = Design::ALL.map(cache_lines_per_request);
+        assert!(lines[4] < lines[3] && lines[3] < lines[0], "{lines:?}");
+    }
+
+    #[test]
+    fn lessons_speak_of_what_ran() {
+        let rows = rows();
+        assert_eq!(lessons(&rows).len(), 4);
+        assert!(
+            lessons(&rows)[0].contains("1.50 x faster"),
+            "{:?}",
+            lessons(&rows)
+        );
+        assert!(lessons(&rows[..1]).is_empty());
+    }
+
+    #[test]
+    fn one_number_twice_and_the_design_is_not_verified() {
+        let mut bad = round(0, Design::Rpc, 1e6);
+        bad.verdict.ok = false;
+        let rounds = [round(0, Design::Rpc, 1e6), bad];
+        assert!(
+            !row(Design::Rpc, Design::Rpc, "software NIC", &rounds)
+                .unwrap()
+                .verified
+        );
+    }
+}

@@ -1,0 +1,138 @@
+//! One design, run once: a server process, its client processes, and the check of their numbers.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+use bench::peers::KillOnDrop;
+use sequencer::{Checker, ClientReport, Design, ServerStats, Verdict};
+use serde::Serialize;
+
+use super::arguments::Args;
+use super::lines::Line;
+use crate::children::{Lines, Placement, part_of, start};
+
+/// One round of one design.
+#[derive(Debug, Serialize)]
+pub(super) struct Round {
+    pub(super) round: u32,
+    pub(super) design: Design,
+    /// How long a cache line took between the cores of the first client and the server, one way,
+    /// just before; null when they share their only core.
+    pub(super) bounce_ns: Option<f64>,
+    pub(super) requests: u64,
+    pub(super) rate_per_s: f64,
+    pub(super) latency_ns_p50: u64,
+    pub(super) latency_ns_p99: u64,
+    pub(super) client_doorbells: u64,
+    pub(super) server_doorbells: u64,
+    pub(super) wrong_guesses: u64,
+    pub(super) lost: u64,
+    pub(super) verdict: Verdict,
+}
+
+/// Runs one design once: a server, its clients, the checker.
+pub(super) fn one(args: &Args, placement: &Placement, round: u32, design: Design) -> Result<Round> {
+    let bounce_ns = placement.bounce_ns()?;
+    let (mut server, mut server_lines) = start_server(args, &placement.server, design)?;
+    let Line::Listening { address, next, .. } = server_lines.expect()? else {
+        bail!("the server did not say where it listens");
+    };
+    let mut clients = Vec::new();
+    for cores in &placement.clients {
+        clients.push(start_client(args, cores, &address)?);
+    }
+    let mut checker = Checker::new(next);
+    let mut reports = Vec::new();
+    for (number, (_child, lines)) in clients.iter_mut().enumerate() {
+        while let Some(line) = lines.next()? {
+            if let Line::Report(report) = line {
+                checker.add(&format!("client {number}"), &report);
+                reports.push(*report);
+            }
+        }
+    }
+    // The end of its input ends the server.
+    drop(server.0.stdin.take());
+    let Line::Stats(stats) = server_lines.expect()? else {
+        bail!("the server did not say what it did");
+    };
+    let wanted = args.clients() * args.threads;
+    if reports.len() != wanted {
+        bail!(
+            "{} of {wanted} clients reported; messages of the others are above",
+            reports.len()
+        );
+    }
+    Ok(sum_up(
+        round,
+        design,
+        bounce_ns,
+        &reports,
+        &stats,
+        checker.verdict(Some(stats.next)),
+    ))
+}
+
+fn sum_up(
+    round: u32,
+    design: Design,
+    bounce_ns: Option<f64>,
+    reports: &[ClientReport],
+    stats: &ServerStats,
+    verdict: Verdict,
+) -> Round {
+    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    Round {
+        round,
+        design,
+        bounce_ns,
+        requests: reports.iter().map(|r| r.requests).sum(),
+        rate_per_s: reports.iter().map(|r| r.rate).sum(),
+        latency_ns_p50: medians[medians.len() / 2],
+        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
+        client_doorbells: reports.iter().map(|r| r.doorbells).sum(),
+        server_doorbells: stats.doorbells,
+        wrong_guesses: reports.iter().map(|r| r.wrong_guesses).sum(),
+        lost: reports.iter().map(|r| r.failures.lost).sum(),
+        verdict,
+    }
+}
+
+fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnDrop, Lines<Line>)> {
+    let mut command = part("serve", args)?;
+    command
+        .args([
+            "--design",
+            design.name(),
+            "--listen",
+            "127.0.0.1:0",
+            "--until-eof",
+        ])
+        .args(["--workers", &args.workers.to_string()])
+        .args(["--batch", &args.batch().to_string()])
+        .args(args.queues.map(|n| format!("--queues={n}")))
+        .args(["--start", &args.start.to_string()])
+        .args([
+            "--max-clients",
+            &(args.clients() * args.threads).to_string(),
+        ])
+        .stdin(Stdio::piped());
+    start(command, cores, "server")
+}
+
+fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDrop, Lines<Line>)> {
+    let mut command = part("client", args)?;
+    command
+        .arg(address)
+        .args(["--threads", &args.threads.to_string()])
+        .args(["--window", &args.window().to_string()])
+        .args(["--postlist", &args.postlist.to_string()])
+        .args(["--duration", &format!("{}ms", args.duration().as_millis())])
+        .stdin(Stdio::null());
+    start(command, cores, "client")
+}
+
+fn part(name: &str, args: &Args) -> Result<Command> {
+    part_of("sequencer", name, &args.nic, &args.port)
+}
