@@ -11,26 +11,19 @@
 #![deny(unsafe_code)]
 
 mod input;
+mod tables;
 #[allow(unsafe_code)]
 mod world;
 
 use std::sync::OnceLock;
 
 use input::Input;
-use verbs_abi::{LaterSymbols, Symbols};
 use world::{Device, World};
+
+pub use tables::Tables;
 
 /// Most verbs of one sequence.
 const MAX_VERBS: usize = 400;
-
-/// A provider whose verbs are called.
-#[derive(Clone, Copy)]
-pub struct Tables {
-    /// Its entry points.
-    pub symbols: &'static Symbols,
-    /// Those that came later.
-    pub later: &'static LaterSymbols,
-}
 
 /// Calls the verbs that the bytes say, and destroys what they made.
 ///

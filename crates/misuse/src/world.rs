@@ -1,152 +1,27 @@
-//! The objects of a sequence, and what is done with them.
-
-use std::ffi::{c_int, c_void};
-use std::ptr::{null, null_mut};
-
-use verbs_abi::*;
-
-use crate::Tables;
-use crate::input::Input;
-
-/// Objects of each kind.
-const PLACES: usize = 4;
-/// Queue pairs.
-const QPS: usize = 6;
-/// Bytes that regions are made of.
-const ARENA: usize = 1 << 15;
-/// Completions of one poll.
-const POLL: usize = 8;
-/// WRs of one list, at most.
-const LIST: usize = 5;
-
-/// An object that may be there, or may have been there.
-struct Place<T> {
-    handle: *mut T,
-    live: bool,
-}
-
-impl<T> Clone for Place<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Place<T> {}
-
-impl<T> Place<T> {
-    const EMPTY: Self = Self {
-        handle: null_mut(),
-        live: false,
-    };
-
-    /// The handle if the object is live, else NULL.
-    fn live(self) -> *mut T {
-        if self.live { self.handle } else { null_mut() }
-    }
-
-    /// What a destroying verb said: 0 ends the object.
-    fn ended(&mut self, errno: c_int) {
-        if errno == 0 {
-            assert!(self.live, "a destroyed handle was destroyed again");
-            self.live = false;
-        }
-    }
-}
-
-/// Puts a new object into a place. What was destroyed at the same address cannot be told from it any more.
-fn fill<T>(places: &mut [Place<T>], place: usize, handle: *mut T) {
-    for other in &mut *places {
-        if std::ptr::eq(other.handle, handle) {
-            other.handle = null_mut();
-        }
-    }
-    places[place] = Place {
-        handle,
-        live: !handle.is_null(),
-    };
-}
-
-/// The range of a memory region.
-#[derive(Clone, Copy)]
-struct Range {
-    addr: usize,
-    len: usize,
-}
-
-pub(crate) struct World<'a> {
-    tables: Tables,
-    device: &'a Device,
-    arena: Vec<u64>,
-    pds: [Place<ibv_pd>; PLACES],
-    mrs: [Place<ibv_mr>; PLACES],
-    ranges: [Range; PLACES],
-    mws: [Place<ibv_mw>; PLACES],
-    channels: [Place<ibv_comp_channel>; 2],
-    cqs: [Place<ibv_cq>; PLACES],
-    srqs: [Place<ibv_srq>; 2],
-    qps: [Place<ibv_qp>; QPS],
-    ahs: [Place<ibv_ah>; PLACES],
-    tds: [Place<ibv_td>; 2],
-    dms: [Place<ibv_dm>; 2],
-    xrcds: [Place<ibv_xrcd>; 2],
-    imports: imports::Imports,
-    raw: raw::RawPackets,
-}
-
-/// Calls an operation of the extended context.
-macro_rules! extended {
-    ($world:ident.$name:ident($( $arg:expr ),*)) => {{
-        let all = verbs_get_ctx($world.device.context);
-        match (*all).$name {
-            Some(operation) => Some(operation($( $arg ),*)),
-            None => None,
-        }
-    }};
-}
+//! The world of a sequence: each byte is a verb on one of its objects, and at the end all of them are destroyed.
 
 mod data_path;
 mod device;
+mod imported;
 mod imports;
 mod memory;
+mod objects;
+mod place;
 mod queue_pairs;
 mod queues;
 mod raw;
+mod sizes;
+
+use std::ffi::c_int;
+
+use verbs_abi::*;
+
+use crate::input::Input;
 
 pub(crate) use device::Device;
-use device::unblock;
+pub(crate) use objects::World;
 
-impl<'a> World<'a> {
-    pub(crate) fn new(tables: Tables, device: &'a Device) -> Self {
-        Self {
-            tables,
-            device,
-            arena: vec![0; ARENA / 8],
-            pds: [Place::EMPTY; PLACES],
-            mrs: [Place::EMPTY; PLACES],
-            ranges: [Range { addr: 0, len: 0 }; PLACES],
-            mws: [Place::EMPTY; PLACES],
-            channels: [Place::EMPTY; 2],
-            cqs: [Place::EMPTY; PLACES],
-            srqs: [Place::EMPTY; 2],
-            qps: [Place::EMPTY; QPS],
-            ahs: [Place::EMPTY; PLACES],
-            tds: [Place::EMPTY; 2],
-            dms: [Place::EMPTY; 2],
-            xrcds: [Place::EMPTY; 2],
-            imports: imports::Imports::default(),
-            raw: raw::RawPackets::NONE,
-        }
-    }
-
-    fn base(&self) -> usize {
-        self.arena.as_ptr().expose_provenance()
-    }
-
-    /// A pointer into the arena.
-    fn at(&self, offset: usize) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.base() + offset % ARENA)
-    }
-
+impl World<'_> {
     /// One verb.
     pub(crate) fn step(&mut self, input: &mut Input<'_>) {
         // SAFETY: handles are NULL, live or, for verbs that create, change and destroy, destroyed; other pointers lead
@@ -161,7 +36,8 @@ impl<'a> World<'a> {
                 return self.tags(input);
             }
             if verb == 238 && self.device.has_ethernet {
-                return self.raw_packets(input);
+                let (base, shown) = (self.base(), (self.tables, self.device));
+                return self.raw.step(shown, base, input);
             }
             match verb % 40 {
                 0 => self.make_pd(input),
@@ -223,7 +99,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        self.end_raw_packets();
+        self.raw.end(verbs);
         // SAFETY: live handles, which nothing uses any more, and the operations of the context that made them.
         unsafe {
             end_all!(self.qps, verbs.ibv_destroy_qp);
@@ -243,7 +119,7 @@ impl<'a> World<'a> {
                 end_all!(self.xrcds, close_xrcd);
             }
             self.end_shared();
-            self.end_raw_domains();
+            self.raw.end_domains(verbs);
             if let Some(dealloc_td) = (*all).dealloc_td {
                 end_all!(self.tds, dealloc_td);
             }

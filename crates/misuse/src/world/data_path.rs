@@ -1,6 +1,13 @@
 //! Posting, polling and events.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use verbs_abi::*;
+
+use super::objects::World;
+use super::sizes::{ARENA, LIST, PLACES, POLL, QPS};
+use crate::input::Input;
 
 impl World<'_> {
     /// A key and a range that are mostly a region's.

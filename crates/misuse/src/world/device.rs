@@ -1,6 +1,10 @@
 //! The device under test.
 
-use super::*;
+use std::ffi::c_int;
+
+use verbs_abi::*;
+
+use crate::tables::Tables;
 
 /// The device under test, opened once.
 pub(crate) struct Device {

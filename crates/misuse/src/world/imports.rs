@@ -4,24 +4,14 @@
 //! is live until it is given back, and an object of which all handles were given back is still there: at the end it is
 //! imported again, to be destroyed.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr::null_mut;
 
-/// What the world remembers of handles, beside where they are.
-#[derive(Default)]
-pub(super) struct Imports {
-    /// The places of regions that hold imported ones.
-    mrs: [bool; PLACES],
-    /// The places of regions that were destroyed by another handle.
-    gone: [bool; PLACES],
-    /// Handles in the sense of the kernel, of domains and of device memory, that were given back.
-    pds: Vec<u32>,
-    dms: Vec<u32>,
-}
-
-/// Which verb refused to destroy what: another handle has done so.
-pub(super) fn is_gone(errno: c_int) -> bool {
-    errno == libc::ENOENT
-}
+use super::imported::is_gone;
+use super::objects::{World, extended};
+use super::place::fill;
+use super::sizes::PLACES;
+use crate::input::Input;
 
 impl World<'_> {
     /// The handle that is imported: mostly of something there is, sometimes of nothing.

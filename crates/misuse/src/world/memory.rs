@@ -1,6 +1,14 @@
 //! Protection domains, memory regions and windows, and what else memory is made of.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use verbs_abi::*;
+
+use super::objects::{Range, World, extended};
+use super::place::fill;
+use super::sizes::{ARENA, PLACES, QPS};
+use crate::input::Input;
 
 impl World<'_> {
     pub(super) unsafe fn make_pd(&mut self, input: &mut Input<'_>) {

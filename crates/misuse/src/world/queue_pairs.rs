@@ -1,6 +1,14 @@
 //! Queue pairs, what they are connected to, and what is asked of them.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
+
+use verbs_abi::*;
+
+use super::objects::{World, extended};
+use super::place::fill;
+use super::sizes::{PLACES, QPS};
+use crate::input::Input;
 
 impl World<'_> {
     pub(super) unsafe fn make_qp(&mut self, input: &mut Input<'_>) {

@@ -1,6 +1,15 @@
 //! Completion queues and channels, and shared receive queues.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use verbs_abi::*;
+
+use super::device::unblock;
+use super::objects::{World, extended};
+use super::place::fill;
+use super::sizes::PLACES;
+use crate::input::Input;
 
 impl World<'_> {
     pub(super) unsafe fn make_cq(&mut self, input: &mut Input<'_>) {

@@ -2,7 +2,17 @@
 //!
 //! A context does not hear itself, so each object belongs to one of two.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use verbs_abi::*;
+
+use super::device::Device;
+use super::imported::is_gone;
+use super::place::{Place, fill};
+use super::sizes::{ARENA, POLL};
+use crate::input::Input;
+use crate::tables::Tables;
 
 /// Objects of each kind in each context.
 const EACH: usize = 2;
@@ -25,12 +35,6 @@ struct Side {
     tables: [Place<ibv_rwq_ind_table>; EACH],
 }
 
-impl RawPackets {
-    pub(super) const NONE: Self = Self {
-        sides: [const { None }; 2],
-    };
-}
-
 /// Calls an operation of a side's extended context; `None` if it has none.
 macro_rules! on {
     ($side:ident.$name:ident($( $arg:expr ),*)) => {
@@ -38,15 +42,23 @@ macro_rules! on {
     };
 }
 
-impl World<'_> {
-    pub(super) unsafe fn raw_packets(&mut self, input: &mut Input<'_>) {
+impl RawPackets {
+    pub(super) const NONE: Self = Self {
+        sides: [const { None }; 2],
+    };
+
+    /// One verb, in a world whose memory begins at `base`.
+    pub(super) unsafe fn step(
+        &mut self,
+        (tables, device): (Tables, &Device),
+        base: usize,
+        input: &mut Input<'_>,
+    ) {
         let which = input.one_of(2);
-        let (tables, base) = (self.tables, self.base());
-        let context = self.device.contexts[which];
-        // SAFETY: as in `step`; all that a side has is live, or was destroyed through its place.
+        let context = device.contexts[which];
+        // SAFETY: as in `World::step`; all that a side has is live, or was destroyed through its place.
         unsafe {
-            let side =
-                self.raw.sides[which].get_or_insert_with(|| Side::new(tables, context, base));
+            let side = self.sides[which].get_or_insert_with(|| Side::new(tables, context, base));
             let place = input.one_of(EACH);
             match input.one_of(10) {
                 0 => side.make_qp(tables, input, place),
@@ -70,9 +82,8 @@ impl World<'_> {
     }
 
     /// Destroys what was made of a side's domain, in the right order.
-    pub(super) fn end_raw_packets(&mut self) {
-        let verbs = self.tables.symbols;
-        for side in self.raw.sides.iter_mut().flatten() {
+    pub(super) fn end(&mut self, verbs: &Symbols) {
+        for side in self.sides.iter_mut().flatten() {
             macro_rules! end {
                 ($places:ident, $destroy:expr) => {
                     for place in &mut side.$places {
@@ -99,17 +110,17 @@ impl World<'_> {
                 }
                 assert_eq!((verbs.ibv_destroy_cq)(side.cq), 0, "the queue is in use");
                 let errno = (verbs.ibv_dereg_mr)(side.mr);
-                assert!(errno == 0 || imports::is_gone(errno), "dereg_mr: {errno}");
+                assert!(errno == 0 || is_gone(errno), "dereg_mr: {errno}");
             }
         }
     }
 
     /// Destroys the domains, which may have been imported, and destroyed by that.
-    pub(super) fn end_raw_domains(&mut self) {
-        for side in self.raw.sides.iter_mut().filter_map(Option::take) {
+    pub(super) fn end_domains(&mut self, verbs: &Symbols) {
+        for side in self.sides.iter_mut().filter_map(Option::take) {
             // SAFETY: a live handle, of which nothing is left.
-            let errno = unsafe { (self.tables.symbols.ibv_dealloc_pd)(side.pd) };
-            assert!(errno == 0 || imports::is_gone(errno), "dealloc_pd: {errno}");
+            let errno = unsafe { (verbs.ibv_dealloc_pd)(side.pd) };
+            assert!(errno == 0 || is_gone(errno), "dealloc_pd: {errno}");
         }
     }
 }

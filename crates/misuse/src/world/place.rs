@@ -1,0 +1,51 @@
+//! Places of objects: what is live, and what was destroyed.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+/// An object that may be there, or may have been there.
+pub(super) struct Place<T> {
+    pub(super) handle: *mut T,
+    pub(super) live: bool,
+}
+
+impl<T> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Place<T> {}
+
+impl<T> Place<T> {
+    pub(super) const EMPTY: Self = Self {
+        handle: null_mut(),
+        live: false,
+    };
+
+    /// The handle if the object is live, else NULL.
+    pub(super) fn live(self) -> *mut T {
+        if self.live { self.handle } else { null_mut() }
+    }
+
+    /// What a destroying verb said: 0 ends the object.
+    pub(super) fn ended(&mut self, errno: c_int) {
+        if errno == 0 {
+            assert!(self.live, "a destroyed handle was destroyed again");
+            self.live = false;
+        }
+    }
+}
+
+/// Puts a new object into a place. What was destroyed at the same address cannot be told from it any more.
+pub(super) fn fill<T>(places: &mut [Place<T>], place: usize, handle: *mut T) {
+    for other in &mut *places {
+        if std::ptr::eq(other.handle, handle) {
+            other.handle = null_mut();
+        }
+    }
+    places[place] = Place {
+        handle,
+        live: !handle.is_null(),
+    };
+}
