@@ -1,54 +1,15 @@
 //! The functions that make and destroy objects, with the tap's books behind them.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
+use crate::machines::{address, enter_address, machine};
 use crate::objects::{
     CONTEXTS, CQS, Context, Cq, QP_HANDLES, QPS, Qp, SRQS, Srq, key_of, qp_key, registry,
 };
-use crate::{Provider, data_path, extended, memory, session, trace};
-
-/// Machines behind address handles.
-static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
-
-/// What tells a machine from others: its address, or the process where processes stand for machines.
-fn machine(context: &Context, to: &ibv_ah_attr, qpn: u32) -> u64 {
-    if let Some(shift) = context.process_shift {
-        return u64::from(qpn >> shift) + 1;
-    }
-    address(to)
-}
-
-fn address(to: &ibv_ah_attr) -> u64 {
-    let mut hash = DefaultHasher::new();
-    if to.is_global != 0 {
-        // SAFETY: any bytes are a GID.
-        unsafe { to.grh.dgid.raw }.hash(&mut hash);
-    } else {
-        to.dlid.hash(&mut hash);
-    }
-    hash.finish()
-}
-
-/// The machine that a datagram goes to.
-pub(crate) fn machine_of_datagram(context: &Context, ah: *mut ibv_ah, qpn: u32) -> u64 {
-    if let Some(shift) = context.process_shift {
-        return u64::from(qpn >> shift) + 1;
-    }
-    let machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = machines.as_ref().and_then(|known| known.get(&ah.addr()));
-    known.copied().unwrap_or(1)
-}
-
-/// Notes where an address handle leads.
-fn enter_address(ah: *mut ibv_ah, machine: u64) {
-    let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
-    machines.get_or_insert_default().insert(ah.addr(), machine);
-}
+use crate::provider::Provider;
+use crate::{data_path, extended, memory, session, trace};
 
 /// Counts what is done with a device that was just opened.
 ///
@@ -73,7 +34,6 @@ unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
             create_srq_ex: own.and_then(|own| own.create_srq_ex),
             session,
             process_shift: P::PROCESS_SHIFT,
-            traced: OnceLock::new(),
         }));
         let _one = registry();
         if !CONTEXTS.insert(key_of(handle), context) {
@@ -86,8 +46,7 @@ unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
             all.create_srq_ex = context.create_srq_ex.and(Some(create_srq_ex));
         }
         if trace::is_on() {
-            let ops = trace::install(&mut (*handle).ops, extended.as_mut());
-            let _ = context.traced.set(ops);
+            trace::install(key_of(handle), &mut (*handle).ops, extended.as_mut());
         }
     }
 }
@@ -438,7 +397,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
             && let Some(known) = QPS.find(qp_key(qp.context, qp.qp_num))
         {
             if mask & IBV_QP_AV != 0 {
-                let machine = machine(known.context, &attr.ah_attr, attr.dest_qp_num);
+                let machine = machine(known.context.process_shift, &attr.ah_attr, attr.dest_qp_num);
                 known.mine().add_peer(machine);
             }
             if mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET {

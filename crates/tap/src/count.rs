@@ -4,48 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use verbs_abi::*;
 
-use crate::control;
 use crate::layout::*;
+use crate::machines::machine_of_datagram;
 use crate::objects::{Context, Cq, QPS, Qp, QpUse, place_of, qp_key};
+use crate::request::{NOTHING_REPEATS, Pattern, Request};
 use crate::session::{add, raise, set};
-
-/// A work request of a send queue, as far as it is counted.
-pub(crate) trait Request {
-    fn opcode(&self) -> ibv_wr_opcode;
-    fn flags(&self) -> u32;
-    /// Scatter/gather elements, and the bytes in them.
-    fn payload(&self) -> (u32, u32);
-    /// Remote address of RDMA and atomics.
-    fn remote(&self) -> u64;
-    /// Address handle and QP number of a datagram.
-    fn destination(&self) -> (*mut ibv_ah, u32);
-
-    /// What is equal in work requests that are counted together.
-    #[inline(always)]
-    fn pattern(&self) -> Pattern {
-        let (num_sge, bytes) = self.payload();
-        Pattern::new(self.opcode(), self.flags(), num_sge, bytes)
-    }
-}
-
-/// Opcode, flags and payload of a work request as it is written, in two words that are soon compared.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pattern {
-    /// Scatter/gather elements, and above them the opcode, as they lie in a work request.
-    pub(crate) what: u64,
-    /// Flags, and above them the bytes.
-    pub(crate) how: u64,
-}
-
-impl Pattern {
-    #[inline(always)]
-    pub(crate) const fn new(opcode: ibv_wr_opcode, flags: u32, num_sge: u32, bytes: u32) -> Self {
-        Self {
-            what: num_sge as u64 | (opcode as u64) << 32,
-            how: flags as u64 | (bytes as u64) << 32,
-        }
-    }
-}
 
 /// The time is read once in so many work requests or completions, a power of two, and for the first few of them.
 const TOUCH_EVERY: u64 = 256;
@@ -53,8 +16,6 @@ const TOUCH_FIRST: u64 = 64;
 /// Look-ups of destinations after which no more are made.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
-/// What no [`Pattern`] of an accepted work request is equal to.
-pub(crate) const NOTHING_REPEATS: u64 = u64::MAX;
 /// Posts after which repeated ones are counted in full, at most.
 const MAX_REPEATED: u64 = 255;
 
@@ -379,7 +340,7 @@ impl QpUse {
             return add(&self.cell.unlisted_peers, 1);
         }
         add(&self.destinations_missed, 1);
-        self.add_peer(control::machine_of_datagram(context, ah, qpn));
+        self.add_peer(machine_of_datagram(context.process_shift, ah, qpn));
     }
 
     /// Notes a machine that it sends to.

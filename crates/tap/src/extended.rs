@@ -5,85 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::*;
 
-use crate::count::{self, Completion, Request};
+use crate::built::{Built, Flush};
+use crate::count::{self, Completion};
 use crate::objects::{CQS, Cq, QPS, Qp, key_of, qp_key};
+use crate::own_operations::{FlushOp, PollOps, PostOps};
 use crate::trace;
-
-/// A work request that a thread builds.
-#[derive(Clone, Copy)]
-pub(crate) struct Built {
-    pub(crate) wr_id: u64,
-    opcode: ibv_wr_opcode,
-    flags: u32,
-    num_sge: u32,
-    bytes: u32,
-    pub(crate) to: Option<Remote>,
-    ah: *mut ibv_ah,
-    qpn: u32,
-    pub(crate) flush: Option<Flush>,
-}
-
-/// What a work request says of memory of the peer.
-#[derive(Clone, Copy)]
-pub(crate) struct Remote {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
-}
-
-/// What a FLUSH says besides, as `ibv_wr_flush(3)` calls it.
-#[derive(Clone, Copy)]
-pub(crate) struct Flush {
-    pub(crate) len: usize,
-    pub(crate) placement: u8,
-    pub(crate) selectivity: u8,
-}
-
-impl Built {
-    /// One that goes to no memory that the peer has registered.
-    const fn local(opcode: ibv_wr_opcode) -> Self {
-        Self {
-            wr_id: 0,
-            opcode,
-            flags: 0,
-            num_sge: 0,
-            bytes: 0,
-            to: None,
-            ah: std::ptr::null_mut(),
-            qpn: 0,
-            flush: None,
-        }
-    }
-
-    /// One that goes to the peer's memory.
-    const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
-        Self {
-            to: Some(Remote { addr, rkey }),
-            ..Self::local(opcode)
-        }
-    }
-}
-
-impl Request for Built {
-    fn opcode(&self) -> ibv_wr_opcode {
-        self.opcode
-    }
-
-    fn flags(&self) -> u32 {
-        self.flags
-    }
-
-    fn payload(&self) -> (u32, u32) {
-        (self.num_sge, self.bytes)
-    }
-
-    fn remote(&self) -> u64 {
-        self.to.map_or(0, |to| to.addr)
-    }
-
-    fn destination(&self) -> (*mut ibv_ah, u32) {
-        (self.ah, self.qpn)
-    }
-}
 
 /// The queue pair behind a handle.
 ///
@@ -104,9 +30,6 @@ unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
     // SAFETY: only this thread uses it, and for no longer than the functions below, which do not call each other.
     unsafe { &mut *qp.mine().list.get() }
 }
-
-/// The type of [`ibv_qp_ex_with_flush::wr_flush`].
-type FlushOp = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
 
 /// Adds a work request to the list that the calling thread builds.
 ///
@@ -129,16 +52,6 @@ macro_rules! post_operations {
         begin { $($begin:ident($($arg:ident: $type:ty),*) = $built:expr;)* }
         set { $($set:ident($($set_arg:ident: $set_type:ty),*), |$last:ident| $fill:expr;)* }
     ) => {
-        /// A provider's operations of a queue pair.
-        pub(crate) struct PostOps {
-            $($begin: Option<unsafe extern "C" fn(*mut ibv_qp_ex $(, $type)*)>,)*
-            $($set: Option<unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*)>,)*
-            wr_flush: FlushOp,
-            wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
-            wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
-            wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
-        }
-
         /// Counts what is posted to a queue pair by `ibv_wr_*`; `flush` is where its last operation is, if it has it.
         pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex, flush: Option<&mut FlushOp>) {
             let own = PostOps {
@@ -307,17 +220,6 @@ unsafe extern "C" fn wr_abort(handle: *mut ibv_qp_ex) {
             own(handle);
         }
     }
-}
-
-/// A provider's operations of a completion queue.
-pub(crate) struct PollOps {
-    start_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int>,
-    next_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int>,
-    end_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex)>,
-    read_opcode: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> ibv_wc_opcode>,
-    read_wc_flags: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
-    read_byte_len: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
-    read_qp_num: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
 }
 
 /// Counts what is polled from a completion queue by `ibv_start_poll` and its kin. `wc_flags` is what was asked for

@@ -12,7 +12,10 @@
 //! # The layers, bottom up
 //!
 //! - `layout`: the file; `session`: who gets a cell of it.
-//! - `table`, `objects`: what a handle of the verbs stands for here, found without a lock.
+//! - `request`: a work request, as far as it is counted; of a `postlist`, or `built` by `ibv_wr_*`.
+//! - `table`, `objects`: what a handle of the verbs stands for here, found without a lock; `own_operations`: the
+//!   provider's, where an object has some of its own.
+//! - `machines`: where an address handle leads.
 //! - `count`: what a call adds, as plain additions: a cell has one writer.
 //! - `data_path`, `recvs`, `extended`, `control`: the functions of the verbs, each calling the provider's own first.
 //! - [`trace`]: the lines, for these functions and for those that nothing is counted of.
@@ -24,6 +27,7 @@
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("the file of counters has 64-bit little-endian words");
 
+mod built;
 #[allow(unsafe_code)]
 mod control;
 mod count;
@@ -35,13 +39,20 @@ mod extended;
 pub mod fuzz;
 mod layout;
 mod ledger;
+#[allow(unsafe_code)]
+mod machines;
 mod memory;
 #[allow(unsafe_code)]
 mod objects;
+mod own_operations;
 mod perf;
+#[allow(unsafe_code)]
+mod postlist;
+mod provider;
 mod read;
 #[allow(unsafe_code)]
 mod recvs;
+mod request;
 #[allow(unsafe_code)]
 mod session;
 #[allow(unsafe_code)]
@@ -49,23 +60,10 @@ mod table;
 pub mod trace;
 
 pub use ledger::{LEDGER_VERSION, Ledger, LedgerError, PcieLines};
+pub use provider::Provider;
 pub use read::ReadError;
 pub use session::VARIABLE;
 use verbs_abi::{LaterSymbols, Symbols};
-
-/// A provider of verbs, by its tables.
-pub trait Provider: 'static {
-    /// Its name, of at most 16 bytes.
-    const NAME: &'static str;
-    /// How far a QP number is shifted to tell the process, where processes stand for machines: on a software NIC.
-    const PROCESS_SHIFT: Option<u32>;
-
-    /// Its entry points.
-    fn symbols() -> &'static Symbols;
-
-    /// Those that libibverbs got after version 1.1, if it has them.
-    fn later_symbols() -> Option<&'static LaterSymbols>;
-}
 
 /// Whether this process is to be counted.
 #[must_use]

@@ -9,12 +9,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
-use crate::count::NOTHING_REPEATS;
-use crate::extended::{Built, PollOps, PostOps};
+use crate::built::Built;
 use crate::layout::*;
+use crate::own_operations::{PollOps, PostOps};
+use crate::request::NOTHING_REPEATS;
 use crate::session::{CqCounters, QpCounters, Session, SrqCounters, Thread, thread_token};
 use crate::table::Table;
-use crate::trace;
 
 /// Queue pairs by [`qp_key`].
 pub(crate) static QPS: Table<Qp> = Table::new();
@@ -57,8 +57,13 @@ pub(crate) struct Context {
     pub(crate) session: &'static Session,
     /// Upper bits of a QP number that tell the process, if they do.
     pub(crate) process_shift: Option<u32>,
-    /// The operations outside the data path, where they are traced.
-    pub(crate) traced: OnceLock<trace::Operations>,
+}
+
+/// The device behind a handle, for objects that are not counted.
+#[cold]
+#[inline(never)]
+pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
+    CONTEXTS.find(key_of(context))
 }
 
 /// One per thread that uses the object, newest first; they live for ever.
@@ -160,7 +165,7 @@ pub(crate) struct QpUse {
     /// The kind that was counted last, and its place.
     pub(crate) sent_key: AtomicU64,
     pub(crate) sent_place: AtomicU64,
-    /// The [`Pattern`](crate::count::Pattern) that a post must be equal to for a repetition of the last one.
+    /// The [`Pattern`](crate::request::Pattern) that a post must be equal to for a repetition of the last one.
     pub(crate) repeated_what: AtomicU64,
     pub(crate) repeated_how: AtomicU64,
     pub(crate) received_key: AtomicU64,

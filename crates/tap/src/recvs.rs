@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use verbs_abi::*;
 
-use crate::data_path::{context_of, length_at, place_for_bad, room};
 use crate::layout::Recvs;
-use crate::objects::{Context, QP_HANDLES, Qp, SRQS, Srq, key_of};
+use crate::objects::{Context, QP_HANDLES, Qp, SRQS, Srq, context_of, key_of};
+use crate::postlist::{length_at, place_for_bad, room};
 use crate::session::add;
 use crate::table::Table;
 use crate::trace;

@@ -1,31 +1,10 @@
 //! A line about a call.
 
 use std::fmt::Write;
-use std::io;
 
+use super::errno::{errno, set_errno};
 use super::value::{Outcome, Value};
 use crate::session::now_ns;
-
-/// The calling thread's errno.
-pub(super) fn errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
-/// Sets it: what is done for the trace must not show.
-#[allow(unsafe_code)]
-pub(super) fn set_errno(errno: i32) {
-    // SAFETY: glibc's errno of this thread.
-    unsafe { *libc::__errno_location() = errno };
-}
-
-/// An error in words, without its number.
-pub(super) fn words(errno: i32) -> String {
-    let text = io::Error::from_raw_os_error(errno).to_string();
-    match text.find(" (os error") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
-}
 
 /// Appends lines that begin with the time and the thread. `lines` are without their newlines.
 pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {

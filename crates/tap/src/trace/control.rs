@@ -10,7 +10,8 @@ use verbs_abi::*;
 
 use super::Call;
 use super::names::{QP_STATES, name_number};
-use crate::{Provider, control};
+use crate::control;
+use crate::provider::Provider;
 
 /// The tap's own tables by provider: what the functions here call.
 fn counting<P: Provider>() -> &'static (Symbols, Option<LaterSymbols>) {
@@ -106,7 +107,7 @@ fn attributes(attr: &ibv_qp_attr, mask: c_int, text: &mut String) {
     }
     if mask & IBV_QP_AV != 0 {
         text.push_str(", to ");
-        super::value::address(&attr.ah_attr, text);
+        super::pointee::address(&attr.ah_attr, text);
     }
     for (bit, name, value) in [
         (IBV_QP_CUR_STATE, "cur_qp_state", attr.cur_qp_state),

@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::*;
 
-use super::call::{append, errno, set_errno, words};
+use super::call::append;
+use super::errno::{errno, set_errno, words};
 use super::names::*;
-use crate::count::Request;
-use crate::data_path::List;
-use crate::extended::{Built, Flush};
+use crate::built::{Built, Flush};
 use crate::objects::Cq;
+use crate::postlist::{List, room};
+use crate::request::Request;
 use crate::session::now_ns;
 
 /// A post that has begun: when. None where nothing is traced.
@@ -132,7 +133,7 @@ pub(crate) unsafe fn recvs_posted(
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MOST) {
         // SAFETY: as above; the provider has looked at it.
-        let (num_sge, bytes) = unsafe { crate::data_path::room(this.sg_list, this.num_sge) };
+        let (num_sge, bytes) = unsafe { room(this.sg_list, this.num_sge) };
         let mut text = format!("wr_id={} {bytes} B in {num_sge} SGEs", this.wr_id);
         let is_bad = result != 0 && wr == bad;
         if is_bad {

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
+use super::legend::LEGEND;
+
 /// Names the file that each process appends its lines to: an absolute path. Without it nothing is traced.
 pub const VARIABLE: &str = "VERBATIM_TRACE";
 
@@ -33,7 +35,7 @@ struct Trace {
 pub fn create(path: &Path, command: &str) -> io::Result<()> {
     let mut file = File::create(path)?;
     writeln!(file, "# verbatim trace of: {command}")?;
-    file.write_all(super::LEGEND.as_bytes())
+    file.write_all(LEGEND.as_bytes())
 }
 
 fn open(path: &Path) -> io::Result<File> {

@@ -1,8 +1,9 @@
 //! The trace: what a program did with the verbs, a line a verb, in one file for all processes of a command.
 //!
+//! - `legend`: what the head of the file says of its lines;
 //! - `file`: whole lines at the end of the file, whatever else the process is doing;
 //! - `names`: short names for handles, and the names that the headers give to numbers;
-//! - `value`: how an argument or a result reads; `call`: a line about a call;
+//! - `value`: how an argument or a result reads; `pointee`: how what it points to does; `call`: a line about a call;
 //! - `control`, `operations`: the functions of the verbs outside the data path, each calling the next layer first;
 //! - `data`: lines about work requests and completions, for the functions that count them.
 #![allow(
@@ -13,9 +14,12 @@
 mod call;
 mod control;
 mod data;
+mod errno;
 mod file;
+mod legend;
 mod names;
 mod operations;
+mod pointee;
 mod value;
 
 pub use call::{Call, note};
@@ -23,33 +27,8 @@ pub(crate) use control::{later_symbols, symbols};
 pub(crate) use data::{Poll, built, empty_poll, found, one_found, posted, recvs_posted, started};
 pub use file::{VARIABLE, create, is_on};
 pub use names::{Kind, NumberOf, number_of, numbers_from};
-pub(crate) use operations::{Operations, install};
+pub(crate) use operations::install;
 pub use value::{Outcome, Returned, Value};
-
-/// What the head of a trace says of its lines.
-const LEGEND: &str = "\
-# One line a verb: SECONDS PID/TID VERB(ARGUMENTS) = RESULT, WHAT IT GAVE
-#
-# SECONDS    CLOCK_MONOTONIC: when the verb returned; of posts, when they began. Lines of different threads may be
-#            out of order by as much as a verb takes.
-# qp1, cq2   handles, numbered by process and kind as they were made; QPN is a queue pair's number
-# ibv_…      between an rdma_… and its line also what librdmacm itself does with the verbs
-# = 0        what a function of the verbs returned; an errno, or that of -1 and NULL, stands behind it in words
-# rsend, …   calls of rsockets; those that found nothing (EAGAIN) have no line, as …_get_…_event
-#
-# post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B INLINE|SIGNALED …    the second WR of a postlist of 16, and its payload
-# post_send qp1 3/16 wr_id=8 … refused: WORDS                     this WR and those behind it were not posted
-# post_recv, post_srq_recv                                        the room in a RECV
-# wr_complete                                                     WRs of ibv_wr_start … ibv_wr_complete
-# … FLUSH 0 B to 0x7f00 rkey 0x1 length 4096 GLOBAL RANGE         what is flushed, to where (placement type), and whether
-#                                                                 this range or the region (MR: selectivity level)
-# poll_cq cq1 1/4 wr_id=7 SUCCESS RDMA_WRITE QPN 0x8000           the first of 4 completions; of a failed one
-#                                                                 wr_id, status, QPN and vendor_err are valid
-# fault 1 (RULE): OCCASION                                       a rule of --fault struck here; the line of the verb follows
-# … after 12 empty polls                                          polls that found nothing since this thread's last
-#                                                                 line about the CQ; for 1000, 1000000, … of them in
-#                                                                 a row there is a line
-";
 
 /// Tracing one function: declares a C function that calls `$inner` and writes a line about it.
 ///

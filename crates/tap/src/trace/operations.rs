@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use verbs_abi::*;
 
 use super::names::Kind;
-use crate::objects::{CONTEXTS, key_of};
+use crate::objects::key_of;
+use crate::table::Table;
 
 /// A handle from which its device is known.
 trait OfDevice {
@@ -43,24 +44,27 @@ macro_rules! operations {
         extended { $( fn $ex_name:ident($ex_first:ident: *mut $ex_object:ty $(, $ex_arg:ident: $ex_type:ty)*) -> $ex_ret:ty, $ex_shown:literal; )* }
     ) => {
         /// What the operations of a context were before they were traced.
-        #[derive(Clone, Copy)]
-        pub(crate) struct Operations {
+        struct Operations {
             $( $name: Option<unsafe extern "C" fn(*mut $object $(, $type)*) -> $ret>, )*
             $( $ex_name: Option<unsafe extern "C" fn(*mut $ex_object $(, $ex_type)*) -> $ex_ret>, )*
         }
 
-        /// Puts tracing operations into a context, and returns those that were there. What the provider lacks stays
-        /// missing.
-        fn replace(ops: &mut ibv_context_ops, extended: Option<&mut verbs_context>) -> Operations {
-            let mut before = Operations { $( $name: ops.$name, )* $( $ex_name: None, )* };
+        impl Operations {
+            /// Those of a context.
+            fn of(ops: &ibv_context_ops, extended: Option<&verbs_context>) -> Self {
+                Self {
+                    $( $name: ops.$name, )*
+                    $( $ex_name: extended.and_then(|extended| extended.$ex_name), )*
+                }
+            }
+        }
+
+        /// Puts tracing operations into a context. What the provider lacks stays missing.
+        fn replace(ops: &mut ibv_context_ops, extended: Option<&mut verbs_context>) {
             $( ops.$name = ops.$name.and(Some($name)); )*
             if let Some(extended) = extended {
-                $(
-                    before.$ex_name = extended.$ex_name;
-                    extended.$ex_name = extended.$ex_name.and(Some($ex_name));
-                )*
+                $( extended.$ex_name = extended.$ex_name.and(Some($ex_name)); )*
             }
-            before
         }
 
         $( operations!(@one $name($first: *mut $object $(, $arg: $type)*) -> $ret, $shown); )*
@@ -77,6 +81,9 @@ macro_rules! operations {
     };
 }
 
+/// The operations of open devices, by their address, as they were before they were traced.
+static TRACED: Table<Operations> = Table::new();
+
 /// The operation of the layer below, for an object.
 ///
 /// # Safety
@@ -87,9 +94,7 @@ unsafe fn operation<O: OfDevice, F>(
 ) -> Option<F> {
     // SAFETY: contract of this function.
     let device = unsafe { O::device(object) };
-    CONTEXTS
-        .find(key_of(device))
-        .and_then(|context| which(context.traced.get()?))
+    TRACED.find(key_of(device)).and_then(which)
 }
 
 operations! {
@@ -130,16 +135,21 @@ operations! {
     }
 }
 
-/// As [`replace`], and has `ibv_post_wq_recv` traced, which goes through the work queue itself.
+/// Traces the operations of the context that is found by `key`, and `ibv_post_wq_recv`, which goes through the work queue
+/// itself. To be called with the registry of objects held. Where there are too many contexts, nothing is traced.
 pub(crate) fn install(
+    key: u64,
     ops: &mut ibv_context_ops,
     mut extended: Option<&mut verbs_context>,
-) -> Operations {
-    let before = replace(ops, extended.as_deref_mut());
+) {
+    let before = Box::leak(Box::new(Operations::of(ops, extended.as_deref())));
+    if !TRACED.insert(key, before) {
+        return;
+    }
+    replace(ops, extended.as_deref_mut());
     if let Some(extended) = extended {
         extended.create_wq = extended.create_wq.and(Some(create_traced_wq));
     }
-    before
 }
 
 type PostWqRecv =

@@ -1,0 +1,81 @@
+//! The work requests that `ibv_wr_*` build.
+
+use verbs_abi::*;
+
+use crate::request::Request;
+
+/// A work request that a thread builds.
+#[derive(Clone, Copy)]
+pub(crate) struct Built {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: ibv_wr_opcode,
+    pub(crate) flags: u32,
+    pub(crate) num_sge: u32,
+    pub(crate) bytes: u32,
+    pub(crate) to: Option<Remote>,
+    pub(crate) ah: *mut ibv_ah,
+    pub(crate) qpn: u32,
+    pub(crate) flush: Option<Flush>,
+}
+
+/// What a work request says of memory of the peer.
+#[derive(Clone, Copy)]
+pub(crate) struct Remote {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+}
+
+/// What a FLUSH says besides, as `ibv_wr_flush(3)` calls it.
+#[derive(Clone, Copy)]
+pub(crate) struct Flush {
+    pub(crate) len: usize,
+    pub(crate) placement: u8,
+    pub(crate) selectivity: u8,
+}
+
+impl Built {
+    /// One that goes to no memory that the peer has registered.
+    pub(crate) const fn local(opcode: ibv_wr_opcode) -> Self {
+        Self {
+            wr_id: 0,
+            opcode,
+            flags: 0,
+            num_sge: 0,
+            bytes: 0,
+            to: None,
+            ah: std::ptr::null_mut(),
+            qpn: 0,
+            flush: None,
+        }
+    }
+
+    /// One that goes to the peer's memory.
+    pub(crate) const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
+        Self {
+            to: Some(Remote { addr, rkey }),
+            ..Self::local(opcode)
+        }
+    }
+}
+
+impl Request for Built {
+    fn opcode(&self) -> ibv_wr_opcode {
+        self.opcode
+    }
+
+    fn flags(&self) -> u32 {
+        self.flags
+    }
+
+    fn payload(&self) -> (u32, u32) {
+        (self.num_sge, self.bytes)
+    }
+
+    fn remote(&self) -> u64 {
+        self.to.map_or(0, |to| to.addr)
+    }
+
+    fn destination(&self) -> (*mut ibv_ah, u32) {
+        (self.ah, self.qpn)
+    }
+}

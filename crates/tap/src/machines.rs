@@ -1,0 +1,46 @@
+//! The machines that a program sends to.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+
+use verbs_abi::*;
+
+/// Machines behind address handles.
+static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
+
+/// What tells a machine from others: its address, or the process where processes stand for machines.
+pub(crate) fn machine(process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) -> u64 {
+    if let Some(shift) = process_shift {
+        return u64::from(qpn >> shift) + 1;
+    }
+    address(to)
+}
+
+/// A number for where an address vector leads.
+pub(crate) fn address(to: &ibv_ah_attr) -> u64 {
+    let mut hash = DefaultHasher::new();
+    if to.is_global != 0 {
+        // SAFETY: any bytes are a GID.
+        unsafe { to.grh.dgid.raw }.hash(&mut hash);
+    } else {
+        to.dlid.hash(&mut hash);
+    }
+    hash.finish()
+}
+
+/// The machine that a datagram goes to.
+pub(crate) fn machine_of_datagram(process_shift: Option<u32>, ah: *mut ibv_ah, qpn: u32) -> u64 {
+    if let Some(shift) = process_shift {
+        return u64::from(qpn >> shift) + 1;
+    }
+    let machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = machines.as_ref().and_then(|known| known.get(&ah.addr()));
+    known.copied().unwrap_or(1)
+}
+
+/// Notes where an address handle leads.
+pub(crate) fn enter_address(ah: *mut ibv_ah, machine: u64) {
+    let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    machines.get_or_insert_default().insert(ah.addr(), machine);
+}

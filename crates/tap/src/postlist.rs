@@ -1,0 +1,113 @@
+//! The lists of work requests that programs post.
+
+use std::ffi::c_int;
+
+use verbs_abi::*;
+
+use crate::request::Request;
+
+/// A postlist, up to the first work request that was refused.
+#[derive(Clone)]
+pub(crate) struct List {
+    next: *mut ibv_send_wr,
+    end: *mut ibv_send_wr,
+}
+
+impl List {
+    pub(crate) fn new(first: *mut ibv_send_wr, end: *mut ibv_send_wr) -> Self {
+        Self { next: first, end }
+    }
+}
+
+impl Iterator for List {
+    type Item = &'static ibv_send_wr;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next == self.end {
+            return None;
+        }
+        // SAFETY: NULL, or a work request of the list that the program hands to this call.
+        let this = unsafe { self.next.as_ref() }?;
+        self.next = this.next;
+        Some(this)
+    }
+}
+
+impl Request for &ibv_send_wr {
+    #[inline(always)]
+    fn opcode(&self) -> ibv_wr_opcode {
+        self.opcode
+    }
+
+    #[inline(always)]
+    fn flags(&self) -> u32 {
+        self.send_flags
+    }
+
+    #[inline(always)]
+    fn payload(&self) -> (u32, u32) {
+        // SAFETY: the provider has accepted it with this list of elements.
+        unsafe { room(self.sg_list, self.num_sge) }
+    }
+
+    #[inline(always)]
+    fn remote(&self) -> u64 {
+        // SAFETY: plain numbers at the same place for RDMA and atomics.
+        unsafe { self.wr.rdma.remote_addr }
+    }
+
+    #[inline(always)]
+    fn destination(&self) -> (*mut ibv_ah, u32) {
+        // SAFETY: any bits are values of this member.
+        unsafe { (self.wr.ud.ah, self.wr.ud.remote_qpn) }
+    }
+}
+
+/// Elements of a list, and the bytes in them.
+///
+/// # Safety
+/// The list has `num_sge` elements.
+#[inline(always)]
+pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
+    if num_sge == 1 && !sges.is_null() {
+        // SAFETY: contract of this function.
+        return (1, unsafe { length_at(sges) });
+    }
+    // SAFETY: as above.
+    unsafe { room_of_many(sges, num_sge) }
+}
+
+/// The length of an SGE, which may lie in a packed structure.
+///
+/// # Safety
+/// It is there.
+#[inline(always)]
+pub(crate) unsafe fn length_at(sge: *const ibv_sge) -> u32 {
+    // SAFETY: contract of this function.
+    unsafe { (&raw const (*sge).length).read_unaligned() }
+}
+
+/// As [`room`].
+///
+/// # Safety
+/// As that.
+#[inline(never)]
+unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
+    match usize::try_from(num_sge) {
+        Ok(many @ 1..) if !sges.is_null() => {
+            let lengths = (0..many).map(|i| {
+                // SAFETY: contract of this function.
+                unsafe { length_at(sges.add(i)) }
+            });
+            (many as u32, lengths.fold(0, u32::saturating_add))
+        }
+        _ => (0, 0),
+    }
+}
+
+/// Where a refused work request goes, if the program gives no place for it.
+#[inline(always)]
+pub(crate) fn place_for_bad<T>(bad_wr: *mut *mut T, own: &mut *mut T) -> *mut *mut T {
+    if bad_wr.is_null() { own } else { bad_wr }
+}
