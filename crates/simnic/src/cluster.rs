@@ -7,9 +7,10 @@ use std::time::Duration;
 use nicmodel::{Profile, Receive};
 
 use crate::costs::{Costs, MissingCosts};
+use crate::machine::Counters;
 use crate::queue::Ps;
 use crate::threads;
-use crate::world::{Counters, World};
+use crate::world::World;
 
 /// LIDs of ports that are no multicast groups (IBTA vol. 1, 4.1.3).
 const MAX_MACHINES: usize = 0xbfff;

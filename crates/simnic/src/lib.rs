@@ -7,6 +7,7 @@
 //!
 //! - `queue`: what happens next; ties have an order, so a run depends on nothing but its input.
 //! - `costs`: the profile as times, by way of `nicmodel`'s footprints.
+//! - `world`: all that there is: `machine`, `qp`, `cq`, `mr`, `message`, `thread`; `event`: what happens.
 //! - `nic`: WQEs through processing units to the network, messages to memory and completions.
 //! - `post`: what verbs cost a core.
 //! - `threads`: coroutines with clocks; the only places where they stop.
@@ -21,12 +22,23 @@
 mod abi;
 mod cluster;
 mod costs;
+mod cq;
+mod event;
+mod fifo;
 mod line;
+mod machine;
 mod memory;
+mod message;
+mod mr;
 mod nic;
 mod post;
 mod prefetch;
+mod qp;
 mod queue;
+mod reads;
+mod recvs;
+mod spend;
+mod thread;
 mod threads;
 mod timetable;
 mod world;
@@ -34,8 +46,6 @@ mod world;
 pub use abi::symbols;
 pub use cluster::{Cluster, ClusterError, Machine, Unfinished};
 pub use costs::MissingCosts;
-pub use threads::{
-    idle, idle_looking, idle_polling, is_simulated, now, now_ns, spend, spend_empty_looks,
-    spend_requests, spend_shared_add,
-};
-pub use world::Counters;
+pub use machine::Counters;
+pub use spend::{spend, spend_empty_looks, spend_requests, spend_shared_add};
+pub use threads::{idle, idle_looking, idle_polling, is_simulated, now, now_ns};

@@ -4,9 +4,14 @@ use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
 use crate::costs::{Pcie, ShapeKey};
+use crate::cq::Cqe;
+use crate::event::Event;
 use crate::memory::Payload;
+use crate::message::{Answer, Message, NO_ANSWER, SUCCESS};
 use crate::prefetch::prefetch;
-use crate::world::{Answer, Cqe, Event, List, Message, NO_ANSWER, RecvList, SUCCESS, World};
+use crate::qp::{Kind, List};
+use crate::recvs::RecvList;
+use crate::world::World;
 
 /// A send WR in plain values, as the ABI layer read it.
 pub(crate) struct SendRequest<'a> {
@@ -37,15 +42,6 @@ pub(crate) struct Datagram {
 
 /// Scatter/gather elements of a WR, at most.
 pub(crate) const MAX_SGE: usize = 4;
-
-/// What decides a WR's shape. Most are like the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    opcode: u32,
-    inline: bool,
-    num_sge: usize,
-    length: u64,
-}
 
 /// WQEs that are posted together.
 #[derive(Clone, Copy, Debug, Default)]
@@ -392,7 +388,7 @@ impl World {
         if queue.stamp != self.stamp
             && let Some(current) = self.current
         {
-            self.threads[current as usize].watch_cq(current, cq, queue);
+            queue.polled_by(cq, current, &mut self.threads[current as usize]);
         }
         if queue.overrun {
             return None;

@@ -13,73 +13,14 @@ use std::time::Duration;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::prefetch::prefetch;
-use crate::queue::{EventQueue, Ps};
-use crate::world::{Cq, Event, Fifo, SharedLine, World};
+use crate::event::Event;
+use crate::fifo::{Fifo, SharedLine};
+use crate::queue::Ps;
+use crate::thread::{Polling, Stack, State, Thread};
+use crate::world::World;
 
 /// Bytes of a thread's stack; pages that are not touched take no memory.
 const STACK_BYTES: usize = 256 << 10;
-
-/// The stack of a thread, and where it goes on.
-pub(crate) type Stack = Coroutine<(), (), ()>;
-
-/// A simulated thread. There are many, and each is looked at seldom: what most of them need is in one cache line.
-#[repr(C, align(64))]
-pub(crate) struct Thread {
-    pub(crate) machine: u32,
-    state: State,
-    /// There is something in `more_cqs`.
-    several_cqs: bool,
-    /// It waits in [`idle_polling`].
-    polls: bool,
-    pub(crate) clock: Ps,
-    /// When it goes on, unless it runs. There is an event for it then, or the timer's before.
-    resume_at: Ps,
-    /// The event that stands for the end of its waits: where a wait ends early it stays, for the next one.
-    timer: Ps,
-    /// The completion queue that it polled first since it last waited.
-    first_cq: Option<u32>,
-    /// What tells this time from all others.
-    stamp: u64,
-    yielder: *const Yielder<(), ()>,
-    /// Not there while it runs.
-    stack: Option<Box<Stack>>,
-    /// Those that it polled besides.
-    more_cqs: Vec<u32>,
-    /// Where it waits in [`idle_polling`].
-    polling: Polling,
-}
-
-/// A loop that polls one completion queue and does nothing else while there is nothing.
-#[derive(Clone, Copy, Debug, Default)]
-struct Polling {
-    cq: u32,
-    /// Polls that found nothing, up to this wait.
-    misses: u32,
-    /// When this wait began, and when it ends.
-    from: Ps,
-    end: Ps,
-    /// From when on the loop has to do something else, in nanoseconds.
-    until_ns: u64,
-}
-
-const _: () = assert!(std::mem::offset_of!(Thread, more_cqs) == 64);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Running,
-    /// It goes on at its time whatever happens.
-    Stopped,
-    /// It goes on at its time, or when there is something that it polled.
-    Waiting,
-    Done,
-}
-
-impl std::fmt::Debug for Thread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Thread({:?})", self.state)
-    }
-}
 
 thread_local! {
     /// The simulation, from a box; null if there is none, and while it is lent.
@@ -191,7 +132,7 @@ impl World {
 
     /// A line that cores add to; a thread's if it is the first to.
     #[inline]
-    fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
+    pub(crate) fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
         let lines = &mut self.shared_lines;
         let known = lines.iter().position(|line| line.number == number);
         let place = known.unwrap_or_else(|| {
@@ -371,25 +312,6 @@ impl World {
     }
 }
 
-/// Something that a thread watches changes at a time.
-#[inline(always)]
-pub(crate) fn wake(threads: &mut [Thread], events: &mut EventQueue<Event>, thread: u32, at: Ps) {
-    let Some(sleeper) = threads.get_mut(thread as usize) else {
-        return;
-    };
-    if sleeper.state != State::Waiting {
-        return;
-    }
-    let at = at.max(sleeper.clock);
-    if at < sleeper.resume_at {
-        sleeper.resume_at = at;
-        events.push(at, Event::Resume { thread });
-        if let Some(stack) = &sleeper.stack {
-            prefetch(&raw const **stack);
-        }
-    }
-}
-
 /// The running thread is left for another one.
 #[inline]
 fn switch(yielder: *const Yielder<(), ()>) {
@@ -442,24 +364,6 @@ pub(crate) fn run(until: Ps) {
             world.now = world.now.max(until);
         }
     });
-}
-
-impl Thread {
-    /// It polls a CQ for the first time since it last waited, or after another thread.
-    #[inline(always)]
-    pub(crate) fn watch_cq(&mut self, me: u32, cq: u32, queue: &mut Cq) {
-        // Whoever polled it last and has waited since does not watch it any more.
-        let first = *self.first_cq.get_or_insert(cq);
-        if first != cq && (queue.watcher == Some(me) || !self.more_cqs.contains(&cq)) {
-            self.more_cqs.push(cq);
-            self.several_cqs = true;
-        }
-        (queue.watcher, queue.stamp) = (Some(me), self.stamp);
-    }
-
-    pub(crate) fn is_done(&self) -> bool {
-        self.state == State::Done
-    }
 }
 
 /// Whether the caller is a simulated thread.
@@ -570,54 +474,6 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
     .unwrap_or(misses)
 }
 
-/// The calling simulated thread handles so many requests of a server: what a core does for them
-/// beside its verbs.
-pub fn spend_requests(count: u64) {
-    if is_simulated() {
-        world(|world| {
-            let time = world.costs.request * count;
-            world.spend(time);
-        });
-    }
-}
-
-/// The calling simulated thread works for so long.
-pub fn spend(work: Duration) {
-    if is_simulated() {
-        let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
-        world(|world| world.spend(time));
-    }
-}
-
-/// The calling simulated thread looked at so many places that peers WRITE to and found nothing new there.
-pub fn spend_empty_looks(count: u64) {
-    if is_simulated() {
-        world(|world| {
-            let time = world.costs.empty_look * count;
-            world.spend(time);
-        });
-    }
-}
-
-/// The calling simulated thread adds to the word at this address, which other cores may add to.
-pub fn spend_shared_add(addr: u64) {
-    if !is_simulated() {
-        return;
-    }
-    synchronize();
-    world(|world| {
-        let Some(thread) = world.current else { return };
-        let clock = world.clock();
-        let (own, contended) = (world.costs.atomic_add, world.costs.contended_add);
-        let line = world.shared_line(addr / 64, thread);
-        let cost = if line.owner == thread { own } else { contended };
-        line.owner = thread;
-        let done = line.free.take(clock, cost);
-        world.spend(done - clock);
-        world.catch_up();
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -625,8 +481,10 @@ mod tests {
 
     use super::*;
     use crate::Cluster;
+    use crate::cq::{Cq, Cqe};
     use crate::line::Line;
-    use crate::world::{Cqe, SUCCESS};
+    use crate::message::SUCCESS;
+    use crate::spend::spend;
 
     /// When the loop of a thread finds each of the completions that come at these times in ns, and how often it has
     /// looked in vain then; at `stop`, which is in ns too, it gives up.

@@ -5,10 +5,11 @@ use std::ffi::c_int;
 use verbs_abi::*;
 
 use super::handle::{on_known, or_errno};
+use crate::cq::Cqe;
 use crate::memory::Payload;
 use crate::post::{Datagram, MAX_SGE, SendRequest};
+use crate::recvs::{Recv, RecvList};
 use crate::threads::synchronize;
-use crate::world::{Cqe, Recv, RecvList};
 
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,

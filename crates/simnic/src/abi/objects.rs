@@ -7,10 +7,15 @@ use verbs_abi::*;
 
 use super::device::{MAX_CQE, MAX_QP, MAX_WR};
 use super::handle::{Handle, on, or_errno, or_null, set_errno};
+use crate::cq::Cq;
 use crate::line::Line;
 use crate::memory::Region;
+use crate::mr::Mr;
 use crate::post::{MAX_SGE, transport};
-use crate::world::{Cq, Mr, Qp, Recvs, World};
+use crate::qp::Qp;
+use crate::reads::Reads;
+use crate::recvs::Recvs;
+use crate::world::World;
 
 pub(super) unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -259,7 +264,7 @@ unsafe fn create_qp(
             last_handled: 0,
             refetches_until: 0,
             held_up: 0,
-            reads: crate::nic::Reads::default(),
+            reads: Reads::default(),
             last_delivery: 0,
             last_empty: None,
             last_posted: None,

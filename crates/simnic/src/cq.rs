@@ -1,0 +1,68 @@
+//! A completion queue.
+
+use verbs_abi as abi;
+
+use crate::event::Event;
+use crate::line::Line;
+use crate::prefetch::prefetch;
+use crate::queue::{EventQueue, Ps};
+use crate::thread::{Thread, wake};
+
+/// A completion that becomes visible at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cqe {
+    pub(crate) at: Ps,
+    pub(crate) wr_id: u64,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: u32,
+    pub(crate) qpn: u32,
+    pub(crate) src_qp: u32,
+    pub(crate) slid: u16,
+    pub(crate) with_imm: bool,
+    pub(crate) status: u8,
+    pub(crate) opcode: u8,
+}
+
+/// A completion queue: a cache line, as there are many.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Cq {
+    pub(crate) capacity: u32,
+    pub(crate) overrun: bool,
+    pub(crate) cqes: Line<Cqe>,
+    /// What C sees of it; whoever gets a completion goes through it.
+    pub(crate) handle: *const abi::ibv_cq,
+    /// The thread that polled it last, and since when it has not waited.
+    pub(crate) watcher: Option<u32>,
+    pub(crate) stamp: u64,
+}
+
+const _: () = assert!(size_of::<Option<Cq>>() == 64);
+
+impl Cq {
+    /// Queue `number` is polled by thread `me` for the first time since that waited, or after another thread.
+    #[inline(always)]
+    pub(crate) fn polled_by(&mut self, number: u32, me: u32, thread: &mut Thread) {
+        // Whoever polled it last and has waited since does not watch it any more.
+        let first = *thread.first_cq.get_or_insert(number);
+        if first != number && (self.watcher == Some(me) || !thread.more_cqs.contains(&number)) {
+            thread.more_cqs.push(number);
+            thread.several_cqs = true;
+        }
+        (self.watcher, self.stamp) = (Some(me), thread.stamp);
+    }
+
+    /// A completion that becomes visible at its time, and then to the thread that waits for it.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, cqe: Cqe, threads: &mut [Thread], events: &mut EventQueue<Event>) {
+        if self.cqes.len() >= self.capacity as usize {
+            self.overrun = true;
+            return;
+        }
+        prefetch(self.handle);
+        self.cqes.insert_by(cqe, |cqe| cqe.at);
+        if let Some(thread) = self.watcher {
+            wake(threads, events, thread, cqe.at);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! A memory region, and the WRITEs that are on their way into it.
+
+use std::collections::VecDeque;
+
+use crate::event::Event;
+use crate::machine::Machine;
+use crate::memory::{Payload, Region};
+use crate::queue::{EventQueue, Ps};
+use crate::thread::{Thread, wake};
+
+/// A memory region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    pub(crate) machine: u32,
+    pub(crate) region: Region,
+    pub(crate) access: i32,
+    /// WRITEs that become visible at a time, the earliest first.
+    pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
+    /// The thread that waits for WRITEs to it.
+    pub(crate) watcher: Option<u32>,
+}
+
+impl Mr {
+    /// A WRITE that becomes visible at its time, to the region with this key of a machine.
+    #[inline(always)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "parts of the simulation that others hold at the same time"
+    )]
+    pub(crate) fn write_later(
+        &mut self,
+        key: u32,
+        machine: &mut Machine,
+        at: Ps,
+        addr: u64,
+        payload: Payload,
+        threads: &mut [Thread],
+        events: &mut EventQueue<Event>,
+    ) {
+        if machine.unsettled.is_empty() {
+            machine.settles_at = at;
+        }
+        machine.settles_at = machine.settles_at.min(at);
+        match self.writes.front() {
+            None => machine.unsettled.push((at, key)),
+            Some((first, ..)) if at < *first => {
+                let mut unsettled = machine.unsettled.iter_mut();
+                if let Some(region) = unsettled.find(|(_, other)| *other == key) {
+                    region.0 = at;
+                }
+            }
+            Some(_) => {}
+        }
+        insert_by(&mut self.writes, (at, addr, payload), |(at, ..)| *at);
+        if let Some(thread) = self.watcher {
+            wake(threads, events, thread, at);
+        }
+    }
+}
+
+/// Puts something among what is ordered by time, behind what is as early: seldom far from the end.
+#[inline]
+fn insert_by<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
+    let time = at(&new);
+    if queue.back().is_none_or(|last| at(last) <= time) {
+        queue.push_back(new);
+        return;
+    }
+    let before = queue.iter().rposition(|other| at(other) <= time);
+    queue.insert(before.map_or(0, |before| before + 1), new);
+}

@@ -1,0 +1,139 @@
+//! The end of work requests: completions, and what a queue pair in error flushes.
+
+use verbs_abi as abi;
+
+use crate::cq::Cqe;
+use crate::line::Line;
+use crate::message::{SUCCESS, code};
+use crate::queue::Ps;
+use crate::world::World;
+
+impl World {
+    /// A WR is done: makes its completion if it is signaled or failed.
+    pub(super) fn finish(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
+        let (cqe_cost, pcie) = (self.shapes.cqe(), self.costs.pcie);
+        let message = &self.messages[id];
+        let (index, wr_id) = (message.qp, message.wr_id);
+        let (signaled, shape) = (message.signaled, message.shape);
+        let Some(qp) = self.qp(index) else { return };
+        qp.outstanding = qp.outstanding.saturating_sub(1);
+        let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
+        let at = at.max(qp.last_completion);
+        qp.last_completion = at;
+        if !signaled && !signal_all && status == SUCCESS {
+            return;
+        }
+        let to_host = &mut self.machine(machine).to_host;
+        let written = to_host.take(now, cqe_cost.to_host).max(at);
+        let shape = self.shapes.get(shape);
+        let (opcode, byte_len) = (shape.opcode, shape.operation.payload_bytes);
+        let cqe = Cqe {
+            at: written + pcie,
+            wr_id,
+            byte_len,
+            imm: 0,
+            qpn: index,
+            src_qp: 0,
+            slid: 0,
+            with_imm: false,
+            status,
+            opcode: code(completed(opcode.into())),
+        };
+        self.complete(cq, cqe);
+    }
+
+    /// Completes with a flush error what a queue pair in error has left.
+    pub(crate) fn flush(&mut self, index: u32) {
+        let now = self.now;
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
+        qp.reads
+            .forget(&mut self.machines[qp.machine as usize].reading);
+        // The list that a unit works on ends as events expect it: one WQE at a time.
+        let keep = match qp.lists.front() {
+            Some(list) if qp.in_service => list.len,
+            _ => 0,
+        };
+        let rest = behind(&mut qp.wqes, keep);
+        let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
+        qp.lists.split_off(usize::from(keep > 0));
+        qp.arrived = qp.arrived.min(qp.lists.len());
+        for (id, times) in rest {
+            for _ in 0..times {
+                self.finish(id, code(abi::IBV_WC_WR_FLUSH_ERR), now, now);
+                self.messages.free(id);
+            }
+        }
+        while let Some(recv) = recvs.pop() {
+            let cqe = Cqe {
+                at: now,
+                wr_id: recv.wr_id,
+                byte_len: 0,
+                imm: 0,
+                qpn: index,
+                src_qp: 0,
+                slid: 0,
+                with_imm: false,
+                status: code(abi::IBV_WC_WR_FLUSH_ERR),
+                opcode: code(abi::IBV_WC_RECV),
+            };
+            self.complete(recv_cq, cqe);
+        }
+    }
+}
+
+/// Takes out the WQEs behind the first `keep`: messages, and how often each.
+fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
+    let mut whole = 0;
+    for &(_, times) in wqes.as_slice() {
+        if times > keep {
+            break;
+        }
+        keep -= times;
+        whole += 1;
+    }
+    let mut rest = wqes.split_off(whole);
+    // One of which some are kept and some are not.
+    if keep > 0
+        && let Some((id, times)) = rest.first_mut()
+    {
+        *times -= keep;
+        wqes.push((*id, keep));
+    }
+    rest
+}
+
+/// The completion opcode of a request.
+fn completed(opcode: u32) -> u32 {
+    match opcode {
+        abi::IBV_WR_RDMA_WRITE | abi::IBV_WR_RDMA_WRITE_WITH_IMM => abi::IBV_WC_RDMA_WRITE,
+        abi::IBV_WR_RDMA_READ => abi::IBV_WC_RDMA_READ,
+        abi::IBV_WR_ATOMIC_CMP_AND_SWP => abi::IBV_WC_COMP_SWAP,
+        abi::IBV_WR_ATOMIC_FETCH_AND_ADD => abi::IBV_WC_FETCH_ADD,
+        _ => abi::IBV_WC_SEND,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_is_taken_out_of_the_middle_of_a_message_too() {
+        let messages = [(7, 2), (8, 3), (9, 1)];
+        let each = |messages: &[(u32, u32)]| {
+            let times = messages.iter();
+            let ids = times.flat_map(|&(id, times)| std::iter::repeat_n(id, times as usize));
+            ids.collect::<Vec<_>>()
+        };
+        for keep in 0..8 {
+            let mut wqes = Line::default();
+            messages.iter().for_each(|&message| wqes.push(message));
+            let rest = behind(&mut wqes, keep);
+            let (kept, taken) = (each(wqes.as_slice()), each(&rest));
+            assert_eq!(kept.len(), 6.min(keep as usize));
+            assert_eq!([kept, taken].concat(), each(&messages));
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The requester: WQEs through units to the network, and answers back from it.
+
+use nicmodel::Transport;
+use verbs_abi as abi;
+
+use crate::event::Event;
+use crate::message::{SUCCESS, code};
+use crate::prefetch::prefetch;
+use crate::qp::{List, Qp};
+use crate::queue::Ps;
+use crate::world::World;
+
+impl World {
+    /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
+    pub(crate) fn announced(&mut self, index: u32, at: Ps) {
+        let Some(qp) = self.qp(index) else { return };
+        qp.arrived += 1;
+        if !qp.in_service {
+            qp.in_service = true;
+            let machine = qp.machine;
+            self.want_unit(index, machine, at);
+        }
+    }
+
+    fn want_unit(&mut self, index: u32, machine: u32, at: Ps) {
+        let units = self.costs.units;
+        let machine = self.machine(machine);
+        if machine.busy_units < units {
+            machine.busy_units += 1;
+            self.serve(index, at);
+        } else {
+            machine.waiting.push(index);
+        }
+    }
+
+    /// A unit begins with the next list of a queue pair.
+    fn serve(&mut self, index: u32, now: Ps) {
+        let wait = self.costs.fetch_wait;
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
+        let machine = qp.machine;
+        // What is seldom needed lies apart.
+        let begins = if self.machines[machine as usize].reading > 0 {
+            qp.held_up = 0;
+            now.max(qp.refetches_until)
+        } else {
+            now
+        };
+        let (Some(&List { len, rung, shape }), Some(&(first, _))) =
+            (qp.lists.front(), qp.wqes.front())
+        else {
+            return;
+        };
+        let ready = if rung {
+            let fetch = self.shapes.fetch(shape, len);
+            let machine = self.machine(machine);
+            machine.counters.read_bytes += fetch.read_bytes;
+            machine.to_host.slip_in(now, fetch.to_host);
+            let fetched = machine.to_device.take(now, fetch.to_device).max(now + wait);
+            fetched.max(begins)
+        } else {
+            begins
+        };
+        let at = ready + self.shapes.get(self.messages[first].shape).unit;
+        self.events.push(at, Event::Emit { qp: index });
+    }
+
+    /// A WQE leaves for the network, and those that follow soon.
+    #[inline(never)]
+    pub(crate) fn emit(&mut self, index: u32, at: Ps) {
+        let horizon = self.horizon();
+        if let Some(Some(qp)) = self.qps.get_mut(index as usize)
+            && self.machines[qp.machine as usize].reading > 0
+            && qp.held_up > 0
+        {
+            let at = at + std::mem::take(&mut qp.held_up);
+            return self.events.push(at, Event::Emit { qp: index });
+        }
+        let mut next = Some(at);
+        while let Some(at) = next {
+            if at > horizon {
+                return self.events.push(at, Event::Emit { qp: index });
+            }
+            // At the end of a list more happens.
+            let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
+            let run = if self.qp(index).is_some_and(several) {
+                self.emit_run(index, at, horizon)
+            } else {
+                None
+            };
+            next = match run {
+                None => self.emit_one(index, at),
+                next => next,
+            };
+        }
+    }
+
+    /// A WQE leaves; returns when the next one of its list does.
+    fn emit_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
+        let qp = self.qp(index)?;
+        let ((message, times), list) = (qp.wqes.front_mut()?, qp.lists.front_mut()?);
+        let message = *message;
+        *times -= 1;
+        list.len -= 1;
+        let done = list.len == 0;
+        if *times == 0 {
+            qp.wqes.pop();
+        }
+        let next = qp.wqes.front().map(|&(next, _)| next);
+        if done {
+            qp.lists.pop();
+            qp.arrived -= 1;
+            let (more, machine) = (qp.arrived > 0, qp.machine);
+            qp.in_service = more;
+            self.release_unit(index, machine, more, at);
+        }
+        self.transmit(index, message, at);
+        let next = next.filter(|_| !done)?;
+        Some(at + self.shapes.get(self.messages[next].shape).unit)
+    }
+
+    /// What most WQEs are leaves: unsignaled and unreliable messages for queue pairs that are there, up to the last but
+    /// one of the list, with whose end more happens. Returns when the next WQE of the list leaves; nothing if none of
+    /// these was the first. What `emit_one` and `transmit` do, with what is the same for all done once, and in variables
+    /// that stay in registers.
+    fn emit_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
+        let Self {
+            qps,
+            cqs,
+            machines,
+            messages,
+            shapes,
+            events,
+            costs,
+            ..
+        } = self;
+        // Taken out, so that others can be looked at; one that sends to itself is none of these.
+        let mut qp = qps.get_mut(index as usize)?.take()?;
+        let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
+        let mut link_out = machines[qp.machine as usize].link_out;
+        // Where a connected queue pair sends to.
+        let peer = (qp.transport != Transport::Ud).then_some(qp.peer);
+        let (mut sent, mut next) = (0, at);
+        while left > 0
+            && next <= horizon
+            && let second = qp.wqes.second().copied()
+            && let Some((id, times)) = qp.wqes.front_mut()
+        {
+            if let Some((second, _)) = second {
+                prefetch(&messages[second]);
+            }
+            let id = *id;
+            let message = &mut messages[id];
+            let shape = shapes.get(message.shape);
+            let dest = peer.unwrap_or(message.dest);
+            let target = match qps.get(dest as usize) {
+                Some(Some(target)) if target.transport == qp.transport && target.receives => {
+                    target.fetch_for_arrival(cqs);
+                    target.machine
+                }
+                _ => break,
+            };
+            if shape.reliable || message.signaled || qp.signal_all {
+                break;
+            }
+            message.dest = dest;
+            let to = &mut machines[target as usize];
+            let (wire, inbound) = (shape.out_wire, shape.inbound);
+            let fetch = if shape.fetched { 2 * costs.pcie } else { 0 };
+            // All that this message stands for; behind the last one it is the next message that takes its time.
+            loop {
+                let leaves = next + fetch;
+                qp.last_completion = qp.last_completion.max(leaves);
+                let out = link_out.take(leaves, wire);
+                let came = to.link_in.take(out, wire) + costs.network;
+                let handled = to.inbound.take(came, inbound).max(qp.last_handled);
+                qp.last_handled = handled;
+                to.arriving.insert_by((handled, id), |(at, _)| *at);
+                if to.handles_at.is_none_or(|next| handled < next) {
+                    to.handles_at = Some(handled);
+                    events.push(handled, Event::Handle { machine: target });
+                }
+                sent += 1;
+                left -= 1;
+                *times -= 1;
+                if *times == 0 {
+                    break;
+                }
+                next += shape.unit;
+                if left == 0 || next > horizon {
+                    break;
+                }
+            }
+            if *times == 0 {
+                qp.wqes.pop();
+                let following = qp.wqes.front().map(|&(id, _)| messages[id].shape);
+                next += following.map_or(0, |shape| shapes.get(shape).unit);
+            }
+        }
+        if sent > 0 {
+            qp.outstanding = qp.outstanding.saturating_sub(sent);
+            if let Some(list) = qp.lists.front_mut() {
+                list.len -= sent;
+            }
+            let from = &mut machines[qp.machine as usize];
+            from.link_out = link_out;
+            from.counters.sent += u64::from(sent);
+        }
+        qps[index as usize] = Some(qp);
+        (sent > 0).then_some(next)
+    }
+
+    /// The unit has done a list of a queue pair, which may have more.
+    fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
+        if more {
+            self.machine(machine).waiting.push(index);
+        }
+        self.free_unit(machine, at);
+    }
+
+    /// A unit takes the queue pair that waits longest, or rests.
+    pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
+        match self.machine(machine).waiting.pop() {
+            Some(next) => self.serve(next, at),
+            None => self.machine(machine).busy_units -= 1,
+        }
+    }
+
+    /// A message passes the network and waits for the responder's NIC.
+    #[inline]
+    fn transmit(&mut self, index: u32, id: u32, at: Ps) {
+        let Self {
+            qps,
+            cqs,
+            machines,
+            messages,
+            shapes,
+            costs,
+            ..
+        } = self;
+        let Some(Some(qp)) = qps.get(index as usize) else {
+            return;
+        };
+        let (transport, peer) = (qp.transport, qp.peer);
+        let message = &mut messages[id];
+        let shape = shapes.get(message.shape);
+        if transport != Transport::Ud {
+            message.dest = peer;
+        }
+        let (dest, reliable, signaled) = (message.dest, shape.reliable, message.signaled);
+        let target = match qps.get(dest as usize) {
+            Some(Some(target)) if target.transport == transport && target.receives => {
+                target.fetch_for_arrival(cqs);
+                Some(target.machine)
+            }
+            _ => None,
+        };
+        let Some(Some(qp)) = qps.get_mut(index as usize) else {
+            return;
+        };
+        let left = if shape.fetched {
+            at + 2 * costs.pcie
+        } else {
+            at
+        };
+        let sent = &mut machines[qp.machine as usize];
+        sent.counters.sent += 1;
+        let out = sent.link_out.take(left, shape.out_wire);
+        // That it has left is all that the requester of an unreliable message waits for.
+        let told = !reliable && !complete_silently(qp, signaled, left);
+        if let Some(target) = target {
+            let nic = &mut machines[target as usize];
+            let came = nic.link_in.take(out, shape.out_wire) + costs.network;
+            let handled = nic.inbound.take(came, shape.inbound).max(qp.last_handled);
+            qp.last_handled = handled;
+            nic.arriving.insert_by((handled, id), |(at, _)| *at);
+            let first = nic.handles_at.is_none_or(|next| handled < next);
+            if first {
+                nic.handles_at = Some(handled);
+            }
+            if told {
+                self.finish(id, SUCCESS, at, left);
+            }
+            if first {
+                self.events.push(handled, Event::Handle { machine: target });
+            }
+            return;
+        }
+        let back = out + 2 * costs.network;
+        if told {
+            self.finish(id, SUCCESS, at, left);
+        }
+        if reliable {
+            self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);
+            self.events.push(back, Event::Return { message: id });
+        } else {
+            self.messages.free(id);
+        }
+    }
+
+    /// An answer or acknowledgement has come back to the requester.
+    pub(crate) fn returned(&mut self, id: u32) {
+        let answer = self.messages.answer(id).copied().unwrap_or_default();
+        let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.cache_slot);
+        let message = &self.messages[id];
+        let index = message.qp;
+        let Some(home) = self.home(index) else {
+            self.messages.free(id);
+            return;
+        };
+        let (now, wait, pcie) = (self.now, self.costs.refetch_wait, self.costs.pcie);
+        let capacity = self.costs.wqe_cache;
+        let shape = self.shapes.get(message.shape);
+        let (answer, refetch) = (shape.answer, shape.refetch);
+        let answers = !shape.operation.verb.sends_payload();
+        let nic = &mut self.machines[home as usize];
+        let mut done = now;
+        let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
+            (Some(qp), Some(slot), Some(capacity)) => {
+                qp.reads.end(slot, &mut nic.reading, capacity)
+            }
+            _ => true,
+        };
+        if !kept {
+            nic.counters.wqe_cache_misses += 1;
+            nic.counters.read_bytes += refetch.read_bytes;
+            nic.to_host.slip_in(now, refetch.to_host);
+            let fetched = nic.to_device.take(now, refetch.to_device);
+            // The unit of the queue pair fetches one after the other, and sends nothing meanwhile.
+            if let Some(qp) = self.qp(index) {
+                done = fetched.max(now.max(qp.refetches_until) + wait);
+                qp.refetches_until = done;
+                qp.held_up += wait;
+            }
+        }
+        let message = &self.messages[id];
+        let nic = &mut self.machines[home as usize];
+        if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
+            done = done.max(nic.to_host.take(now, answer.to_host)) + pcie;
+            let region = self.mr(home, lkey);
+            if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
+                self.messages[id].status = code(abi::IBV_WC_LOC_PROT_ERR);
+            }
+        }
+        let failed = self.messages[id].status != SUCCESS;
+        let status = self.messages[id].status;
+        self.finish(id, status, now, done);
+        self.messages.free(id);
+        if failed && let Some(qp) = self.qp(index) {
+            qp.state = abi::IBV_QPS_ERR;
+            qp.changed();
+            self.flush(index);
+        }
+    }
+}
+
+/// That a message has left completes its request, if nobody is told: then this is all.
+#[inline(always)]
+fn complete_silently(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
+    if signaled || qp.signal_all {
+        return false;
+    }
+    qp.outstanding = qp.outstanding.saturating_sub(1);
+    qp.last_completion = qp.last_completion.max(at);
+    true
+}

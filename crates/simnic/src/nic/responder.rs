@@ -1,0 +1,374 @@
+//! The responder: messages from the network to memory, and the answers of READs and atomics.
+
+use std::sync::atomic::Ordering;
+
+use nicmodel::{Transport, Verb};
+use verbs_abi as abi;
+
+use crate::cq::Cqe;
+use crate::event::Event;
+use crate::fifo::Fifo;
+use crate::memory::Payload;
+use crate::message::{SUCCESS, code};
+use crate::prefetch::prefetch;
+use crate::queue::Ps;
+use crate::world::World;
+
+use super::lid;
+
+/// Bytes in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
+const GRH_BYTES: u32 = 40;
+
+impl World {
+    /// A NIC has handled the message that came first, and those that follow soon.
+    #[inline(never)]
+    pub(crate) fn handle(&mut self, machine: u32) {
+        let (now, horizon) = (self.now, self.horizon());
+        let nic = &mut self.machines[machine as usize];
+        if nic.handles_at != Some(now) {
+            // One that came before it had an event of its own.
+            return;
+        }
+        loop {
+            self.receive_run(machine, horizon);
+            let arriving = &mut self.machines[machine as usize].arriving;
+            let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
+                break;
+            };
+            self.handled(machine, id, at);
+        }
+        let nic = &mut self.machines[machine as usize];
+        nic.handles_at = nic.arriving.front().map(|&(at, _)| at);
+        if let Some(next) = nic.handles_at {
+            self.events.push(next, Event::Handle { machine });
+        }
+    }
+
+    /// What `handled` does, for what most messages are: those that come first and are SENDs of datagrams, or unreliable
+    /// WRITEs.
+    fn receive_run(&mut self, machine: u32, horizon: Ps) {
+        let now = self.now;
+        let Self {
+            qps,
+            cqs,
+            mrs,
+            machines,
+            messages,
+            shapes,
+            threads,
+            events,
+            costs,
+            ..
+        } = self;
+        let nic = &mut machines[machine as usize];
+        while let Some(&(at, id)) = nic.arriving.front()
+            && at <= horizon
+        {
+            // Those behind it: of the next one the queue pair, of the one after that the message, to find it by.
+            let following = nic.arriving.as_slice();
+            if let Some(&(_, next)) = following.get(1)
+                && let Some(Some(target)) = qps.get(messages[next].dest as usize)
+            {
+                prefetch(&raw const **target);
+                if let Some(Some(queue)) = cqs.get(target.recv_cq as usize) {
+                    prefetch(queue.cqes.next_place());
+                    if let Some(thread) = queue.watcher {
+                        prefetch(threads.as_ptr().wrapping_add(thread as usize));
+                    }
+                }
+            }
+            if let Some(&(_, later)) = following.get(2) {
+                prefetch(&messages[later]);
+            }
+            let message = &messages[id];
+            let shape = shapes.get(message.shape);
+            let is_write = shape.write && !shape.with_imm && !shape.reliable;
+            let target = match qps.get_mut(message.dest as usize) {
+                Some(Some(target))
+                    if is_write || shape.datagram && target.transport == Transport::Ud =>
+                {
+                    target
+                }
+                _ => return,
+            };
+            nic.arriving.drop_front(1);
+            let dma = &shape.responder;
+            nic.counters.read_bytes += dma.read_bytes;
+            let written = nic.to_host.take(at, dma.to_host);
+            nic.to_device.slip_in(at, dma.to_device);
+            nic.mmio.take(now, at, dma.to_device);
+            let visible = (written + costs.pcie).max(target.last_delivery);
+            target.last_delivery = visible;
+            if is_write {
+                let (key, addr) = (message.key, message.remote_addr);
+                let payload = std::mem::replace(&mut messages[id].payload, Payload::EMPTY);
+                let length = payload.bytes().len();
+                let access = target.guard.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
+                let region = mrs.get_mut(key as usize).and_then(Option::as_mut);
+                let region = region.filter(|mr| {
+                    mr.machine == machine
+                        && access & mr.access != 0
+                        && mr.region.contains(addr, length)
+                });
+                if length == 0 {
+                    nic.counters.received += 1;
+                } else if let Some(mr) = region {
+                    nic.counters.received += 1;
+                    mr.write_later(key, nic, visible, addr, payload, threads, events);
+                } else {
+                    nic.counters.dropped += 1;
+                }
+                messages.free(id);
+                continue;
+            }
+            let recv = if target.guard == message.key {
+                target.recvs.pop()
+            } else {
+                None
+            };
+            let Some(recv) = recv else {
+                nic.counters.dropped += 1;
+                messages.free(id);
+                continue;
+            };
+            nic.counters.received += 1;
+            let length = shape.operation.payload_bytes;
+            let placed = length.saturating_add(GRH_BYTES);
+            let mut status = SUCCESS;
+            if placed > recv.len {
+                status = code(abi::IBV_WC_LOC_LEN_ERR);
+            } else if length > 0 {
+                let region = mrs.get(recv.lkey as usize).and_then(Option::as_ref);
+                let region = region.filter(|mr| mr.machine == machine);
+                let (addr, bytes) = (recv.addr + u64::from(GRH_BYTES), message.payload.bytes());
+                if !region.is_some_and(|mr| mr.region.write(addr, bytes)) {
+                    status = code(abi::IBV_WC_LOC_PROT_ERR);
+                }
+            }
+            if let Some(Some(queue)) = cqs.get_mut(target.recv_cq as usize) {
+                let cqe = Cqe {
+                    at: visible,
+                    wr_id: recv.wr_id,
+                    byte_len: placed,
+                    imm: if shape.with_imm { message.imm } else { 0 },
+                    qpn: message.dest,
+                    src_qp: message.qp,
+                    slid: lid(message.home),
+                    with_imm: shape.with_imm,
+                    status,
+                    opcode: const { code(abi::IBV_WC_RECV) },
+                };
+                queue.put(cqe, threads, events);
+            }
+            messages.free(id);
+        }
+    }
+
+    /// A NIC has handled a message: now its DMAs.
+    #[inline(never)]
+    fn handled(&mut self, machine: u32, id: u32, at: Ps) {
+        let now = self.now;
+        let nic = &mut self.machines[machine as usize];
+        let shape = self.shapes.get(self.messages[id].shape);
+        let (dma, reliable) = (&shape.responder, shape.reliable);
+        nic.counters.read_bytes += dma.read_bytes;
+        let written = nic.to_host.take(at, dma.to_host);
+        if shape.answers {
+            nic.counters.received += 1;
+            let read = nic.to_device.take(at, dma.to_device);
+            self.answer(id, machine, at, read.max(written));
+            return;
+        }
+        // WQEs of RECVs, which the NIC fetches ahead, and link-layer packets: what cores write loses their time too.
+        nic.to_device.slip_in(at, dma.to_device);
+        nic.mmio.take(now, at, dma.to_device);
+        let status = self.deliver(id, machine, written + self.costs.pcie);
+        if reliable {
+            self.messages[id].status = code(status);
+            self.events.push(at, Event::Respond { message: id });
+        } else {
+            self.messages.free(id);
+        }
+    }
+
+    /// A SEND or WRITE takes effect at the responder; a status other than success for its requester.
+    #[inline(always)]
+    fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
+        let message = &self.messages[id];
+        let shape = self.shapes.get(message.shape);
+        let (write, with_imm) = (shape.write, shape.with_imm);
+        let length = message.payload.bytes().len();
+        let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
+            return abi::IBV_WC_RETRY_EXC_ERR;
+        };
+        // What comes to a queue pair keeps its order.
+        let visible = visible.max(target.last_delivery);
+        target.last_delivery = visible;
+        let counters = &mut self.machines[machine as usize].counters;
+        let datagram = target.transport == Transport::Ud;
+        if datagram && target.guard != message.key {
+            counters.dropped += 1;
+            return abi::IBV_WC_SUCCESS;
+        }
+        // Of a WRITE, what it writes.
+        let mut written = None;
+        if write && length > 0 {
+            let (addr, key, access) =
+                (message.remote_addr, message.key, target.guard.cast_signed());
+            let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
+            let region = region.filter(|mr| {
+                let wanted = access & mr.access & abi::IBV_ACCESS_REMOTE_WRITE;
+                mr.machine == machine && wanted != 0 && mr.region.contains(addr, length)
+            });
+            if region.is_none() {
+                counters.dropped += 1;
+                return abi::IBV_WC_REM_ACCESS_ERR;
+            }
+            written = Some((key, addr, message.payload.clone()));
+        }
+        let takes_recv = !write || with_imm;
+        let recv = if takes_recv { target.recvs.pop() } else { None };
+        let recv_cq = target.recv_cq;
+        if takes_recv && recv.is_none() {
+            counters.dropped += 1;
+        } else {
+            counters.received += 1;
+        }
+        if let Some((key, addr, payload)) = written {
+            self.write_later(key, visible, addr, payload);
+        }
+        let Some(recv) = recv else {
+            return if takes_recv {
+                abi::IBV_WC_RNR_RETRY_EXC_ERR
+            } else {
+                abi::IBV_WC_SUCCESS
+            };
+        };
+        let message = &self.messages[id];
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let grh = if datagram { GRH_BYTES } else { 0 };
+        let placed = if write { 0 } else { length.saturating_add(grh) };
+        let mut status = abi::IBV_WC_SUCCESS;
+        if placed > recv.len {
+            status = abi::IBV_WC_LOC_LEN_ERR;
+        } else if placed > grh {
+            let region = self.mr(machine, recv.lkey);
+            let addr = recv.addr + u64::from(grh);
+            if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
+                status = abi::IBV_WC_LOC_PROT_ERR;
+            }
+        }
+        let cqe = Cqe {
+            at: visible,
+            wr_id: recv.wr_id,
+            byte_len: if write { length } else { placed },
+            imm: if with_imm { message.imm } else { 0 },
+            qpn: message.dest,
+            src_qp: message.qp,
+            slid: lid(message.home),
+            with_imm,
+            status: code(status),
+            opcode: code(if write {
+                abi::IBV_WC_RECV_RDMA_WITH_IMM
+            } else {
+                abi::IBV_WC_RECV
+            }),
+        };
+        self.complete(recv_cq, cqe);
+        match status {
+            abi::IBV_WC_SUCCESS => status,
+            abi::IBV_WC_LOC_LEN_ERR => abi::IBV_WC_REM_INV_REQ_ERR,
+            _ => abi::IBV_WC_REM_OP_ERR,
+        }
+    }
+
+    /// The answer of a READ or atomic leaves when its data are there.
+    fn answer(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
+        let (lock_bits, hold, pcie) = (self.costs.lock_bits, self.costs.lock_hold, self.costs.pcie);
+        let message = &self.messages[id];
+        let (dest, addr) = (message.dest, message.remote_addr);
+        let shape = self.shapes.get(message.shape);
+        let mut leaves = if shape.operation.verb == Verb::RdmaRead {
+            moved.max(now + 2 * pcie)
+        } else {
+            let locks = &mut self.machine(machine).locks;
+            if locks.is_empty() {
+                locks.resize(1 << lock_bits, Fifo::default());
+            }
+            // The lock is held for the DMA read and the DMA write.
+            let slot = usize::try_from(addr & ((1 << lock_bits) - 1)).unwrap_or(0);
+            locks[slot].take(now, hold).max(moved)
+        };
+        if let Some(target) = self.qp(dest) {
+            leaves = leaves.max(target.last_answer);
+            target.last_answer = leaves;
+        }
+        self.events.push(leaves, Event::Respond { message: id });
+    }
+
+    /// An answer or acknowledgement leaves the responder.
+    pub(crate) fn respond(&mut self, id: u32) {
+        let message = &self.messages[id];
+        let homes = self.home(message.qp).zip(self.home(message.dest));
+        let Some((home, machine)) = homes else {
+            self.messages.free(id);
+            return;
+        };
+        let now = self.now;
+        let shape = self.shapes.get(message.shape);
+        let (wire, answers) = (shape.back_wire, !shape.operation.verb.sends_payload());
+        if answers {
+            match self.execute(id, machine) {
+                Ok(answer) => self.messages[id].payload = answer,
+                Err(status) => self.messages[id].status = code(status),
+            }
+        }
+        let out = self.machine(machine).link_out.take(now, wire);
+        let came = self.machine(home).link_in.take(out, wire) + self.costs.network;
+        self.events.push(came, Event::Return { message: id });
+    }
+
+    /// Reads or changes the responder's memory; the old contents, or the status of the failure.
+    fn execute(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
+        // What WRITEs before it have written is there.
+        self.settle(machine, self.now);
+        let operands = self.messages.answer(id).copied().unwrap_or_default();
+        let message = &self.messages[id];
+        let refused = abi::IBV_WC_REM_ACCESS_ERR;
+        let target = self.qps.get(message.dest as usize).and_then(Option::as_ref);
+        let qp_access = target.map_or(0, |target| target.guard.cast_signed());
+        let shape = self.shapes.get(message.shape);
+        let (verb, length) = (shape.operation.verb, shape.operation.payload_bytes as usize);
+        let wanted = if verb == Verb::RdmaRead {
+            abi::IBV_ACCESS_REMOTE_READ
+        } else {
+            abi::IBV_ACCESS_REMOTE_ATOMIC
+        };
+        if length == 0 {
+            return Ok(Payload::EMPTY);
+        }
+        let addr = message.remote_addr;
+        let mr = self.mr(machine, message.key).ok_or(refused)?;
+        if mr.access & qp_access & wanted == 0 || !mr.region.contains(addr, length) {
+            return Err(refused);
+        }
+        if verb == Verb::RdmaRead {
+            return Payload::with(length, |into| mr.region.read(addr, into)).ok_or(refused);
+        }
+        let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
+        let word = mr.region.word(addr).ok_or(invalid)?;
+        let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+        let (operand, swap) = (operands.compare_add, operands.swap);
+        let old = if verb == Verb::AtomicFetchAndAdd {
+            word.fetch_add(operand, order)
+        } else {
+            let swapped = word.compare_exchange(operand, swap, order, failed);
+            swapped.unwrap_or_else(|old| old)
+        };
+        Payload::with(8, |into| {
+            into.copy_from_slice(&old.to_ne_bytes());
+            true
+        })
+        .ok_or(invalid)
+    }
+}
