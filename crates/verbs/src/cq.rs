@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use verbs_abi as abi;
 
-use crate::device::{Context, id_context, id_of, next_id, wait_readable};
+use crate::context::{Context, ContextRef};
 use crate::error::VerbError;
-use crate::provider::ContextRef;
+use crate::id::{id_context, id_of, next_id};
 use crate::types::{Lid, Qpn, c_enum};
+use crate::wait::wait_readable;
 
 /// A completion channel: a file descriptor that becomes readable when an armed CQ gets a completion.
 /// Clones are the same channel.

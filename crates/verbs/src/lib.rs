@@ -45,39 +45,57 @@
 #![deny(unsafe_code)]
 
 mod ah;
+mod attr;
 mod capabilities;
+mod context;
 mod cq;
 mod device;
+mod endpoint;
 mod error;
+mod event;
+mod id;
 mod mr;
-mod post;
+mod mr_slice;
+mod payload;
+mod pd;
+mod postlist;
 mod provider;
 mod qp;
+mod qp_builder;
 pub mod raw;
+mod recv_list;
+mod route;
 mod srq;
 pub mod time;
+mod transport;
 mod types;
 mod wait;
+mod wr_array;
 
 pub use ah::{AddressHandle, UdDestination};
+pub use attr::{DeviceAttr, NodeType, PortAttr, PortGid, TransportType};
 pub use capabilities::{Capabilities, Capability, InlineBytes, Lack};
+pub use context::Context;
 pub use cq::{
     CompletionChannel, CompletionQueue, Completions, FailedCompletion, WcBuffer, WcOpcode,
     WcStatus, WorkCompletion,
 };
-pub use device::{
-    AsyncEvent, Context, Device, DeviceAttr, NodeType, PortAttr, PortEvent, PortGid,
-    ProtectionDomain, QpEvent, TransportType,
-};
+pub use device::Device;
+pub use endpoint::QpEndpoint;
 pub use error::{PostError, PostErrorKind, VerbError};
-pub use mr::{MemoryRegion, MrSlice, RangeError, RemoteMemory};
-pub use post::{Gather, HeaderOnly, Inline, Payload, Postlist, RecvList, Wr};
+pub use event::{AsyncEvent, PortEvent, QpEvent};
+pub use mr::{MemoryRegion, RangeError};
+pub use mr_slice::{MrSlice, RemoteMemory};
+pub use payload::{Gather, HeaderOnly, Inline, Payload};
+pub use pd::ProtectionDomain;
+pub use postlist::{Postlist, Wr};
 pub use provider::{Provider, ProviderError};
-pub use qp::{
-    Connected, PreparedQp, QpAttr, QpBuilder, QpEndpoint, QueuePair, Rc, Transport, Uc, Ud,
-};
+pub use qp::{QpAttr, QueuePair};
+pub use qp_builder::{PreparedQp, QpBuilder};
+pub use recv_list::RecvList;
 pub use softnic::PageSize;
 pub use srq::SharedReceiveQueue;
+pub use transport::{Connected, Rc, Transport, Uc, Ud};
 pub use types::{
     Access, AtomicCap, Gid, GidType, LKey, Lid, LinkLayer, Mtu, PKey, PortState, Psn, QKey,
     QpState, Qpn, RKey,

@@ -27,14 +27,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use softnic::PageSize;
 use verbs_abi as abi;
 
-use crate::device::{PdInner, ProtectionDomain};
 use crate::error::VerbError;
+use crate::mr_slice::{MrSlice, RemoteMemory};
+use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::{Access, LKey, RKey};
-use crate::wait::poll_until;
+use crate::wait::{Waiter, poll_until};
 
 /// A registered buffer. It owns its memory; see [`ProtectionDomain::with_registered`] to borrow some.
 ///
@@ -92,59 +92,6 @@ pub struct RangeError {
 impl From<RangeError> for std::io::Error {
     fn from(e: RangeError) -> Self {
         std::io::Error::new(std::io::ErrorKind::InvalidInput, e)
-    }
-}
-
-/// A part of a memory region as a WR names it: a scatter/gather element. Made by [`MemoryRegion::slice`],
-/// which checks it; the NIC checks it again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MrSlice {
-    pub(crate) addr: u64,
-    pub(crate) len: u32,
-    pub(crate) lkey: u32,
-}
-
-impl MrSlice {
-    /// The address.
-    pub fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// The number of bytes.
-    #[expect(
-        clippy::len_without_is_empty,
-        reason = "a scatter/gather element; empty ones are valid"
-    )]
-    pub fn len(&self) -> u32 {
-        self.len
-    }
-
-    /// The L_Key.
-    pub fn lkey(&self) -> LKey {
-        LKey(self.lkey)
-    }
-}
-
-/// Memory of a peer: what one side sends to the other so that it may READ, WRITE or use atomics there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteMemory {
-    /// The address in the peer's process.
-    pub addr: u64,
-    /// The number of bytes.
-    pub len: u64,
-    /// The R_Key.
-    pub rkey: RKey,
-}
-
-impl RemoteMemory {
-    /// The part that starts at `offset`, or nothing if that is past the end.
-    #[must_use]
-    pub fn at(&self, offset: u64) -> Option<Self> {
-        Some(Self {
-            addr: self.addr.checked_add(offset)?,
-            len: self.len.checked_sub(offset)?,
-            rkey: self.rkey,
-        })
     }
 }
 
@@ -495,6 +442,14 @@ impl MemoryRegion {
     }
 }
 
+impl Waiter {
+    /// The same as [`idle`](Self::idle) for a loop that looks at this memory, into which peers WRITE.
+    #[inline]
+    pub fn idle_on(&mut self, memory: &MemoryRegion) {
+        self.idle_looking(memory.rkey);
+    }
+}
+
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: made by ibv_reg_mr of this table, deregistered once.
@@ -615,23 +570,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn parts_of_remote_memory_stay_inside() {
-        let m = RemoteMemory {
-            addr: 4096,
-            len: 64,
-            rkey: RKey(1),
-        };
-        assert_eq!(
-            m.at(64),
-            Some(RemoteMemory {
-                addr: 4160,
-                len: 0,
-                rkey: RKey(1)
-            })
-        );
-        assert_eq!(m.at(65), None);
     }
 }

@@ -2,18 +2,12 @@
 //!
 //! Every provider is the same kind of thing, so there is one code path above this module.
 
-#![allow(unsafe_code)]
-
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use libibverbs::System;
 use tap::Provider as _;
 use verbs_abi::{LaterSymbols, Symbols};
-
-use crate::capabilities::Capabilities;
-use crate::device::Device;
-use crate::error::VerbError;
 
 /// A NIC implementation behind the libibverbs ABI, chosen at run time.
 ///
@@ -102,38 +96,6 @@ impl Provider {
         self.name
     }
 
-    /// Its devices. An empty list is no error.
-    pub fn devices(&self) -> Result<Vec<Device>, VerbError> {
-        Device::list(*self)
-    }
-
-    /// The device called `name`, or the first one.
-    ///
-    /// # Errors
-    /// Names what there is when there is no such device.
-    pub fn device(&self, name: Option<&str>) -> Result<Device, VerbError> {
-        let devices = self.devices()?;
-        let there: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
-        devices
-            .into_iter()
-            .find(|d| name.is_none_or(|n| d.name() == n))
-            .ok_or_else(|| {
-                let wanted = name.map_or("any".to_owned(), |n| format!("{n:?}"));
-                let has = if there.is_empty() {
-                    "none".to_owned()
-                } else {
-                    there.join(", ")
-                };
-                VerbError::invalid(
-                    "ibv_get_device_list",
-                    format!(
-                        "no such device: wanted {wanted}, provider {} has {has}",
-                        self.name
-                    ),
-                )
-            })
-    }
-
     /// The entry points.
     pub(crate) fn symbols(&self) -> &'static Symbols {
         self.symbols
@@ -179,32 +141,6 @@ impl Default for Provider {
         Self::softnic()
     }
 }
-
-/// What an object of the API hangs on: an open device of a provider.
-pub(crate) struct ContextInner {
-    pub(crate) provider: Provider,
-    pub(crate) symbols: &'static Symbols,
-    pub(crate) raw: *mut verbs_abi::ibv_context,
-    pub(crate) name: String,
-    /// Found out when somebody asks.
-    pub(crate) capabilities: OnceLock<Capabilities>,
-}
-
-// SAFETY: libibverbs contexts may be used from any thread at once (the verbs are thread-safe: IBTA vol. 1
-// and `Documentation/libibverbs.md` of rdma-core); softnic promises the same.
-unsafe impl Send for ContextInner {}
-// SAFETY: as for Send.
-unsafe impl Sync for ContextInner {}
-
-impl Drop for ContextInner {
-    fn drop(&mut self) {
-        // SAFETY: `raw` came from ibv_open_device of the same table, every object made in it holds an Arc
-        // of this, so all are gone, and this is the only close.
-        unsafe { (self.symbols.ibv_close_device)(self.raw) };
-    }
-}
-
-pub(crate) type ContextRef = Arc<ContextInner>;
 
 #[cfg(test)]
 mod tests {

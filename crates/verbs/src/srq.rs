@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::device::{PdInner, ProtectionDomain, id_context, next_id};
 use crate::error::{PostError, VerbError};
-use crate::post::RecvList;
+use crate::id::{id_context, next_id};
+use crate::pd::{PdInner, ProtectionDomain};
+use crate::recv_list::RecvList;
 
 /// A receive queue that several queue pairs take their RECVs from. Clones are the same queue.
 #[derive(Clone)]

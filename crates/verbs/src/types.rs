@@ -203,8 +203,8 @@ macro_rules! c_enum {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self {
                     $(Self::$variant => f.write_str($text),)*
                     Self::Other(v) => write!(f, "unknown ({v})"),

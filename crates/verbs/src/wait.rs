@@ -1,13 +1,13 @@
-//! The one way to wait for memory that a peer writes.
+//! The one way to wait: for memory that a peer writes, and for descriptors.
 //!
 //! One-sided verbs leave no completion at the target, so a program that wants to see them has to look at
 //! the memory again and again. Every such loop of the project goes through [`Waiter::idle`], so that a
 //! simulated NIC can let virtual time pass there. There a wait ends when something may have come, and counts
 //! as many misses as a core would have had.
 
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use crate::mr::MemoryRegion;
 use crate::time::now;
 
 /// Paces a polling loop: spins at first, then yields the core, then sleeps for growing times.
@@ -92,17 +92,6 @@ impl Waiter {
         }
     }
 
-    /// The same for a loop that looks at this memory, into which peers WRITE.
-    #[inline]
-    pub fn idle_on(&mut self, memory: &MemoryRegion) {
-        if simnic::is_simulated() {
-            self.misses = self.misses.saturating_add(1);
-            self.idle_simulated(Some(memory.rkey().0));
-        } else {
-            self.idle();
-        }
-    }
-
     /// The same as [`idle`](Self::idle) for a loop that polls one completion queue and does nothing else until there is
     /// something, or until a time, as [`now_ns`](crate::time::now_ns) says it: a simulated NIC goes on polling for it where
     /// there is nothing.
@@ -110,6 +99,17 @@ impl Waiter {
     pub fn idle_polling(&mut self, until_ns: u64) {
         if simnic::is_simulated() {
             self.misses = simnic::idle_polling(self.misses, until_ns);
+        } else {
+            self.idle();
+        }
+    }
+
+    /// The same for a loop that looks at the region with this R_Key.
+    #[inline]
+    pub(crate) fn idle_looking(&mut self, rkey: u32) {
+        if simnic::is_simulated() {
+            self.misses = self.misses.saturating_add(1);
+            self.idle_simulated(Some(rkey));
         } else {
             self.idle();
         }
@@ -200,6 +200,15 @@ pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) ->
         }
         waiter.idle();
     }
+}
+
+/// Waits until a descriptor can be read; false after the timeout.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let timeout = rustix::event::Timespec::try_from(timeout).ok();
+    // An interruption by a signal counts as nothing readable: callers poll again.
+    poll(&mut fds, timeout.as_ref()).is_ok_and(|n| n > 0)
 }
 
 #[cfg(test)]

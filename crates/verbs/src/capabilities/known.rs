@@ -1,6 +1,6 @@
 //! Drivers that are known to do something otherwise than specified, where asking the device does not show it.
 
-use super::{Capability, Lack};
+use super::kinds::{Capability, Lack};
 
 /// What a driver lacks.
 struct Known {

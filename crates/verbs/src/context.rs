@@ -1,0 +1,288 @@
+//! Open devices: their limits, ports and tables.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use verbs_abi as abi;
+
+use crate::attr::{DeviceAttr, PortAttr, TransportType};
+use crate::capabilities::Capabilities;
+use crate::error::VerbError;
+use crate::provider::Provider;
+use crate::types::{AtomicCap, Gid, GidType, Lid, LinkLayer, Mtu, PKey, PortState};
+
+/// What an object of the API hangs on: an open device of a provider.
+pub(crate) struct ContextInner {
+    pub(crate) provider: Provider,
+    pub(crate) symbols: &'static abi::Symbols,
+    pub(crate) raw: *mut abi::ibv_context,
+    pub(crate) name: String,
+    /// Found out when somebody asks.
+    pub(crate) capabilities: OnceLock<Capabilities>,
+}
+
+// SAFETY: libibverbs contexts may be used from any thread at once (the verbs are thread-safe: IBTA vol. 1
+// and `Documentation/libibverbs.md` of rdma-core); softnic promises the same.
+unsafe impl Send for ContextInner {}
+// SAFETY: as for Send.
+unsafe impl Sync for ContextInner {}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from ibv_open_device of the same table, every object made in it holds an Arc
+        // of this, so all are gone, and this is the only close.
+        unsafe { (self.symbols.ibv_close_device)(self.raw) };
+    }
+}
+
+pub(crate) type ContextRef = Arc<ContextInner>;
+
+/// An open device. Clones are the same context; it is closed when the last object made in it is gone.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) inner: ContextRef,
+}
+
+impl Context {
+    /// The provider.
+    pub fn provider(&self) -> Provider {
+        self.inner.provider
+    }
+
+    /// The name of the device.
+    pub fn device_name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What carries its messages.
+    pub fn transport_type(&self) -> TransportType {
+        // SAFETY: a live context names its live device.
+        let raw = unsafe { (*(*self.inner.raw).device).transport_type };
+        TransportType::from_raw(raw.cast_unsigned())
+    }
+
+    /// The limits of the device.
+    pub fn query_device(&self) -> Result<DeviceAttr, VerbError> {
+        let mut a = abi::ibv_device_attr::zeroed();
+        // SAFETY: live context, writable attributes.
+        let ret = unsafe { (self.inner.symbols.ibv_query_device)(self.inner.raw, &mut a) };
+        VerbError::check("ibv_query_device", ret)?;
+        // SAFETY: any bytes are valid for c_char as u8; the array is in bounds.
+        let fw =
+            unsafe { std::slice::from_raw_parts(a.fw_ver.as_ptr().cast::<u8>(), a.fw_ver.len()) };
+        let fw_ver = fw
+            .split(|&b| b == 0)
+            .next()
+            .map(|s| String::from_utf8_lossy(s).into_owned())
+            .unwrap_or_default();
+        let n = |v: i32| u32::try_from(v).unwrap_or(0);
+        Ok(DeviceAttr {
+            fw_ver,
+            node_guid: u64::from_be(a.node_guid),
+            sys_image_guid: u64::from_be(a.sys_image_guid),
+            vendor_id: a.vendor_id,
+            vendor_part_id: a.vendor_part_id,
+            hw_ver: a.hw_ver,
+            max_mr_size: a.max_mr_size,
+            page_size_cap: a.page_size_cap,
+            device_cap_flags: a.device_cap_flags,
+            max_qp: n(a.max_qp),
+            max_qp_wr: n(a.max_qp_wr),
+            max_sge: n(a.max_sge),
+            max_sge_rd: n(a.max_sge_rd),
+            max_cq: n(a.max_cq),
+            max_cqe: n(a.max_cqe),
+            max_mr: n(a.max_mr),
+            max_mw: n(a.max_mw),
+            max_pd: n(a.max_pd),
+            max_ah: n(a.max_ah),
+            max_srq: n(a.max_srq),
+            max_srq_wr: n(a.max_srq_wr),
+            max_srq_sge: n(a.max_srq_sge),
+            max_qp_rd_atom: n(a.max_qp_rd_atom),
+            max_qp_init_rd_atom: n(a.max_qp_init_rd_atom),
+            max_res_rd_atom: n(a.max_res_rd_atom),
+            atomic_cap: AtomicCap::from_raw(a.atomic_cap),
+            max_mcast_grp: n(a.max_mcast_grp),
+            max_mcast_qp_attach: n(a.max_mcast_qp_attach),
+            max_pkeys: a.max_pkeys,
+            local_ca_ack_delay: a.local_ca_ack_delay,
+            phys_port_cnt: a.phys_port_cnt,
+        })
+    }
+
+    /// The state of a port; ports count from 1.
+    pub fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbError> {
+        let mut a = abi::ibv_port_attr::zeroed();
+        // SAFETY: live context, writable attributes of the size that is passed; the extended operation is
+        // preferred as `___ibv_query_port` of the header does.
+        let ret = unsafe {
+            let extended = abi::verbs_get_ctx(self.inner.raw);
+            match if extended.is_null() {
+                None
+            } else {
+                (*extended).query_port
+            } {
+                Some(query) => query(self.inner.raw, port_num, &mut a, size_of_val(&a)),
+                None => (self.inner.symbols.ibv_query_port)(self.inner.raw, port_num, &mut a),
+            }
+        };
+        VerbError::check("ibv_query_port", ret)?;
+        Ok(PortAttr {
+            state: PortState::from_raw(a.state),
+            max_mtu: Mtu::from_raw(a.max_mtu),
+            active_mtu: Mtu::from_raw(a.active_mtu),
+            gid_tbl_len: u32::try_from(a.gid_tbl_len).unwrap_or(0),
+            pkey_tbl_len: a.pkey_tbl_len,
+            max_msg_sz: a.max_msg_sz,
+            lid: Lid(a.lid),
+            lmc: a.lmc,
+            sm_lid: Lid(a.sm_lid),
+            active_width: a.active_width,
+            active_speed: a.active_speed,
+            link_layer: LinkLayer::from_raw(a.link_layer.into()),
+        })
+    }
+
+    /// An entry of the GID table of a port.
+    pub fn gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbError> {
+        let mut gid = abi::ibv_gid::zeroed();
+        let index =
+            i32::try_from(index).map_err(|_| VerbError::new("ibv_query_gid", libc::EINVAL))?;
+        // SAFETY: live context, writable gid.
+        let ret = unsafe {
+            (self.inner.symbols.ibv_query_gid)(self.inner.raw, port_num, index, &mut gid)
+        };
+        // The function returns -1 with or without errno.
+        VerbError::check("ibv_query_gid", ret)?;
+        // SAFETY: all bytes of the union are initialised, each value is a valid array.
+        Ok(Gid(unsafe { gid.raw }))
+    }
+
+    /// An entry of the P_Key table of a port.
+    pub fn pkey(&self, port_num: u8, index: u32) -> Result<PKey, VerbError> {
+        let mut pkey = 0u16;
+        let index =
+            i32::try_from(index).map_err(|_| VerbError::new("ibv_query_pkey", libc::EINVAL))?;
+        // SAFETY: live context, writable pkey.
+        let ret = unsafe {
+            (self.inner.symbols.ibv_query_pkey)(self.inner.raw, port_num, index, &mut pkey)
+        };
+        VerbError::check("ibv_query_pkey", ret)?;
+        Ok(PKey(u16::from_be(pkey)))
+    }
+
+    /// The GID index to use on a port when nobody chose one.
+    ///
+    /// On Ethernet, of the entries that are set: RoCE v2 before v1, then IPv4 before IPv6, then an address
+    /// that routers forward before a link-local one, then the lowest; so a network whose switches know
+    /// ECN and routes is used as its operator set it up (UCX chooses by the same order). On
+    /// InfiniBand 0, which every subnet manager fills; LIDs do the addressing there.
+    pub fn default_gid_index(&self, port_num: u8) -> Result<u8, VerbError> {
+        let port = self.query_port(port_num)?;
+        if port.link_layer != LinkLayer::Ethernet {
+            return Ok(0);
+        }
+        let mut best = (0u8, 0u8);
+        // `sgid_index` of an address vector has eight bits.
+        for index in 0..=u8::try_from(port.gid_tbl_len.saturating_sub(1)).unwrap_or(u8::MAX) {
+            let Ok(gid) = self.gid(port_num, index.into()) else {
+                continue;
+            };
+            let rank = gid_rank(gid, self.gid_type(port_num, index.into()));
+            if rank > best.0 {
+                best = (rank, index);
+            }
+        }
+        Ok(best.1)
+    }
+
+    /// What kind of address an entry of the GID table is, where that is known: the software NIC says it of
+    /// itself, and the kernel of the system's devices (in sysfs, from Linux 4.5 on).
+    pub fn gid_type(&self, port_num: u8, index: u32) -> Option<GidType> {
+        let ethernet = || {
+            let port = self.query_port(port_num);
+            port.is_ok_and(|p| p.link_layer == LinkLayer::Ethernet)
+        };
+        match self.inner.provider.name() {
+            "softnic" if ethernet() => Some(GidType::RoceV2),
+            "softnic" => Some(GidType::Ib),
+            "system" => {
+                let text = self.sysfs(&format!("ports/{port_num}/gid_attrs/types/{index}"))?;
+                match text.trim() {
+                    "RoCE v2" => Some(GidType::RoceV2),
+                    // One text for both, as both have the same header on the wire.
+                    "IB/RoCE v1" if ethernet() => Some(GidType::RoceV1),
+                    "IB/RoCE v1" => Some(GidType::Ib),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// A file of the device in sysfs; only the system's devices are there.
+    pub(crate) fn sysfs(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(self.sysfs_path(file)?).ok()
+    }
+
+    /// Where that file is.
+    pub(crate) fn sysfs_path(&self, file: &str) -> Option<std::path::PathBuf> {
+        let folder = std::path::Path::new("/sys/class/infiniband").join(&self.inner.name);
+        (self.inner.provider.name() == "system").then(|| folder.join(file))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Context({} of {})",
+            self.inner.name,
+            self.inner.provider.name()
+        )
+    }
+}
+
+/// How good an entry of the GID table is for systems that nobody told which to use; 0 if it is not set.
+fn gid_rank(gid: Gid, gid_type: Option<GidType>) -> u8 {
+    if gid.is_zero() {
+        return 0;
+    }
+    1 + u8::from(!gid.is_link_local())
+        + 2 * u8::from(gid.is_ipv4_mapped())
+        + 4 * u8::from(gid_type == Some(GidType::RoceV2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid(text
+            .parse::<std::net::Ipv6Addr>()
+            .expect("an address")
+            .octets())
+    }
+
+    #[test]
+    fn a_routable_address_of_roce_v2_is_the_best_gid() {
+        let (v1, v2) = (Some(GidType::RoceV1), Some(GidType::RoceV2));
+        let worst_first = [
+            ("::", v2),
+            ("fe80::1", v1),
+            ("2001:db8::1", v1),
+            ("::ffff:10.0.0.7", v1),
+            ("fe80::1", v2),
+            ("2001:db8::1", v2),
+            ("::ffff:10.0.0.7", v2),
+        ];
+        let ranks = worst_first.map(|(text, gid_type)| gid_rank(gid(text), gid_type));
+        assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
+        assert_eq!(ranks[0], 0);
+        // A provider that does not say the type: the address decides.
+        assert!(gid_rank(gid("::ffff:10.0.0.7"), None) > gid_rank(gid("fe80::1"), None));
+    }
+}

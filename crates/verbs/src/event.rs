@@ -1,0 +1,151 @@
+//! Asynchronous events.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+
+use verbs_abi as abi;
+
+use crate::context::Context;
+use crate::error::VerbError;
+use crate::id::id_of;
+use crate::types::{Qpn, c_enum};
+use crate::wait::wait_readable;
+
+impl Context {
+    /// The file descriptor that becomes readable when there is an async event.
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the provider keeps the descriptor open as long as the context.
+        unsafe { BorrowedFd::borrow_raw((*self.inner.raw).async_fd) }
+    }
+
+    /// Waits for the next async event and acknowledges it.
+    pub fn next_async_event(&self) -> Result<AsyncEvent, VerbError> {
+        let mut event = abi::ibv_async_event {
+            element: abi::ibv_async_event_element { port_num: 0 },
+            event_type: 0,
+        };
+        // SAFETY: live context, writable event.
+        let ret = unsafe { (self.inner.symbols.ibv_get_async_event)(self.inner.raw, &mut event) };
+        if ret != 0 {
+            return Err(VerbError::last("ibv_get_async_event"));
+        }
+        // SAFETY: the member follows from the type as ibv_get_async_event(3) lists it. An object that an
+        // event names cannot be destroyed before the event is acknowledged, which happens below.
+        let typed = unsafe { AsyncEvent::from_raw(&event) };
+        // SAFETY: got just now, acknowledged once.
+        unsafe { (self.inner.symbols.ibv_ack_async_event)(&mut event) };
+        Ok(typed)
+    }
+
+    /// Waits for an async event at most as long as `timeout`.
+    pub fn async_event_timeout(
+        &self,
+        timeout: std::time::Duration,
+    ) -> Result<Option<AsyncEvent>, VerbError> {
+        if wait_readable(self.async_fd(), timeout) {
+            self.next_async_event().map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+}
+
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.async_fd()
+    }
+}
+
+impl AsRawFd for Context {
+    fn as_raw_fd(&self) -> RawFd {
+        self.async_fd().as_raw_fd()
+    }
+}
+
+/// What happened to an object or port outside of any completion (`ibv_get_async_event(3)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// A CQ overran or broke; holds the CQ's [id](crate::CompletionQueue::id).
+    CqErr(u64),
+    /// Something happened to a queue pair.
+    Qp(QpEvent, Qpn),
+    /// A shared receive queue fell below its limit; holds its [id](crate::SharedReceiveQueue::id).
+    SrqLimitReached(u64),
+    /// A shared receive queue broke; holds its [id](crate::SharedReceiveQueue::id).
+    SrqErr(u64),
+    /// Something happened to a port.
+    Port(PortEvent, u8),
+    /// The device broke.
+    DeviceFatal,
+    /// An event this version does not know.
+    Other(u32),
+}
+
+c_enum! {
+    /// What happened to a queue pair.
+    QpEvent {
+        /// A fatal error.
+        Fatal = abi::IBV_EVENT_QP_FATAL, "local work queue catastrophic error";
+        /// An invalid request came.
+        ReqErr = abi::IBV_EVENT_QP_REQ_ERR, "invalid request local work queue error";
+        /// A request came that the QP's access flags forbid.
+        AccessErr = abi::IBV_EVENT_QP_ACCESS_ERR, "local access violation work queue error";
+        /// The first message came while in RTR.
+        CommEst = abi::IBV_EVENT_COMM_EST, "communication established";
+        /// The send queue is drained (SQD).
+        SqDrained = abi::IBV_EVENT_SQ_DRAINED, "send queue drained";
+        /// The last WQE of the SRQ was taken by a QP in error.
+        LastWqeReached = abi::IBV_EVENT_QP_LAST_WQE_REACHED, "last WQE reached";
+        /// The path has migrated.
+        PathMig = abi::IBV_EVENT_PATH_MIG, "path migration";
+        /// The path could not migrate.
+        PathMigErr = abi::IBV_EVENT_PATH_MIG_ERR, "path migration request error";
+    }
+}
+
+c_enum! {
+    /// What happened to a port.
+    PortEvent {
+        /// It is active.
+        Active = abi::IBV_EVENT_PORT_ACTIVE, "port active";
+        /// It is down.
+        Err = abi::IBV_EVENT_PORT_ERR, "port error";
+        /// Its LID changed.
+        LidChange = abi::IBV_EVENT_LID_CHANGE, "LID change";
+        /// Its P_Key table changed.
+        PkeyChange = abi::IBV_EVENT_PKEY_CHANGE, "P_Key change";
+        /// Its subnet manager changed.
+        SmChange = abi::IBV_EVENT_SM_CHANGE, "SM change";
+        /// Clients must register again with the subnet administrator.
+        ClientReregister = abi::IBV_EVENT_CLIENT_REREGISTER, "client reregistration";
+        /// Its GID table changed.
+        GidChange = abi::IBV_EVENT_GID_CHANGE, "GID table change";
+    }
+}
+
+impl AsyncEvent {
+    /// # Safety
+    /// `event` is one that ibv_get_async_event returned and that is not yet acknowledged.
+    unsafe fn from_raw(event: &abi::ibv_async_event) -> Self {
+        // SAFETY: see the function's contract; which member counts is decided by the type.
+        unsafe {
+            match event.event_type {
+                abi::IBV_EVENT_CQ_ERR => Self::CqErr(id_of((*event.element.cq).cq_context)),
+                abi::IBV_EVENT_SRQ_LIMIT_REACHED => {
+                    Self::SrqLimitReached(id_of((*event.element.srq).srq_context))
+                }
+                abi::IBV_EVENT_SRQ_ERR => Self::SrqErr(id_of((*event.element.srq).srq_context)),
+                abi::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
+                t => match (QpEvent::from_raw(t), PortEvent::from_raw(t)) {
+                    (QpEvent::Other(_), PortEvent::Other(_)) => Self::Other(t),
+                    (QpEvent::Other(_), port) => {
+                        Self::Port(port, u8::try_from(event.element.port_num).unwrap_or(0))
+                    }
+                    (qp, _) => Self::Qp(qp, Qpn((*event.element.qp).qp_num)),
+                },
+            }
+        }
+    }
+}

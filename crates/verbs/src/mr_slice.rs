@@ -1,0 +1,81 @@
+//! Parts of memory as work requests name them, here and at a peer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{LKey, RKey};
+
+/// A part of a memory region as a WR names it: a scatter/gather element. Made by [`MemoryRegion::slice`],
+/// which checks it; the NIC checks it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MrSlice {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
+}
+
+impl MrSlice {
+    /// The address.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// The number of bytes.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a scatter/gather element; empty ones are valid"
+    )]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// The L_Key.
+    pub fn lkey(&self) -> LKey {
+        LKey(self.lkey)
+    }
+}
+
+/// Memory of a peer: what one side sends to the other so that it may READ, WRITE or use atomics there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteMemory {
+    /// The address in the peer's process.
+    pub addr: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// The R_Key.
+    pub rkey: RKey,
+}
+
+impl RemoteMemory {
+    /// The part that starts at `offset`, or nothing if that is past the end.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> Option<Self> {
+        Some(Self {
+            addr: self.addr.checked_add(offset)?,
+            len: self.len.checked_sub(offset)?,
+            rkey: self.rkey,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_remote_memory_stay_inside() {
+        let m = RemoteMemory {
+            addr: 4096,
+            len: 64,
+            rkey: RKey(1),
+        };
+        assert_eq!(
+            m.at(64),
+            Some(RemoteMemory {
+                addr: 4160,
+                len: 0,
+                rkey: RKey(1)
+            })
+        );
+        assert_eq!(m.at(65), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! What work requests carry, or fill.
+
+use verbs_abi as abi;
+
+use crate::mr_slice::MrSlice;
+
+/// No payload at all: the message is its header (and immediate).
+#[derive(Debug, Clone, Copy)]
+pub struct HeaderOnly;
+
+/// Payload that travels in the work request: copied into the list at once, so the bytes may change afterwards.
+#[derive(Debug, Clone, Copy)]
+pub struct Inline<'a>(pub &'a [u8]);
+
+/// What a SEND or RDMA WRITE carries: [`HeaderOnly`], [`Inline`] bytes, an [`MrSlice`] or several of them.
+pub trait Payload: sealed::Payload {}
+
+/// Parts of memory regions: what a READ or RECV fills.
+pub trait Gather: Payload {}
+
+pub(crate) mod sealed {
+    use verbs_abi as abi;
+
+    /// The SGEs and inline bytes of one WR.
+    pub struct Room<'l> {
+        pub(crate) sges: &'l mut [abi::ibv_sge],
+        pub(crate) inline: &'l mut [u8],
+    }
+
+    pub trait Payload {
+        /// Fills the room; returns the number of SGEs and the send flags.
+        fn put(self, room: Room<'_>) -> (i32, u32);
+    }
+}
+use sealed::Room;
+
+impl Payload for HeaderOnly {}
+impl Gather for HeaderOnly {}
+impl sealed::Payload for HeaderOnly {
+    #[inline]
+    fn put(self, _: Room<'_>) -> (i32, u32) {
+        (0, 0)
+    }
+}
+
+impl Payload for MrSlice {}
+impl Gather for MrSlice {}
+impl sealed::Payload for MrSlice {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        room.sges[0] = abi::ibv_sge {
+            addr: self.addr,
+            length: self.len,
+            lkey: self.lkey,
+        };
+        (1, 0)
+    }
+}
+
+impl Payload for &[MrSlice] {}
+impl Gather for &[MrSlice] {}
+impl sealed::Payload for &[MrSlice] {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        assert!(
+            self.len() <= room.sges.len(),
+            "{} SGEs in a list made for {}",
+            self.len(),
+            room.sges.len()
+        );
+        for (sge, s) in room.sges.iter_mut().zip(self) {
+            *sge = abi::ibv_sge {
+                addr: s.addr,
+                length: s.len,
+                lkey: s.lkey,
+            };
+        }
+        (i32::try_from(self.len()).unwrap_or(i32::MAX), 0)
+    }
+}
+
+impl<const N: usize> Payload for [MrSlice; N] {}
+impl<const N: usize> Gather for [MrSlice; N] {}
+impl<const N: usize> sealed::Payload for [MrSlice; N] {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        sealed::Payload::put(&self[..], room)
+    }
+}
+
+impl Payload for Inline<'_> {}
+impl sealed::Payload for Inline<'_> {
+    #[inline]
+    fn put(self, room: Room<'_>) -> (i32, u32) {
+        let (bytes, area) = (self.0, room.inline);
+        assert!(
+            bytes.len() <= area.len(),
+            "{} inline bytes in a list made for {}",
+            bytes.len(),
+            area.len()
+        );
+        area[..bytes.len()].copy_from_slice(bytes);
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        room.sges[0] = abi::ibv_sge {
+            addr: area.as_ptr().expose_provenance() as u64,
+            length,
+            lkey: 0,
+        };
+        (1, abi::IBV_SEND_INLINE)
+    }
+}

@@ -1,0 +1,66 @@
+//! Protection domains.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use verbs_abi as abi;
+
+use crate::context::{Context, ContextRef};
+use crate::error::VerbError;
+
+impl Context {
+    /// Allocates a protection domain.
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain, VerbError> {
+        // SAFETY: live context.
+        let raw = unsafe { (self.inner.symbols.ibv_alloc_pd)(self.inner.raw) };
+        if raw.is_null() {
+            return Err(VerbError::last("ibv_alloc_pd"));
+        }
+        Ok(ProtectionDomain {
+            inner: Arc::new(PdInner {
+                context: Arc::clone(&self.inner),
+                raw,
+            }),
+        })
+    }
+}
+
+/// A protection domain: what may be used together. Clones are the same domain.
+#[derive(Clone)]
+pub struct ProtectionDomain {
+    pub(crate) inner: Arc<PdInner>,
+}
+
+pub(crate) struct PdInner {
+    pub(crate) context: ContextRef,
+    pub(crate) raw: *mut abi::ibv_pd,
+}
+
+// SAFETY: verbs on a PD are thread-safe, see `ContextInner`.
+unsafe impl Send for PdInner {}
+// SAFETY: as for Send.
+unsafe impl Sync for PdInner {}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        // SAFETY: made by ibv_alloc_pd of this table; everything in it holds an Arc of this and is gone.
+        unsafe { (self.context.symbols.ibv_dealloc_pd)(self.raw) };
+    }
+}
+
+impl ProtectionDomain {
+    /// The context it belongs to.
+    pub fn context(&self) -> Context {
+        Context {
+            inner: Arc::clone(&self.inner.context),
+        }
+    }
+}
+
+impl fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProtectionDomain({})", self.inner.context.name)
+    }
+}

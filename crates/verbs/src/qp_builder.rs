@@ -1,0 +1,453 @@
+//! Making queue pairs, and connecting them.
+
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use verbs_abi as abi;
+
+use crate::attr::PortGid;
+use crate::context::ContextRef;
+use crate::cq::CompletionQueue;
+use crate::endpoint::QpEndpoint;
+use crate::error::{PostError, VerbError};
+use crate::pd::ProtectionDomain;
+use crate::qp::{QpInner, QpRest, QueuePair};
+use crate::recv_list::RecvList;
+use crate::route::Route;
+use crate::srq::SharedReceiveQueue;
+use crate::transport::{Connected, Transport, Ud};
+use crate::types::{Access, Mtu, Psn, QKey, Qpn};
+
+/// How a queue pair is made; [`build`](QpBuilder::build) makes it.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct QpBuilder<T> {
+    pd: ProtectionDomain,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    srq: Option<SharedReceiveQueue>,
+    max_send_wr: u32,
+    max_recv_wr: u32,
+    max_send_sge: u32,
+    max_recv_sge: u32,
+    inline: InlineWish,
+    sq_sig_all: bool,
+    port_num: u8,
+    gid_index: Option<u8>,
+    pkey_index: u16,
+    access: Access,
+    psn: Option<Psn>,
+    path_mtu: Option<Mtu>,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    min_rnr_timer: u8,
+    max_rd_atomic: Option<u8>,
+    qkey: Option<QKey>,
+    sl: u8,
+    transport: PhantomData<T>,
+}
+
+impl ProtectionDomain {
+    /// Starts making a queue pair with these CQs.
+    pub fn qp<T: Transport>(
+        &self,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> QpBuilder<T> {
+        QpBuilder {
+            pd: self.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: None,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            inline: InlineWish::UpTo(64),
+            sq_sig_all: false,
+            port_num: 1,
+            gid_index: None,
+            pkey_index: 0,
+            access: Access::ALL,
+            psn: None,
+            path_mtu: None,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: None,
+            qkey: None,
+            sl: 0,
+            transport: PhantomData,
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
+        $($(#[$doc])*
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name.into();
+            self
+        })*
+    };
+}
+
+impl<T: Transport> QpBuilder<T> {
+    setters! {
+        /// Room for send WRs; 128 unless set.
+        max_send_wr: u32;
+        /// Room for receive WRs; 128 unless set.
+        max_recv_wr: u32;
+        /// SGEs of a send WR; 1 unless set.
+        max_send_sge: u32;
+        /// SGEs of a receive WR; 1 unless set.
+        max_recv_sge: u32;
+        /// Whether every send WR is signaled; no unless set.
+        sq_sig_all: bool;
+        /// The port, from 1; 1 unless set.
+        port_num: u8;
+        /// The entry of the GID table that it sends from;
+        /// [`default_gid_index`](crate::Context::default_gid_index) unless set.
+        gid_index: u8;
+        /// The entry of the P_Key table; 0 unless set.
+        pkey_index: u16;
+        /// What the peer may do with this side's memory; everything unless set (regions have flags of their own).
+        access: Access;
+        /// The first PSN; random unless set.
+        psn: Psn;
+        /// The path MTU; the smaller of both ports' unless set.
+        path_mtu: Mtu;
+        /// ACK timeout, coded: 4.096 µs × 2^code, 0 to 31, 0 means for ever; 14 (67 ms) unless set. RC.
+        timeout: u8;
+        /// Retries after a timeout, 0 to 7; 7 unless set. RC.
+        retry_cnt: u8;
+        /// Retries when the peer has no RECV, 0 to 7, 7 means for ever; 7 unless set. RC.
+        rnr_retry: u8;
+        /// How long a peer waits before it retries for want of a RECV, coded 0 to 31; 12 (0.64 ms) unless set. RC.
+        min_rnr_timer: u8;
+        /// Outstanding READs and atomics in each direction; 16 or what the device can unless set. RC.
+        max_rd_atomic: u8;
+        /// The Q_Key that a datagram must carry; random unless set. UD.
+        qkey: QKey;
+        /// The service level; 0 unless set.
+        sl: u8;
+    }
+
+    /// Bytes of inline payload that it must take: [`build`](QpBuilder::build) fails where the device grants
+    /// less.
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
+        self.inline = InlineWish::AtLeast(bytes);
+        self
+    }
+
+    /// Bytes of inline payload that would be good to have, 64 unless set. A device that refuses them is
+    /// asked for none: look at [`QueuePair::max_inline_data`], and send longer payload from registered
+    /// memory.
+    pub fn inline_up_to(mut self, bytes: u32) -> Self {
+        self.inline = InlineWish::UpTo(bytes);
+        self
+    }
+
+    /// Takes RECVs from a shared receive queue.
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
+        self
+    }
+
+    /// Creates the queue pair and takes it to INIT.
+    fn create(self) -> Result<(QpInner, Self), VerbError> {
+        self.check_contexts()?;
+        let context = self.pd.context();
+        let gid_index = match self.gid_index {
+            Some(index) => index,
+            None => context.default_gid_index(self.port_num)?,
+        };
+        let port = context.query_port(self.port_num)?;
+        let gid = context
+            .gid(self.port_num, gid_index.into())
+            .unwrap_or_default();
+        let (raw, caps) = self.create_raw()?;
+        let is_ud = T::QP_TYPE == abi::IBV_QPT_UD;
+        let rest = QpRest {
+            caps,
+            endpoint: QpEndpoint {
+                // SAFETY: live QP; the number never changes.
+                qpn: Qpn(unsafe { (*raw).qp_num }),
+                psn: self.psn.unwrap_or_else(Psn::random),
+                lid: port.lid,
+                gid,
+                mtu: port.active_mtu,
+                qkey: is_ud.then(|| self.qkey.unwrap_or_else(QKey::random)),
+            },
+            link_layer: port.link_layer,
+            port: PortGid {
+                port_num: self.port_num,
+                gid_index,
+            },
+            _pd: Arc::clone(&self.pd.inner),
+            send_cq: self.send_cq.clone(),
+            recv_cq: self.recv_cq.clone(),
+            srq: self.srq.clone(),
+        };
+        let qp = QpInner {
+            raw,
+            context: Arc::clone(&self.pd.inner.context),
+            rest: Box::new(rest),
+        };
+        self.check_inline(qp.caps.max_inline_data)?;
+        self.to_init(&qp)?;
+        Ok((qp, self))
+    }
+
+    /// Refuses objects that no one queue pair can have.
+    fn check_contexts(&self) -> Result<(), VerbError> {
+        let context = &self.pd.inner.context;
+        let foreign = |other: &ContextRef| !Arc::ptr_eq(other, context);
+        let srq = self.srq.as_ref();
+        if foreign(&self.send_cq.inner.context)
+            || foreign(&self.recv_cq.inner.context)
+            || srq.is_some_and(|srq| foreign(&srq.inner.pd.context))
+        {
+            return Err(VerbError::invalid(
+                "ibv_create_qp",
+                "the CQs, the SRQ and the PD belong to different contexts",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Creates the queue pair, without inline payload if that is why it is refused; what the device granted.
+    fn create_raw(&self) -> Result<(*mut abi::ibv_qp, abi::ibv_qp_cap), VerbError> {
+        let mut init = abi::ibv_qp_init_attr::zeroed();
+        init.send_cq = self.send_cq.inner.raw;
+        init.recv_cq = self.recv_cq.inner.raw;
+        init.srq = self
+            .srq
+            .as_ref()
+            .map_or(std::ptr::null_mut(), |s| s.inner.raw);
+        let own_recvs = |count: u32| if self.srq.is_some() { 0 } else { count };
+        init.cap = abi::ibv_qp_cap {
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: own_recvs(self.max_recv_wr),
+            max_send_sge: self.max_send_sge,
+            max_recv_sge: own_recvs(self.max_recv_sge),
+            max_inline_data: self.inline.bytes(),
+        };
+        init.qp_type = T::QP_TYPE;
+        init.sq_sig_all = self.sq_sig_all.into();
+        let cap = init.cap;
+        let created = create_raw(&self.pd, &mut init);
+        let raw = match (created, self.inline) {
+            (Err(refused), InlineWish::UpTo(1..)) => {
+                // A refusal leaves `init` as it likes. If inline was not the reason, the first error says more.
+                init.cap = cap;
+                init.cap.max_inline_data = 0;
+                create_raw(&self.pd, &mut init).map_err(|_| refused)?
+            }
+            (created, _) => created?,
+        };
+        Ok((raw, init.cap))
+    }
+
+    /// Refuses less inline payload than is needed.
+    fn check_inline(&self, granted: u32) -> Result<(), VerbError> {
+        match self.inline {
+            InlineWish::AtLeast(bytes) if granted < bytes => Err(VerbError::invalid(
+                "ibv_create_qp",
+                format!("the device grants {granted} of {bytes} bytes of inline payload"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn to_init(&self, qp: &QpInner) -> Result<(), VerbError> {
+        let mut attr = abi::ibv_qp_attr::zeroed();
+        attr.qp_state = abi::IBV_QPS_INIT;
+        attr.pkey_index = self.pkey_index;
+        attr.port_num = self.port_num;
+        let mut mask = abi::IBV_QP_STATE | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT;
+        if let Some(qkey) = qp.endpoint.qkey {
+            attr.qkey = qkey.0;
+            mask |= abi::IBV_QP_QKEY;
+        } else {
+            attr.qp_access_flags = self.access.bits().cast_unsigned();
+            if !T::RELIABLE {
+                // UC has neither READ nor atomics.
+                attr.qp_access_flags &= (Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+                    .bits()
+                    .cast_unsigned();
+            }
+            mask |= abi::IBV_QP_ACCESS_FLAGS;
+        }
+        qp.modify(&mut attr, mask)
+    }
+}
+
+/// Inline payload that a queue pair is to take.
+#[derive(Debug, Clone, Copy)]
+enum InlineWish {
+    AtLeast(u32),
+    UpTo(u32),
+}
+
+impl InlineWish {
+    fn bytes(self) -> u32 {
+        match self {
+            Self::AtLeast(bytes) | Self::UpTo(bytes) => bytes,
+        }
+    }
+}
+
+/// Creates a queue pair whose CQs and SRQ, if any, are live and of the PD's context.
+fn create_raw(
+    pd: &ProtectionDomain,
+    init: &mut abi::ibv_qp_init_attr,
+) -> Result<*mut abi::ibv_qp, VerbError> {
+    // SAFETY: live PD; CQs and SRQ as the function's comment says, both callers in this module hold them.
+    let raw = unsafe { (pd.inner.context.symbols.ibv_create_qp)(pd.inner.raw, init) };
+    if raw.is_null() {
+        return Err(VerbError::last("ibv_create_qp"));
+    }
+    Ok(raw)
+}
+
+/// Creates the smallest queue pair of transport `T` with so much inline payload, and destroys it: the inline
+/// payload that was granted, or why there is no such queue pair.
+pub(crate) fn probe<T: Transport>(
+    pd: &ProtectionDomain,
+    cq: &CompletionQueue,
+    max_inline_data: u32,
+) -> Result<u32, VerbError> {
+    let mut init = abi::ibv_qp_init_attr::zeroed();
+    (init.send_cq, init.recv_cq) = (cq.inner.raw, cq.inner.raw);
+    init.qp_type = T::QP_TYPE;
+    init.cap = abi::ibv_qp_cap {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data,
+    };
+    let raw = create_raw(pd, &mut init)?;
+    // SAFETY: created just now, in RESET, nothing uses it.
+    let ret = unsafe { (pd.inner.context.symbols.ibv_destroy_qp)(raw) };
+    VerbError::check("ibv_destroy_qp", ret)?;
+    Ok(init.cap.max_inline_data)
+}
+
+impl<T: Connected> QpBuilder<T> {
+    /// Creates the queue pair, ready to be connected.
+    pub fn build(self) -> Result<PreparedQp<T>, VerbError> {
+        let (qp, config) = self.create()?;
+        Ok(PreparedQp { qp, config })
+    }
+}
+
+impl QpBuilder<Ud> {
+    /// Creates the queue pair, ready to send and receive.
+    pub fn build(self) -> Result<QueuePair<Ud>, VerbError> {
+        let (qp, _) = self.create()?;
+        let mut attr = abi::ibv_qp_attr::zeroed();
+        attr.qp_state = abi::IBV_QPS_RTR;
+        qp.modify(&mut attr, abi::IBV_QP_STATE)?;
+        attr.qp_state = abi::IBV_QPS_RTS;
+        attr.sq_psn = qp.endpoint.psn.0;
+        qp.modify(&mut attr, abi::IBV_QP_STATE | abi::IBV_QP_SQ_PSN)?;
+        Ok(QueuePair::of(qp))
+    }
+}
+
+/// A connected queue pair before it is connected: it has a number, and takes RECVs.
+#[derive(Debug)]
+pub struct PreparedQp<T: Connected> {
+    qp: QpInner,
+    config: QpBuilder<T>,
+}
+
+impl<T: Connected> PreparedQp<T> {
+    /// What the peer needs to know.
+    pub fn endpoint(&self) -> QpEndpoint {
+        self.qp.endpoint
+    }
+
+    /// A list of up to `capacity` RECVs for this queue pair.
+    pub fn recv_list(&self, capacity: usize) -> RecvList {
+        self.qp.recv_list(capacity)
+    }
+
+    /// Posts RECVs, so that they are there before the peer sends.
+    pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
+        self.qp.post_recv(list, ..)
+    }
+
+    /// Connects to `peer`: INIT to RTR to RTS. The peer does the same with this side's endpoint.
+    ///
+    /// ```
+    /// # let context = verbs::Provider::softnic().device(None)?.open()?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let (a, b) = (pd.qp::<verbs::Rc>(&cq, &cq).build()?, pd.qp::<verbs::Rc>(&cq, &cq).build()?);
+    /// let (to_a, to_b) = (a.endpoint(), b.endpoint()); // exchange them by any means
+    /// let (a, b) = (a.connect(&to_b)?, b.connect(&to_a)?);
+    /// assert_eq!(a.state()?, verbs::QpState::Rts);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn connect(self, peer: &QpEndpoint) -> Result<QueuePair<T>, VerbError> {
+        let Self { qp, config } = self;
+        let mut attr = abi::ibv_qp_attr::zeroed();
+        attr.qp_state = abi::IBV_QPS_RTR;
+        attr.path_mtu = config.path_mtu.unwrap_or(qp.endpoint.mtu.min(peer.mtu)) as u32;
+        attr.dest_qp_num = peer.qpn.0;
+        attr.rq_psn = peer.psn.0;
+        attr.ah_attr = Route {
+            port_num: qp.port.port_num,
+            sgid_index: qp.port.gid_index,
+            link_layer: qp.link_layer,
+            lid: peer.lid,
+            gid: peer.gid,
+            sl: config.sl,
+        }
+        .to_raw();
+        let mut mask = abi::IBV_QP_STATE
+            | abi::IBV_QP_AV
+            | abi::IBV_QP_PATH_MTU
+            | abi::IBV_QP_DEST_QPN
+            | abi::IBV_QP_RQ_PSN;
+        if T::RELIABLE {
+            let device = config.pd.context().query_device()?;
+            let depth = |limit: u32| {
+                config
+                    .max_rd_atomic
+                    .unwrap_or(u8::try_from(limit.min(16)).unwrap_or(16))
+            };
+            attr.max_dest_rd_atomic = depth(device.max_qp_rd_atom);
+            attr.max_rd_atomic = depth(device.max_qp_init_rd_atom);
+            attr.min_rnr_timer = config.min_rnr_timer;
+            mask |= abi::IBV_QP_MAX_DEST_RD_ATOMIC | abi::IBV_QP_MIN_RNR_TIMER;
+        }
+        qp.modify(&mut attr, mask)?;
+        attr.qp_state = abi::IBV_QPS_RTS;
+        attr.sq_psn = qp.endpoint.psn.0;
+        let mut mask = abi::IBV_QP_STATE | abi::IBV_QP_SQ_PSN;
+        if T::RELIABLE {
+            attr.timeout = config.timeout;
+            attr.retry_cnt = config.retry_cnt;
+            attr.rnr_retry = config.rnr_retry;
+            mask |= abi::IBV_QP_TIMEOUT
+                | abi::IBV_QP_RETRY_CNT
+                | abi::IBV_QP_RNR_RETRY
+                | abi::IBV_QP_MAX_QP_RD_ATOMIC;
+        }
+        qp.modify(&mut attr, mask)?;
+        Ok(QueuePair::of(qp))
+    }
+}
+
+impl<T: Connected> PreparedQp<T> {
+    pub(crate) fn raw(&self) -> *mut abi::ibv_qp {
+        self.qp.raw
+    }
+}

@@ -1,0 +1,206 @@
+//! Lists of receive WRs.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use verbs_abi as abi;
+
+use crate::context::ContextRef;
+use crate::error::{PostError, PostErrorKind};
+use crate::payload::Gather;
+use crate::payload::sealed::Room;
+use crate::wr_array::{Array, bounds, failed};
+
+/// A list of receive WRs, posted with one call.
+///
+/// ```
+/// # let context = verbs::Provider::softnic().device(None)?.open()?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.qp::<verbs::Rc>(&cq, &cq).build()?;
+/// let mr = pd.alloc(16 * 64, verbs::Access::LOCAL_WRITE)?;
+/// let mut recvs = qp.recv_list(16);
+/// for i in 0..16 {
+///     recvs.recv(mr.slice(i * 64..(i + 1) * 64)?, i as u64);
+/// }
+/// qp.post_recv(&mut recvs)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RecvList {
+    wrs: Array<RecvSlot>,
+    /// Of lists whose WRs have more than one.
+    sges: Array<abi::ibv_sge>,
+    context: ContextRef,
+    len: usize,
+    filled: usize,
+    end: usize,
+    max_sge: usize,
+}
+
+/// A receive WR, and its SGE if it has one at most: who reads one reads the other.
+#[repr(C)]
+struct RecvSlot {
+    wr: abi::ibv_recv_wr,
+    sge: abi::ibv_sge,
+}
+
+// SAFETY: the pointers lead into arrays that the list owns.
+unsafe impl Send for RecvList {}
+
+impl RecvList {
+    pub(crate) fn new(context: &ContextRef, capacity: usize, max_sge: usize) -> Self {
+        assert!(capacity > 0, "a list has room for one WR at least");
+        let max_sge = max_sge.max(1);
+        let sge = abi::ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        };
+        let wrs = Array::new(capacity, |_| RecvSlot {
+            wr: abi::ibv_recv_wr::zeroed(),
+            sge,
+        });
+        let own = if max_sge > 1 { capacity * max_sge } else { 0 };
+        let sges = Array::new(own, |_| sge);
+        for i in 0..capacity {
+            // SAFETY: in bounds; `next` of the last stays NULL.
+            unsafe {
+                let wr = &mut wrs.at(i).wr;
+                wr.sg_list = if max_sge > 1 {
+                    sges.ptr.add(i * max_sge)
+                } else {
+                    &raw mut (*wrs.ptr.add(i)).sge
+                };
+                if i + 1 < capacity {
+                    wr.next = wrs.ptr.add(i + 1).cast();
+                }
+            }
+        }
+        Self {
+            wrs,
+            sges,
+            context: Arc::clone(context),
+            len: 0,
+            filled: 0,
+            end: capacity - 1,
+            max_sge,
+        }
+    }
+
+    /// Adds a RECV into `buffer`. For UD, the buffer starts with 40 bytes for the GRH.
+    ///
+    /// # Panics
+    /// When the list is full, or was made for fewer SGEs.
+    #[inline]
+    pub fn recv(&mut self, buffer: impl Gather, wr_id: u64) {
+        let i = self.len;
+        assert!(
+            i < self.wrs.len,
+            "the list is full: it was made for {} WRs",
+            self.wrs.len
+        );
+        // SAFETY: `i` is below the capacity, `&mut self`; there are `max_sge` SGEs for each WR in one place or the other.
+        let RecvSlot { wr, sge } = unsafe { self.wrs.at(i) };
+        let sges = if self.max_sge > 1 {
+            // SAFETY: as above.
+            unsafe { self.sges.part(i * self.max_sge, self.max_sge) }
+        } else {
+            std::slice::from_mut(sge)
+        };
+        let (num_sge, _) = buffer.put(Room {
+            sges,
+            inline: &mut [],
+        });
+        wr.wr_id = wr_id;
+        wr.num_sge = num_sge;
+        self.len = i + 1;
+        self.filled = self.filled.max(self.len);
+    }
+
+    /// How many WRs it has room for.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.wrs.len
+    }
+
+    /// How many WRs it holds.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no WR.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Empties the list; costs nothing.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Makes the list the first `len` WRs that were ever built in it, as they are.
+    ///
+    /// # Panics
+    /// When fewer WRs than `len` have been built.
+    #[inline]
+    pub fn set_len(&mut self, len: usize) {
+        assert!(
+            len <= self.filled,
+            "{len} WRs of {} that have been built",
+            self.filled
+        );
+        self.len = len;
+    }
+
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        range: impl RangeBounds<usize>,
+        context: &ContextRef,
+        verb: &'static str,
+        post: impl FnOnce(*mut abi::ibv_recv_wr, *mut *mut abi::ibv_recv_wr) -> i32,
+    ) -> Result<(), PostError> {
+        let (start, stop) = bounds(&range, self.len);
+        if !Arc::ptr_eq(&self.context, context) {
+            return Err(PostError {
+                verb,
+                kind: PostErrorKind::OtherContext,
+                bad_wr: start,
+            });
+        }
+        if start == stop {
+            return Ok(());
+        }
+        let last = stop - 1;
+        if self.end != last {
+            // SAFETY: as in `Postlist::post`.
+            unsafe {
+                if self.end + 1 < self.wrs.len {
+                    self.wrs.at(self.end).wr.next = self.wrs.ptr.add(self.end + 1).cast();
+                }
+                self.wrs.at(last).wr.next = std::ptr::null_mut();
+            }
+            self.end = last;
+        }
+        let mut bad: *mut abi::ibv_recv_wr = std::ptr::null_mut();
+        // SAFETY: `start` is below the capacity.
+        let ret = post(unsafe { self.wrs.ptr.add(start) }.cast(), &mut bad);
+        let (bad, base) = (bad.addr(), self.wrs.ptr.addr());
+        if ret == 0 {
+            Ok(())
+        } else {
+            Err(failed(verb, ret, bad, base, size_of::<RecvSlot>(), start))
+        }
+    }
+}
+
+impl fmt::Debug for RecvList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecvList({} of {} WRs)", self.len, self.capacity())
+    }
+}

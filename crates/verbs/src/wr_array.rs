@@ -1,0 +1,86 @@
+//! The arrays that work requests lie in, and how a part of one is posted.
+
+#![allow(unsafe_code)]
+
+use std::ops::{Bound, RangeBounds};
+
+use crate::error::PostError;
+
+/// A heap array that is reached by pointers only, so that the NIC's pointers into it stay good while the
+/// owner moves.
+pub(crate) struct Array<T> {
+    pub(crate) ptr: *mut T,
+    pub(crate) len: usize,
+}
+
+impl<T> Array<T> {
+    pub(crate) fn new(len: usize, make: impl FnMut(usize) -> T) -> Self {
+        let boxed: Box<[T]> = (0..len).map(make).collect();
+        Self {
+            ptr: Box::into_raw(boxed).cast(),
+            len,
+        }
+    }
+
+    /// # Safety
+    /// `i < len`, and nothing else borrows the element.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "the callers hold the list exclusively")]
+    pub(crate) unsafe fn at(&self, i: usize) -> &mut T {
+        debug_assert!(i < self.len);
+        // SAFETY: the caller's promise; allocated in `new`, freed in `drop`.
+        unsafe { &mut *self.ptr.add(i) }
+    }
+
+    /// # Safety
+    /// `start + len` is at most the array's length, and nothing else borrows the elements.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "the callers hold the list exclusively")]
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        debug_assert!(start + len <= self.len);
+        // SAFETY: as in `at`.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
+    }
+}
+
+impl<T> Drop for Array<T> {
+    fn drop(&mut self) {
+        // SAFETY: from Box::into_raw of a boxed slice of this length; the NIC has no pointer into it after
+        // ibv_post_send has returned (the WRs are copied into its queue: ibv_post_send(3)).
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.ptr, self.len)) });
+    }
+}
+
+/// The bounds of a range over a list of `len`, clipped to it.
+#[inline]
+pub(crate) fn bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(&s) => s,
+        Bound::Excluded(&s) => s + 1,
+        Bound::Unbounded => 0,
+    };
+    let stop = match range.end_bound() {
+        Bound::Included(&e) => e + 1,
+        Bound::Excluded(&e) => e,
+        Bound::Unbounded => len,
+    };
+    assert!(
+        start <= stop && stop <= len,
+        "WRs {start}..{stop} of a list of {len}"
+    );
+    (start, stop)
+}
+
+/// The error of a refused post; `bad` is the address that the provider gave, which may be anything.
+#[cold]
+pub(crate) fn failed(
+    verb: &'static str,
+    ret: i32,
+    bad: usize,
+    base: usize,
+    size: usize,
+    start: usize,
+) -> PostError {
+    let index = bad.checked_sub(base).map_or(start, |d| d / size).max(start);
+    PostError::from_ret(verb, ret, index)
+}
