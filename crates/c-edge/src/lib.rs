@@ -68,7 +68,7 @@ macro_rules! as_it_is {
     )+};
 }
 
-as_it_is!((), u8, u16, u32, u64, usize, isize, c_int);
+as_it_is!((), u8, u16, u32, u64, usize, isize, c_int, i64);
 
 /// A handle, or an address that the function only passes on.
 impl<T> Arg for *mut T {
@@ -287,6 +287,26 @@ pub struct Errno(pub c_int);
 impl From<c_int> for Errno {
     fn from(errno: c_int) -> Self {
         Self(errno)
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(e: rustix::io::Errno) -> Self {
+        Self(e.raw_os_error())
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(e: std::io::Error) -> Self {
+        Self(e.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl Errno {
+    /// It says nothing of what was asked for, only that there are no more descriptors or no more memory.
+    #[must_use]
+    pub fn is_shortage(self) -> bool {
+        matches!(self.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
     }
 }
 

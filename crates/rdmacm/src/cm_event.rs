@@ -59,64 +59,45 @@ struct CmEvent {
     private_data: [u8; 256],
 }
 
-/// The id of an endpoint that has one.
-fn id_of(endpoint: &Endpoint) -> *mut rdma_cm_id {
-    ptr::with_exposed_provenance_mut(endpoint.id())
+/// The id of an endpoint; `None` where it has none.
+fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
+    // SAFETY: an endpoint names the id that was made for it, which is freed when no event of it can be reported any more:
+    // `connect::destroy` closes the endpoint and waits until its events have been acknowledged.
+    unsafe { CmId::borrow(ptr::with_exposed_provenance_mut(endpoint.id())) }.ok()
 }
 
 /// The next event that is the program's business. Waits for it unless the channel's descriptor has `O_NONBLOCK`.
 ///
 /// # Errors
 /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
-///
-/// # Safety
-/// The ids of the channel are live.
-pub unsafe fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
+pub fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
     loop {
-        // SAFETY: contract of this function.
-        let event = channel.next(|event| unsafe {
+        let event = channel.next(|event| {
             // Before the queue is unlocked, so that nobody destroys the id in between.
             event.endpoint.reported();
             make_id(event);
         })?;
-        // SAFETY: an event that was reported keeps its id from being destroyed.
-        let id = unsafe { CmId::borrow(id_of(&event.endpoint)) };
         let endpoint = Arc::clone(&event.endpoint);
-        // SAFETY: as above.
-        match id.map(|id| unsafe { convert(id, event) }) {
-            Ok(Some(event)) => return Ok(Box::into_raw(event).cast()),
-            Ok(None) | Err(_) => endpoint.acknowledged(),
+        match id_of(&endpoint).and_then(|id| convert(id, event)) {
+            Some(event) => return Ok(Box::into_raw(event).cast()),
+            None => endpoint.acknowledged(),
         }
     }
 }
 
 /// Makes the id of a requested connection, so that events behind the request find it.
-///
-/// # Safety
-/// The listener is live.
-unsafe fn make_id(event: &Event) {
-    if let Detail::Request { new, .. } = &event.detail {
-        // SAFETY: contract of this function; the listener's channel is live as well.
-        unsafe {
-            if let Ok(listener) = CmId::borrow(id_of(&event.endpoint)) {
-                let of = listener.abi();
-                CmId::create(
-                    Arc::clone(new),
-                    (*of).channel,
-                    false,
-                    (*of).context,
-                    (*of).qp_type,
-                );
-            }
-        }
+fn make_id(event: &Event) {
+    if let Detail::Request { new, .. } = &event.detail
+        && let Some(listener) = id_of(&event.endpoint)
+    {
+        let (channel, context) = (listener.channel_handle(), listener.context());
+        // SAFETY: a live listener's channel is live.
+        unsafe { CmId::create(Arc::clone(new), channel, false, context, listener.qp_type()) };
     }
 }
 
 /// Does what the event asks of the library, and makes the C event. `None`: it is no news to the program.
-///
-/// # Safety
-/// `id` is of the event's endpoint.
-unsafe fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
+fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
     let mut abi = rdma_cm_event::zeroed();
     abi.id = id.abi();
     abi.event = event.kind;
@@ -135,8 +116,7 @@ unsafe fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
         } => made.set_connection(id, qpn, params, &private_data),
         Detail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
         Detail::Request { new, request } => {
-            // SAFETY: made by `make_id`; nobody else knows it yet.
-            let new_id = unsafe { CmId::borrow(id_of(&new)) }.ok()?;
+            let new_id = id_of(&new)?;
             if let Err(Errno(errno)) = take_request(id, new_id, &request) {
                 tracing::warn!("a connection request is lost: errno {errno}");
                 new.close();
@@ -302,13 +282,10 @@ pub(crate) fn complete(id: &CmId) -> Result {
         return Ok(());
     }
     acknowledge_last(id);
-    let channel = id.channel()?;
-    // SAFETY: the only id of the channel is this one, which is live; `event` is a field of it.
-    let event = unsafe {
-        let event = next_event(&channel)?;
-        (*id.abi()).event = event;
-        *event
-    };
+    let event = next_event(&*id.channel()?)?;
+    id.set_event(event);
+    // SAFETY: just made, and the id keeps it.
+    let event = unsafe { *event };
     match event.status {
         0 => Ok(()),
         _ if event.event == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
@@ -318,32 +295,28 @@ pub(crate) fn complete(id: &CmId) -> Result {
 
 /// Acknowledges the event that a synchronous id has kept.
 pub(crate) fn acknowledge_last(id: &CmId) {
-    // SAFETY: a field of the live id: NULL, or an event that was not acknowledged.
-    unsafe {
-        let event = std::mem::replace(&mut (*id.abi()).event, ptr::null_mut());
-        if !event.is_null() {
-            acknowledge(event);
-        }
+    let event = id.event();
+    if !event.is_null() {
+        id.set_event(ptr::null_mut());
+        // SAFETY: an event of ours, which the id has kept and keeps no more.
+        unsafe { acknowledge(event) };
     }
 }
 
-/// The next event of a synchronous listener, which keeps it if it is no request: `rdma_get_request`.
-///
-/// # Safety
-/// `listener` is live.
-pub(crate) unsafe fn next_request(listener: &CmId) -> Result<*mut rdma_cm_event> {
+/// The next request of a synchronous listener, and the id of it: `rdma_get_request`. The listener keeps an event that is no
+/// request.
+pub(crate) fn next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId)> {
     acknowledge_last(listener);
-    let channel = listener.channel()?;
-    // SAFETY: contract of this function; the result was just made.
-    unsafe {
-        let event = next_event(&channel)?;
-        if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
-            (*listener.abi()).event = event;
-            let status = (*event).status.abs();
-            return Err(if status == 0 { INVALID } else { Errno(status) });
-        }
-        Ok(event)
+    let event = next_event(&*listener.channel()?)?;
+    // SAFETY: just made.
+    let about = unsafe { *event };
+    if about.status != 0 || about.event != RDMA_CM_EVENT_CONNECT_REQUEST {
+        listener.set_event(event);
+        let status = about.status.abs();
+        return Err(if status == 0 { INVALID } else { Errno(status) });
     }
+    // SAFETY: a request has the id that was made for it, which nobody else knows yet.
+    Ok((event, unsafe { CmId::borrow(about.id) }?))
 }
 
 /// Frees an event, which counts as acknowledged: `rdma_ack_cm_event(3)`.

@@ -193,8 +193,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         (extra.ece, private_data)
     };
     let psn = id.endpoint.ends().local.psn;
-    // SAFETY: a field of the live id.
-    let qp_type = unsafe { (*id.abi()).qp_type };
+    let qp_type = id.qp_type();
     // A service id of no port space is nobody's; whoever is asked for it refuses.
     let port_space = dst
         .service(id.endpoint.port_space)

@@ -109,6 +109,63 @@ pub(crate) struct Extra {
     path: Option<Box<UnsafeCell<ibv_sa_path_rec>>>,
 }
 
+/// Getters and setters of the C fields of an id: `getter => field: type;` and `setter => field: type;`.
+macro_rules! c_fields {
+    (
+        get { $( $(#[$meta:meta])* $vis:vis $get:ident => $read:ident: $type:ty; )* }
+        set { $( $set:ident => $written:ident: $new:ty; )* }
+    ) => {
+        impl CmId {
+            $(
+                $(#[$meta])*
+                $vis fn $get(&self) -> $type {
+                    // SAFETY: a field of the live object. The program orders calls that change an id.
+                    unsafe { (*self.abi()).$read }
+                }
+            )*
+            $(
+                pub(crate) fn $set(&self, value: $new) {
+                    // SAFETY: as above.
+                    unsafe { (*self.abi()).$written = value };
+                }
+            )*
+        }
+    };
+}
+
+c_fields! {
+    get {
+        /// Its queue pair; NULL for none.
+        pub qp => qp: *mut ibv_qp;
+        /// Its protection domain; NULL before it is bound to a device.
+        pub pd => pd: *mut ibv_pd;
+        /// The handle of its event channel.
+        pub channel_handle => channel: *mut rdma_event_channel;
+        pub(crate) qp_type => qp_type: ibv_qp_type;
+        pub(crate) verbs => verbs: *mut ibv_context;
+        pub(crate) srq => srq: *mut ibv_srq;
+        pub(crate) send_cq => send_cq: *mut ibv_cq;
+        pub(crate) recv_cq => recv_cq: *mut ibv_cq;
+        pub(crate) send_cq_channel => send_cq_channel: *mut ibv_comp_channel;
+        pub(crate) recv_cq_channel => recv_cq_channel: *mut ibv_comp_channel;
+        pub(crate) context => context: *mut c_void;
+        pub(crate) event => event: *mut rdma_cm_event;
+    }
+    set {
+        set_qp => qp: *mut ibv_qp;
+        set_pd => pd: *mut ibv_pd;
+        set_channel_handle => channel: *mut rdma_event_channel;
+        set_verbs => verbs: *mut ibv_context;
+        set_port_num => port_num: u8;
+        set_srq => srq: *mut ibv_srq;
+        set_send_cq => send_cq: *mut ibv_cq;
+        set_recv_cq => recv_cq: *mut ibv_cq;
+        set_send_cq_channel => send_cq_channel: *mut ibv_comp_channel;
+        set_recv_cq_channel => recv_cq_channel: *mut ibv_comp_channel;
+        set_event => event: *mut rdma_cm_event;
+    }
+}
+
 /// An id; the program's handle points to its first field.
 #[repr(C)]
 pub struct CmId {
@@ -196,11 +253,10 @@ impl CmId {
     /// # Safety
     /// `channel` is live, and no call waits for an event of this id.
     pub unsafe fn migrate(&self, channel: *mut rdma_event_channel) -> Result {
-        // SAFETY: contract of this function; a field of the live object.
-        unsafe {
-            self.endpoint.migrate(&ChannelHandle::channel(channel)?);
-            (*self.abi()).channel = channel;
-        }
+        // SAFETY: contract of this function.
+        self.endpoint
+            .migrate(&unsafe { ChannelHandle::channel(channel) }?);
+        self.set_channel_handle(channel);
         Ok(())
     }
 
@@ -212,7 +268,7 @@ impl CmId {
     /// Its event channel.
     pub(crate) fn channel(&self) -> Result<Arc<Channel<Event>>> {
         // SAFETY: a live id's channel is live.
-        unsafe { ChannelHandle::channel((*self.abi()).channel) }
+        unsafe { ChannelHandle::channel(self.channel_handle()) }
     }
 
     pub(crate) fn extra(&self) -> MutexGuard<'_, Extra> {
@@ -224,21 +280,13 @@ impl CmId {
         &self.endpoint.cm.device
     }
 
-    /// Its queue pair; NULL for none.
-    pub fn qp(&self) -> *mut ibv_qp {
-        // SAFETY: a field of the live object.
-        unsafe { (*self.abi()).qp }
-    }
-
     pub(crate) fn is_datagram(&self) -> bool {
-        // SAFETY: a field of the live object.
-        unsafe { (*self.abi()).qp_type == IBV_QPT_UD }
+        self.qp_type() == IBV_QPT_UD
     }
 
     /// Is the id bound to the device?
     pub(crate) fn has_device(&self) -> bool {
-        // SAFETY: a field of the live object.
-        unsafe { !(*self.abi()).verbs.is_null() }
+        !self.verbs().is_null()
     }
 
     /// The own address; none before the id is bound.
@@ -258,33 +306,37 @@ impl CmId {
     }
 
     pub(crate) fn set_source(&self, to: Addr) {
-        // SAFETY: a field of the live object.
-        unsafe { (*self.abi()).route.addr.src.src_storage = addr::to_c(to).0 };
+        self.change_route(|route| route.addr.src.src_storage = addr::to_c(to).0);
     }
 
     pub(crate) fn set_destination(&self, to: Addr) {
-        // SAFETY: a field of the live object.
-        unsafe { (*self.abi()).route.addr.dst.dst_storage = addr::to_c(to).0 };
+        self.change_route(|route| route.addr.dst.dst_storage = addr::to_c(to).0);
+    }
+
+    /// Changes the addresses and the path, which programs read only.
+    fn change_route(&self, change: impl FnOnce(&mut rdma_route)) {
+        // SAFETY: a field of the live object. The program orders calls that change an id, and what it reads of one.
+        change(unsafe { &mut (*self.abi()).route });
     }
 
     /// Binds the id to the device.
     pub(crate) fn bind_to_device(&self) {
         let device = self.device();
-        let abi = self.abi();
         let source = self.source_or_none();
-        // SAFETY: fields of the live object.
-        unsafe {
-            (*abi).verbs = device.context;
-            (*abi).port_num = PORT_NUM;
-            if (*abi).pd.is_null() {
-                (*abi).pd = device.pd;
-            }
-            (*abi).route.addr.addr.ibaddr.pkey = match source {
+        self.set_verbs(device.context);
+        self.set_port_num(PORT_NUM);
+        if self.pd().is_null() {
+            self.set_pd(device.pd);
+        }
+        self.change_route(|route| {
+            // SAFETY: any bytes are a value of each member of the union.
+            let ib = unsafe { &mut route.addr.addr.ibaddr };
+            ib.pkey = match source {
                 Addr::Ip(_) => DEFAULT_PKEY,
                 Addr::Ib(source) => source.pkey.to_be(),
             };
-            (*abi).route.addr.addr.ibaddr.sgid.raw = device.gid(source);
-        }
+            ib.sgid.raw = device.gid(source);
+        });
     }
 
     /// Fills in the path to the destination.
@@ -297,12 +349,12 @@ impl CmId {
         };
         let dgid = by_packets.unwrap_or_else(|| self.device().gid(to));
         let path = Box::new(UnsafeCell::new(self.device().path(from, dgid)));
-        // SAFETY: fields of the live object; the path lives as long as the id or until the next.
-        unsafe {
-            (*self.abi()).route.addr.addr.ibaddr.dgid = (*path.get()).dgid;
-            (*self.abi()).route.path_rec = path.get();
-            (*self.abi()).route.num_paths = 1;
-        }
+        self.change_route(|route| {
+            // SAFETY: the path is here until it is replaced, and any bytes are a value of each member of the union.
+            unsafe { route.addr.addr.ibaddr.dgid = (*path.get()).dgid };
+            route.path_rec = path.get();
+            route.num_paths = 1;
+        });
         self.extra().path = Some(path);
     }
 }

@@ -166,28 +166,21 @@ impl Session {
 
     fn take_cm_events(&mut self) -> bool {
         let mut any = false;
-        // SAFETY: the channel is the id's own, which is live.
-        while let Ok(event) = unsafe { cm_event::next_event(&self.channel) } {
+        while let Ok(news) = News::next(&self.channel) {
             any = true;
-            // SAFETY: an event that is live until it is acknowledged.
-            unsafe {
-                self.on_event(&*event);
-                cm_event::acknowledge(event);
-            }
+            self.on_event(&news);
         }
         any
     }
 
-    /// # Safety
-    /// `event` is live.
-    unsafe fn on_event(&mut self, event: &rdma_cm_event) {
-        match (event.event, self.phase) {
+    fn on_event(&mut self, news: &News) {
+        match (news.event, self.phase) {
             (RDMA_CM_EVENT_ESTABLISHED, Phase::Connecting) => {
-                // SAFETY: the parameters of a connection.
-                let peer = unsafe { conn_data(event) };
-                let set = peer
+                let set = news
+                    .peer
+                    .as_ref()
                     .ok_or(Errno(libc::EPROTO))
-                    .and_then(|peer| self.stream.as_mut().ok_or(INVALID)?.set_peer(&peer));
+                    .and_then(|peer| self.stream.as_mut().ok_or(INVALID)?.set_peer(peer));
                 match set {
                     Ok(()) => self.phase = Phase::Connected,
                     Err(Errno(errno)) => self.fail(errno),
@@ -237,20 +230,14 @@ impl Session {
     pub(crate) fn start_connecting(&mut self, addr: Addr) -> Result {
         let id = self.cm_id()?;
         resolve::resolve_addr(id, None, addr)?;
-        // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
-        let resolved = unsafe {
-            let event = cm_event::next_event(&self.channel)?;
-            let resolved = ((*event).event, (*event).status);
-            cm_event::acknowledge(event);
-            resolved
-        };
-        if resolved.0 != RDMA_CM_EVENT_ADDR_RESOLVED {
-            return Err(Errno(resolved.1.abs()));
+        let resolved = News::next(&self.channel)?;
+        if resolved.event != RDMA_CM_EVENT_ADDR_RESOLVED {
+            return Err(Errno(resolved.status.abs()));
         }
         resolve::resolve_route(id)?;
-        // SAFETY: as above.
+        News::next(&self.channel)?;
+        // SAFETY: the id is bound to a device, and nobody else uses it; the parameters point to data that is there.
         unsafe {
-            cm_event::acknowledge(cm_event::next_event(&self.channel)?);
             let stream = Stream::new(id, self.sizes)?;
             let data = stream.conn_data().encode();
             self.stream = Some(stream);
@@ -264,27 +251,22 @@ impl Session {
     /// For a listener: the next request, as a session that is being connected, and the peer's address.
     pub(crate) fn take_request(&mut self) -> Option<Result<(Self, Addr)>> {
         loop {
-            // SAFETY: the channel is the id's own; the event is live until it is acknowledged.
-            unsafe {
-                let event = match cm_event::next_event(&self.channel) {
-                    Ok(event) => event,
-                    Err(Errno(libc::EAGAIN)) => return None,
-                    Err(e) => return Some(Err(e)),
-                };
-                let is_request = (*event).event == RDMA_CM_EVENT_CONNECT_REQUEST;
-                let (id, peer) = ((*event).id, conn_data(&*event));
-                cm_event::acknowledge(event);
-                if !is_request {
-                    continue;
-                }
-                match self.serve(id, peer) {
-                    Ok(new) => return Some(Ok(new)),
-                    // Another thread or a later call may have what it takes.
-                    Err(e) if e.is_shortage() => return Some(Err(e)),
-                    // The next one may be better.
-                    Err(Errno(errno)) => {
-                        tracing::debug!("a connection is refused: errno {errno}");
-                    }
+            let news = match News::next(&self.channel) {
+                Ok(news) => news,
+                Err(Errno(libc::EAGAIN)) => return None,
+                Err(e) => return Some(Err(e)),
+            };
+            if news.event != RDMA_CM_EVENT_CONNECT_REQUEST {
+                continue;
+            }
+            // SAFETY: the id of a request, which nobody else knows.
+            match unsafe { self.serve(news.id, news.peer) } {
+                Ok(new) => return Some(Ok(new)),
+                // Another thread or a later call may have what it takes.
+                Err(e) if e.is_shortage() => return Some(Err(e)),
+                // The next one may be better.
+                Err(Errno(errno)) => {
+                    tracing::debug!("a connection is refused: errno {errno}");
                 }
             }
         }
@@ -425,19 +407,44 @@ impl Session {
     }
 }
 
-/// What the peer has told with an event.
-///
-/// # Safety
-/// `event` is live and has parameters of a connection.
-unsafe fn conn_data(event: &rdma_cm_event) -> Option<ConnData> {
-    // SAFETY: contract of this function; `private_data` is valid for its length.
-    unsafe {
-        let conn = event.param.conn;
-        if conn.private_data.is_null() {
-            return None;
+/// What an event said.
+struct News {
+    event: rdma_cm_event_type,
+    status: c_int,
+    id: *mut rdma_cm_id,
+    /// What the peer has told with it.
+    peer: Option<ConnData>,
+}
+
+impl News {
+    /// The next event, which is acknowledged.
+    fn next(channel: &Channel<Event>) -> Result<Self> {
+        let event = cm_event::next_event(channel)?;
+        // SAFETY: live until it is acknowledged here. Events of streams have the parameters of a connection, or zeroes;
+        // private data is as long as it says.
+        unsafe {
+            let rdma_cm_event {
+                event: kind,
+                status,
+                id,
+                param,
+                ..
+            } = &*event;
+            let (data, len) = (param.conn.private_data, param.conn.private_data_len);
+            let peer = if data.is_null() {
+                None
+            } else {
+                ConnData::decode(std::slice::from_raw_parts(data.cast(), len.into()))
+            };
+            let news = Self {
+                event: *kind,
+                status: *status,
+                id: *id,
+                peer,
+            };
+            cm_event::acknowledge(event);
+            Ok(news)
         }
-        let len = usize::from(conn.private_data_len);
-        ConnData::decode(std::slice::from_raw_parts(conn.private_data.cast(), len))
     }
 }
 

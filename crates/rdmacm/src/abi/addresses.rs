@@ -2,59 +2,59 @@
 
 use std::ffi::c_int;
 
-use libc::sockaddr;
-use verbs_abi::*;
+use c_edge::c_functions;
 
-use super::returned::with_id;
-use crate::addr;
+use super::edge::{Address, Id};
+use crate::addr::Addr;
 use crate::cm_event::complete;
-use crate::errno::INVALID;
+use crate::errno::Result;
 use crate::id::CmId;
-use crate::resolve::{bind, resolve_addr, resolve_route};
+use crate::resolve;
 
-/// Binds an id to an address: `rdma_bind_addr(3)`.
-pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe { with_id(id, |id| bind(id, addr::read(addr).ok_or(INVALID)?)) }
+c_functions! {
+    /// Binds an id to an address: `rdma_bind_addr(3)`.
+    pub rdma_bind_addr => bind_addr, (id: Id<'_>, addr: Address) -> Result;
+
+    /// Resolves the peer's address: `rdma_resolve_addr(3)`. Its outcome is an event.
+    pub rdma_resolve_addr => resolve_addr,
+        (id: Id<'_>, src_addr: Address, dst_addr: Address, timeout_ms: c_int) -> Result;
+
+    /// Resolves the route: `rdma_resolve_route(3)`. Its outcome is an event.
+    pub rdma_resolve_route => resolve_route, (id: Id<'_>, timeout_ms: c_int) -> Result;
+
+    /// Port of the own address, big-endian: `rdma_get_src_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
+    pub rdma_get_src_port => src_port, (id: Id<'_>) -> u16;
+
+    /// Port of the peer's address, big-endian: `rdma_get_dst_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
+    pub rdma_get_dst_port => dst_port, (id: Id<'_>) -> u16;
 }
 
-/// Resolves the peer's address: `rdma_resolve_addr(3)`. Its outcome is an event.
-pub unsafe extern "C" fn rdma_resolve_addr(
-    id: *mut rdma_cm_id,
-    src_addr: *mut sockaddr,
-    dst_addr: *mut sockaddr,
-    _timeout_ms: c_int,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            let dst = addr::read(dst_addr).ok_or(INVALID)?;
-            let src = match src_addr.as_ref() {
-                None => None,
-                Some(src) => Some(addr::read(src).ok_or(INVALID)?),
-            };
-            resolve_addr(id, src, dst)?;
-            complete(id)
-        })
-    }
+fn bind_addr(id: Id<'_>, addr: Address) -> Result {
+    resolve::bind(id.get()?, addr.get()?)
 }
 
-/// Resolves the route: `rdma_resolve_route(3)`. Its outcome is an event.
-pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe { with_id(id, |id| resolve_route(id).and_then(|()| complete(id))) }
+fn resolve_addr(id: Id<'_>, src: Address, dst: Address, _timeout_ms: c_int) -> Result {
+    let id = id.get()?;
+    let dst = dst.get()?;
+    resolve::resolve_addr(id, src.optional()?, dst)?;
+    complete(id)
 }
 
-/// Port of the own address, big-endian: `rdma_get_src_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
-pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: contract of this module.
-    let addr = unsafe { CmId::borrow(id) }.ok().and_then(CmId::source);
-    addr.map_or(0, |a| a.reported_port().to_be())
+fn resolve_route(id: Id<'_>, _timeout_ms: c_int) -> Result {
+    let id = id.get()?;
+    resolve::resolve_route(id)?;
+    complete(id)
 }
 
-/// Port of the peer's address, big-endian: `rdma_get_dst_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
-pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: contract of this module.
-    let addr = unsafe { CmId::borrow(id) }.ok().and_then(CmId::destination);
-    addr.map_or(0, |a| a.reported_port().to_be())
+fn src_port(id: Id<'_>) -> u16 {
+    big_endian_port(id.get().ok().and_then(CmId::source))
+}
+
+fn dst_port(id: Id<'_>) -> u16 {
+    big_endian_port(id.get().ok().and_then(CmId::destination))
+}
+
+/// 0 where there is no address.
+fn big_endian_port(addr: Option<Addr>) -> u16 {
+    addr.map_or(0, |addr| addr.reported_port().to_be())
 }

@@ -6,31 +6,36 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr;
 
+use c_edge::{InConst, Out, c_functions};
 use libc::{addrinfo, sockaddr, socklen_t};
 use verbs_abi::*;
 
-use super::returned::or_minus_one;
 use crate::addr::{self, Addr};
 use crate::device::DEFAULT_PKEY;
 use crate::errno::{Errno, INVALID, Result};
 use crate::ib::IbAddr;
 
-/// Resolves a node and a service: `rdma_getaddrinfo(3)`.
-pub unsafe extern "C" fn rdma_getaddrinfo(
+c_functions! {
+    /// Resolves a node and a service: `rdma_getaddrinfo(3)`.
+    pub rdma_getaddrinfo => getaddrinfo,
+        (node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>,
+         res: Out<'_, *mut rdma_addrinfo>) -> Result;
+}
+
+fn getaddrinfo(
     node: *const c_char,
     service: *const c_char,
-    hints: *const rdma_addrinfo,
-    res: *mut *mut rdma_addrinfo,
-) -> c_int {
-    // SAFETY: contract of this module.
-    let found = unsafe {
-        if res.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
-            Err(INVALID)
-        } else {
-            resolve(node, service, hints.as_ref()).map(|found| *res = found)
-        }
-    };
-    or_minus_one(found)
+    hints: InConst<'_, rdma_addrinfo>,
+    res: Out<'_, *mut rdma_addrinfo>,
+) -> Result {
+    let place = res.get()?;
+    let hints = hints.optional();
+    if node.is_null() && service.is_null() && hints.is_none() {
+        return Err(INVALID);
+    }
+    // SAFETY: texts and hints as the man page says.
+    place.write(unsafe { resolve(node, service, hints) }?);
+    Ok(())
 }
 
 /// # Safety

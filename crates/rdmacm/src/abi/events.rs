@@ -1,75 +1,57 @@
 //! Event channels and events.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::ptr;
+use std::ffi::{CStr, c_char};
 use std::time::Duration;
 
+use c_edge::{Out, c_functions};
 use verbs_abi::*;
 
-use super::returned::{or_minus_one, set_errno};
+use super::edge::{ChannelArg, EventArg};
 use crate::cm::Cm;
-use crate::cm_event::{acknowledge, next_event};
-use crate::errno::{Errno, INVALID};
+use crate::cm_event::next_event;
+use crate::errno::{Errno, Result};
 use crate::id::ChannelHandle;
 
 /// How long `rdma_get_cm_event` waits before it refuses a channel that there is not. Programs destroy a channel that
 /// another thread waits for, and end; that thread never learns of it, and one that comes too late should not either.
 const AFTER_DESTRUCTION: Duration = Duration::from_millis(500);
 
-/// Opens an event channel: `rdma_create_event_channel(3)`. NULL with errno on failure.
-pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+c_functions! {
+    /// Opens an event channel: `rdma_create_event_channel(3)`. NULL with errno on failure.
+    pub rdma_create_event_channel => create_event_channel, () -> Result<*mut rdma_event_channel>;
+
+    /// Closes an event channel: `rdma_destroy_event_channel(3)`.
+    pub rdma_destroy_event_channel => ChannelArg::destroy, (channel: ChannelArg) -> ();
+
+    /// Takes the next event: `rdma_get_cm_event(3)`.
+    pub rdma_get_cm_event => get_cm_event, (channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Result;
+
+    /// Frees an event: `rdma_ack_cm_event(3)`.
+    pub rdma_ack_cm_event => EventArg::acknowledge, (event: EventArg) -> Result;
+
+    /// Name of an event type: `rdma_event_str(3)`.
+    pub rdma_event_str => event_name, (event: rdma_cm_event_type) -> *const c_char;
+}
+
+fn create_event_channel() -> Result<*mut rdma_event_channel> {
     // "Event channels … return NULL if an error occurred": also where there is no device to have events of.
-    match Cm::get().and_then(|_| ChannelHandle::create()) {
-        Ok(handle) => handle,
-        Err(Errno(errno)) => {
-            set_errno(errno);
-            ptr::null_mut()
-        }
-    }
+    Cm::get()?;
+    ChannelHandle::create()
 }
 
-/// Closes an event channel: `rdma_destroy_event_channel(3)`.
-pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: a handle of ours, given back once.
-    unsafe { ChannelHandle::destroy(channel) };
-}
-
-/// Takes the next event: `rdma_get_cm_event(3)`.
-pub unsafe extern "C" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
-) -> c_int {
-    // SAFETY: a handle of ours.
-    let channel = unsafe { ChannelHandle::channel(channel) };
+fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Result {
+    let channel = channel.channel();
     if channel.as_ref().err() == Some(&Errno(libc::EBADF)) {
         // A thread that had asked a moment before it was destroyed would wait, as rping's does while its process ends.
         std::thread::sleep(AFTER_DESTRUCTION);
     }
-    let got = channel.and_then(|channel| {
-        if event.is_null() {
-            return Err(INVALID);
-        }
-        // SAFETY: the channel is live.
-        let next = unsafe { next_event(&channel) }?;
-        // SAFETY: a place for the result.
-        unsafe { *event = next };
-        Ok(())
-    });
-    or_minus_one(got)
+    let channel = channel?;
+    let place = event.get()?;
+    place.write(next_event(&channel)?);
+    Ok(())
 }
 
-/// Frees an event: `rdma_ack_cm_event(3)`.
-pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    if event.is_null() {
-        return or_minus_one(Err(INVALID));
-    }
-    // SAFETY: an event of ours, acknowledged once.
-    unsafe { acknowledge(event) };
-    0
-}
-
-/// Name of an event type: `rdma_event_str(3)`.
-pub unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
+fn event_name(event: rdma_cm_event_type) -> *const c_char {
     event_str(event).as_ptr()
 }
 

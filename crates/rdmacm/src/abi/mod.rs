@@ -1,7 +1,7 @@
 //! librdmacm's entry points, as C functions under their own names.
 //!
-//! Each checks the pointers that C may leave NULL, calls, and converts back. Where the man page says nothing
-//! else, they return 0, or -1 with errno. Nothing here unwinds: the functions called return errors.
+//! Each is made of a safe function, whose arguments are the types of `edge` and of `c_edge`. Where the man page says
+//! nothing else, they return 0, or -1 with errno. Nothing here unwinds: the functions called return errors.
 //!
 //! # Safety
 //! As for the C functions: handles are NULL or live, pointers to arguments are NULL or valid for what the man
@@ -13,13 +13,13 @@
 
 mod addresses;
 mod addrinfo;
+mod edge;
 mod endpoints;
 mod events;
 mod ids;
 mod multicast;
 mod options;
 mod qps;
-mod returned;
 
 pub use addresses::*;
 pub use addrinfo::*;
@@ -29,4 +29,3 @@ pub use ids::*;
 pub use multicast::*;
 pub use options::*;
 pub use qps::*;
-pub use returned::{or_minus_one, set_errno};

@@ -1,12 +1,12 @@
 //! Multicast groups.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 
-use libc::sockaddr;
+use c_edge::{In, c_functions};
 use verbs_abi::*;
 
-use super::returned::with_id;
+use super::edge::{Address, Id};
 use crate::addr::{self, Addr};
 use crate::cm_event::complete;
 use crate::endpoint::Detail;
@@ -14,45 +14,42 @@ use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
 use crate::multicast::Membership;
 
-/// Joins a group: `rdma_join_multicast(3)`. Its outcome is an event.
-pub unsafe extern "C" fn rdma_join_multicast(
-    id: *mut rdma_cm_id,
-    addr: *mut sockaddr,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            let group = addr::read(addr).ok_or(INVALID)?;
-            join(id, group, false, context)
-        })
-    }
+c_functions! {
+    /// Joins a group: `rdma_join_multicast(3)`. Its outcome is an event.
+    pub rdma_join_multicast => join_multicast, (id: Id<'_>, addr: Address, context: *mut c_void) -> Result;
+
+    /// Joins a group in one of several ways: `rdma_join_multicast_ex(3)`. Its outcome is an event.
+    pub rdma_join_multicast_ex => join_multicast_ex,
+        (id: Id<'_>, mc_join_attr: In<'_, rdma_cm_join_mc_attr_ex>, context: *mut c_void) -> Result;
+
+    /// Leaves a group: `rdma_leave_multicast(3)`.
+    pub rdma_leave_multicast => leave_multicast, (id: Id<'_>, addr: Address) -> Result;
 }
 
-/// Joins a group in one of several ways: `rdma_join_multicast_ex(3)`. Its outcome is an event.
-pub unsafe extern "C" fn rdma_join_multicast_ex(
-    id: *mut rdma_cm_id,
-    mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
+fn join_multicast(id: Id<'_>, addr: Address, context: *mut c_void) -> Result {
+    join(id.get()?, addr.get()?, false, context)
+}
+
+fn join_multicast_ex(
+    id: Id<'_>,
+    attr: In<'_, rdma_cm_join_mc_attr_ex>,
     context: *mut c_void,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            let attr = mc_join_attr.as_ref().ok_or(INVALID)?;
-            if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
-                return Err(Errno(libc::ENOTSUP));
-            }
-            if attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_ADDRESS == 0
-                || attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS == 0
-                || attr.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED
-            {
-                return Err(INVALID);
-            }
-            let group = addr::read(attr.addr).ok_or(INVALID)?;
-            let send_only = attr.join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
-            join(id, group, send_only, context)
-        })
+) -> Result {
+    let id = id.get()?;
+    let attr = attr.get()?;
+    if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
+        return Err(Errno(libc::ENOTSUP));
     }
+    if attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_ADDRESS == 0
+        || attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS == 0
+        || attr.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED
+    {
+        return Err(INVALID);
+    }
+    // SAFETY: NULL, or an address as long as its family says (`rdma_join_multicast_ex(3)`).
+    let group = unsafe { addr::read(attr.addr) }.ok_or(INVALID)?;
+    let send_only = attr.join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
+    join(id, group, send_only, context)
 }
 
 fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result {
@@ -72,25 +69,20 @@ fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result 
     complete(id)
 }
 
-/// Leaves a group: `rdma_leave_multicast(3)`.
-pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            let group = addr::read(addr).ok_or(INVALID)?;
-            let membership = {
-                let memberships = &mut id.extra().memberships;
-                let at = memberships.iter().position(|m| m.addr == group);
-                memberships.remove(at.ok_or(Errno(libc::EADDRNOTAVAIL))?)
-            };
-            if !id.qp().is_null() && !membership.send_only {
-                let gid = ibv_gid {
-                    raw: membership.mgid,
-                };
-                // Where the event was not taken yet, the queue pair is not attached, and stays so.
-                (id.device().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid);
-            }
-            Ok(())
-        })
+fn leave_multicast(id: Id<'_>, addr: Address) -> Result {
+    let id = id.get()?;
+    let group = addr.get()?;
+    let membership = {
+        let memberships = &mut id.extra().memberships;
+        let at = memberships.iter().position(|m| m.addr == group);
+        memberships.remove(at.ok_or(Errno(libc::EADDRNOTAVAIL))?)
+    };
+    if !id.qp().is_null() && !membership.send_only {
+        let gid = ibv_gid {
+            raw: membership.mgid,
+        };
+        // SAFETY: the id's live queue pair. Where the event was not taken yet, it is not attached, and stays so.
+        unsafe { (id.device().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid) };
     }
+    Ok(())
 }

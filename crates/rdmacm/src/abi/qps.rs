@@ -1,122 +1,124 @@
 //! Queue pairs and shared receive queues of ids.
 
 use std::ffi::c_int;
-use std::ptr;
 
+use c_edge::{InOut, Out, c_functions};
 use verbs_abi::*;
 
-use super::returned::with_id;
+use super::edge::Id;
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
 
-/// Makes the queue pair of an id: `rdma_create_qp(3)`.
-pub unsafe extern "C" fn rdma_create_qp(
-    id: *mut rdma_cm_id,
-    pd: *mut ibv_pd,
-    qp_init_attr: *mut ibv_qp_init_attr,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            let attr = qp_init_attr.as_mut().ok_or(INVALID)?;
-            create_qp(id, pd, attr)
-        })
-    }
+c_functions! {
+    /// Makes the queue pair of an id: `rdma_create_qp(3)`.
+    pub rdma_create_qp => create_qp,
+        (id: Id<'_>, pd: *mut ibv_pd, qp_init_attr: InOut<'_, ibv_qp_init_attr>) -> Result;
+
+    /// Makes the queue pair of an id, with extended attributes: `rdma_create_qp_ex`.
+    pub rdma_create_qp_ex => create_qp_ex, (id: Id<'_>, qp_init_attr: InOut<'_, ibv_qp_init_attr_ex>) -> Result;
+
+    /// Destroys the queue pair of an id: `rdma_destroy_qp(3)`.
+    pub rdma_destroy_qp => destroy_qp, (id: Id<'_>) -> ();
+
+    /// Makes the shared receive queue of an id: `rdma_create_srq(3)`.
+    pub rdma_create_srq => create_srq, (id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -> Result;
+
+    /// Makes the shared receive queue of an id, with extended attributes: `rdma_create_srq_ex`.
+    pub rdma_create_srq_ex => create_srq_ex, (id: Id<'_>, attr: InOut<'_, ibv_srq_init_attr_ex>) -> Result;
+
+    /// Destroys the shared receive queue of an id: `rdma_destroy_srq(3)`.
+    pub rdma_destroy_srq => destroy_srq, (id: Id<'_>) -> ();
+
+    /// The attributes with which a queue pair goes to `qp_attr->qp_state`: `rdma_init_qp_attr(3)`.
+    pub rdma_init_qp_attr => init_qp_attr,
+        (id: Id<'_>, qp_attr: InOut<'_, ibv_qp_attr>, qp_attr_mask: Out<'_, c_int>) -> Result;
 }
 
+fn create_qp(id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_qp_init_attr>) -> Result {
+    let id = id.get()?;
+    // SAFETY: what the program's attributes name is live (`rdma_create_qp(3)`).
+    unsafe { make_qp(id, pd, attr.get()?) }
+}
+
+/// Makes the queue pair of an id; `attr` says then what it really has.
+///
 /// # Safety
 /// `pd` is NULL or live; what `attr` names is live.
-pub(super) unsafe fn create_qp(id: &CmId, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result {
+pub(super) unsafe fn make_qp(id: &CmId, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result {
     let mut extended = ibv_qp_init_attr_ex::zeroed();
-    // SAFETY: `ibv_qp_init_attr_ex` begins with the fields of `ibv_qp_init_attr`; the layout test of
-    // `verbs_abi` holds both to the headers.
-    unsafe {
-        ptr::copy_nonoverlapping(ptr::from_ref(attr), (&raw mut extended).cast(), 1);
-        extended.comp_mask = IBV_QP_INIT_ATTR_PD;
-        extended.pd = pd;
-        let made = id.create_qp(&mut extended);
-        // What the queue pair really has.
-        ptr::copy_nonoverlapping((&raw const extended).cast(), ptr::from_mut(attr), 1);
-        made
-    }
+    extended.qp_context = attr.qp_context;
+    extended.send_cq = attr.send_cq;
+    extended.recv_cq = attr.recv_cq;
+    extended.srq = attr.srq;
+    extended.cap = attr.cap;
+    extended.qp_type = attr.qp_type;
+    extended.sq_sig_all = attr.sq_sig_all;
+    extended.comp_mask = IBV_QP_INIT_ATTR_PD;
+    extended.pd = pd;
+    // SAFETY: contract of this function.
+    let made = unsafe { id.create_qp(&mut extended) };
+    attr.qp_context = extended.qp_context;
+    attr.send_cq = extended.send_cq;
+    attr.recv_cq = extended.recv_cq;
+    attr.srq = extended.srq;
+    attr.cap = extended.cap;
+    attr.qp_type = extended.qp_type;
+    attr.sq_sig_all = extended.sq_sig_all;
+    made
 }
 
-/// Makes the queue pair of an id, with extended attributes: `rdma_create_qp_ex`.
-pub unsafe extern "C" fn rdma_create_qp_ex(
-    id: *mut rdma_cm_id,
-    qp_init_attr: *mut ibv_qp_init_attr_ex,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe { with_id(id, |id| id.create_qp(qp_init_attr.as_mut().ok_or(INVALID)?)) }
+fn create_qp_ex(id: Id<'_>, attr: InOut<'_, ibv_qp_init_attr_ex>) -> Result {
+    let id = id.get()?;
+    // SAFETY: as in `create_qp`.
+    unsafe { id.create_qp(attr.get()?) }
 }
 
-/// Destroys the queue pair of an id: `rdma_destroy_qp(3)`.
-pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    // SAFETY: contract of this module.
-    if let Ok(id) = unsafe { CmId::borrow(id) } {
+fn destroy_qp(id: Id<'_>) {
+    if let Ok(id) = id.get() {
         id.destroy_qp();
     }
 }
 
-/// Makes the shared receive queue of an id: `rdma_create_srq(3)`.
-pub unsafe extern "C" fn rdma_create_srq(
-    id: *mut rdma_cm_id,
-    pd: *mut ibv_pd,
-    attr: *mut ibv_srq_init_attr,
-) -> c_int {
-    // SAFETY: contract of this module. `ibv_srq_init_attr_ex` begins with the fields of `ibv_srq_init_attr`.
-    unsafe {
-        with_id(id, |id| {
-            let attr = attr.as_mut().ok_or(INVALID)?;
-            let mut extended = ibv_srq_init_attr_ex::zeroed();
-            ptr::copy_nonoverlapping(ptr::from_ref(attr), (&raw mut extended).cast(), 1);
-            extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
-            extended.srq_type = if (*id.abi()).qp_type == IBV_QPT_XRC_RECV {
-                IBV_SRQT_XRC
-            } else {
-                IBV_SRQT_BASIC
-            };
-            extended.pd = pd;
-            let made = id.create_srq(&mut extended);
-            ptr::copy_nonoverlapping((&raw const extended).cast(), ptr::from_mut(attr), 1);
-            made
-        })
-    }
+fn create_srq(id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -> Result {
+    let id = id.get()?;
+    let attr = attr.get()?;
+    let mut extended = ibv_srq_init_attr_ex::zeroed();
+    extended.srq_context = attr.srq_context;
+    extended.attr = attr.attr;
+    extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    extended.srq_type = if id.qp_type() == IBV_QPT_XRC_RECV {
+        IBV_SRQT_XRC
+    } else {
+        IBV_SRQT_BASIC
+    };
+    extended.pd = pd;
+    // SAFETY: as in `create_qp`.
+    let made = unsafe { id.create_srq(&mut extended) };
+    attr.srq_context = extended.srq_context;
+    attr.attr = extended.attr;
+    made
 }
 
-/// Makes the shared receive queue of an id, with extended attributes: `rdma_create_srq_ex`.
-pub unsafe extern "C" fn rdma_create_srq_ex(
-    id: *mut rdma_cm_id,
-    attr: *mut ibv_srq_init_attr_ex,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe { with_id(id, |id| id.create_srq(attr.as_mut().ok_or(INVALID)?)) }
+fn create_srq_ex(id: Id<'_>, attr: InOut<'_, ibv_srq_init_attr_ex>) -> Result {
+    let id = id.get()?;
+    // SAFETY: as in `create_qp`.
+    unsafe { id.create_srq(attr.get()?) }
 }
 
-/// Destroys the shared receive queue of an id: `rdma_destroy_srq(3)`.
-pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    // SAFETY: contract of this module.
-    if let Ok(id) = unsafe { CmId::borrow(id) } {
+fn destroy_srq(id: Id<'_>) {
+    if let Ok(id) = id.get() {
         id.destroy_srq();
     }
 }
 
-/// The attributes with which a queue pair goes to `qp_attr->qp_state`: `rdma_init_qp_attr(3)`.
-pub unsafe extern "C" fn rdma_init_qp_attr(
-    id: *mut rdma_cm_id,
-    qp_attr: *mut ibv_qp_attr,
-    qp_attr_mask: *mut c_int,
-) -> c_int {
-    // SAFETY: contract of this module.
-    unsafe {
-        with_id(id, |id| {
-            if qp_attr.is_null() || qp_attr_mask.is_null() || !id.has_device() {
-                return Err(INVALID);
-            }
-            let (attr, mask) = id.qp_attr((*qp_attr).qp_state)?;
-            *qp_attr = attr;
-            *qp_attr_mask = mask;
-            Ok(())
-        })
+fn init_qp_attr(id: Id<'_>, attr: InOut<'_, ibv_qp_attr>, mask: Out<'_, c_int>) -> Result {
+    let id = id.get()?;
+    let (attr, mask) = (attr.get()?, mask.get()?);
+    if !id.has_device() {
+        return Err(INVALID);
     }
+    let set;
+    (*attr, set) = id.qp_attr(attr.qp_state)?;
+    mask.write(set);
+    Ok(())
 }

@@ -20,12 +20,7 @@ impl CmId {
     fn qp_attr_with(&self, state: ibv_qp_state, ends: &Ends) -> Result<(ibv_qp_attr, c_int)> {
         let qp = self.qp();
         // SAFETY: the queue pair, if there is one, lives as long as the field names it.
-        let qp_type = unsafe {
-            match qp.as_ref() {
-                Some(qp) => qp.qp_type,
-                None => (*self.abi()).qp_type,
-            }
-        };
+        let qp_type = unsafe { qp.as_ref() }.map_or(self.qp_type(), |qp| qp.qp_type);
         let ack_timeout = self.extra().ack_timeout;
         self.device()
             .qp_attr(state, qp_type, self.source_or_none(), ends, ack_timeout)
@@ -65,49 +60,40 @@ impl CmId {
     /// # Safety
     /// What `attr` names is live.
     pub unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
-        let abi = self.abi();
         if !self.qp().is_null() || !self.has_device() {
             return Err(INVALID);
         }
-        // SAFETY: fields of the live object, and what the caller promises to be live.
-        unsafe {
-            self.complete_qp_attr(attr)?;
-            let missing = |of_id: *mut ibv_cq, asked: *mut ibv_cq, size: u32| {
-                if of_id.is_null() && asked.is_null() {
-                    size
-                } else {
-                    0
-                }
-            };
-            self.create_cqs(
-                missing((*abi).send_cq, attr.send_cq, attr.cap.max_send_wr),
-                missing((*abi).recv_cq, attr.recv_cq, attr.cap.max_recv_wr),
-            )?;
-            if attr.send_cq.is_null() {
-                attr.send_cq = (*abi).send_cq;
+        // SAFETY: what the caller promises to be live.
+        unsafe { self.complete_qp_attr(attr) }?;
+        let missing = |of_id: *mut ibv_cq, asked: *mut ibv_cq, size: u32| {
+            if of_id.is_null() && asked.is_null() {
+                size
+            } else {
+                0
             }
-            if attr.recv_cq.is_null() {
-                attr.recv_cq = (*abi).recv_cq;
-            }
-            if attr.srq.is_null() {
-                attr.srq = (*abi).srq;
-            }
-            let qp = match self.new_qp(attr) {
-                Ok(qp) => qp,
-                Err(e) => {
-                    self.destroy_cqs();
-                    return Err(e);
-                }
-            };
-            (*abi).qp = qp;
-            if let Err(e) = self.prepare_qp() {
-                (*abi).qp = ptr::null_mut();
-                (self.device().verbs.ibv_destroy_qp)(qp);
-                self.destroy_cqs();
-                return Err(e);
-            }
-            (*abi).pd = (*qp).pd;
+        };
+        self.create_cqs(
+            missing(self.send_cq(), attr.send_cq, attr.cap.max_send_wr),
+            missing(self.recv_cq(), attr.recv_cq, attr.cap.max_recv_wr),
+        )?;
+        if attr.send_cq.is_null() {
+            attr.send_cq = self.send_cq();
         }
+        if attr.recv_cq.is_null() {
+            attr.recv_cq = self.recv_cq();
+        }
+        if attr.srq.is_null() {
+            attr.srq = self.srq();
+        }
+        // SAFETY: as above.
+        let qp = unsafe { self.new_qp(attr) }.inspect_err(|_| self.destroy_cqs())?;
+        self.set_qp(qp);
+        if let Err(e) = self.prepare_qp() {
+            self.destroy_qp();
+            return Err(e);
+        }
+        // SAFETY: the queue pair that was just made.
+        self.set_pd(unsafe { (*qp).pd });
         Ok(())
     }
 
@@ -119,27 +105,24 @@ impl CmId {
     /// # Safety
     /// As for [`CmId::create_qp`].
     unsafe fn complete_qp_attr(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
-        let abi = self.abi();
-        // SAFETY: fields of the live object, and what the caller promises to be live.
-        unsafe {
-            if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
-                attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
-                attr.pd = (*abi).pd;
-            } else if (*attr.pd).context != (*abi).verbs {
-                return Err(INVALID);
-            }
-            let differs = |of_id: *mut ibv_cq, asked: *mut ibv_cq| {
-                !of_id.is_null() && !asked.is_null() && of_id != asked
-            };
-            if differs((*abi).recv_cq, attr.recv_cq) || differs((*abi).send_cq, attr.send_cq) {
-                return Err(INVALID);
-            }
-            if (*abi).qp_type == IBV_QPT_XRC_RECV
-                && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
-            {
-                attr.xrcd = self.device().xrcd()?;
-                attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
-            }
+        if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+            attr.pd = self.pd();
+        // SAFETY: contract of this function.
+        } else if unsafe { (*attr.pd).context } != self.verbs() {
+            return Err(INVALID);
+        }
+        let differs = |of_id: *mut ibv_cq, asked: *mut ibv_cq| {
+            !of_id.is_null() && !asked.is_null() && of_id != asked
+        };
+        if differs(self.recv_cq(), attr.recv_cq) || differs(self.send_cq(), attr.send_cq) {
+            return Err(INVALID);
+        }
+        if self.qp_type() == IBV_QPT_XRC_RECV
+            && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
+        {
+            attr.xrcd = self.device().xrcd()?;
+            attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
         }
         Ok(())
     }
@@ -184,8 +167,7 @@ impl CmId {
 
     /// Makes completion queues with channels for `send` and `recv` WRs; 0 for none.
     pub(crate) fn create_cqs(&self, send: u32, recv: u32) -> Result {
-        let abi = self.abi();
-        let cq_context: *mut c_void = abi.cast();
+        let cq_context: *mut c_void = self.abi().cast();
         let context = self.device().context;
         let verbs = self.device().verbs;
         let create = |size: u32| -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
@@ -206,45 +188,42 @@ impl CmId {
                 Ok((channel, cq))
             }
         };
-        // SAFETY: fields of the live object.
-        unsafe {
-            if recv > 0 {
-                ((*abi).recv_cq_channel, (*abi).recv_cq) = create(recv)?;
-            }
-            if send > 0 {
-                match create(send) {
-                    Ok(made) => ((*abi).send_cq_channel, (*abi).send_cq) = made,
-                    Err(e) => {
-                        self.destroy_cqs();
-                        return Err(e);
-                    }
-                }
-            }
+        if recv > 0 {
+            let (channel, cq) = create(recv)?;
+            self.set_recv_cq_channel(channel);
+            self.set_recv_cq(cq);
+        }
+        if send > 0 {
+            let (channel, cq) = create(send).inspect_err(|_| self.destroy_cqs())?;
+            self.set_send_cq_channel(channel);
+            self.set_send_cq(cq);
         }
         Ok(())
     }
 
     /// Destroys the completion queues that the id made for itself.
     pub(crate) fn destroy_cqs(&self) {
-        let abi = self.abi();
+        if self.qp_type() == IBV_QPT_XRC_RECV && !self.srq().is_null() {
+            return;
+        }
+        self.destroy_cq(self.recv_cq(), self.recv_cq_channel());
+        self.set_recv_cq(ptr::null_mut());
+        self.set_recv_cq_channel(ptr::null_mut());
+        self.destroy_cq(self.send_cq(), self.send_cq_channel());
+        self.set_send_cq(ptr::null_mut());
+        self.set_send_cq_channel(ptr::null_mut());
+    }
+
+    /// Destroys what the fields of the id named; NULL is nothing.
+    fn destroy_cq(&self, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
         let verbs = self.device().verbs;
-        // SAFETY: fields of the live object; they only hold what `create_cqs` made, each once.
+        // SAFETY: the fields only hold what `create_cqs` made, and the caller clears them.
         unsafe {
-            if (*abi).qp_type == IBV_QPT_XRC_RECV && !(*abi).srq.is_null() {
-                return;
+            if !cq.is_null() {
+                (verbs.ibv_destroy_cq)(cq);
             }
-            for (cq, channel) in [
-                (&raw mut (*abi).recv_cq, &raw mut (*abi).recv_cq_channel),
-                (&raw mut (*abi).send_cq, &raw mut (*abi).send_cq_channel),
-            ] {
-                if !(*cq).is_null() {
-                    (verbs.ibv_destroy_cq)(*cq);
-                    *cq = ptr::null_mut();
-                }
-                if !(*channel).is_null() {
-                    (verbs.ibv_destroy_comp_channel)(*channel);
-                    *channel = ptr::null_mut();
-                }
+            if !channel.is_null() {
+                (verbs.ibv_destroy_comp_channel)(channel);
             }
         }
     }
@@ -254,10 +233,8 @@ impl CmId {
         let qp = self.qp();
         if !qp.is_null() {
             // SAFETY: the id's live queue pair, which nothing names afterwards.
-            unsafe {
-                (self.device().verbs.ibv_destroy_qp)(qp);
-                (*self.abi()).qp = ptr::null_mut();
-            }
+            unsafe { (self.device().verbs.ibv_destroy_qp)(qp) };
+            self.set_qp(ptr::null_mut());
         }
         self.destroy_cqs();
     }
@@ -267,40 +244,30 @@ impl CmId {
     /// # Safety
     /// What `attr` names is live.
     pub(crate) unsafe fn create_srq(&self, attr: &mut ibv_srq_init_attr_ex) -> Result {
-        let abi = self.abi();
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || !self.has_device() {
             return Err(INVALID);
         }
-        // SAFETY: fields of the live object, and what the caller promises to be live.
-        unsafe {
-            if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
-                attr.pd = (*abi).pd;
-                attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
-            }
-            if attr.srq_type == IBV_SRQT_XRC {
-                if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
-                    attr.xrcd = self.device().xrcd()?;
-                }
-                if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
-                    self.create_cqs(0, attr.attr.max_wr)?;
-                    attr.cq = (*abi).recv_cq;
-                }
-                attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-            }
-            match self.new_srq(attr) {
-                Ok(srq) => {
-                    if (*abi).pd.is_null() {
-                        (*abi).pd = attr.pd;
-                    }
-                    (*abi).srq = srq;
-                    Ok(())
-                }
-                Err(e) => {
-                    self.destroy_cqs();
-                    Err(e)
-                }
-            }
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+            attr.pd = self.pd();
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
         }
+        if attr.srq_type == IBV_SRQT_XRC {
+            if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+                attr.xrcd = self.device().xrcd()?;
+            }
+            if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
+                self.create_cqs(0, attr.attr.max_wr)?;
+                attr.cq = self.recv_cq();
+            }
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+        }
+        // SAFETY: what the caller promises to be live.
+        let srq = unsafe { self.new_srq(attr) }.inspect_err(|_| self.destroy_cqs())?;
+        if self.pd().is_null() {
+            self.set_pd(attr.pd);
+        }
+        self.set_srq(srq);
+        Ok(())
     }
 
     /// # Safety
@@ -329,15 +296,14 @@ impl CmId {
 
     /// Destroys the shared receive queue.
     pub(crate) fn destroy_srq(&self) {
-        let abi = self.abi();
-        // SAFETY: the id's live SRQ, which nothing names afterwards.
-        unsafe {
-            if !(*abi).srq.is_null() {
-                if check((self.device().verbs.ibv_destroy_srq)((*abi).srq)).is_err() {
-                    tracing::debug!("rdma_destroy_srq: the SRQ is in use");
-                }
-                (*abi).srq = ptr::null_mut();
+        let srq = self.srq();
+        if !srq.is_null() {
+            // SAFETY: the id's live SRQ, which nothing names afterwards.
+            let destroyed = check(unsafe { (self.device().verbs.ibv_destroy_srq)(srq) });
+            if destroyed.is_err() {
+                tracing::debug!("rdma_destroy_srq: the SRQ is in use");
             }
+            self.set_srq(ptr::null_mut());
         }
         self.destroy_cqs();
     }

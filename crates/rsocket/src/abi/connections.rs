@@ -2,85 +2,70 @@
 
 use std::ffi::c_int;
 
-use libc::{sockaddr, socklen_t};
-use rdmacm::abi::or_minus_one;
+use c_edge::{InOut, c_functions};
+use libc::socklen_t;
+use rdmacm::errno::Result;
 
-use super::arguments::{address, give_address, or_minus_one_c};
+use super::edge::{Name, NameRoom};
 use crate::table::{RSocket, find};
 
-/// Makes a socket: `socket(2)`.
-pub unsafe extern "C" fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
-    or_minus_one_c(RSocket::create(domain, r#type, protocol))
+c_functions! {
+    /// Makes a socket: `socket(2)`.
+    pub rsocket => RSocket::create, (domain: c_int, r#type: c_int, protocol: c_int) -> Result<c_int>;
+
+    /// `bind(2)`.
+    pub rbind => bind, (socket: c_int, addr: Name, addrlen: socklen_t) -> Result;
+
+    /// `listen(2)`.
+    pub rlisten => listen, (socket: c_int, backlog: c_int) -> Result;
+
+    /// `accept(2)`.
+    pub raccept => accept, (socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result<c_int>;
+
+    /// `connect(2)`.
+    pub rconnect => connect, (socket: c_int, addr: Name, addrlen: socklen_t) -> Result;
+
+    /// `shutdown(2)`.
+    pub rshutdown => shutdown, (socket: c_int, how: c_int) -> Result;
+
+    /// `close(2)`.
+    pub rclose => RSocket::close, (socket: c_int) -> Result;
+
+    /// `getpeername(2)`.
+    pub rgetpeername => peer_name, (socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result;
+
+    /// `getsockname(2)`.
+    pub rgetsockname => own_name, (socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result;
 }
 
-/// `bind(2)`.
-pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    // SAFETY: contract of this module.
-    or_minus_one(find(socket).and_then(|s| s.bind(unsafe { address(addr, addrlen) }?)))
+fn bind(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {
+    find(socket)?.bind(addr.get(addrlen)?)
 }
 
-/// `listen(2)`.
-pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
-    or_minus_one(find(socket).and_then(|s| s.stream()?.listen(backlog)))
+fn listen(socket: c_int, backlog: c_int) -> Result {
+    find(socket)?.stream()?.listen(backlog)
 }
 
-/// `accept(2)`.
-pub unsafe extern "C" fn raccept(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
-    or_minus_one_c(find(socket).and_then(|s| s.accept()).map(|(new, peer)| {
-        // SAFETY: contract of this module.
-        unsafe { give_address(peer, addr, addrlen) };
-        new
-    }))
+fn accept(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result<c_int> {
+    let (new, peer) = find(socket)?.accept()?;
+    addr.give(peer, addrlen);
+    Ok(new)
 }
 
-/// `connect(2)`.
-pub unsafe extern "C" fn rconnect(
-    socket: c_int,
-    addr: *const sockaddr,
-    addrlen: socklen_t,
-) -> c_int {
-    // SAFETY: contract of this module.
-    or_minus_one(find(socket).and_then(|s| s.connect(unsafe { address(addr, addrlen) }?)))
+fn connect(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {
+    find(socket)?.connect(addr.get(addrlen)?)
 }
 
-/// `shutdown(2)`.
-pub unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
-    or_minus_one(find(socket).and_then(|s| s.shutdown(how)))
+fn shutdown(socket: c_int, how: c_int) -> Result {
+    find(socket)?.shutdown(how)
 }
 
-/// `close(2)`.
-pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
-    or_minus_one(RSocket::close(socket))
+fn peer_name(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result {
+    addr.give(find(socket)?.name(true)?, addrlen);
+    Ok(())
 }
 
-/// `getpeername(2)`.
-pub unsafe extern "C" fn rgetpeername(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
-    // SAFETY: contract of this module.
-    or_minus_one(
-        find(socket)
-            .and_then(|s| s.name(true))
-            .map(|name| unsafe { give_address(name, addr, addrlen) }),
-    )
-}
-
-/// `getsockname(2)`.
-pub unsafe extern "C" fn rgetsockname(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
-    // SAFETY: contract of this module.
-    or_minus_one(
-        find(socket)
-            .and_then(|s| s.name(false))
-            .map(|name| unsafe { give_address(name, addr, addrlen) }),
-    )
+fn own_name(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result {
+    addr.give(find(socket)?.name(false)?, addrlen);
+    Ok(())
 }

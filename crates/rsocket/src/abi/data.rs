@@ -1,92 +1,102 @@
 //! Sending and receiving.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
-use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
+use c_edge::{InConst, InOut, c_functions};
+use libc::{msghdr, socklen_t};
 use rdmacm::addr::Addr;
 use rdmacm::errno::{Errno, INVALID, Result};
 
-use super::arguments::{address, give_address, iovecs, or_minus_one_s, slice, slice_mut};
+use super::edge::{Buffer, Buffers, Name, NameRoom, Part, Room, message};
 use crate::table::{RSocket, find};
 
 /// Bytes of the longest datagram that any call takes.
 const MAX_DATAGRAM: usize = 65_536;
 
-/// `recv(2)`.
-pub unsafe extern "C" fn rrecv(
-    socket: c_int,
-    buf: *mut c_void,
-    len: usize,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: contract of this module.
-    or_minus_one_s(find(socket).and_then(|s| s.recv(unsafe { slice_mut(buf, len) }?, flags)))
+c_functions! {
+    /// `recv(2)`.
+    pub rrecv => recv, (socket: c_int, buf: Room, len: usize, flags: c_int) -> Result<usize>;
+
+    /// `recvfrom(2)`: a stream comes from its peer.
+    pub rrecvfrom => recv_from,
+        (socket: c_int, buf: Room, len: usize, flags: c_int, src_addr: NameRoom, addrlen: InOut<'_, socklen_t>)
+        -> Result<usize>;
+
+    /// `recvmsg(2)`, without control messages.
+    pub rrecvmsg => recv_message, (socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<usize>;
+
+    /// `send(2)`.
+    pub rsend => send, (socket: c_int, buf: Buffer, len: usize, flags: c_int) -> Result<usize>;
+
+    /// `sendto(2)`. A stream has its peer, and no other address.
+    pub rsendto => send_to,
+        (socket: c_int, buf: Buffer, len: usize, flags: c_int, dest_addr: Name, addrlen: socklen_t) -> Result<usize>;
+
+    /// `sendmsg(2)`, without control messages.
+    pub rsendmsg => send_message, (socket: c_int, msg: InConst<'_, msghdr>, flags: c_int) -> Result<usize>;
+
+    /// `read(2)`.
+    pub rread => read, (socket: c_int, buf: Room, count: usize) -> Result<usize>;
+
+    /// `readv(2)`.
+    pub rreadv => read_parts, (socket: c_int, iov: Buffers, iovcnt: c_int) -> Result<usize>;
+
+    /// `write(2)`.
+    pub rwrite => write, (socket: c_int, buf: Buffer, count: usize) -> Result<usize>;
+
+    /// `writev(2)`.
+    pub rwritev => write_parts, (socket: c_int, iov: Buffers, iovcnt: c_int) -> Result<usize>;
 }
 
-/// `recvfrom(2)`: a stream comes from its peer.
-pub unsafe extern "C" fn rrecvfrom(
-    socket: c_int,
-    buf: *mut c_void,
-    len: usize,
-    flags: c_int,
-    src_addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> ssize_t {
-    let got = find(socket).and_then(|s| {
-        // SAFETY: contract of this module.
-        unsafe {
-            let (got, from) = s.recv_from(slice_mut(buf, len)?, flags)?;
-            give_address(from, src_addr, addrlen);
-            Ok(got)
-        }
-    });
-    or_minus_one_s(got)
+fn recv(socket: c_int, buf: Room, len: usize, flags: c_int) -> Result<usize> {
+    find(socket)?.recv(buf.bytes(len)?, flags)
 }
 
-/// `recvmsg(2)`, without control messages.
-pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    let got = find(socket).and_then(|s| {
-        // SAFETY: contract of this module.
-        unsafe {
-            let msg = msg.as_mut().ok_or(Errno(libc::EFAULT))?;
-            if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
-                return Err(Errno(libc::ENOTSUP));
-            }
-            msg.msg_flags = 0;
-            let buffers = iovecs(msg.msg_iov, msg.msg_iovlen)?;
-            if s.is_datagram() {
-                let (got, from) = recv_datagram(&s, buffers, flags)?;
-                give_address(from, msg.msg_name.cast(), &raw mut msg.msg_namelen);
-                return Ok(got);
-            }
-            recv_all(&s, buffers, flags)
-        }
-    });
-    or_minus_one_s(got)
+fn recv_from(
+    socket: c_int,
+    buf: Room,
+    len: usize,
+    flags: c_int,
+    src_addr: NameRoom,
+    addrlen: InOut<'_, socklen_t>,
+) -> Result<usize> {
+    let (got, from) = find(socket)?.recv_from(buf.bytes(len)?, flags)?;
+    src_addr.give(from, addrlen);
+    Ok(got)
+}
+
+fn recv_message(socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<usize> {
+    let socket = find(socket)?;
+    let mut msg = msg.optional();
+    let (buffers, count, _, name) = message(msg.as_deref())?;
+    if let Some(msg) = &mut msg {
+        msg.msg_flags = 0;
+    }
+    let parts = buffers.parts(count)?;
+    if socket.is_datagram() {
+        let (got, from) = recv_datagram(&socket, parts, flags)?;
+        name.put(from, msg.map(|msg| &mut msg.msg_namelen));
+        return Ok(got);
+    }
+    recv_all(&socket, parts, flags)
 }
 
 /// Fills buffers: waits for the first byte only, unless `flags` say otherwise.
-///
-/// # Safety
-/// The buffers are valid.
-unsafe fn recv_all(socket: &RSocket, buffers: &[iovec], flags: c_int) -> Result<usize> {
+fn recv_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
-        // SAFETY: contract of this function.
-        return unsafe { recv_datagram(socket, buffers, flags) }.map(|(got, _)| got);
+        return recv_datagram(socket, parts, flags).map(|(got, _)| got);
     }
     let mut done = 0;
-    for buffer in buffers.iter().filter(|b| b.iov_len > 0) {
+    for part in parts.iter().filter(|part| part.len() > 0) {
         let flags = if done > 0 && flags & libc::MSG_WAITALL == 0 {
             flags | libc::MSG_DONTWAIT
         } else {
             flags
         };
-        // SAFETY: contract of this function.
-        let bytes = unsafe { slice_mut(buffer.iov_base, buffer.iov_len) }?;
-        match socket.recv(bytes, flags) {
+        match socket.recv(part.room(part.len())?, flags) {
             Ok(n) => {
                 done += n;
-                if n < buffer.iov_len {
+                if n < part.len() {
                     break;
                 }
             }
@@ -98,63 +108,46 @@ unsafe fn recv_all(socket: &RSocket, buffers: &[iovec], flags: c_int) -> Result<
 }
 
 /// Fills buffers from one datagram.
-///
-/// # Safety
-/// The buffers are valid.
-unsafe fn recv_datagram(
-    socket: &RSocket,
-    buffers: &[iovec],
-    flags: c_int,
-) -> Result<(usize, Addr)> {
-    let room = buffers
+fn recv_datagram(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<(usize, Addr)> {
+    let room = parts
         .iter()
-        .fold(0, |n: usize, b| n.saturating_add(b.iov_len));
+        .fold(0, |n: usize, part| n.saturating_add(part.len()));
     let mut bytes = vec![0; room.min(MAX_DATAGRAM)];
     let (got, from) = socket.recv_from(&mut bytes, flags)?;
     let mut rest = bytes.get(..got.min(room)).unwrap_or(&bytes);
-    for buffer in buffers {
-        let (part, behind) = rest.split_at(rest.len().min(buffer.iov_len));
-        // SAFETY: contract of this function.
-        unsafe { slice_mut(buffer.iov_base, part.len()) }?.copy_from_slice(part);
+    for part in parts {
+        let (here, behind) = rest.split_at(rest.len().min(part.len()));
+        part.room(here.len())?.copy_from_slice(here);
         rest = behind;
     }
     Ok((got, from))
 }
 
 /// Sends buffers as one datagram.
-///
-/// # Safety
-/// The buffers are valid.
-unsafe fn send_datagram(
+fn send_datagram(
     socket: &RSocket,
-    buffers: &[iovec],
+    parts: &[Part],
     flags: c_int,
     to: Option<Addr>,
 ) -> Result<usize> {
     let mut bytes = Vec::new();
-    for buffer in buffers {
-        if bytes.len().saturating_add(buffer.iov_len) > MAX_DATAGRAM {
+    for part in parts {
+        if bytes.len().saturating_add(part.len()) > MAX_DATAGRAM {
             return Err(Errno(libc::EMSGSIZE));
         }
-        // SAFETY: contract of this function.
-        bytes.extend_from_slice(unsafe { slice(buffer.iov_base, buffer.iov_len) }?);
+        bytes.extend_from_slice(part.bytes()?);
     }
     socket.send_to(&bytes, flags, to)
 }
 
 /// Sends buffers, one behind the other.
-///
-/// # Safety
-/// The buffers are valid.
-unsafe fn send_all(socket: &RSocket, buffers: &[iovec], flags: c_int) -> Result<usize> {
+fn send_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
-        // SAFETY: contract of this function.
-        return unsafe { send_datagram(socket, buffers, flags, None) };
+        return send_datagram(socket, parts, flags, None);
     }
     let mut done = 0;
-    for buffer in buffers {
-        // SAFETY: contract of this function.
-        let bytes = unsafe { slice(buffer.iov_base, buffer.iov_len) }?;
+    for part in parts {
+        let bytes = part.bytes()?;
         match socket.send_to(bytes, flags, None) {
             Ok(n) => {
                 done += n;
@@ -169,87 +162,54 @@ unsafe fn send_all(socket: &RSocket, buffers: &[iovec], flags: c_int) -> Result<
     Ok(done)
 }
 
-/// `send(2)`.
-pub unsafe extern "C" fn rsend(
-    socket: c_int,
-    buf: *const c_void,
-    len: usize,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: contract of this module.
-    or_minus_one_s(find(socket).and_then(|s| s.send_to(unsafe { slice(buf, len) }?, flags, None)))
+fn send(socket: c_int, buf: Buffer, len: usize, flags: c_int) -> Result<usize> {
+    find(socket)?.send_to(buf.bytes(len)?, flags, None)
 }
 
-/// `sendto(2)`. A stream has its peer, and no other address.
-pub unsafe extern "C" fn rsendto(
+fn send_to(
     socket: c_int,
-    buf: *const c_void,
+    buf: Buffer,
     len: usize,
     flags: c_int,
-    dest_addr: *const sockaddr,
+    dest_addr: Name,
     addrlen: socklen_t,
-) -> ssize_t {
-    let sent = find(socket).and_then(|s| {
-        if !s.is_datagram() && (!dest_addr.is_null() || addrlen != 0) {
-            return Err(Errno(libc::EISCONN));
-        }
-        // SAFETY: contract of this module.
-        unsafe {
-            let to = (!dest_addr.is_null()).then(|| address(dest_addr, addrlen));
-            s.send_to(slice(buf, len)?, flags, to.transpose()?)
-        }
-    });
-    or_minus_one_s(sent)
+) -> Result<usize> {
+    let socket = find(socket)?;
+    if !socket.is_datagram() && (!dest_addr.is_null() || addrlen != 0) {
+        return Err(Errno(libc::EISCONN));
+    }
+    let to = (!dest_addr.is_null()).then(|| dest_addr.get(addrlen));
+    socket.send_to(buf.bytes(len)?, flags, to.transpose()?)
 }
 
-/// `sendmsg(2)`, without control messages.
-pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    let sent = find(socket).and_then(|s| {
-        // SAFETY: contract of this module.
-        unsafe {
-            let msg = msg.as_ref().ok_or(Errno(libc::EFAULT))?;
-            if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
-                return Err(Errno(libc::ENOTSUP));
-            }
-            let buffers = iovecs(msg.msg_iov, msg.msg_iovlen)?;
-            if s.is_datagram() && !msg.msg_name.is_null() {
-                let to = address(msg.msg_name.cast(), msg.msg_namelen)?;
-                return send_datagram(&s, buffers, flags, Some(to));
-            }
-            send_all(&s, buffers, flags)
-        }
-    });
-    or_minus_one_s(sent)
+fn send_message(socket: c_int, msg: InConst<'_, msghdr>, flags: c_int) -> Result<usize> {
+    let socket = find(socket)?;
+    let msg = msg.optional();
+    let (buffers, count, name, _) = message(msg)?;
+    let parts = buffers.parts(count)?;
+    if socket.is_datagram() && !name.is_null() {
+        let to = name.get(msg.map_or(0, |msg| msg.msg_namelen))?;
+        return send_datagram(&socket, parts, flags, Some(to));
+    }
+    send_all(&socket, parts, flags)
 }
 
-/// `read(2)`.
-pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: usize) -> ssize_t {
-    // SAFETY: contract of this module.
-    unsafe { rrecv(socket, buf, count, 0) }
+fn read(socket: c_int, buf: Room, count: usize) -> Result<usize> {
+    recv(socket, buf, count, 0)
 }
 
-/// `readv(2)`.
-pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    let got = find(socket).and_then(|s| {
-        let count = usize::try_from(iovcnt).map_err(|_| INVALID)?;
-        // SAFETY: contract of this module.
-        unsafe { recv_all(&s, iovecs(iov, count)?, 0) }
-    });
-    or_minus_one_s(got)
+fn read_parts(socket: c_int, iov: Buffers, iovcnt: c_int) -> Result<usize> {
+    let socket = find(socket)?;
+    let count = usize::try_from(iovcnt).map_err(|_| INVALID)?;
+    recv_all(&socket, iov.parts(count)?, 0)
 }
 
-/// `write(2)`.
-pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> ssize_t {
-    // SAFETY: contract of this module.
-    unsafe { rsend(socket, buf, count, 0) }
+fn write(socket: c_int, buf: Buffer, count: usize) -> Result<usize> {
+    send(socket, buf, count, 0)
 }
 
-/// `writev(2)`.
-pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    let sent = find(socket).and_then(|s| {
-        let count = usize::try_from(iovcnt).map_err(|_| INVALID)?;
-        // SAFETY: contract of this module.
-        unsafe { send_all(&s, iovecs(iov, count)?, 0) }
-    });
-    or_minus_one_s(sent)
+fn write_parts(socket: c_int, iov: Buffers, iovcnt: c_int) -> Result<usize> {
+    let socket = find(socket)?;
+    let count = usize::try_from(iovcnt).map_err(|_| INVALID)?;
+    send_all(&socket, iov.parts(count)?, 0)
 }

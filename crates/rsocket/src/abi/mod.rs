@@ -7,9 +7,9 @@
     reason = "the module says it for all of them, and the man page for each"
 )]
 
-mod arguments;
 mod connections;
 mod data;
+mod edge;
 mod mapped;
 mod options;
 mod poll;
