@@ -6,7 +6,8 @@ use std::{io, ptr};
 use rustix::net::sockopt;
 
 use libc::{
-    AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+    AF_INET, AF_INET6, c_int, in_addr, in6_addr, sockaddr, sockaddr_in, sockaddr_in6,
+    sockaddr_storage, socklen_t,
 };
 use verbs_abi::{AF_IB, rdma_port_space, sockaddr_ib};
 
@@ -157,39 +158,41 @@ unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
 /// The address as C has it, and its length.
 #[must_use]
 pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
-    // SAFETY: plain integers, for which zero is a value.
-    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
-    let at = &raw mut storage;
-    let len = match addr {
-        Addr::Ip(SocketAddr::V4(a)) => {
-            // SAFETY: as above.
-            let mut c: sockaddr_in = unsafe { std::mem::zeroed() };
-            c.sin_family = AF_INET as u16;
-            c.sin_port = a.port().to_be();
-            c.sin_addr.s_addr = u32::from_ne_bytes(a.ip().octets());
-            // SAFETY: `sockaddr_storage` is large and aligned enough for every address.
-            unsafe { at.cast::<sockaddr_in>().write(c) };
-            size_of::<sockaddr_in>()
-        }
-        Addr::Ip(SocketAddr::V6(a)) => {
-            // SAFETY: as above.
-            let mut c: sockaddr_in6 = unsafe { std::mem::zeroed() };
-            c.sin6_family = AF_INET6 as u16;
-            c.sin6_port = a.port().to_be();
-            c.sin6_addr.s6_addr = a.ip().octets();
-            c.sin6_flowinfo = a.flowinfo();
-            c.sin6_scope_id = a.scope_id();
-            // SAFETY: as above.
-            unsafe { at.cast::<sockaddr_in6>().write(c) };
-            size_of::<sockaddr_in6>()
-        }
-        Addr::Ib(a) => {
-            // SAFETY: as above.
-            unsafe { at.cast::<sockaddr_ib>().write(a.to_c()) };
-            size_of::<sockaddr_ib>()
-        }
+    match addr {
+        Addr::Ip(SocketAddr::V4(a)) => stored(sockaddr_in {
+            sin_family: AF_INET as u16,
+            sin_port: a.port().to_be(),
+            sin_addr: in_addr {
+                s_addr: u32::from_ne_bytes(a.ip().octets()),
+            },
+            sin_zero: [0; 8],
+        }),
+        Addr::Ip(SocketAddr::V6(a)) => stored(sockaddr_in6 {
+            sin6_family: AF_INET6 as u16,
+            sin6_port: a.port().to_be(),
+            sin6_flowinfo: a.flowinfo(),
+            sin6_addr: in6_addr {
+                s6_addr: a.ip().octets(),
+            },
+            sin6_scope_id: a.scope_id(),
+        }),
+        Addr::Ib(a) => stored(a.to_c()),
+    }
+}
+
+/// An address of a family, in the type that has room for those of all.
+fn stored<T>(addr: T) -> (sockaddr_storage, socklen_t) {
+    const {
+        assert!(size_of::<T>() <= size_of::<sockaddr_storage>());
+        assert!(align_of::<T>() <= align_of::<sockaddr_storage>());
+    }
+    // SAFETY: plain integers, for which zero is a value; large and aligned enough (just asserted).
+    let storage = unsafe {
+        let mut storage: sockaddr_storage = std::mem::zeroed();
+        (&raw mut storage).cast::<T>().write(addr);
+        storage
     };
-    (storage, socklen_t::try_from(len).unwrap_or(0))
+    (storage, size_of::<T>() as socklen_t)
 }
 
 /// The GID of an address of IP.

@@ -2,7 +2,7 @@
 //!
 //! [`abi`] has the C functions. The layers, bottom up:
 //!
-//! - `protocol`: what the ends tell each other; `memory`: what they write into; `sizes`, `options`: what programs set.
+//! - `protocol`: what the ends tell each other; `memory`: what they write into; `cq`: completions; `sizes`, `options`: what programs set.
 //! - `stream`: a byte stream over a queue pair, and buffers that its peer maps; it never waits.
 //! - `wait`: how threads wait for several descriptors and each other.
 //! - `session`, `session_options`: an id, and a stream once it is connected; `socket`: the calls of a socket for streams.
@@ -18,6 +18,8 @@
 
 #[allow(unsafe_code)]
 pub mod abi;
+#[allow(unsafe_code)]
+mod cq;
 #[allow(unsafe_code)]
 mod datagram;
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Memory that queue pairs read and write, and channels of their completions.
+//! Memory that queue pairs read and write.
 //!
 //! It changes under our eyes, so it is only reached through raw pointers and atomics.
 
@@ -17,6 +17,8 @@ pub(crate) struct Memory {
     len: usize,
     is_sysv: bool,
     mr: *mut ibv_mr,
+    lkey: u32,
+    rkey: u32,
     device: &'static Device,
 }
 
@@ -43,12 +45,15 @@ impl Memory {
             len,
             is_sysv,
             mr: ptr::null_mut(),
+            lkey: 0,
+            rkey: 0,
             device,
         };
         // SAFETY: contract of this function; the memory stays until it is deregistered.
-        memory.mr = unsafe { (device.verbs.ibv_reg_mr)(pd, start.as_ptr().cast(), len, access) };
-        if memory.mr.is_null() {
-            return Err(last_errno());
+        unsafe {
+            memory.mr = (device.verbs.ibv_reg_mr)(pd, start.as_ptr().cast(), len, access);
+            let mr = memory.mr.as_ref().ok_or_else(last_errno)?;
+            (memory.lkey, memory.rkey) = (mr.lkey, mr.rkey);
         }
         Ok(memory)
     }
@@ -59,13 +64,11 @@ impl Memory {
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: registered as long as this value lives.
-        unsafe { (*self.mr).lkey }
+        self.lkey
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: as above.
-        unsafe { (*self.mr).rkey }
+        self.rkey
     }
 
     /// Copies bytes in, at `offset`.
@@ -120,23 +123,6 @@ impl Drop for Memory {
                 libc::munmap(self.start.as_ptr().cast(), self.len);
             }
         }
-    }
-}
-
-/// A completion channel whose descriptor does not block.
-///
-/// # Errors
-/// What making it says.
-pub(crate) fn nonblocking_comp_channel(device: &Device) -> Result<*mut ibv_comp_channel> {
-    // SAFETY: an open device; the descriptor of a live channel.
-    unsafe {
-        let channel = (device.verbs.ibv_create_comp_channel)(device.context);
-        if channel.is_null() {
-            return Err(last_errno());
-        }
-        let flags = libc::fcntl((*channel).fd, libc::F_GETFL);
-        libc::fcntl((*channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
-        Ok(channel)
     }
 }
 

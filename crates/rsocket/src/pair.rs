@@ -10,7 +10,8 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use crate::memory::{Memory, nonblocking_comp_channel};
+use crate::cq::{Cq, NO_COMPLETIONS};
+use crate::memory::Memory;
 use crate::sizes::Sizes;
 use rdmacm::QpAddress;
 use rdmacm::addr::Addr;
@@ -19,8 +20,6 @@ use rdmacm::errno::{Errno, Result};
 
 /// The global routing header in front of what a receive takes (`ibv_post_recv(3)`).
 const GRH_BYTES: usize = 40;
-/// Completions taken at once.
-const POLL: c_int = 32;
 /// Address handles that are kept at most: one for each port of the fabric that was ever sent to.
 const MAX_HANDLES: usize = 4096;
 
@@ -41,8 +40,7 @@ impl Received {
 /// A queue pair of the type UD.
 pub(crate) struct Pair {
     device: &'static Device,
-    channel: *mut ibv_comp_channel,
-    cq: *mut ibv_cq,
+    cq: Cq,
     qp: *mut ibv_qp,
     send_buffers: Memory,
     recv_buffers: Memory,
@@ -76,8 +74,7 @@ impl Pair {
         };
         let mut pair = Self {
             device,
-            channel: ptr::null_mut(),
-            cq: ptr::null_mut(),
+            cq: Cq::new(device, c_int::from(sq) + c_int::from(rq))?,
             qp: ptr::null_mut(),
             send_buffers,
             recv_buffers,
@@ -89,36 +86,29 @@ impl Pair {
             max_inline: sizes.max_inline.into(),
             handles: HashMap::new(),
         };
-        pair.create_queues(sq, rq)?;
+        pair.create_qp(sq, rq)?;
         for slot in 0..usize::from(rq) {
             pair.post_recv(slot)?;
         }
         Ok(pair)
     }
 
-    /// Makes the completion queue and the queue pair, ready to send.
-    fn create_queues(&mut self, sq: u16, rq: u16) -> Result {
+    /// Makes the queue pair, ready to send.
+    fn create_qp(&mut self, sq: u16, rq: u16) -> Result {
         let device = self.device;
-        let verbs = device.verbs;
-        self.channel = nonblocking_comp_channel(device)?;
-        // SAFETY: libibverbs' functions, as their man pages say; the device is never closed.
+        let mut attr = ibv_qp_init_attr::zeroed();
+        attr.qp_type = IBV_QPT_UD;
+        attr.send_cq = self.cq.raw();
+        attr.recv_cq = self.cq.raw();
+        attr.cap.max_send_wr = sq.into();
+        attr.cap.max_recv_wr = rq.into();
+        attr.cap.max_send_sge = 1;
+        attr.cap.max_recv_sge = 1;
+        attr.cap.max_inline_data = self.max_inline as u32;
+        attr.sq_sig_all = 1;
+        // SAFETY: the domain of a device that is never closed, and a completion queue that lives as long as this value.
         unsafe {
-            let cqe = c_int::from(sq) + c_int::from(rq);
-            self.cq = (verbs.ibv_create_cq)(device.context, cqe, ptr::null_mut(), self.channel, 0);
-            if self.cq.is_null() {
-                return Err(last_errno());
-            }
-            let mut attr = ibv_qp_init_attr::zeroed();
-            attr.qp_type = IBV_QPT_UD;
-            attr.send_cq = self.cq;
-            attr.recv_cq = self.cq;
-            attr.cap.max_send_wr = sq.into();
-            attr.cap.max_recv_wr = rq.into();
-            attr.cap.max_send_sge = 1;
-            attr.cap.max_recv_sge = 1;
-            attr.cap.max_inline_data = self.max_inline as u32;
-            attr.sq_sig_all = 1;
-            self.qp = (verbs.ibv_create_qp)(device.pd, &raw mut attr);
+            self.qp = (device.verbs.ibv_create_qp)(device.pd, &raw mut attr);
             if self.qp.is_null() {
                 return Err(last_errno());
             }
@@ -218,13 +208,12 @@ impl Pair {
     /// Takes what has completed; what was received goes to `received`. Says whether there was something.
     pub(crate) fn progress(&mut self, mut received: impl FnMut(Received)) -> bool {
         let mut any = false;
-        let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
+        let mut wcs = NO_COMPLETIONS;
         loop {
-            // SAFETY: a live completion queue, and as many places as are said.
-            let n = unsafe { ibv_poll_cq(self.cq, POLL, wcs.as_mut_ptr()) };
-            let Ok(n @ 1..) = usize::try_from(n) else {
+            let n = self.cq.poll(&mut wcs);
+            if n == 0 {
                 return any;
-            };
+            }
             any = true;
             for wc in wcs.iter().take(n) {
                 // The opcode of a failed completion is not valid: receives alone have a `wr_id`.
@@ -273,39 +262,22 @@ impl Pair {
 
     /// Arms the completion queue: its channel becomes readable at the next completion. What is in the channel is taken.
     pub(crate) fn arm(&mut self) {
-        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        let verbs = self.device.verbs;
-        // SAFETY: a live channel, whose descriptor does not block, a live queue, and places for the results.
-        unsafe {
-            while (verbs.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
-                (verbs.ibv_ack_cq_events)(cq, 1);
-            }
-            ibv_req_notify_cq(self.cq, 0);
-        }
+        self.cq.take_events();
+        self.cq.arm();
     }
 
     /// The descriptor that says that something has completed.
     pub(crate) fn fd(&self) -> c_int {
-        // SAFETY: a live channel.
-        unsafe { (*self.channel).fd }
+        self.cq.fd()
     }
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
         self.drop_handles();
-        let verbs = self.device.verbs;
-        // SAFETY: what `new` has made of these, each once, those first that name others.
-        unsafe {
-            if !self.qp.is_null() {
-                (verbs.ibv_destroy_qp)(self.qp);
-            }
-            if !self.cq.is_null() {
-                (verbs.ibv_destroy_cq)(self.cq);
-            }
-            if !self.channel.is_null() {
-                (verbs.ibv_destroy_comp_channel)(self.channel);
-            }
+        if !self.qp.is_null() {
+            // SAFETY: what `new` has made; what it names goes after it.
+            unsafe { (self.device.verbs.ibv_destroy_qp)(self.qp) };
         }
     }
 }

@@ -108,14 +108,14 @@ impl Waitable for Session {
         let Some(stream) = &mut self.stream else {
             return false;
         };
-        stream.take_events();
-        stream.arm();
+        stream.cq.take_events();
+        stream.cq.arm();
         stream.progress()
     }
 
     fn descriptors(&self) -> Vec<libc::pollfd> {
         let mut fds = vec![for_reading(self.channel.raw_fd())];
-        fds.extend(self.stream.as_ref().map(|s| for_reading(s.fd())));
+        fds.extend(self.stream.as_ref().map(|s| for_reading(s.cq.fd())));
         fds
     }
 

@@ -13,10 +13,11 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use crate::memory::{Memory, nonblocking_comp_channel};
+use crate::cq::Cq;
+use crate::memory::Memory;
 use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, Target, agreed_iomap_entries};
 use crate::sizes::Sizes;
-use rdmacm::device::{Device, check, last_errno};
+use rdmacm::device::{Device, check};
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
 
@@ -72,8 +73,7 @@ struct Mapped {
 pub(crate) struct Stream {
     device: &'static Device,
     qp: *mut ibv_qp,
-    pub(crate) cq: *mut ibv_cq,
-    pub(crate) channel: *mut ibv_comp_channel,
+    pub(crate) cq: Cq,
     /// Target SGL, iomap and receive buffer, where the peer writes.
     shared: Memory,
     /// The send buffer.
@@ -143,32 +143,33 @@ impl Stream {
         };
         // SAFETY: contract of this function.
         unsafe {
-            let mut stream = Self::without_queues(id, sizes)?;
-            stream.create_queues(id)?;
+            let mut stream = Self::without_qp(id, sizes)?;
+            stream.create_qp(id)?;
             Ok(stream)
         }
     }
 
-    /// A stream with its memory and its completion channel.
+    /// A stream with its memory and its completion queue.
     ///
     /// # Safety
     /// `id` is bound to a device.
-    unsafe fn without_queues(id: &CmId, sizes: Sizes) -> Result<Self> {
+    unsafe fn without_qp(id: &CmId, sizes: Sizes) -> Result<Self> {
         let device = id.device();
         let shared_len = Self::recv_buffer_at(sizes.iomap_entries) + sizes.recv_buffer;
-        // SAFETY: contract of this function; libibverbs' functions, as their man pages say.
-        let (shared, private, channel) = unsafe {
-            let pd = (*id.abi()).pd;
-            let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-            let shared = Memory::new(device, pd, shared_len, remote)?;
-            let private = Memory::new(device, pd, sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?;
-            (shared, private, nonblocking_comp_channel(device)?)
+        let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        // SAFETY: the domain of an id that is bound to the device.
+        let (shared, private) = unsafe {
+            (
+                Memory::new(device, id.pd(), shared_len, remote)?,
+                Memory::new(device, id.pd(), sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?,
+            )
         };
+        let cqe = c_int::from(sizes.sq) + c_int::from(sizes.rq + CONTROL_RECEIVES);
+        let cq = Cq::new(device, cqe)?;
         Ok(Self {
             device,
             qp: ptr::null_mut(),
-            cq: ptr::null_mut(),
-            channel,
+            cq,
             shared,
             private,
             sizes,
@@ -197,36 +198,27 @@ impl Stream {
         })
     }
 
-    /// Makes the completion queue and the queue pair, and posts its receives.
+    /// Makes the queue pair, and posts its receives.
     ///
     /// # Safety
     /// As for [`Stream::new`].
-    unsafe fn create_queues(&mut self, id: &CmId) -> Result {
+    unsafe fn create_qp(&mut self, id: &CmId) -> Result {
         let sizes = self.sizes;
         let receives = sizes.rq + CONTROL_RECEIVES;
-        let cqe = c_int::from(sizes.sq) + c_int::from(receives);
-        let device = self.device;
-        // SAFETY: contract of this function; libibverbs' functions, as their man pages say.
-        unsafe {
-            let create_cq = device.verbs.ibv_create_cq;
-            self.cq = create_cq(device.context, cqe, ptr::null_mut(), self.channel, 0);
-            if self.cq.is_null() {
-                return Err(last_errno());
-            }
-            let mut attr = ibv_qp_init_attr_ex::zeroed();
-            attr.comp_mask = IBV_QP_INIT_ATTR_PD;
-            attr.pd = (*id.abi()).pd;
-            attr.qp_type = IBV_QPT_RC;
-            attr.send_cq = self.cq;
-            attr.recv_cq = self.cq;
-            attr.cap.max_send_wr = u32::from(sizes.sq);
-            attr.cap.max_recv_wr = u32::from(receives);
-            attr.cap.max_send_sge = 2;
-            attr.cap.max_recv_sge = 1;
-            attr.cap.max_inline_data = u32::from(sizes.max_inline);
-            attr.sq_sig_all = 1;
-            id.create_qp(&mut attr)?;
-        }
+        let mut attr = ibv_qp_init_attr_ex::zeroed();
+        attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+        attr.pd = id.pd();
+        attr.qp_type = IBV_QPT_RC;
+        attr.send_cq = self.cq.raw();
+        attr.recv_cq = self.cq.raw();
+        attr.cap.max_send_wr = u32::from(sizes.sq);
+        attr.cap.max_recv_wr = u32::from(receives);
+        attr.cap.max_send_sge = 2;
+        attr.cap.max_recv_sge = 1;
+        attr.cap.max_inline_data = u32::from(sizes.max_inline);
+        attr.sq_sig_all = 1;
+        // SAFETY: the domain and the completion queue live as long as the queue pair (contract of this function).
+        unsafe { id.create_qp(&mut attr) }?;
         self.qp = id.qp();
         for _ in 0..receives {
             if let Err(e) = self.post_recv() {
@@ -514,16 +506,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let verbs = self.device.verbs;
-        // SAFETY: what `new` and `map` made, each once, those first that name others. The queue pair is gone.
-        unsafe {
-            for mapped in self.mapped.drain(..) {
-                (verbs.ibv_dereg_mr)(mapped.mr);
-            }
-            if !self.cq.is_null() {
-                (verbs.ibv_destroy_cq)(self.cq);
-            }
-            (verbs.ibv_destroy_comp_channel)(self.channel);
+        for mapped in self.mapped.drain(..) {
+            // SAFETY: registered by `map`, deregistered once.
+            unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
         }
     }
 }

@@ -1,27 +1,21 @@
 //! The completions of a stream: what has arrived, and what has been sent.
 
-use std::ffi::c_int;
-use std::ptr;
-
 use verbs_abi::*;
 
 use super::{Sent, Stream};
+use crate::cq::NO_COMPLETIONS;
 use crate::protocol::Immediate;
-
-/// Completions taken at once.
-const POLL: c_int = 32;
 
 impl Stream {
     /// Takes what has completed, and says whether there was something.
     pub(crate) fn progress(&mut self) -> bool {
         let mut any = false;
-        let mut wcs = [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
+        let mut wcs = NO_COMPLETIONS;
         loop {
-            // SAFETY: a live completion queue, and as many places as are said.
-            let n = unsafe { ibv_poll_cq(self.cq, POLL, wcs.as_mut_ptr()) };
-            let Ok(n @ 1..) = usize::try_from(n) else {
+            let n = self.cq.poll(&mut wcs);
+            if n == 0 {
                 break;
-            };
+            }
             any = true;
             for wc in wcs.iter().take(n) {
                 self.completed(wc);
@@ -75,30 +69,5 @@ impl Stream {
         if self.post_recv().is_err() {
             self.over.get_or_insert(libc::ECONNRESET);
         }
-    }
-
-    /// Arms the completion queue: its channel becomes readable at the next completion.
-    pub(crate) fn arm(&mut self) {
-        // SAFETY: a live completion queue.
-        unsafe { ibv_req_notify_cq(self.cq, 0) };
-    }
-
-    /// Takes the events of the channel.
-    pub(crate) fn take_events(&mut self) {
-        let mut cq = ptr::null_mut();
-        let mut context = ptr::null_mut();
-        let verbs = self.device.verbs;
-        // SAFETY: a live channel, whose descriptor does not block, and places for the results.
-        unsafe {
-            while (verbs.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
-                (verbs.ibv_ack_cq_events)(cq, 1);
-            }
-        }
-    }
-
-    /// The descriptor that says that something has completed.
-    pub(crate) fn fd(&self) -> c_int {
-        // SAFETY: a live channel.
-        unsafe { (*self.channel).fd }
     }
 }
