@@ -1,7 +1,8 @@
 //! Joining, leaving, and what is found in the folder.
 
 use super::*;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
 fn folder() -> (tempfile::TempDir, PathBuf) {
     let tmp = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -1,0 +1,129 @@
+//! The directory: who is in the fabric.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::error::{FabricError, io_error};
+use super::folder::{SOCKETS, remove_files, remove_left_over};
+use super::layout::*;
+use super::segment::{self, DirectoryMap};
+
+/// Name of the directory in the fabric's folder.
+pub(super) const DIRECTORY: &str = "directory";
+
+/// Opens the directory, or makes it; the folder's lock is held.
+pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
+    loop {
+        let (file, len) = open_file(dir)?;
+        let found = match map_file(dir, &file, len)? {
+            Ok(map) => {
+                rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
+                    .map_err(|e| io_error(dir, "share its directory's lock")(e.into()))?;
+                return Ok((file, map));
+            }
+            Err(found) => found,
+        };
+        // Not ours to read. If nobody uses it, start afresh.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(FabricError::Version {
+                path: dir.to_owned(),
+                found,
+            });
+        }
+        let path = dir.join(DIRECTORY);
+        tracing::warn!(
+            "{} was left by another version or is damaged; starting afresh",
+            path.display()
+        );
+        remove_left_over(dir, |_| true);
+        fs::remove_file(&path).map_err(io_error(dir, "remove a stale directory"))?;
+    }
+}
+
+/// The directory's file, made if need be, and how long it was before that.
+fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(dir.join(DIRECTORY))
+        .map_err(io_error(dir, "open its directory"))?;
+    let meta = file
+        .metadata()
+        .map_err(io_error(dir, "look at its directory"))?;
+    if !meta.is_file() {
+        return Err(FabricError::Foreign {
+            path: dir.to_owned(),
+            why: "has a `directory` that is not a file".into(),
+        });
+    }
+    Ok((file, meta.len()))
+}
+
+/// Maps the directory, and begins it where its file is empty. Of one that is not of this version, the version.
+fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u64>, FabricError> {
+    let fresh = len == 0;
+    if fresh {
+        segment::reserve(file, 0, DirectoryMap::BYTES)
+            .map_err(io_error(dir, "reserve memory (is /dev/shm full?)"))?;
+    } else if len < DirectoryMap::BYTES as u64 {
+        return Ok(Err(0));
+    }
+    let map = DirectoryMap::new(file).map_err(io_error(dir, "map its directory"))?;
+    let directory = map.get();
+    if fresh {
+        // Fabrics begin at slots of their own: QP numbers of another one are most likely nobody's here.
+        let first = getrandom::u64().unwrap_or(0) % MAX_PROCS as u64;
+        directory.procs[0].last_slot.store(first, Ordering::Relaxed);
+        directory.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        directory.magic.store(MAGIC, Ordering::Release);
+    }
+    let found = directory.version.load(Ordering::Relaxed);
+    let ours = directory.magic.load(Ordering::Acquire) == MAGIC && found == LAYOUT_VERSION;
+    Ok(if ours { Ok(map) } else { Err(found) })
+}
+
+/// A free slot; the folder's lock is held.
+///
+/// Slots are given out in turn, so that the QP numbers of a process that has ended come back as late as
+/// possible: somebody may be about to connect to them.
+pub(super) fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
+    let (cursor, entries) = directory.procs.split_first()?;
+    let last = usize::try_from(cursor.last_slot.load(Ordering::Relaxed)).unwrap_or(0);
+    let (index, entry) = (0..entries.len())
+        .map(|i| (last % entries.len() + i) % entries.len())
+        .map(|index| (index, &entries[index]))
+        .find(|(_, entry)| entry.incarnation.load(Ordering::Acquire) == 0)?;
+    cursor.last_slot.store(index as u64 + 1, Ordering::Relaxed);
+    Some((index + 1, entry))
+}
+
+/// Frees the slots and files of processes that have ended; the folder's lock is held.
+pub(super) fn clean_up(dir: &Path, directory: &Directory) {
+    let mut live = std::collections::HashSet::new();
+    for entry in &directory.procs {
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        if incarnation == 0 {
+            continue;
+        }
+        let pid = entry.pid.load(Ordering::Relaxed);
+        if liveness::is_alive(pid, entry.start_time.load(Ordering::Relaxed)) {
+            live.insert(incarnation);
+        } else {
+            remove_files(dir, incarnation);
+            entry.incarnation.store(0, Ordering::Release);
+        }
+    }
+    // A process killed while it joined has files but no entry yet.
+    remove_left_over(dir, |incarnation| !live.contains(&incarnation));
+    if live.is_empty() {
+        let _ = fs::remove_dir_all(dir.join(SOCKETS));
+    }
+}

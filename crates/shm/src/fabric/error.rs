@@ -1,0 +1,63 @@
+//! Why a process has no fabric.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::layout::{LAYOUT_VERSION, MAX_PROCS};
+
+/// Why this process has no fabric.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// A system call on the fabric's folder or files failed.
+    #[error("cannot use the fabric's folder {path}: {what}: {source}")]
+    Io {
+        /// The folder.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The folder belongs to somebody else or can be entered by others.
+    #[error(
+        "the fabric's folder {path} {why}; remove it, or choose another place with VERBATIM_FABRIC_DIR"
+    )]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Processes of another version are using the folder.
+    #[error(
+        "the fabric in {path} is in use by a different version of Verbatim (layout {found:#x}, this one has \
+         layout {LAYOUT_VERSION}); stop its processes, or choose another place with VERBATIM_FABRIC_DIR"
+    )]
+    Version {
+        /// The folder.
+        path: PathBuf,
+        /// The version in its directory.
+        found: u64,
+    },
+    /// All slots are taken.
+    #[error("the fabric in {path} has its {} processes already", MAX_PROCS - 1)]
+    Full {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The name of the fabric's folder cannot be used.
+    #[error("VERBATIM_FABRIC_DIR is {0:?}, which is not an absolute path")]
+    BadName(PathBuf),
+    /// The name of the fabric cannot be part of a folder's.
+    #[error("VERBATIM_FABRIC is {0:?}, which is not 1 to 64 letters, digits or '_'")]
+    BadFabric(std::ffi::OsString),
+}
+
+/// The error of a system call on the fabric's folder `dir`, or on a file in it.
+pub(super) fn io_error(dir: &Path, what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
+    move |source| FabricError::Io {
+        path: dir.to_owned(),
+        what,
+        source,
+    }
+}

@@ -1,0 +1,153 @@
+//! The fabric's folder: where it is, that it is ours alone, and the files of processes in it.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::error::{FabricError, io_error};
+
+/// Of [`Fabric::default_dir`](super::Fabric::default_dir).
+pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
+    if let Some(dir) = std::env::var_os("VERBATIM_FABRIC_DIR").filter(|d| !d.is_empty()) {
+        let dir = PathBuf::from(dir);
+        return if dir.is_absolute() {
+            Ok(dir)
+        } else {
+            Err(FabricError::BadName(dir))
+        };
+    }
+    /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
+    const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
+    let uid = rustix::process::geteuid().as_raw();
+    let namespace = fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
+    let mut dir = format!("/dev/shm/verbatim-{uid}");
+    if namespace != INITIAL_PID_NAMESPACE {
+        dir += &format!("-{namespace:x}");
+    }
+    // A name of its own separates a fabric from the user's others.
+    if let Some(name) = std::env::var_os("VERBATIM_FABRIC").filter(|n| !n.is_empty()) {
+        let sane = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
+        match name.to_str() {
+            Some(n) if n.len() <= 64 && n.bytes().all(sane) => dir += &format!("@{n}"),
+            _ => return Err(FabricError::BadFabric(name)),
+        }
+    }
+    Ok(PathBuf::from(dir))
+}
+
+/// Name of the folder for sockets in the fabric's.
+pub(super) const SOCKETS: &str = "sockets";
+
+pub(super) fn segment_path(dir: &Path, incarnation: u64) -> PathBuf {
+    dir.join(format!("{incarnation:016x}.segment"))
+}
+
+pub(super) fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
+    dir.join(format!("{incarnation:016x}.wake"))
+}
+
+/// The files of a process that is not in the directory yet: removed when dropped.
+pub(super) struct Unentered<'a> {
+    pub(super) dir: &'a Path,
+    pub(super) incarnation: u64,
+}
+
+impl Drop for Unentered<'_> {
+    fn drop(&mut self) {
+        remove_files(self.dir, self.incarnation);
+    }
+}
+
+pub(super) fn remove_files(dir: &Path, incarnation: u64) {
+    let _ = fs::remove_file(segment_path(dir, incarnation));
+    let _ = fs::remove_file(wake_path(dir, incarnation));
+}
+
+/// Makes the folder if it is not there, checks that it is ours alone, and takes its lock.
+pub(super) fn hold_folder(dir: &Path) -> Result<File, FabricError> {
+    loop {
+        // The last process to leave removes the folder and its lock: then begin anew.
+        if make_folder(dir)?
+            && let Some(held) = take_lock(dir)?
+        {
+            return Ok(held);
+        }
+    }
+}
+
+/// Makes the folder if it is not there, and checks that it is ours alone. False if it has gone meanwhile.
+pub(super) fn make_folder(dir: &Path) -> Result<bool, FabricError> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io_error(dir, "create it")(e)),
+        _ => check_ours(dir),
+    }
+}
+
+/// Refuses a folder that is somebody else's, or that others can enter. False if there is none any more.
+fn check_ours(dir: &Path) -> Result<bool, FabricError> {
+    let meta = match fs::symlink_metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        other => other.map_err(io_error(dir, "look at it"))?,
+    };
+    let foreign = |why: String| FabricError::Foreign {
+        path: dir.to_owned(),
+        why,
+    };
+    let (uid, owner) = (rustix::process::geteuid().as_raw(), meta.uid());
+    if !meta.is_dir() {
+        return Err(foreign("is not a folder".into()));
+    }
+    if owner != uid {
+        return Err(foreign(format!(
+            "belongs to user {owner}, not to user {uid}"
+        )));
+    }
+    if meta.mode() & 0o077 != 0 {
+        let mode = meta.mode() & 0o7777;
+        return Err(foreign(format!("has mode {mode:o}; others could enter it")));
+    }
+    Ok(true)
+}
+
+/// Takes the folder's lock; `None` if it is not the folder's any more.
+fn take_lock(dir: &Path) -> Result<Option<File>, FabricError> {
+    let path = dir.join("lock");
+    let file = match OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path)
+    {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(io_error(dir, "open its lock"))?,
+    };
+    rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))
+        .map_err(|e| io_error(dir, "lock it")(e.into()))?;
+    // The last process to leave removes the lock; then what we hold is a lock on nothing.
+    let held = file.metadata().map_err(io_error(dir, "look at its lock"))?;
+    let is_there = fs::symlink_metadata(&path)
+        .is_ok_and(|now| now.ino() == held.ino() && now.dev() == held.dev());
+    Ok(is_there.then_some(file))
+}
+
+/// Removes the files of the incarnations that `is_dead` names; foreign files stay.
+pub(super) fn remove_left_over(dir: &Path, is_dead: impl Fn(u64) -> bool) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some((stem, "segment" | "wake")) = name.to_str().and_then(|n| n.split_once('.')) else {
+            continue;
+        };
+        if stem.len() == 16 && u64::from_str_radix(stem, 16).is_ok_and(&is_dead) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
