@@ -1,5 +1,7 @@
 //! From a file of counters to an operation profile. Nothing in the file is believed.
 
+mod kinds;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -7,16 +9,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nicmodel::op_profile::{
-    self, Counted, Lengths, Memory, OperationProfile, QueuePair, SlotCount, Span, Thread,
+    self, Lengths, Memory, OperationProfile, QueuePair, SlotCount, Span, Thread,
 };
-use nicmodel::{ATOMIC_BYTES, MAX_MESSAGE_BYTES, MAX_SGES, Operation, Transport, Verb};
+use nicmodel::{ATOMIC_BYTES, Transport, Verb};
 use verbs_abi::*;
 use zerocopy::FromBytes;
 
 use crate::layout::*;
-
-/// The global routing header in front of a datagram, which `byte_len` counts (`ibv_poll_cq(3)`).
-const GRH_BYTES: u32 = 40;
+use kinds::{add_counted, narrow, received, sent};
 
 /// Why a file is no file of counters.
 #[derive(Debug, thiserror::Error)]
@@ -102,11 +102,6 @@ pub(crate) fn read_at(
     Ok(reading.finish(&header))
 }
 
-/// A number as one of 32 bits, the largest if it is none.
-fn narrow(number: u64) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
-}
-
 fn sum(numbers: &[u64]) -> u64 {
     numbers.iter().fold(0, |sum, n| sum.saturating_add(*n))
 }
@@ -168,13 +163,11 @@ impl Reading {
             }
         };
         let repeated = Repeated(cell.repeated);
-        let (recv_posts, recvs, room) = cell.recvs.totals();
         let posts = sum(&cell.lists).saturating_add(repeated.count());
         let thread = self.thread(cell.thread);
         thread.posts = thread.posts.saturating_add(posts);
-        let posted = span(cell, began);
-        thread.posted = both(thread.posted, posted);
-        thread.recv_posts = thread.recv_posts.saturating_add(recv_posts);
+        thread.posted = both(thread.posted, span(cell, began));
+        thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
         self.peers
             .extend(cell.peers.iter().filter(|peer| **peer != 0));
         self.unlisted_peers = self.unlisted_peers.saturating_add(cell.unlisted_peers);
@@ -185,61 +178,20 @@ impl Reading {
             .queue_pairs
             .entry(cell.qp)
             .or_insert_with(|| (QueuePair::new(narrow(cell.qpn), transport), 0));
-        let before = cell.repeated_outstanding;
         for more in [
             cell.outstanding_sum,
-            repeated.outstanding_sum(before, cell.max_send_wr),
+            repeated.outstanding_sum(cell.repeated_outstanding, cell.max_send_wr),
         ] {
             *outstanding_sum = outstanding_sum.saturating_add(more);
         }
-        let outstanding = before
-            .saturating_add(repeated.count())
-            .min(cell.max_send_wr)
-            .max(cell.outstanding_max);
-        qp.max_outstanding = qp.max_outstanding.max(narrow(outstanding));
-        qp.posted = both(qp.posted, posted);
-        qp.max_send_wr = narrow(cell.max_send_wr);
-        qp.max_inline_data = narrow(cell.max_inline_data);
-        for (all, more) in [
-            (&mut qp.postlists, posts),
-            (&mut qp.runs, cell.runs),
-            (&mut qp.adjacent_reads, cell.adjacent_reads),
-            (&mut qp.refused, cell.refused),
-            (&mut qp.failed, cell.failed),
-            (&mut qp.recvs.postlists, recv_posts),
-            (&mut qp.recvs.count, recvs),
-            (&mut qp.recvs.bytes, room),
-        ] {
-            *all = all.saturating_add(more);
-        }
-        let mut lists = cell.lists;
-        lists[0] = lists[0].saturating_add(repeated.count());
-        add_lengths(&mut qp.postlist_lengths, &lists);
-        for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
-            if *count > 0 {
-                add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
-            }
-        }
-        for (place, kind) in cell.sent.iter().enumerate() {
-            let mut kind = *kind;
-            if place == repeated.place() {
-                kind.count = kind.count.saturating_add(repeated.count());
-                kind.signaled = kind.signaled.saturating_add(repeated.signaled());
-            }
-            match sent(transport, &kind) {
-                Some(counted) => add_counted(&mut qp.sent, counted),
-                None => self.unmodelled = self.unmodelled.saturating_add(kind.count),
-            }
-        }
-        for kind in &cell.received {
-            match received(transport, kind) {
-                Some(counted) => add_counted(&mut qp.received, counted),
-                None => self.unmodelled = self.unmodelled.saturating_add(kind.count),
-            }
-        }
+        qp.posted = both(qp.posted, span(cell, began));
+        add_counts(qp, cell, repeated, posts);
+        let unmodelled = add_kinds(qp, cell, repeated, transport);
+        self.unmodelled = self.unmodelled.saturating_add(unmodelled);
     }
 
-    fn finish(self, header: &Header<u64>) -> Recorded {
+    /// What a reader of the profile has to know; so many objects were not counted.
+    fn notes(&self, uncounted: u64) -> Vec<String> {
         let mut notes = Vec::new();
         let mut note = |count: u64, what: &str| {
             if count > 0 {
@@ -247,7 +199,7 @@ impl Reading {
             }
         };
         note(
-            header.uncounted,
+            uncounted,
             "objects were not counted: there were more than the tap has room for",
         );
         note(
@@ -266,23 +218,13 @@ impl Reading {
             self.unlisted_peers,
             "datagrams were sent without a look at their destination: there are more peers than counted",
         );
+        notes
+    }
+
+    fn finish(self, header: &Header<u64>) -> Recorded {
+        let notes = self.notes(header.uncounted);
         let queue_pairs = self.queue_pairs.into_values();
-        let queue_pairs = queue_pairs.map(|(mut qp, outstanding_sum)| {
-            let operations = qp.operations();
-            // What the model does not have is left out of the lists that it came in.
-            qp.postlists = qp.postlists.min(operations);
-            qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
-            qp.postlists = qp.postlists.max(qp.runs);
-            qp.adjacent_reads = qp.adjacent_reads.min(qp.of_verb(Verb::RdmaRead));
-            if qp.atomics() > operations {
-                qp.atomic_slots.clear();
-            }
-            #[expect(clippy::cast_precision_loss, reason = "a mean")]
-            if operations > 0 {
-                qp.mean_outstanding = outstanding_sum as f64 / operations as f64;
-            }
-            qp
-        });
+        let queue_pairs = queue_pairs.map(|(qp, outstanding_sum)| finished(qp, outstanding_sum));
         let profile = OperationProfile {
             version: op_profile::VERSION,
             program: text(&header.program, header.program_len),
@@ -305,6 +247,85 @@ impl Reading {
             profile,
         }
     }
+}
+
+/// Adds what a thread did with a queue pair; `posts` are its calls.
+fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: Repeated, posts: u64) {
+    let outstanding = cell
+        .repeated_outstanding
+        .saturating_add(repeated.count())
+        .min(cell.max_send_wr)
+        .max(cell.outstanding_max);
+    qp.max_outstanding = qp.max_outstanding.max(narrow(outstanding));
+    qp.max_send_wr = narrow(cell.max_send_wr);
+    qp.max_inline_data = narrow(cell.max_inline_data);
+    let (recv_posts, recvs, room) = cell.recvs.totals();
+    for (all, more) in [
+        (&mut qp.postlists, posts),
+        (&mut qp.runs, cell.runs),
+        (&mut qp.adjacent_reads, cell.adjacent_reads),
+        (&mut qp.refused, cell.refused),
+        (&mut qp.failed, cell.failed),
+        (&mut qp.recvs.postlists, recv_posts),
+        (&mut qp.recvs.count, recvs),
+        (&mut qp.recvs.bytes, room),
+    ] {
+        *all = all.saturating_add(more);
+    }
+    let mut lists = cell.lists;
+    lists[0] = lists[0].saturating_add(repeated.count());
+    add_lengths(&mut qp.postlist_lengths, &lists);
+    for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
+        if *count > 0 {
+            add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
+        }
+    }
+}
+
+/// Adds the operations by their kinds; how many are of kinds that the model does not have.
+fn add_kinds(
+    qp: &mut QueuePair,
+    cell: &QpCell<u64>,
+    repeated: Repeated,
+    transport: Transport,
+) -> u64 {
+    let mut unmodelled = 0u64;
+    for (place, kind) in cell.sent.iter().enumerate() {
+        let mut kind = *kind;
+        if place == repeated.place() {
+            kind.count = kind.count.saturating_add(repeated.count());
+            kind.signaled = kind.signaled.saturating_add(repeated.signaled());
+        }
+        match sent(transport, &kind) {
+            Some(counted) => add_counted(&mut qp.sent, counted),
+            None => unmodelled = unmodelled.saturating_add(kind.count),
+        }
+    }
+    for kind in &cell.received {
+        match received(transport, kind) {
+            Some(counted) => add_counted(&mut qp.received, counted),
+            None => unmodelled = unmodelled.saturating_add(kind.count),
+        }
+    }
+    unmodelled
+}
+
+/// Makes the numbers of a queue pair agree with each other, whatever the file said.
+fn finished(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
+    let operations = qp.operations();
+    // What the model does not have is left out of the lists that it came in.
+    qp.postlists = qp.postlists.min(operations);
+    qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
+    qp.postlists = qp.postlists.max(qp.runs);
+    qp.adjacent_reads = qp.adjacent_reads.min(qp.of_verb(Verb::RdmaRead));
+    if qp.atomics() > operations {
+        qp.atomic_slots.clear();
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    if operations > 0 {
+        qp.mean_outstanding = outstanding_sum as f64 / operations as f64;
+    }
+    qp
 }
 
 /// When a thread posted to a queue pair, since the process began; nothing if it never did when the time was read.
@@ -344,125 +365,10 @@ fn add_slot(slots: &mut Vec<SlotCount>, slot: u32, count: u64) {
     }
 }
 
-/// Adds operations of a kind to those of the same kind.
-fn add_counted(all: &mut Vec<Counted>, new: Counted) {
-    if new.count == 0 {
-        return;
-    }
-    let same = |known: &&mut Counted| {
-        let signaled = new.operation.signaled;
-        Operation {
-            signaled,
-            ..known.operation
-        } == new.operation
-    };
-    let Some(known) = all.iter_mut().find(same) else {
-        return all.push(new);
-    };
-    #[expect(clippy::cast_precision_loss, reason = "a share")]
-    let signaled = |counted: &Counted| counted.operation.signaled * counted.count as f64;
-    let both = signaled(known) + signaled(&new);
-    known.count = known.count.saturating_add(new.count);
-    #[expect(clippy::cast_precision_loss, reason = "a share")]
-    {
-        known.operation.signaled = (both / known.count as f64).clamp(0.0, 1.0);
-    }
-}
-
-/// The operation of a kind, as far as the model has such.
-fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
-    let key = Key(kind.key);
-    if kind.count == 0 {
-        return Some(nothing(transport));
-    }
-    let (verb, imm) = match key.opcode() {
-        IBV_WR_RDMA_WRITE | IBV_WR_ATOMIC_WRITE => (Verb::RdmaWrite, false),
-        IBV_WR_RDMA_WRITE_WITH_IMM => (Verb::RdmaWrite, true),
-        IBV_WR_SEND | IBV_WR_SEND_WITH_INV => (Verb::Send, false),
-        IBV_WR_SEND_WITH_IMM => (Verb::Send, true),
-        IBV_WR_RDMA_READ => (Verb::RdmaRead, false),
-        IBV_WR_ATOMIC_CMP_AND_SWP => (Verb::AtomicCmpAndSwp, false),
-        IBV_WR_ATOMIC_FETCH_AND_ADD => (Verb::AtomicFetchAndAdd, false),
-        IBV_WR_FLUSH => (Verb::Flush, false),
-        _ => return None,
-    };
-    if !transport.carries(verb) || !key.is_used() {
-        return None;
-    }
-    let payload_bytes = match verb.fixed_payload() {
-        Some(bytes) => bytes,
-        None => payload(key, kind.bytes, kind.count),
-    };
-    let inline = key.is_inline() && verb.sends_payload();
-    #[expect(clippy::cast_precision_loss, reason = "a share")]
-    let signaled = kind.signaled as f64 / kind.count as f64;
-    let operation = Operation {
-        imm,
-        inline,
-        signaled: signaled.min(1.0),
-        num_sge: if inline {
-            1
-        } else {
-            key.num_sge().clamp(1, MAX_SGES)
-        },
-        ..Operation::new(verb, transport, payload_bytes)
-    };
-    Some(Counted {
-        operation,
-        count: kind.count,
-    })
-}
-
-/// The operation that a message came by, as far as the model has such.
-fn received(transport: Transport, kind: &Received<u64>) -> Option<Counted> {
-    let key = Key(kind.key);
-    if kind.count == 0 {
-        return Some(nothing(transport));
-    }
-    let verb = match key.opcode() {
-        IBV_WC_RECV => Verb::Send,
-        IBV_WC_RECV_RDMA_WITH_IMM => Verb::RdmaWrite,
-        _ => return None,
-    };
-    if !transport.carries(verb) || !key.is_used() {
-        return None;
-    }
-    let bytes = payload(key, kind.bytes, kind.count);
-    let header = if transport == Transport::Ud {
-        GRH_BYTES
-    } else {
-        0
-    };
-    let operation = Operation {
-        imm: key.has_imm(),
-        ..Operation::new(verb, transport, bytes.saturating_sub(header))
-    };
-    Some(Counted {
-        operation,
-        count: kind.count,
-    })
-}
-
-fn nothing(transport: Transport) -> Counted {
-    Counted {
-        operation: Operation::new(Verb::Send, transport, 0),
-        count: 0,
-    }
-}
-
-/// Payload of an operation of a kind: the key says it, or it is the mean of a class.
-fn payload(key: Key, bytes: u64, count: u64) -> u32 {
-    if !key.is_class() {
-        return key.bytes().min(MAX_MESSAGE_BYTES);
-    }
-    // A damaged file may say any number of bytes.
-    let rounded = bytes.saturating_add(count / 2);
-    let mean = rounded.checked_div(count).unwrap_or(0);
-    narrow(mean).min(MAX_MESSAGE_BYTES)
-}
-
 #[cfg(test)]
 mod tests {
+    use nicmodel::Operation;
+    use nicmodel::op_profile::Counted;
     use proptest::prelude::*;
     use zerocopy::FromZeros;
 
