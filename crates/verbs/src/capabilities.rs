@@ -2,7 +2,7 @@
 //!
 //! Devices differ: RC, UC and UD are all there on ConnectX and on the kernel's Soft-RoCE, `irdma` and
 //! `bnxt_re` have no UC, EFA has nothing but UD, and iWARP (`siw`, `cxgb4`) nothing but RC, without
-//! immediates and mostly without atomics. Where the verbs say it ([`DeviceAttr`]) they are believed; where
+//! immediates and mostly without atomics. Where the verbs say it ([`DeviceAttr`](crate::DeviceAttr)) they are believed; where
 //! they do not, the smallest object of the kind is created and destroyed. How a device fails can be found
 //! out neither way: there `known` lists drivers that are known to deviate, each with the test of
 //! `verbs-conformance` that shows it.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{LKey, RKey};
 
-/// A part of a memory region as a WR names it: a scatter/gather element. Made by [`MemoryRegion::slice`],
+/// A part of a memory region as a WR names it: a scatter/gather element. Made by [`MemoryRegion::slice`](crate::MemoryRegion::slice),
 /// which checks it; the NIC checks it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MrSlice {

@@ -100,7 +100,7 @@ pub struct InlineBytes {
     pub ud: u32,
 }
 
-/// What an open device can do: [`Context::capabilities`].
+/// What an open device can do: [`Context::capabilities`](crate::Context::capabilities).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     /// The provider.
