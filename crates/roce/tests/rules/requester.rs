@@ -330,6 +330,29 @@ fn probes_come_early_and_do_not_count() {
     assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
 }
 
+/// A slow Soft-RoCE, with several queue pairs to serve, answers every READ that it was asked for, and one that was asked
+/// again only behind those.
+#[test]
+fn gaps_in_responses_do_not_count_as_retries() {
+    let mut bench = Bench::new(config());
+    bench.run(vec![send(1), Wait(10), Take(ack(0))]);
+    let read = "read 1 @1000+257";
+    assert_eq!(bench.run(vec![self::read(MTU + 1)]), [read]);
+    // The second response comes, again and again, and the first does not.
+    let mut asked = 1;
+    while bench.now_ns < TIMEOUT_NS / 2 {
+        let late = bench.run(vec![Take(response(Last, 2, 1)), Wait(100)]);
+        asked += late.iter().filter(|packet| *packet == read).count();
+    }
+    assert!((4..20).contains(&asked), "each time twice as late: {asked}");
+    assert_eq!(bench.requester.failure(), None);
+    bench.run(vec![
+        Take(response(First, 1, MTU)),
+        Take(response(Last, 2, 1)),
+    ]);
+    assert_eq!(bench.requester.done(), 2);
+}
+
 #[test]
 #[rustfmt::skip] // a row is a line
 fn a_receiver_that_is_not_ready_is_asked_again() {

@@ -30,6 +30,14 @@ use window::Window;
 /// The largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
 const MAX_WINDOW_PACKETS: u32 = 1 << 22;
 
+/// READ requests that a window has room for: a long READ is several on the wire.
+///
+/// Responses to one request come in one burst, which the window cannot hold back, and the queue pairs of a process share the
+/// buffer of a socket. So requests are short where many of them may be outstanding.
+fn reads_a_window(max_rd_atomic: u8) -> u32 {
+    u32::from(max_rd_atomic).clamp(2, 8)
+}
+
 /// The requester of a reliable connection.
 #[derive(Debug)]
 pub struct Requester {
@@ -61,7 +69,7 @@ impl Requester {
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
-            read_packets: (window_packets / 2).max(1),
+            read_packets: (window_packets / reads_a_window(config.max_rd_atomic)).max(1),
         };
         Self {
             connection,
@@ -239,7 +247,7 @@ impl Requester {
         let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
         self.note_progress(now_ns, before);
         match aeth.syndrome {
-            _ if reach == Reach::Blocked => self.recover(now_ns),
+            _ if reach == Reach::Blocked => self.recover_implied(now_ns),
             Syndrome::Ack(_) => {}
             Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
             Syndrome::Nak(NAK_PSN_SEQUENCE) => {
@@ -262,7 +270,7 @@ impl Requester {
         self.note_progress(now_ns, before);
         match outcome {
             Outcome::Taken => {}
-            Outcome::Gap => self.recover(now_ns),
+            Outcome::Gap => self.recover_implied(now_ns),
             Outcome::Failed(failure) => self.fail(failure),
         }
     }
@@ -298,6 +306,26 @@ impl Requester {
         if !self.retry.is_recovering(now_ns) {
             self.begin_retry(now_ns);
         }
+    }
+
+    /// Asks again for responses that did not come before later ones.
+    ///
+    /// This does not count as a retry, as a probe does not: a responder that is slow sends what it was asked for before,
+    /// gap after gap, and the timeout counts whether there is progress.
+    fn recover_implied(&mut self, now_ns: u64) {
+        if self.retry.timeout_ns.is_none() {
+            self.recover(now_ns);
+        } else if !self.retry.is_probe_answered_soon(now_ns) {
+            self.probe(now_ns);
+        }
+    }
+
+    /// Sends again what is not acknowledged, without counting.
+    fn probe(&mut self, now_ns: u64) {
+        self.retry.probe(now_ns);
+        self.counts.completer_retry_err += 1;
+        self.window.lost();
+        self.queue.rewind();
     }
 
     /// Sends again what is not acknowledged, or fails if that was done too often.
@@ -350,12 +378,7 @@ impl Requester {
         }
         match self.retry.timer() {
             Some((at, Expiry::Timeout)) if at <= now_ns => self.begin_retry(now_ns),
-            Some((at, Expiry::Probe)) if at <= now_ns => {
-                self.retry.probe(now_ns);
-                self.counts.completer_retry_err += 1;
-                self.window.lost();
-                self.queue.rewind();
-            }
+            Some((at, Expiry::Probe)) if at <= now_ns => self.probe(now_ns),
             _ => {}
         }
     }

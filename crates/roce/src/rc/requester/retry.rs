@@ -133,6 +133,21 @@ impl Retry {
         })
     }
 
+    /// Whether the answer to what was sent again may still be on its way. Each time without progress it is given twice as
+    /// long.
+    pub(super) fn is_probe_answered_soon(&self, now_ns: u64) -> bool {
+        self.recovering_ns.is_some_and(|since| {
+            let patience_ns = self.patience_ns();
+            let patience_ns = patience_ns.saturating_mul(self.backoff());
+            patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
+        })
+    }
+
+    /// How many times longer than the first a probe waits.
+    fn backoff(&self) -> u64 {
+        1_u64.checked_shl(self.probes).unwrap_or(u64::MAX)
+    }
+
     /// Begins a retry; false if none is left.
     pub(super) fn begin(&mut self, now_ns: u64) -> bool {
         let Some(left) = self.retries_left.checked_sub(1) else {
@@ -188,9 +203,8 @@ impl Retry {
             .map(|timeout| self.timer_ns.saturating_add(timeout));
         let probe = self.probe_ns.map(|least| {
             let wait = least.max(self.patience_ns());
-            let factor = 1u64.checked_shl(self.probes).unwrap_or(u64::MAX);
-            let wait = wait.saturating_mul(factor);
-            self.probe_timer_ns.saturating_add(wait)
+            self.probe_timer_ns
+                .saturating_add(wait.saturating_mul(self.backoff()))
         });
         match (timeout, probe) {
             (Some(timeout), Some(probe)) if probe < timeout => Some((probe, Expiry::Probe)),
