@@ -59,6 +59,11 @@ pub(crate) const REDIS_SERVER: Package = Package {
     why: "redis-server is a peer of the benchmark",
     present: Present::Program("redis-server"),
 };
+pub(crate) const IPERF3: Package = Package {
+    name: "iperf3",
+    why: "it is a peer of the benchmark of packets",
+    present: Present::Program("iperf3"),
+};
 pub(crate) const REDIS_TOOLS: Package = Package {
     name: "redis-tools",
     why: "redis-benchmark drives that peer, and with redis-cli looks at the key-value store",
@@ -242,12 +247,13 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     UCX_UTILS,
     REDIS_SERVER,
     REDIS_TOOLS,
+    IPERF3,
     TSHARK,
     CHROMIUM,
 ];
 
 /// What the benchmark needs.
-pub(crate) const FOR_BENCH: &[Package] = &[UCX_UTILS, REDIS_SERVER, REDIS_TOOLS];
+pub(crate) const FOR_BENCH: &[Package] = &[UCX_UTILS, REDIS_SERVER, REDIS_TOOLS, IPERF3];
 
 impl Package {
     fn is_present(&self) -> bool {

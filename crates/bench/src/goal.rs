@@ -4,10 +4,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounce::NEAR_NS;
 use crate::peers::copy::Method;
+use crate::peers::datagrams::Exchange;
 use crate::peers::ucx;
 
 /// Payload of the rows that measure bandwidth.
 pub const BULK_PAYLOAD_BYTES: usize = 1 << 20;
+
+/// Payload of a packet of the rows that measure bandwidth by packets: the largest path MTU.
+pub const PACKET_PAYLOAD_BYTES: usize = 4096;
+
+/// UDP payload of the packet of an 8-byte SEND: BTH, payload, ICRC (IBTA vol. 1, annex A17).
+const SEND_PACKET_BYTES: usize = 12 + 8 + 4;
+
+/// UDP payload of the packet of an 8-byte WRITE, which has a RETH, too.
+const WRITE_PACKET_BYTES: usize = SEND_PACKET_BYTES + 16;
+
+/// UDP payload of a packet in the middle of a long message.
+const BULK_PACKET_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
 
 /// One row of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,6 +68,24 @@ pub enum Row {
     UctPut,
     /// `ucx_perftest -t ucp_put_bw -s 8`, unmodified, over `rc_verbs`.
     UcpPut,
+    /// 8-byte RC SENDs by packets, beside datagrams of the same size.
+    WireSend,
+    /// 8-byte RDMA WRITEs by packets, beside datagrams of the same size.
+    WireWrite,
+    /// 8-byte RC SENDs by packets, beside a limit.
+    WireSendRate,
+    /// 8-byte RDMA WRITEs by packets, beside a limit.
+    WireWriteRate,
+    /// 64 KiB RDMA WRITEs by packets, beside TCP.
+    WireTcp,
+    /// 64 KiB RDMA WRITEs by packets, beside datagrams of the same size.
+    WireUdp,
+    /// One-way latency of an 8-byte RC SEND by packets.
+    WireLatency,
+    /// 64 KiB RDMA WRITEs by packets of which 1 % are lost, beside the same without loss.
+    WireLoss,
+    /// CPU time of an idle process with 1,000 queue pairs that are connected by packets.
+    WireIdle,
 }
 
 /// What a row's figures count.
@@ -123,6 +154,18 @@ pub enum Peer {
     RedisIncr,
     /// The fastest of the sequencer's other designs.
     OtherDesigns,
+    /// Datagrams as long as the packet of an 8-byte SEND, 16 a system call.
+    UdpOfSends,
+    /// Datagrams as long as the packet of an 8-byte WRITE, 16 a system call.
+    UdpOfWrites,
+    /// Datagrams as long as a packet with 4096 bytes of payload, 15 a system call: as many as one can take.
+    UdpBulk,
+    /// A datagram as long as the packet of an 8-byte SEND, to and fro.
+    UdpPingPong,
+    /// `iperf3` over TCP.
+    Iperf3,
+    /// The same row without faults.
+    NoFaults,
 }
 
 impl Peer {
@@ -139,6 +182,10 @@ impl Peer {
             Peer::ProcessVmWritev | Peer::ProcessVmWritev64Kib => "process_vm_writev",
             Peer::RedisIncr => "Redis INCR, P 64",
             Peer::OtherDesigns => "best other design",
+            Peer::UdpOfSends | Peer::UdpOfWrites | Peer::UdpBulk => "UDP, GSO and GRO",
+            Peer::UdpPingPong => "UDP, polling",
+            Peer::Iperf3 => "iperf3 over TCP",
+            Peer::NoFaults => "without loss",
         }
     }
 
@@ -151,6 +198,19 @@ impl Peer {
             Peer::UctPutBw => Some(ucx::Test::PutBw),
             Peer::UcpPutBw => Some(ucx::Test::UcpPutBw),
             Peer::UcxFadd => Some(ucx::Test::UcpFadd),
+            _ => None,
+        }
+    }
+
+    /// The exchange of datagrams and the bytes of each, if it is one.
+    #[must_use]
+    pub fn datagrams(self) -> Option<(Exchange, usize)> {
+        let stream = |segments| Exchange::Stream { segments };
+        match self {
+            Peer::UdpOfSends => Some((stream(16), SEND_PACKET_BYTES)),
+            Peer::UdpOfWrites => Some((stream(16), WRITE_PACKET_BYTES)),
+            Peer::UdpBulk => Some((stream(15), BULK_PACKET_BYTES)),
+            Peer::UdpPingPong => Some((Exchange::PingPong, SEND_PACKET_BYTES)),
             _ => None,
         }
     }
@@ -228,9 +288,23 @@ impl Row {
         Row::UcpPut,
     ];
 
+    /// The software NIC by packets between two addresses of this host, in the order of the table.
+    pub const WIRE: [Row; 9] = [
+        Row::WireSend,
+        Row::WireWrite,
+        Row::WireSendRate,
+        Row::WireWriteRate,
+        Row::WireTcp,
+        Row::WireUdp,
+        Row::WireLatency,
+        Row::WireLoss,
+        Row::WireIdle,
+    ];
+
     /// Every row.
     pub fn all() -> impl Iterator<Item = Row> {
-        Row::EMBEDDED.into_iter().chain(Row::DROP_IN)
+        let rows = Row::EMBEDDED.into_iter().chain(Row::DROP_IN);
+        rows.chain(Row::WIRE)
     }
 
     /// For `--only`.
@@ -258,6 +332,15 @@ impl Row {
             Row::IbWriteStart => "ib-write-start",
             Row::UctPut => "uct-put",
             Row::UcpPut => "ucp-put",
+            Row::WireSend => "wire-send",
+            Row::WireWrite => "wire-write",
+            Row::WireSendRate => "wire-send-rate",
+            Row::WireWriteRate => "wire-write-rate",
+            Row::WireTcp => "wire-tcp",
+            Row::WireUdp => "wire-udp",
+            Row::WireLatency => "wire-latency",
+            Row::WireLoss => "wire-loss",
+            Row::WireIdle => "wire-idle",
         }
     }
 
@@ -288,6 +371,17 @@ impl Row {
             }
             Row::UctPut => "ucx_perftest -t put_bw -D short -s 8 over rc_verbs through the drop-in",
             Row::UcpPut => "ucx_perftest -t ucp_put_bw -s 8 over rc_verbs through the drop-in",
+            Row::WireSend => "8-byte RC SEND by packets, postlists of 16, beside 24-byte datagrams",
+            Row::WireWrite => {
+                "8-byte RDMA WRITE by packets, postlists of 16, beside 40-byte datagrams"
+            }
+            Row::WireSendRate => "8-byte RC SEND by packets, postlists of 16",
+            Row::WireWriteRate => "8-byte RDMA WRITE by packets, postlists of 16",
+            Row::WireTcp => "64 KiB RDMA WRITE by packets, beside TCP",
+            Row::WireUdp => "64 KiB RDMA WRITE by packets, beside datagrams as long",
+            Row::WireLatency => "half of a round trip of an 8-byte RC SEND by packets",
+            Row::WireLoss => "64 KiB RDMA WRITE by packets, 1 % lost each way",
+            Row::WireIdle => "idle process with 1,000 queue pairs connected by packets: CPU",
         }
     }
 
@@ -316,6 +410,14 @@ impl Row {
             Row::IbWriteStart => "ib_write_bw -n 5: all of it",
             Row::UctPut => "UCT put_bw -s 8 over rc_verbs",
             Row::UcpPut => "ucp_put_bw -s 8 over rc_verbs",
+            Row::WireSend => "RC SEND, 8 B, lists of 16",
+            Row::WireWrite => "RDMA WRITE, 8 B, lists of 16",
+            Row::WireSendRate => "RC SEND, 8 B: absolute",
+            Row::WireWriteRate => "RDMA WRITE, 8 B: absolute",
+            Row::WireTcp | Row::WireUdp => "RDMA WRITE, 64 KiB",
+            Row::WireLatency => "RC SEND, 8 B: half a round trip",
+            Row::WireLoss => "RDMA WRITE, 64 KiB, 1 % lost",
+            Row::WireIdle => "idle, 1,000 remote QPs: CPU",
         }
     }
 
@@ -333,11 +435,20 @@ impl Row {
             | Row::IbSendBw
             | Row::IbSendBwUd
             | Row::UctPut
-            | Row::UcpPut => Unit::Mops,
-            Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Unit::Ns,
-            Row::WriteMapped | Row::WritePrivate | Row::IbWriteBw => Unit::GbytesPerS,
+            | Row::UcpPut
+            | Row::WireSend
+            | Row::WireWrite
+            | Row::WireSendRate
+            | Row::WireWriteRate => Unit::Mops,
+            Row::RcLatency | Row::IbSendLat | Row::IbWriteLat | Row::WireLatency => Unit::Ns,
+            Row::WriteMapped
+            | Row::WritePrivate
+            | Row::IbWriteBw
+            | Row::WireTcp
+            | Row::WireUdp
+            | Row::WireLoss => Unit::GbytesPerS,
             Row::IbWriteStart => Unit::Ms,
-            Row::IdleCpu => Unit::CpuPercent,
+            Row::IdleCpu | Row::WireIdle => Unit::CpuPercent,
             Row::IdleMemory => Unit::Mib,
             Row::Connect => Unit::S,
         }
@@ -357,7 +468,19 @@ impl Row {
             Row::Sequencer => Some(Peer::RedisIncr),
             Row::SequencerLead => Some(Peer::OtherDesigns),
             Row::IbWriteBw => Some(Peer::ProcessVmWritev64Kib),
-            Row::IdleCpu | Row::IdleMemory | Row::Connect | Row::IbWriteStart => None,
+            Row::WireSend => Some(Peer::UdpOfSends),
+            Row::WireWrite => Some(Peer::UdpOfWrites),
+            Row::WireTcp => Some(Peer::Iperf3),
+            Row::WireUdp => Some(Peer::UdpBulk),
+            Row::WireLatency => Some(Peer::UdpPingPong),
+            Row::WireLoss => Some(Peer::NoFaults),
+            Row::IdleCpu
+            | Row::IdleMemory
+            | Row::Connect
+            | Row::IbWriteStart
+            | Row::WireSendRate
+            | Row::WireWriteRate
+            | Row::WireIdle => None,
         }
     }
 
@@ -382,6 +505,11 @@ impl Row {
             (Row::IbSendLat | Row::IbWriteLat, _) => (1.0, 0.7),
             (Row::IbWriteStart, _) => (50.0, 20.0),
             (Row::UctPut | Row::UcpPut, _) => (0.3, 0.6),
+            (Row::WireSend | Row::WireWrite | Row::WireTcp | Row::WireLoss, _) => (0.5, 0.8),
+            (Row::WireSendRate | Row::WireWriteRate, _) => (2.0, 4.0),
+            (Row::WireUdp, _) => (0.8, 0.9),
+            (Row::WireLatency, _) => (1.5, 1.2),
+            (Row::WireIdle, _) => (0.0, 0.0),
         };
         Goal { at_least, aim_for }
     }
@@ -439,6 +567,7 @@ mod tests {
         assert!(Row::RcLatency.reaches(0.5, 0.6));
         assert!(!Row::RcLatency.reaches(1.1, 1.0));
         assert!(!Row::UdSend.reaches(2.9, 3.0));
+        assert!(Row::WireLatency.reaches(1.4, 1.5));
         assert_eq!(Distance::of_bounce_ns(30.0), Distance::Near);
         assert_eq!(Distance::of_bounce_ns(170.0), Distance::Far);
     }

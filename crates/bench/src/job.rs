@@ -2,10 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::link::Exe;
 use crate::micro::task::Task;
 use crate::nic::NicChoice;
 use crate::peers::copy::Copies;
 use crate::peers::datagrams::Datagrams;
+use crate::pin::Cores;
 use crate::probe::question::Probe;
 
 /// One job.
@@ -22,8 +24,34 @@ pub enum Job {
     HostCopy(Copies),
     /// Be the other end of datagrams without a NIC.
     Datagrams(Datagrams),
+    /// Be the driver of a measurement whose other end is a process that this one starts.
+    Drive(DriveOrder),
     /// End.
     Stop,
+}
+
+/// A measurement in an environment that the driver of the benchmark does not have.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DriveOrder {
+    pub(crate) cores: Cores,
+    /// Starts the process at the other end.
+    pub(crate) far: Exe,
+    /// The NIC of both processes.
+    pub(crate) nic: NicChoice,
+    pub(crate) what: Driven,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Driven {
+    /// One verb.
+    Task(Task),
+    /// CPU time of the process at the other end, which is idle.
+    IdleCpu {
+        /// Its connected queue pairs.
+        queue_pairs: usize,
+    },
 }
 
 /// A part of a measurement of one verb.

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::child::KillOnDrop;
 use crate::pin::spawn_on;
@@ -29,12 +29,27 @@ pub(crate) use gone::cause;
 const FAILED: char = '!';
 
 /// How to start the other process: this program again, in its worker's role.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Exe {
     /// The program.
     pub path: PathBuf,
     /// The arguments that make it call [`crate::worker::serve`].
     pub args: Vec<String>,
+    /// Environment variables that it gets beside those of this process.
+    pub envs: Vec<(String, String)>,
+}
+
+impl Exe {
+    /// The same with further environment variables.
+    #[must_use]
+    pub(crate) fn with_envs<'a>(&self, envs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Exe {
+        let mut exe = self.clone();
+        let owned = envs
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        exe.envs.extend(owned);
+        exe
+    }
 }
 
 /// One end of the connection between driver and worker.
@@ -94,6 +109,7 @@ impl Link {
             core,
             Command::new(&exe.path)
                 .args(&exe.args)
+                .envs(exe.envs.iter().map(|(name, value)| (name, value)))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
         )?);

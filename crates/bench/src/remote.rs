@@ -238,6 +238,7 @@ mod tests {
         let worker = |program: &str| Exe {
             path: program.into(),
             args: Vec::new(),
+            envs: Vec::new(),
         };
         let what = json!("the same");
         let serve = |program: &str, talk: &(dyn Fn(SocketAddr) + Sync)| {

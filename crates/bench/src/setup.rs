@@ -40,7 +40,7 @@ impl Bench {
 }
 
 /// One figure and what was counted for it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// In the unit of the row.
     pub value: f64,

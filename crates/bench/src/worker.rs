@@ -9,7 +9,7 @@ use crate::nic::NicChoice;
 use crate::peers::{hostcopy, udp};
 use crate::pin::allowed;
 use crate::probe;
-use crate::rows::connections;
+use crate::rows::{connections, wire};
 
 /// Does jobs until told to stop or the driver is gone. Where this host is not the driver's it has a NIC of its own,
 /// `nic`, and cores of its own.
@@ -35,6 +35,7 @@ pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
             }
             Job::HostCopy(request) => hostcopy::work(link, request),
             Job::Datagrams(request) => udp::work(link, request),
+            Job::Drive(order) => wire::drive(link, &order),
             Job::Stop => break,
         };
         if let Err(error) = done {

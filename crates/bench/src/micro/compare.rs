@@ -398,6 +398,7 @@ mod tests {
         let exe = Exe {
             path: "/nonexistent/verbatim".into(),
             args: vec![],
+            envs: vec![],
         };
         Comparison::new(
             Settings {

@@ -3,6 +3,7 @@
 pub(crate) mod copy;
 pub(crate) mod datagrams;
 pub mod hostcopy;
+pub mod iperf3;
 pub mod perftest;
 pub(crate) mod port;
 pub mod redis;

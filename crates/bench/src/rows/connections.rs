@@ -8,14 +8,14 @@ use verbs::{Access, HeaderOnly, PreparedQp, QpEndpoint, QueuePair, Rc, WcBuffer}
 use crate::clock::now_ns;
 use crate::job::{ConnectionsOrder, Job};
 use crate::link::Link;
-use crate::nic::{Nic, reap};
+use crate::nic::{Nic, NicChoice, reap};
 use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
 use crate::setup::{Bench, Measured};
 use crate::usage::Usage;
 
 /// Queue pairs of the idle process.
-const IDLE_QUEUE_PAIRS: u64 = 1_000;
+pub(super) const IDLE_QUEUE_PAIRS: u64 = 1_000;
 
 /// Queue pairs that are created and connected.
 const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
@@ -36,6 +36,20 @@ pub(super) fn idle_memory(bench: &Bench) -> Result<Measured> {
 pub(super) fn connect(bench: &Bench) -> Result<Measured> {
     let order = order(bench, CONNECTED_QUEUE_PAIRS, false)?;
     with_worker(bench, |link| drive_connect(link, &order))
+}
+
+/// CPU time of the idle process at the other end of `link`, which has so many queue pairs.
+pub(super) fn idle_cpu_of(
+    link: &mut Link,
+    nic: &NicChoice,
+    queue_pairs: usize,
+) -> Result<Measured> {
+    let order = ConnectionsOrder {
+        nic: nic.clone(),
+        queue_pairs,
+        idle: true,
+    };
+    Ok(drive_idle(link, &order)?.cpu)
 }
 
 fn order(bench: &Bench, queue_pairs: u64, idle: bool) -> Result<ConnectionsOrder> {
@@ -281,7 +295,6 @@ impl Connected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::NicChoice;
 
     fn tiny<R>(idle: bool, drive: impl FnOnce(&mut Link, &ConnectionsOrder) -> Result<R>) -> R {
         let order = ConnectionsOrder {

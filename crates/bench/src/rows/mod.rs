@@ -1,13 +1,14 @@
 //! Our side of every row of the benchmark.
 //!
 //! A row of one verb is a setting of the microbenchmarks ([`verbs`]). The others are of a whole process: many queue
-//! pairs ([`connections`]), the sequencer, or programs of other people.
+//! pairs ([`connections`]), two addresses ([`wire`]), the sequencer, or programs of other people.
 
 pub(crate) mod connections;
 pub(crate) mod peer;
 mod programs;
 mod sequencer;
 mod verbs;
+pub(crate) mod wire;
 
 use anyhow::Result;
 
@@ -22,6 +23,7 @@ pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
         Row::IdleMemory => connections::idle_memory(bench),
         Row::Connect => connections::connect(bench),
         row if Row::DROP_IN.contains(&row) => programs::measure(bench, row),
+        row if Row::WIRE.contains(&row) => wire::measure(bench, row),
         row => verbs::measure(bench, row),
     }
 }

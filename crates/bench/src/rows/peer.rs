@@ -2,15 +2,24 @@
 
 use anyhow::Result;
 
-use super::sequencer;
-use crate::goal::{BULK_PAYLOAD_BYTES, Peer};
+use super::{sequencer, wire};
+use crate::goal::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES, Peer};
 use crate::link::Link;
-use crate::peers::{hostcopy, redis, ucx};
+use crate::peers::datagrams::Exchange;
+use crate::peers::{hostcopy, iperf3, redis, ucx, udp};
 use crate::pin::pinned;
 use crate::setup::{Bench, Measured};
 
 /// Messages of a run of the rows that measure bandwidth.
 const BULK_MESSAGES: u64 = 5_000;
+
+/// Bytes that go over TCP: about half a second of them.
+const TCP_BYTES: u64 = 1 << 30;
+
+/// Datagrams of a stream of short ones, of long ones, and of a ping-pong: about half a second each.
+const SHORT_DATAGRAMS: u64 = 4_000_000;
+const LONG_DATAGRAMS: u64 = 250_000;
+const PING_PONGS: u64 = 50_000;
 
 /// Measures a peer once; Redis's server is started when it is first needed.
 pub(crate) fn measure(
@@ -35,6 +44,16 @@ pub(crate) fn measure(
     if peer == Peer::OtherDesigns {
         return sequencer::best_other(bench);
     }
+    if peer == Peer::NoFaults {
+        return wire::without_faults(bench);
+    }
+    if peer == Peer::Iperf3 {
+        let (bytes, rate) = iperf3::run(bench.scaled(TCP_BYTES), bench.cores)?;
+        return Ok(done(rate / 1e9, bytes));
+    }
+    if let Some((exchange, datagram_bytes)) = peer.datagrams() {
+        return datagrams(bench, exchange, datagram_bytes);
+    }
     if let Some((method, payload_bytes)) = peer.copy() {
         let copies = bench.scaled(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
         pinned(bench.cores.requester, || {
@@ -52,4 +71,30 @@ pub(crate) fn measure(
         let rate = server.run(requests)?;
         Ok(done(rate / 1e6, requests))
     }
+}
+
+/// Exchanges datagrams between two processes: 10^6 a second, their payload in 10^9 bytes a second where they are long, or
+/// nanoseconds of half a round trip.
+fn datagrams(bench: &Bench, exchange: Exchange, datagram_bytes: usize) -> Result<Measured> {
+    let is_long = datagram_bytes > PACKET_PAYLOAD_BYTES;
+    let count = bench.scaled(match exchange {
+        Exchange::PingPong => PING_PONGS,
+        Exchange::Stream { .. } if is_long => LONG_DATAGRAMS,
+        Exchange::Stream { .. } => SHORT_DATAGRAMS,
+    });
+    pinned(bench.cores.requester, || {
+        let mut link = Link::spawn(&bench.worker, bench.cores.responder)?;
+        let rate = udp::drive(&mut link, exchange, datagram_bytes, count)?;
+        #[allow(clippy::cast_precision_loss)] // 4096
+        let value = match exchange {
+            Exchange::PingPong => rate,
+            Exchange::Stream { .. } if is_long => rate * PACKET_PAYLOAD_BYTES as f64 / 1e9,
+            Exchange::Stream { .. } => rate / 1e6,
+        };
+        Ok(Measured {
+            value,
+            verified_ops: count,
+            lost_ops: 0,
+        })
+    })
 }

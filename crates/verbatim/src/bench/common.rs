@@ -46,6 +46,7 @@ pub(super) fn worker() -> Result<Exe> {
     Ok(Exe {
         path: std::env::current_exe().context("cannot find this program's own file")?,
         args: vec!["bench".to_owned(), "worker".to_owned()],
+        envs: Vec::new(),
     })
 }
 

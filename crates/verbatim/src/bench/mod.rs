@@ -60,6 +60,13 @@ enum What {
     /// Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::DROP_IN_EXAMPLES)]
     DropIn(peers::Args),
+    /// The path by packets beside UDP and TCP, between two addresses of this host
+    ///
+    /// RoCEv2 packets between a process at 127.0.0.1 and one at 127.0.0.2, pinned to two cores, interleaved with
+    /// bare UDP, which the kernel segments and puts together (GSO, GRO), and with iperf3. Latency is half of a round
+    /// trip. Exit status 1 when a row misses what is wanted at least.
+    #[command(after_help = peers::WIRE_EXAMPLES)]
+    Wire(peers::Args),
     /// The software NIC beside an RDMA device of this machine, such as the kernel's Soft-RoCE
     ///
     /// The same workloads on both, interleaved in one run: message rate and bandwidth of SEND,
@@ -141,6 +148,7 @@ impl What {
             Self::Simulator(_) => true,
             Self::Peers(_)
             | Self::DropIn(_)
+            | Self::Wire(_)
             | Self::Providers(_)
             | Self::WriteOrder(_)
             | Self::WriteVisible(_)
@@ -159,6 +167,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     match args.what {
         What::Peers(args) => peers::run(args, &Row::EMBEDDED),
         What::DropIn(args) => peers::run(args, &Row::DROP_IN),
+        What::Wire(args) => peers::run_wire(args),
         What::Providers(args) => providers::run(&args),
         What::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
         What::UdRecv(args) => verb::stream(Verb::UdSend, Some(Direction::Inbound), &args),

@@ -1,8 +1,9 @@
-//! `verbatim bench peers`: every verb beside its peer; `verbatim bench drop-in`: other people's programs.
+//! `verbatim bench peers`: every verb beside its peer; `verbatim bench drop-in`: other people's programs;
+//! `verbatim bench wire`: the path by packets.
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bench::goal::{Distance, Row};
 use bench::record::Record;
 use bench::run::{Bench, Event, RowResult, Sample, Settings, Side, Summary};
@@ -11,7 +12,7 @@ use serde::Serialize;
 
 use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs};
+use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::output::{self, figure, print};
 
 pub(super) const EXAMPLES: &str = "\
@@ -30,14 +31,23 @@ Examples:
 
 Needs ib_send_bw and its kin (Debian: perftest) and ucx_perftest (Debian: ucx-utils).";
 
-/// Arguments of `verbatim bench peers` and `verbatim bench drop-in`.
+pub(super) const WIRE_EXAMPLES: &str = "\
+Examples:
+  verbatim bench wire
+  verbatim bench wire --only wire-send --only wire-latency --rounds 9
+  verbatim bench wire --json --record run.jsonl
+
+Needs iperf3 (Debian: iperf3).";
+
+/// Arguments of `verbatim bench peers`, `verbatim bench drop-in` and `verbatim bench wire`.
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     /// Measure this row only (may be given several times); of `peers`: ud-send, rc-send, rc-latency,
     /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
     /// sequencer-lead, idle-cpu, idle-memory, connect; of `drop-in`: ib-send-bw, ib-send-bw-ud,
-    /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, uct-put, ucp-put
+    /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, uct-put, ucp-put; of `wire`: wire-send,
+    /// wire-write, wire-send-rate, wire-write-rate, wire-tcp, wire-udp, wire-latency, wire-loss, wire-idle
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured
@@ -58,6 +68,14 @@ pub(super) struct Args {
     nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
+}
+
+/// Runs `verbatim bench wire`.
+pub(super) fn run_wire(args: Args) -> Result<Outcome> {
+    if args.nic.provider == Provider::System {
+        bail!("the path by packets is the software NIC's; leave out --provider system");
+    }
+    run(args, &Row::WIRE)
 }
 
 /// Runs the command, with these rows unless others are named.

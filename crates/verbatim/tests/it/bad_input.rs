@@ -46,6 +46,10 @@ fn bench_peers() {
         &peers(&["--provider", "system", "--link-layer", "ib"]),
         "leave out one",
     );
+    refused(
+        &["bench", "wire", "--provider", "system"],
+        "leave out --provider system",
+    );
 }
 
 #[test]

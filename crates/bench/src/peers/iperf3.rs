@@ -1,0 +1,100 @@
+//! `iperf3`: what TCP reaches between two addresses of this host.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::port::{free_port, wait_for_listener};
+use crate::child::KillOnDrop;
+use crate::pin::{Cores, spawn_on};
+
+/// The program; Debian's package has its name.
+const PROGRAM: &str = "iperf3";
+
+/// Addresses of the client and of the server.
+const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
+
+/// What `--json` prints, as far as it counts.
+#[derive(Debug, Deserialize)]
+struct Report {
+    end: End,
+}
+
+#[derive(Debug, Deserialize)]
+struct End {
+    sum_received: Received,
+}
+
+#[derive(Debug, Deserialize)]
+struct Received {
+    bytes: u64,
+    bits_per_second: f64,
+}
+
+/// Has a client send `bytes` over one TCP connection to a server, 64 KiB a system call; what the server received, in
+/// bytes, and in bytes a second.
+///
+/// # Errors
+/// The program is not installed, fails, or prints something else than its result.
+pub fn run(bytes: u64, cores: Cores) -> Result<(u64, f64)> {
+    let port = free_port()?;
+    let command = || {
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(["--port", &port.to_string()])
+            .stdin(Stdio::null());
+        command
+    };
+    let server = spawn_on(
+        cores.responder,
+        command()
+            .args(["--server", "--one-off", "--bind", ADDRESSES[1]])
+            .stdout(Stdio::null()),
+    );
+    let mut server = KillOnDrop(server.context("there is no iperf3 (Debian: iperf3)")?);
+    wait_for_listener(port, &mut server, PROGRAM)?;
+    let client = spawn_on(
+        cores.requester,
+        command()
+            .args(["--client", ADDRESSES[1], "--bind", ADDRESSES[0], "--json"])
+            .args(["--length", "64K", "--bytes", &bytes.to_string()])
+            .stdout(Stdio::piped()),
+    )?;
+    let out = client.wait_with_output()?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    if !out.status.success() {
+        bail!("{PROGRAM} failed ({}): {}", out.status, text.trim());
+    }
+    parse(&text)
+}
+
+fn parse(text: &str) -> Result<(u64, f64)> {
+    let report: Report =
+        serde_json::from_str(text).with_context(|| format!("{PROGRAM} printed something else"))?;
+    let Received {
+        bytes,
+        bits_per_second,
+    } = report.end.sum_received;
+    if !(bits_per_second.is_finite() && bits_per_second > 0.0) {
+        bail!("{PROGRAM} printed a bandwidth of {bits_per_second}");
+    }
+    Ok((bytes, bits_per_second / 8.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_version_3_12_prints() {
+        let text = r#"{"start": {}, "end": {"streams": [], "sum_sent": {"bytes": 9},
+            "sum_received": {"start": 0, "end": 1.0, "seconds": 1.0, "bytes": 1349386240,
+            "bits_per_second": 8e9, "sender": true}}}"#;
+        assert_eq!(parse(text).unwrap(), (1_349_386_240, 1e9));
+        let none = text.replace("8e9", "0");
+        for other in ["", "{}", r#"{"error": "unable to connect"}"#, &none] {
+            assert!(parse(other).is_err(), "{other}");
+        }
+    }
+}

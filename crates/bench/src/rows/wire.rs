@@ -1,0 +1,121 @@
+//! The path by packets: the two processes have two addresses of this host.
+//!
+//! A process finds its addresses, and whether its packets are lost, in its environment when it opens the NIC. So the
+//! process that measures is one that the benchmark's own starts, and it starts the one at the other end.
+
+use anyhow::{Result, bail};
+
+use super::connections::{self, IDLE_QUEUE_PAIRS};
+use super::verbs::figure;
+use crate::goal::Row;
+use crate::job::{DriveOrder, Driven, Job};
+use crate::link::{Exe, Link};
+use crate::micro::knobs::{Knobs, Stream};
+use crate::micro::runner::Runner;
+use crate::micro::task::{PingPong, Task};
+use crate::micro::verb::Verb;
+use crate::pin::pinned;
+use crate::setup::{Bench, Measured};
+
+/// How long a row is measured, in milliseconds: longer than one of shared memory, since a packet takes longer.
+const DURATION_MS: u64 = 500;
+
+/// Payload of the rows of bandwidth.
+const BANDWIDTH_PAYLOAD_BYTES: usize = 64 << 10;
+
+/// Addresses of the driver and of the worker.
+const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
+
+/// Loses one packet in a hundred that a process sends.
+const LOSS: &str = "drop,direction=send,p=0.01";
+
+/// Measures a row of [`Row::WIRE`] once.
+pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+    let fault = if row == Row::WireLoss { LOSS } else { "" };
+    of_processes(bench, what(bench, row)?, fault)
+}
+
+/// Measures the row of losses without faults.
+pub(super) fn without_faults(bench: &Bench) -> Result<Measured> {
+    of_processes(bench, what(bench, Row::WireLoss)?, "")
+}
+
+fn what(bench: &Bench, row: Row) -> Result<Driven> {
+    let duration_ms = (DURATION_MS / bench.settings.shrink.max(1)).max(1);
+    let stream = |verb, knobs: Knobs| Stream::new(verb, &knobs, duration_ms);
+    let of = |payload, batch, window, signal_every| Knobs {
+        payload_bytes: Some(payload),
+        batch: Some(batch),
+        window: Some(window),
+        signal_every: Some(signal_every),
+        ..Knobs::default()
+    };
+    let task = match row {
+        Row::WireSend | Row::WireSendRate => {
+            Task::Stream(stream(Verb::RcSend, of(8, 16, 512, 16))?)
+        }
+        Row::WireWrite | Row::WireWriteRate => {
+            Task::Stream(stream(Verb::RcWrite, of(8, 16, 512, 16))?)
+        }
+        Row::WireTcp | Row::WireUdp | Row::WireLoss => Task::Stream(stream(
+            Verb::RcWrite,
+            of(BANDWIDTH_PAYLOAD_BYTES, 1, 32, 1),
+        )?),
+        Row::WireLatency => {
+            let ping = PingPong::new(Verb::RcSend, &Knobs::default(), duration_ms)?;
+            Task::PingPong(PingPong {
+                exchanges_per_sample: u32::try_from(64 / bench.settings.shrink.max(1))?.max(1),
+                ..ping
+            })
+        }
+        Row::WireIdle => {
+            let queue_pairs = usize::try_from(bench.scaled(IDLE_QUEUE_PAIRS))?;
+            return Ok(Driven::IdleCpu { queue_pairs });
+        }
+        _ => bail!("{} is no row of packets", row.name()),
+    };
+    Ok(Driven::Task(task))
+}
+
+/// Measures between a process with the first address and one with the second, both under a plan of faults.
+fn of_processes(bench: &Bench, what: Driven, fault: &str) -> Result<Measured> {
+    let exe = |address| {
+        bench.worker.with_envs([
+            ("VERBATIM_PATH", "packets"),
+            ("VERBATIM_ADDRESS", address),
+            ("VERBATIM_FAULT", fault),
+            ("VERBATIM_FAULT_SEED", "1"),
+        ])
+    };
+    let [near, far] = ADDRESSES.map(exe);
+    let mut driver = Link::spawn(&near, bench.cores.requester)?;
+    driver.send(&Job::Drive(DriveOrder {
+        cores: bench.cores,
+        far,
+        nic: bench.nic.clone(),
+        what,
+    }))?;
+    driver.recv()
+}
+
+/// The part of the process with the first address.
+///
+/// # Errors
+/// When the measurement fails, or the benchmark's own process is gone.
+pub(crate) fn drive(link: &mut Link, order: &DriveOrder) -> Result<()> {
+    let measured = match &order.what {
+        Driven::Task(task) => {
+            let mut runner = Runner::new(order.cores, order.far.clone());
+            figure(task, &runner.measure(&order.nic, task)?)
+        }
+        Driven::IdleCpu { queue_pairs } => idle_cpu(&order.far, order, *queue_pairs)?,
+    };
+    link.send(&measured)
+}
+
+fn idle_cpu(far: &Exe, order: &DriveOrder, queue_pairs: usize) -> Result<Measured> {
+    pinned(order.cores.requester, || {
+        let mut link = Link::spawn(far, order.cores.responder)?;
+        connections::idle_cpu_of(&mut link, &order.nic, queue_pairs)
+    })
+}
