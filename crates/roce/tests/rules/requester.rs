@@ -445,9 +445,9 @@ fn the_window_limits_what_is_out() {
         ],
     );
     let mut bench = Bench::new(config());
-    let sent = bench.run(vec![send(256 * 200)]);
-    assert_eq!(sent.len(), 128);
-    assert_eq!(sent.iter().filter(|text| text.ends_with("ask")).count(), 4);
+    let sent = bench.run(vec![send(256 * 300)]);
+    assert_eq!(sent.len(), 256);
+    assert_eq!(sent.iter().filter(|text| text.ends_with("ask")).count(), 8);
 }
 
 #[test]

@@ -4,11 +4,15 @@ use crate::dcqcn::Parameters;
 use crate::psn::Psn;
 
 /// Packets outstanding at most, by default.
-pub const WINDOW_PACKETS: u32 = 128;
+pub const WINDOW_PACKETS: u32 = 256;
 
-/// Bytes of full packets outstanding at most, by default: what the buffer of a UDP socket takes (Linux gives 416 KiB to a
-/// process without privileges, and counts more than the bytes of packets).
-pub const WINDOW_BYTES: u32 = 256 << 10;
+/// Bytes of packets outstanding at most, by default, with [`PACKET_OVERHEAD_BYTES`] for each: what the buffer of a UDP
+/// socket takes (Linux gives 416 KiB to a process without privileges).
+pub const WINDOW_BYTES: u32 = 320 << 10;
+
+/// What the buffer of a socket counts for a packet beside its payload: the structures of the kernel, and what is left of
+/// the memory that a driver receives into.
+pub const PACKET_OVERHEAD_BYTES: u32 = 1024;
 
 /// Least time without progress after which a requester probes, by default.
 pub const PROBE_NS: u64 = 500_000;
@@ -35,7 +39,8 @@ pub struct RequesterConfig {
     /// Packets outstanding at most, responses to READs included. A READ of more than half as many is several requests on
     /// the wire, of which the last may exceed the window.
     pub window_packets: u32,
-    /// Bytes of full packets outstanding at most.
+    /// Bytes of packets outstanding at most, with [`PACKET_OVERHEAD_BYTES`] for each. Where the packets of a request are
+    /// shorter than those in front of it, fewer count than are out.
     pub window_bytes: u32,
     /// Least time without progress until requests are sent again although the timeout has not passed; `None`: only the
     /// timeout counts. These retries do not count.

@@ -12,7 +12,7 @@ mod retry;
 mod window;
 
 pub use crate::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
-pub use config::{PROBE_NS, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS};
+pub use config::{PACKET_OVERHEAD_BYTES, PROBE_NS, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS};
 
 use crate::counts::Counts;
 use crate::dcqcn::ReactionPoint;
@@ -61,20 +61,22 @@ impl Requester {
     /// A requester that has sent nothing.
     #[must_use]
     pub fn new(config: RequesterConfig) -> Self {
-        let window_packets = (config.window_bytes / config.mtu_bytes)
-            .min(config.window_packets)
-            .clamp(1, MAX_WINDOW_PACKETS);
+        let window = Window::new(
+            config.window_packets.min(MAX_WINDOW_PACKETS),
+            config.window_bytes,
+            config.mtu_bytes,
+        );
         let connection = Connection {
             transport: Transport::Rc,
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
-            read_packets: (window_packets / reads_a_window(config.max_rd_atomic)).max(1),
+            read_packets: (window.full_packets() / reads_a_window(config.max_rd_atomic)).max(1),
         };
         Self {
             connection,
             numbering: Numbering::new(config.first_psn),
-            window: Window::new(window_packets),
+            window,
             max_rd_atomic: u32::from(config.max_rd_atomic.max(1)),
             queue: Queue::new(connection),
             retry: Retry::new(&config),
@@ -190,13 +192,25 @@ impl Requester {
     fn sendable(&self) -> Option<(u64, Slot)> {
         let (position, slot) = self.queue.next_slot()?;
         let out = self.queue.next() - self.queue.acked();
-        let is_in_window = out < self.window.packets();
+        let is_in_window = out < self.window_of(&slot);
         let begins = self.queue.next() == slot.first;
         let awaited = self.queue.awaited();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.has_response() && awaited >= self.max_rd_atomic);
         let is_held = waits_for_responses || self.unreadable == Some(position);
         (is_in_window && !is_held).then_some((position, slot))
+    }
+
+    /// Packets that may be outstanding, as long as those of a request.
+    fn window_of(&self, slot: &Slot) -> u64 {
+        let mtu_bytes = self.connection.mtu_bytes;
+        self.window.packets(match slot.request.operation {
+            RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
+                len.min(mtu_bytes)
+            }
+            // Its responses count.
+            _ => mtu_bytes,
+        })
     }
 
     fn congestion_until(&self, now_ns: u64) -> Option<u64> {
@@ -212,7 +226,7 @@ impl Requester {
         slot.has_response()
             || next + 1 == slot.end
             || u64::from(self.unasked) + 1 >= self.window.ack_request_packets()
-            || next + 1 - self.queue.acked() >= self.window.packets()
+            || next + 1 - self.queue.acked() >= self.window_of(slot)
             || self.congestion_until(0).is_some()
     }
 
