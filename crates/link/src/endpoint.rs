@@ -23,6 +23,9 @@ use crate::sys::{receive, send};
 /// Receives from one socket between two looks at all of them.
 const TURNS: u8 = 8;
 
+/// Messages that a system call asks for at least: one that gives fewer says that no more are there.
+const LEAST_WIDTH: usize = 2;
+
 /// Packets of other processes that one look takes at most.
 const MAX_HANDED_OVER: usize = 64;
 
@@ -42,19 +45,33 @@ pub struct Endpoint {
 /// Buffers to receive with. They take memory, up to a MiB, when they are used.
 pub struct Inbox {
     buffers: receive::Buffers,
-    /// Messages that the next system call asks for: twice as many after a full one, one after an empty one.
+    /// Messages that the next system call asks for: twice as many after a full one, few after an empty one.
     width: usize,
-    /// The socket that gave the last packets, and how often it may still be asked before all are.
-    last: Option<(usize, u8)>,
+    /// The last system call gave fewer messages than it asked for.
+    is_drained: bool,
+    /// The socket that gave the last packets.
+    last: Option<usize>,
+    /// How often it may still be asked before all are.
+    turns: u8,
 }
 
 impl Default for Inbox {
     fn default() -> Inbox {
         Inbox {
             buffers: receive::Buffers::new(),
-            width: 1,
+            width: LEAST_WIDTH,
+            is_drained: false,
             last: None,
+            turns: 0,
         }
+    }
+}
+
+impl Inbox {
+    /// Whether the socket that gave the last packets had no more then: another look, at once, would find nothing.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.is_drained
     }
 }
 
@@ -227,22 +244,24 @@ impl Endpoint {
     ///
     /// Packets for other processes of the fabric are handed on, and not given to `take`, except those for QPN 1.
     pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(Received<'_>)) -> usize {
-        if let Some((last, turns)) = inbox.last
-            && let Some(socket) = self.sockets.get(last)
+        if let Some(turns) = inbox.turns.checked_sub(1)
+            && let Some(socket) = inbox.last.and_then(|last| self.sockets.get(last))
         {
-            inbox.last = turns.checked_sub(1).map(|turns| (last, turns));
+            inbox.turns = turns;
             return self.receive_from(socket, inbox, &mut take);
         }
+        inbox.is_drained = false;
         self.receive_from_any(inbox, &mut take)
     }
 
     fn receive_from_any(&self, inbox: &mut Inbox, take: &mut impl FnMut(Received<'_>)) -> usize {
-        let mut count = 0;
+        let (mut count, mut ready) = (0, 0);
         for_each_ready(self.epoll.as_fd(), |registered| {
+            ready += 1;
             let i = usize::try_from(registered).unwrap_or(usize::MAX);
             if let Some(socket) = self.sockets.get(i) {
                 count += self.receive_from(socket, inbox, take);
-                inbox.last = Some((i, TURNS));
+                inbox.last = Some(i);
             } else if let Some(shared) = &self.shared {
                 let handed = shared.receive(inbox.buffers.scratch(), MAX_HANDED_OVER, take);
                 add(&self.counters.forward_rcvd_pkts, handed);
@@ -250,6 +269,9 @@ impl Endpoint {
                 count += handed;
             }
         });
+        // The next packets come to the same socket almost always, and asking it finds them by one system call.
+        inbox.turns = TURNS;
+        inbox.is_drained &= ready <= 1;
         count
     }
 
@@ -262,8 +284,9 @@ impl Endpoint {
         // An error is that of an earlier packet (an ICMP message): it says nothing about those that wait.
         let messages = inbox.buffers.receive(socket.as_fd(), inbox.width);
         let messages = messages.unwrap_or(0);
+        inbox.is_drained = messages < inbox.width;
         inbox.width = match messages {
-            0 => 1,
+            0 => LEAST_WIDTH,
             all if all == inbox.width => (all * 2).min(receive::MAX_MESSAGES),
             _ => inbox.width,
         };
