@@ -202,6 +202,12 @@ impl NotificationPoint {
         }
     }
 
+    /// Whether a notification is to be sent.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.is_due
+    }
+
     /// Whether a notification is to be sent; it is told once.
     pub fn take(&mut self) -> bool {
         std::mem::take(&mut self.is_due)

@@ -26,6 +26,10 @@ use shm::fabric::Peer;
 /// How often the engine looks while a deadline runs.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How long it looks for more packets after the last: a few times as long as an acknowledgement and the next packets take
+/// on one host.
+const STAY: Duration = Duration::from_micros(30);
+
 /// How often it looks whether a peer is still there that no descriptor tells of, and whether a completion queue that can
 /// be overrun is not polled.
 const WATCH: Duration = Duration::from_millis(100);
@@ -121,7 +125,12 @@ fn run(nic: &'static Nic) {
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
         registry::of(nic).tell_imported_contexts();
-        nic.take_arrivals();
+        if program_polls {
+            // An engine that is held up while it delivers would hold up the polls.
+            nic.take_notices();
+        } else {
+            take_arrivals(nic);
+        }
         if progress(nic, look) {
             idle_ticks = 0;
             nic.engine_ticks.store(true, Ordering::Relaxed);
@@ -138,6 +147,22 @@ fn run(nic: &'static Nic) {
             }
         }
         nic.free_retired();
+    }
+}
+
+/// Deals with what has come, and stays at it while packets keep coming that no thread of the program looks for: going to
+/// sleep and being called again takes longer than their way.
+fn take_arrivals(nic: &'static Nic) {
+    let polls = nic.network.polls();
+    if !nic.take_arrivals() {
+        return;
+    }
+    let begin = Instant::now();
+    let mut last = begin;
+    while last.elapsed() < STAY && begin.elapsed() < TICK && nic.network.polls() == polls {
+        if nic.take_arrivals() {
+            last = Instant::now();
+        }
     }
 }
 

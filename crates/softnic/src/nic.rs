@@ -72,15 +72,27 @@ pub(crate) trait Objects: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     /// Deals with the connection notices that have come.
     fn read_notices(&self, nic: &Nic);
-    /// Gives the packets that have arrived to their queue pairs. Where another thread is at it, `wait` says whether to wait
-    /// for that one first.
-    fn deliver(&self, nic: &Nic, wait: bool);
+    /// Gives the packets that have arrived to their queue pairs; whether some had.
+    fn deliver(&self, nic: &Nic, by: Looker) -> bool;
+    /// Sends the answers that the next look for packets would send.
+    fn send_owed_answers(&self, nic: &Nic);
     /// Were the queue pairs at both places made through one context?
     fn share_a_context(&self, one: usize, other: usize) -> bool;
     /// Takes the queue pair at `index` out.
     fn remove_qp(&self, index: usize);
     /// Takes the completion queue at `index` out.
     fn remove_cq(&self, index: usize);
+}
+
+/// Who looks for packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Looker {
+    /// A thread of the program that polls: it looks again soon.
+    Poll,
+    /// One that is about to change a queue pair: all that has come by now is dealt with, also what another thread has.
+    Change,
+    /// The engine.
+    Engine,
 }
 
 /// What a NIC is made of.
@@ -202,7 +214,7 @@ impl Nic {
     pub(crate) fn check_arrivals(&self) {
         if path::in_use() {
             self.network.note_poll();
-            self.objects.deliver(self, false);
+            self.objects.deliver(self, Looker::Poll);
         }
         self.take_notices();
     }
@@ -210,21 +222,33 @@ impl Nic {
     /// The same, so that all that has come by now is dealt with.
     pub(crate) fn settle_arrivals(&self) {
         if path::in_use() {
-            self.objects.deliver(self, true);
+            self.objects.deliver(self, Looker::Change);
         }
         self.take_notices();
     }
 
-    /// The same by the engine.
-    pub(crate) fn take_arrivals(&self) {
-        if self.network.is_open() {
-            self.objects.deliver(self, false);
-        }
+    /// The same by the engine; whether packets had come.
+    pub(crate) fn take_arrivals(&self) -> bool {
+        let came = self.network.is_open() && {
+            self.network.note_engine(true);
+            let came = self.objects.deliver(self, Looker::Engine);
+            self.network.note_engine(false);
+            came
+        };
         self.take_notices();
+        came
     }
 
+    /// Sends answers to packets that a poll has left to the next one: the program may not poll for long.
+    pub(crate) fn send_owed_answers(&self) {
+        if path::in_use() {
+            self.objects.send_owed_answers(self);
+        }
+    }
+
+    /// Deals with the connection notices that have come.
     #[inline]
-    fn take_notices(&self) {
+    pub(crate) fn take_notices(&self) {
         let at = self.notices_at.load(Ordering::Relaxed) as u64;
         if self.me().segment.mailbox().has_letter(at) {
             self.read_notices();

@@ -1,7 +1,7 @@
 //! The objects of this process's NIC: its queue pairs and completion queues by place, and what peers send them.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use roce::mad::GSI_QPN;
@@ -12,11 +12,11 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::gids_of;
 use crate::lock::lock;
-use crate::nic::{Nic, Objects};
+use crate::nic::{Looker, Nic, Objects};
 use crate::path::{Arrival, DEFAULT_PKEY, Drop, note_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::recv::{send_answers, take_request};
+use crate::recv::{has_answers, send_answers, take_request};
 use crate::send::{go_on, take_answer};
 use shm::clock::now_ns;
 use shm::fabric::layout::*;
@@ -40,6 +40,10 @@ pub(crate) struct Registry {
     /// Contexts that stand for other processes' devices, until those have ended.
     imported_contexts: Mutex<Vec<&'static Context>>,
     notices: SpinLock<Notices>,
+    /// Numbers of queue pairs whose answers the next look for packets sends.
+    owed: SpinLock<Vec<u32>>,
+    /// There are some.
+    owes: AtomicBool,
 }
 
 /// The objects of `nic`.
@@ -72,11 +76,16 @@ impl Objects for Registry {
 
     /// Gives the packets that have arrived to their queue pairs, and sends what these have to say then. Nobody holds the
     /// lock of a queue.
-    fn deliver(&self, nic: &Nic, wait: bool) {
-        let Some(mut inbox) = nic.network.begin_delivery(wait) else {
-            return;
+    ///
+    /// Acknowledgements of what a poll finds are left to the next look, or to what the program posts until then: it sees
+    /// its completions before the kernel has carried the acknowledgement, and what it answers takes that along.
+    fn deliver(&self, nic: &Nic, by: Looker) -> bool {
+        let Some(mut inbox) = nic.network.begin_delivery(by == Looker::Change) else {
+            return false;
         };
-        let mut touched = Touched::default();
+        let mut came = false;
+        let mut touched = self.take_owed();
+        let leaves_answers = by == Looker::Poll && touched.answering.is_empty();
         for _ in 0..DELIVERIES {
             let now = now_ns();
             let received = nic.network.receive(&mut inbox, |arrival, packet| {
@@ -86,14 +95,31 @@ impl Objects for Registry {
                 self.take_packet(arrival, packet, now, &mut touched)
             });
             if received == 0 {
-                return;
+                break;
             }
-            for qp in touched.answering.drain(..) {
-                send_answers(&qp, now);
+            came = true;
+            if !leaves_answers || touched.within_process {
+                touched.answer(now);
             }
-            for qp in touched.requesting.drain(..) {
-                go_on(&qp, now);
+            touched.go_on(now);
+            nic.network.flush();
+            if by != Looker::Change && inbox.is_drained() && !touched.within_process {
+                break;
             }
+        }
+        if leaves_answers {
+            self.owe(touched);
+        } else if !touched.answering.is_empty() {
+            touched.answer(now_ns());
+            nic.network.flush();
+        }
+        came
+    }
+
+    fn send_owed_answers(&self, nic: &Nic) {
+        let mut owed = self.take_owed();
+        if !owed.answering.is_empty() {
+            owed.answer(now_ns());
             nic.network.flush();
         }
     }
@@ -126,6 +152,24 @@ const FULL_MEMBER: u16 = 0x8000;
 struct Touched {
     answering: Vec<Arc<Qp>>,
     requesting: Vec<Arc<Qp>>,
+    /// Some of them are connected to one of this process: what they say comes back here.
+    within_process: bool,
+}
+
+impl Touched {
+    /// Answers requests.
+    fn answer(&mut self, now: u64) {
+        for qp in self.answering.drain(..) {
+            send_answers(&qp, now);
+        }
+    }
+
+    /// Goes on with requests.
+    fn go_on(&mut self, now: u64) {
+        for qp in self.requesting.drain(..) {
+            go_on(&qp, now);
+        }
+    }
 }
 
 /// Looks for packets in a row. Two queue pairs of one process can keep each other busy for ever, as when one of them has no
@@ -200,10 +244,37 @@ impl Registry {
                 send_answers(&qp, now);
             }
             if service == QpType::Rc {
+                let addresses = &arrival.flow.addresses;
+                touched.within_process |=
+                    addresses.src() == addresses.dst() && qp.has_peer_in_process();
                 add(&mut touched.answering, &qp);
             }
         }
         Ok(())
+    }
+
+    /// Leaves the answers of queue pairs to the next look.
+    fn owe(&self, touched: Touched) {
+        if !touched.answering.is_empty() {
+            let mut owed = self.owed.lock();
+            owed.extend(touched.answering.iter().map(|qp| qp.qpn));
+            self.owes.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The queue pairs whose answers were left to this look.
+    fn take_owed(&self) -> Touched {
+        let mut touched = Touched::default();
+        if self.owes.load(Ordering::Relaxed) {
+            let mut owed = self.owed.lock();
+            self.owes.store(false, Ordering::Relaxed);
+            let qps = owed.drain(..).filter_map(|qpn| self.qp_by_number(qpn));
+            touched.answering.extend(qps);
+            drop(owed);
+            // What a queue pair has posted since then may have taken them along.
+            touched.answering.retain(|qp| has_answers(qp));
+        }
+        touched
     }
 
     /// Without any object.
@@ -214,6 +285,8 @@ impl Registry {
             cqs: Mutex::new(Vec::new()),
             imported_contexts: Mutex::new(Vec::new()),
             notices: SpinLock::new(Notices::default()),
+            owed: SpinLock::new(Vec::new()),
+            owes: AtomicBool::new(false),
         }
     }
 

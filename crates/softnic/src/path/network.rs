@@ -85,6 +85,8 @@ pub(crate) struct Network {
     outgoing: Mutex<Batch>,
     /// Held by the thread that delivers, until it has sent the answers: packets keep their order.
     receiving: Mutex<Inbox>,
+    /// The engine looks for packets.
+    engine_looks: AtomicBool,
     /// Times that a thread of the program has looked for packets.
     polls: AtomicU64,
     pub(crate) counters: Counters,
@@ -122,6 +124,7 @@ impl Network {
             ready: OnceLock::new(),
             outgoing: Mutex::new(Batch::new(UDP_PORT)),
             receiving: Mutex::default(),
+            engine_looks: AtomicBool::new(false),
             polls: AtomicU64::new(0),
             counters: Counters::default(),
             audience: OnceLock::new(),
@@ -300,10 +303,20 @@ impl Network {
         lock(&self.outgoing)
     }
 
-    /// What the thread that delivers has. Where another one is at it, `None`, or it is waited for if `wait`.
+    /// The engine begins to look for packets, or has done so.
+    pub(crate) fn note_engine(&self, looks: bool) {
+        self.engine_looks.store(looks, Ordering::Relaxed);
+    }
+
+    /// What the thread that delivers has. Where another one is at it, `None`, or it is waited for if `wait`, and by a
+    /// poll if it is the engine: a timer of a queue pair may have run out, but not if the engine has its answer.
     pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Inbox>> {
         match self.receiving.try_lock() {
-            Err(TryLockError::WouldBlock) if !wait => None,
+            Err(TryLockError::WouldBlock)
+                if !wait && !self.engine_looks.load(Ordering::Relaxed) =>
+            {
+                None
+            }
             Ok(inbox) => Some(inbox),
             Err(_) => Some(lock(&self.receiving)),
         }

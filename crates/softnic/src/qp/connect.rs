@@ -117,6 +117,17 @@ impl Qp {
         }
     }
 
+    /// Whether the peer's number is one of this process, if its address is.
+    pub(crate) fn has_peer_in_process(&self) -> bool {
+        let peer = self.shared().dest_qpn.load(Ordering::Relaxed) as usize;
+        peer >> QP_BITS == self.nic.me().slot
+    }
+
+    /// Has what is about to leave acknowledge what has come: the kernel carries both at once.
+    pub(crate) fn add_acknowledgement(&self) {
+        crate::recv::add_acknowledgement(self);
+    }
+
     /// Has datagrams of other hosts reach the queue pair, if there can be some.
     pub(super) fn open_for_datagrams(&self) {
         let nic = self.nic;

@@ -32,7 +32,9 @@ use place::*;
 use tags::{Rendezvous, Tagged};
 
 pub(crate) use inbound::{Inbound, call_if_armed};
-pub(crate) use packets::{PacketSide, Responding, send_answers, take_request};
+pub(crate) use packets::{
+    PacketSide, Responding, add_acknowledgement, has_answers, send_answers, take_request,
+};
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{TagInfo, TagList};
 

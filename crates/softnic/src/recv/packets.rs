@@ -151,6 +151,37 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
     }
 }
 
+/// Whether a queue pair has answers to send.
+pub(crate) fn has_answers(qp: &Qp) -> bool {
+    match lock(&qp.packets).responder.as_deref() {
+        Some(Responding {
+            machine: Machine::Rc(machine),
+            ..
+        }) => machine.has_replies(),
+        _ => false,
+    }
+}
+
+/// Takes the acknowledgement that a queue pair owes to the packets that are about to leave, unless another thread is busy
+/// with its requests.
+pub(crate) fn add_acknowledgement(qp: &Qp) {
+    // Whoever has this lock may wait for a completion queue, and a thread that polls that one for the send queue, which
+    // the caller has.
+    let Ok(mut side) = qp.packets.try_lock() else {
+        return;
+    };
+    if let Some(Responding {
+        machine: Machine::Rc(machine),
+        flow,
+    }) = side.responder.as_deref_mut()
+    {
+        let network = &qp.nic.network;
+        network.send(qp.qpn, flow, |packet| {
+            machine.transmit_acknowledgement(packet)
+        });
+    }
+}
+
 /// Why a reliable queue pair has refused a request.
 #[derive(Clone, Copy)]
 enum Failure {

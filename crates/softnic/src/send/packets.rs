@@ -416,6 +416,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
 pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
     if sq.wire.is_some() {
         transmit(qp, sq, now_ns());
+        qp.add_acknowledgement();
     }
     qp.nic.network.flush();
 }

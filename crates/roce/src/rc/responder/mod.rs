@@ -451,6 +451,23 @@ impl Responder {
         true
     }
 
+    /// Whether replies or notifications wait to be sent.
+    #[must_use]
+    pub fn has_replies(&self) -> bool {
+        self.notification.is_due() || self.replies.len() > 0
+    }
+
+    /// Appends the acknowledgement that waits, if it is the next reply; false if not. It needs no memory and cannot fail.
+    pub fn transmit_acknowledgement(&mut self, out: &mut Vec<u8>) -> bool {
+        let front = self.replies.front();
+        let Some(reply) = front.filter(|reply| reply.kind == Kind::Ack) else {
+            return false;
+        };
+        self.append_reply(&reply, out);
+        self.replies.advance();
+        true
+    }
+
     fn append_notification(&self, out: &mut Vec<u8>) {
         let mut bth = self
             .connection
