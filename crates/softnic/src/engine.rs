@@ -40,6 +40,9 @@ const LINGER_TICKS: u32 = 16;
 
 /// Starts the engine's thread, which waits for the NIC that it is for and ends if the sender is dropped instead. Signals are left to the program's own threads.
 pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
+    // A process with several threads waits for a grace period of RCU here, up to half a second on a busy host: later it
+    // would be the engine, whose peers wait for their answers.
+    barrier::has_own_threads();
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10);
