@@ -23,8 +23,8 @@ const DURATION_MS: u64 = 500;
 /// Payload of the rows of bandwidth.
 const BANDWIDTH_PAYLOAD_BYTES: usize = 64 << 10;
 
-/// Addresses of the driver and of the worker.
-const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
+/// Addresses of the driver and of the worker: loopback's, and none that other programs are likely to be run at.
+const ADDRESSES: [&str; 2] = ["127.47.91.1", "127.47.91.2"];
 
 /// Loses one packet in a hundred that a process sends.
 const LOSS: &str = "drop,direction=send,p=0.01";

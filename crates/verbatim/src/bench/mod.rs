@@ -62,7 +62,7 @@ enum What {
     DropIn(peers::Args),
     /// The path by packets beside UDP and TCP, between two addresses of this host
     ///
-    /// RoCEv2 packets between a process at 127.0.0.1 and one at 127.0.0.2, pinned to two cores, interleaved with
+    /// RoCEv2 packets between a process at 127.47.91.1 and one at 127.47.91.2, pinned to two cores, interleaved with
     /// bare UDP, which the kernel segments and puts together (GSO, GRO), and with iperf3. Latency is half of a round
     /// trip. Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::WIRE_EXAMPLES)]
