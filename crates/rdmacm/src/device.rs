@@ -358,7 +358,7 @@ impl Device {
             mtu => mtu.into(),
         };
         attr.dest_qp_num = ends.remote.qpn;
-        attr.rq_psn = ends.remote.psn;
+        attr.rq_psn = ends.local.psn;
         let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
         if is_reliable_responder(qp_type) {
             attr.max_dest_rd_atomic = ends.params.responder_resources;
@@ -394,7 +394,7 @@ fn is_reliable_requester(qp_type: ibv_qp_type) -> bool {
 fn rts_attr(qp_type: ibv_qp_type, ends: &Ends, ack_timeout: Option<u8>) -> (ibv_qp_attr, c_int) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_RTS;
-    attr.sq_psn = ends.local.psn;
+    attr.sq_psn = ends.remote.psn;
     let mut mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if is_reliable_requester(qp_type) || is_reliable_responder(qp_type) {
         attr.timeout = ack_timeout.unwrap_or(ACK_TIMEOUT);

@@ -19,7 +19,8 @@ pub(crate) const MAX_MESSAGE: usize = 512;
 pub struct QpAddress {
     /// QP number.
     pub qpn: u32,
-    /// PSN of its first packet.
+    /// PSN of the first packet that the peer sends to it: each side names the one that it expects (IBTA vol. 1, 12.7.31,
+    /// "Starting PSN").
     pub psn: u32,
     /// LID of its port; 0 on Ethernet.
     pub lid: u16,

@@ -129,7 +129,7 @@ pub struct Req {
     pub service: Service,
     /// The sender implements end-to-end flow control.
     pub flow_control: bool,
-    /// PSN of the first packet that the sender sends.
+    /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
     pub starting_psn: Psn,
     /// Coded time in which the sender answers, 5 bits.
     pub local_cm_response_timeout: u8,
@@ -327,7 +327,7 @@ pub struct Rep {
     pub local_qkey: u32,
     /// The sender's queue pair, 24 bits.
     pub local_qpn: u32,
-    /// PSN of the first packet that the sender sends.
+    /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
     pub starting_psn: Psn,
     /// READs and atomics that the sender's queue pair serves at a time.
     pub responder_resources: u8,
