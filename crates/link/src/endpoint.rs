@@ -49,6 +49,8 @@ pub struct Inbox {
     width: usize,
     /// The last system call gave fewer messages than it asked for.
     is_drained: bool,
+    /// The last receive has left no packet at any socket.
+    all_empty: bool,
     /// The socket that gave the last packets.
     last: Option<usize>,
     /// How often it may still be asked before all are.
@@ -63,6 +65,7 @@ impl Default for Inbox {
             is_drained: false,
             last: None,
             turns: 0,
+            all_empty: false,
         }
     }
 }
@@ -72,6 +75,12 @@ impl Inbox {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.is_drained
+    }
+
+    /// Whether the last [`Endpoint::receive`] asked all sockets and left no packet at any.
+    #[must_use]
+    pub fn all_empty(&self) -> bool {
+        self.all_empty
     }
 }
 
@@ -240,10 +249,11 @@ impl Endpoint {
     /// Gives packets that came to `take`, without waiting, and returns how many.
     ///
     /// A call takes what one system call gives, from the socket that gave the last packets first. So more may be there,
-    /// even if it was 0: the descriptor is readable then.
+    /// even if it was 0: the descriptor is readable then, and [`Inbox::is_drained`] false.
     ///
     /// Packets for other processes of the fabric are handed on, and not given to `take`, except those for QPN 1.
     pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(Received<'_>)) -> usize {
+        inbox.all_empty = false;
         if let Some(turns) = inbox.turns.checked_sub(1)
             && let Some(socket) = inbox.last.and_then(|last| self.sockets.get(last))
         {
@@ -272,6 +282,7 @@ impl Endpoint {
         // The next packets come to the same socket almost always, and asking it finds them by one system call.
         inbox.turns = TURNS;
         inbox.is_drained &= ready <= 1;
+        inbox.all_empty = ready == 0 || inbox.is_drained;
         count
     }
 

@@ -114,6 +114,31 @@ fn an_endpoint_has_several_addresses_and_sends_from_each() {
 }
 
 #[test]
+fn an_inbox_says_when_no_socket_has_a_packet() {
+    let hosts = ["127.0.5.3", "127.0.5.4"];
+    let endpoint = endpoint(&hosts, 4830).unwrap();
+    let mut inbox = Inbox::default();
+    assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
+    assert!(inbox.all_empty());
+    let mut batch = endpoint.batch();
+    for host in hosts {
+        batch.push(&flow(hosts[0], host), &packet(0, 24));
+    }
+    assert_eq!(endpoint.send(&mut batch), 2);
+    let mut received = 0;
+    while received < 2 {
+        received += endpoint.receive(&mut inbox, |_| {});
+        assert!(received == 2 || !inbox.all_empty());
+    }
+    // The socket that gave the last packet is asked first, and says nothing of the other.
+    assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
+    assert!(!inbox.all_empty());
+    while !inbox.all_empty() {
+        assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
+    }
+}
+
+#[test]
 fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
     let endpoint = endpoint(&["127.0.6.1"], 4806).unwrap();
     let mut batch = endpoint.batch();

@@ -80,7 +80,7 @@ impl Objects for Registry {
     /// Acknowledgements of what a poll finds are left to the next look, or to what the program posts until then: it sees
     /// its completions before the kernel has carried the acknowledgement, and what it answers takes that along.
     fn deliver(&self, nic: &Nic, by: Looker) -> bool {
-        let Some(mut inbox) = nic.network.begin_delivery(by == Looker::Change) else {
+        let Some(mut delivery) = nic.network.begin_delivery(by == Looker::Change) else {
             return false;
         };
         let mut came = false;
@@ -88,7 +88,7 @@ impl Objects for Registry {
         let leaves_answers = by == Looker::Poll && touched.answering.is_empty();
         for _ in 0..DELIVERIES {
             let now = now_ns();
-            let received = nic.network.receive(&mut inbox, |arrival, packet| {
+            let received = nic.network.receive(&mut delivery, now, |arrival, packet| {
                 if packet.bth.dest_qpn == GSI_QPN {
                     return take_mad(nic, arrival, packet);
                 }
@@ -103,7 +103,7 @@ impl Objects for Registry {
             }
             touched.go_on(now);
             nic.network.flush();
-            if by != Looker::Change && inbox.is_drained() && !touched.within_process {
+            if by != Looker::Change && delivery.is_drained() && !touched.within_process {
                 break;
             }
         }

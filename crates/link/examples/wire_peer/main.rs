@@ -93,7 +93,7 @@ impl Peer {
             .deadline()
             .is_some_and(|deadline| deadline <= now)
         {
-            self.requester.expire(now);
+            self.requester.expire(now, now);
         }
         let mut batch = self.endpoint.batch();
         while batch.len() < 32 {

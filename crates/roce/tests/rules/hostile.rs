@@ -194,7 +194,7 @@ proptest! {
         let mut done = 0;
         for (sample, step) in samples.into_iter().zip(0u64..) {
             let now_ns = step * 1_000_000_000;
-            requester.expire(now_ns);
+            requester.expire(now_ns, now_ns);
             let mut sent = 0;
             while requester.transmit(now_ns, &mut Memory, &mut bytes) {
                 sent += 1;

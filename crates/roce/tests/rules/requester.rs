@@ -88,7 +88,7 @@ impl Bench {
                 }
                 Wait(wait_ns) => {
                     self.now_ns += wait_ns;
-                    self.requester.expire(self.now_ns);
+                    self.requester.expire(self.now_ns, self.now_ns);
                 }
             }
             let mut bytes = Vec::new();
@@ -306,6 +306,33 @@ fn retries_are_limited() {
             None,
         )],
     );
+}
+
+/// The acknowledgement may wait in a socket, because no thread could take it.
+#[test]
+fn a_timeout_counts_once_all_that_came_before_was_received() {
+    let unforgiving = RequesterConfig {
+        retry_cnt: 0,
+        ..config()
+    };
+    let mut bench = Bench::new(unforgiving);
+    bench.run(vec![send(1), send(1)]);
+    let timeout = bench.requester.deadline().expect("packets are out");
+    bench.now_ns = timeout + 100 * TIMEOUT_NS;
+    bench.requester.expire(bench.now_ns, timeout - 1);
+    assert_eq!(bench.requester.failure(), None);
+    bench.run(vec![Take(ack(0))]);
+    assert_eq!(bench.requester.done(), 1);
+    let timeout = bench.requester.deadline().expect("one packet is out");
+    assert_eq!(
+        timeout,
+        bench.now_ns + TIMEOUT_NS,
+        "progress begins it anew"
+    );
+    bench.requester.expire(timeout - 1, timeout + 1);
+    assert_eq!(bench.requester.failure(), None);
+    bench.requester.expire(timeout, timeout);
+    assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
 }
 
 #[test]

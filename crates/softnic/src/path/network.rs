@@ -16,6 +16,7 @@ use shm::fabric::Peer;
 use super::capture::{BadCapture, WireCapture};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
+use super::heard::Looks;
 use super::hw_counters::{PATIENCE, PortFiles};
 use super::mode::BadPath;
 use super::{Counters, Drop, Mode};
@@ -67,6 +68,20 @@ fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
     Packet::parse(transport).map_err(|_| Drop::Malformed)
 }
 
+/// What the thread that delivers packets has.
+#[derive(Default)]
+pub(crate) struct Delivery {
+    inbox: Inbox,
+    looks: Looks,
+}
+
+impl Delivery {
+    /// Whether another look, at once, would find nothing ([`Inbox::is_drained`]).
+    pub(crate) fn is_drained(&self) -> bool {
+        self.inbox.is_drained()
+    }
+}
+
 /// Who has to know what is counted.
 pub(crate) struct Audience {
     /// This process, whose engine publishes.
@@ -84,7 +99,9 @@ pub(crate) struct Network {
     ready: OnceLock<OwnedFd>,
     outgoing: Mutex<Batch>,
     /// Held by the thread that delivers, until it has sent the answers: packets keep their order.
-    receiving: Mutex<Inbox>,
+    receiving: Mutex<Delivery>,
+    /// See [`heard_ns`](Self::heard_ns).
+    heard_ns: AtomicU64,
     /// The engine looks for packets.
     engine_looks: AtomicBool,
     /// Times that a thread of the program has looked for packets.
@@ -125,6 +142,7 @@ impl Network {
             outgoing: Mutex::new(Batch::new(UDP_PORT)),
             receiving: Mutex::default(),
             engine_looks: AtomicBool::new(false),
+            heard_ns: AtomicU64::new(0),
             polls: AtomicU64::new(0),
             counters: Counters::default(),
             audience: OnceLock::new(),
@@ -310,20 +328,39 @@ impl Network {
 
     /// What the thread that delivers has. Where another one is at it, `None`, or it is waited for if `wait`, and by a
     /// poll if it is the engine: a timer of a queue pair may have run out, but not if the engine has its answer.
-    pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Inbox>> {
+    pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Delivery>> {
         match self.receiving.try_lock() {
             Err(TryLockError::WouldBlock)
                 if !wait && !self.engine_looks.load(Ordering::Relaxed) =>
             {
                 None
             }
-            Ok(inbox) => Some(inbox),
+            Ok(delivery) => Some(delivery),
             Err(_) => Some(lock(&self.receiving)),
         }
     }
 
-    /// Calls `deliver` with each packet that has come and is whole; how many have come.
+    /// All packets that came before this time have been given to their queue pairs.
+    pub(crate) fn heard_ns(&self) -> u64 {
+        self.heard_ns.load(Ordering::Relaxed)
+    }
+
+    /// Calls `deliver` with each packet that has come by `now_ns` and is whole; how many have come.
     pub(crate) fn receive(
+        &self,
+        delivery: &mut Delivery,
+        now_ns: u64,
+        deliver: impl FnMut(&Arrival, &Packet<'_>) -> Result<(), Drop>,
+    ) -> usize {
+        let packets = self.receive_packets(&mut delivery.inbox, deliver);
+        let all_empty = delivery.inbox.all_empty();
+        if let Some(heard_ns) = delivery.looks.received(now_ns, packets, all_empty) {
+            self.heard_ns.store(heard_ns, Ordering::Relaxed);
+        }
+        packets
+    }
+
+    fn receive_packets(
         &self,
         inbox: &mut Inbox,
         mut deliver: impl FnMut(&Arrival, &Packet<'_>) -> Result<(), Drop>,

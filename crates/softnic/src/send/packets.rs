@@ -494,7 +494,7 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     if let Machine::Rc(requester) = &mut wire.machine
         && requester.deadline().is_some_and(|at| at <= now)
     {
-        requester.expire(now);
+        requester.expire(now, qp.nic.network.heard_ns());
         transmit(qp, sq, now);
         qp.nic.network.flush();
     }

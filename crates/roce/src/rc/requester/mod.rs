@@ -386,12 +386,15 @@ impl Requester {
     }
 
     /// Applies the timers that have run out by `now_ns`; [`transmit`](Self::transmit) then sends again what is late.
-    pub fn expire(&mut self, now_ns: u64) {
+    ///
+    /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive). A timeout that ends later
+    /// does not count yet: the response may wait in a socket, where no thread had time to take it.
+    pub fn expire(&mut self, now_ns: u64, heard_ns: u64) {
         if self.failure.is_some() || !self.queue.is_outstanding() {
             return;
         }
         match self.retry.timer() {
-            Some((at, Expiry::Timeout)) if at <= now_ns => self.begin_retry(now_ns),
+            Some((at, Expiry::Timeout)) if at <= now_ns.min(heard_ns) => self.begin_retry(now_ns),
             Some((at, Expiry::Probe)) if at <= now_ns => self.probe(now_ns),
             _ => {}
         }

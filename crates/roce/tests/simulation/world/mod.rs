@@ -251,7 +251,7 @@ impl World {
         if let Machine::Rc(machines) = &mut queue_pair.machine
             && machines.0.deadline().is_some_and(|at| at <= self.now_ns)
         {
-            machines.0.expire(self.now_ns);
+            machines.0.expire(self.now_ns, self.now_ns);
         }
         self.go_on(number)
     }

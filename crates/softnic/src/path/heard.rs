@@ -1,0 +1,64 @@
+//! Up to when all packets that came have been given to their queue pairs.
+//!
+//! A requester needs this before it counts a timeout. The response may wait in a socket, because the thread that delivers
+//! packets has lost its core or waits for a lock.
+
+/// More packets than the sockets of a process hold: those that came before a look began are among the first so many that
+/// it takes.
+const MOST_WAITING: usize = 1 << 16;
+
+/// The looks for packets of the thread that delivers.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// When the look that has not found the sockets empty yet began.
+    began_ns: Option<u64>,
+    /// Packets that it has taken.
+    taken: usize,
+}
+
+impl Looks {
+    /// A receive that began at `now_ns` took so many packets; `all_empty`: no more waited. The time up to which all
+    /// packets that came have been taken, if it is known now.
+    pub(super) fn received(
+        &mut self,
+        now_ns: u64,
+        packets: usize,
+        all_empty: bool,
+    ) -> Option<u64> {
+        if all_empty {
+            *self = Self::default();
+            return Some(now_ns);
+        }
+        let began_ns = *self.began_ns.get_or_insert(now_ns);
+        self.taken += packets;
+        if self.taken < MOST_WAITING {
+            return None;
+        }
+        *self = Self::default();
+        Some(began_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_sockets_have_been_heard_until_now() {
+        let mut looks = Looks::default();
+        assert_eq!(looks.received(10, 0, true), Some(10));
+        assert_eq!(looks.received(20, 5, false), None);
+        // Another socket may have some.
+        assert_eq!(looks.received(30, 0, false), None);
+        assert_eq!(looks.received(40, 0, true), Some(40));
+    }
+
+    #[test]
+    fn sockets_that_are_never_empty_have_been_heard_until_the_look_began() {
+        let mut looks = Looks::default();
+        assert_eq!(looks.received(10, MOST_WAITING - 1, false), None);
+        assert_eq!(looks.received(20, 1, false), Some(10));
+        assert_eq!(looks.received(30, MOST_WAITING - 1, false), None);
+        assert_eq!(looks.received(40, 2, false), Some(30));
+    }
+}
