@@ -17,9 +17,11 @@ use link::Flow;
 /// region a second time costs more.
 const COPIED_BYTES: u64 = 256;
 
-/// The shortest timeout by packets. A packet waits longer than that for a thread to run on a busy host, and adapters have
-/// a floor of this size, too.
-const MIN_TIMEOUT_NS: u64 = 10_000_000;
+/// The shortest timeout by packets: code 14, the one that most programs ask for.
+///
+/// An adapter answers without a core, and a thread of the peer's process needs one: on a busy host it waits for it for tens
+/// of milliseconds. What is lost does not wait for the timeout, since the requester probes before.
+const MIN_TIMEOUT_NS: u64 = 4096 << 14;
 
 /// How long an answer by packets may take with that code of `timeout`; `None`: for ever.
 pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
