@@ -125,7 +125,7 @@ impl Run {
         let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
         let refused = sink.refused;
-        let mut fresh = None;
+        let (mut fresh, mut overdue) = (None, false);
         loop {
             if !stopping {
                 let left = self.count - sink.got - lane.outstanding() as u64;
@@ -186,15 +186,112 @@ impl Run {
             } else {
                 waiter.idle();
             }
-            if waiter.misses().is_multiple_of(256) {
+            // A read of the clock costs as much as a poll, and less than a yield.
+            if waiter.misses().is_multiple_of(256) || !waiter.is_spinning() || overdue {
                 let now = time::now_ns();
                 stopping |= self.end.is_some_and(|end| now >= end);
                 if std::mem::take(&mut progress) {
                     since = now;
+                    overdue = false;
                 } else if now.saturating_sub(since) > self.deadline_ns {
-                    return broken(lane, &"no answer came before the deadline");
+                    if overdue {
+                        return broken(lane, &"no answer came before the deadline");
+                    }
+                    // The answer may have come while this thread had no core: one more poll.
+                    overdue = true;
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+    use std::time::{Duration, Instant};
+
+    use rpc::RpcError;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(20);
+
+    /// A lane with a window of one request, whose thread loses its core.
+    struct Unscheduled {
+        began: Instant,
+        polls: u32,
+        outstanding: usize,
+        /// What a poll does beyond: whether the answer is there.
+        poll: fn(&Self) -> bool,
+    }
+
+    impl Unscheduled {
+        fn new(poll: fn(&Self) -> bool) -> Self {
+            Self {
+                began: Instant::now(),
+                polls: 0,
+                outstanding: 0,
+                poll,
+            }
+        }
+
+        fn run(&mut self) -> End {
+            let config = ClientConfig {
+                deadline_ms: 20,
+                window: 1,
+                batch: 1,
+                ..ClientConfig::default()
+            };
+            Run::new(Until::Count(1), &config).drive(self, &mut Sink::default())
+        }
+    }
+
+    impl Lane for Unscheduled {
+        fn room(&self) -> usize {
+            1 - self.outstanding
+        }
+
+        fn outstanding(&self) -> usize {
+            self.outstanding
+        }
+
+        fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
+            self.outstanding += count;
+            Ok(())
+        }
+
+        fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+            self.polls += 1;
+            if self.outstanding == 0 || !(self.poll)(self) {
+                return Ok(0);
+            }
+            self.outstanding = 0;
+            sink.got += 1;
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn an_answer_that_came_while_the_thread_did_not_run_counts() {
+        let mut lane = Unscheduled::new(|lane| {
+            let is_there = lane.began.elapsed() > DEADLINE;
+            if lane.polls.is_multiple_of(256) {
+                sleep(2 * DEADLINE);
+            }
+            is_there
+        });
+        assert!(matches!(lane.run(), End::Done));
+    }
+
+    #[test]
+    fn the_deadline_is_seen_where_each_wait_takes_long() {
+        let mut lane = Unscheduled::new(|lane| {
+            if lane.polls > 128 {
+                sleep(DEADLINE / 10);
+            }
+            false
+        });
+        assert!(matches!(lane.run(), End::Broken { lost: 1, .. }));
+        assert!(lane.polls < 256, "{} polls", lane.polls);
     }
 }

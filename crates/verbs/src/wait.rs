@@ -79,6 +79,13 @@ impl Waiter {
         self.misses
     }
 
+    /// Whether waits cost no more than some cycles until now. A yield takes milliseconds on a busy machine: a loop that
+    /// reads the clock once in many waits while it spins reads it after each one that follows.
+    #[inline]
+    pub fn is_spinning(&self) -> bool {
+        simnic::is_simulated() || self.misses <= self.spins
+    }
+
     /// There was nothing: lets a little time pass, more each time.
     #[inline]
     pub fn idle(&mut self) {
@@ -228,5 +235,18 @@ mod tests {
         assert_eq!(sleeps, [0, 0, 0, 0, 50, 100, 200, 300, 300]);
         w.reset();
         assert_eq!(w.next_sleep(), Duration::ZERO);
+    }
+
+    #[test]
+    fn spins_so_often_as_it_was_told() {
+        let mut w = Waiter::never_sleeping().with_patience(2, 100);
+        let mut spinning = Vec::new();
+        for _ in 0..4 {
+            w.idle();
+            spinning.push(w.is_spinning());
+        }
+        assert_eq!(spinning, [true, true, false, false]);
+        w.reset();
+        assert!(w.is_spinning());
     }
 }
