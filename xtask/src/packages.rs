@@ -97,7 +97,7 @@ pub(crate) const KMOD: Package = Package {
 };
 pub(crate) const IPROUTE2: Package = Package {
     name: "iproute2",
-    why: "its rdma adds the Soft-RoCE device",
+    why: "its ip makes the networks of tests, its rdma adds the Soft-RoCE device",
     present: Present::Program("rdma"),
 };
 pub(crate) const IBVERBS_PROVIDERS: Package = Package {
@@ -250,6 +250,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     IPERF3,
     TSHARK,
     CHROMIUM,
+    IPROUTE2,
 ];
 
 /// What the benchmark needs.

@@ -13,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use serde_json::Value;
 
+pub mod machine;
+
 pub fn verbatim(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_verbatim"));
     command

@@ -1,0 +1,54 @@
+//! Two containers on one network, as `docs/run-across-hosts.md` has them, made by unshare(1) instead of an engine.
+
+use crate::common::machine::Machine;
+
+const CONTAINERS: &str = include_str!("../programs/containers.sh");
+
+/// Runs a program of `verbatim run` in each of two containers.
+#[track_caller]
+fn run(user_namespaces: &str, server: &str, client: &str, expected: &str) {
+    let machine = Machine::new();
+    machine.succeed(&format!(
+        "export USER_NAMESPACES={user_namespaces}\n{CONTAINERS}\n\
+         containers 'verbatim run -- {server}' 'verbatim run -- {client}'\n"
+    ));
+    let printed = std::fs::read_to_string(machine.file("out.client")).expect("its output");
+    assert!(printed.contains(expected), "{client}: {printed}");
+    // The program has the device's files by a mount, or where that is forbidden, by a library.
+    let has_note = printed.contains("a preloaded library shows them");
+    assert_eq!(has_note, user_namespaces == "forbidden", "{printed}");
+}
+
+#[test]
+fn perftest_connects_by_rdma_cm() {
+    for user_namespaces in ["forbidden", "allowed"] {
+        run(
+            user_namespaces,
+            "ib_write_bw -R -n 500",
+            "ib_write_bw -R -n 500 172.18.0.2",
+            " 65536      500  ",
+        );
+    }
+}
+
+#[test]
+fn pingpongs_exchange_gids_by_tcp() {
+    for program in ["ibv_rc_pingpong", "ibv_ud_pingpong"] {
+        run(
+            "forbidden",
+            &format!("{program} -g 1 -n 100"),
+            &format!("{program} -g 1 -n 100 172.18.0.2"),
+            "100 iters in ",
+        );
+    }
+}
+
+#[test]
+fn rping() {
+    run(
+        "forbidden",
+        "rping -s -a 172.18.0.2 -C 5 -v",
+        "rping -c -a 172.18.0.2 -C 5 -v",
+        "ping data: rdma-ping-4: ",
+    );
+}
