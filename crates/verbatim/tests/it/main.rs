@@ -19,6 +19,7 @@ mod fault;
 mod guide_hosts;
 mod kv;
 mod ledger;
+mod lost_hosts;
 mod model;
 mod pcap;
 mod resp;
