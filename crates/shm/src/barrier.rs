@@ -5,6 +5,18 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
+/// Registers this process for the barriers of this module, before it has a second thread if possible.
+///
+/// The kernel registers a process with one thread at once. If there are more, it waits for an RCU grace period, which
+/// takes longer than the timeouts of a peer where network namespaces are being removed (`sync_runqueues_membarrier_state`
+/// in `kernel/sched/membarrier.c`). So no thread that peers wait for may be the first to ask.
+pub fn prepare() {
+    register();
+    if cfg!(target_arch = "x86_64") {
+        has_own_threads();
+    }
+}
+
 /// Takes part in the fabric's barriers. False where the kernel has none.
 pub fn register() -> bool {
     call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)

@@ -64,6 +64,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     let identity = Identity::from_env()?;
     crate::faults::check()?;
     let network = Network::from_env()?;
+    shm::barrier::prepare();
     // Before anything that others see: a process that cannot have a thread leaves nothing behind.
     let engine = engine::begin().map_err(NicError::Engine)?;
     let fabric = Fabric::join(&Fabric::default_dir()?)?;
