@@ -73,6 +73,14 @@ pub(super) fn guid_of_host(host: [u8; 8], list: &str) -> [u8; 8] {
     guid_from(&format!("{host:02x?} {list}"))
 }
 
+/// The GUID of a port at an interface with this MAC address: its modified EUI-64 (RFC 4291, appendix A), of which the kernel
+/// makes a RoCE port's first GID (`make_default_gid` in `roce_gid_mgmt.c`). `None`: the interface has none.
+pub(super) fn guid_of_mac(mac: [u8; 6]) -> Option<[u8; 8]> {
+    let [a, b, c, d, e, f] = mac;
+    // The bit says "locally administered" in a MAC address, and the opposite here.
+    (mac != [0; 6]).then_some([a ^ 0x02, b, c, 0xff, 0xfe, d, e, f])
+}
+
 /// The link-local GID of a GUID: IBTA vol. 1, 4.1.1.
 pub(super) fn link_local_gid(guid: [u8; 8]) -> [u8; 16] {
     let mut gid = [0; 16];

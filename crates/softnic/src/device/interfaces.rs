@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr};
 use std::{fs, io, ptr};
 
+use super::guid::guid_of_mac;
+
 /// An address of a network interface that is up. Orders by interface, then IPv4 before IPv6.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct InterfaceAddress {
@@ -144,12 +146,59 @@ pub(super) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(addresses)
 }
 
-/// The kernel's number of an interface; `u32::MAX` if there is no saying.
-fn interface_index(name: &str) -> u32 {
+/// The GUID that the first interface gives its port, where it has a MAC address.
+///
+/// Containers of one host, and hosts that are copies of each other, have one machine id. Without IPv6 nothing else in
+/// GID 0 would tell them apart.
+pub(super) fn guid_of_interface(addresses: &[InterfaceAddress]) -> Option<[u8; 8]> {
+    let first = addresses.iter().find(|a| !is_link_local(&a.ip))?;
+    let text = interface_file(&first.if_name, "address").ok()?;
+    guid_of_mac(mac_of(&text)?)
+}
+
+/// The MAC address in the text of an interface's `address`; `None` for addresses of other kinds.
+fn mac_of(text: &str) -> Option<[u8; 6]> {
+    let bytes = text
+        .trim()
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16).ok());
+    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
+}
+
+/// A file of sysfs about an interface.
+fn interface_file(name: &str, file: &str) -> io::Result<String> {
     // A label (`eth0:1`) belongs to the interface before the colon: ip-address(8).
     let device = name.split(':').next().unwrap_or(name);
-    fs::read_to_string(format!("/sys/class/net/{device}/ifindex"))
+    fs::read_to_string(format!("/sys/class/net/{device}/{file}"))
+}
+
+/// The kernel's number of an interface; `u32::MAX` if there is no saying.
+fn interface_index(name: &str) -> u32 {
+    interface_file(name, "ifindex")
         .ok()
         .and_then(|index| index.trim().parse().ok())
         .unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mac_addresses_are_read() {
+        let mac = mac_of("52:54:00:12:34:56\n");
+        assert_eq!(mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+        let guid = Some([0x50, 0x54, 0, 0xff, 0xfe, 0x12, 0x34, 0x56]);
+        assert_eq!(mac.and_then(guid_of_mac), guid);
+        // A loopback interface; a tunnel, IP over InfiniBand, nothing.
+        assert_eq!(mac_of("00:00:00:00:00:00").and_then(guid_of_mac), None);
+        for text in [
+            "",
+            "10.0.0.1",
+            "80:00:00:48:fe:80:00:01",
+            "52:54:00:12:34:zz",
+        ] {
+            assert_eq!(mac_of(text), None, "{text}");
+        }
+    }
 }

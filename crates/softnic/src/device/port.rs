@@ -11,7 +11,8 @@ use super::grh::{
 };
 use super::guid::{LINK_LOCAL_PREFIX, guid_of_host, link_local_gid, read_node_guid};
 use super::interfaces::{
-    ADDRESS_VAR, InterfaceAddress, chosen, interface_addresses, is_link_local, usable,
+    ADDRESS_VAR, InterfaceAddress, chosen, guid_of_interface, interface_addresses, is_link_local,
+    usable,
 };
 use super::limits::*;
 use super::link_layer::{LINK_LAYER_VAR, LinkLayer, PortError};
@@ -68,7 +69,10 @@ impl Port {
         let guid = read_node_guid().map_err(PortError::HostId)?;
         let (guid, addresses) = match (link_layer, std::env::var_os(ADDRESS_VAR)) {
             (LinkLayer::InfiniBand, _) => (guid, Vec::new()),
-            (LinkLayer::Ethernet, None) => (guid, usable(all_addresses()?)),
+            (LinkLayer::Ethernet, None) => {
+                let addresses = usable(all_addresses()?);
+                (guid_of_interface(&addresses).unwrap_or(guid), addresses)
+            }
             (LinkLayer::Ethernet, Some(list)) => {
                 let list = list.to_string_lossy();
                 let addresses = chosen(&all_addresses()?, &list)
@@ -82,7 +86,7 @@ impl Port {
 
     /// A port with this GUID on a host with these [usable] addresses.
     ///
-    /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of the GUID. There
+    /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of `guid`. There
     /// follow the addresses, those of IPv4 mapped into IPv6.
     pub(super) fn new(
         link_layer: LinkLayer,

@@ -52,3 +52,16 @@ fn rping() {
         "ping data: rdma-ping-4: ",
     );
 }
+
+/// Nothing but the interface tells the first GIDs of two containers apart, and link-local GIDs of others are refused.
+#[test]
+fn gid_0_is_no_other_containers() {
+    let machine = Machine::new();
+    machine.succeed(&format!(
+        "export USER_NAMESPACES=forbidden\n{CONTAINERS}\n\
+         if (containers 'verbatim run -- ibv_rc_pingpong -g 0' 'verbatim run -- ibv_rc_pingpong -g 0 172.18.0.2')\n\
+         then fail 'GID 0 is of use'; fi\n"
+    ));
+    let printed = std::fs::read_to_string(machine.file("out.server")).expect("its output");
+    assert!(printed.contains("Failed to modify QP to RTR"), "{printed}");
+}
