@@ -58,7 +58,8 @@ pub(crate) fn there(
                 command.extend([OsString::from("--verbatim"), program.into()]);
             }
             if let Some(cases) = &args.cases {
-                command.extend([OsString::from("--cases"), cases.as_str().into()]);
+                // One word: an expression may begin with a dash.
+                command.push(format!("--cases={}", cases.as_str()).into());
             }
             in_rxe(command, report)
         }
