@@ -219,7 +219,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "rxe-wire",
-        what: "reliable connections to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
+        what: "the drop-in and the state machines of RC to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
         kind: Kind::Tests,
         lane: Lane::Machine,
         // Boots the machines itself.
@@ -230,6 +230,14 @@ pub(crate) const STEPS: &[Step] = &[
             "wire-machines",
             "--on",
             "wire-machines-loss",
+            "--on",
+            "wire-client",
+            "--on",
+            "wire-server",
+            "--on",
+            "wire-client-loss",
+            "--on",
+            "wire-server-loss",
             "--check",
         ],
         env: &[],

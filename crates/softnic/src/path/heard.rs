@@ -19,12 +19,7 @@ pub(super) struct Looks {
 impl Looks {
     /// A receive that began at `now_ns` took so many packets; `all_empty`: no more waited. The time up to which all
     /// packets that came have been taken, if it is known now.
-    pub(super) fn received(
-        &mut self,
-        now_ns: u64,
-        packets: usize,
-        all_empty: bool,
-    ) -> Option<u64> {
+    pub(super) fn received(&mut self, now_ns: u64, packets: usize, all_empty: bool) -> Option<u64> {
         if all_empty {
             *self = Self::default();
             return Some(now_ns);
