@@ -233,8 +233,6 @@ pub(crate) const STEPS: &[Step] = &[
             "--on",
             "wire-client",
             "--on",
-            "wire-server",
-            "--on",
             "wire-client-loss",
             "--on",
             "wire-server-loss",
