@@ -357,6 +357,60 @@ fn probes_come_early_and_do_not_count() {
     assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
 }
 
+/// A peer that has lost its core answers late, and then everything at once.
+#[test]
+fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
+    let probing = RequesterConfig {
+        probe_ns: Some(1000),
+        ..config()
+    };
+    let sends = || (0..4).map(|_| send(1)).collect::<Vec<_>>();
+    let mut late = Bench::new(probing);
+    assert_eq!(late.run(sends()).len(), 4);
+    let first = "send only 0 1 ask";
+    assert_eq!(late.run(vec![Wait(1000), send(1)]), [first]);
+    assert_eq!(late.run(vec![Take(ack(3))]), ["send only 4 1 ask"]);
+    assert!(late.run(vec![Take(ack(3))]).is_empty());
+    assert_eq!(late.requester.done(), 4);
+
+    let mut lost = Bench::new(probing);
+    lost.run(sends());
+    assert_eq!(lost.run(vec![Wait(1000)]), [first]);
+    let resent = (1..4).map(|index| format!("send only {index} 1 ask"));
+    assert_eq!(
+        lost.run(vec![Take(ack(0))]),
+        resent.collect::<Vec<_>>(),
+        "the others were lost, too"
+    );
+}
+
+/// The answer to a packet that was sent twice does not say how long a round trip is, and a probe that was answered late
+/// does not make the next one come early.
+#[test]
+fn probes_learn_how_long_a_round_trip_is() {
+    const ROUND_TRIP_NS: u64 = 5000;
+    let probing = RequesterConfig {
+        probe_ns: Some(1000),
+        ..config()
+    };
+    let mut bench = Bench::new(probing);
+    let mut sent = 0;
+    for index in 0..20 {
+        let answered_ns = bench.now_ns + ROUND_TRIP_NS;
+        sent += bench.run(vec![send(1)]).len();
+        while let Some(deadline) = bench.requester.deadline()
+            && deadline < answered_ns
+        {
+            sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
+        }
+        let rest_ns = answered_ns - bench.now_ns;
+        sent += bench.run(vec![Wait(rest_ns), Take(ack(index))]).len();
+    }
+    assert_eq!(bench.requester.done(), 20);
+    // 1000 and 3000 ns after the first message, 4000 ns after the second; 8000 ns is longer than the round trip.
+    assert_eq!(sent, 20 + 3);
+}
+
 /// A slow Soft-RoCE, with several queue pairs to serve, answers every READ that it was asked for, and one that was asked
 /// again only behind those.
 #[test]

@@ -179,8 +179,10 @@ impl Requester {
             return false;
         }
         self.unasked = if asks { 0 } else { self.unasked + 1 };
+        let is_first_time = next >= self.queue.sent_end();
+        let measurable = (asks && is_first_time).then_some(next);
         self.retry
-            .sent(now_ns, self.queue.is_outstanding(), asks.then_some(next));
+            .sent(now_ns, self.queue.is_outstanding(), measurable);
         self.queue.advance(&slot);
         if let Some(congestion) = &mut self.congestion {
             congestion.sent(out.len() - start, now_ns);
@@ -203,6 +205,9 @@ impl Requester {
 
     /// Packets that may be outstanding, as long as those of a request.
     fn window_of(&self, slot: &Slot) -> u64 {
+        if self.retry.is_probing() {
+            return 1;
+        }
         let mtu_bytes = self.connection.mtu_bytes;
         self.window.packets(match slot.request.operation {
             RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
@@ -330,13 +335,21 @@ impl Requester {
         if self.retry.timeout_ns.is_none() {
             self.recover(now_ns);
         } else if !self.retry.is_probe_answered_soon(now_ns) {
-            self.probe(now_ns);
+            self.retry.begin_uncounted(now_ns);
+            self.send_again();
         }
     }
 
-    /// Sends again what is not acknowledged, without counting.
+    /// Asks for an answer by the oldest packet that has none, without counting.
+    ///
+    /// An answer that is late is as likely as a loss, and what is lost can be sent again when the answer has said so.
     fn probe(&mut self, now_ns: u64) {
         self.retry.probe(now_ns);
+        self.send_again();
+    }
+
+    /// Everything that is not acknowledged is sent again.
+    fn send_again(&mut self) {
         self.counts.completer_retry_err += 1;
         self.window.lost();
         self.queue.rewind();
@@ -345,9 +358,7 @@ impl Requester {
     /// Sends again what is not acknowledged, or fails if that was done too often.
     fn begin_retry(&mut self, now_ns: u64) {
         if self.retry.begin(now_ns) {
-            self.counts.completer_retry_err += 1;
-            self.window.lost();
-            self.queue.rewind();
+            self.send_again();
         } else {
             self.counts.retry_exceeded_err += 1;
             self.fail(Failure::RetryExceeded);
@@ -387,16 +398,17 @@ impl Requester {
 
     /// Applies the timers that have run out by `now_ns`; [`transmit`](Self::transmit) then sends again what is late.
     ///
-    /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive). A timeout that ends later
+    /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive). A timer that ends later
     /// does not count yet: the response may wait in a socket, where no thread had time to take it.
     pub fn expire(&mut self, now_ns: u64, heard_ns: u64) {
         if self.failure.is_some() || !self.queue.is_outstanding() {
             return;
         }
         match self.retry.timer() {
-            Some((at, Expiry::Timeout)) if at <= now_ns.min(heard_ns) => self.begin_retry(now_ns),
-            Some((at, Expiry::Probe)) if at <= now_ns => self.probe(now_ns),
-            _ => {}
+            Some((at, _)) if at > now_ns.min(heard_ns) => {}
+            Some((_, Expiry::Timeout)) => self.begin_retry(now_ns),
+            Some((_, Expiry::Probe)) => self.probe(now_ns),
+            None => {}
         }
     }
 

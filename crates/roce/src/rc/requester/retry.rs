@@ -32,12 +32,14 @@ pub(super) struct Retry {
     timer_ns: u64,
     /// When the wait for a probe began: as the timeout, and at each probe.
     probe_timer_ns: u64,
-    /// What is sent again was taken back by a probe: the timeout goes on.
+    /// What is sent again was taken back without counting: the timeout goes on.
+    is_uncounted: bool,
+    /// A probe is out: one packet, whose answer says what is lost.
     is_probing: bool,
     /// The receiver was not ready: nothing is sent before this time.
     rnr_until: Option<u64>,
     probe_ns: Option<u64>,
-    /// Probes since the last progress; each waits twice as long as the one before.
+    /// Probes since a round trip was measured; each waits twice as long as the one before.
     probes: u32,
     /// Mean time from a packet to its acknowledgement, and mean deviation; 0: not measured.
     round_trip_ns: u64,
@@ -57,6 +59,7 @@ impl Retry {
             recovering_ns: None,
             timer_ns: 0,
             probe_timer_ns: 0,
+            is_uncounted: false,
             is_probing: false,
             rnr_until: None,
             probe_ns: config.probe_ns,
@@ -77,11 +80,12 @@ impl Retry {
         self.rnr_retries_left = rnr_retry;
     }
 
-    /// A packet was sent; the timer starts if none was out.
+    /// A packet was sent; the timer starts if none was out. `asks`: the packet, if it asks for an acknowledgement for
+    /// the first time.
     pub(super) fn sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
             self.probe_timer_ns = now_ns;
-            if !std::mem::take(&mut self.is_probing) {
+            if !std::mem::take(&mut self.is_uncounted) {
                 self.timer_ns = now_ns;
             }
         }
@@ -97,14 +101,16 @@ impl Retry {
         self.recovering_ns = None;
         self.timer_ns = now_ns;
         self.probe_timer_ns = now_ns;
+        self.is_uncounted = false;
         self.is_probing = false;
         self.rnr_until = None;
-        self.probes = 0;
         if let Some((sequence, sent_ns)) = self.measured
             && sequence < acked
         {
             self.measure(now_ns.saturating_sub(sent_ns));
             self.measured = None;
+            // Until then the wait stays long: acknowledgements of packets that were sent twice measure nothing (Karn).
+            self.probes = 0;
         }
     }
 
@@ -159,16 +165,27 @@ impl Retry {
     }
 
     /// Begins a retry that does not count.
-    pub(super) fn probe(&mut self, now_ns: u64) {
+    pub(super) fn begin_uncounted(&mut self, now_ns: u64) {
         self.probes += 1;
         self.recover(now_ns);
+        self.is_uncounted = true;
+    }
+
+    /// Begins a retry that does not count, of one packet.
+    pub(super) fn probe(&mut self, now_ns: u64) {
+        self.begin_uncounted(now_ns);
         self.is_probing = true;
+    }
+
+    /// Whether only one packet may be out: the responder may have taken everything, and its answer is late.
+    pub(super) fn is_probing(&self) -> bool {
+        self.is_probing
     }
 
     fn recover(&mut self, now_ns: u64) {
         self.recovering_ns = Some(now_ns);
+        self.is_uncounted = false;
         self.is_probing = false;
-        // The acknowledgement of a packet that was sent twice measures nothing (Karn).
         self.measured = None;
     }
 
