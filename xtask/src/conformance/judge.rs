@@ -50,9 +50,8 @@ pub(crate) fn unmatched<'a>(output: &str, patterns: &'a [Regex]) -> Option<&'a R
     patterns.iter().find(|pattern| !pattern.is_match(output))
 }
 
-/// What a program says when the device cannot do what the case asks for: the line that matches, or what the pattern's
-/// first group matches of it.
-pub(crate) fn unsupported<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a str> {
+/// The first line of `output` that one of `patterns` matches, or what the pattern's first group matches of it.
+pub(crate) fn first_match<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a str> {
     output.lines().find_map(|line| {
         let found = patterns.iter().find_map(|pattern| pattern.captures(line))?;
         Some(found.get(1).map_or(line, |group| group.as_str()).trim())
@@ -163,10 +162,10 @@ Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequ
         let patterns = [Regex::new("not supported").unwrap()];
         let output = "Couldn't open\n  XRC is not supported here\nfailed\n";
         assert_eq!(
-            unsupported(output, &patterns),
+            first_match(output, &patterns),
             Some("XRC is not supported here")
         );
-        assert_eq!(unsupported("failed", &patterns), None);
+        assert_eq!(first_match("failed", &patterns), None);
         assert!(unmatched(output, &patterns).is_none());
         assert_eq!(unmatched("", &patterns).unwrap().as_str(), "not supported");
     }

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use regex::Regex;
 
-use super::judge::{Outcome, rows, unmatched, unsupported};
+use super::judge::{Outcome, first_match, rows, unmatched};
 use super::limit::Limit;
 use super::process::{Ended, Program};
 use super::ready::{self, Waited};
@@ -79,15 +80,28 @@ impl Runner<'_> {
                 output: String::new(),
             };
         }
-        let (outcome, output) = match self.pair(case) {
-            Ok(result) => self.judge(case, &result),
-            Err(err) => (Outcome::failed(format!("{err:#}")), String::new()),
-        };
+        let mut ran = self.once(case);
+        for _ in 1..TRIES {
+            if !ran.is_race_lost {
+                break;
+            }
+            ran = self.once(case);
+        }
+        let Judged {
+            outcome, output, ..
+        } = ran;
         Ran {
             case: case.name.clone(),
             outcome,
             elapsed: begin.elapsed(),
             output,
+        }
+    }
+
+    fn once(&self, case: &Case) -> Judged {
+        match self.pair(case) {
+            Ok(result) => self.judge(case, &result),
+            Err(err) => Judged::new(Outcome::failed(format!("{err:#}")), String::new()),
         }
     }
 
@@ -163,7 +177,7 @@ impl Runner<'_> {
         })
     }
 
-    fn judge(&self, case: &Case, result: &Pair) -> (Outcome, String) {
+    fn judge(&self, case: &Case, result: &Pair) -> Judged {
         let sides = [(CLIENT, &result.client), (SERVER, &result.server)];
         let mut output = String::new();
         for (side, ended) in sides {
@@ -172,18 +186,23 @@ impl Runner<'_> {
             }
         }
         let Some(failure) = self.failure(case, result) else {
-            return (Outcome::Passed, output);
+            return Judged::new(Outcome::Passed, output);
         };
-        for (_, ended) in sides {
-            let reason = ended
-                .as_ref()
-                .and_then(|ended| unsupported(&ended.output, &case.skip));
-            if let Some(reason) = reason {
-                let reason = reason.to_owned();
-                return (Outcome::Skipped { reason }, output);
-            }
+        let says = |patterns: &[Regex]| {
+            let ended = sides.iter().filter_map(|(_, ended)| ended.as_ref());
+            ended
+                .filter_map(|ended| first_match(&ended.output, patterns))
+                .map(str::to_owned)
+                .next()
+        };
+        if let Some(reason) = says(&case.skip) {
+            return Judged::new(Outcome::Skipped { reason }, output);
         }
-        (Outcome::failed(failure), output)
+        Judged {
+            outcome: Outcome::failed(failure),
+            output,
+            is_race_lost: says(&case.again).is_some(),
+        }
     }
 
     /// What is wrong with a case.
@@ -351,6 +370,28 @@ enum Side {
     /// Also an only program.
     Client,
 }
+
+/// What came of one run of a case.
+struct Judged {
+    outcome: Outcome,
+    /// What its programs printed.
+    output: String,
+    /// It failed because its programs lost a race of their own.
+    is_race_lost: bool,
+}
+
+impl Judged {
+    fn new(outcome: Outcome, output: String) -> Self {
+        Self {
+            outcome,
+            output,
+            is_race_lost: false,
+        }
+    }
+}
+
+/// How often a case is run whose programs lose a race of their own.
+const TRIES: u32 = 3;
 
 /// The sides of a case, as results name them; an only program is a client.
 const CLIENT: &str = "client";

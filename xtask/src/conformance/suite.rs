@@ -179,6 +179,8 @@ pub(crate) struct Case {
     pub(crate) timeout_s: u64,
     /// A failed program that prints such a line says that the device cannot do this.
     pub(crate) skip: Vec<Regex>,
+    /// A failed program that prints such a line lost a race that the case's own programs have.
+    pub(crate) again: Vec<Regex>,
 }
 
 impl Case {
@@ -242,6 +244,8 @@ struct File {
     asked: bool,
     #[serde(default, deserialize_with = "regexes")]
     skip: Vec<Regex>,
+    #[serde(default, deserialize_with = "regexes")]
+    again: Vec<Regex>,
     #[serde(default)]
     case: Vec<Entry>,
     unittest: Option<Unittest>,
@@ -501,6 +505,7 @@ impl Entry {
                 .or(file.timeout_s)
                 .context("neither the case nor the suite has a `timeout_s`")?,
             skip: file.skip.clone(),
+            again: file.again.clone(),
         })
     }
 }
