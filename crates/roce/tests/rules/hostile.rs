@@ -154,9 +154,11 @@ proptest! {
             ..ResponderConfig::default()
         });
         let mut now_ns = 0;
+        // A packet may be answered with one that comes later.
+        let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
             responder.receive(now_ns, &sample.packet(), false, &mut Memory);
-            let mut sent = 0;
+            allowed += 1 + responses(&sample);
             let mut bytes = Vec::new();
             loop {
                 while responder.transmit(now_ns, &mut Memory, &mut bytes) {
@@ -166,7 +168,7 @@ proptest! {
                 let Some(at) = responder.deadline() else { break };
                 now_ns = at;
             }
-            prop_assert!(sent <= 1 + responses(&sample), "{sent} answers to {sample:?}");
+            prop_assert!(sent <= allowed, "{sent} answers, the last to {sample:?}");
         }
     }
 

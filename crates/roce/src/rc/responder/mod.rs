@@ -61,6 +61,8 @@ pub struct Responder {
     min_rnr_timer: u8,
     /// Number of the packet that is executed next.
     expected: u64,
+    /// Everything in front of this packet has a reply.
+    replied: u64,
     /// A NAK asked for `expected`, and this packet behind it has come since.
     nak_sent: Option<u64>,
     failure: Option<Refusal>,
@@ -91,6 +93,7 @@ impl Responder {
             access: config.access,
             min_rnr_timer: config.min_rnr_timer,
             expected: START,
+            replied: START,
             nak_sent: None,
             failure: None,
             msn: 0,
@@ -309,10 +312,11 @@ impl Responder {
         };
         if kind != Kind::Ack {
             self.resources.keep(reply);
-            self.replies.push(reply);
-        } else if packet.bth.ack_request {
-            self.replies.push(reply);
+        } else if !packet.bth.ack_request {
+            return;
         }
+        self.replies.push(reply);
+        self.replied = self.expected;
     }
 
     fn reply(&self, sequence: u64, kind: Kind) -> Reply {
@@ -342,10 +346,16 @@ impl Responder {
 
     /// Asks for the expected packet, once until it comes (IBTA vol. 1, 9.7.5.2.8).
     ///
-    /// Packets that begin anew are a retry which has lost the expected packet again: that is a gap of its own.
+    /// Packets that begin anew are a retry which has lost the expected packet again: that is a gap of its own. What came
+    /// since the last reply is acknowledged by a packet of its own: Soft-RoCE passes over a second NAK with no
+    /// acknowledgement in between, and waits for its timeout.
     fn ask_for(&mut self, kind: Kind, packet: &Packet<'_>) {
         let sequence = self.sequence_of(packet);
         if self.nak_sent.is_none_or(|last| sequence <= last) {
+            if matches!(kind, Kind::Nak(_)) && self.replied < self.expected {
+                self.replies.push(self.reply(self.expected - 1, Kind::Ack));
+                self.replied = self.expected;
+            }
             self.counts.send_rnr_err += u64::from(matches!(kind, Kind::RnrNak(_)));
             self.replies.push(self.reply(self.expected, kind));
         }
@@ -374,6 +384,7 @@ impl Responder {
             let limit = self.resources.first_behind(sequence);
             let last = limit.unwrap_or(self.expected) - 1;
             self.replies.push(self.reply(last, Kind::Ack));
+            self.replied = self.replied.max(last + 1);
             return;
         }
         let Some(mut reply) = self.resources.find(sequence) else {

@@ -71,10 +71,13 @@ impl Replies {
         self.queue.clear();
     }
 
-    /// Adds a reply. An acknowledgement that nothing has come behind says the same as the reply, and is dropped.
+    /// Adds a reply. An acknowledgement that nothing has come behind says the same as the reply, and is dropped; not in
+    /// front of a NAK, since Soft-RoCE does not take a NAK for progress.
     pub(super) fn push(&mut self, reply: Reply) {
-        self.queue
-            .pop_back_if(|back| back.kind == Kind::Ack && back.sequence <= reply.sequence);
+        if !matches!(reply.kind, Kind::Nak(_)) {
+            self.queue
+                .pop_back_if(|back| back.kind == Kind::Ack && back.sequence <= reply.sequence);
+        }
         self.queue.push_back(reply);
     }
 
