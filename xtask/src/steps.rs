@@ -235,6 +235,8 @@ pub(crate) const STEPS: &[Step] = &[
             "--on",
             "wire-client-loss",
             "--on",
+            "wire-server",
+            "--on",
             "wire-server-loss",
             "--check",
         ],

@@ -143,6 +143,7 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
         wire.fill(|out| requester.transmit(0, local, out));
         for packet in wire.packets() {
             responder.receive(0, &packet, false, remote);
+            responder.heard(0);
         }
         wire.fill(|out| responder.transmit(0, remote, out));
         for packet in wire.packets() {

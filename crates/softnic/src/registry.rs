@@ -16,7 +16,7 @@ use crate::nic::{Looker, Nic, Objects};
 use crate::path::{Arrival, DEFAULT_PKEY, Drop, note_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::recv::{has_answers, send_answers, take_request};
+use crate::recv::{asks_later, has_answers, packets_dropped, send_answers, take_request};
 use crate::send::{go_on, take_answer};
 use shm::clock::now_ns;
 use shm::fabric::layout::*;
@@ -98,8 +98,12 @@ impl Objects for Registry {
                 break;
             }
             came = true;
+            if nic.network.has_overrun(&mut delivery, received) {
+                touched.ask_again();
+            }
             if !leaves_answers || touched.within_process {
-                touched.answer(now);
+                let heard = nic.network.heard_by(&delivery, now);
+                self.answer(&mut touched, now, heard);
             }
             touched.go_on(now);
             nic.network.flush();
@@ -108,9 +112,9 @@ impl Objects for Registry {
             }
         }
         if leaves_answers {
-            self.owe(touched);
+            self.owe(touched.answering);
         } else if !touched.answering.is_empty() {
-            touched.answer(now_ns());
+            self.answer(&mut touched, now_ns(), nic.network.heard_ns());
             nic.network.flush();
         }
         came
@@ -119,7 +123,7 @@ impl Objects for Registry {
     fn send_owed_answers(&self, nic: &Nic) {
         let mut owed = self.take_owed();
         if !owed.answering.is_empty() {
-            owed.answer(now_ns());
+            self.answer(&mut owed, now_ns(), nic.network.heard_ns());
             nic.network.flush();
         }
     }
@@ -157,10 +161,10 @@ struct Touched {
 }
 
 impl Touched {
-    /// Answers requests.
-    fn answer(&mut self, now: u64) {
-        for qp in self.answering.drain(..) {
-            send_answers(&qp, now);
+    /// Asks for the requests that follow those which have come.
+    fn ask_again(&self) {
+        for qp in &self.answering {
+            packets_dropped(qp);
         }
     }
 
@@ -241,7 +245,7 @@ impl Registry {
             take_request(&qp, arrival, packet, now)?;
             if bth.operation == Operation::ReadRequest {
                 // Its response has the memory as it is before the requests behind it.
-                send_answers(&qp, now);
+                send_answers(&qp, now, 0);
             }
             if service == QpType::Rc {
                 let addresses = &arrival.flow.addresses;
@@ -253,11 +257,21 @@ impl Registry {
         Ok(())
     }
 
+    /// Answers requests. What waits until all packets have been taken is left to the next look.
+    fn answer(&self, touched: &mut Touched, now: u64, heard: u64) {
+        let waits = |qp: &Arc<Qp>| {
+            send_answers(qp, now, heard);
+            asks_later(qp)
+        };
+        touched.answering.retain(waits);
+        self.owe(std::mem::take(&mut touched.answering));
+    }
+
     /// Leaves the answers of queue pairs to the next look.
-    fn owe(&self, touched: Touched) {
-        if !touched.answering.is_empty() {
+    fn owe(&self, answering: Vec<Arc<Qp>>) {
+        if !answering.is_empty() {
             let mut owed = self.owed.lock();
-            owed.extend(touched.answering.iter().map(|qp| qp.qpn));
+            owed.extend(answering.iter().map(|qp| qp.qpn));
             self.owes.store(true, Ordering::Relaxed);
         }
     }

@@ -88,6 +88,7 @@ impl Peer {
                     .receive(now, &packet, false, &mut self.remote);
             }
         }
+        self.responder.heard(now);
         if self
             .requester
             .deadline()

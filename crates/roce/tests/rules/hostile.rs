@@ -158,6 +158,7 @@ proptest! {
         let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
             responder.receive(now_ns, &sample.packet(), false, &mut Memory);
+            responder.heard(now_ns);
             allowed += 1 + responses(&sample);
             let mut bytes = Vec::new();
             loop {

@@ -130,6 +130,7 @@ impl Bench {
     fn receive(&mut self, sample: &Sample) {
         self.responder
             .receive(0, &sample.packet(), false, &mut self.memory);
+        self.responder.heard(0);
     }
 
     fn sent(&mut self) -> Vec<String> {
@@ -337,6 +338,43 @@ fn a_receive_that_was_taken_by_another_queue_pair_is_not_ready() {
     assert_eq!(bench.answers(&message), ["rnr12 1"]);
     assert_eq!(bench.answers(&message[1..]), ["ack 1"]);
     assert_eq!(bench.memory.completions, 1);
+}
+
+#[test]
+fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
+    let mut bench = Bench::new(both());
+    let take = |bench: &mut Bench, now_ns, sample: Sample| {
+        let memory = &mut bench.memory;
+        bench
+            .responder
+            .receive(now_ns, &sample.packet(), false, memory);
+    };
+    take(&mut bench, 10, write_only(1, 1));
+    take(&mut bench, 20, write_only(2, 1));
+    bench.responder.heard(9);
+    assert!(bench.sent().is_empty() && bench.responder.has_gap());
+    bench.responder.heard(10);
+    assert_eq!(bench.sent(), ["nak0 0"]);
+    assert!(!bench.responder.has_gap());
+    // The next one was only overtaken.
+    take(&mut bench, 30, write_only(0, 1).ack());
+    take(&mut bench, 30, write_only(2, 1));
+    take(&mut bench, 30, write_only(1, 1).ack());
+    bench.responder.heard(40);
+    assert_eq!(bench.sent(), ["ack 1"]);
+}
+
+/// The end of a burst found the buffer full: nothing behind it shows the gap.
+#[test]
+fn what_the_host_dropped_is_asked_for() {
+    let mut bench = Bench::new(both());
+    bench.receive(&write_only(0, 1));
+    bench.responder.packets_dropped();
+    assert_eq!(bench.sent(), ["ack 0", "nak0 1"]);
+    // The repetition is dropped as well.
+    bench.responder.packets_dropped();
+    assert_eq!(bench.sent(), ["nak0 1"]);
+    assert_eq!(bench.answers(&[write_only(1, 1).ack()]), ["ack 1"]);
 }
 
 #[test]

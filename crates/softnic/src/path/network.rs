@@ -68,11 +68,18 @@ fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
     Packet::parse(transport).map_err(|_| Drop::Malformed)
 }
 
+/// Packets that fill the buffer of a socket, at least: Linux gives it 416 KiB, and counts 8448 bytes for a packet with 4096
+/// of payload.
+const LEAST_FULL: usize = 32;
+
 /// What the thread that delivers packets has.
 #[derive(Default)]
 pub(crate) struct Delivery {
     inbox: Inbox,
     looks: Looks,
+    /// Packets that have come since it was last asked how many the sockets dropped, and how many that were.
+    since_asked: usize,
+    overruns: u64,
 }
 
 impl Delivery {
@@ -345,6 +352,16 @@ impl Network {
         self.heard_ns.load(Ordering::Relaxed)
     }
 
+    /// As [`heard_ns`](Self::heard_ns), for what the socket that gave the last packets has: it has none that came before
+    /// `now_ns` if it is drained.
+    pub(crate) fn heard_by(&self, delivery: &Delivery, now_ns: u64) -> u64 {
+        if delivery.is_drained() {
+            now_ns
+        } else {
+            self.heard_ns()
+        }
+    }
+
     /// Calls `deliver` with each packet that has come by `now_ns` and is whole; how many have come.
     pub(crate) fn receive(
         &self,
@@ -358,6 +375,20 @@ impl Network {
             self.heard_ns.store(heard_ns, Ordering::Relaxed);
         }
         packets
+    }
+
+    /// Whether a socket has dropped packets because its buffer was full, since this last said so; `received` more have
+    /// come.
+    ///
+    /// Answered when the sockets are empty, and when so many have come that one may have been full.
+    pub(crate) fn has_overrun(&self, delivery: &mut Delivery, received: usize) -> bool {
+        delivery.since_asked += received;
+        if delivery.since_asked < LEAST_FULL || !delivery.is_drained() {
+            return false;
+        }
+        delivery.since_asked = 0;
+        let overruns = self.endpoint().as_ref().map_or(0, Endpoint::overruns);
+        std::mem::replace(&mut delivery.overruns, overruns) < overruns
     }
 
     fn receive_packets(

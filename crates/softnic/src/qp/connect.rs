@@ -112,7 +112,7 @@ impl Qp {
     /// Sends the answers that wait: a program that has seen a completion may be quicker than the thread that made it.
     pub(crate) fn send_last_answers(&self) {
         if crate::path::in_use() {
-            crate::recv::send_answers(self, shm::clock::now_ns());
+            crate::recv::send_answers(self, shm::clock::now_ns(), self.nic.network.heard_ns());
             self.nic.network.flush();
         }
     }

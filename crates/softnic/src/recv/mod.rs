@@ -33,7 +33,8 @@ use tags::{Rendezvous, Tagged};
 
 pub(crate) use inbound::{Inbound, call_if_armed};
 pub(crate) use packets::{
-    PacketSide, Responding, add_acknowledgement, has_answers, send_answers, take_request,
+    PacketSide, Responding, add_acknowledgement, asks_later, has_answers, packets_dropped,
+    send_answers, take_request,
 };
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{TagInfo, TagList};

@@ -123,8 +123,9 @@ pub(crate) fn take_request(
     Ok(())
 }
 
-/// Sends the answers of a queue pair, and takes what its responder has counted.
-pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
+/// Sends the answers of a queue pair, and takes what its responder has counted. All packets that came before `heard_ns`
+/// have been taken.
+pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let mut side = lock(&qp.packets);
     let PacketSide { responder, memory } = &mut *side;
     let Some(Responding {
@@ -139,6 +140,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
         memory,
         failure: None,
     };
+    machine.heard(heard_ns);
     let had_failed = machine.has_failed();
     qp.nic.network.send(qp.qpn, flow, |packet| {
         machine.transmit(now_ns, &mut target, packet)
@@ -151,13 +153,33 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64) {
     }
 }
 
+/// The host had no room for packets that came, perhaps for some of this queue pair.
+pub(crate) fn packets_dropped(qp: &Qp) {
+    if let Some(Responding {
+        machine: Machine::Rc(machine),
+        ..
+    }) = lock(&qp.packets).responder.as_deref_mut()
+    {
+        machine.packets_dropped();
+    }
+}
+
 /// Whether a queue pair has answers to send.
 pub(crate) fn has_answers(qp: &Qp) -> bool {
+    is_so_of_responder(qp, Responder::has_replies)
+}
+
+/// Whether a queue pair asks for a missing packet once all that came before have been taken.
+pub(crate) fn asks_later(qp: &Qp) -> bool {
+    is_so_of_responder(qp, Responder::has_gap)
+}
+
+fn is_so_of_responder(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
     match lock(&qp.packets).responder.as_deref() {
         Some(Responding {
             machine: Machine::Rc(machine),
             ..
-        }) => machine.has_replies(),
+        }) => is_so(machine),
         _ => false,
     }
 }

@@ -65,6 +65,8 @@ pub struct Responder {
     replied: u64,
     /// A NAK asked for `expected`, and this packet behind it has come since.
     nak_sent: Option<u64>,
+    /// When a packet behind `expected` came that is to be answered by a NAK.
+    gap_ns: Option<u64>,
     failure: Option<Refusal>,
     /// Messages that were executed, modulo 2^24.
     msn: u32,
@@ -95,6 +97,7 @@ impl Responder {
             expected: START,
             replied: START,
             nak_sent: None,
+            gap_ns: None,
             failure: None,
             msn: 0,
             message: None,
@@ -161,7 +164,29 @@ impl Responder {
             return;
         }
         if let Err(rejection) = self.process(packet, target) {
-            self.reject(rejection, packet, target);
+            self.reject(rejection, now_ns, packet, target);
+        }
+    }
+
+    /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive): asks for one that is missing
+    /// since then.
+    ///
+    /// A NAK is sent no sooner. Where the host's buffer has overflowed, packets wait in it still, and the first of what
+    /// is sent again would find it full: a second NAK for the same packet is passed over by Soft-RoCE. One that another
+    /// packet has only overtaken comes in time.
+    pub fn heard(&mut self, heard_ns: u64) {
+        if self.failure.is_none() && self.gap_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
+            self.ask_for_expected();
+        }
+    }
+
+    /// The host had no room for packets that came, perhaps for some of this queue pair: asks for the next one.
+    ///
+    /// No later packet need show the gap, if it was the end of a burst. A requester passes over a NAK of a packet that it
+    /// has not sent.
+    pub fn packets_dropped(&mut self) {
+        if self.failure.is_none() {
+            self.ask_for_expected();
         }
     }
 
@@ -204,6 +229,7 @@ impl Responder {
             return Err(Rejection::Duplicate);
         }
         self.nak_sent = None;
+        self.gap_ns = None;
         Ok(())
     }
 
@@ -328,7 +354,13 @@ impl Responder {
     }
 
     /// Answers a request that was not executed.
-    fn reject(&mut self, rejection: Rejection, packet: &Packet<'_>, target: &mut impl Target) {
+    fn reject(
+        &mut self,
+        rejection: Rejection,
+        now_ns: u64,
+        packet: &Packet<'_>,
+        target: &mut impl Target,
+    ) {
         match rejection {
             Rejection::Dropped => self.counts.duplicate_request += 1,
             Rejection::Duplicate => {
@@ -337,29 +369,42 @@ impl Responder {
             }
             Rejection::Ahead => {
                 self.counts.out_of_seq_request += 1;
-                self.ask_for(Kind::Nak(NAK_PSN_SEQUENCE), packet);
+                if self.is_new_gap(packet) {
+                    self.gap_ns.get_or_insert(now_ns);
+                }
             }
-            Rejection::NotReady => self.ask_for(Kind::RnrNak(self.min_rnr_timer), packet),
+            Rejection::NotReady => {
+                if self.is_new_gap(packet) {
+                    self.counts.send_rnr_err += 1;
+                    let nak = Kind::RnrNak(self.min_rnr_timer);
+                    self.replies.push(self.reply(self.expected, nak));
+                }
+            }
             Rejection::Refused(refusal) => self.refuse(self.expected, refusal),
         }
     }
 
-    /// Asks for the expected packet, once until it comes (IBTA vol. 1, 9.7.5.2.8).
+    /// Whether the expected packet is to be asked for because of this one: once until it comes (IBTA vol. 1, 9.7.5.2.8).
     ///
-    /// Packets that begin anew are a retry which has lost the expected packet again: that is a gap of its own. What came
-    /// since the last reply is acknowledged by a packet of its own: Soft-RoCE passes over a second NAK with no
-    /// acknowledgement in between, and waits for its timeout.
-    fn ask_for(&mut self, kind: Kind, packet: &Packet<'_>) {
+    /// Packets that begin anew are a retry which has lost the expected packet again: that is a gap of its own.
+    fn is_new_gap(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
-        if self.nak_sent.is_none_or(|last| sequence <= last) {
-            if matches!(kind, Kind::Nak(_)) && self.replied < self.expected {
-                self.replies.push(self.reply(self.expected - 1, Kind::Ack));
-                self.replied = self.expected;
-            }
-            self.counts.send_rnr_err += u64::from(matches!(kind, Kind::RnrNak(_)));
-            self.replies.push(self.reply(self.expected, kind));
+        let before = self.nak_sent.replace(sequence);
+        before.is_none_or(|last| sequence <= last)
+    }
+
+    /// Asks for the expected packet.
+    ///
+    /// What came since the last reply is acknowledged by a packet of its own: Soft-RoCE passes over a second NAK with no
+    /// acknowledgement in between, and waits for its timeout.
+    fn ask_for_expected(&mut self) {
+        if self.replied < self.expected {
+            self.replies.push(self.reply(self.expected - 1, Kind::Ack));
+            self.replied = self.expected;
         }
-        self.nak_sent = Some(sequence);
+        let nak = self.reply(self.expected, Kind::Nak(NAK_PSN_SEQUENCE));
+        self.replies.push(nak);
+        self.gap_ns = None;
     }
 
     /// Refuses a request: nothing is executed any more.
@@ -462,10 +507,16 @@ impl Responder {
         true
     }
 
-    /// Whether replies or notifications wait to be sent.
+    /// Whether a NAK waits for [`heard`](Self::heard).
+    #[must_use]
+    pub fn has_gap(&self) -> bool {
+        self.gap_ns.is_some()
+    }
+
+    /// Whether replies or notifications wait to be sent, or a NAK for [`heard`](Self::heard).
     #[must_use]
     pub fn has_replies(&self) -> bool {
-        self.notification.is_due() || self.replies.len() > 0
+        self.notification.is_due() || self.replies.len() > 0 || self.has_gap()
     }
 
     /// Appends the acknowledgement that waits, if it is the next reply; false if not. It needs no memory and cannot fail.

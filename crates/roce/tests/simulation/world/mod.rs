@@ -294,6 +294,7 @@ impl World {
                 }
                 if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
                     responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
+                    responder.heard(now_ns);
                 }
             }
             Machine::Uc(machines) => machines.1.receive(packet, peer),
