@@ -485,6 +485,7 @@ impl Cq {
     /// `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         self.nic.send_owed_answers();
+        self.nic.network.may_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         if state.armed != ARMED_NO {

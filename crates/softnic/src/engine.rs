@@ -190,6 +190,7 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
         waiting |= xrc::engine_progress(nic);
     }
     waiting |= registry::of(nic).read_notices_put_off(nic);
+    waiting |= nic.network.flush_held_back();
     waiting |= nic.network.holds_packets();
     waiting
 }

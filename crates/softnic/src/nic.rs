@@ -214,6 +214,7 @@ impl Nic {
     pub(crate) fn check_arrivals(&self) {
         if path::in_use() {
             self.network.note_poll();
+            self.network.flush_held_back();
             self.objects.deliver(self, Looker::Poll);
         }
         self.take_notices();

@@ -9,11 +9,13 @@
 //!
 //! `capture` writes packets into a pcap file, `faulty` does with them what a plan of faults says.
 //! `counters` counts what becomes of packets, and `hw_counters` are the files that all processes of a port add to.
-//! `heard` knows up to when all packets that came have been taken. `gsi` hands the management datagrams that come to QP1 to the processes that they are for, `mads` sends such.
+//! `heard` knows up to when all packets that came have been taken, `bursts` whether the packets of a post wait for the next
+//! post. `gsi` hands the management datagrams that come to QP1 to the processes that they are for, `mads` sends such.
 //!
 //! [`Mode`] says which of them a queue pair takes. The [`Network`] is what all queue pairs of a process share on the
 //! way by packets.
 
+mod bursts;
 mod capture;
 mod counters;
 mod faulty;

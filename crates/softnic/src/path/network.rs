@@ -1,7 +1,7 @@
 //! What the queue pairs of a process share on the way by packets: the sockets, what is about to be sent, and counts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError,
 };
@@ -13,6 +13,7 @@ use roce::icrc;
 use roce::packet::Packet;
 use shm::fabric::Peer;
 
+use super::bursts::Bursts;
 use super::capture::{BadCapture, WireCapture};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
@@ -68,6 +69,9 @@ fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
     Packet::parse(transport).map_err(|_| Drop::Malformed)
 }
 
+/// Packets of posts that wait for the next one, at most: half of what one system call sends at best.
+const MOST_HELD_BACK: usize = 32;
+
 /// Packets that fill the buffer of a socket, at least: Linux gives it 416 KiB, and counts 8448 bytes for a packet with 4096
 /// of payload.
 const LEAST_FULL: usize = 32;
@@ -113,6 +117,11 @@ pub(crate) struct Network {
     engine_looks: AtomicBool,
     /// Times that a thread of the program has looked for packets.
     polls: AtomicU64,
+    /// Packets that have come.
+    received: AtomicU64,
+    bursts: Bursts,
+    /// Packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
+    are_held_back: AtomicBool,
     pub(crate) counters: Counters,
     audience: OnceLock<Audience>,
     /// What a plan of faults does to packets.
@@ -151,6 +160,9 @@ impl Network {
             engine_looks: AtomicBool::new(false),
             heard_ns: AtomicU64::new(0),
             polls: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            bursts: Bursts::default(),
+            are_held_back: AtomicBool::new(false),
             counters: Counters::default(),
             audience: OnceLock::new(),
             faulty: FaultyWire::new(),
@@ -262,8 +274,44 @@ impl Network {
         }
     }
 
+    /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends what waits if the program
+    /// does neither: `engine_ticks` says that it looks soon.
+    pub(crate) fn flush_after_post(&self, engine_ticks: &AtomicBool) {
+        let polls = self.polls();
+        let received = self.received.load(Ordering::Relaxed);
+        let may_wait = self.bursts.post(polls, received)
+            && self.faulty.is_none()
+            && self.outgoing().len() < MOST_HELD_BACK;
+        if may_wait {
+            self.are_held_back.store(true, Ordering::Relaxed);
+            // SYNC POINT T, as for a WR that is kept back: read after the packets wait.
+            compiler_fence(Ordering::SeqCst);
+            if engine_ticks.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+        self.flush();
+    }
+
+    /// Sends the packets that posts have left; true if there were any.
+    #[inline]
+    pub(crate) fn flush_held_back(&self) -> bool {
+        let are_held_back = self.are_held_back.load(Ordering::Relaxed);
+        if are_held_back {
+            self.flush();
+        }
+        are_held_back
+    }
+
+    /// The program has armed a CQ, and may sleep soon: its next posts do not wait.
+    pub(crate) fn may_sleep(&self) {
+        self.bursts.forget();
+        self.flush_held_back();
+    }
+
     fn flush_to(&self, endpoint: &Endpoint) {
         let mut batch = self.outgoing();
+        self.are_held_back.store(false, Ordering::Relaxed);
         if let Some(faulty) = &self.faulty {
             faulty.release_leaving(&mut batch);
         }
@@ -370,6 +418,11 @@ impl Network {
         deliver: impl FnMut(&Arrival, &Packet<'_>) -> Result<(), Drop>,
     ) -> usize {
         let packets = self.receive_packets(&mut delivery.inbox, deliver);
+        if packets > 0 {
+            let before = self.received.load(Ordering::Relaxed);
+            self.received
+                .store(before.wrapping_add(packets as u64), Ordering::Relaxed);
+        }
         let all_empty = delivery.inbox.all_empty();
         if let Some(heard_ns) = delivery.looks.received(now_ns, packets, all_empty) {
             self.heard_ns.store(heard_ns, Ordering::Relaxed);
@@ -432,6 +485,7 @@ impl Network {
         let endpoint = self.endpoint.write();
         let mut endpoint = endpoint.unwrap_or_else(PoisonError::into_inner);
         if let Some(endpoint) = endpoint.take() {
+            self.flush_to(&endpoint);
             self.publish(&endpoint, PATIENCE);
         }
     }

@@ -413,14 +413,14 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
     Outcome::Done(len)
 }
 
-/// Sends what has been posted.
+/// Sends what has been posted, now or with the next post.
 #[cold]
 pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
     if sq.wire.is_some() {
         transmit(qp, sq, now_ns());
         qp.add_acknowledgement();
     }
-    qp.nic.network.flush();
+    qp.nic.network.flush_after_post(&qp.nic.engine_ticks);
 }
 
 /// Sends what the requester may send now, and takes what it has counted.

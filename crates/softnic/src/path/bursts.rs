@@ -1,0 +1,93 @@
+//! Whether the packets of a post may wait for the next post.
+//!
+//! Many programs post work requests one by one, several between two polls. One system call can send the packets of all of
+//! them, so those of a post wait while more posts are expected: as many as the program has posted between the two polls
+//! before. The poll sends what still waits. A program that answers what has come to its memory without a poll is not made to
+//! wait: nothing says when it will post or poll again.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The posts between two polls. Threads that post at the same time may count a few wrong, which costs some microseconds.
+#[derive(Debug, Default)]
+pub(super) struct Bursts {
+    /// Polls when the last post was made.
+    polls: AtomicU64,
+    /// Packets that had come when the last post was made.
+    received: AtomicU64,
+    /// Posts since then, without a poll or a packet in between.
+    posts: AtomicU32,
+    /// As many posts are expected before the next poll.
+    expected: AtomicU32,
+}
+
+impl Bursts {
+    /// Notes a post, which comes after so many polls and packets. Whether another one is expected before the program polls.
+    pub(super) fn post(&self, polls: u64, received: u64) -> bool {
+        let before = self.posts.load(Ordering::Relaxed);
+        let mut expected = self.expected.load(Ordering::Relaxed);
+        let is_polled = self.polls.load(Ordering::Relaxed) != polls;
+        let has_received = self.received.load(Ordering::Relaxed) != received;
+        let posts = if is_polled {
+            expected = before;
+            1
+        } else if has_received {
+            expected = 1;
+            1
+        } else {
+            before.saturating_add(1)
+        };
+        self.polls.store(polls, Ordering::Relaxed);
+        self.received.store(received, Ordering::Relaxed);
+        self.posts.store(posts, Ordering::Relaxed);
+        self.expected.store(expected, Ordering::Relaxed);
+        posts < expected
+    }
+
+    /// The program may sleep after its next posts.
+    pub(super) fn forget(&self) {
+        self.posts.store(0, Ordering::Relaxed);
+        self.expected.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Bursts;
+
+    /// Which of so many posts after `polls` and `received` expect another one.
+    fn posts(bursts: &Bursts, count: usize, polls: u64, received: u64) -> Vec<bool> {
+        (0..count).map(|_| bursts.post(polls, received)).collect()
+    }
+
+    #[test]
+    fn posts_wait_for_as_many_as_there_were_between_the_last_two_polls() {
+        let bursts = Bursts::default();
+        assert_eq!(posts(&bursts, 4, 1, 0), [false; 4]);
+        assert_eq!(posts(&bursts, 5, 2, 3), [true, true, true, false, false]);
+        assert_eq!(posts(&bursts, 2, 9, 5), [true, true], "the poll sends them");
+        assert_eq!(posts(&bursts, 2, 12, 6), [true, false]);
+    }
+
+    #[test]
+    fn what_is_answered_without_a_poll_does_not_wait() {
+        let bursts = Bursts::default();
+        posts(&bursts, 4, 1, 0);
+        for received in 1..5 {
+            assert_eq!(posts(&bursts, 2, 1, received), [false; 2]);
+        }
+        assert_eq!(posts(&bursts, 1, 1, 6), [false]);
+        assert_eq!(
+            posts(&bursts, 2, 2, 6),
+            [false; 2],
+            "one came before the poll"
+        );
+    }
+
+    #[test]
+    fn a_program_that_may_sleep_does_not_wait() {
+        let bursts = Bursts::default();
+        posts(&bursts, 4, 1, 0);
+        bursts.forget();
+        assert_eq!(posts(&bursts, 4, 2, 1), [false; 4]);
+    }
+}
