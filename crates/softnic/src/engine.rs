@@ -30,9 +30,14 @@ const TICK: Duration = Duration::from_millis(1);
 /// on one host.
 const STAY: Duration = Duration::from_micros(30);
 
-/// How often it looks whether a peer is still there that no descriptor tells of, and whether a completion queue that can
-/// be overrun is not polled.
+/// How often it looks whether a peer is still there that no descriptor tells of, and, at first, whether a completion queue
+/// that can be overrun is not polled.
 const WATCH: Duration = Duration::from_millis(100);
+
+/// How often it looks after a completion queue when nothing has happened for long: each look that finds nothing doubles the
+/// time until the next. An idle process costs nothing that way, and one that overruns its queue after an idle time hears of
+/// it so much later.
+const LONGEST_WATCH: Duration = Duration::from_millis(3200);
 
 /// Ticks in a row without a deadline until it sleeps without limit. What is kept back under load comes and goes,
 /// and calling a sleeping engine is a system call.
@@ -68,6 +73,7 @@ fn run(nic: &'static Nic) {
     let mut idle_ticks = 0;
     let mut polls_seen = 0;
     let mut last_tick = Instant::now();
+    let mut watch = WATCH;
     loop {
         let peers = nic.fabric.opened_peers();
         // Packets are left to the threads of the program while these look for them.
@@ -83,8 +89,9 @@ fn run(nic: &'static Nic) {
         let timeout = if ticks || program_polls {
             Some(TICK)
         } else {
-            let watches = watches_peers || nic.watched_cqs.load(Ordering::Relaxed) != 0;
-            watches.then_some(WATCH)
+            let watches_cqs = nic.watched_cqs.load(Ordering::Relaxed) != 0;
+            let of_peers = watches_peers.then_some(WATCH);
+            of_peers.or_else(|| watches_cqs.then_some(watch))
         };
         let timeout = timeout
             .into_iter()
@@ -116,6 +123,10 @@ fn run(nic: &'static Nic) {
             Look::Tick
         } else {
             Look::Called
+        };
+        watch = match look {
+            Look::Watch => LONGEST_WATCH.min(watch * 2),
+            Look::Tick | Look::Called => WATCH,
         };
         if !ended.is_empty() {
             nic.network.forget_the_dead();
