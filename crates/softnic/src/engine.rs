@@ -26,6 +26,10 @@ use shm::fabric::Peer;
 /// How often the engine looks while a deadline runs.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How soon it looks after a program that polls, when that program has let packets wait before: it looks into its memory
+/// between two polls, and no poll of its brings what it waits for.
+const SHORTEST_TICK: Duration = Duration::from_micros(50);
+
 /// How long it looks for more packets after the last: a few times as long as an acknowledgement and the next packets take
 /// on one host.
 const STAY: Duration = Duration::from_micros(30);
@@ -74,6 +78,7 @@ fn run(nic: &'static Nic) {
     let mut polls_seen = 0;
     let mut last_tick = Instant::now();
     let mut watch = WATCH;
+    let mut tick = TICK;
     loop {
         let peers = nic.fabric.opened_peers();
         // Packets are left to the threads of the program while these look for them.
@@ -86,7 +91,9 @@ fn run(nic: &'static Nic) {
         fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let ticks = nic.engine_ticks.load(Ordering::Relaxed);
         let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
-        let timeout = if ticks || program_polls {
+        let timeout = if program_polls {
+            Some(tick)
+        } else if ticks {
             Some(TICK)
         } else {
             let watches_cqs = nic.watched_cqs.load(Ordering::Relaxed) != 0;
@@ -106,6 +113,11 @@ fn run(nic: &'static Nic) {
         }
         let called = fds.first().is_some_and(|f| !f.revents().is_empty());
         let packets_wait = packets.is_some() && fds.last().is_some_and(|f| !f.revents().is_empty());
+        tick = if packets_wait {
+            SHORTEST_TICK
+        } else {
+            TICK.min(tick * 2)
+        };
         let mut signs = fds.iter().skip(1).map(|f| !f.revents().is_empty());
         let has_ended = |peer: &&Arc<Peer>| match peer.pidfd {
             Some(_) => signs.next() == Some(true),
