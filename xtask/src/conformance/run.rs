@@ -201,7 +201,9 @@ impl Runner<'_> {
         Judged {
             outcome: Outcome::failed(failure),
             output,
-            is_race_lost: says(&case.again).is_some(),
+            is_race_lost: says(&case.again)
+                .or_else(|| says(&self.target.again))
+                .is_some(),
         }
     }
 
@@ -507,6 +509,34 @@ mod tests {
         let head = "title = \"t\"\norder = 1\npackages = []\n";
         std::fs::write(folder.path().join("s.toml"), format!("{head}{text}")).unwrap();
         Conformance::load(folder.path()).unwrap().suites.remove(0)
+    }
+
+    /// A program that fails until it has been run so often, and says that a race was lost.
+    fn loses(times: u32) -> (tempfile::TempDir, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let (script, runs) = (folder.path().join("loses.sh"), folder.path().join("runs"));
+        let text = format!(
+            "echo >>{0}\necho race lost\ntest $(wc -l <{0}) -gt {times}\n",
+            runs.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        let case = format!("alone = \"sh {}\"", script.display());
+        (folder, case)
+    }
+
+    #[test]
+    fn a_case_that_lost_a_race_of_its_own_is_run_three_times_at_most() {
+        let mut patient = target();
+        patient.again = vec![suite::line_regex("^race lost").unwrap()];
+        for (target, times, passes) in [
+            (&target(), 1, false),
+            (&patient, 2, true),
+            (&patient, 3, false),
+        ] {
+            let (_folder, case) = loses(times);
+            let outcome = outcome_on(target, &case);
+            assert_eq!(outcome == Outcome::Passed, passes, "{times}: {outcome:?}");
+        }
     }
 
     fn outcome(case: &str) -> Outcome {

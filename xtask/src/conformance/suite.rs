@@ -52,6 +52,9 @@ pub(crate) struct Target {
     pub(crate) cm_listeners: CmListeners,
     /// Cases at a time where nobody says [default: two for each processor].
     pub(crate) jobs: Option<NonZeroUsize>,
+    /// As that of a suite, for what only happens on this target.
+    #[serde(default, deserialize_with = "regexes")]
+    pub(crate) again: Vec<Regex>,
 }
 
 /// The other side of a target that has two.
