@@ -26,8 +26,8 @@ use shm::fabric::Peer;
 /// How often the engine looks while a deadline runs.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How soon it looks after a program that polls, when that program has let packets wait before: it looks into its memory
-/// between two polls, and no poll of its brings what it waits for.
+/// How soon the engine looks for packets of a program that polls, if it has found packets before that no poll took. Such a
+/// program waits for a WRITE by looking into its memory.
 const SHORTEST_TICK: Duration = Duration::from_micros(50);
 
 /// How long it looks for more packets after the last: a few times as long as an acknowledgement and the next packets take

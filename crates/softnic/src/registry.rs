@@ -257,7 +257,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Answers requests. What waits until all packets have been taken is left to the next look.
+    /// Answers requests. NAKs that wait until all packets have been taken are left to the next look.
     fn answer(&self, touched: &mut Touched, now: u64, heard: u64) {
         let waits = |qp: &Arc<Qp>| {
             send_answers(qp, now, heard);

@@ -373,10 +373,10 @@ enum Side {
     Client,
 }
 
-/// What came of one run of a case.
+/// The outcome of one run of a case.
 struct Judged {
     outcome: Outcome,
-    /// What its programs printed.
+    /// The output of its programs.
     output: String,
     /// It failed because its programs lost a race of their own.
     is_race_lost: bool,

@@ -7,7 +7,8 @@
 //! queue is overrun.
 //!
 //! A queue that has room for all that its queue pairs can complete is never looked at for this. Others are *watched*: the
-//! engine wakes for them, ten times a second and more rarely while nothing happens (`engine.rs`), and leaves alone those that have been polled since the last time. So nothing
+//! engine wakes for them, ten times a second and more rarely while nothing happens (`engine.rs`), and leaves alone those
+//! that have been polled since the last time. So nothing
 //! of this costs the data path anything, and it does not matter who makes the completions, or whether anybody waits for
 //! them: sends that complete by themselves, datagrams whose sender has ended, work requests that are flushed.
 

@@ -32,7 +32,7 @@ pub(super) struct Retry {
     timer_ns: u64,
     /// When the wait for a probe began: as the timeout, and at each probe.
     probe_timer_ns: u64,
-    /// What is sent again was taken back without counting: the timeout goes on.
+    /// The last retry does not count: the timeout goes on.
     is_uncounted: bool,
     /// A probe is out: one packet, whose answer says what is lost.
     is_probing: bool,

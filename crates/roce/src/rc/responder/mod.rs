@@ -171,9 +171,9 @@ impl Responder {
     /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive): asks for one that is missing
     /// since then.
     ///
-    /// A NAK is sent no sooner. Where the host's buffer has overflowed, packets wait in it still, and the first of what
-    /// is sent again would find it full: a second NAK for the same packet is passed over by Soft-RoCE. One that another
-    /// packet has only overtaken comes in time.
+    /// A NAK is sent no sooner. If the host's buffer has overflowed, it is still full, and the first packets that are sent
+    /// again would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A packet that another one has
+    /// only overtaken is not asked for.
     pub fn heard(&mut self, heard_ns: u64) {
         if self.failure.is_none() && self.gap_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
             self.ask_for_expected();
@@ -395,8 +395,8 @@ impl Responder {
 
     /// Asks for the expected packet.
     ///
-    /// What came since the last reply is acknowledged by a packet of its own: Soft-RoCE passes over a second NAK with no
-    /// acknowledgement in between, and waits for its timeout.
+    /// An ACK of its own acknowledges the packets that came since the last reply. Soft-RoCE ignores a second NAK with no ACK
+    /// in between, and waits for its timeout.
     fn ask_for_expected(&mut self) {
         if self.replied < self.expected {
             self.replies.push(self.reply(self.expected - 1, Kind::Ack));
