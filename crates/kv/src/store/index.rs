@@ -16,7 +16,7 @@ use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::memory::{Memory, NoMemory};
-use crate::prefetch::prefetch;
+use verbs::prefetch;
 
 /// Slots of a bucket.
 pub(super) const SLOTS: usize = 8;

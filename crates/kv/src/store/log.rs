@@ -20,7 +20,7 @@ use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::{Memory, NoMemory};
-use crate::prefetch::prefetch;
+use verbs::prefetch;
 
 const LIVE: u64 = 1 << 63;
 const EXPIRES: u64 = 1 << 62;

@@ -5,7 +5,7 @@
 /// Starts to bring the cache line of `place` into the first-level cache; does not wait for it. Without effect on
 /// processors other than x86-64.
 #[inline(always)]
-pub(crate) fn prefetch<T: ?Sized>(place: &T) {
+pub fn prefetch<T: ?Sized>(place: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults and changes no memory, and SSE is part of every x86-64. The address is that
     // of a reference, so nothing is learned that the caller may not see.

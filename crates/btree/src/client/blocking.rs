@@ -1,0 +1,168 @@
+//! Blocking calls over a [`Pipeline`].
+
+use verbs::Context;
+
+use super::error::ClientError;
+use super::pipeline::Pipeline;
+use super::request::Answer;
+use crate::tree::When;
+use crate::wire::Op;
+use crate::{ClientConfig, Connector};
+
+/// A client of a [`Server`](crate::Server), for one thread: a request at a time. Dropping it disconnects it.
+///
+/// ```
+/// use btree::{Client, ClientConfig, Server, ServerConfig};
+///
+/// let server = Server::start(ServerConfig { keys: 1000, ..Default::default() })?;
+/// let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
+/// assert!(!client.put(0, 7, 700)?, "the key is new");
+/// assert!(client.insert(0, 7, 701)?, "the key is there, and keeps its value");
+/// assert_eq!(client.get(0, 7)?, Some(700));
+/// assert_eq!(client.scan(0, 0, None, 10)?, [(7, 700)]);
+/// assert!(client.delete(0, 7)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Client {
+    pipeline: Pipeline,
+    entries: Vec<(u64, u64)>,
+}
+
+/// What an answer came to, without what it borrows.
+enum Outcome {
+    Value(Option<u64>),
+    Found(bool),
+    Entries,
+}
+
+impl Client {
+    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
+        Pipeline::connect(config).map(Self::over)
+    }
+
+    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
+        Pipeline::connect_on(context, config).map(Self::over)
+    }
+
+    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_through(
+        connector: Connector,
+        context: &Context,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        Pipeline::connect_through(connector, context, config).map(Self::over)
+    }
+
+    fn over(pipeline: Pipeline) -> Self {
+        Self {
+            pipeline,
+            entries: Vec::new(),
+        }
+    }
+
+    fn request(&mut self, tree: u8, op: &Op) -> Result<Outcome, ClientError> {
+        self.pipeline.refresh();
+        while !self.pipeline.submit(tree, op, 0)? {
+            self.pipeline.poll(|_| {})?;
+        }
+        let mut outcome = None;
+        let entries = &mut self.entries;
+        while outcome.is_none() {
+            self.pipeline.poll(|done| {
+                outcome = Some(match done.answer {
+                    Answer::Value(value) => Ok(Outcome::Value(value)),
+                    Answer::Changed { found } => Ok(Outcome::Found(found)),
+                    Answer::Entries { entries: all, .. } => {
+                        entries.clear();
+                        entries.extend_from_slice(all);
+                        Ok(Outcome::Entries)
+                    }
+                    Answer::Full => Err(ClientError::Full),
+                    Answer::Lost => Err(ClientError::Lost),
+                });
+            })?;
+        }
+        outcome.unwrap_or(Err(ClientError::Lost))
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn get(&mut self, tree: u8, key: u64) -> Result<Option<u64>, ClientError> {
+        match self.request(tree, &Op::Get { key })? {
+            Outcome::Value(value) => Ok(value),
+            _ => Err(ClientError::Lost),
+        }
+    }
+
+    /// Sets the value of a key; whether it was there before.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn put(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
+        self.change(tree, &put(key, value, When::Always))
+    }
+
+    /// Sets the value of a key that is not there; whether it was there, and has the value that it had.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn insert(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
+        self.change(tree, &put(key, value, When::Absent))
+    }
+
+    /// Sets the value of a key that is there; whether it was.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn update(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
+        self.change(tree, &put(key, value, When::Present))
+    }
+
+    /// Removes a key; whether it was there.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn delete(&mut self, tree: u8, key: u64) -> Result<bool, ClientError> {
+        self.change(tree, &Op::Delete { key })
+    }
+
+    fn change(&mut self, tree: u8, op: &Op) -> Result<bool, ClientError> {
+        match self.request(tree, op)? {
+            Outcome::Found(found) => Ok(found),
+            _ => Err(ClientError::Lost),
+        }
+    }
+
+    /// Up to `limit` entries in the order of their keys, from `from` on and below `end`, if there is an end.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn scan(
+        &mut self,
+        tree: u8,
+        from: u64,
+        end: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<(u64, u64)>, ClientError> {
+        self.request(tree, &Op::Scan { from, end, limit })?;
+        Ok(std::mem::take(&mut self.entries))
+    }
+}
+
+fn put(key: u64, value: u64, when: When) -> Op {
+    Op::Put { key, value, when }
+}

@@ -1,0 +1,169 @@
+//! How a client opens a session, with the queue pairs that it needs.
+
+use std::time::{Duration, Instant};
+
+use rpc::{UdPortConfig, herd};
+use service::sessions::span;
+use service::{ConnectError, Connection, Protocol, Target};
+use verbs::{Context, PortGid, ProtectionDomain};
+
+use super::error::ClientError;
+use super::lane::Lane;
+use crate::ClientConfig;
+use crate::config::Access;
+use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
+
+/// Bytes of the longest answer that a client takes: a hundred entries and a little, so that a SCAN of as many is one
+/// message.
+const ANSWER_BYTES: usize = 1664;
+
+/// Opens sessions at one server, one after the other.
+#[derive(Debug)]
+pub(super) struct Opener {
+    pub(super) config: ClientConfig,
+    port: PortGid,
+    context: Context,
+    pd: ProtectionDomain,
+    target: Target<Rendezvous>,
+    /// The name of the session.
+    session: u64,
+}
+
+/// A session that has been opened.
+pub(super) struct Opened {
+    pub(super) lanes: Vec<Lane>,
+    pub(super) connection: Connection,
+    pub(super) server: u64,
+    pub(super) trees: usize,
+}
+
+/// This side's queue pairs before the server has answered.
+struct Prepared {
+    lanes: Vec<herd::PreparedClient>,
+    recvs: u32,
+    answer: usize,
+    server: u64,
+    trees: usize,
+}
+
+impl Opener {
+    pub(super) fn new(
+        target: Target<Rendezvous>,
+        context: &Context,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        config.check().map_err(ConnectError::Config)?;
+        let device = context.capabilities()?;
+        config.access.check(device).map_err(ConnectError::from)?;
+        Ok(Self {
+            port: config.nic.port(context).map_err(ConnectError::from)?,
+            pd: context.alloc_pd()?,
+            context: context.clone(),
+            target,
+            session: crate::unpredictable(),
+            config,
+        })
+    }
+
+    /// Changes of the next session are another client's to the server.
+    pub(super) fn rename_session(&mut self) {
+        self.session = crate::unpredictable();
+    }
+
+    /// Opens a session, trying again until then while that may help.
+    pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
+        let target = &self.target;
+        target.persist(until, || self.open(), ClientError::is_hopeless)
+    }
+
+    fn open(&self) -> Result<Opened, ClientError> {
+        let patience = self.config.deadline().max(Duration::from_secs(1));
+        let window = self.config.window;
+        let opened = self
+            .target
+            .open(window, patience, |welcome| self.introduce(welcome));
+        let (prepared, accepted, connection) = opened?;
+        let (server, trees) = (prepared.server, prepared.trees);
+        Ok(Opened {
+            lanes: self.connect_lanes(prepared, &accepted)?,
+            connection,
+            server,
+            trees,
+        })
+    }
+
+    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+        if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
+            let reason = format!("it has {} workers", welcome.workers);
+            return Err(ClientError::refused(reason));
+        }
+        if self.config.access != Access::Rpc && !welcome.reads {
+            return Err(ClientError::refused(format!(
+                "its device lets nobody READ, which --access {} needs",
+                self.config.access
+            )));
+        }
+        Access::Rpc
+            .check(self.context.capabilities()?)
+            .map_err(ConnectError::from)?;
+        let port = self.answer_port(welcome.max_answer);
+        let payload = welcome.layout.payload;
+        let lanes = (0..welcome.workers)
+            .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
+            .collect::<Result<Vec<_>, _>>()?;
+        let ends = lanes.iter().map(|c| LaneHello {
+            uc: c.uc_endpoint(),
+            ud: c.ud_endpoint(),
+        });
+        let hello = Hello {
+            version: Rendezvous::VERSION,
+            session: self.session,
+            window: self.config.window,
+            answer: port.recv_payload,
+            lanes: ends.collect(),
+            rc: None,
+        };
+        let prepared = Prepared {
+            lanes,
+            recvs: port.recv_depth,
+            answer: port.recv_payload,
+            server: welcome.server,
+            trees: welcome.trees,
+        };
+        Ok((prepared, hello))
+    }
+
+    /// Where answers come.
+    fn answer_port(&self, max_answer: usize) -> UdPortConfig {
+        // Long SCANs have several messages under way.
+        let depth = self.config.window.max(64) + rpc::MAX_BATCH;
+        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        UdPortConfig {
+            port_num: self.port.port_num,
+            gid_index: Some(self.port.gid_index),
+            send_depth: (2 * depth).max(256),
+            recv_depth: depth,
+            recv_payload: ANSWER_BYTES.min(max_answer),
+            ..UdPortConfig::default()
+        }
+    }
+
+    fn connect_lanes(
+        &self,
+        prepared: Prepared,
+        accepted: &Accepted,
+    ) -> Result<Vec<Lane>, ClientError> {
+        if accepted.lanes.len() != prepared.lanes.len() {
+            return Err(ClientError::refused("its answer lacks workers"));
+        }
+        let span = span(self.config.window);
+        let of = (prepared.recvs, prepared.answer);
+        let lanes = prepared.lanes.into_iter().zip(&accepted.lanes);
+        let lanes = lanes.map(|(client, lane)| {
+            let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
+            Ok::<_, ClientError>(Lane::new(client, self.config.batch, span, of))
+        });
+        lanes.collect()
+    }
+}

@@ -1,0 +1,49 @@
+//! Why a client fails.
+
+use service::{ConnectError, Refused};
+
+use crate::rendezvous::Rendezvous;
+
+/// Why a client cannot connect, or a request failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// It cannot connect.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] verbs::VerbError),
+    /// The RPC layer failed.
+    #[error(transparent)]
+    Rpc(#[from] rpc::RpcError),
+    /// The server has no such tree.
+    #[error("there is no tree {tree}: the server has trees 0 to {}", .trees - 1)]
+    NoTree {
+        /// The tree that was asked for.
+        tree: u8,
+        /// Trees of the server.
+        trees: usize,
+    },
+    /// The store is full.
+    #[error("the store is full: delete something, or give the server room for more --keys")]
+    Full,
+    /// No answer came in time. A change may have been made, and is not made later.
+    #[error("no answer came in time; a change may have been made or not")]
+    Lost,
+}
+
+impl ClientError {
+    /// For a reason that stays, the server refused, or this client refuses the server.
+    pub(super) fn refused(reason: impl Into<String>) -> Self {
+        ConnectError::refused::<Rendezvous>(Refused::never(reason.into())).into()
+    }
+
+    /// Whether trying to connect again cannot help.
+    pub(super) fn is_hopeless(&self) -> bool {
+        match self {
+            Self::Connect(e) => e.is_hopeless(),
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! Requests under way: a window of them, sent in postlists, answered in any order, sent again when answers are lost.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rpc::RpcError;
+use service::{ConnectError, Connection, Target};
+use verbs::{Context, Waiter, time};
+
+use super::connect::{Opened, Opener};
+use super::error::ClientError;
+use super::lane::{Ended, Lane};
+use super::request::{Answer, ClientStats, Completion, Pending};
+use crate::wire::{Op, Status};
+use crate::{ClientConfig, Connector};
+
+/// The low level of a client: requests with tokens of the caller's, no allocation.
+///
+/// ```
+/// use btree::{Answer, ClientConfig, Op, Pipeline, Server, ServerConfig, When};
+///
+/// let server = Server::start(ServerConfig { keys: 1000, ..Default::default() })?;
+/// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
+/// let mut pipeline = Pipeline::connect(config)?;
+/// for key in [3, 1, 2] {
+///     pipeline.submit(0, &Op::Put { key, value: 10 * key, when: When::Always }, key)?;
+/// }
+/// while pipeline.outstanding() > 0 {
+///     pipeline.poll(|done| assert_eq!(done.answer, Answer::Changed { found: false }))?;
+/// }
+/// pipeline.submit(0, &Op::Scan { from: 2, end: None, limit: 10 }, 0)?;
+/// while pipeline.outstanding() > 0 {
+///     pipeline.poll(|done| {
+///         assert_eq!(done.answer, Answer::Entries { entries: &[(2, 20), (3, 30)], next: None });
+///     })?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Pipeline {
+    opener: Opener,
+    /// The server's identity, and its trees.
+    server: u64,
+    trees: usize,
+    lanes: Vec<Lane>,
+    connection: Option<Connection>,
+    pending: Vec<Pending>,
+    free: Vec<u32>,
+    /// Requests that go on, and are not sent yet: long SCANs, and those that found a node locked.
+    again: VecDeque<u32>,
+    order: u64,
+    /// The time, as read last.
+    now: Instant,
+    polls: u32,
+    waiter: Waiter,
+    stats: ClientStats,
+}
+
+impl Pipeline {
+    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
+        config.check().map_err(ConnectError::Config)?;
+        let context = config.nic.open().map_err(ConnectError::from)?;
+        Self::connect_on(&context, config)
+    }
+
+    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
+        let target = Target::Tcp(config.server.clone());
+        Self::over(Opener::new(target, context, config)?)
+    }
+
+    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_through(
+        connector: Connector,
+        context: &Context,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        Self::over(Opener::new(Target::Local(connector), context, config)?)
+    }
+
+    fn over(opener: Opener) -> Result<Self, ClientError> {
+        let now = time::now();
+        let window = u32::try_from(opener.config.window).unwrap_or(1);
+        let mut pipeline = Self {
+            server: 0,
+            trees: 0,
+            lanes: Vec::new(),
+            connection: None,
+            pending: (0..window).map(|_| Pending::unused(now)).collect(),
+            free: (0..window).rev().collect(),
+            again: VecDeque::new(),
+            order: 0,
+            now,
+            polls: 0,
+            waiter: Waiter::never_sleeping().with_patience(128, u32::MAX - 128),
+            stats: ClientStats::default(),
+            opener,
+        };
+        pipeline.reconnect(now + pipeline.opener.config.deadline())?;
+        Ok(pipeline)
+    }
+
+    /// Requests that are under way.
+    #[inline]
+    pub fn outstanding(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &ClientConfig {
+        &self.opener.config
+    }
+
+    /// What it has had to do beside its requests.
+    pub fn stats(&self) -> &ClientStats {
+        &self.stats
+    }
+
+    /// Which server it is connected to: a number that is another one after a server was started anew.
+    pub fn server(&self) -> u64 {
+        self.server
+    }
+
+    /// Doorbells that requests took.
+    pub fn doorbells(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.doorbells).sum()
+    }
+
+    /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
+    /// sent with those after it: by [`poll`](Self::poll) at the latest.
+    ///
+    /// # Errors
+    /// [`ClientError::NoTree`]. A connection that breaks is repaired by [`poll`](Self::poll).
+    #[inline]
+    pub fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+        if usize::from(tree) >= self.trees {
+            let trees = self.trees;
+            return Err(ClientError::NoTree { tree, trees });
+        }
+        let Some(&slot) = self.free.last() else {
+            return Ok(false);
+        };
+        let number = match self.lanes.len() {
+            0 => return Ok(false),
+            1 => 0,
+            lanes => slot as usize % lanes,
+        };
+        let lane = &mut self.lanes[number];
+        if !lane.has_room(op, 0) {
+            return Ok(false);
+        }
+        self.free.pop();
+        let pending = &mut self.pending[slot as usize];
+        pending.token = token;
+        pending.used = true;
+        pending.op = *op;
+        pending.tree = tree;
+        pending.lane = number;
+        pending.seq = if op.is_change() { lane.next_seq() } else { 0 };
+        pending.order = self.order;
+        pending.entries.clear();
+        pending.came = 0;
+        pending.kept = 0;
+        pending.sent = self.now;
+        self.order += 1;
+        if lane.is_idle() {
+            // The silence before does not count.
+            lane.alive = self.now;
+        }
+        if let Err(e) = lane.take_on(slot, pending) {
+            lane.broken.get_or_insert(e);
+        }
+        Ok(true)
+    }
+
+    /// Sends what was submitted, and takes answers: calls `each` for every request that is done. Returns how many were.
+    /// When nothing comes for long, connects again and sends everything again; may then block for as long as
+    /// requests may take.
+    ///
+    /// # Errors
+    /// When the server cannot be reached any more. Requests under way are lost then, and `each` has heard of them.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+        if !self.again.is_empty() {
+            self.go_on();
+        }
+        let mut done = 0;
+        let mut broken = self.poll_lanes(&mut each, &mut done).err();
+        self.polls = self.polls.wrapping_add(1);
+        if done > 0 {
+            self.waiter.reset();
+        } else if self.outstanding() > 0 {
+            self.waiter.idle();
+        }
+        if self.polls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
+            self.now = time::now();
+            let answer = self.opener.config.answer();
+            let silent = |l: &Lane| !l.is_idle() && self.now.duration_since(l.alive) > answer;
+            if self.lanes.iter().any(silent) {
+                let why = RpcError::Config("no answer came in time".to_owned());
+                broken.get_or_insert(why);
+            }
+        }
+        if self.lanes.is_empty() {
+            let why = RpcError::Config("there is no connection".to_owned());
+            broken.get_or_insert(why);
+        }
+        match broken {
+            None => Ok(done),
+            Some(why) => self.repair(&why, &mut each).map(|lost| done + lost),
+        }
+    }
+
+    /// Takes answers of the server, over all lanes, whatever breaks; `done` grows by the requests that are over.
+    #[inline]
+    fn poll_lanes(
+        &mut self,
+        each: &mut impl FnMut(Completion<'_>),
+        done: &mut usize,
+    ) -> Result<(), RpcError> {
+        let mut result = Ok(());
+        for lane in &mut self.lanes {
+            let (pending, free, stats) = (&mut self.pending, &mut self.free, &mut self.stats);
+            let (now, again, before) = (&mut self.now, &mut self.again, *done);
+            let deadline = self.opener.config.deadline();
+            let mut busy = 0;
+            let polled = lane.poll(pending, stats, |pending, slot, ended| {
+                if *done == before {
+                    *now = time::now();
+                }
+                let late = now.duration_since(pending.sent) >= deadline;
+                let over = match finish(pending, &ended) {
+                    Finish::GoesOn if late => Finish::Over(Answer::Lost),
+                    Finish::GoesOn => {
+                        busy += u64::from(ended.answer.status == Status::Busy);
+                        return again.push_back(slot);
+                    }
+                    over => over,
+                };
+                *done += 1;
+                pending.used = false;
+                free.push(slot);
+                let answer = match over {
+                    Finish::Over(answer) => answer,
+                    Finish::Entries(next) => Answer::Entries {
+                        entries: &pending.entries,
+                        next,
+                    },
+                    Finish::GoesOn => Answer::Lost,
+                };
+                each(pending.completion(answer, *now));
+            });
+            self.stats.busy += busy;
+            match polled {
+                Ok(0) => {}
+                Ok(_) => {
+                    if *done == before {
+                        self.now = time::now();
+                    }
+                    lane.alive = self.now;
+                }
+                Err(e) => result = result.and(Err(e)),
+            }
+        }
+        result
+    }
+
+    /// Sends requests that go on, as far as there is room.
+    #[cold]
+    fn go_on(&mut self) {
+        while let Some(&slot) = self.again.front() {
+            let pending = &mut self.pending[slot as usize];
+            let lane = &mut self.lanes[pending.lane];
+            if !lane.has_room(&pending.op, pending.kept) {
+                break;
+            }
+            self.again.pop_front();
+            lane.resume(pending.seq);
+            if lane.is_idle() {
+                lane.alive = self.now;
+            }
+            if let Err(e) = lane.take_on(slot, pending) {
+                lane.broken.get_or_insert(e);
+            }
+        }
+    }
+
+    /// Takes a new time for requests that are submitted after a pause.
+    pub fn refresh(&mut self) {
+        self.now = time::now();
+    }
+
+    /// Starts over with new queue pairs; what is under way is sent again, but for what has taken too long already.
+    #[cold]
+    fn repair(
+        &mut self,
+        why: &RpcError,
+        each: &mut impl FnMut(Completion<'_>),
+    ) -> Result<usize, ClientError> {
+        tracing::info!("connecting again, {} under way: {why}", self.outstanding());
+        let deadline = self.opener.config.deadline();
+        let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
+        let until = oldest.unwrap_or(self.now) + deadline;
+        let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
+        self.now = time::now();
+        self.stats.reconnects += 1;
+        let mut order: Vec<u32> = (0..).take(self.pending.len()).collect();
+        order.retain(|&slot| self.pending[slot as usize].used);
+        order.sort_by_key(|&slot| self.pending[slot as usize].order);
+        let mut lost = 0;
+        for slot in order {
+            let pending = &mut self.pending[slot as usize];
+            if self.now.duration_since(pending.sent) < deadline && connected.is_ok() {
+                // What came of the answer before is asked for again.
+                pending.entries.truncate(pending.kept);
+                pending.came = 0;
+                self.stats.retries += 1;
+                self.again.push_back(slot);
+                continue;
+            }
+            pending.used = false;
+            self.free.push(slot);
+            lost += 1;
+            each(pending.completion(Answer::Lost, self.now));
+        }
+        self.stats.lost += lost as u64;
+        if connected.is_err() {
+            self.disconnect();
+            self.opener.rename_session();
+        }
+        connected.map(|()| lost)
+    }
+
+    /// Old queue pairs go: a late answer finds nobody, and the server hears that this client is gone.
+    fn disconnect(&mut self) {
+        self.lanes.clear();
+        self.connection = None;
+        self.again.clear();
+    }
+
+    /// Opens a session, trying again while that may help.
+    fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
+        let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
+        self.disconnect();
+        let Opened {
+            lanes,
+            connection,
+            server,
+            trees,
+        } = self.opener.open_until(until)?;
+        if !before.is_empty() && before.len() != lanes.len() {
+            return Err(ClientError::refused(
+                "it came back with another number of workers",
+            ));
+        }
+        (self.lanes, self.connection) = (lanes, Some(connection));
+        self.trees = trees;
+        // A new server knows nothing of what was asked before, and numbers may go on as well.
+        self.server = server;
+        for (lane, seq) in self.lanes.iter_mut().zip(before) {
+            lane.go_on_from(seq);
+        }
+        Ok(())
+    }
+}
+
+/// What an answer means.
+enum Finish {
+    Over(Answer<'static>),
+    /// Those of the request, and the key to go on from.
+    Entries(Option<u64>),
+    /// The request is not over.
+    GoesOn,
+}
+
+#[inline]
+fn finish(pending: &mut Pending, ended: &Ended<'_>) -> Finish {
+    let answer = &ended.answer;
+    Finish::Over(match (answer.status, pending.op) {
+        (Status::Ok, Op::Get { .. }) => Answer::Value(answer.found.then_some(answer.number)),
+        (Status::Ok, Op::Put { .. } | Op::Delete { .. }) => Answer::Changed {
+            found: answer.found,
+        },
+        (Status::Ok, Op::Scan { end, limit, .. }) => {
+            let next = answer.more.then_some(answer.number);
+            match next {
+                Some(from) if pending.entries.len() < limit as usize => {
+                    pending.kept = pending.entries.len();
+                    pending.came = 0;
+                    pending.op = Op::Scan { from, end, limit };
+                    return Finish::GoesOn;
+                }
+                _ => return Finish::Entries(next),
+            }
+        }
+        (Status::Full, _) => Answer::Full,
+        (Status::Busy, _) => return Finish::GoesOn,
+        // What this client sends is a request, unless the server is of another kind.
+        (Status::Moved | Status::Bad, _) => Answer::Lost,
+    })
+}

@@ -1,0 +1,337 @@
+//! The layout of a node: what the server, and clients that READ nodes, agree on. No memory, no locks, no I/O.
+//!
+//! A node is an array of 8-byte words in host order:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | 0 | lock: 0, or who holds it |
+//! | 1 | version: grows with every change of the node |
+//! | 2 | checksum of words 1 and 3 to the last that is in use |
+//! | 3 | level in bits 47..32 (0 is a leaf), flag [`DEAD`], count of entries in bits 15..0 |
+//! | 4 | low fence: no key of the node is below it |
+//! | 5 | high fence: all keys of the node are below it; [`u64::MAX`] with flag [`LAST`] is above all keys |
+//! | 6 | the right sibling's number, 0 for none |
+//! | 7 | the tree that it belongs to |
+//! | from 8 | keys in ascending order, room for [`capacity`] of them |
+//! | behind them | values of a leaf; of an inner node the numbers of its children |
+//!
+//! In an inner node key `i` is the low fence of child `i`, so the first key equals the node's low fence.
+//!
+//! A READ returns words of several versions if the node is changed meanwhile. [`Node::is_whole`] tells: the checksum
+//! covers everything that is in use, and a mixture of two versions has the checksum of neither. Words are never torn,
+//! so the keys of a mixture are garbage and not worse: every search below is bounded whatever the words say.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Words in front of the keys: one cache line.
+pub(crate) const HEADER: usize = 8;
+/// Index of the lock word.
+pub(crate) const LOCK: usize = 0;
+/// Index of the version word.
+pub(crate) const VERSION: usize = 1;
+/// Index of the checksum word.
+pub(crate) const CHECKSUM: usize = 2;
+/// Index of the word with level, flags and count.
+pub(crate) const META: usize = 3;
+/// Index of the low fence.
+pub(crate) const LOW: usize = 4;
+/// Index of the high fence.
+pub(crate) const HIGH: usize = 5;
+/// Index of the right sibling's number.
+pub(crate) const SIBLING: usize = 6;
+/// Index of the tree's number.
+pub(crate) const TREE: usize = 7;
+
+/// The node was merged into its left sibling: nothing is in it.
+pub(crate) const DEAD: u64 = 1 << 16;
+/// The node is the last of its level: the high fence is above all keys.
+pub(crate) const LAST: u64 = 1 << 17;
+
+/// The smallest node in bytes.
+pub const MIN_NODE_BYTES: usize = 256;
+/// The largest node in bytes.
+pub const MAX_NODE_BYTES: usize = 4096;
+
+/// Entries that a node of so many words has room for.
+#[inline]
+pub(crate) const fn capacity(words: usize) -> usize {
+    (words - HEADER) / 2
+}
+
+/// The word that describes a node.
+pub(crate) fn meta(level: u16, flags: u64, count: usize) -> u64 {
+    u64::from(level) << 32 | flags | (count as u64 & 0xffff)
+}
+
+/// Words of a node: the server's are shared with peers, a client's are a copy.
+pub(crate) trait Words {
+    /// How many there are.
+    fn len(&self) -> usize;
+    /// One of them; 0 outside.
+    fn word(&self, index: usize) -> u64;
+}
+
+impl Words for [AtomicU64] {
+    #[inline]
+    fn len(&self) -> usize {
+        <[AtomicU64]>::len(self)
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> u64 {
+        self.get(index).map_or(0, |w| w.load(Ordering::Relaxed))
+    }
+}
+
+impl Words for [u64] {
+    #[inline]
+    fn len(&self) -> usize {
+        <[u64]>::len(self)
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> u64 {
+        self.get(index).copied().unwrap_or(0)
+    }
+}
+
+/// Where the walk for a key goes on from a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Into this node, one level below.
+    Child(u64),
+    /// To the right sibling: the node was split.
+    Sibling(u64),
+    /// The key belongs here: this is a leaf.
+    Here,
+    /// Nowhere: the node is dead, of another tree or level, or has keys above. The walk starts again.
+    Lost,
+}
+
+/// A node as its words say, whatever they say.
+pub(crate) struct Node<'a, W: ?Sized>(pub(crate) &'a W);
+
+impl<W: ?Sized> Clone for Node<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W: ?Sized> Copy for Node<'_, W> {}
+
+impl<W: Words + ?Sized> Node<'_, W> {
+    #[inline]
+    pub(crate) fn capacity(self) -> usize {
+        capacity(self.0.len())
+    }
+
+    /// Entries, at most the capacity.
+    #[inline]
+    pub(crate) fn count(self) -> usize {
+        ((self.0.word(META) & 0xffff) as usize).min(self.capacity())
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
+    pub(crate) fn level(self) -> u16 {
+        (self.0.word(META) >> 32) as u16
+    }
+
+    pub(crate) fn flags(self) -> u64 {
+        self.0.word(META) & (DEAD | LAST)
+    }
+
+    #[inline]
+    pub(crate) fn is_dead(self) -> bool {
+        self.0.word(META) & DEAD != 0
+    }
+
+    #[inline]
+    pub(crate) fn is_last(self) -> bool {
+        self.0.word(META) & LAST != 0
+    }
+
+    #[inline]
+    pub(crate) fn key(self, i: usize) -> u64 {
+        self.0.word(HEADER + i)
+    }
+
+    #[inline]
+    pub(crate) fn value(self, i: usize) -> u64 {
+        self.0.word(HEADER + self.capacity() + i)
+    }
+
+    /// The first key above all keys of the node; `None` if there is none.
+    #[inline]
+    pub(crate) fn end(self) -> Option<u64> {
+        (!self.is_last()).then(|| self.0.word(HIGH))
+    }
+
+    /// How many keys are below or equal to this one.
+    #[inline]
+    pub(crate) fn rank(self, key: u64) -> usize {
+        let (mut from, mut left) = (0, self.count());
+        // Without branches on keys: a wrong guess costs more than the load.
+        while left > 0 {
+            let half = left / 2;
+            let above = self.key(from + half) <= key;
+            from = if above { from + half + 1 } else { from };
+            left = if above { left - half - 1 } else { half };
+        }
+        from
+    }
+
+    /// The place of this key in a leaf, or where it would be.
+    #[inline]
+    pub(crate) fn find(self, key: u64) -> Result<usize, usize> {
+        let rank = self.rank(key);
+        match rank.checked_sub(1) {
+            Some(place) if self.key(place) == key => Ok(place),
+            _ => Err(rank),
+        }
+    }
+
+    /// Where the walk for a key goes on from this node of a level and a tree.
+    #[inline]
+    pub(crate) fn next(self, key: u64, tree: u64, level: u16) -> Next {
+        let header = self.0;
+        if self.is_dead()
+            || self.level() != level
+            || header.word(TREE) != tree
+            || key < header.word(LOW)
+        {
+            return Next::Lost;
+        }
+        if !self.is_last() && key >= header.word(HIGH) {
+            return match header.word(SIBLING) {
+                0 => Next::Lost,
+                sibling => Next::Sibling(sibling),
+            };
+        }
+        if level == 0 {
+            return Next::Here;
+        }
+        match self.rank(key) {
+            0 => Next::Lost,
+            rank => Next::Child(self.value(rank - 1)),
+        }
+    }
+
+    /// The checksum of what is in use.
+    pub(crate) fn sum(self) -> u64 {
+        let (count, capacity) = (self.count(), self.capacity());
+        let header = [VERSION, META, LOW, HIGH, SIBLING, TREE];
+        let keys = HEADER..HEADER + count;
+        let values = HEADER + capacity..HEADER + capacity + count;
+        let all = header.into_iter().chain(keys).chain(values);
+        all.fold(0, |sum: u64, i| sum.wrapping_add(term(i, self.0.word(i))))
+    }
+
+    /// Whether all words in use are of one version.
+    pub(crate) fn is_whole(self) -> bool {
+        self.sum() == self.0.word(CHECKSUM)
+    }
+}
+
+/// What a word adds to the checksum of its node. A change of one word changes the sum by the difference of two terms, so
+/// an update of a value needs no look at the others.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
+pub(crate) fn term(index: usize, word: u64) -> u64 {
+    // The fold of a full product depends on all bits of both factors and is linear in neither.
+    let place = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let product =
+        u128::from(word ^ place) * u128::from(place.rotate_left(23) ^ 0xd6e8_feb8_6659_fd93 | 1);
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn leaf(entries: &[(u64, u64)], words: usize) -> Vec<u64> {
+        let mut node = vec![0; words];
+        let room = capacity(words);
+        for (i, (key, value)) in entries.iter().enumerate() {
+            node[HEADER + i] = *key;
+            node[HEADER + room + i] = *value;
+        }
+        node[META] = meta(0, 0, entries.len());
+        node[HIGH] = 1000;
+        node[SIBLING] = 9;
+        node[CHECKSUM] = Node(&node[..]).sum();
+        node
+    }
+
+    #[test]
+    fn a_walk_goes_where_fences_say() {
+        let words = leaf(&[(10, 1), (20, 2)], 32);
+        let node = Node(&words[..]);
+        assert_eq!(node.next(10, 0, 0), Next::Here);
+        assert_eq!(node.next(1000, 0, 0), Next::Sibling(9));
+        assert_eq!(node.next(10, 1, 0), Next::Lost, "another tree");
+        assert_eq!(node.next(10, 0, 1), Next::Lost, "another level");
+        assert_eq!(
+            (node.find(10), node.find(15), node.find(5)),
+            (Ok(0), Err(1), Err(0))
+        );
+        let mut inner = leaf(&[(0, 7), (50, 8)], 32);
+        inner[META] = meta(1, LAST, 2);
+        let node = Node(&inner[..]);
+        assert_eq!(node.next(49, 0, 1), Next::Child(7));
+        assert_eq!(node.next(u64::MAX, 0, 1), Next::Child(8));
+    }
+
+    proptest! {
+        #[test]
+        fn the_rank_is_that_of_a_linear_search(
+            mut keys in proptest::collection::vec(0u64..100, 0..28), key in 0u64..110,
+        ) {
+            keys.sort_unstable();
+            let entries: Vec<_> = keys.iter().map(|k| (*k, 0)).collect();
+            let words = leaf(&entries, 64);
+            let expected = keys.iter().filter(|k| **k <= key).count();
+            prop_assert_eq!(Node(&words[..]).rank(key), expected);
+        }
+
+        /// Two versions that differ by an insertion, a deletion or an update: no mixture of their words is whole.
+        #[test]
+        fn a_mixture_of_versions_is_not_whole(
+            mut keys in proptest::collection::btree_set(0u64..60, 2..25), other in 0u64..60,
+            from in proptest::collection::vec(any::<bool>(), 64),
+        ) {
+            let entries = |keys: &std::collections::BTreeSet<u64>| keys.iter().map(|k| (*k, k + 1)).collect::<Vec<_>>();
+            let mut old = leaf(&entries(&keys), 64);
+            if !keys.remove(&other) {
+                keys.insert(other);
+            }
+            let mut new = leaf(&entries(&keys), 64);
+            new[VERSION] = 1;
+            new[CHECKSUM] = Node(&new[..]).sum();
+            prop_assert!(Node(&old[..]).is_whole() && Node(&new[..]).is_whole());
+            let mixed: Vec<u64> = (0..64).map(|i| if from[i] { new[i] } else { old[i] }).collect();
+            // Words that are not in use do not count.
+            let used = |words: &[u64]| {
+                let node = Node(words);
+                let mut used: Vec<u64> = (1..HEADER).map(|i| words[i]).collect();
+                used.extend((0..node.count()).flat_map(|i| [node.key(i), node.value(i)]));
+                used
+            };
+            let is_one = used(&mixed) == used(&old) || used(&mixed) == used(&new);
+            prop_assert_eq!(Node(&mixed[..]).is_whole(), is_one);
+            old.fill(u64::MAX);
+            prop_assert!(Node(&old[..]).count() <= capacity(64), "garbage is bounded");
+        }
+
+        #[test]
+        fn an_update_changes_the_sum_by_the_difference_of_terms(value in any::<u64>(), at in 0usize..3) {
+            let mut words = leaf(&[(1, 10), (2, 20), (3, 30)], 32);
+            let place = HEADER + capacity(32) + at;
+            let sum = words[CHECKSUM].wrapping_sub(term(place, words[place])).wrapping_add(term(place, value));
+            words[place] = value;
+            prop_assert_eq!(Node(&words[..]).sum(), sum);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The server: its objects on a device, and its clients.
+
+mod worker;
+
+use std::sync::Arc;
+
+use rpc::herd::{self, Doorbells, Layout};
+use rpc::{RpcError, UdPortConfig};
+use service::qp::responder;
+use service::worker::Mailbox;
+use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
+use verbs::{Access as Rights, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
+
+use crate::config::{Access, ServerConfig};
+use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome};
+use crate::report::ServerStats;
+use crate::tree::Store;
+use crate::wire;
+use worker::{Command, PendingConnection, Worker, WorkerShared};
+
+/// The service: what a [`Server`](crate::Server) serves.
+#[derive(Debug)]
+pub struct Btree {
+    config: ServerConfig,
+    port: PortGid,
+    pd: ProtectionDomain,
+    /// Of queue pairs on which the server never posts.
+    cq: CompletionQueue,
+    store: Arc<Store>,
+    /// A random number: another one in every run.
+    identity: u64,
+    layout: Layout,
+    max_answer: usize,
+    /// Whether the device lets clients READ.
+    reads: bool,
+    workers: Vec<Arc<WorkerShared>>,
+    slots: Slots,
+}
+
+/// What a server takes from its surroundings.
+#[derive(Debug, Clone, Copy)]
+pub struct Environment {
+    /// What the server is known by: the same is the same in every run of a simulation.
+    identity: u64,
+}
+
+impl Default for Environment {
+    fn default() -> Self {
+        Self {
+            identity: crate::unpredictable(),
+        }
+    }
+}
+
+impl Environment {
+    /// Simulated cores in virtual time: the same seed is the same run.
+    pub fn simulated(seed: u64) -> Self {
+        Self { identity: seed }
+    }
+}
+
+/// What a client has at the server.
+#[derive(Debug)]
+pub struct Session {
+    btree: Arc<Btree>,
+    slot: Arc<Slot>,
+    /// What it READs through.
+    _reads: Option<QueuePair<Rc>>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Self { btree, slot, .. } = self;
+        for worker in &btree.workers {
+            worker.mailbox.tell(Command::Remove(Arc::clone(slot)));
+        }
+    }
+}
+
+impl Service for Btree {
+    type Protocol = Rendezvous;
+    type Config = ServerConfig;
+    type Environment = Environment;
+    type Worker = Worker;
+    type WorkerError = RpcError;
+    type Session = Session;
+    type Stats = ServerStats;
+
+    fn new(
+        context: &Context,
+        config: ServerConfig,
+        environment: Environment,
+    ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
+        let port = config.nic.port(context)?;
+        let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
+        let pd = context.alloc_pd()?;
+        let size = (config.trees, config.nodes());
+        let store = Store::new(&pd, config.node_bytes, size, Rights::REMOTE_READ).map_err(|e| {
+            ServerError::service(format!(
+                "{e}: no memory for {} keys; lower --keys",
+                config.keys
+            ))
+        })?;
+        let store = Arc::new(store);
+        let layout = Layout {
+            window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
+            payload: u32::try_from(wire::REQUEST).unwrap_or(24),
+        };
+        let ud = answer_port(port, mtu);
+        let doorbells = Doorbells {
+            batch: config.batch,
+            queues: config.queues,
+        };
+        let mut workers = Vec::new();
+        for _ in 0..config.workers {
+            let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
+            let engine = engine.map_err(ServerError::service)?;
+            workers.push(Worker {
+                shared: Arc::new(WorkerShared {
+                    region: engine.region(),
+                    mailbox: Mailbox::new()?,
+                }),
+                engine,
+                store: Arc::clone(&store),
+            });
+        }
+        let btree = Arc::new(Self {
+            cq: context.create_cq(1)?,
+            port,
+            pd,
+            store,
+            identity: environment.identity,
+            layout,
+            max_answer: mtu,
+            reads: Access::Read.check(context.capabilities()?).is_ok(),
+            workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
+            slots: Slots::new(config.max_clients),
+            config,
+        });
+        Ok((btree, workers))
+    }
+
+    fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            protocol: Rendezvous::NAME.to_owned(),
+            version: Rendezvous::VERSION,
+            server: self.identity,
+            max_window: self.config.max_window,
+            workers: self.workers.len(),
+            trees: self.config.trees,
+            node_bytes: self.config.node_bytes,
+            max_answer: self.max_answer,
+            layout: self.layout,
+            reads: self.reads,
+        }
+    }
+
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
+            return Err(Refused::never(format!(
+                "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
+                hello.lanes.len(),
+                hello.answer,
+                self.workers.len(),
+                self.max_answer
+            )));
+        }
+        let slot = self.slots.take().ok_or_else(|| {
+            let max = self.config.max_clients;
+            Refused::now(format!("this server has its {max} clients already"))
+        })?;
+        let mut session = Session {
+            btree: Arc::clone(self),
+            slot: Arc::new(slot),
+            _reads: None,
+        };
+        let lanes = self.connect_lanes(hello, &session.slot)?;
+        let mut memory = None;
+        if let Some(peer) = hello.rc.filter(|_| self.reads) {
+            let (pd, cq) = (&self.pd, &self.cq);
+            let (endpoint, qp) = responder(pd, cq, self.port, Rights::REMOTE_READ, &peer)?;
+            session._reads = Some(qp);
+            memory = Some(RemoteNodes {
+                endpoint,
+                nodes: self.store.remote(),
+            });
+        }
+        Ok((Accepted { lanes, memory }, session))
+    }
+
+    fn work(&self, _index: usize, worker: Worker) -> Result<(), RpcError> {
+        worker.run()
+    }
+
+    fn stats(&self, clients: ClientCounts) -> ServerStats {
+        let mut stats = ServerStats {
+            clients: clients.now,
+            clients_total: clients.total,
+            tree: self.store.stats(),
+            ..ServerStats::default()
+        };
+        for worker in &self.workers {
+            let counts = worker.mailbox.counts();
+            stats.gets += counts.gets;
+            stats.hits += counts.hits;
+            stats.scans += counts.scans;
+            stats.scanned += counts.scanned;
+            stats.changes += counts.changes;
+            stats.repeated += counts.repeated;
+            stats.bad_requests += counts.bad;
+            stats.busy += counts.busy;
+            stats.answers += counts.rpc.requests;
+            stats.doorbells += counts.rpc.doorbells;
+        }
+        stats
+    }
+
+    fn stop(&self) {
+        for worker in &self.workers {
+            worker.mailbox.tell(Command::Stop);
+        }
+    }
+}
+
+impl Btree {
+    /// The trees that it serves: other threads may use them beside the workers.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    fn connect_lanes(&self, hello: &Hello, slot: &Arc<Slot>) -> Result<Vec<LaneAccepted>, Refused> {
+        let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
+        let layout = Layout {
+            window,
+            ..self.layout
+        };
+        let mut lanes = Vec::new();
+        for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
+            let ends = (&lane.uc, &lane.ud);
+            let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
+            let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::now)?;
+            let slots = herd::region_of(&worker.region, &self.layout, slot.index());
+            let slots = slots.ok_or_else(|| Refused::now("the worker has no such slots"))?;
+            let added = worker.mailbox.ask(|done| {
+                Command::Add(Box::new(PendingConnection {
+                    slot: Arc::clone(slot),
+                    session: hello.session,
+                    window,
+                    answer: hello.answer,
+                    qp,
+                    to,
+                    done,
+                }))
+            });
+            added.map_err(Refused::now)?;
+            lanes.push(LaneAccepted {
+                endpoint,
+                slots,
+                layout,
+            });
+        }
+        Ok(lanes)
+    }
+}
+
+/// How answers leave: a value inline, entries of a SCAN from registered memory.
+fn answer_port(port: PortGid, mtu: usize) -> UdPortConfig {
+    UdPortConfig {
+        port_num: port.port_num,
+        gid_index: Some(port.gid_index),
+        send_payload: u32::try_from(mtu).unwrap_or(4096),
+        inline_payload: 16,
+        ..UdPortConfig::default()
+    }
+}

@@ -1,0 +1,352 @@
+//! Worker threads: each owns its queue pairs, and all of them serve the same trees.
+
+use std::sync::Arc;
+
+use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
+use service::Slot;
+use service::sessions::{Seen, Sessions};
+use service::worker::{self, Done, Mailbox, Wake, Work};
+use verbs::{QueuePair, Uc, UdDestination, Waiter};
+
+use crate::tree::{Refusal, Store, Walk};
+use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
+
+/// A client that connects.
+#[derive(Debug)]
+pub(crate) struct PendingConnection {
+    pub(crate) slot: Arc<Slot>,
+    pub(crate) session: u64,
+    pub(crate) window: u32,
+    pub(crate) answer: usize,
+    pub(crate) qp: QueuePair<Uc>,
+    pub(crate) to: UdDestination,
+    pub(crate) done: Done,
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Add(Box<PendingConnection>),
+    Remove(Arc<Slot>),
+    Stop,
+}
+
+/// What the rest of the server knows of a worker.
+#[derive(Debug)]
+pub(crate) struct WorkerShared {
+    pub(crate) region: verbs::RemoteMemory,
+    pub(crate) mailbox: Mailbox<Command, WorkerCounts>,
+}
+
+/// What a worker did.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WorkerCounts {
+    pub(crate) rpc: Counts,
+    pub(crate) gets: u64,
+    pub(crate) hits: u64,
+    pub(crate) scans: u64,
+    pub(crate) scanned: u64,
+    pub(crate) changes: u64,
+    pub(crate) repeated: u64,
+    pub(crate) bad: u64,
+    pub(crate) busy: u64,
+}
+
+/// A worker that does not run yet.
+#[derive(Debug)]
+pub struct Worker {
+    pub(crate) engine: herd::Server,
+    pub(crate) shared: Arc<WorkerShared>,
+    pub(crate) store: Arc<Store>,
+}
+
+impl Worker {
+    /// Serves until told to stop.
+    pub(crate) fn run(self) -> Result<(), RpcError> {
+        let Self {
+            engine,
+            shared,
+            store,
+        } = self;
+        let serve = Serve {
+            store: &store,
+            sessions: Sessions::new(0),
+            answers: Vec::new(),
+            entries: Vec::new(),
+            message: Vec::new(),
+            counts: WorkerCounts::default(),
+        };
+        worker::run(&mut Running { engine, serve }, &shared.mailbox)
+    }
+}
+
+struct Running<'s> {
+    engine: herd::Server,
+    serve: Serve<'s>,
+}
+
+impl Work for Running<'_> {
+    type Error = RpcError;
+    type Command = Command;
+    type Counts = WorkerCounts;
+
+    #[cold]
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Stop => return false,
+            Command::Remove(slot) => {
+                self.engine.remove_client(slot.index());
+                self.serve.sessions.disconnect(slot.index());
+            }
+            Command::Add(new) => {
+                let PendingConnection {
+                    slot,
+                    session,
+                    window,
+                    answer,
+                    qp,
+                    to,
+                    done,
+                } = *new;
+                let added = self.engine.add_client(slot.index(), qp, to, window);
+                if added.is_ok() {
+                    self.serve.admit(slot.index(), session, (window, answer));
+                }
+                // The client may have gone meanwhile.
+                let _ = done.send(added.map_err(|e| e.to_string()));
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<usize, RpcError> {
+        self.engine.poll(&mut self.serve)
+    }
+
+    fn counts(&self) -> WorkerCounts {
+        WorkerCounts {
+            rpc: self.engine.counts().clone(),
+            ..self.serve.counts.clone()
+        }
+    }
+
+    #[inline]
+    fn idle(&self, waiter: &mut Waiter) {
+        waiter.idle_on(self.engine.memory());
+    }
+
+    /// For a while, or until a command comes: WRITEs make no event.
+    #[cold]
+    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+        wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
+        waiter.slept();
+        Ok(())
+    }
+}
+
+/// Answers requests from the trees.
+struct Serve<'s> {
+    store: &'s Store,
+    sessions: Sessions,
+    /// The longest message of each client.
+    answers: Vec<usize>,
+    /// Of a SCAN.
+    entries: Vec<(u64, u64)>,
+    message: Vec<u8>,
+    counts: WorkerCounts,
+}
+
+/// The walks of a batch.
+struct Walks([Walk; rpc::MAX_BATCH]);
+
+impl Handler for Serve<'_> {
+    type Batch = Walks;
+
+    /// Steps that a batch takes together: enough for a tree of five levels. Higher ones go on alone.
+    const LOOKS: usize = 5;
+
+    #[inline]
+    fn begin(&mut self, _requests: usize) -> Self::Batch {
+        Walks([Walk::default(); rpc::MAX_BATCH])
+    }
+
+    #[inline]
+    fn look(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
+        let Some((key, tree)) = wire::place_of(request.payload) else {
+            return;
+        };
+        let tree = usize::from(tree);
+        if tree >= self.store.trees() {
+            return;
+        }
+        let walk = &mut walks.0[request.index];
+        if round == 0 {
+            *walk = self.store.begin(tree);
+        }
+        self.store.step(tree, key, walk);
+    }
+
+    #[inline]
+    fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>) {
+        let decoded = Op::decode(request.payload);
+        let Some((op, tree, number)) =
+            decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.trees())
+        else {
+            return self.bad(reply);
+        };
+        let tree = usize::from(tree);
+        let walk = &mut walks.0[request.index];
+        if !walk.is_begun() {
+            *walk = self.store.begin(tree);
+        }
+        match op {
+            Op::Get { key } => self.get(tree, key, walk, reply),
+            Op::Scan { from, end, limit } => {
+                self.scan(tree, (from, end), (limit, number), request.client, reply);
+            }
+            Op::Put { .. } | Op::Delete { .. } => {
+                self.change((op, tree), request.client, number, walk, reply);
+            }
+        }
+    }
+}
+
+impl Serve<'_> {
+    /// A client has come, with a session, a window and messages of some length.
+    fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
+        self.sessions.connect(client, session, window as usize);
+        let i = client as usize;
+        if self.answers.len() <= i {
+            self.answers.resize(i + 1, 0);
+        }
+        self.answers[i] = answer;
+    }
+
+    #[inline]
+    fn get(&mut self, tree: usize, key: u64, walk: &mut Walk, reply: Reply<'_>) {
+        self.counts.gets += 1;
+        match self.store.finish(tree, key, walk) {
+            Ok(Some(value)) => {
+                self.counts.hits += 1;
+                let mut message = [0; 16];
+                message[..8].copy_from_slice(&wire::word(Status::Ok, true).to_le_bytes());
+                message[8..].copy_from_slice(&value.to_le_bytes());
+                reply.bytes(&message);
+            }
+            Ok(None) => reply.bytes(&wire::word(Status::Ok, false).to_le_bytes()),
+            Err(refusal) => self.refuse(refusal, reply),
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, refusal: Refusal, reply: Reply<'_>) {
+        let word = self.refusal(refusal);
+        reply.bytes(&word.to_le_bytes());
+    }
+
+    fn refusal(&mut self, refusal: Refusal) -> u64 {
+        match refusal {
+            Refusal::Full => wire::word(Status::Full, false),
+            Refusal::Busy(_) => {
+                self.counts.busy += 1;
+                wire::word(Status::Busy, false)
+            }
+        }
+    }
+
+    #[inline]
+    fn change(
+        &mut self,
+        (op, tree): (Op, usize),
+        client: usize,
+        seq: u32,
+        walk: &mut Walk,
+        reply: Reply<'_>,
+    ) {
+        let Some(session) = self.sessions.of(client) else {
+            return;
+        };
+        let word = match session.seen(seq) {
+            Seen::Answered(word) => {
+                self.counts.repeated += 1;
+                word
+            }
+            // Nobody waits for this.
+            Seen::Stale => {
+                self.counts.repeated += 1;
+                return;
+            }
+            Seen::New => {
+                let changed = match op {
+                    Op::Put { key, value, when } => {
+                        self.store.put_at(tree, (key, value), when, walk)
+                    }
+                    _ => self.store.remove_at(tree, op.key(), walk),
+                };
+                match changed {
+                    Ok(before) => {
+                        self.counts.changes += 1;
+                        let word = wire::word(Status::Ok, before.is_some());
+                        session.made(seq, word);
+                        word
+                    }
+                    // Not made, so it may be made when it comes again.
+                    Err(refusal) => self.refusal(refusal),
+                }
+            }
+        };
+        reply.bytes(&word.to_le_bytes());
+    }
+
+    fn scan(
+        &mut self,
+        tree: usize,
+        range: (u64, Option<u64>),
+        (limit, messages): (u32, u32),
+        client: usize,
+        mut reply: Reply<'_>,
+    ) {
+        let most = self.answers.get(client).copied().unwrap_or(0);
+        let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
+        let messages = messages.clamp(1, MAX_MESSAGES) as usize;
+        let limit = (limit as usize).min(each * messages);
+        if limit == 0 {
+            return self.bad(reply);
+        }
+        self.entries.clear();
+        let next = match self.store.scan(tree, range, limit, &mut self.entries) {
+            Ok(next) => next,
+            Err(refusal) => return self.refuse(refusal, reply),
+        };
+        self.counts.scans += 1;
+        self.counts.scanned += self.entries.len() as u64;
+        let count = self.entries.len();
+        let mut first = 0;
+        loop {
+            let to = count.min(first + each);
+            self.message.clear();
+            let word = wire::scan_word(first, count, next.is_some());
+            self.message.extend_from_slice(&word.to_le_bytes());
+            self.message
+                .extend_from_slice(&next.unwrap_or(0).to_le_bytes());
+            for (key, value) in &self.entries[first..to] {
+                self.message.extend_from_slice(&key.to_le_bytes());
+                self.message.extend_from_slice(&value.to_le_bytes());
+            }
+            first = to;
+            if first == count {
+                return reply.bytes(&self.message);
+            }
+            // A send queue that is broken is found with the next answer; this client asks again.
+            if reply.part(&self.message).is_err() {
+                return;
+            }
+        }
+    }
+
+    #[cold]
+    fn bad(&mut self, reply: Reply<'_>) {
+        self.counts.bad += 1;
+        reply.bytes(&wire::word(Status::Bad, false).to_le_bytes());
+    }
+}

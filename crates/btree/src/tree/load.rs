@@ -1,0 +1,196 @@
+//! The bulk load: builds an empty tree from sorted entries, bottom-up, in parallel.
+
+use std::sync::atomic::Ordering;
+
+use super::{Number, Store, root_word};
+
+/// Why a tree was not loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// There is no memory for so many nodes.
+    #[error("{needed} nodes do not fit: give the server room for more keys")]
+    Full {
+        /// Nodes that the load needs.
+        needed: u64,
+    },
+    /// The tree has entries.
+    #[error("the tree is not empty: a bulk load fills empty trees only")]
+    NotEmpty,
+    /// Keys do not ascend.
+    #[error("entry {at} does not have a greater key than the one before it")]
+    Order {
+        /// The number of the entry.
+        at: u64,
+    },
+}
+
+impl Store {
+    /// Fills an empty tree with `count` entries, which `entry` gives by number in ascending order of keys. Leaves and inner
+    /// nodes are filled to this share, 0.5 to 1, so that inserts find room. Threads share the work.
+    ///
+    /// Nobody else may change the tree meanwhile; who reads it sees it empty until it is whole.
+    ///
+    /// # Errors
+    /// [`LoadError`]; the tree is empty then.
+    pub fn load(
+        &self,
+        tree: usize,
+        count: u64,
+        fill: f64,
+        threads: usize,
+        entry: impl Fn(u64) -> (u64, u64) + Sync,
+    ) -> Result<(), LoadError> {
+        let (old, level) = self.root(tree);
+        let is_empty = level == 0 && self.memory.read(old, |n| n.count()) == Ok(0);
+        if !is_empty {
+            return Err(LoadError::NotEmpty);
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let room = crate::node::capacity(self.memory.node_words());
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a share of a small number"
+        )]
+        let per_node = ((room as f64 * fill.clamp(0.5, 1.0)) as u64).clamp(1, room as u64);
+        // Sizes of the levels, from the leaves up.
+        let mut sizes = vec![count.div_ceil(per_node)];
+        while let Some(&below) = sizes.last()
+            && below > 1
+        {
+            sizes.push(below.div_ceil(per_node.max(2)));
+        }
+        let needed = sizes.iter().sum();
+        let first = self.memory.allocate_run(needed);
+        let mut first = first.ok_or(LoadError::Full { needed })?;
+        // The first key of each node of the level below.
+        let mut lows: Vec<u64> = Vec::new();
+        for (level, &nodes) in (0u16..).zip(&sizes) {
+            let per_node = if level == 0 {
+                per_node
+            } else {
+                per_node.max(2)
+            };
+            let of = Level {
+                tree,
+                level,
+                first,
+                nodes,
+                per_node,
+            };
+            lows = if level == 0 {
+                self.build(&of, count, threads, &entry)?
+            } else {
+                let below = first - sizes[usize::from(level) - 1];
+                let entry = |i: u64| {
+                    #[expect(clippy::cast_possible_truncation, reason = "an index of a vector")]
+                    let low = lows[i as usize];
+                    (low, below + i)
+                };
+                self.build(&of, lows.len() as u64, threads, entry)?
+            };
+            first += nodes;
+        }
+        let top = u16::try_from(sizes.len() - 1).unwrap_or(u16::MAX);
+        let word = self.memory.root_word(tree);
+        word.store(root_word(first - 1, top), Ordering::Release);
+        self.memory.release(old);
+        Ok(())
+    }
+
+    /// Builds one level; the low fences of its nodes.
+    fn build(
+        &self,
+        of: &Level,
+        count: u64,
+        threads: usize,
+        entry: impl Fn(u64) -> (u64, u64) + Sync,
+    ) -> Result<Vec<u64>, LoadError> {
+        let threads = (threads.max(1) as u64).min(of.nodes.div_ceil(64)).max(1);
+        let share = of.nodes.div_ceil(threads);
+        let parts: Vec<_> = std::thread::scope(|scope| {
+            let entry = &entry;
+            let part = |t: u64| {
+                let range = t * share..((t + 1) * share).min(of.nodes);
+                scope.spawn(move || self.build_part(of, range, count, entry))
+            };
+            let running: Vec<_> = (0..threads).map(part).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join();
+            running.into_iter().map(join).collect()
+        });
+        let mut lows = Vec::new();
+        for part in parts {
+            let part = part.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            lows.extend(part?);
+        }
+        Ok(lows)
+    }
+
+    fn build_part(
+        &self,
+        of: &Level,
+        nodes: std::ops::Range<u64>,
+        count: u64,
+        entry: &(impl Fn(u64) -> (u64, u64) + Sync),
+    ) -> Result<Vec<u64>, LoadError> {
+        let mut lows = Vec::new();
+        let mut entries = Vec::new();
+        // The first key of a level has no lower bound.
+        let low_of = |node: u64| match node {
+            0 => 0,
+            node => entry(node * of.per_node).0,
+        };
+        for node in nodes {
+            let from = node * of.per_node;
+            let to = (from + of.per_node).min(count);
+            entries.clear();
+            entries.extend((from..to).map(entry));
+            let before = from.checked_sub(1).map(|last| entry(last).0);
+            let keys = before.into_iter().chain(entries.iter().map(|e| e.0));
+            if let Some(wrong) = first_descent(keys) {
+                let at = from + wrong as u64 - u64::from(before.is_some());
+                return Err(LoadError::Order { at });
+            }
+            if of.level > 0 && node == 0 {
+                entries[0].0 = 0;
+            }
+            let is_last = node + 1 == of.nodes;
+            let number = of.first + node;
+            let Ok(mut locked) = self.memory.lock(number) else {
+                return Err(LoadError::NotEmpty);
+            };
+            let low = low_of(node);
+            locked.form(of.tree as u64, of.level, 0, &entries);
+            let end = (!is_last).then(|| low_of(node + 1));
+            locked.set_fences(low, end, if is_last { 0 } else { number + 1 });
+            drop(locked);
+            lows.push(low);
+        }
+        Ok(lows)
+    }
+}
+
+/// The place of the first key that is not greater than the one before.
+fn first_descent(keys: impl Iterator<Item = u64>) -> Option<usize> {
+    let mut last = None;
+    for (i, key) in keys.enumerate() {
+        if last.is_some_and(|last| last >= key) {
+            return Some(i);
+        }
+        last = Some(key);
+    }
+    None
+}
+
+/// One level that is built.
+struct Level {
+    tree: usize,
+    level: u16,
+    first: Number,
+    nodes: u64,
+    per_node: u64,
+}

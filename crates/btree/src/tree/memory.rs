@@ -1,0 +1,408 @@
+//! Nodes in registered memory: which are free, how one is read, and how one is locked.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use service::worker::lock;
+use verbs::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, VerbError, prefetch};
+
+use crate::node::{
+    CHECKSUM, DEAD, HEADER, HIGH, LOCK, LOW, MAX_NODE_BYTES, META, Node, SIBLING, TREE, VERSION,
+    capacity, meta, term,
+};
+
+/// What the first word of the memory says.
+const MAGIC: u64 = u64::from_le_bytes(*b"vbtree01");
+/// Word of the header where the roots begin.
+pub(crate) const ROOTS: usize = 2;
+/// Trees of a store.
+pub const MAX_TREES: usize = 16;
+/// Nodes that only splits of inner nodes may take, so that none is left without its parent's entry.
+const RESERVE: u64 = 32;
+/// The server's own mark in a lock: clients have names below.
+pub(crate) const MINE: u64 = 0xff_ffff << 40;
+
+/// A node's number: its place in the memory. 0 is the header.
+pub(crate) type Number = u64;
+
+/// The node is locked by somebody who does not free it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Busy(pub(crate) Number);
+
+/// The memory of a store.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    region: MemoryRegion,
+    node_words: usize,
+    nodes: u64,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    /// Nodes from here on were never used.
+    next: Number,
+    /// Nodes that were, and are no more.
+    again: Vec<Number>,
+}
+
+impl Free {
+    fn count(&self, nodes: u64) -> u64 {
+        nodes - self.next + self.again.len() as u64
+    }
+}
+
+impl Memory {
+    /// Room for so many nodes of so many bytes.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        node_bytes: usize,
+        nodes: u64,
+        access: Access,
+    ) -> Result<Self, VerbError> {
+        let nodes = nodes.max(1) + 1;
+        let bytes = usize::try_from(nodes).map_or(usize::MAX, |n| n.saturating_mul(node_bytes));
+        let region = pd.alloc(bytes, access)?;
+        let memory = Self {
+            region,
+            node_words: node_bytes / 8,
+            nodes,
+            free: Mutex::new(Free {
+                next: 1,
+                again: Vec::new(),
+            }),
+        };
+        let header = memory.words(0);
+        header[0].store(MAGIC, Ordering::Relaxed);
+        header[1].store(node_bytes as u64, Ordering::Relaxed);
+        Ok(memory)
+    }
+
+    /// What a peer needs to READ it.
+    pub(crate) fn remote(&self) -> RemoteMemory {
+        self.region.remote()
+    }
+
+    pub(crate) fn node_words(&self) -> usize {
+        self.node_words
+    }
+
+    /// Nodes that are in use, and that there is room for.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        let left = lock(&self.free).count(self.nodes);
+        (self.nodes - 1 - left, self.nodes - 1)
+    }
+
+    /// The words of a node; of the header if there is no such node.
+    #[inline]
+    pub(crate) fn words(&self, number: Number) -> &[AtomicU64] {
+        let number = if number < self.nodes { number } else { 0 };
+        #[expect(clippy::cast_possible_truncation, reason = "in memory")]
+        let start = number as usize * self.node_words * 8;
+        let words = self.region.atomics_u64(start, self.node_words);
+        words.unwrap_or_default()
+    }
+
+    /// The word that says where the root of a tree is.
+    #[inline]
+    pub(crate) fn root_word(&self, tree: usize) -> &AtomicU64 {
+        &self.words(0)[ROOTS + tree]
+    }
+
+    /// Begins to bring into the cache what the search of a node looks at.
+    #[inline]
+    pub(crate) fn prefetch(&self, number: Number) {
+        let words = self.words(number);
+        let keys = HEADER + capacity(self.node_words);
+        for line in (0..keys).step_by(8) {
+            if let Some(word) = words.get(line) {
+                prefetch(word);
+            }
+        }
+    }
+
+    /// Begins to bring a leaf's value into the cache.
+    #[inline]
+    pub(crate) fn prefetch_value(&self, number: Number, place: usize) {
+        if let Some(word) = self
+            .words(number)
+            .get(HEADER + capacity(self.node_words) + place)
+        {
+            prefetch(word);
+        }
+    }
+
+    /// Reads a node: what `look` finds in one version of it. `look` may be called with a mixture of versions first, and
+    /// what it finds there is thrown away. Never waits for a writer on another machine, unless that one writes right now.
+    ///
+    /// # Errors
+    /// When the node is a mixture for so long that its writer must be dead or stopped.
+    #[inline]
+    pub(crate) fn read<R>(
+        &self,
+        number: Number,
+        mut look: impl FnMut(Node<'_, [AtomicU64]>) -> R,
+    ) -> Result<R, Busy> {
+        match self.read_unlocked(number, &mut look) {
+            Some(found) => Ok(found),
+            None => self.read_patiently(number, look),
+        }
+    }
+
+    #[inline]
+    fn read_unlocked<R>(
+        &self,
+        number: Number,
+        look: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
+    ) -> Option<R> {
+        let words = self.words(number);
+        let version = words[VERSION].load(Ordering::Acquire);
+        if words[LOCK].load(Ordering::Acquire) != 0 {
+            return None;
+        }
+        let found = look(Node(words));
+        // Pairs with the fence of whoever locks: who saw a word that was written under a lock sees the lock, or a later
+        // version.
+        fence(Ordering::Acquire);
+        let same = words[LOCK].load(Ordering::Relaxed) == 0
+            && words[VERSION].load(Ordering::Relaxed) == version;
+        same.then_some(found)
+    }
+
+    /// The same of a node that is being changed: until nobody changes it, or of a copy which its checksum proves.
+    #[cold]
+    fn read_patiently<R>(
+        &self,
+        number: Number,
+        mut look: impl FnMut(Node<'_, [AtomicU64]>) -> R,
+    ) -> Result<R, Busy> {
+        let words = self.words(number);
+        let copy = [const { AtomicU64::new(0) }; MAX_NODE_BYTES / 8];
+        let copy = &copy[..self.node_words];
+        let mut attempt = 0;
+        while self.may_wait(number, attempt) {
+            if let Some(found) = self.read_unlocked(number, &mut look) {
+                return Ok(found);
+            }
+            for (to, from) in copy.iter().zip(words) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            if Node(copy).is_whole() {
+                return Ok(look(Node(copy)));
+            }
+            pause(attempt);
+            attempt = attempt.saturating_add(1);
+        }
+        Err(Busy(number))
+    }
+
+    /// Locks a node.
+    ///
+    /// # Errors
+    /// When somebody has the lock for long.
+    pub(crate) fn lock(&self, number: Number) -> Result<Locked<'_>, Busy> {
+        let mut attempt = 0;
+        while self.may_wait(number, attempt) {
+            if let Some(locked) = self.try_lock(number) {
+                return Ok(locked);
+            }
+            pause(attempt);
+            attempt = attempt.saturating_add(1);
+        }
+        Err(Busy(number))
+    }
+
+    /// Whether to look at a node again. A thread of the server frees what it locks, however late it gets a core.
+    fn may_wait(&self, number: Number, attempt: u32) -> bool {
+        attempt < PATIENCE || matches!(self.words(number)[LOCK].load(Ordering::Relaxed), 0 | MINE)
+    }
+
+    /// Locks a node, if nobody has it.
+    pub(crate) fn try_lock(&self, number: Number) -> Option<Locked<'_>> {
+        let words = self.words(number);
+        words[LOCK]
+            .compare_exchange(0, MINE, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
+        // No word that is written under the lock is seen by who does not see the lock: pairs with the fence of `read`.
+        fence(Ordering::Release);
+        Some(Locked {
+            words,
+            changed: false,
+        })
+    }
+
+    /// A new node, locked; `inner` if it splits an inner node. `None` if the memory is full.
+    pub(crate) fn allocate(&self, inner: bool) -> Option<(Number, Locked<'_>)> {
+        let number = {
+            let mut free = lock(&self.free);
+            let reserve = if inner { 0 } else { RESERVE };
+            if free.count(self.nodes) <= reserve {
+                return None;
+            }
+            free.again.pop().unwrap_or_else(|| {
+                free.next += 1;
+                free.next - 1
+            })
+        };
+        // A client may still hold the lock of a node that was merged away: the node stays out of use then.
+        match self.lock(number) {
+            Ok(locked) => Some((number, locked)),
+            Err(Busy(_)) => None,
+        }
+    }
+
+    /// So many nodes in a row that were never used, for a bulk load: the first one's number.
+    pub(crate) fn allocate_run(&self, count: u64) -> Option<Number> {
+        let mut free = lock(&self.free);
+        let first = free.next;
+        if self.nodes - first < count + RESERVE {
+            return None;
+        }
+        free.next += count;
+        Some(first)
+    }
+
+    /// Gives a dead node back. Whoever still knows its number finds it dead, or with other fences.
+    pub(crate) fn release(&self, number: Number) {
+        lock(&self.free).again.push(number);
+    }
+}
+
+/// Looks at a node that a client changes before it counts as given up: some milliseconds.
+const PATIENCE: u32 = 10_000;
+
+fn pause(attempt: u32) {
+    if attempt % 64 == 63 {
+        // Whoever has the lock may need this core.
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// A node that is locked by this thread. Dropping it makes the changes visible: new version and checksum, then the lock.
+pub(crate) struct Locked<'m> {
+    words: &'m [AtomicU64],
+    changed: bool,
+}
+
+impl<'m> Locked<'m> {
+    pub(crate) fn node(&self) -> Node<'m, [AtomicU64]> {
+        Node(self.words)
+    }
+
+    fn set(&mut self, index: usize, word: u64) {
+        self.words[index].store(word, Ordering::Relaxed);
+        self.changed = true;
+    }
+
+    /// Makes a new node of a level and a tree; what it has are `entries`.
+    pub(crate) fn form(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
+        self.set(TREE, tree);
+        self.set(META, meta(level, flags, 0));
+        self.fill(entries);
+    }
+
+    /// Replaces all entries.
+    pub(crate) fn fill(&mut self, entries: &[(u64, u64)]) {
+        let room = self.node().capacity();
+        for (i, (key, value)) in entries.iter().enumerate().take(room) {
+            self.set(HEADER + i, *key);
+            self.set(HEADER + room + i, *value);
+        }
+        self.set_count(entries.len().min(room));
+    }
+
+    fn set_count(&mut self, count: usize) {
+        let node = self.node();
+        let meta = meta(node.level(), node.flags(), count);
+        self.set(META, meta);
+    }
+
+    /// Keys from `low` on and below `end`, if there is an end; then comes `sibling`.
+    pub(crate) fn set_fences(&mut self, low: u64, end: Option<u64>, sibling: Number) {
+        self.set(LOW, low);
+        self.set_end(end, sibling);
+    }
+
+    /// Keys below `end`; then comes `sibling`.
+    pub(crate) fn set_end(&mut self, end: Option<u64>, sibling: Number) {
+        let node = self.node();
+        let flags = if end.is_none() { crate::node::LAST } else { 0 };
+        let meta = meta(node.level(), flags, node.count());
+        self.set(META, meta);
+        self.set(HIGH, end.unwrap_or(u64::MAX));
+        self.set(SIBLING, sibling);
+    }
+
+    /// The node is no more.
+    pub(crate) fn kill(&mut self) {
+        let meta = meta(self.node().level(), DEAD, 0);
+        self.set(META, meta);
+    }
+
+    /// Puts an entry at its place; the caller has seen that there is room.
+    pub(crate) fn insert(&mut self, place: usize, key: u64, value: u64) {
+        let (node, room) = (self.node(), self.node().capacity());
+        let count = node.count();
+        for i in (place..count).rev() {
+            self.set(HEADER + i + 1, node.key(i));
+            self.set(HEADER + room + i + 1, node.value(i));
+        }
+        self.set(HEADER + place, key);
+        self.set(HEADER + room + place, value);
+        self.set_count(count + 1);
+    }
+
+    /// Takes an entry out.
+    pub(crate) fn remove(&mut self, place: usize) {
+        let (node, room) = (self.node(), self.node().capacity());
+        let count = node.count();
+        for i in place + 1..count {
+            self.set(HEADER + i - 1, node.key(i));
+            self.set(HEADER + room + i - 1, node.value(i));
+        }
+        self.set_count(count - 1);
+    }
+
+    /// Replaces a value; without a look at the other entries.
+    pub(crate) fn update(&mut self, place: usize, value: u64) {
+        let index = HEADER + self.node().capacity() + place;
+        let words = self.words;
+        let version = words[VERSION].load(Ordering::Relaxed);
+        let sum = words[CHECKSUM].load(Ordering::Relaxed);
+        let old = words[index].load(Ordering::Relaxed);
+        let sum = sum
+            .wrapping_sub(term(index, old))
+            .wrapping_add(term(index, value))
+            .wrapping_sub(term(VERSION, version))
+            .wrapping_add(term(VERSION, version.wrapping_add(1)));
+        words[index].store(value, Ordering::Relaxed);
+        words[VERSION].store(version.wrapping_add(1), Ordering::Relaxed);
+        words[CHECKSUM].store(sum, Ordering::Relaxed);
+    }
+
+    /// All entries, and then `more` where it belongs.
+    pub(crate) fn entries_with(&self, more: Option<(u64, u64)>) -> Vec<(u64, u64)> {
+        let node = self.node();
+        let mut all: Vec<_> = (0..node.count())
+            .map(|i| (node.key(i), node.value(i)))
+            .collect();
+        if let Some(more) = more {
+            all.insert(node.rank(more.0), more);
+        }
+        all
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            let version = self.words[VERSION].load(Ordering::Relaxed).wrapping_add(1);
+            self.words[VERSION].store(version, Ordering::Relaxed);
+            let sum = self.node().sum();
+            self.words[CHECKSUM].store(sum, Ordering::Relaxed);
+        }
+        self.words[LOCK].store(0, Ordering::Release);
+    }
+}

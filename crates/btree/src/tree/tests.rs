@@ -1,0 +1,227 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+use verbs::{Access, ProtectionDomain};
+
+use super::*;
+use crate::node::HEADER;
+
+fn pd() -> ProtectionDomain {
+    let device = verbs::Provider::softnic().device(None);
+    let context = device.and_then(|d| d.open()).expect("opens");
+    context.alloc_pd().expect("a PD")
+}
+
+fn store(node_bytes: usize, nodes: u64) -> Store {
+    Store::new(&pd(), node_bytes, (2, nodes), Access::REMOTE_READ).expect("memory")
+}
+
+/// Every node that a tree reaches is whole, has ordered keys within its fences, and siblings meet.
+fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
+    let (mut first, top) = store.root(tree);
+    let mut entries = Vec::new();
+    for level in (0..=top).rev() {
+        let (mut node, mut low) = (first, 0);
+        let mut below = None;
+        while node != 0 {
+            let words = store.memory.words(node);
+            let n = Node(words);
+            assert!(n.is_whole() && !n.is_dead(), "node {node}");
+            assert_eq!(
+                (n.level(), words[LOW].load(Ordering::Relaxed)),
+                (level, low)
+            );
+            let keys: Vec<u64> = (0..n.count()).map(|i| n.key(i)).collect();
+            assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
+            assert!(
+                keys.iter()
+                    .all(|k| *k >= low && n.end().is_none_or(|end| *k < end))
+            );
+            if level > 0 {
+                assert_eq!(
+                    keys.first(),
+                    Some(&low),
+                    "an inner node begins with its low fence"
+                );
+                below.get_or_insert(n.value(0));
+            } else {
+                entries.extend((0..n.count()).map(|i| (n.key(i), n.value(i))));
+            }
+            node = words[SIBLING].load(Ordering::Relaxed);
+            assert_eq!(n.end().is_none(), node == 0);
+            low = n.end().unwrap_or(0);
+        }
+        first = below.unwrap_or(0);
+    }
+    entries
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put(u64, u64),
+    Insert(u64, u64),
+    Update(u64, u64),
+    Remove(u64),
+    Get(u64),
+    Scan(u64, Option<u64>, usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let key = prop_oneof![0u64..200, Just(u64::MAX), Just(0)];
+    let step = prop_oneof![
+        4 => (key.clone(), any::<u64>()).prop_map(|(k, v)| Step::Put(k, v)),
+        1 => (key.clone(), any::<u64>()).prop_map(|(k, v)| Step::Insert(k, v)),
+        1 => (key.clone(), any::<u64>()).prop_map(|(k, v)| Step::Update(k, v)),
+        4 => key.clone().prop_map(Step::Remove),
+        1 => key.clone().prop_map(Step::Get),
+        1 => (key, proptest::option::of(0u64..220), 0usize..40).prop_map(|(k, e, n)| Step::Scan(k, e, n)),
+    ];
+    proptest::collection::vec(step, 0..600)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_tree_is_a_sorted_map(steps in steps(), loaded in 0u64..120) {
+        let store = store(256, 400);
+        let mut model: BTreeMap<u64, u64> = (0..loaded).map(|i| (2 * i, i)).collect();
+        store.load(1, loaded, 0.8, 2, |i| (2 * i, i)).expect("loads");
+        for step in steps {
+            match step {
+                Step::Put(k, v) => {
+                    prop_assert_eq!(store.put(1, k, v, When::Always), Ok(model.insert(k, v)));
+                }
+                Step::Insert(k, v) => {
+                    let before = model.get(&k).copied();
+                    model.entry(k).or_insert(v);
+                    prop_assert_eq!(store.put(1, k, v, When::Absent), Ok(before));
+                }
+                Step::Update(k, v) => {
+                    let before = model.get(&k).copied();
+                    model.entry(k).and_modify(|there| *there = v);
+                    prop_assert_eq!(store.put(1, k, v, When::Present), Ok(before));
+                }
+                Step::Remove(k) => prop_assert_eq!(store.remove(1, k), Ok(model.remove(&k))),
+                Step::Get(k) => prop_assert_eq!(store.get(1, k), Ok(model.get(&k).copied())),
+                Step::Scan(from, end, limit) => {
+                    let mut found = Vec::new();
+                    let next = store.scan(1, (from, end), limit, &mut found).expect("not locked");
+                    let range = model.range(from..).filter(|(k, _)| end.is_none_or(|end| **k < end));
+                    let mut expected: Vec<_> = range.map(|(k, v)| (*k, *v)).take(limit + 1).collect();
+                    let more = (expected.len() > limit).then(|| expected.pop()).flatten();
+                    prop_assert_eq!(&found, &expected);
+                    prop_assert!(more.is_none_or(|(key, _)| next.is_some_and(|next| next <= key)));
+                    prop_assert!(more.is_some() || next.is_none_or(|next| model.range(next..).next().is_none()));
+                }
+            }
+        }
+        prop_assert_eq!(check(&store, 1), model.into_iter().collect::<Vec<_>>());
+        prop_assert_eq!(check(&store, 0), vec![], "the other tree is empty");
+    }
+}
+
+#[test]
+fn loads_refuse_what_is_wrong() {
+    let store = store(256, 40);
+    assert_eq!(
+        store.load(0, 100, 1.0, 1, |i| (i / 2, i)),
+        Err(LoadError::Order { at: 1 })
+    );
+    assert!(matches!(
+        store.load(0, 10_000, 1.0, 1, |i| (i, i)),
+        Err(LoadError::Full { .. })
+    ));
+    store.load(0, 100, 1.0, 3, |i| (i, i)).expect("loads");
+    assert_eq!(
+        store.load(0, 1, 1.0, 1, |i| (i, i)),
+        Err(LoadError::NotEmpty)
+    );
+    assert_eq!(check(&store, 0).len(), 100);
+}
+
+#[test]
+fn a_full_store_refuses_and_keeps_what_it_has() {
+    let store = store(256, 20);
+    let mut there = 0;
+    let full = (0..100_000u64).find(|k| {
+        let put = store.put(0, *k, *k, When::Always);
+        there += u64::from(put.is_ok());
+        put == Err(Refusal::Full)
+    });
+    assert!(full.is_some() && there > 200);
+    assert_eq!(check(&store, 0).len() as u64, there);
+    // Removals give memory back.
+    for k in 0..there {
+        assert_eq!(store.remove(0, k), Ok(Some(k)));
+    }
+    assert!(store.put(0, 5, 5, When::Always).is_ok());
+}
+
+/// Writers of disjoint keys and readers, in nodes so small that everything splits and merges all the time: keys that stay
+/// are found by every lookup, by every scan, and by whoever copies nodes without locks.
+#[test]
+fn threads_see_one_tree() {
+    let store = store(256, 4000);
+    for key in (0..6000).step_by(3) {
+        store.put(0, key, key + 1, When::Always).expect("room");
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for writer in 1..3u64 {
+            let (store, stop) = (&store, &stop);
+            scope.spawn(move || {
+                for round in 0..20u64 {
+                    for key in (writer..6000).step_by(3) {
+                        assert_eq!(store.put(0, key, round, When::Absent), Ok(None));
+                    }
+                    for key in (writer..6000).step_by(3) {
+                        assert_eq!(store.remove(0, key), Ok(Some(round)));
+                    }
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+        let (store, stop) = (&store, &stop);
+        scope.spawn(move || {
+            let mut all = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                for key in (0..6000).step_by(300) {
+                    assert_eq!(store.get(0, key), Ok(Some(key + 1)));
+                }
+                all.clear();
+                store
+                    .scan(0, (0, None), usize::MAX, &mut all)
+                    .expect("not locked");
+                assert!(all.is_sorted_by(|a, b| a.0 < b.0));
+                let stayed = all
+                    .iter()
+                    .filter(|(k, v)| k % 3 == 0 && *v == k + 1)
+                    .count();
+                assert_eq!(stayed, 2000);
+            }
+        });
+        scope.spawn(move || {
+            let mut words = vec![0u64; store.memory.node_words()];
+            let mut whole = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                for number in 1..400 {
+                    for (to, from) in words.iter_mut().zip(store.memory.words(number)) {
+                        *to = from.load(Ordering::Relaxed);
+                    }
+                    let node = Node(&words[..]);
+                    if node.is_whole() {
+                        whole += 1;
+                        let keys = &words[HEADER..HEADER + node.count()];
+                        assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
+                    }
+                }
+            }
+            assert!(whole > 0);
+        });
+    });
+    let left = check(&store, 0);
+    assert_eq!(left.len(), 2000);
+    assert!(store.stats().splits > 0 && store.stats().merges > 0);
+}

@@ -1,0 +1,291 @@
+//! Requests and answers, as bytes. Everything is little-endian.
+//!
+//! A request has 16 or 24 bytes:
+//!
+//! | bytes | meaning |
+//! |---|---|
+//! | 0 | operation: 1 GET, 2 PUT, 3 INSERT, 4 UPDATE, 5 DELETE, 6 SCAN, 7 SCAN up to an end |
+//! | 1 | tree |
+//! | 2..4 | SCAN: entries at most |
+//! | 4..8 | number of the change in its session, from 1 on; SCAN: messages that the answer may take |
+//! | 8..16 | key |
+//! | 16..24 | PUT, INSERT, UPDATE: value; SCAN up to an end: the end |
+//!
+//! An answer begins with a word: status in bits 7..0, flag [`FOUND`] in bit 8, flag [`MORE`] in bit 9. A GET that found its
+//! key has the value next. Messages of a SCAN have in the word the number of their first entry in bits 31..16 and of all
+//! entries of the answer in bits 47..32; then come the key to go on from, and the entries, 16 bytes each.
+
+use crate::tree::When;
+
+/// Bytes of the longest request.
+pub(crate) const REQUEST: usize = 24;
+/// Bytes in front of the entries of a SCAN's message.
+pub(crate) const SCAN_HEADER: usize = 16;
+/// Bytes of an entry.
+pub(crate) const ENTRY: usize = 16;
+/// Messages that the answer to one SCAN takes at the most.
+pub(crate) const MAX_MESSAGES: u32 = 16;
+
+/// The key was there.
+pub(crate) const FOUND: u64 = 1 << 8;
+/// There may be more entries.
+pub(crate) const MORE: u64 = 1 << 9;
+
+const GET: u8 = 1;
+const PUT: u8 = 2;
+const INSERT: u8 = 3;
+const UPDATE: u8 = 4;
+const DELETE: u8 = 5;
+const SCAN: u8 = 6;
+const SCAN_TO: u8 = 7;
+
+/// How a request went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    /// Done; or a change whose condition did not hold: [`FOUND`] says what was there.
+    Ok = 0,
+    /// There is no memory for it.
+    Full = 1,
+    /// A node is locked by a client for long: the client asks again.
+    Busy = 2,
+    /// The key is another server's.
+    Moved = 3,
+    /// No request that this server understands.
+    Bad = 4,
+}
+
+impl Status {
+    fn of(word: u64) -> Option<Self> {
+        [Self::Ok, Self::Full, Self::Busy, Self::Moved, Self::Bad]
+            .into_iter()
+            .find(|s| *s as u64 == word & 0xff)
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// The value of a key.
+    Get {
+        /// The key.
+        key: u64,
+    },
+    /// Sets the value of a key.
+    Put {
+        /// The key.
+        key: u64,
+        /// The value.
+        value: u64,
+        /// When it is to be set.
+        when: When,
+    },
+    /// Removes a key.
+    Delete {
+        /// The key.
+        key: u64,
+    },
+    /// Entries in the order of their keys.
+    Scan {
+        /// The first key that may be among them.
+        from: u64,
+        /// The first key that is not, if there is an end.
+        end: Option<u64>,
+        /// Entries at most.
+        limit: u32,
+    },
+}
+
+impl Op {
+    /// The key that says where it belongs.
+    #[inline]
+    pub fn key(&self) -> u64 {
+        match *self {
+            Self::Get { key } | Self::Put { key, .. } | Self::Delete { key } => key,
+            Self::Scan { from, .. } => from,
+        }
+    }
+
+    /// Whether it changes something.
+    #[inline]
+    pub fn is_change(&self) -> bool {
+        matches!(self, Self::Put { .. } | Self::Delete { .. })
+    }
+
+    /// As a request. `number` is that of the change, or of a SCAN's messages.
+    #[inline]
+    pub(crate) fn encode(&self, tree: u8, number: u32) -> ([u8; REQUEST], usize) {
+        let mut bytes = [0; REQUEST];
+        let (op, last) = match *self {
+            Self::Get { .. } => (GET, None),
+            Self::Put { value, when, .. } => {
+                let op = match when {
+                    When::Always => PUT,
+                    When::Absent => INSERT,
+                    When::Present => UPDATE,
+                };
+                (op, Some(value))
+            }
+            Self::Delete { .. } => (DELETE, None),
+            Self::Scan { end, .. } => (if end.is_some() { SCAN_TO } else { SCAN }, end),
+        };
+        bytes[0] = op;
+        bytes[1] = tree;
+        if let Self::Scan { limit, .. } = *self {
+            let limit = u16::try_from(limit).unwrap_or(u16::MAX);
+            bytes[2..4].copy_from_slice(&limit.to_le_bytes());
+        }
+        bytes[4..8].copy_from_slice(&number.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.key().to_le_bytes());
+        if let Some(last) = last {
+            bytes[16..24].copy_from_slice(&last.to_le_bytes());
+        }
+        (bytes, if last.is_some() { 24 } else { 16 })
+    }
+
+    /// From a request: with the tree, and the number. `None` if it is none.
+    #[inline]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, u8, u32)> {
+        let (&[op, tree, l0, l1, n0, n1, n2, n3], rest) = bytes.split_first_chunk::<8>()?;
+        let (key, rest) = rest.split_first_chunk::<8>()?;
+        let key = u64::from_le_bytes(*key);
+        let last = rest.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
+        let limit = u16::from_le_bytes([l0, l1]).into();
+        let put = |when| last.map(|value| Self::Put { key, value, when });
+        let op = match op {
+            GET => Self::Get { key },
+            PUT => put(When::Always)?,
+            INSERT => put(When::Absent)?,
+            UPDATE => put(When::Present)?,
+            DELETE => Self::Delete { key },
+            SCAN => Self::Scan {
+                from: key,
+                end: None,
+                limit,
+            },
+            SCAN_TO => Self::Scan {
+                from: key,
+                end: Some(last?),
+                limit,
+            },
+            _ => return None,
+        };
+        Some((op, tree, u32::from_le_bytes([n0, n1, n2, n3])))
+    }
+}
+
+/// The key and the tree of a request, for looking ahead.
+#[inline]
+pub(crate) fn place_of(bytes: &[u8]) -> Option<(u64, u8)> {
+    let key = bytes.get(8..)?.first_chunk::<8>()?;
+    Some((u64::from_le_bytes(*key), bytes[1]))
+}
+
+/// The word of an answer.
+#[inline]
+pub(crate) fn word(status: Status, found: bool) -> u64 {
+    status as u64 | if found { FOUND } else { 0 }
+}
+
+/// The word of a SCAN's message: its first entry's number, the count of all, and whether there may be more.
+pub(crate) fn scan_word(first: usize, count: usize, more: bool) -> u64 {
+    let flag = if more { MORE } else { 0 };
+    flag | (first as u64 & 0xffff) << 16 | (count as u64 & 0xffff) << 32
+}
+
+/// An answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answer<'a> {
+    pub(crate) status: Status,
+    pub(crate) found: bool,
+    pub(crate) more: bool,
+    /// The number of the first entry here, and of all entries.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    /// A value, or the key to go on from.
+    pub(crate) number: u64,
+    /// Entries.
+    pub(crate) rest: &'a [u8],
+}
+
+impl<'a> Answer<'a> {
+    /// From a message; `None` if it is none.
+    #[inline]
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (word, rest) = bytes.split_first_chunk::<8>()?;
+        let word = u64::from_le_bytes(*word);
+        let (number, rest) = match rest.split_first_chunk::<8>() {
+            Some((number, rest)) => (u64::from_le_bytes(*number), rest),
+            None => (0, rest),
+        };
+        Some(Self {
+            status: Status::of(word)?,
+            found: word & FOUND != 0,
+            more: word & MORE != 0,
+            first: (word >> 16 & 0xffff) as usize,
+            count: (word >> 32 & 0xffff) as usize,
+            number,
+            rest,
+        })
+    }
+
+    /// The entries of a SCAN's message.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
+        let (entries, _) = self.rest.as_chunks::<ENTRY>();
+        entries.iter().map(|entry| {
+            let (key, value) = entry.split_at(8);
+            let number = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
+            (number(key), number(value))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ops() -> impl Strategy<Value = Op> {
+        let when = prop_oneof![Just(When::Always), Just(When::Absent), Just(When::Present)];
+        prop_oneof![
+            any::<u64>().prop_map(|key| Op::Get { key }),
+            (any::<u64>(), any::<u64>(), when).prop_map(|(key, value, when)| Op::Put {
+                key,
+                value,
+                when
+            }),
+            any::<u64>().prop_map(|key| Op::Delete { key }),
+            (any::<u64>(), any::<Option<u64>>(), 0u32..65536)
+                .prop_map(|(from, end, limit)| Op::Scan { from, end, limit }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn requests_come_as_they_went(op in ops(), tree: u8, number: u32) {
+            let (bytes, length) = op.encode(tree, number);
+            prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
+            prop_assert_eq!(place_of(&bytes[..length]), Some((op.key(), tree)));
+        }
+
+        #[test]
+        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Op::decode(&bytes);
+            let _ = place_of(&bytes);
+            if let Some(answer) = Answer::decode(&bytes) {
+                prop_assert!(answer.entries().count() <= bytes.len() / ENTRY);
+            }
+        }
+
+        #[test]
+        fn the_word_of_a_scan_says_where_its_entries_belong(first in 0usize..65536, count in 0usize..65536, more: bool) {
+            let mut bytes = scan_word(first, count, more).to_le_bytes().to_vec();
+            bytes.extend(7u64.to_le_bytes());
+            bytes.extend([1; ENTRY]);
+            let answer = Answer::decode(&bytes).expect("an answer");
+            prop_assert_eq!((answer.first, answer.count, answer.more, answer.number), (first, count, more, 7));
+            prop_assert_eq!(answer.entries().count(), 1);
+        }
+    }
+}
