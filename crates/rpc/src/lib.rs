@@ -3,14 +3,15 @@
 //! - [`herd`]: clients WRITE requests over UC into slots of a region at the server, workers poll the
 //!   region, responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
 //! - [`datagram`]: requests and responses are UD SENDs, header-only where the immediate says it all.
+//! - [`one_sided`]: no calls: READs, WRITEs and atomics on the server's memory, without the server's processor.
 //!
-//! Both serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that it can
-//! do shared work once a batch, and the answers of a batch leave with one doorbell. Neither knows what is
+//! The first two serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that
+//! it can do shared work once a batch, and the answers of a batch leave with one doorbell. None knows what is
 //! called nor which NIC runs it; how endpoints reach the other side is the caller's affair, for which the
 //! crate `service` may serve.
 //!
-//! Each says in `NEEDS` what it needs of a device. Payload that a device does not take inline leaves from
-//! registered memory.
+//! [`herd`] and [`datagram`] say in `NEEDS` what they need of a device. Payload that a device does not take
+//! inline leaves from registered memory.
 //!
 //! Nothing here retries. UC and UD lose messages rarely, not never: a caller keeps a deadline, and starts
 //! over with new queue pairs when it passes, so that a late answer finds nobody.
@@ -21,6 +22,7 @@ pub mod datagram;
 mod error;
 mod handler;
 pub mod herd;
+pub mod one_sided;
 mod outbox;
 mod port;
 mod table;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rpc::{UdPortConfig, herd};
+use rpc::{UdPortConfig, herd, one_sided};
 use service::sessions::span;
 use service::{ConnectError, Connection, Protocol, Target};
 use verbs::{Context, PortGid, ProtectionDomain};
@@ -10,7 +10,6 @@ use verbs::{Context, PortGid, ProtectionDomain};
 use super::design::{ClientDesign, Herd};
 use super::error::ClientError;
 use super::lane::Lane;
-use super::one_sided;
 use super::remote_index::RemoteIndex;
 use super::remote_records::RemoteRecords;
 use crate::random::unpredictable;

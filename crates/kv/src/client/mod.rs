@@ -1,8 +1,8 @@
 //! The client library: a [`Pipeline`] of requests, and blocking calls and futures over it.
 //!
-//! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one partition, `one_sided` posts what the server's
-//! processor knows nothing of; each implementation of `design` carries out requests its way; `connect` opens sessions,
-//! and [`Pipeline`] keeps a window of requests under way.
+//! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one partition; each implementation of `design`
+//! carries out requests its way, one-sided ones over [`rpc::one_sided`]; `connect` opens sessions, and [`Pipeline`] keeps a
+//! window of requests under way.
 
 mod blocking;
 mod connect;
@@ -10,7 +10,6 @@ mod design;
 mod error;
 mod future;
 mod lane;
-mod one_sided;
 mod pipeline;
 mod remote_index;
 mod remote_records;

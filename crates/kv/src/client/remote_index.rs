@@ -4,10 +4,10 @@
 //! expires (by the server's clock), one longer than this client's buffers, or one that is changed all the time.
 
 use rpc::RpcError;
+use rpc::one_sided::{OneSided, Prepared, Steps};
 use verbs::{QpEndpoint, RemoteMemory};
 
 use super::design::{ByItself, ClientDesign, Done};
-use super::one_sided::{OneSided, Prepared, Steps};
 use super::request::{Answer, ClientStats, Pending};
 use crate::rendezvous;
 use crate::store::remote::{BUCKET_BYTES, Candidates, Seen, home_of, item};
@@ -181,11 +181,15 @@ impl ClientDesign for RemoteIndex {
     }
 
     fn doorbells(&self) -> u64 {
-        self.queue.doorbells
+        self.queue.doorbells()
     }
 }
 
 impl Steps for RemoteIndex {
+    type Pending = Pending;
+    type Stats = ClientStats;
+    type Done<'b> = Done<'b>;
+
     #[inline]
     fn queue(&mut self) -> &mut OneSided {
         &mut self.queue
@@ -199,7 +203,7 @@ impl Steps for RemoteIndex {
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
     ) -> Result<Option<Done<'b>>, RpcError> {
-        let room = self.queue.room;
+        let room = self.queue.room();
         let get = &mut self.gets[slot as usize];
         let length = if get.bytes == 0 {
             BUCKET_BYTES

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc::RpcError;
+use rpc::one_sided::{OneSided, Prepared};
 use verbs::{RemoteMemory, time};
 
 use super::design::Done;
-use super::one_sided::{OneSided, Prepared};
 use super::request::{Answer, ClientStats, Pending};
 use crate::locations::Locations;
 use crate::rendezvous::Writes;
@@ -197,7 +197,7 @@ impl RemoteRecords {
             .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
         let record = self.shape.at(self.works[slot as usize].record);
         let record = self.partitions[lane].at(record);
-        let at = self.queue.room - entry.len();
+        let at = self.queue.room() - entry.len();
         self.queue.fill(slot, at, entry)?;
         self.queue.write((slot, at), entry.len(), redo)?;
         let body = (slot, at + redo::BODY_AT);

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc::RpcError;
+use rpc::one_sided::{OneSided, Steps};
 
 use super::{After, READ_AT, RemoteRecords, Step, Work};
 use crate::Design;
 use crate::client::design::{Answered, ByItself, ClientDesign, Done};
 use crate::client::error::ClientError;
-use crate::client::one_sided::{OneSided, Steps};
 use crate::client::request::{Answer, ClientStats, Pending};
 use crate::locations::Locations;
 use crate::store::record::{Body, next_version, redo};
@@ -92,7 +92,7 @@ impl ClientDesign for RemoteRecords {
     }
 
     fn doorbells(&self) -> u64 {
-        self.queue.doorbells
+        self.queue.doorbells()
     }
 
     fn locations(&self) -> Option<&Arc<Locations>> {
@@ -105,6 +105,10 @@ impl ClientDesign for RemoteRecords {
 }
 
 impl Steps for RemoteRecords {
+    type Pending = Pending;
+    type Stats = ClientStats;
+    type Done<'b> = Done<'b>;
+
     #[inline]
     fn queue(&mut self) -> &mut OneSided {
         &mut self.queue

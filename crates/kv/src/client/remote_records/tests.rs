@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use rpc::one_sided::Steps;
+
 use super::*;
 use crate::client::design::ClientDesign;
-use crate::client::one_sided::Steps;
 use crate::client::pipeline::Pipeline;
 use crate::client::request::Answer;
 use crate::wire::Op;
@@ -61,14 +62,14 @@ fn prepare(pipeline: &mut Pipeline) {
     let (records, pending, stats) = pipeline.parts();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
-        let mut wcs = records.queue.cq.poll(&mut buffer).expect("whole");
+        let mut wcs = records.queue.cq().poll(&mut buffer).expect("whole");
         wcs.next().map(|wc| wc.expect("locked").wr_id())
     });
     let slot = u32::try_from(slot.expect("it comes")).expect("a slot");
-    let mut bytes = vec![0; records.queue.room];
+    let mut bytes = vec![0; records.queue.room()];
     let more = records.arrived(&pending[slot as usize], slot, stats, &mut bytes);
     assert!(more.expect("in range").is_none());
-    assert!(records.may_have_changed(slot) && records.queue.list.len() == 3);
+    assert!(records.may_have_changed(slot) && records.queue.prepared() == 3);
 }
 
 fn ends(pipeline: &mut Pipeline) -> (u64, bool) {
@@ -139,26 +140,17 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     prepare(&mut dying);
     let (records, _, _) = dying.parts();
     let queue = &mut records.queue;
-    queue
-        .qp
-        .post_send_range(&mut queue.list, 0..1)
-        .expect("posted");
+    queue.post_first(1).expect("posted");
     let slot = records
         .works
         .iter()
         .position(|w| w.step != Step::Idle)
         .expect("one");
-    let start = slot * queue.room + queue.room - redo::bytes(&records.shape) + redo::BODY_AT;
-    let record = records.partitions[0]
-        .at(records.shape.at(records.works[slot].record))
-        .expect("inside");
-    let half = queue.buffers.slice(start..start + 24).expect("inside");
-    queue
-        .qp
-        .post_one(|list| {
-            list.rdma_write(half, record);
-        })
-        .expect("posted");
+    let at = queue.room() - redo::bytes(&records.shape) + redo::BODY_AT;
+    let place = (u32::try_from(slot).expect("a slot"), at);
+    let record = records.partitions[0].at(records.shape.at(records.works[slot].record));
+    queue.write(place, 24, record).expect("inside");
+    queue.flush().expect("posted");
     let reader = other.start_get(KEY).expect("started");
     for _ in 0..100 {
         other.progress().expect("reached");

@@ -1,0 +1,370 @@
+//! A client's queue of one-sided work requests: READs, WRITEs and compare-and-swaps that the server's processor does not see.
+//!
+//! A client keeps a window of requests, each in a *slot* with a buffer of its own. The work requests of a slot are gathered
+//! into a postlist, which leaves with one doorbell. The `wr_id` of a signaled work request is the number of its slot.
+//!
+//! [`Prepared`] is the queue before the server's queue pair is known, [`OneSided`] is the connected one. A system implements
+//! [`Steps`]: what a slot does after its work requests have completed.
+
+use verbs::{
+    Access, CompletionQueue, MemoryRegion, PortGid, Postlist, PreparedQp, ProtectionDomain,
+    QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
+};
+
+use crate::{MAX_BATCH, RpcError};
+
+#[cfg(test)]
+mod tests;
+
+/// A queue that is not connected yet.
+#[derive(Debug)]
+pub struct Prepared {
+    pd: ProtectionDomain,
+    qp: PreparedQp<Rc>,
+    cq: CompletionQueue,
+    window: usize,
+    batch: usize,
+}
+
+impl Prepared {
+    /// A queue for `window` requests at a time, of up to `work_requests` each. A doorbell takes up to `batch` work requests,
+    /// and never more than [`MAX_BATCH`].
+    ///
+    /// # Errors
+    /// When a verb fails.
+    pub fn new(
+        pd: &ProtectionDomain,
+        port: PortGid,
+        window: usize,
+        batch: usize,
+        work_requests: usize,
+    ) -> Result<Self, RpcError> {
+        let depth = work_requests.saturating_mul(window) + MAX_BATCH;
+        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        let cq = pd.context().create_cq(depth)?;
+        let qp = pd
+            .qp::<Rc>(&cq, &cq)
+            .port_num(port.port_num)
+            .gid_index(port.gid_index)
+            .max_send_wr(depth)
+            .max_recv_wr(1)
+            .inline_up_to(0)
+            .build()?;
+        Ok(Self {
+            pd: pd.clone(),
+            qp,
+            cq,
+            window,
+            batch,
+        })
+    }
+
+    /// What the server connects its queue pair to.
+    pub fn endpoint(&self) -> QpEndpoint {
+        self.qp.endpoint()
+    }
+
+    /// Slots of the window.
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    /// Connects to the server's queue pair. Each slot gets a buffer of `room` bytes.
+    ///
+    /// # Errors
+    /// When a verb fails.
+    pub fn connect(self, peer: &QpEndpoint, room: usize) -> Result<OneSided, RpcError> {
+        let qp = self.qp.connect(peer)?;
+        Ok(OneSided {
+            list: qp.postlist(MAX_BATCH),
+            qp,
+            cq: self.cq,
+            batch: self.batch.min(MAX_BATCH),
+            buffers: self.pd.alloc(self.window * room, Access::LOCAL_WRITE)?,
+            room,
+            scratch: Some(Scratch::new(room)),
+            doorbells: 0,
+            broken: None,
+        })
+    }
+}
+
+/// A connected queue.
+///
+/// A place in a buffer is a slot and an offset in bytes from the start of the slot's buffer.
+#[derive(Debug)]
+pub struct OneSided {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    /// Work requests of the next doorbell.
+    list: Postlist<Rc>,
+    batch: usize,
+    buffers: MemoryRegion,
+    /// Bytes of a slot's buffer.
+    room: usize,
+    /// Taken out while completions are handled.
+    scratch: Option<Box<Scratch>>,
+    doorbells: u64,
+    broken: Option<RpcError>,
+}
+
+#[derive(Debug)]
+struct Scratch {
+    completions: WcBuffer<64>,
+    /// What was READ, copied out of the NIC's reach.
+    bytes: Vec<u8>,
+}
+
+impl Scratch {
+    fn new(room: usize) -> Box<Self> {
+        Box::new(Self {
+            completions: WcBuffer::new(),
+            bytes: vec![0; room],
+        })
+    }
+}
+
+/// The server named memory that its own announcement does not contain.
+#[cold]
+fn outside() -> RpcError {
+    RpcError::Config("a place outside of the server's memory".to_owned())
+}
+
+impl OneSided {
+    /// Bytes of a slot's buffer.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Work requests that are prepared and not posted.
+    #[inline]
+    pub fn prepared(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Doorbells so far.
+    #[inline]
+    pub fn doorbells(&self) -> u64 {
+        self.doorbells
+    }
+
+    /// Where completions appear, for a caller that polls them itself and not by [`Steps::go_on`].
+    pub fn cq(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    /// A place among the buffers of all slots.
+    #[inline]
+    fn place(&self, slot: u32, at: usize) -> usize {
+        slot as usize * self.room + at
+    }
+
+    /// Remembers an error until the next [`check`](Self::check), for callers that cannot return it.
+    #[inline]
+    pub fn note(&mut self, result: Result<(), RpcError>) {
+        if let Err(e) = result {
+            self.broken.get_or_insert(e);
+        }
+    }
+
+    /// Returns an error that was [noted](Self::note).
+    ///
+    /// # Errors
+    /// The first one since the last call.
+    #[inline]
+    pub fn check(&mut self) -> Result<(), RpcError> {
+        self.broken.take().map_or(Ok(()), Err)
+    }
+
+    /// Prepares a signaled READ into a slot's buffer. Its completion covers all work requests that were prepared before it.
+    /// Posts when the batch is full.
+    ///
+    /// # Errors
+    /// When `from` is `None` (outside of the server's memory), the buffer is too short, or posting fails.
+    #[inline]
+    pub fn read(
+        &mut self,
+        (slot, at): (u32, usize),
+        bytes: usize,
+        from: Option<RemoteMemory>,
+    ) -> Result<(), RpcError> {
+        self.make_room(1);
+        let start = self.place(slot, at);
+        let into = self.buffers.slice(start..start + bytes)?;
+        let read = self.list.rdma_read(into, from.ok_or_else(outside)?);
+        read.signaled().wr_id(slot.into());
+        if self.list.len() >= self.batch {
+            return self.flush();
+        }
+        Ok(())
+    }
+
+    /// Prepares a compare-and-swap of `word`, if it is `from`, to `to`. What it was before goes to the slot's buffer, 8 bytes.
+    /// The completion of a `signaled` one covers all work requests that were prepared before it.
+    ///
+    /// # Errors
+    /// When `word` is `None` (outside of the server's memory), or the buffer is too short.
+    pub fn compare_and_swap(
+        &mut self,
+        (slot, at): (u32, usize),
+        word: Option<RemoteMemory>,
+        (from, to): (u64, u64),
+        signaled: bool,
+    ) -> Result<(), RpcError> {
+        let start = self.place(slot, at);
+        let into = self.buffers.slice(start..start + 8)?;
+        let word = word.ok_or_else(outside)?;
+        let swap = self.list.atomic_cmp_and_swp(into, word, from, to);
+        if signaled {
+            swap.signaled().wr_id(slot.into());
+        }
+        Ok(())
+    }
+
+    /// Copies bytes into a slot's buffer.
+    ///
+    /// # Errors
+    /// When the buffer is too short.
+    pub fn fill(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<(), RpcError> {
+        Ok(self.buffers.write_at(self.place(slot, at), bytes)?)
+    }
+
+    /// Prepares an unsignaled WRITE of a part of a slot's buffer. A signaled work request must follow it.
+    ///
+    /// # Errors
+    /// When `to` is `None` (outside of the server's memory), or the buffer is too short.
+    pub fn write(
+        &mut self,
+        (slot, at): (u32, usize),
+        bytes: usize,
+        to: Option<RemoteMemory>,
+    ) -> Result<(), RpcError> {
+        let start = self.place(slot, at);
+        let from = self.buffers.slice(start..start + bytes)?;
+        self.list.rdma_write(from, to.ok_or_else(outside)?);
+        Ok(())
+    }
+
+    /// Copies bytes from a slot's buffer.
+    ///
+    /// # Errors
+    /// When the buffer is too short.
+    #[inline]
+    pub fn copy(&self, slot: u32, at: usize, into: &mut [u8]) -> Result<(), RpcError> {
+        Ok(self.buffers.read_at(self.place(slot, at), into)?)
+    }
+
+    /// A word of a slot's buffer, at an offset that is a multiple of 8.
+    ///
+    /// # Errors
+    /// When the buffer is too short.
+    #[inline]
+    pub fn word(&self, slot: u32, at: usize) -> Result<u64, RpcError> {
+        Ok(self.buffers.read_u64(self.place(slot, at))?)
+    }
+
+    /// Makes the postlist take `work_requests` more, so that they leave with one doorbell. Posts what is prepared if it must.
+    /// An error is [noted](Self::note).
+    pub fn make_room(&mut self, work_requests: usize) {
+        if self.list.len() + work_requests > self.list.capacity() {
+            let flushed = self.flush();
+            self.note(flushed);
+        }
+    }
+
+    /// Posts what is prepared.
+    ///
+    /// # Errors
+    /// When posting fails.
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), RpcError> {
+        self.post_first(self.list.len())
+    }
+
+    /// Posts the first `n` of what is prepared, and forgets the others: what a client leaves that dies in the middle, for
+    /// tests of recovery.
+    ///
+    /// # Errors
+    /// When posting fails.
+    #[inline]
+    pub fn post_first(&mut self, n: usize) -> Result<(), RpcError> {
+        let n = n.min(self.list.len());
+        if n == 0 {
+            self.list.clear();
+            return Ok(());
+        }
+        self.doorbells += 1;
+        let posted = self.qp.post_send_range(&mut self.list, ..n);
+        self.list.clear();
+        Ok(posted?)
+    }
+}
+
+/// What a system does over a queue, slot by slot.
+pub trait Steps {
+    /// What the caller keeps of the request in a slot.
+    type Pending;
+    /// What the caller counts.
+    type Stats;
+    /// What a request comes to. It may borrow what was READ.
+    type Done<'b>;
+
+    /// The queue.
+    fn queue(&mut self) -> &mut OneSided;
+
+    /// A signaled work request of a slot has completed. Returns what the request comes to, or `None` if there is more to do.
+    /// `bytes` is scratch space as long as a slot's buffer, to [copy](OneSided::copy) into.
+    ///
+    /// # Errors
+    /// When the queue cannot be used any more.
+    fn arrived<'b>(
+        &mut self,
+        pending: &Self::Pending,
+        slot: u32,
+        stats: &mut Self::Stats,
+        bytes: &'b mut [u8],
+    ) -> Result<Option<Self::Done<'b>>, RpcError>;
+
+    /// Posts what is prepared and polls once. Each completion goes to [`arrived`](Self::arrived), and `done` is called for each
+    /// request that is over. `pending` is indexed by slot. Returns how many completions came.
+    ///
+    /// # Errors
+    /// An error that was [noted](OneSided::note), a work request that failed, or a verb that did.
+    #[inline]
+    fn go_on(
+        &mut self,
+        pending: &mut [Self::Pending],
+        stats: &mut Self::Stats,
+        mut done: impl FnMut(&mut Self::Pending, u32, Self::Done<'_>),
+    ) -> Result<usize, RpcError> {
+        let queue = self.queue();
+        queue.check()?;
+        queue.flush()?;
+        let room = queue.room;
+        let scratch = queue.scratch.take();
+        let mut scratch = scratch.unwrap_or_else(|| Scratch::new(room));
+        let mut came = 0;
+        let polled = queue.cq.poll(&mut scratch.completions);
+        let result = polled.map_err(RpcError::from).and_then(|wcs| {
+            for wc in wcs {
+                let wc = wc.map_err(|e| RpcError::Completion(e.status()))?;
+                let slot = u32::try_from(wc.wr_id()).unwrap_or(u32::MAX);
+                let Some(pending) = pending.get_mut(slot as usize) else {
+                    continue;
+                };
+                came += 1;
+                if let Some(over) = self.arrived(pending, slot, stats, &mut scratch.bytes)? {
+                    done(pending, slot, over);
+                }
+            }
+            Ok(())
+        });
+        let queue = self.queue();
+        queue.scratch = Some(scratch);
+        result?;
+        // The next step leaves at once: the caller may not poll for a while, and locks are held meanwhile.
+        queue.flush()?;
+        Ok(came)
+    }
+}
