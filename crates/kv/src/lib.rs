@@ -5,7 +5,7 @@
 //!
 //! Layers, from below: [`store`] is pure, but for memory that clients READ; `config`, `wire` and [`rendezvous`] are what both
 //! sides agree on. At the server each implementation of `server::design` keeps items its way, `server::worker` is the loop
-//! that carries out requests, and `server::guests` takes back what clients leave. At the client each implementation of
+//! that carries out requests, and [`service::guests`] takes back what clients leave. At the client each implementation of
 //! `client::design` reaches items its way, [`Pipeline`] is the loop, and [`Client`] the friendly one.
 //! `docs/kv.md` says what each design promises.
 //!

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rpc::herd::{self as herd_rpc, Doorbells, Layout};
 use rpc::{RpcError, UdPortConfig};
+use service::guests::Guests;
 use service::worker::Mailbox;
 use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
 use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
@@ -19,7 +20,6 @@ use crate::{Design, ServerConfig};
 
 mod atomics;
 mod design;
-mod guests;
 mod herd;
 mod loopback;
 mod reads;
@@ -29,7 +29,6 @@ mod worker;
 use self::herd::Herd;
 use atomics::Atomics;
 use design::{Opening, ServerDesign};
-use guests::Guests;
 use reads::{ReadIndex, ReadRecords};
 use table::Tables;
 use worker::{Command, PendingConnection, Worker, WorkerShared};

@@ -8,6 +8,7 @@
 //! - [`Target`] opens a client's session by TCP or by a connector, and tries again while that may help.
 //! - [`worker`] is the loop of a worker that polls, waits and sleeps, and its mailbox.
 //! - [`sessions`] remembers changes, so that none is made twice; [`Slots`] gives clients their indices.
+//! - [`guests`] recovers locks of clients that change the server's memory by themselves.
 //! - [`designs!`] declares the designs of a system; [`config`] checks values; [`Latency`] is a report's part.
 //!
 //! `examples/counter.rs` is the skeleton of a new service on one page.
@@ -19,6 +20,7 @@ mod client;
 pub mod config;
 mod connector;
 pub mod design;
+pub mod guests;
 mod host;
 mod local;
 mod nic;

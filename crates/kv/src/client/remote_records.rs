@@ -4,7 +4,7 @@
 //! A change is two postlists. The first is a compare-and-swap of the lock, and a READ of the record, which the
 //! server's NIC does in this order, so that it shows the record as the lock found it. The second, if the lock was
 //! free: a WRITE to this client's redo entry at the server, a WRITE of the record, and a compare-and-swap that unlocks. Should this
-//! client die between any two of them, the server finishes what is written down (`server::guests`). What a reader
+//! client die between any two of them, the server finishes what is written down ([`service::guests`]). What a reader
 //! sees is whole by its checksum, so readers look at no lock.
 //!
 //! Which record a key has is remembered ([`Locations`]) or found by a READ of the key's neighbourhood, and otherwise the server
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, Prepared};
+use service::guests::lock_word;
 use verbs::{RemoteMemory, time};
 
 use super::design::Done;
@@ -22,7 +23,7 @@ use super::request::{Answer, ClientStats, Pending};
 use crate::locations::Locations;
 use crate::rendezvous::Writes;
 use crate::store::Condition;
-use crate::store::record::{Shape, lock_word, redo};
+use crate::store::record::{Shape, redo};
 use crate::wire::{self, Op, Request};
 
 mod steps;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rpc::RpcError;
 use service::Refused;
+use service::guests::{ClientAccess, Guests};
 use verbs::Access;
 
 use super::design::{DesignStats, Opening, ServerDesign};
-use super::guests::{self, Guests};
 use super::table::{Table, Tables};
 use super::worker::{Found, Items, Worker, answered};
 use crate::Design;
@@ -22,7 +22,7 @@ use crate::wire::{self, Ask, Op, Status};
 #[derive(Debug)]
 pub(crate) struct Atomics {
     pub(crate) tables: Tables,
-    pub(crate) guests: Arc<Guests>,
+    pub(crate) guests: Arc<Guests<Table>>,
     /// How long a client may have a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
@@ -59,7 +59,7 @@ impl ServerDesign for Atomics {
             lease_ms: self.lease_ms,
             redo: redo.remote(),
         });
-        let access = guests::Access {
+        let access = ClientAccess {
             qp,
             memory,
             redo: Some(redo),
@@ -96,7 +96,7 @@ struct ClientRecords {
     table: Arc<Table>,
     seed: u64,
     partition: usize,
-    guests: Arc<Guests>,
+    guests: Arc<Guests<Table>>,
 }
 
 impl Items for ClientRecords {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use rpc::RpcError;
 use service::Refused;
+use service::guests::{ClientAccess, Guests};
 use verbs::Access;
 
 use super::design::{DesignStats, Opening, ServerDesign};
-use super::guests::{self, Guests};
 use super::herd::Herd;
 use super::table::{Table, Tables};
 use super::worker::{Found, Items, Worker, answered};
@@ -24,7 +24,7 @@ use crate::wire::{self, Op, Status};
 pub(crate) struct ReadIndex {
     /// The log, as its workers use it.
     pub(crate) log: Herd,
-    pub(crate) guests: Arc<Guests>,
+    pub(crate) guests: Arc<Guests<Table>>,
     /// Bytes of an item of the expected length.
     pub(crate) item_bytes: usize,
 }
@@ -65,7 +65,7 @@ impl ServerDesign for ReadIndex {
 #[derive(Debug)]
 pub(crate) struct ReadRecords {
     pub(crate) tables: Tables,
-    pub(crate) guests: Arc<Guests>,
+    pub(crate) guests: Arc<Guests<Table>>,
 }
 
 impl ServerDesign for ReadRecords {
@@ -105,9 +105,12 @@ impl ServerDesign for ReadRecords {
 }
 
 /// A queue pair through which a client READs.
-fn open_for_reads(guests: &Guests, client: &Opening<'_>) -> Result<verbs::QpEndpoint, Refused> {
+fn open_for_reads(
+    guests: &Guests<Table>,
+    client: &Opening<'_>,
+) -> Result<verbs::QpEndpoint, Refused> {
     let (endpoint, qp) = client.responder(Design::Reads, Access::REMOTE_READ)?;
-    let access = guests::Access {
+    let access = ClientAccess {
         qp,
         memory: Vec::new(),
         redo: None,

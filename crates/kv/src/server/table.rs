@@ -9,16 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rpc::RpcError;
+use service::guests::{LockTable, SERVER_OWNER, owner_of};
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 
 use super::loopback::Loopback;
 use crate::locations::Locations;
-use crate::store::record::{Body, Shape, next_version, owner_of, redo};
+use crate::store::record::{Body, Shape, next_version, redo};
 use crate::store::{Condition, PartitionStats, Refusal, hash_of, partition_of};
 
-/// The server's word in locks: no connection has its name.
-const MINE: u64 = 0xff_ffff << 40;
+/// The server's word in locks.
+const MINE: u64 = (SERVER_OWNER as u64) << 40;
 
 /// The tables of all partitions, of one shape.
 #[derive(Debug)]
@@ -162,10 +163,6 @@ impl Table {
         })
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
     pub(crate) fn memory(&self) -> &Arc<MemoryRegion> {
         &self.memory
     }
@@ -193,12 +190,6 @@ impl Table {
         let at = usize::try_from(self.shape.at(record)).unwrap_or(usize::MAX);
         // Records come from this table's own keys, or were checked.
         let _ = self.memory.write_at(at, body);
-    }
-
-    /// A record's lock.
-    pub(crate) fn lock_of(&self, record: u64) -> Option<&AtomicU64> {
-        let at = usize::try_from(self.shape.lock_at(record)).ok()?;
-        (record < self.shape.records).then(|| self.memory.atomic_u64(at).ok())?
     }
 
     /// The record of a key, as the server knows it.
@@ -380,9 +371,23 @@ impl Table {
         keys.body = body;
         Ok(version)
     }
+}
 
-    /// Finishes the change of a client that is gone, if it still has the record's lock. Whether it had.
-    pub(crate) fn redo(&self, entry: &[u8], owner: u32) -> bool {
+impl LockTable for Table {
+    fn lock_of(&self, record: u64) -> Option<&AtomicU64> {
+        let at = usize::try_from(self.shape.lock_at(record)).ok()?;
+        (record < self.shape.records).then(|| self.memory.atomic_u64(at).ok())?
+    }
+
+    fn redo_bytes(&self) -> usize {
+        redo::bytes(&self.shape)
+    }
+
+    fn part_of(entry: &[u8]) -> Option<usize> {
+        redo::partition_of(entry)
+    }
+
+    fn redo(&self, entry: &[u8], owner: u32) -> bool {
         let Some((record, word, body)) = redo::open(entry, &self.shape) else {
             return false;
         };

@@ -305,16 +305,6 @@ pub(crate) fn next_version(
     })
 }
 
-/// The lock word of an owner's acquisition.
-pub(crate) fn lock_word(owner: u32, lease_ms: u16, number: u32) -> u64 {
-    u64::from(owner & 0xff_ffff) << 40 | u64::from(lease_ms) << 24 | u64::from(number & 0xff_ffff)
-}
-
-/// Who has a lock.
-pub(crate) fn owner_of(word: u64) -> u32 {
-    (word >> 40) as u32
-}
-
 /// What a client writes down at the server before it changes a record, so that the change can be finished without it:
 /// the record, its lock's word, the new body, a checksum.
 pub(crate) mod redo {
@@ -364,6 +354,7 @@ pub(crate) mod redo {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use service::guests::lock_word;
 
     fn shape(locks: LockPlacement) -> Shape {
         Shape::new(100, (16, 32), 512, locks, 64)
@@ -385,7 +376,6 @@ mod tests {
         assert!(inside.check(inside.bytes()) && !inside.check(inside.bytes() - 1));
         let pages = Shape::new(100, (16, 32), 512, LockPlacement::Record, 4096);
         assert!((0..9).all(|n| pages.lock_at(n) % 4096 == 64));
-        assert_eq!(owner_of(lock_word(77, 1000, u32::MAX)), 77);
     }
 
     proptest! {
