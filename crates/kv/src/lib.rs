@@ -21,7 +21,6 @@ mod config;
 pub mod history;
 pub mod load;
 mod locations;
-mod random;
 pub mod rendezvous;
 mod report;
 mod server;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use rpc::herd::{self as herd_rpc, Doorbells, Layout};
 use rpc::{RpcError, UdPortConfig};
 use service::guests::Guests;
+use service::random::unpredictable;
 use service::worker::Mailbox;
 use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
 use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
 
 use crate::locations::Locations;
-use crate::random::unpredictable;
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, Rendezvous, Welcome};
 use crate::report::ServerStats;
 use crate::store::{self, NoMemory, Refusal, Shape, Store};

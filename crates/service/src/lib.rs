@@ -9,6 +9,7 @@
 //! - [`worker`] is the loop of a worker that polls, waits and sleeps, and its mailbox.
 //! - [`sessions`] remembers changes, so that none is made twice; [`Slots`] gives clients their indices.
 //! - [`guests`] recovers locks of clients that change the server's memory by themselves.
+//! - [`workload`] chooses keys for a load, and makes values that can be checked; [`random`] has their random numbers.
 //! - [`designs!`] declares the designs of a system; [`config`] checks values; [`Latency`] is a report's part.
 //!
 //! `examples/counter.rs` is the skeleton of a new service on one page.
@@ -26,12 +27,14 @@ mod local;
 mod nic;
 mod protocol;
 pub mod qp;
+pub mod random;
 mod rendezvous;
 mod report;
 mod server;
 pub mod sessions;
 mod slots;
 pub mod worker;
+pub mod workload;
 
 pub use verbs::{Capabilities, Capability};
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rpc::{UdPortConfig, herd, one_sided};
+use service::random::unpredictable;
 use service::sessions::span;
 use service::{ConnectError, Connection, Protocol, Target};
 use verbs::{Context, PortGid, ProtectionDomain};
@@ -12,7 +13,6 @@ use super::error::ClientError;
 use super::lane::Lane;
 use super::remote_index::RemoteIndex;
 use super::remote_records::RemoteRecords;
-use crate::random::unpredictable;
 use crate::rendezvous::{
     Accepted, Hello, LaneHello, RemoteAccess, RemoteLayout, Rendezvous, Welcome,
 };

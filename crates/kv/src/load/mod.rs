@@ -4,12 +4,11 @@
 //! stamp. So a value that is mixed from two, of another key, or cut is found, whoever put it. Besides, for every 64th
 //! key a client remembers the highest version it has seen: an older one later is a store that goes back.
 
-mod keys;
-
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use service::workload::Chooser;
 use verbs::time;
 
 use crate::Latency;
@@ -17,9 +16,8 @@ use crate::client::{Answer, ClientError, ClientStats, Pipeline};
 use crate::store::Condition;
 use crate::wire::Op;
 
-pub use crate::random::Random;
-use keys::Chooser;
-pub use keys::{Popularity, key_bytes, stamp_of, value_bytes};
+pub use service::random::Random;
+pub use service::workload::{Popularity, key_bytes, stamp_of, value_bytes};
 
 /// What a load does.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -317,7 +315,7 @@ impl<'w> Run<'w> {
         let watched = usize::try_from(workload.keys / WATCHED + 1).unwrap_or(1);
         Self {
             workload,
-            chooser: Chooser::new(workload.keys.max(1), workload.popularity, seed),
+            chooser: Chooser::new(workload.keys, workload.popularity, seed),
             writer: Random::new(seed ^ 0x5eed).bits() << 32,
             puts: 0,
             stamp: 0,

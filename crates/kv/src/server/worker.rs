@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use service::Slot;
+use service::random::Random;
 use service::sessions::{Seen, Sessions};
 use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
-use crate::random::Random;
 use crate::store::{
     MAX_KEY_BYTES, MAX_VALUE_BYTES, Partition, Refusal, Store, hash_of, partition_of,
 };

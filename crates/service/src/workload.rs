@@ -1,8 +1,16 @@
-//! Which keys a load asks for, and what each must hold.
+//! What a load asks for: which keys, and what each must hold.
+//!
+//! Keys are numbers. [`Chooser`] chooses them by their [`Popularity`]; [`key_bytes`] makes keys of bytes of them. A value
+//! begins with a stamp (who put it, and when), and all its other bytes follow from key and stamp ([`value_bytes`]). So
+//! [`stamp_of`] finds a value that is mixed from two, of another key, or cut, whoever put it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::random::{Random, mix};
+
+mod zipf;
+
+use zipf::Zipf;
 
 /// How keys are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -10,74 +18,34 @@ use crate::random::{Random, mix};
 pub enum Popularity {
     /// All alike.
     Uniform,
-    /// A key's popularity falls with its rank to this power, 0 to 1 without 1: 0.99 in YCSB. Which keys are popular is
-    /// spread over all of them.
+    /// A key's popularity falls with its rank to this power, 0 or more: 0.99 in YCSB. Popular keys are spread over all of
+    /// them.
     Zipf(f64),
-    /// Keys that were put last are the most popular, as in YCSB D.
+    /// Keys that were put last are the most popular, as in YCSB D; the exponent is as in [`Zipf`](Self::Zipf).
     Latest(f64),
-}
-
-/// Chooses ranks by Zipf's law: Gray et al., "Quickly generating billion-record synthetic databases", SIGMOD 1994, the
-/// method of YCSB.
-#[derive(Debug, Clone)]
-struct Zipf {
-    n: f64,
-    theta: f64,
-    alpha: f64,
-    zeta: f64,
-    eta: f64,
-}
-
-impl Zipf {
-    #[expect(clippy::cast_precision_loss, reason = "counts of keys")]
-    fn new(n: u64, theta: f64) -> Self {
-        let zeta = zeta(n, theta);
-        let count = n as f64;
-        let two = zeta_of_two(theta);
-        Self {
-            n: count,
-            theta,
-            alpha: 1.0 / (1.0 - theta),
-            zeta,
-            eta: (1.0 - (2.0 / count).powf(1.0 - theta)) / (1.0 - two / zeta),
-        }
-    }
-
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rank"
-    )]
-    fn rank(&self, random: &mut Random) -> u64 {
-        let u = random.unit();
-        let uz = u * self.zeta;
-        if uz < 1.0 {
-            return 0;
-        }
-        if uz < zeta_of_two(self.theta) {
-            return 1;
-        }
-        (self.n * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
-    }
-}
-
-fn zeta_of_two(theta: f64) -> f64 {
-    1.0 + 0.5f64.powf(theta)
-}
-
-/// The sum of `1 / i^theta` for `i` from 1 to `n`; the tail by the integral (Euler and Maclaurin), exact to 1e-9.
-#[expect(clippy::cast_precision_loss, reason = "counts of keys")]
-fn zeta(n: u64, theta: f64) -> f64 {
-    let head = n.min(10_000);
-    let sum: f64 = (1..=head).map(|i| (i as f64).powf(-theta)).sum();
-    let (from, to) = (head as f64, n as f64);
-    let integral = (to.powf(1.0 - theta) - from.powf(1.0 - theta)) / (1.0 - theta);
-    sum + integral + (to.powf(-theta) - from.powf(-theta)) / 2.0
+    /// As [`Zipf`](Self::Zipf), but a key's rank is its distance from the key `first`: popular keys are neighbours. Behind the
+    /// last key the first one follows.
+    ZipfFrom {
+        /// The power.
+        exponent: f64,
+        /// The most popular key.
+        first: u64,
+    },
+    /// A share of all requests are for a range of neighbouring keys, all alike; the others are for all keys alike. Behind the
+    /// last key the first one follows.
+    HotRange {
+        /// The share, 0 to 1.
+        share: f64,
+        /// The first key of the range.
+        first: u64,
+        /// Keys of the range.
+        keys: u64,
+    },
 }
 
 /// Chooses keys.
 #[derive(Debug, Clone)]
-pub(crate) struct Chooser {
+pub struct Chooser {
     random: Random,
     keys: u64,
     popularity: Popularity,
@@ -85,36 +53,60 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    pub(crate) fn new(keys: u64, popularity: Popularity, seed: u64) -> Self {
-        let theta = match popularity {
-            Popularity::Uniform => None,
-            Popularity::Zipf(theta) | Popularity::Latest(theta) => Some(theta),
+    /// Chooses numbers below `keys`, at least 1. The same seed gives the same keys.
+    pub fn new(keys: u64, popularity: Popularity, seed: u64) -> Self {
+        let keys = keys.max(1);
+        let exponent = match popularity {
+            Popularity::Uniform | Popularity::HotRange { .. } => None,
+            Popularity::Zipf(exponent)
+            | Popularity::Latest(exponent)
+            | Popularity::ZipfFrom { exponent, .. } => Some(exponent),
         };
         Self {
             random: Random::new(seed),
             keys,
             popularity,
-            zipf: theta.map(|theta| Zipf::new(keys, theta)),
+            zipf: exponent.map(|exponent| Zipf::new(keys, exponent)),
+        }
+    }
+
+    /// Makes `key` the first one of the hot range or of the popular neighbours; nothing, where the popularity has neither.
+    pub fn move_to(&mut self, key: u64) {
+        match &mut self.popularity {
+            Popularity::ZipfFrom { first, .. } | Popularity::HotRange { first, .. } => *first = key,
+            Popularity::Uniform | Popularity::Zipf(_) | Popularity::Latest(_) => {}
         }
     }
 
     /// A number below 2^32, for other choices.
     #[inline]
-    pub(crate) fn dice(&mut self) -> u64 {
+    pub fn dice(&mut self) -> u64 {
         self.random.bits() >> 32
     }
 
-    /// The next key's number; `newest` is the one that was put last.
+    /// The next key's number; `newest` is the one that was put last, which only [`Popularity::Latest`] asks for.
     #[inline]
-    pub(crate) fn next(&mut self, newest: u64) -> u64 {
+    pub fn next(&mut self, newest: u64) -> u64 {
         let Some(zipf) = &self.zipf else {
-            return self.random.below(self.keys);
+            return self.uniform();
         };
         let rank = zipf.rank(&mut self.random).min(self.keys - 1);
         match self.popularity {
             Popularity::Latest(_) => (newest + self.keys - rank) % self.keys,
+            Popularity::ZipfFrom { first, .. } => (first % self.keys + rank) % self.keys,
             // Popular keys are anywhere.
             _ => mix(rank) % self.keys,
+        }
+    }
+
+    #[inline]
+    fn uniform(&mut self) -> u64 {
+        match self.popularity {
+            Popularity::HotRange { share, first, keys } if self.random.unit() < share => {
+                let within = self.random.below(keys.clamp(1, self.keys));
+                (first % self.keys + within) % self.keys
+            }
+            _ => self.random.below(self.keys),
         }
     }
 }
@@ -199,7 +191,6 @@ mod tests {
     #[test]
     fn popularity_follows_the_law() {
         let exact: f64 = (1..=50_000).map(|i| f64::from(i).powf(-0.99)).sum();
-        assert!((zeta(50_000, 0.99) - exact).abs() < 1e-6);
         let mut chooser = Chooser::new(50_000, Popularity::Zipf(0.99), 1);
         let mut counts = std::collections::HashMap::new();
         let draws = 200_000;
@@ -225,5 +216,38 @@ mod tests {
             .filter(|_| (490..=500).contains(&chooser.next(500)))
             .count();
         assert!(near > 300, "{near}");
+    }
+
+    #[test]
+    fn popular_neighbours_move_together() {
+        let (keys, draws) = (1000, 10_000);
+        let near = |chooser: &mut Chooser, first: u64| {
+            let is_near = |key: u64| (key + keys - first) % keys < 20;
+            (0..draws).filter(|_| is_near(chooser.next(0))).count()
+        };
+        let hot = Popularity::HotRange {
+            share: 0.9,
+            first: 990,
+            keys: 20,
+        };
+        let zipf = Popularity::ZipfFrom {
+            exponent: 1.2,
+            first: 990,
+        };
+        // 0.9 + 0.1 * 20 / 1000, and the share of the first 20 ranks of 1000.
+        let weight = |k: u32| f64::from(k).powf(-1.2);
+        let share = |n: u32| (1..=n).map(weight).sum::<f64>();
+        for (popularity, expected) in [(hot, 0.902), (zipf, share(20) / share(1000))] {
+            let mut chooser = Chooser::new(keys, popularity, 3);
+            for first in [990, 300] {
+                chooser.move_to(first);
+                let seen = f64::from(u32::try_from(near(&mut chooser, first)).expect("small"));
+                let expected = expected * 10_000.0;
+                assert!(
+                    (seen - expected).abs() < 250.0,
+                    "{popularity:?}: {seen}, {expected}"
+                );
+            }
+        }
     }
 }

@@ -33,14 +33,16 @@ impl Random {
 
 /// SplitMix64's finalizer: a bijection that mixes all bits.
 #[inline]
-pub(crate) fn mix(n: u64) -> u64 {
+#[must_use]
+pub fn mix(n: u64) -> u64 {
     let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ n >> 31
 }
 
-/// A random number of the system's: what hashes start from, so that nobody can choose keys that collide; a session's name.
-pub(crate) fn unpredictable() -> u64 {
+/// A random number of the system's: a seed of hashes, so that nobody can choose keys that collide, or a session's name.
+#[must_use]
+pub fn unpredictable() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
 }
