@@ -10,6 +10,7 @@
 //! - [`sessions`] remembers changes, so that none is made twice; [`Slots`] gives clients their indices.
 //! - [`guests`] recovers locks of clients that change the server's memory by themselves.
 //! - [`workload`] chooses keys for a load, and makes values that can be checked; [`random`] has their random numbers.
+//! - [`history`] records what concurrent clients saw, and judges whether it was linearizable.
 //! - [`designs!`] declares the designs of a system; [`config`] checks values; [`Latency`] is a report's part.
 //!
 //! `examples/counter.rs` is the skeleton of a new service on one page.
@@ -22,6 +23,7 @@ pub mod config;
 mod connector;
 pub mod design;
 pub mod guests;
+pub mod history;
 mod host;
 mod local;
 mod nic;

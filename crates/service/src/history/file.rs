@@ -60,7 +60,7 @@ pub enum HistoryError {
         source: io::Error,
     },
     /// There is no file in the folder.
-    #[error("{0} holds no history; `verbatim kv check --keep` leaves some")]
+    #[error("{0} holds no history; `--keep` of a check leaves some")]
     Empty(PathBuf),
     /// Not a file that a [`Recorder`] wrote.
     #[error("{path} is no history of this version: record {record} is none")]
@@ -108,7 +108,7 @@ impl Recorder {
     }
 
     /// The client's number.
-    pub(super) fn client(&self) -> u64 {
+    pub fn client(&self) -> u64 {
         self.client
     }
 
@@ -116,8 +116,11 @@ impl Recorder {
         self.file.write_all(record.as_bytes())
     }
 
-    /// A request is going to be sent: its number.
-    pub(super) fn call(&mut self, key: u64, action: Action) -> io::Result<u64> {
+    /// A request for a key is going to be sent. Returns the request's number. No two writes of a history have the same value.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn call(&mut self, key: u64, action: Action) -> io::Result<u64> {
         let (kind, value, version) = match action {
             Action::Read => (GET, 0, 0),
             Action::Write { value, condition } => match condition {
@@ -142,8 +145,11 @@ impl Recorder {
         Ok(number)
     }
 
-    /// An answer has been seen.
-    pub(super) fn answered(&mut self, number: u64, outcome: Outcome) -> io::Result<()> {
+    /// The answer to a request has been seen.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn answered(&mut self, number: u64, outcome: Outcome) -> io::Result<()> {
         let (kind, value, version) = match outcome {
             Outcome::Value { value, version } => (VALUE, value, version),
             Outcome::Absent => (ABSENT, 0, 0),
@@ -153,13 +159,19 @@ impl Recorder {
         self.end(kind, number, value, version)
     }
 
-    /// An answer has been seen: there was no room.
-    pub(super) fn full(&mut self, number: u64) -> io::Result<()> {
+    /// The answer to a request has been seen: there was no room, so nothing was changed.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn full(&mut self, number: u64) -> io::Result<()> {
         self.end(NOTHING, number, 0, 0)
     }
 
-    /// An answer has been seen, with a value that is not the key's.
-    pub(super) fn wrong(&mut self, number: u64, version: u64) -> io::Result<()> {
+    /// The answer to a request has been seen, with a value that is not the key's, or not whole. The history is wrong then.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn wrong(&mut self, number: u64, version: u64) -> io::Result<()> {
         self.end(WRONG, number, 0, version)
     }
 

@@ -1,0 +1,30 @@
+//! Histories: what concurrent clients asked and got, and when, recorded for [`lincheck`] to judge.
+//!
+//! The objects are registers by number, the keys of a store. Each client has a [`Recorder`], which writes a file of its own:
+//! a record before a request is sent, and one when its answer has been seen. A record is one `write(2)`, so a client that is
+//! killed leaves all that it sent; a request without an answer has an unknown outcome. Times are those of
+//! `CLOCK_MONOTONIC`, which all processes of a host share. [`History::read`] merges the files of a folder, and
+//! [`History::judge`] judges them.
+//!
+//! ```
+//! use service::history::{History, Recorder};
+//! use lincheck::{Action, Condition, Outcome};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let mut client = Recorder::create(folder.path(), 1)?;
+//! let put = client.call(7, Action::Write { value: 55, condition: Condition::Always })?;
+//! client.answered(put, Outcome::Done { version: 1 })?;
+//! let get = client.call(7, Action::Read)?;
+//! client.answered(get, Outcome::Absent)?;
+//!
+//! let verdict = History::read(folder.path())?.judge();
+//! assert!(!verdict.is_linearizable());
+//! println!("{}", verdict.violations[0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod file;
+mod verdict;
+
+pub use file::{HistoryError, Recorder};
+pub use verdict::{History, Verdict};
