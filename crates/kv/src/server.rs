@@ -21,7 +21,6 @@ use crate::{Design, ServerConfig};
 mod atomics;
 mod design;
 mod herd;
-mod loopback;
 mod reads;
 mod table;
 mod worker;

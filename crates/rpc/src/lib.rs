@@ -3,7 +3,8 @@
 //! - [`herd`]: clients WRITE requests over UC into slots of a region at the server, workers poll the
 //!   region, responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
 //! - [`datagram`]: requests and responses are UD SENDs, header-only where the immediate says it all.
-//! - [`one_sided`]: no calls: READs, WRITEs and atomics on the server's memory, without the server's processor.
+//! - [`one_sided`]: no calls: READs, WRITEs and atomics on the server's memory, without the server's processor. [`Loopback`] is
+//!   for a server that competes with its clients for locks.
 //!
 //! The first two serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that
 //! it can do shared work once a batch, and the answers of a batch leave with one doorbell. None knows what is
@@ -22,6 +23,7 @@ pub mod datagram;
 mod error;
 mod handler;
 pub mod herd;
+mod loopback;
 pub mod one_sided;
 mod outbox;
 mod port;
@@ -29,5 +31,6 @@ mod table;
 
 pub use error::{MAX_BATCH, RpcError};
 pub use handler::{Counts, Handler, Reply, Request};
+pub use loopback::Loopback;
 pub use port::{Received, UdPort, UdPortConfig};
 pub use table::ClientTable;

@@ -8,12 +8,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rpc::RpcError;
+use rpc::{Loopback, RpcError};
 use service::guests::{LockTable, SERVER_OWNER, owner_of};
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 
-use super::loopback::Loopback;
 use crate::locations::Locations;
 use crate::store::record::{Body, Shape, next_version, redo};
 use crate::store::{Condition, PartitionStats, Refusal, hash_of, partition_of};
