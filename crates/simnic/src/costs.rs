@@ -6,6 +6,7 @@ use nicmodel::pcie::{self, Kind, Purpose};
 use nicmodel::profile::{Profile, Sourced};
 use nicmodel::{Footprint, Method, Operation, Receive, Side, Transport, Verb, wqe};
 
+use crate::caches::Caches;
 use crate::queue::Ps;
 
 /// Locks of a NIC that are kept one by one.
@@ -38,6 +39,8 @@ pub(crate) struct Costs {
     pub(crate) contended_add: Ps,
     pub(crate) request: Ps,
     pub(crate) empty_look: Ps,
+    /// Nothing if touches of memory cost nothing.
+    pub(crate) caches: Option<Caches>,
     /// Processor costs that the profile does not have: cores do these in no time.
     pub(crate) unknown_of_cores: Vec<&'static str>,
     pub(crate) units: usize,
@@ -91,6 +94,7 @@ impl Costs {
             contended_add: core("host.contended_add_ns", &host.contended_add_ns),
             request: core("host.request_ns", &host.request_ns),
             empty_look: ps(known(&host.empty_look_ns)),
+            caches: Caches::of_host(host),
             unknown_of_cores,
             units: nic.units.as_ref().map_or(1, |units| units.value as usize),
             fetch_wait: ps(known(&nic.wqe_fetch_wait_ns)),

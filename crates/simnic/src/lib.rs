@@ -6,7 +6,7 @@
 //! ([`Cluster::spawn`]), whose verbs cost virtual time and cause events.
 //!
 //! - `queue`: what happens next; ties have an order, so a run depends on nothing but its input.
-//! - `costs`: the profile as times, by way of `nicmodel`'s footprints.
+//! - `costs`: the profile as times, by way of `nicmodel`'s footprints; `caches`: what a core's touches of memory cost.
 //! - `world`: all that there is: `machine`, `qp`, `cq`, `mr`, `message`, `thread`; `event`: what happens.
 //! - `nic`: WQEs through processing units to the network, messages to memory and completions.
 //! - `post`: what verbs cost a core.
@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod caches;
 mod cluster;
 mod costs;
 mod cq;
@@ -47,5 +48,5 @@ pub use abi::symbols;
 pub use cluster::{Cluster, ClusterError, Machine, Unfinished};
 pub use costs::MissingCosts;
 pub use machine::Counters;
-pub use spend::{spend, spend_empty_looks, spend_requests, spend_shared_add};
+pub use spend::{spend, spend_empty_looks, spend_requests, spend_shared_add, spend_touches};
 pub use threads::{idle, idle_looking, idle_polling, is_simulated, now, now_ns};

@@ -52,3 +52,51 @@ pub fn spend_shared_add(addr: u64) {
         world.catch_up();
     });
 }
+
+/// The calling simulated thread walks `overlapped` interleaved chains (one if 0), each of `lines` cache lines that it touches
+/// one after the other, at random places of a working set of `working_set_bytes`.
+///
+/// The time follows from the core's caches and the latency of its memory, as the profile has them (`caches`); nothing where
+/// the profile has no latency of memory.
+pub fn spend_touches(working_set_bytes: u64, lines: u64, overlapped: u64) {
+    if is_simulated() {
+        world(|world| {
+            let Some(caches) = &world.costs.caches else {
+                return;
+            };
+            let time = caches.touch(working_set_bytes, lines, overlapped);
+            world.spend(time);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::{Cluster, now};
+
+    #[test]
+    fn touches_cost_what_the_profile_says_and_nothing_without_a_latency_of_memory() {
+        let mut profile = nicmodel::profile::builtin("cib").expect("built in").clone();
+        let taken = |profile: &nicmodel::Profile| {
+            let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
+            let time = Rc::new(Cell::new(None));
+            let end = Rc::clone(&time);
+            cluster.spawn(cluster.machine(0), "walks", move || {
+                spend_touches(1 << 30, 10, 1);
+                end.set(now());
+            });
+            cluster.run().expect("it ends");
+            time.get()
+        };
+        assert_eq!(taken(&profile), Some(Duration::ZERO));
+        profile.host.memory_ns = profile.host.request_ns.clone();
+        profile.host.memory_ns.as_mut().expect("cib has it").value = 100.0;
+        assert_eq!(taken(&profile), Some(Duration::from_micros(1)));
+        // No core is meant on a thread that is not simulated.
+        spend_touches(1 << 30, 10, 1);
+    }
+}

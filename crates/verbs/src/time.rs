@@ -66,3 +66,18 @@ pub fn add_to_shared(word: &AtomicU64) {
         simnic::spend_shared_add(std::ptr::from_ref(word).addr() as u64);
     }
 }
+
+/// The calling core walks data structures: `overlapped` chains at a time, each of `lines` cache lines touched one after the
+/// other at random places of a working set of `working_set_bytes`.
+///
+/// - `working_set_bytes`: all that competes for the cache with these lines. For level k of a tree these are the bytes of
+///   the levels from the root to k.
+/// - `overlapped`: chains that the program interleaves with prefetches, so that their misses overlap; 0 counts as 1.
+///   The call accounts for all of them.
+/// - Cost: virtual time on a simulated NIC, by the caches and the memory latency of the core; nothing elsewhere.
+#[inline]
+pub fn touch_lines(working_set_bytes: u64, lines: u64, overlapped: u64) {
+    if simnic::is_simulated() {
+        simnic::spend_touches(working_set_bytes, lines, overlapped);
+    }
+}

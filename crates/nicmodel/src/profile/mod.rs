@@ -88,6 +88,16 @@ section! {
         empty_look_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Work of a core for a small request that it serves, beside verbs and shared counters.
         request_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
+        /// Bytes of a core's own caches: a line that is in them costs nothing beside the program's work.
+        core_cache_bytes: Option<Sourced<u32>> = 0 to 1_000_000_000,
+        /// Bytes of the last-level cache, which the cores share.
+        cache_bytes: Option<Sourced<u32>> = 0 to 4_000_000_000u32,
+        /// Latency of a line in the last-level cache to a core that depends on it.
+        cache_hit_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
+        /// Latency of a line in memory to a core that depends on it; touches of memory cost nothing if absent.
+        memory_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
+        /// Lines that a core fetches at a time, at most; one if absent.
+        outstanding_misses: Option<Sourced<u32>> = 1 to 1024,
     }
 }
 

@@ -1,0 +1,101 @@
+//! The caches of a core, and what it costs to touch memory behind them.
+//!
+//! The model: a working set that is touched at random fills each cache evenly, so a line of a set of S bytes is in a cache
+//! of C bytes with probability min(1, C/S). This is exact for independent uniform accesses to S bytes and any replacement
+//! that keeps the cache full. Real walks have hot lines and TLB misses; a profile's latencies are fitted with these in them.
+
+use nicmodel::profile::{Host, Sourced};
+
+use crate::queue::Ps;
+
+/// Caches and memory of a core. Latencies are in nanoseconds and are those of dependent accesses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Caches {
+    /// The core's own cache, in bytes. A line that is in it costs nothing beside the work of the program.
+    pub(crate) own_bytes: f64,
+    /// The last-level cache, which cores share, in bytes.
+    pub(crate) shared_bytes: f64,
+    pub(crate) hit_ns: f64,
+    pub(crate) miss_ns: f64,
+    /// Lines that a core fetches at the same time, at most.
+    pub(crate) outstanding: f64,
+}
+
+impl Caches {
+    /// The caches of a profile's host; nothing where the profile does not know the latency of memory.
+    pub(crate) fn of_host(host: &Host) -> Option<Self> {
+        let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |n| n.value);
+        let count = |number: &Option<Sourced<u32>>| number.as_ref().map(|n| f64::from(n.value));
+        Some(Self {
+            own_bytes: count(&host.core_cache_bytes).unwrap_or(0.0),
+            shared_bytes: count(&host.cache_bytes).unwrap_or(0.0),
+            hit_ns: known(&host.cache_hit_ns),
+            miss_ns: host.memory_ns.as_ref()?.value,
+            outstanding: count(&host.outstanding_misses).unwrap_or(1.0),
+        })
+    }
+
+    /// Time for `overlapped` interleaved chains that each touch `lines` lines, one after the other and at random, of a
+    /// working set of `set_bytes`.
+    pub(crate) fn touch(&self, set_bytes: u64, lines: u64, overlapped: u64) -> Ps {
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "sizes and counts; 53 bits are exact enough"
+        )]
+        let (set, lines, overlapped) = (set_bytes as f64, lines as f64, overlapped.max(1) as f64);
+        let share = |cache: f64| if set > cache { cache / set } else { 1.0 };
+        let own = share(self.own_bytes);
+        let cached = share(self.shared_bytes).max(own);
+        let line_ns = (cached - own) * self.hit_ns + (1.0 - cached) * self.miss_ns;
+        let at_once = overlapped.min(self.outstanding.max(1.0));
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive, and a cast saturates"
+        )]
+        let time = (line_ns * lines * overlapped / at_once * 1e3).round() as Ps;
+        time.min(LONGEST)
+    }
+}
+
+/// An hour: what touches take at most, so that clocks cannot overflow.
+const LONGEST: Ps = 3_600_000_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHES: Caches = Caches {
+        own_bytes: 1000.0,
+        shared_bytes: 10_000.0,
+        hit_ns: 20.0,
+        miss_ns: 100.0,
+        outstanding: 10.0,
+    };
+
+    #[test]
+    fn a_line_costs_by_the_share_of_its_set_that_each_cache_holds() {
+        assert_eq!(CACHES.touch(0, 5, 1), 0);
+        assert_eq!(CACHES.touch(1000, 5, 1), 0);
+        // Half of 2000 bytes are in the own cache, all in the shared one.
+        assert_eq!(CACHES.touch(2000, 1, 1), 10_000);
+        assert_eq!(CACHES.touch(10_000, 1, 1), 18_000);
+        // Of 20,000 bytes a twentieth is in the own cache, half in either, half in none.
+        assert_eq!(CACHES.touch(20_000, 3, 1), 3 * (9_000 + 50_000));
+    }
+
+    #[test]
+    fn chains_overlap_up_to_what_a_core_has_outstanding() {
+        let one = CACHES.touch(20_000, 4, 1);
+        assert_eq!(CACHES.touch(20_000, 4, 0), one);
+        assert_eq!(CACHES.touch(20_000, 4, 8), one);
+        assert_eq!(CACHES.touch(20_000, 4, 10), one);
+        assert_eq!(CACHES.touch(20_000, 4, 20), 2 * one);
+    }
+
+    #[test]
+    fn no_count_overflows() {
+        assert_eq!(CACHES.touch(u64::MAX, u64::MAX, u64::MAX), LONGEST);
+        assert_eq!(CACHES.touch(u64::MAX, 0, u64::MAX), 0);
+    }
+}
