@@ -5,12 +5,13 @@
 //!
 //! Layers, from below: `node` is the layout of a node, [`tree`] the trees at the server; `config`, `wire` and [`rendezvous`]
 //! are what both sides agree on. `server` is workers that carry out requests; `client` is the [`Pipeline`] and what it
-//! stands on.
+//! stands on. [`load`] asks for keys and checks every answer.
 
 #![forbid(unsafe_code)]
 
 mod client;
 mod config;
+pub mod load;
 mod node;
 pub mod rendezvous;
 mod report;
@@ -35,9 +36,3 @@ pub type LocalServer = service::LocalServer<Btree>;
 pub type LocalWorker = service::LocalWorker<Btree>;
 /// Connects clients to a [`LocalServer`].
 pub type Connector = service::Connector<rendezvous::Rendezvous>;
-
-/// A random number of the system's: a server's identity, a session's name.
-fn unpredictable() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish()
-}

@@ -60,14 +60,14 @@ impl Opener {
             pd: context.alloc_pd()?,
             context: context.clone(),
             target,
-            session: crate::unpredictable(),
+            session: service::random::unpredictable(),
             config,
         })
     }
 
     /// Changes of the next session are another client's to the server.
     pub(super) fn rename_session(&mut self) {
-        self.session = crate::unpredictable();
+        self.session = service::random::unpredictable();
     }
 
     /// Opens a session, trying again until then while that may help.

@@ -47,7 +47,7 @@ pub struct Environment {
 impl Default for Environment {
     fn default() -> Self {
         Self {
-            identity: crate::unpredictable(),
+            identity: service::random::unpredictable(),
         }
     }
 }

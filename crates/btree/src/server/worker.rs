@@ -181,9 +181,9 @@ impl Handler for Serve<'_> {
         }
         let walk = &mut walks.0[request.index];
         if round == 0 {
-            *walk = self.store.begin(tree);
+            *walk = self.store.index().begin(tree);
         }
-        self.store.step(tree, key, walk);
+        self.store.index().step(tree, key, walk);
     }
 
     #[inline]
@@ -197,7 +197,7 @@ impl Handler for Serve<'_> {
         let tree = usize::from(tree);
         let walk = &mut walks.0[request.index];
         if !walk.is_begun() {
-            *walk = self.store.begin(tree);
+            *walk = self.store.index().begin(tree);
         }
         match op {
             Op::Get { key } => self.get(tree, key, walk, reply),
@@ -225,7 +225,7 @@ impl Serve<'_> {
     #[inline]
     fn get(&mut self, tree: usize, key: u64, walk: &mut Walk, reply: Reply<'_>) {
         self.counts.gets += 1;
-        match self.store.finish(tree, key, walk) {
+        match self.store.index().finish(tree, key, walk) {
             Ok(Some(value)) => {
                 self.counts.hits += 1;
                 let mut message = [0; 16];

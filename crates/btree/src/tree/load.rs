@@ -2,7 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Number, Store, root_word};
+use super::memory::Number;
+use super::store::Store;
+use super::walk::root_word;
 
 /// Why a tree was not loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,15 +43,15 @@ impl Store {
         threads: usize,
         entry: impl Fn(u64) -> (u64, u64) + Sync,
     ) -> Result<(), LoadError> {
-        let (old, level) = self.root(tree);
-        let is_empty = level == 0 && self.memory.read(old, |n| n.count()) == Ok(0);
+        let (old, level) = self.index.root(tree);
+        let is_empty = level == 0 && self.index.memory.read(old, |n| n.count()) == Ok(0);
         if !is_empty {
             return Err(LoadError::NotEmpty);
         }
         if count == 0 {
             return Ok(());
         }
-        let room = crate::node::capacity(self.memory.node_words());
+        let room = crate::node::capacity(self.index.memory.node_words());
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -65,7 +67,7 @@ impl Store {
             sizes.push(below.div_ceil(per_node.max(2)));
         }
         let needed = sizes.iter().sum();
-        let first = self.memory.allocate_run(needed);
+        let first = self.index.memory.allocate_run(needed);
         let mut first = first.ok_or(LoadError::Full { needed })?;
         // The first key of each node of the level below.
         let mut lows: Vec<u64> = Vec::new();
@@ -96,9 +98,9 @@ impl Store {
             first += nodes;
         }
         let top = u16::try_from(sizes.len() - 1).unwrap_or(u16::MAX);
-        let word = self.memory.root_word(tree);
+        let word = self.index.memory.root_word(tree);
         word.store(root_word(first - 1, top), Ordering::Release);
-        self.memory.release(old);
+        self.index.memory.release(old);
         Ok(())
     }
 
@@ -160,7 +162,7 @@ impl Store {
             }
             let is_last = node + 1 == of.nodes;
             let number = of.first + node;
-            let Ok(mut locked) = self.memory.lock(number) else {
+            let Ok(mut locked) = self.index.memory.lock(number) else {
                 return Err(LoadError::NotEmpty);
             };
             let low = low_of(node);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use verbs::{Access, ProtectionDomain};
 
 use super::*;
-use crate::node::HEADER;
+use crate::node::{HEADER, LOW, Node, SIBLING};
 
 fn pd() -> ProtectionDomain {
     let device = verbs::Provider::softnic().device(None);
@@ -19,13 +19,13 @@ fn store(node_bytes: usize, nodes: u64) -> Store {
 
 /// Every node that a tree reaches is whole, has ordered keys within its fences, and siblings meet.
 fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
-    let (mut first, top) = store.root(tree);
+    let (mut first, top) = store.index.root(tree);
     let mut entries = Vec::new();
     for level in (0..=top).rev() {
         let (mut node, mut low) = (first, 0);
         let mut below = None;
         while node != 0 {
-            let words = store.memory.words(node);
+            let words = store.index.memory.words(node);
             let n = Node(words);
             assert!(n.is_whole() && !n.is_dead(), "node {node}");
             assert_eq!(
@@ -203,11 +203,11 @@ fn threads_see_one_tree() {
             }
         });
         scope.spawn(move || {
-            let mut words = vec![0u64; store.memory.node_words()];
+            let mut words = vec![0u64; store.index.memory.node_words()];
             let mut whole = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 for number in 1..400 {
-                    for (to, from) in words.iter_mut().zip(store.memory.words(number)) {
+                    for (to, from) in words.iter_mut().zip(store.index.memory.words(number)) {
                         *to = from.load(Ordering::Relaxed);
                     }
                     let node = Node(&words[..]);

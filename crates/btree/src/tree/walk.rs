@@ -1,12 +1,49 @@
-//! Walks from the root to a leaf, step by step, so that those of a batch wait for memory together.
+//! Finding keys: walks from the root to a leaf, step by step, so that those of a batch wait for memory together; and SCANs.
 //!
 //! A walk of a large tree waits for a cache miss a level, and one after the other would keep a core waiting nearly all of
 //! its time. A batch takes a step of each walk in turn: each step prefetches the node that the next one looks at, so
 //! that as many misses are under way as the core can have. The idea is that of group prefetching (Chen, Gibbons, Mowry,
 //! SIGMOD 2001).
 
-use super::{Busy, Number, Refusal, Store};
-use crate::node::Next;
+use std::sync::atomic::Ordering;
+
+use super::memory::{Busy, Memory, Number};
+use crate::node::{Next, SIBLING};
+
+/// Why a change was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is no memory for another node.
+    #[error("the store is full: delete something, or give the server room for more keys")]
+    Full,
+    /// A node is locked by somebody who does not free it.
+    #[error("a node of the tree is locked for long")]
+    Busy(u64),
+}
+
+impl From<Busy> for Refusal {
+    fn from(Busy(node): Busy) -> Self {
+        Self::Busy(node)
+    }
+}
+
+/// A root's node and level as one word.
+pub(super) fn root_word(node: Number, level: u16) -> u64 {
+    node << 16 | u64::from(level)
+}
+
+/// The node and the level of a root.
+#[inline]
+pub(crate) fn root_of(word: u64) -> (Number, u16) {
+    (word >> 16, (word & 0xffff) as u16)
+}
+
+/// The trees of a memory, for those who look for keys.
+#[derive(Debug)]
+pub(crate) struct Index {
+    pub(super) memory: Memory,
+    pub(super) trees: usize,
+}
 
 /// Where a walk is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,7 +76,18 @@ impl Walk {
     }
 }
 
-impl Store {
+impl Index {
+    /// How many trees there are.
+    #[inline]
+    pub(crate) fn trees(&self) -> usize {
+        self.trees
+    }
+
+    #[inline]
+    pub(crate) fn root(&self, tree: usize) -> (Number, u16) {
+        root_of(self.memory.root_word(tree).load(Ordering::Acquire))
+    }
+
     /// A walk at the root of a tree.
     #[inline]
     pub(crate) fn begin(&self, tree: usize) -> Walk {
@@ -123,6 +171,86 @@ impl Store {
                 (Next::Here, value) => return Ok(value),
                 (Next::Sibling(right), _) => walk.node = right,
                 _ => *walk = self.begin(tree),
+            }
+        }
+    }
+
+    /// The node of a level where the keys of `key` are, as far as one looks at one moment.
+    pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, Busy> {
+        'again: loop {
+            let (mut node, mut level) = self.root(tree);
+            loop {
+                let next = self
+                    .memory
+                    .read(node, |n| n.next(key, tree as u64, level))?;
+                match next {
+                    Next::Lost => continue 'again,
+                    Next::Sibling(right) => node = right,
+                    _ if level == to => return Ok(node),
+                    Next::Here => continue 'again,
+                    Next::Child(child) => (node, level) = (child, level - 1),
+                }
+            }
+        }
+    }
+
+    /// Appends entries from a key on, in ascending order, until `into` has `limit` of them or the keys reach `end`. The key
+    /// to go on from; `None` if there are no more.
+    ///
+    /// Each leaf is seen at one moment: what is there all the time is found, once.
+    ///
+    /// # Errors
+    /// [`Refusal::Busy`].
+    pub(super) fn scan(
+        &self,
+        tree: usize,
+        (mut from, end): (u64, Option<u64>),
+        limit: usize,
+        into: &mut Vec<(u64, u64)>,
+    ) -> Result<Option<u64>, Refusal> {
+        let mut known: Option<Number> = None;
+        loop {
+            let node = match known.take() {
+                Some(sibling) => sibling,
+                None => self.descend(tree, from, 0)?,
+            };
+            let kept = into.len();
+            let found = self.memory.read(node, |n| {
+                into.truncate(kept);
+                match n.next(from, tree as u64, 0) {
+                    Next::Here => {}
+                    Next::Sibling(right) => return Some((Some(from), right, false)),
+                    _ => return None,
+                }
+                let first = n.rank(from);
+                let first = match first.checked_sub(1) {
+                    Some(place) if n.key(place) == from => place,
+                    _ => first,
+                };
+                for i in first..n.count() {
+                    if end.is_some_and(|end| n.key(i) >= end) {
+                        return Some((None, 0, true));
+                    }
+                    if into.len() == limit {
+                        return Some((Some(n.key(i)), 0, true));
+                    }
+                    into.push((n.key(i), n.value(i)));
+                }
+                Some((n.end(), n.0[SIBLING].load(Ordering::Relaxed), false))
+            })?;
+            match found {
+                // The leaf was merged away: found again from the root.
+                None => {}
+                Some((next, _, true)) => return Ok(next),
+                Some((None, _, false)) => return Ok(None),
+                Some((Some(next), sibling, false)) => {
+                    if end.is_some_and(|end| next >= end) {
+                        return Ok(None);
+                    }
+                    from = next;
+                    known = Some(sibling).filter(|s| *s != 0);
+                    self.memory.prefetch(sibling);
+                }
             }
         }
     }

@@ -1,0 +1,513 @@
+//! One client's run of a workload.
+
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use service::random::Random;
+use service::workload::Chooser;
+use verbs::time;
+
+use super::{LoadReport, MAX_CLIENTS, Requests, Workload, is_of, key_of, value_of};
+use crate::{Answer, ClientError, Latency, Op, When};
+
+/// When a load ends.
+#[derive(Debug, Clone, Copy)]
+pub enum Until {
+    /// After so many operations.
+    Count(u64),
+    /// At that time, by [`verbs::time`].
+    At(Instant),
+}
+
+/// An own key is not in the tree.
+const ABSENT: u8 = 0;
+/// An own key is.
+const PRESENT: u8 = 1;
+/// A change of an own key is under way, or what came of it is not known.
+const UNKNOWN: u8 = 2;
+
+/// What a request was, as its token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Lookup,
+    /// A lookup whose key is updated next.
+    ReadUpdate,
+    Update,
+    Insert,
+    Delete,
+    /// An own key that is there, or not.
+    Own {
+        present: bool,
+    },
+    Scan {
+        limit: u16,
+    },
+}
+
+impl Asked {
+    /// With the number of a key, below 2^40.
+    fn token(self, i: u64) -> u64 {
+        let (kind, more) = match self {
+            Self::Lookup => (0, 0),
+            Self::ReadUpdate => (1, 0),
+            Self::Update => (2, 0),
+            Self::Insert => (3, 0),
+            Self::Delete => (4, 0),
+            Self::Own { present } => (5, u64::from(present)),
+            Self::Scan { limit } => (6, u64::from(limit)),
+        };
+        kind << 56 | more << 40 | i
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
+    fn of(token: u64) -> (Self, u64) {
+        let more = (token >> 40) as u16;
+        let asked = match token >> 56 {
+            0 => Self::Lookup,
+            1 => Self::ReadUpdate,
+            2 => Self::Update,
+            3 => Self::Insert,
+            4 => Self::Delete,
+            5 => Self::Own { present: more != 0 },
+            _ => Self::Scan { limit: more },
+        };
+        (asked, token & ((1 << 40) - 1))
+    }
+}
+
+/// Bounds of the dice, 32 bits, below which an operation is chosen.
+#[derive(Debug)]
+struct Bounds {
+    updates: u64,
+    inserts: u64,
+    own: u64,
+    scans: u64,
+    read_updates: u64,
+}
+
+impl Bounds {
+    fn of(w: &Workload) -> Self {
+        let mut sum = 0.0;
+        let mut next = |share: f64| {
+            sum += share.clamp(0.0, 1.0);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "shares of 2^32"
+            )]
+            let bound = (sum * 4_294_967_296.0) as u64;
+            bound
+        };
+        Self {
+            updates: next(w.updates),
+            inserts: next(w.inserts),
+            own: next(w.own_lookups),
+            scans: next(w.scans),
+            read_updates: next(w.read_updates),
+        }
+    }
+}
+
+struct Run<'w> {
+    workload: &'w Workload,
+    chooser: Chooser,
+    bounds: Bounds,
+    /// Distance of this client's own keys from stable ones.
+    offset: u64,
+    /// What is known of each own key.
+    own: Vec<u8>,
+    /// The own key that was inserted or deleted last.
+    newest: u64,
+    stamp: u32,
+    lengths: Random,
+    /// Keys that were read to be updated.
+    found: Vec<u64>,
+    latency: Histogram<u64>,
+    report: LoadReport,
+}
+
+/// Puts stable keys number `from`, `from + step`, … once.
+///
+/// # Errors
+/// When the server cannot be reached any more.
+pub fn fill(
+    requests: &mut impl Requests,
+    workload: &Workload,
+    (from, step): (u64, u64),
+) -> Result<LoadReport, ClientError> {
+    let mut run = Run::new(workload, 0);
+    let started = time::now();
+    requests.refresh();
+    let mut next = from;
+    while next < workload.keys || requests.outstanding() > 0 {
+        while next < workload.keys && run.update(requests, next)? {
+            next += step.max(1);
+        }
+        run.take(requests)?;
+    }
+    Ok(run.finish(requests, started))
+}
+
+/// Runs a load. `seed` must differ between clients: its remainder by [`MAX_CLIENTS`] says which own keys this one has.
+///
+/// # Errors
+/// When the server cannot be reached any more.
+pub fn run(
+    requests: &mut impl Requests,
+    workload: &Workload,
+    until: Until,
+    seed: u64,
+) -> Result<LoadReport, ClientError> {
+    let mut run = Run::new(workload, seed);
+    let started = time::now();
+    requests.refresh();
+    let (most, end) = match until {
+        Until::Count(n) => (n, None),
+        Until::At(end) => (u64::MAX, Some(end)),
+    };
+    let (mut stopping, mut rounds) = (false, 0u32);
+    let mut begun = 0;
+    loop {
+        while !stopping && begun < most && run.begin(requests)? {
+            begun += 1;
+        }
+        let seen = run.take(requests)?;
+        rounds = rounds.wrapping_add(1);
+        // While answers come the pipeline reads the clock for every few of them.
+        let now = match seen {
+            None if rounds.is_multiple_of(256) => Some(time::now()),
+            seen => seen,
+        };
+        stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
+        if (stopping || begun >= most) && requests.outstanding() == 0 && run.found.is_empty() {
+            run.clean_up(requests)?;
+            return Ok(run.finish(requests, started));
+        }
+    }
+}
+
+impl<'w> Run<'w> {
+    fn new(workload: &'w Workload, seed: u64) -> Self {
+        let has_own = workload.inserts > 0.0;
+        let own = if has_own { workload.keys } else { 0 };
+        Self {
+            workload,
+            chooser: Chooser::new(workload.keys, workload.popularity, seed),
+            bounds: Bounds::of(workload),
+            offset: 1 + seed % MAX_CLIENTS,
+            own: vec![ABSENT; usize::try_from(own).unwrap_or(0)],
+            newest: 0,
+            stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
+            lengths: Random::new(seed ^ 0x5ca1ab1e),
+            found: Vec::new(),
+            latency: Histogram::new(3).expect("3 is a number of digits"),
+            report: LoadReport::default(),
+        }
+    }
+
+    /// Starts an operation, if there is room.
+    #[inline]
+    fn begin(&mut self, requests: &mut impl Requests) -> Result<bool, ClientError> {
+        if requests.outstanding() + self.found.len() >= requests.window() {
+            return Ok(false);
+        }
+        let dice = self.chooser.dice();
+        let i = self.chooser.next(self.newest);
+        let tree = self.workload.tree;
+        let (lookup, asked) = (Op::Get { key: key_of(i) }, Asked::Lookup);
+        if dice < self.bounds.updates {
+            return self.update(requests, i);
+        }
+        if dice < self.bounds.inserts {
+            return self.insert(requests);
+        }
+        let (op, asked) = if dice < self.bounds.own {
+            match self.own.get(usize::try_from(i).unwrap_or(usize::MAX)) {
+                Some(&state) if state != UNKNOWN => {
+                    let key = key_of(i) + self.offset;
+                    let present = state == PRESENT;
+                    (Op::Get { key }, Asked::Own { present })
+                }
+                _ => (lookup, asked),
+            }
+        } else if dice < self.bounds.scans {
+            let most = self.workload.scan_length.clamp(1, u16::MAX.into());
+            let limit = if self.workload.scans_vary {
+                1 + self.lengths.below(most.into())
+            } else {
+                most.into()
+            };
+            let limit = u16::try_from(limit).unwrap_or(u16::MAX);
+            let scan = Op::Scan {
+                from: key_of(i),
+                end: None,
+                limit: limit.into(),
+            };
+            (scan, Asked::Scan { limit })
+        } else if dice < self.bounds.read_updates {
+            (lookup, Asked::ReadUpdate)
+        } else {
+            (lookup, asked)
+        };
+        requests.submit(tree, &op, asked.token(i))
+    }
+
+    fn update(&mut self, requests: &mut impl Requests, i: u64) -> Result<bool, ClientError> {
+        let key = key_of(i);
+        self.stamp = self.stamp.wrapping_add(1);
+        let op = Op::Put {
+            key,
+            value: value_of(key, self.stamp),
+            when: When::Always,
+        };
+        requests.submit(self.workload.tree, &op, Asked::Update.token(i))
+    }
+
+    /// Inserts the next own key, or deletes it if it is there.
+    fn insert(&mut self, requests: &mut impl Requests) -> Result<bool, ClientError> {
+        let i = (self.newest + 1) % self.workload.keys;
+        let begun = self.toggle(requests, i)?;
+        if begun {
+            self.newest = i;
+        }
+        Ok(begun)
+    }
+
+    fn toggle(&mut self, requests: &mut impl Requests, i: u64) -> Result<bool, ClientError> {
+        let key = key_of(i) + self.offset;
+        let place = usize::try_from(i).unwrap_or(usize::MAX);
+        let Some(state) = self.own.get_mut(place) else {
+            return Ok(true);
+        };
+        let (op, asked) = match *state {
+            ABSENT => {
+                self.stamp = self.stamp.wrapping_add(1);
+                let value = value_of(key, self.stamp);
+                let when = When::Absent;
+                (Op::Put { key, value, when }, Asked::Insert)
+            }
+            PRESENT => (Op::Delete { key }, Asked::Delete),
+            // Nothing is known of it: passed over.
+            _ => return Ok(true),
+        };
+        let begun = requests.submit(self.workload.tree, &op, asked.token(i))?;
+        if begun {
+            *state = UNKNOWN;
+        }
+        Ok(begun)
+    }
+
+    /// Deletes own keys that are there, so that another load finds the tree as this one did.
+    fn clean_up(&mut self, requests: &mut impl Requests) -> Result<(), ClientError> {
+        let operations = self.report.operations;
+        let mut i = 0;
+        while i < self.own.len() || requests.outstanding() > 0 {
+            while i < self.own.len()
+                && (self.own[i] != PRESENT || self.toggle(requests, i as u64)?)
+            {
+                i += 1;
+            }
+            self.take(requests)?;
+        }
+        self.report.operations = operations;
+        Ok(())
+    }
+
+    /// Takes answers and checks them; when they were seen, if there were any.
+    #[inline]
+    fn take(&mut self, requests: &mut impl Requests) -> Result<Option<Instant>, ClientError> {
+        let mut seen = None;
+        let (report, own, found) = (&mut self.report, &mut self.own, &mut self.found);
+        let (latency, offset) = (&mut self.latency, self.offset);
+        requests.poll(|done| {
+            seen = Some(done.seen);
+            report.operations += 1;
+            let (asked, i) = Asked::of(done.token);
+            judge(report, own, offset, asked, i, done.answer);
+            if asked == Asked::ReadUpdate {
+                found.push(i);
+            }
+            let nanos = done.seen.duration_since(done.sent).as_nanos();
+            let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+            // It grows up to a minute.
+            *latency += nanos.min(60_000_000_000);
+        })?;
+        while let Some(i) = self.found.pop() {
+            if !self.update(requests, i)? {
+                self.found.push(i);
+                break;
+            }
+        }
+        Ok(seen)
+    }
+
+    fn finish(mut self, requests: &impl Requests, started: Instant) -> LoadReport {
+        let seconds = time::now().duration_since(started).as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let rate = self.report.operations as f64 / seconds.max(1e-9);
+        (self.report.seconds, self.report.rate) = (seconds, rate);
+        self.report.latency = Latency::of(&self.latency);
+        self.report.doorbells = requests.doorbells();
+        self.report.client = requests.stats();
+        self.report
+    }
+}
+
+/// Checks an answer.
+#[inline]
+fn judge(
+    report: &mut LoadReport,
+    own: &mut [u8],
+    offset: u64,
+    asked: Asked,
+    i: u64,
+    answer: Answer<'_>,
+) {
+    let mut value_is_right = |value: u64, key: u64| {
+        report.wrong_values += u64::from(!is_of(key, value));
+    };
+    let place = usize::try_from(i).unwrap_or(usize::MAX);
+    match (asked, answer) {
+        (Asked::Lookup | Asked::ReadUpdate, Answer::Value(value)) => {
+            match value {
+                Some(value) => value_is_right(value, key_of(i)),
+                None => report.missing += 1,
+            }
+            report.lookups += 1;
+            report.verified += 1;
+        }
+        (Asked::Own { present }, Answer::Value(value)) => {
+            if let Some(value) = value {
+                value_is_right(value, key_of(i) + offset);
+            }
+            // A change that was asked for meanwhile may have come first.
+            if own.get(place).copied() == Some(if present { PRESENT } else { ABSENT }) {
+                report.missing += u64::from(present && value.is_none());
+                report.ghosts += u64::from(!present && value.is_some());
+                report.verified += 1;
+            }
+            report.lookups += 1;
+        }
+        (Asked::Update, Answer::Changed { .. }) => report.changes += 1,
+        (Asked::Insert | Asked::Delete, Answer::Changed { found }) => {
+            let inserted = asked == Asked::Insert;
+            // It was not there when it was inserted, and it was when it was deleted.
+            report.ghosts += u64::from(inserted && found);
+            report.missing += u64::from(!inserted && !found);
+            report.verified += 1;
+            report.changes += 1;
+            if let Some(state) = own.get_mut(place) {
+                *state = if inserted { PRESENT } else { ABSENT };
+            }
+        }
+        (Asked::Scan { limit }, Answer::Entries { entries, next }) => {
+            report.scans += 1;
+            report.scanned += entries.len() as u64;
+            report.verified += 1;
+            if !scan_is_right(i, limit, entries, next) {
+                report.wrong_scans += 1;
+            }
+        }
+        (Asked::Insert, Answer::Full) => {
+            report.full += 1;
+            if let Some(state) = own.get_mut(place) {
+                *state = ABSENT;
+            }
+        }
+        (_, Answer::Full) => report.full += 1,
+        (_, Answer::Lost) => report.lost += 1,
+        // Another answer than to what was asked.
+        _ => report.wrong_values += 1,
+    }
+}
+
+/// Whether a SCAN from stable key number `i` has what it must have: that key, then all stable keys in between, in order, as
+/// many entries as were asked for unless there are no more, and values of their keys.
+fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) -> bool {
+    let mut stable = i;
+    let mut last = None;
+    let right = entries.iter().all(|&(key, value)| {
+        let ascends = last.is_none_or(|last| key > last);
+        last = Some(key);
+        // Between stable keys are own ones of somebody.
+        let expected = if key % super::STRIDE == 0 {
+            stable += 1;
+            key == key_of(stable - 1)
+        } else {
+            key > key_of(i) && key / super::STRIDE == stable - 1
+        };
+        ascends && expected && is_of(key, value)
+    });
+    let begins = entries.first().is_some_and(|(key, _)| *key == key_of(i));
+    let enough = next.is_none() || entries.len() == usize::from(limit);
+    right && begins && enough
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_hold_what_is_put_in() {
+        let all = [
+            Asked::Lookup,
+            Asked::ReadUpdate,
+            Asked::Update,
+            Asked::Insert,
+            Asked::Delete,
+            Asked::Own { present: true },
+            Asked::Own { present: false },
+            Asked::Scan { limit: 65_535 },
+        ];
+        for asked in all {
+            let i = (1 << 40) - 3;
+            assert_eq!(Asked::of(asked.token(i)), (asked, i));
+        }
+    }
+
+    #[test]
+    fn gaps_repetitions_and_foreign_values_of_a_scan_are_found() {
+        let entry = |key| (key, value_of(key, 1));
+        let right: Vec<_> = [key_of(5), key_of(5) + 3, key_of(6), key_of(7)]
+            .map(entry)
+            .into();
+        let next = Some(key_of(8));
+        assert!(scan_is_right(5, 4, &right, next));
+        assert!(!scan_is_right(5, 5, &right, next), "too few");
+        assert!(scan_is_right(5, 5, &right, None), "there are no more");
+        for wrong in [
+            vec![entry(key_of(5)), entry(key_of(7))],
+            vec![entry(key_of(5)), entry(key_of(5))],
+            vec![entry(key_of(6)), entry(key_of(7))],
+            vec![entry(key_of(5)), entry(key_of(6) + 1), entry(key_of(6))],
+            vec![entry(key_of(5)), (key_of(6), value_of(key_of(5), 1))],
+            vec![],
+        ] {
+            let limit = u16::try_from(wrong.len()).expect("small");
+            assert!(!scan_is_right(5, limit, &wrong, next), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_ghost_and_a_missing_key_are_found() {
+        let mut report = LoadReport::default();
+        let mut own = [ABSENT, PRESENT];
+        let mut judge = |asked, i, answer| judge(&mut report, &mut own, 7, asked, i, answer);
+        judge(
+            Asked::Own { present: false },
+            0,
+            Answer::Value(Some(value_of(7, 1))),
+        );
+        judge(Asked::Own { present: true }, 1, Answer::Value(None));
+        judge(Asked::Lookup, 1, Answer::Value(None));
+        judge(
+            Asked::Lookup,
+            1,
+            Answer::Value(Some(value_of(key_of(2), 1))),
+        );
+        assert_eq!(
+            (report.ghosts, report.missing, report.wrong_values),
+            (1, 2, 1)
+        );
+    }
+}

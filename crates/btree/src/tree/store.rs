@@ -1,0 +1,367 @@
+//! Trees: changes, and all that is in one memory.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use service::worker::lock;
+use verbs::{Access, ProtectionDomain, RemoteMemory, VerbError};
+
+use super::memory::{Busy, Locked, MAX_TREES, Memory, Number};
+use super::walk::{Index, Refusal, Walk, root_word};
+
+use crate::node::{LOW, Next, Node, SIBLING, TREE, capacity};
+
+/// When a value is to be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Whether the key is there or not.
+    Always,
+    /// If it is not there.
+    Absent,
+    /// If it is.
+    Present,
+}
+
+/// What there is of a tree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct TreeStats {
+    /// Levels; a tree that is one leaf has 1.
+    pub levels: u64,
+    /// Nodes in use, of all trees.
+    pub nodes: u64,
+    /// Nodes that there is room for.
+    pub room: u64,
+    /// Bytes of the nodes in use.
+    pub bytes: u64,
+    /// Nodes that were split.
+    pub splits: u64,
+    /// Nodes that were merged into their left siblings.
+    pub merges: u64,
+}
+
+/// Trees in one registered memory. Keys and values are 64-bit numbers.
+#[derive(Debug)]
+pub struct Store {
+    pub(super) index: Index,
+    /// Held while a tree gets a new root.
+    growing: Mutex<()>,
+    splits: AtomicU64,
+    merges: AtomicU64,
+}
+
+impl Store {
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// [`Refusal::Busy`].
+    pub fn get(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
+        let mut walk = self.index.begin(tree);
+        self.index.finish(tree, key, &mut walk)
+    }
+
+    /// Appends entries from a key on, in ascending order, until `into` has `limit` of them or the keys reach `end`. The key
+    /// to go on from; `None` if there are no more.
+    ///
+    /// Each leaf is seen at one moment: what is there all the time is found, once.
+    ///
+    /// # Errors
+    /// [`Refusal::Busy`].
+    pub fn scan(
+        &self,
+        tree: usize,
+        range: (u64, Option<u64>),
+        limit: usize,
+        into: &mut Vec<(u64, u64)>,
+    ) -> Result<Option<u64>, Refusal> {
+        self.index.scan(tree, range, limit, into)
+    }
+
+    /// How workers find keys.
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Nodes for so many entries of each tree's share, also after they came in the worst order: split nodes are half full.
+    pub fn nodes_for(node_bytes: usize, keys: u64) -> u64 {
+        let room = capacity(node_bytes / 8) as u64;
+        // Random inserts leave nodes ln 2 full; ascending ones leave them half full.
+        let leaves = 2 * keys / room;
+        leaves + 2 * leaves / room + 128
+    }
+
+    /// Empty trees in memory for so many nodes, with this access for peers.
+    ///
+    /// # Errors
+    /// When there is not so much memory.
+    pub fn new(
+        pd: &ProtectionDomain,
+        node_bytes: usize,
+        (trees, nodes): (usize, u64),
+        access: Access,
+    ) -> Result<Self, VerbError> {
+        let trees = trees.clamp(1, MAX_TREES);
+        let nodes = nodes + 64;
+        let memory = Memory::new(pd, node_bytes, nodes, access)?;
+        for tree in 0..trees {
+            let (root, mut locked) = memory.allocate(true).expect("the first nodes of many");
+            locked.form(tree as u64, 0, 0, &[]);
+            locked.set_fences(0, None, 0);
+            drop(locked);
+            let word = memory.root_word(tree);
+            word.store(root_word(root, 0), Ordering::Release);
+        }
+        Ok(Self {
+            index: Index { memory, trees },
+            growing: Mutex::default(),
+            splits: AtomicU64::new(0),
+            merges: AtomicU64::new(0),
+        })
+    }
+
+    /// Trees in it.
+    pub fn trees(&self) -> usize {
+        self.index.trees
+    }
+
+    /// What a peer needs to READ it.
+    pub fn remote(&self) -> RemoteMemory {
+        self.index.memory.remote()
+    }
+
+    /// What there is.
+    pub fn stats(&self) -> TreeStats {
+        let (nodes, room) = self.index.memory.usage();
+        let levels = (0..self.index.trees)
+            .map(|tree| self.index.root(tree).1 + 1)
+            .max();
+        TreeStats {
+            levels: u64::from(levels.unwrap_or(0)),
+            nodes,
+            room,
+            bytes: nodes * self.index.memory.node_words() as u64 * 8,
+            splits: self.splits.load(Ordering::Relaxed),
+            merges: self.merges.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Locks the node of a level where a key belongs, found from `from` on: a node that had it.
+    fn lock_for(
+        &self,
+        tree: usize,
+        key: u64,
+        level: u16,
+        from: Number,
+    ) -> Result<(Number, Locked<'_>), Busy> {
+        let mut node = from;
+        loop {
+            let locked = self.index.memory.lock(node)?;
+            match locked.node().next(key, tree as u64, level) {
+                Next::Here | Next::Child(_) => return Ok((node, locked)),
+                Next::Sibling(right) => node = right,
+                Next::Lost => {
+                    drop(locked);
+                    node = self.index.descend(tree, key, level)?;
+                }
+            }
+        }
+    }
+
+    /// Sets the value of a key, when it is to be set. What was there before.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing was changed then.
+    pub fn put(
+        &self,
+        tree: usize,
+        key: u64,
+        value: u64,
+        when: When,
+    ) -> Result<Option<u64>, Refusal> {
+        let mut walk = self.index.begin(tree);
+        self.put_at(tree, (key, value), when, &mut walk)
+    }
+
+    /// The same from where a walk has come to.
+    pub(crate) fn put_at(
+        &self,
+        tree: usize,
+        (key, value): (u64, u64),
+        when: When,
+        walk: &mut Walk,
+    ) -> Result<Option<u64>, Refusal> {
+        self.index.walk_down(tree, key, walk)?;
+        let (_, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
+        let node = leaf.node();
+        match node.find(key) {
+            Ok(place) => {
+                let before = node.value(place);
+                if when != When::Absent {
+                    leaf.update(place, value);
+                }
+                Ok(Some(before))
+            }
+            Err(_) if when == When::Present => Ok(None),
+            Err(place) if node.count() < node.capacity() => {
+                leaf.insert(place, key, value);
+                Ok(None)
+            }
+            Err(_) => {
+                let (at, right) = self.split(leaf, (key, value), tree, 0)?;
+                // The entry is in. Without its parent's entry the new leaf is found by the link of the old one.
+                let _ = self.tell_parent(tree, 1, (at, right));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Splits a locked node that is full, with one more entry. The first key of the new right node, and its number.
+    fn split(
+        &self,
+        mut left: Locked<'_>,
+        entry: (u64, u64),
+        tree: usize,
+        level: u16,
+    ) -> Result<(u64, Number), Refusal> {
+        let (number, mut right) = self.index.memory.allocate(level > 0).ok_or(Refusal::Full)?;
+        let node = left.node();
+        let entries = left.entries_with(Some(entry));
+        let end = node.end();
+        // Who inserts in ascending order leaves full nodes behind.
+        let ascends = end.is_none() && entries.last() == Some(&entry);
+        let middle = if ascends {
+            entries.len() - 1
+        } else {
+            entries.len() / 2
+        };
+        let (low, high) = entries.split_at(middle);
+        let at = high[0].0;
+        right.form(tree as u64, level, 0, high);
+        right.set_fences(at, end, left.node().0[SIBLING].load(Ordering::Relaxed));
+        // The new node is whole and unlocked before anything leads to it.
+        drop(right);
+        left.fill(low);
+        left.set_end(Some(at), number);
+        self.splits.fetch_add(1, Ordering::Relaxed);
+        Ok((at, number))
+    }
+
+    /// Tells the level above of a node that a split made: from `at` on, keys are in `right`.
+    fn tell_parent(
+        &self,
+        tree: usize,
+        level: u16,
+        (at, right): (u64, Number),
+    ) -> Result<(), Refusal> {
+        if self.index.root(tree).1 < level && self.grow(tree, level, (at, right))? {
+            return Ok(());
+        }
+        let from = self.index.descend(tree, at, level)?;
+        let (_, mut parent) = self.lock_for(tree, at, level, from)?;
+        let node = parent.node();
+        match node.find(at) {
+            // A merge and a split came to the same key.
+            Ok(place) => parent.update(place, right),
+            Err(place) if node.count() < node.capacity() => parent.insert(place, at, right),
+            Err(_) => {
+                let (at, right) = self.split(parent, (at, right), tree, level)?;
+                self.tell_parent(tree, level + 1, (at, right))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the tree a root of this level, unless it has one meanwhile.
+    fn grow(&self, tree: usize, level: u16, (at, right): (u64, Number)) -> Result<bool, Refusal> {
+        let _one = lock(&self.growing);
+        let (root, top) = self.index.root(tree);
+        if top >= level {
+            return Ok(false);
+        }
+        let (number, mut new) = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
+        // Others may have split nodes of this level, too: they tell the new root.
+        new.form(tree as u64, level, 0, &[(0, root), (at, right)]);
+        new.set_fences(0, None, 0);
+        drop(new);
+        let word = self.index.memory.root_word(tree);
+        word.store(root_word(number, level), Ordering::Release);
+        Ok(true)
+    }
+
+    /// Removes a key; what was there.
+    ///
+    /// # Errors
+    /// [`Refusal::Busy`]; nothing was changed then.
+    pub fn remove(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
+        let mut walk = self.index.begin(tree);
+        self.remove_at(tree, key, &mut walk)
+    }
+
+    /// The same from where a walk has come to.
+    pub(crate) fn remove_at(
+        &self,
+        tree: usize,
+        key: u64,
+        walk: &mut Walk,
+    ) -> Result<Option<u64>, Refusal> {
+        self.index.walk_down(tree, key, walk)?;
+        let (number, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
+        let node = leaf.node();
+        let Ok(place) = node.find(key) else {
+            return Ok(None);
+        };
+        let before = node.value(place);
+        leaf.remove(place);
+        let sparse = node.count() < node.capacity() / 4;
+        drop(leaf);
+        if sparse {
+            self.merge(tree, key, 0, number);
+        }
+        Ok(Some(before))
+    }
+
+    /// Merges the right sibling into a node that is sparse, if both fit into one, have one parent, and nobody has a lock of
+    /// them. If not, the node stays sparse until the next removal.
+    fn merge(&self, tree: usize, key: u64, level: u16, left: Number) -> Option<()> {
+        if self.index.root(tree).1 <= level {
+            return None;
+        }
+        let parent = self.index.descend(tree, key, level + 1).ok()?;
+        let mut above = self.index.memory.try_lock(parent)?;
+        let mut locked = self.index.memory.try_lock(left)?;
+        let right = locked.node().0[SIBLING].load(Ordering::Relaxed);
+        let mut other = self.index.memory.try_lock(right).filter(|_| right != 0)?;
+        let (a, b) = (locked.node(), other.node());
+        let place = above
+            .node()
+            .find(b.0[LOW].load(Ordering::Relaxed))
+            .ok()
+            .filter(|&place| place > 0)?;
+        let children = (above.node().value(place - 1), above.node().value(place));
+        let fits = a.count() + b.count() <= a.capacity() * 3 / 4;
+        let same = |n: Node<'_, [AtomicU64]>, level| {
+            n.level() == level && n.0[TREE].load(Ordering::Relaxed) == tree as u64 && !n.is_dead()
+        };
+        let sound = same(above.node(), level + 1) && same(a, level) && same(b, level);
+        if children != (left, right) || !fits || !sound {
+            return None;
+        }
+        // In this order, so that every walk finds every key at every moment: the parent leads left, where the link still
+        // leads right; then the left node has it all.
+        above.remove(place);
+        let sparse = above.node().count() < above.node().capacity() / 4;
+        drop(above);
+        let mut all = locked.entries_with(None);
+        all.extend(other.entries_with(None));
+        locked.fill(&all);
+        locked.set_end(b.end(), b.0[SIBLING].load(Ordering::Relaxed));
+        drop(locked);
+        other.kill();
+        drop(other);
+        self.index.memory.release(right);
+        self.merges.fetch_add(1, Ordering::Relaxed);
+        if sparse {
+            self.merge(tree, key, level + 1, parent);
+        }
+        Some(())
+    }
+}
