@@ -58,9 +58,14 @@ impl Reply<'_> {
     pub fn bytes(self, payload: &[u8]) {
         let (outbox, first) = self.port.outbox();
         match outbox.place(first + self.list.len() as u64, payload) {
-            None => self.list.send_with_imm(Inline(payload), self.to, self.imm),
-            Some(slot) => self.list.send_with_imm(slot, self.to, self.imm),
-        };
+            None => {
+                self.list.send_with_imm(Inline(payload), self.to, self.imm);
+            }
+            Some(slot) => {
+                self.list.send_with_imm(slot, self.to, self.imm);
+                self.port.note_long();
+            }
+        }
     }
 
     /// Answers with one of several messages, each with the immediate of the request. Those of a batch that has become

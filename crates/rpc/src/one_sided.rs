@@ -6,6 +6,8 @@
 //! [`Prepared`] is the queue before the server's queue pair is known, [`OneSided`] is the connected one. A system implements
 //! [`Steps`]: what a slot does after its work requests have completed.
 
+use std::sync::atomic::AtomicU64;
+
 use verbs::{
     Access, CompletionQueue, MemoryRegion, PortGid, Postlist, PreparedQp, ProtectionDomain,
     QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
@@ -262,6 +264,15 @@ impl OneSided {
     #[inline]
     pub fn word(&self, slot: u32, at: usize) -> Result<u64, RpcError> {
         Ok(self.buffers.read_u64(self.place(slot, at))?)
+    }
+
+    /// Words of a slot's buffer from an offset that is a multiple of 8, to be looked at without a copy.
+    ///
+    /// # Errors
+    /// When the buffer is too short.
+    #[inline]
+    pub fn words(&self, slot: u32, at: usize, count: usize) -> Result<&[AtomicU64], RpcError> {
+        Ok(self.buffers.atomics_u64(self.place(slot, at), count)?)
     }
 
     /// Makes the postlist take `work_requests` more, so that they leave with one doorbell. Posts what is prepared if it must.

@@ -65,6 +65,10 @@ pub struct UdPort {
     send_depth: u64,
     outbox: Outbox,
     send_cq: CompletionQueue,
+    /// The list that is built has payload in registered memory.
+    is_long: bool,
+    /// SENDs up to this number are polled for by [`progress`](UdPort::progress).
+    awaited: u64,
 }
 
 #[derive(Debug)]
@@ -168,6 +172,8 @@ impl UdPort {
             send_depth: qp.max_send_wr() as u64,
             qp,
             send_cq,
+            is_long: false,
+            awaited: 0,
             recv_cq,
             recvs,
             buffers: Buffers {
@@ -211,7 +217,8 @@ impl UdPort {
             return Ok(());
         }
         // A quarter of the queue between two signals: room is known long before it runs out.
-        let signal = self.since_signal + wrs >= self.send_depth / 4;
+        let is_long = std::mem::take(&mut self.is_long);
+        let signal = is_long || self.since_signal + wrs >= self.send_depth / 4;
         let last = list.len() - 1;
         if signal {
             list.set_signaled(last, true);
@@ -230,7 +237,32 @@ impl UdPort {
             self.since_signal += wrs;
         }
         self.posted += wrs;
+        if is_long {
+            self.awaited = self.posted;
+        }
         Ok(result?)
+    }
+
+    /// The list that is built has payload in registered memory.
+    #[inline]
+    pub(crate) fn note_long(&mut self) {
+        self.is_long = true;
+    }
+
+    /// Polls for SENDs with payload in registered memory that are under way: for who would poll no queue otherwise. On the
+    /// software NIC long messages soon fill what their receiver has room for, and go on when their sender polls.
+    ///
+    /// # Errors
+    /// When a SEND failed, or a verb did.
+    #[inline]
+    pub(crate) fn progress(&mut self) -> Result<(), RpcError> {
+        if self.awaited > self.reaped {
+            let mut buffer = WcBuffer::<16>::new();
+            for wc in self.send_cq.poll(&mut buffer)? {
+                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+            }
+        }
+        Ok(())
     }
 
     /// Takes send completions until `wrs` more SENDs fit.

@@ -8,6 +8,7 @@
 
 mod args;
 mod bench;
+mod btree;
 mod capture;
 mod chart;
 mod children;
@@ -50,6 +51,7 @@ Examples:
   verbatim run -- ib_write_bw     a program of this machine, on the software NIC
   verbatim sequencer              every design of the networked sequencer, side by side
   verbatim kv                     every design of the key-value stores, side by side, and Redis
+  verbatim btree                  every access design of the remote B+tree, side by side, and LMDB
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
@@ -68,6 +70,8 @@ enum Command {
     Sequencer(Box<sequencer::Args>),
     /// Key-value stores: every design side by side, or a server and clients by hand
     Kv(Box<kv::Args>),
+    /// A remote B+tree: every access design side by side, or a server and clients by hand
+    Btree(Box<btree::Args>),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Sequencer(args) => sequencer::run(*args),
         Command::Kv(args) => kv::run(*args),
+        Command::Btree(args) => btree::run(*args),
         Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -4,7 +4,7 @@ use verbs::Context;
 
 use super::error::ClientError;
 use super::pipeline::Pipeline;
-use super::request::Answer;
+use super::request::{Answer, ClientStats};
 use crate::tree::When;
 use crate::wire::Op;
 use crate::{ClientConfig, Connector};
@@ -70,6 +70,11 @@ impl Client {
             pipeline,
             entries: Vec::new(),
         }
+    }
+
+    /// What it has had to do beside its requests.
+    pub fn stats(&self) -> &ClientStats {
+        self.pipeline.stats()
     }
 
     fn request(&mut self, tree: u8, op: &Op) -> Result<Outcome, ClientError> {

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use rpc::{UdPortConfig, herd};
+use rpc::{UdPortConfig, herd, one_sided};
 use service::sessions::span;
 use service::{ConnectError, Connection, Protocol, Target};
 use verbs::{Context, PortGid, ProtectionDomain};
 
 use super::error::ClientError;
 use super::lane::Lane;
+use super::walker::Walker;
 use crate::ClientConfig;
 use crate::config::Access;
 use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
@@ -32,6 +33,7 @@ pub(super) struct Opener {
 /// A session that has been opened.
 pub(super) struct Opened {
     pub(super) lanes: Vec<Lane>,
+    pub(super) walker: Option<Walker>,
     pub(super) connection: Connection,
     pub(super) server: u64,
     pub(super) trees: usize,
@@ -40,6 +42,8 @@ pub(super) struct Opened {
 /// This side's queue pairs before the server has answered.
 struct Prepared {
     lanes: Vec<herd::PreparedClient>,
+    reads: Option<one_sided::Prepared>,
+    node_bytes: usize,
     recvs: u32,
     answer: usize,
     server: u64,
@@ -82,9 +86,21 @@ impl Opener {
         let opened = self
             .target
             .open(window, patience, |welcome| self.introduce(welcome));
-        let (prepared, accepted, connection) = opened?;
+        let (mut prepared, accepted, connection) = opened?;
         let (server, trees) = (prepared.server, prepared.trees);
+        let walker = match prepared.reads.take() {
+            None => None,
+            Some(reads) => {
+                let memory = accepted.memory;
+                let memory =
+                    memory.ok_or_else(|| ClientError::refused("its answer lacks its memory"))?;
+                let peer = (&memory.endpoint, memory.nodes);
+                let cache = (self.config.cache_nodes, trees);
+                Some(Walker::new(reads, peer, prepared.node_bytes, cache)?)
+            }
+        };
         Ok(Opened {
+            walker,
             lanes: self.connect_lanes(prepared, &accepted)?,
             connection,
             server,
@@ -112,6 +128,10 @@ impl Opener {
         let lanes = (0..welcome.workers)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
+        let (window, batch) = (self.config.window, self.config.batch);
+        let reads = (self.config.access != Access::Rpc)
+            .then(|| one_sided::Prepared::new(&self.pd, self.port, window, batch, 1))
+            .transpose()?;
         let ends = lanes.iter().map(|c| LaneHello {
             uc: c.uc_endpoint(),
             ud: c.ud_endpoint(),
@@ -119,13 +139,15 @@ impl Opener {
         let hello = Hello {
             version: Rendezvous::VERSION,
             session: self.session,
-            window: self.config.window,
+            window,
             answer: port.recv_payload,
             lanes: ends.collect(),
-            rc: None,
+            rc: reads.as_ref().map(one_sided::Prepared::endpoint),
         };
         let prepared = Prepared {
             lanes,
+            reads,
+            node_bytes: welcome.node_bytes,
             recvs: port.recv_depth,
             answer: port.recv_payload,
             server: welcome.server,

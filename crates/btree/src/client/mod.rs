@@ -1,14 +1,18 @@
 //! The client library: a [`Pipeline`] of requests, and blocking calls over it.
 //!
-//! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one worker; `connect` opens sessions; [`Pipeline`]
-//! keeps a window of requests under way, and [`Client`] is the friendly one.
+//! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one worker; `walker` READs nodes, of which `cache` keeps
+//! some; `choice` says which of the two a request takes; `connect` opens sessions; [`Pipeline`] keeps a window of requests
+//! under way, and [`Client`] is the friendly one.
 
 mod blocking;
+mod cache;
+mod choice;
 mod connect;
 mod error;
 mod lane;
 mod pipeline;
 mod request;
+mod walker;
 
 pub use blocking::Client;
 pub use error::ClientError;

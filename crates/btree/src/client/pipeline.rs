@@ -4,13 +4,16 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rpc::RpcError;
+use rpc::one_sided::Steps;
 use service::{ConnectError, Connection, Target};
 use verbs::{Context, Waiter, time};
 
+use super::choice::Choice;
 use super::connect::{Opened, Opener};
 use super::error::ClientError;
 use super::lane::{Ended, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
+use super::walker::{Done, Walker};
 use crate::wire::{Op, Status};
 use crate::{ClientConfig, Connector};
 
@@ -43,6 +46,9 @@ pub struct Pipeline {
     server: u64,
     trees: usize,
     lanes: Vec<Lane>,
+    /// How this client READs nodes, if it does.
+    walker: Option<Walker>,
+    choice: Choice,
     connection: Option<Connection>,
     pending: Vec<Pending>,
     free: Vec<u32>,
@@ -95,6 +101,8 @@ impl Pipeline {
             server: 0,
             trees: 0,
             lanes: Vec::new(),
+            walker: None,
+            choice: Choice::new(opener.config.access, u64::from(window)),
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
             free: (0..window).rev().collect(),
@@ -133,7 +141,8 @@ impl Pipeline {
 
     /// Doorbells that requests took.
     pub fn doorbells(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.doorbells).sum()
+        let lanes: u64 = self.lanes.iter().map(|lane| lane.doorbells).sum();
+        lanes + self.walker.as_ref().map_or(0, Walker::doorbells)
     }
 
     /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
@@ -155,8 +164,9 @@ impl Pipeline {
             1 => 0,
             lanes => slot as usize % lanes,
         };
+        let by_reads = self.walker.is_some() && self.choice.reads(op);
         let lane = &mut self.lanes[number];
-        if !lane.has_room(op, 0) {
+        if !by_reads && !lane.has_room(op, 0) {
             return Ok(false);
         }
         self.free.pop();
@@ -168,11 +178,17 @@ impl Pipeline {
         pending.lane = number;
         pending.seq = if op.is_change() { lane.next_seq() } else { 0 };
         pending.order = self.order;
+        pending.by_reads = by_reads;
         pending.entries.clear();
         pending.came = 0;
         pending.kept = 0;
         pending.sent = self.now;
         self.order += 1;
+        if by_reads && let Some(walker) = &mut self.walker {
+            self.stats.by_reads += 1;
+            walker.begin(slot, tree, op);
+            return Ok(true);
+        }
         if lane.is_idle() {
             // The silence before does not count.
             lane.alive = self.now;
@@ -196,8 +212,15 @@ impl Pipeline {
         }
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
+        let mut moved = done;
+        match self.poll_walker(&mut each, &mut done) {
+            Ok(came) => moved += came,
+            Err(e) => {
+                broken.get_or_insert(e);
+            }
+        }
         self.polls = self.polls.wrapping_add(1);
-        if done > 0 {
+        if moved > 0 {
             self.waiter.reset();
         } else if self.outstanding() > 0 {
             self.waiter.idle();
@@ -232,6 +255,7 @@ impl Pipeline {
         for lane in &mut self.lanes {
             let (pending, free, stats) = (&mut self.pending, &mut self.free, &mut self.stats);
             let (now, again, before) = (&mut self.now, &mut self.again, *done);
+            let choice = &mut self.choice;
             let deadline = self.opener.config.deadline();
             let mut busy = 0;
             let polled = lane.poll(pending, stats, |pending, slot, ended| {
@@ -258,6 +282,7 @@ impl Pipeline {
                     },
                     Finish::GoesOn => Answer::Lost,
                 };
+                choice.took(&pending.op, false, now.duration_since(pending.sent));
                 each(pending.completion(answer, *now));
             });
             self.stats.busy += busy;
@@ -273,6 +298,54 @@ impl Pipeline {
             }
         }
         result
+    }
+
+    /// Goes on with what this client READs. Returns how many completions came; `done` grows by the requests that are over.
+    #[inline]
+    fn poll_walker(
+        &mut self,
+        each: &mut impl FnMut(Completion<'_>),
+        done: &mut usize,
+    ) -> Result<usize, RpcError> {
+        let Some(walker) = &mut self.walker else {
+            return Ok(0);
+        };
+        let (free, again, now) = (&mut self.free, &mut self.again, &mut self.now);
+        let (choice, mut asked, mut first) = (&mut self.choice, 0, true);
+        let came = walker.go_on(&mut self.pending, &mut self.stats, |pending, slot, what| {
+            if std::mem::take(&mut first) {
+                *now = time::now();
+            }
+            let answer = match what {
+                Done::Answer(answer) => answer,
+                Done::Entries(entries, next) => {
+                    pending.entries = entries;
+                    Answer::Entries {
+                        entries: &pending.entries,
+                        next,
+                    }
+                }
+                Done::Ask => {
+                    asked += 1;
+                    pending.by_reads = false;
+                    return again.push_back(slot);
+                }
+            };
+            *done += 1;
+            free.push(slot);
+            let sent = pending.sent;
+            choice.took(&pending.op, true, now.duration_since(sent));
+            let (token, seen) = (pending.token, *now);
+            each(Completion {
+                token,
+                answer,
+                sent,
+                seen,
+            });
+            pending.used = false;
+        });
+        self.stats.asked += asked;
+        came
     }
 
     /// Sends requests that go on, as far as there is room.
@@ -324,6 +397,7 @@ impl Pipeline {
                 // What came of the answer before is asked for again.
                 pending.entries.truncate(pending.kept);
                 pending.came = 0;
+                pending.by_reads = false;
                 self.stats.retries += 1;
                 self.again.push_back(slot);
                 continue;
@@ -344,6 +418,7 @@ impl Pipeline {
     /// Old queue pairs go: a late answer finds nobody, and the server hears that this client is gone.
     fn disconnect(&mut self) {
         self.lanes.clear();
+        self.walker = None;
         self.connection = None;
         self.again.clear();
     }
@@ -354,6 +429,7 @@ impl Pipeline {
         self.disconnect();
         let Opened {
             lanes,
+            walker,
             connection,
             server,
             trees,
@@ -363,7 +439,7 @@ impl Pipeline {
                 "it came back with another number of workers",
             ));
         }
-        (self.lanes, self.connection) = (lanes, Some(connection));
+        (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
         self.trees = trees;
         // A new server knows nothing of what was asked before, and numbers may go on as well.
         self.server = server;

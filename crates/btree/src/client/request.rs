@@ -53,6 +53,16 @@ pub struct ClientStats {
     pub discarded: u64,
     /// Requests that found a node locked for long, and were sent again.
     pub busy: u64,
+    /// READs of nodes.
+    pub reads: u64,
+    /// Nodes that were being changed while they were READ, and were READ again.
+    pub torn: u64,
+    /// Nodes that were kept and old: the walk went right, or started again.
+    pub stale: u64,
+    /// Requests that READs did not decide, so that the server was asked.
+    pub asked: u64,
+    /// Lookups and SCANs that the client began by READs.
+    pub by_reads: u64,
 }
 
 /// A request under way.
@@ -68,6 +78,8 @@ pub(super) struct Pending {
     pub(super) seq: u32,
     /// When it was submitted, among the others.
     pub(super) order: u64,
+    /// Whether the client READs nodes for it.
+    pub(super) by_reads: bool,
     /// Entries that a SCAN has found before this answer.
     pub(super) kept: usize,
     /// Entries of a SCAN, and how many of this answer have come.
@@ -98,6 +110,7 @@ impl Pending {
             lane: 0,
             seq: 0,
             order: 0,
+            by_reads: false,
             kept: 0,
             entries: Vec::new(),
             came: 0,

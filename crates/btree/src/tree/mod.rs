@@ -17,6 +17,7 @@ mod walk;
 
 pub use load::LoadError;
 pub use memory::MAX_TREES;
+pub(crate) use memory::ROOTS;
 pub use store::{Store, TreeStats, When};
 pub use walk::Refusal;
-pub(crate) use walk::Walk;
+pub(crate) use walk::{Walk, root_of};

@@ -77,12 +77,6 @@ impl Walk {
 }
 
 impl Index {
-    /// How many trees there are.
-    #[inline]
-    pub(crate) fn trees(&self) -> usize {
-        self.trees
-    }
-
     #[inline]
     pub(crate) fn root(&self, tree: usize) -> (Number, u16) {
         root_of(self.memory.root_word(tree).load(Ordering::Acquire))

@@ -169,6 +169,9 @@ impl Server {
     pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         self.collect()?;
         if self.batch.is_empty() {
+            for (port, _) in &mut self.queues {
+                port.progress()?;
+            }
             return Ok(0);
         }
         let mut state = handler.begin(self.batch.len());

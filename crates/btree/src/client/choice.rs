@@ -1,0 +1,109 @@
+//! Which of its two ways a request takes: the server walks, or the client.
+//!
+//! As in Cell (Mitchell et al., USENIX ATC 2016), each client decides by what it sees: an RPC waits behind those of all
+//! clients, so its latency tells how loaded the server is. The way with the lower latency, as a moving average, is taken; of
+//! [`EXPLORE`] requests one goes the other way, so that both averages stay young.
+
+use std::time::Duration;
+
+use service::random::Random;
+
+use crate::config::Access;
+use crate::wire::Op;
+
+/// Of so many requests one takes the way that seems slower.
+const EXPLORE: u64 = 64;
+/// The share of a new latency in its average.
+const WEIGHT: f64 = 1.0 / 16.0;
+
+/// What a client knows of its two ways.
+#[derive(Debug)]
+pub(super) struct Choice {
+    access: Access,
+    random: Random,
+    /// Average latencies in nanoseconds, of lookups and of SCANs: by RPC, and by READs. `None` before the first.
+    latencies: [[Option<f64>; 2]; 2],
+}
+
+fn kind(op: &Op) -> usize {
+    usize::from(matches!(op, Op::Scan { .. }))
+}
+
+impl Choice {
+    pub(super) fn new(access: Access, seed: u64) -> Self {
+        Self {
+            access,
+            random: Random::new(seed),
+            latencies: [[None; 2]; 2],
+        }
+    }
+
+    /// Whether a request goes by READs. Changes never do.
+    #[inline]
+    pub(super) fn reads(&mut self, op: &Op) -> bool {
+        if op.is_change() {
+            return false;
+        }
+        match self.access {
+            Access::Rpc => false,
+            Access::Read => true,
+            Access::Auto => {
+                let [rpc, read] = self.latencies[kind(op)];
+                let read_is_better = match (rpc, read) {
+                    (Some(rpc), Some(read)) => read < rpc,
+                    // The way that was not tried yet.
+                    (rpc, _) => rpc.is_some(),
+                };
+                read_is_better != (self.random.below(EXPLORE) == 0)
+            }
+        }
+    }
+
+    /// A request took so long.
+    #[inline]
+    pub(super) fn took(&mut self, op: &Op, by_reads: bool, latency: Duration) {
+        if self.access != Access::Auto || op.is_change() {
+            return;
+        }
+        let average = &mut self.latencies[kind(op)][usize::from(by_reads)];
+        #[expect(clippy::cast_precision_loss, reason = "a latency")]
+        let new = latency.as_nanos() as f64;
+        *average = Some(average.map_or(new, |old| old + WEIGHT * (new - old)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share_of_reads(choice: &mut Choice) -> f64 {
+        let get = Op::Get { key: 1 };
+        let reads = (0..6400).filter(|_| choice.reads(&get)).count();
+        f64::from(u32::try_from(reads).expect("small")) / 6400.0
+    }
+
+    #[test]
+    fn the_faster_way_is_taken_and_the_other_one_tried_now_and_then() {
+        let get = Op::Get { key: 1 };
+        let mut choice = Choice::new(Access::Auto, 1);
+        for _ in 0..100 {
+            choice.took(&get, false, Duration::from_micros(3));
+            choice.took(&get, true, Duration::from_micros(5));
+        }
+        let share = share_of_reads(&mut choice);
+        assert!(share > 0.0 && share < 0.05, "{share}");
+        for _ in 0..100 {
+            choice.took(&get, false, Duration::from_micros(50));
+        }
+        let share = share_of_reads(&mut choice);
+        assert!(share < 1.0 && share > 0.95, "{share}");
+    }
+
+    #[test]
+    fn who_wants_one_way_gets_it() {
+        assert!(share_of_reads(&mut Choice::new(Access::Rpc, 1)) == 0.0);
+        assert!(share_of_reads(&mut Choice::new(Access::Read, 1)) == 1.0);
+        let delete = Op::Delete { key: 1 };
+        assert!(!Choice::new(Access::Read, 1).reads(&delete));
+    }
+}

@@ -1,0 +1,288 @@
+//! A client that walks by itself: READs of nodes from the root to a leaf, of which the server's processor knows nothing.
+//!
+//! Every node that is READ proves itself by its checksum, and says by its fences whether the key belongs there. Inner nodes
+//! are kept. An old one leads too far left, which a leaf's fences and its link to the right repair, or to a node that is
+//! dead or another one now, and then the walk starts again from the root. What READs do not decide within some steps is
+//! asked of the server.
+
+use rpc::RpcError;
+use rpc::one_sided::{OneSided, Prepared, Steps};
+use verbs::{QpEndpoint, RemoteMemory};
+
+use super::cache::Cache;
+use super::request::{Answer, ClientStats, Pending};
+use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, Next, Node, SIBLING, Words};
+use crate::tree::{MAX_TREES, ROOTS, root_of};
+use crate::wire::Op;
+
+/// READs of a lookup, and of a leaf of a SCAN, after which the server is asked.
+const MOST_READS: u8 = 40;
+
+/// What came of a request.
+pub(super) enum Done {
+    /// It is over.
+    Answer(Answer<'static>),
+    /// Entries of a SCAN, and the key to go on from.
+    Entries(Vec<(u64, u64)>, Option<u64>),
+    /// The server must be asked.
+    Ask,
+}
+
+/// Where a slot's walk is.
+#[derive(Debug, Clone, Default)]
+struct Walk {
+    /// The node that is READ, 0 for the header; and its level.
+    node: u64,
+    level: u16,
+    /// The inner node that led there from the cache.
+    parent: u64,
+    /// The key that is looked for: of a SCAN the first that has not come.
+    key: u64,
+    reads: u8,
+    entries: Vec<(u64, u64)>,
+}
+
+/// The way into a server's nodes.
+#[derive(Debug)]
+pub(super) struct Walker {
+    queue: OneSided,
+    nodes: RemoteMemory,
+    node_bytes: usize,
+    cache: Cache,
+    /// Whether inner nodes are kept.
+    keeps: bool,
+    walks: Box<[Walk]>,
+}
+
+impl Walker {
+    /// The way into nodes of so many bytes, of which so many are kept.
+    pub(super) fn new(
+        prepared: Prepared,
+        (peer, nodes): (&QpEndpoint, RemoteMemory),
+        node_bytes: usize,
+        (cache_nodes, trees): (usize, usize),
+    ) -> Result<Self, RpcError> {
+        if !(MIN_NODE_BYTES..=MAX_NODE_BYTES).contains(&node_bytes) || !node_bytes.is_multiple_of(8)
+        {
+            let what = format!("the server says that its nodes have {node_bytes} bytes");
+            return Err(RpcError::Config(what));
+        }
+        Ok(Self {
+            walks: vec![Walk::default(); prepared.window()].into(),
+            queue: prepared.connect(peer, node_bytes)?,
+            nodes,
+            node_bytes,
+            cache: Cache::new(cache_nodes, node_bytes / 8, trees),
+            keeps: cache_nodes > 0,
+        })
+    }
+
+    /// Doorbells so far.
+    pub(super) fn doorbells(&self) -> u64 {
+        self.queue.doorbells()
+    }
+
+    /// Begins a lookup or a SCAN in a slot of the window.
+    #[inline]
+    pub(super) fn begin(&mut self, slot: u32, tree: u8, op: &Op) {
+        let walk = &mut self.walks[slot as usize];
+        walk.key = op.key();
+        walk.reads = 0;
+        walk.entries.clear();
+        let begun = self.start(slot, tree);
+        self.queue.note(begun);
+    }
+
+    /// Starts at the root.
+    #[inline]
+    fn start(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
+        match self.cache.root(tree) {
+            Some((node, level)) => self.descend(slot, tree, (node, level), 0),
+            None => {
+                self.walks[slot as usize].node = 0;
+                self.read(slot)
+            }
+        }
+    }
+
+    /// Goes down from a node as far as nodes are kept, and READs the first that is not.
+    #[inline]
+    fn descend(
+        &mut self,
+        slot: u32,
+        tree: u8,
+        (mut node, mut level): (u64, u16),
+        mut parent: u64,
+    ) -> Result<(), RpcError> {
+        let key = self.walks[slot as usize].key;
+        while level > 0 {
+            let Some(kept) = self.cache.get(node) else {
+                break;
+            };
+            match kept.next(key, tree.into(), level) {
+                Next::Child(child) => {
+                    parent = node;
+                    (node, level) = (child, level - 1);
+                }
+                Next::Sibling(right) => {
+                    // Whoever led here is old.
+                    self.outdated(tree, parent);
+                    node = right;
+                }
+                Next::Here | Next::Lost => {
+                    self.cache.forget(node);
+                    self.outdated(tree, parent);
+                    break;
+                }
+            }
+        }
+        let walk = &mut self.walks[slot as usize];
+        (walk.node, walk.level, walk.parent) = (node, level, parent);
+        self.read(slot)
+    }
+
+    /// What led to a wrong node is READ again next time: an inner node, or the root.
+    fn outdated(&mut self, tree: u8, parent: u64) {
+        match parent {
+            0 => self.cache.set_root(tree, None),
+            parent => self.cache.forget(parent),
+        }
+    }
+
+    /// Prepares the READ of the node that a slot is at.
+    #[inline]
+    fn read(&mut self, slot: u32) -> Result<(), RpcError> {
+        let walk = &mut self.walks[slot as usize];
+        walk.reads = walk.reads.saturating_add(1);
+        let bytes = match walk.node {
+            0 => 8 * (ROOTS + MAX_TREES),
+            _ => self.node_bytes,
+        };
+        let at = walk.node.checked_mul(self.node_bytes as u64);
+        let from = at.and_then(|at| self.nodes.at(at));
+        let from = from.filter(|from| from.len >= bytes as u64);
+        self.queue.read((slot, 0), bytes, from)
+    }
+
+    /// Starts again at a root that is READ.
+    fn again(&mut self, slot: u32, tree: u8) -> Result<Option<Done>, RpcError> {
+        if self.walks[slot as usize].reads >= MOST_READS {
+            return Ok(Some(Done::Ask));
+        }
+        self.cache.set_root(tree, None);
+        self.start(slot, tree)?;
+        Ok(None)
+    }
+
+    /// A leaf came that is whole.
+    #[inline]
+    fn leaf(&mut self, pending: &Pending, slot: u32) -> Result<Option<Done>, RpcError> {
+        let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
+        let leaf = Node(words);
+        let walk = &mut self.walks[slot as usize];
+        let (end, limit) = match pending.op {
+            Op::Scan { end, limit, .. } => (end, limit as usize),
+            _ => {
+                let value = leaf.find(walk.key).ok().map(|place| leaf.value(place));
+                return Ok(Some(Done::Answer(Answer::Value(value))));
+            }
+        };
+        let first = leaf.find(walk.key).unwrap_or_else(|place| place);
+        for i in first..leaf.count() {
+            let key = leaf.key(i);
+            if end.is_some_and(|end| key >= end) {
+                let entries = std::mem::take(&mut walk.entries);
+                return Ok(Some(Done::Entries(entries, None)));
+            }
+            if walk.entries.len() == limit {
+                let entries = std::mem::take(&mut walk.entries);
+                return Ok(Some(Done::Entries(entries, Some(key))));
+            }
+            walk.entries.push((key, leaf.value(i)));
+        }
+        let next = leaf.end().filter(|next| end.is_none_or(|end| *next < end));
+        let sibling = words.word(SIBLING);
+        let Some(next) = next else {
+            let entries = std::mem::take(&mut walk.entries);
+            return Ok(Some(Done::Entries(entries, None)));
+        };
+        if walk.entries.len() == limit {
+            let entries = std::mem::take(&mut walk.entries);
+            return Ok(Some(Done::Entries(entries, Some(next))));
+        }
+        walk.key = next;
+        walk.reads = 0;
+        walk.node = sibling;
+        walk.parent = 0;
+        self.read(slot)?;
+        Ok(None)
+    }
+}
+
+impl Steps for Walker {
+    type Pending = Pending;
+    type Stats = ClientStats;
+    type Done<'b> = Done;
+
+    #[inline]
+    fn queue(&mut self) -> &mut OneSided {
+        &mut self.queue
+    }
+
+    #[inline]
+    fn arrived(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        stats: &mut ClientStats,
+        _bytes: &mut [u8],
+    ) -> Result<Option<Done>, RpcError> {
+        stats.reads += 1;
+        let tree = pending.tree;
+        let (node, level, parent, key, reads) = {
+            let walk = &self.walks[slot as usize];
+            (walk.node, walk.level, walk.parent, walk.key, walk.reads)
+        };
+        if node == 0 {
+            let word = self.queue.word(slot, 8 * (ROOTS + usize::from(tree)))?;
+            let root = root_of(word);
+            if root.0 == 0 {
+                return Ok(Some(Done::Ask));
+            }
+            self.cache.set_root(tree, Some(root));
+            self.descend(slot, tree, root, 0)?;
+            return Ok(None);
+        }
+        if reads >= MOST_READS {
+            return Ok(Some(Done::Ask));
+        }
+        let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
+        let arrived = Node(words);
+        if !arrived.is_whole() {
+            stats.torn += 1;
+            self.read(slot)?;
+            return Ok(None);
+        }
+        match arrived.next(key, tree.into(), level) {
+            Next::Here => self.leaf(pending, slot),
+            Next::Child(child) => {
+                if self.keeps {
+                    self.cache.keep(node, arrived);
+                }
+                self.descend(slot, tree, (child, level - 1), node)?;
+                Ok(None)
+            }
+            Next::Sibling(right) => {
+                stats.stale += 1;
+                self.outdated(tree, parent);
+                self.descend(slot, tree, (right, level), 0)?;
+                Ok(None)
+            }
+            Next::Lost => {
+                stats.stale += 1;
+                self.outdated(tree, parent);
+                self.again(slot, tree)
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Clients of every access design at one server: what they are told is right while the tree splits and merges under them.
+
+use std::thread;
+
+use btree::load::{self, Popularity, Until, Workload, key_of, value_of};
+use btree::{Access, Client, ClientConfig, ClientError, Pipeline, Server, ServerConfig, When};
+
+fn server(keys: u64, node_bytes: usize, workers: usize) -> Server {
+    let config = ServerConfig {
+        keys: 4 * keys + 10_000,
+        node_bytes,
+        trees: 2,
+        workers,
+        ..ServerConfig::default()
+    };
+    let server = Server::start(config).expect("starts");
+    let entry = |i| (key_of(i), value_of(key_of(i), 0));
+    let store = server.service().store();
+    store.load(0, keys, 0.9, 2, entry).expect("loads");
+    server
+}
+
+fn config(server: &Server, access: Access) -> ClientConfig {
+    ClientConfig {
+        server: server.address().to_string(),
+        access,
+        ..ClientConfig::default()
+    }
+}
+
+#[test]
+fn every_access_design_says_what_is_there() {
+    let server = server(5000, 256, 2);
+    for access in Access::ALL {
+        let mut client = Client::connect(config(&server, access)).expect("connects");
+        for i in [0, 1, 777, 4999] {
+            let value = client.get(0, key_of(i)).expect("answered");
+            assert_eq!(value, Some(value_of(key_of(i), 0)), "{access}");
+        }
+        assert_eq!(client.get(0, 1).expect("answered"), None);
+        assert_eq!(client.get(1, 0).expect("answered"), None, "the other tree");
+        assert!(!client.put(1, u64::MAX, 5).expect("answered"));
+        assert_eq!(client.get(1, u64::MAX).expect("answered"), Some(5));
+        assert!(client.insert(1, u64::MAX, 6).expect("answered"));
+        assert!(client.update(1, u64::MAX, 7).expect("answered"));
+        assert_eq!(
+            client.scan(1, 0, None, 10).expect("answered"),
+            [(u64::MAX, 7)]
+        );
+        assert!(client.delete(1, u64::MAX).expect("answered"));
+        assert!(!client.update(1, u64::MAX, 8).expect("answered"));
+        // Longer than an answer, and to the end.
+        let all = client.scan(0, key_of(100), None, 60_000).expect("answered");
+        assert_eq!(all.len(), 4900);
+        assert!(all.iter().zip(100..).all(|((key, _), i)| *key == key_of(i)));
+        let some = client
+            .scan(0, key_of(7) + 1, Some(key_of(10)), 60_000)
+            .expect("answered");
+        assert_eq!(
+            some.iter().map(|e| e.0).collect::<Vec<_>>(),
+            [8, 9].map(key_of)
+        );
+        let error = client.get(9, 0).expect_err("no such tree");
+        assert!(
+            matches!(error, ClientError::NoTree { trees: 2, .. }),
+            "{error}"
+        );
+    }
+}
+
+/// Clients that insert, delete, update, look up and scan at once, in nodes so small that they split and merge all the time.
+#[test]
+fn answers_are_right_while_the_tree_changes() {
+    let server = server(300, 256, 2);
+    thread::scope(|scope| {
+        for (seed, access) in (1..).zip([Access::Rpc, Access::Read, Access::Auto, Access::Read]) {
+            let server = &server;
+            scope.spawn(move || {
+                let config = ClientConfig {
+                    // Without a cache, and with one that is too small for all.
+                    cache_nodes: if seed == 2 { 0 } else { 20 },
+                    window: 16,
+                    ..config(server, access)
+                };
+                let mut pipeline = Pipeline::connect(config).expect("connects");
+                let workload = Workload {
+                    keys: 300,
+                    popularity: Popularity::Zipf(0.5),
+                    updates: 0.1,
+                    inserts: 0.4,
+                    own_lookups: 0.2,
+                    scans: 0.1,
+                    scan_length: 200,
+                    scans_vary: true,
+                    read_updates: 0.05,
+                    ..Workload::default()
+                };
+                let until = Until::Count(20_000);
+                let report = load::run(&mut pipeline, &workload, until, seed).expect("goes on");
+                assert!(report.is_right(), "{access}: {report:?}");
+                assert!(
+                    report.verified > 5_000 && report.lost + report.full == 0,
+                    "{report:?}"
+                );
+            });
+        }
+    });
+    let stats = server.stats();
+    assert!(
+        stats.tree.splits > 100 && stats.tree.merges > 100,
+        "{stats:?}"
+    );
+    assert_eq!(stats.bad_requests, 0);
+}
+
+#[test]
+fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back() {
+    let server = server(2000, 256, 1);
+    let mut reader = Client::connect(config(&server, Access::Read)).expect("connects");
+    let check = |reader: &mut Client, n: u64| {
+        for i in (0..2000).step_by(17) {
+            let key = key_of(i) + n;
+            let expected = (n > 0).then_some(n).or(Some(value_of(key_of(i), 0)));
+            assert_eq!(reader.get(0, key).expect("answered"), expected);
+        }
+    };
+    check(&mut reader, 0);
+    let store = server.service().store();
+    for n in 1..7 {
+        for i in 0..2000 {
+            store.put(0, key_of(i) + n, n, When::Absent).expect("room");
+        }
+        check(&mut reader, n);
+    }
+    for n in 1..7 {
+        for i in 0..2000 {
+            assert_eq!(store.remove(0, key_of(i) + n), Ok(Some(n)));
+        }
+    }
+    check(&mut reader, 0);
+    assert_eq!(reader.get(0, key_of(5) + 3).expect("answered"), None);
+    // Everything else goes, too: nodes that the reader kept are used again, for another tree.
+    for i in 0..2000 {
+        store.remove(0, key_of(i)).expect("not locked");
+        store.put(1, i, i, When::Absent).expect("room");
+    }
+    for i in (0..2000).step_by(17) {
+        assert_eq!(reader.get(0, key_of(i)).expect("answered"), None);
+        assert_eq!(reader.get(1, i).expect("answered"), Some(i));
+    }
+    let stats = reader.stats();
+    assert!(stats.stale > 0 && stats.by_reads > 0, "{stats:?}");
+}
+
+#[test]
+fn a_full_store_says_so_and_a_server_that_comes_back_is_found() {
+    let small = ServerConfig {
+        keys: 1000,
+        node_bytes: 256,
+        ..ServerConfig::default()
+    };
+    let server = Server::start(small.clone()).expect("starts");
+    let mut client = Client::connect(config(&server, Access::Rpc)).expect("connects");
+    let full = (0..100_000).find_map(|key| client.put(0, key, key).err());
+    assert!(matches!(full, Some(ClientError::Full)), "{full:?}");
+    let address = server.address();
+    drop(server);
+    let again = ServerConfig {
+        listen: address.to_string(),
+        ..small
+    };
+    let server = Server::start(again).expect("the port is free again");
+    assert_eq!(
+        client.get(0, 5).expect("reconnects"),
+        None,
+        "it is a new tree"
+    );
+    assert!(!client.put(0, 5, 6).expect("answered"));
+    assert!(client.stats().reconnects > 0);
+    drop(server);
+}

@@ -1,0 +1,406 @@
+//! Every access design side by side: the main job of `verbatim btree`.
+//!
+//! Rounds are interleaved (everything once, then everything again), with fresh processes each time, so that what
+//! disturbs the machine for a while disturbs everything alike.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bench::peers::KillOnDrop;
+use bench::stats::Spread;
+use btree::load::LoadReport;
+use btree::{Access, ServerStats};
+use serde::Serialize;
+use verbs::Capabilities;
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::children::{Lines, Placement, part_of, start};
+use crate::nic::Nic;
+use crate::output::{self, figure, print, print_typed, time};
+use crate::side_by_side::{interleaved, or_nothing, outcome, place, rate, spread, yes_or_no};
+
+/// Arguments of `verbatim btree` without a subcommand.
+#[derive(clap::Args)]
+#[group(skip)]
+pub(crate) struct Args {
+    /// Run this access design only (may be given several times): rpc, read, auto [default: all]
+    #[arg(long, value_name = "ACCESS")]
+    access: Vec<Access>,
+    /// Keys in the tree
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 34))]
+    keys: u64,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    node_size: usize,
+    /// Requests that a client has outstanding
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a window", 1..=4096usize))]
+    window: usize,
+    /// Entries of a scan
+    #[arg(long, value_name = "N", default_value = "100", value_parser = args::number("a count of entries", 1..=65_535u32))]
+    scan_length: u32,
+    /// Worker threads of the server
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    workers: usize,
+    /// How long each measurement runs
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::duration)]
+    duration: Duration,
+    /// How often everything runs, in turn
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// Leave LMDB out
+    #[arg(long)]
+    no_peers: bool,
+    /// Print one JSON object per line: skipped, round, row
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contender {
+    /// The server walks, with batches of so many.
+    Rpc { batch: usize },
+    /// The client walks, and keeps so many inner nodes.
+    Read { cache: usize },
+    /// The client chooses.
+    Auto,
+}
+
+/// Inner nodes that a client keeps: those of 100 million keys.
+const CACHE: usize = 1 << 15;
+
+impl Contender {
+    fn all(access: Access) -> &'static [Self] {
+        match access {
+            Access::Rpc => &[Self::Rpc { batch: 64 }, Self::Rpc { batch: 1 }],
+            Access::Read => &[Self::Read { cache: CACHE }, Self::Read { cache: 0 }],
+            Access::Auto => &[Self::Auto],
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rpc { batch: 1 } => "rpc, no batches",
+            Self::Rpc { .. } => "rpc",
+            Self::Read { cache: 0 } => "read, no cache",
+            Self::Read { .. } => "read",
+            Self::Auto => "auto",
+        }
+    }
+
+    fn summary(self) -> &'static str {
+        match self {
+            Self::Rpc { batch: 1 } => "the same with a doorbell an answer, and one walk at a time",
+            Self::Rpc { .. } => Access::Rpc.summary(),
+            Self::Read { cache: 0 } => "the same without a cache: a READ for each level",
+            Self::Read { .. } => Access::Read.summary(),
+            Self::Auto => Access::Auto.summary(),
+        }
+    }
+
+    fn access(self) -> Access {
+        match self {
+            Self::Rpc { .. } => Access::Rpc,
+            Self::Read { .. } => Access::Read,
+            Self::Auto => Access::Auto,
+        }
+    }
+}
+
+/// One round of one contender.
+#[derive(Debug, Serialize)]
+struct Round {
+    round: u32,
+    name: &'static str,
+    /// How long a cache line took between the cores of client and server, one way, just before.
+    bounce_ns: Option<f64>,
+    /// How long the bulk load took.
+    load_s: f64,
+    /// Bytes of all nodes in use after the load, to those of keys and values.
+    memory_ratio: f64,
+    /// With the whole window.
+    lookups_per_s: f64,
+    lookup_ns_p50: f64,
+    lookup_ns_p99: f64,
+    /// With a window of one.
+    alone_ns_p50: f64,
+    /// Entries that scans returned.
+    scanned_per_s: f64,
+    /// Inserts and deletes.
+    changes_per_s: f64,
+    verified: u64,
+    wrong: u64,
+    lost: u64,
+}
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: &'static str,
+    summary: &'static str,
+    kind: &'static str,
+    lookups_per_s: Spread,
+    lookup_ns_p50: f64,
+    lookup_ns_p99: f64,
+    alone_ns_p50: f64,
+    scanned_per_s: Spread,
+    changes_per_s: Spread,
+    load_s: f64,
+    memory_ratio: f64,
+    lost: u64,
+    verified: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    args::check_real_time(Some(args.duration))?;
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let (contenders, notes) = choose(args, nic.context.capabilities()?)?;
+    if args.json {
+        for note in &notes {
+            print_typed("skipped", note)?;
+        }
+    }
+    let placement = place(args.workers, 1, 1, "a client")?;
+    let rounds = interleaved(
+        args.rounds,
+        &contenders,
+        args.json,
+        |contender| contender.name().to_owned(),
+        |round, contender| {
+            one(args, &placement, round, contender).with_context(|| contender.name())
+        },
+    )?;
+    let kind = args.nic.provider.kind();
+    let rows: Vec<Row> = contenders
+        .iter()
+        .map(|&contender| row(contender, kind, &rounds))
+        .collect::<Result<_>>()?;
+    if args.json {
+        for row in &rows {
+            print_typed("row", row)?;
+        }
+    } else {
+        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+        show_setup(args, kind, nic.context.device_name(), Spread::of(&bounces))?;
+        show(&rows)?;
+        for note in &notes {
+            print(format_args!("- Left out: {note}."))?;
+        }
+    }
+    Ok(outcome(rows.iter().all(|row| row.verified)))
+}
+
+/// What runs on a device, and why other things do not.
+fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
+    let (asked, all) = (&args.access[..], &Access::ALL[..]);
+    let (mut contenders, mut notes) = (Vec::new(), Vec::new());
+    for &access in if asked.is_empty() { all } else { asked } {
+        match access.check(device) {
+            Ok(()) => contenders.extend(Contender::all(access)),
+            Err(unsupported) if asked.is_empty() => notes.push(unsupported.to_string()),
+            Err(unsupported) => return Err(unsupported.into()),
+        }
+    }
+    if contenders.is_empty() {
+        bail!(
+            "no access design runs here: {}; `verbatim devices` lists other devices",
+            notes.join("; ")
+        );
+    }
+    Ok((contenders, notes))
+}
+
+/// Runs an access design once: a server with a loaded tree, and clients one after the other.
+fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
+    let bounce_ns = placement.bounce_ns()?;
+    let (mut server, mut said) = start_server(args, &placement.server, contender)?;
+    let Line::Loaded { seconds, .. } = said.expect()? else {
+        bail!("the server did not say that it loaded the tree");
+    };
+    let Line::Listening { address } = said.expect()? else {
+        bail!("the server did not say where it listens");
+    };
+    let client = |share: u32, more: &[&str]| {
+        let mut command = part_of("btree", "load", &args.nic, &args.port)?;
+        let time = (args.duration / share).max(Duration::from_millis(20));
+        let cache = match contender {
+            Contender::Read { cache } => cache,
+            _ => CACHE,
+        };
+        command
+            .arg(&address)
+            .args(["--access", contender.access().name()])
+            .args(["--keys", &args.keys.to_string()])
+            .args(["--cache", &cache.to_string()])
+            .args(["--duration", &format!("{}ms", time.as_millis())])
+            .args(["--seed", &round.to_string()])
+            .args(more)
+            .stdin(Stdio::null());
+        let (_child, lines) = start::<Line>(command, &placement.clients[0], "client")?;
+        report(lines)
+    };
+    let window = format!("--window={}", args.window);
+    let length = format!("--scan-length={}", args.scan_length);
+    let lookups = client(1, &[&window])?;
+    let alone = client(4, &["--window=1", "--postlist=1"])?;
+    let scans = client(2, &[&window, "--scans=1", &length])?;
+    let changes = client(2, &[&window, "--inserts=1"])?;
+    // The end of its input ends the server.
+    drop(server.0.stdin.take());
+    let Line::Stats(stats) = said.expect()? else {
+        bail!("the server did not say what it did");
+    };
+    let all = [&lookups, &alone, &scans, &changes];
+    let sum = |of: fn(&LoadReport) -> u64| all.iter().map(|r| of(r)).sum::<u64>();
+    #[allow(clippy::cast_precision_loss)] // counts and times far below 2^52
+    Ok(Round {
+        round,
+        name: contender.name(),
+        bounce_ns,
+        load_s: seconds,
+        memory_ratio: memory_ratio(args, &stats),
+        lookups_per_s: lookups.rate,
+        lookup_ns_p50: lookups.latency.p50_ns as f64,
+        lookup_ns_p99: lookups.latency.p99_ns as f64,
+        alone_ns_p50: alone.latency.p50_ns as f64,
+        scanned_per_s: scans.scanned as f64 / scans.seconds,
+        changes_per_s: changes.changes as f64 / changes.seconds,
+        verified: sum(|r| r.verified),
+        wrong: sum(LoadReport::wrong),
+        lost: sum(|r| r.lost + r.full),
+    })
+}
+
+/// Bytes of nodes to bytes of keys and values.
+#[allow(clippy::cast_precision_loss)] // a ratio
+fn memory_ratio(args: &Args, stats: &ServerStats) -> f64 {
+    stats.tree.bytes as f64 / (args.keys * 16) as f64
+}
+
+fn start_server(
+    args: &Args,
+    cores: &[usize],
+    contender: Contender,
+) -> Result<(KillOnDrop, Lines<Line>)> {
+    let batch = match contender {
+        Contender::Rpc { batch } => batch,
+        _ => 64,
+    };
+    let mut command = part_of("btree", "serve", &args.nic, &args.port)?;
+    command
+        .args(["--listen", "127.0.0.1:0", "--until-eof"])
+        .args(["--load", &args.keys.to_string()])
+        // Room for what clients insert.
+        .args(["--keys", &(2 * args.keys).to_string()])
+        .args(["--node-size", &args.node_size.to_string()])
+        .args(["--workers", &args.workers.to_string()])
+        .args(["--batch", &batch.to_string()])
+        .args(["--max-window", &args.window.to_string()])
+        .stdin(Stdio::piped());
+    start(command, cores, "server")
+}
+
+/// What a client reports.
+fn report(mut lines: Lines<Line>) -> Result<LoadReport> {
+    while let Some(line) = lines.next()? {
+        if let Line::Report(report) = line {
+            return Ok(report);
+        }
+    }
+    bail!("a client ended early; its message is above")
+}
+
+fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row> {
+    let name = contender.name();
+    let own: Vec<&Round> = rounds.iter().filter(|round| round.name == name).collect();
+    let of = |figure: fn(&Round) -> f64| spread(own.iter().map(|r| figure(r)));
+    let median = |figure: fn(&Round) -> f64| of(figure).map(|s| s.median);
+    Ok(Row {
+        name,
+        summary: contender.summary(),
+        kind,
+        lookups_per_s: of(|r| r.lookups_per_s)?,
+        lookup_ns_p50: median(|r| r.lookup_ns_p50)?,
+        lookup_ns_p99: median(|r| r.lookup_ns_p99)?,
+        alone_ns_p50: median(|r| r.alone_ns_p50)?,
+        scanned_per_s: of(|r| r.scanned_per_s)?,
+        changes_per_s: of(|r| r.changes_per_s)?,
+        load_s: median(|r| r.load_s)?,
+        memory_ratio: median(|r| r.memory_ratio)?,
+        lost: own.iter().map(|r| r.lost).sum(),
+        verified: own.iter().all(|r| r.wrong == 0 && r.verified > 0),
+    })
+}
+
+/// What ran, and where.
+fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
+    let bounce = bounce_ns.map_or_else(
+        || "both sides share their only core".to_owned(),
+        |ns| {
+            let ns = figure(ns.median);
+            format!("a cache line takes {ns} ns between the two sides' cores")
+        },
+    );
+    print(format_args!(
+        "{kind} {device}: {} keys of 8 bytes with values of 8, nodes of {} bytes; 1 client with {} outstanding, {} workers\n\
+         median of {} rounds of {} ms, interleaved; {bounce}\n",
+        args.keys,
+        args.node_size,
+        args.window,
+        args.workers,
+        args.rounds,
+        args.duration.as_millis(),
+    ))
+}
+
+fn show(rows: &[Row]) -> Result<()> {
+    let header = [
+        "access",
+        "lookups/s",
+        "median",
+        "p99",
+        "window 1",
+        "scanned/s",
+        "inserts+deletes/s",
+        "load",
+        "memory",
+        "verified",
+    ];
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    for row in rows {
+        table.add_row([
+            row.name.to_owned(),
+            rate(row.lookups_per_s),
+            time(row.lookup_ns_p50),
+            time(row.lookup_ns_p99),
+            time(row.alone_ns_p50),
+            rate(row.scanned_per_s),
+            rate(row.changes_per_s),
+            format!("{} s", figure(row.load_s)),
+            format!("{} x", figure(row.memory_ratio)),
+            yes_or_no(row.verified).to_owned(),
+        ]);
+    }
+    print(table)?;
+    print(
+        "\nmedian, p99: of lookups with the whole window; window 1: median of a lookup alone; scanned: entries\n\
+         memory: nodes in use to keys and values\n\
+         verified: values are their keys', no key is missing, deleted keys stay away, scans are complete and in order\n",
+    )?;
+    for row in rows {
+        print(format_args!("{:<16} {}", row.name, row.summary))?;
+    }
+    for row in rows.iter().filter(|row| row.lost > 0) {
+        let lost = or_nothing(Some(row.lost), |n| n);
+        eprintln!("note: {}: {lost} lost", row.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! `verbatim btree get`, `put` and `scan`: by hand.
+
+use anyhow::{Context, Result};
+use btree::{Access, Client, ClientConfig};
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
+use crate::output::{print, print_json};
+
+/// What every one of them has.
+#[derive(clap::Args)]
+pub(crate) struct HandArgs {
+    /// The server's TCP address, as it printed it
+    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    server: String,
+    /// The tree
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a tree", 0..=15u8))]
+    tree: u8,
+    /// How the client reaches the tree: rpc, read, auto
+    #[arg(long, value_name = "ACCESS", default_value_t = Access::Rpc)]
+    access: Access,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// Arguments of `verbatim btree get`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  verbatim btree get 127.0.0.1:7473 7
+  verbatim btree get 127.0.0.1:7473 7 8 0xff --json")]
+pub(crate) struct GetArgs {
+    #[command(flatten)]
+    hand: HandArgs,
+    /// The keys
+    #[arg(value_name = "KEY", required = true, value_parser = args::word)]
+    keys: Vec<u64>,
+}
+
+/// Arguments of `verbatim btree put`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  verbatim btree put 127.0.0.1:7473 7 700
+  verbatim btree put 127.0.0.1:7473 7 701 --insert       only if it is not there
+  verbatim btree put 127.0.0.1:7473 7                    remove it")]
+pub(crate) struct PutArgs {
+    #[command(flatten)]
+    hand: HandArgs,
+    /// The key
+    #[arg(value_parser = args::word)]
+    key: u64,
+    /// Its new value; without one the key is removed
+    #[arg(value_parser = args::word)]
+    value: Option<u64>,
+    /// Only if the key is not there
+    #[arg(long, requires = "value")]
+    insert: bool,
+    /// Only if the key is there
+    #[arg(long, requires = "value", conflicts_with = "insert")]
+    update: bool,
+}
+
+/// Arguments of `verbatim btree scan`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  verbatim btree scan 127.0.0.1:7473
+  verbatim btree scan 127.0.0.1:7473 --from 100 --end 200 --limit 50 --json")]
+pub(crate) struct ScanArgs {
+    #[command(flatten)]
+    hand: HandArgs,
+    /// The first key that may come
+    #[arg(long, value_name = "KEY", default_value = "0", value_parser = args::word)]
+    from: u64,
+    /// The first key that may not
+    #[arg(long, value_name = "KEY", value_parser = args::word)]
+    end: Option<u64>,
+    /// Entries at most
+    #[arg(long, value_name = "N", default_value = "20", value_parser = args::number("a count of entries", 1..=65_535u32))]
+    limit: u32,
+}
+
+/// A line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line {
+    /// What a key has.
+    Entry { key: u64, value: Option<u64> },
+    /// What became of a change: whether the key was there before.
+    Changed { key: u64, was_there: bool },
+}
+
+fn connect(args: &HandArgs) -> Result<Client> {
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let config = ClientConfig {
+        server: args.server.clone(),
+        nic: nic.config,
+        access: args.access,
+        deadline_ms: 5_000,
+        ..ClientConfig::default()
+    };
+    Client::connect_on(&nic.context, config).context("is the server running?")
+}
+
+fn show(json: bool, key: u64, value: Option<u64>) -> Result<()> {
+    match value {
+        _ if json => print_json(&Line::Entry { key, value }),
+        Some(value) => print(format_args!("{key} = {value}")),
+        None => {
+            eprintln!("{key} is not there");
+            Ok(())
+        }
+    }
+}
+
+/// Prints values; exit status 1 when a key is not there.
+pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
+    let mut client = connect(&args.hand)?;
+    let mut all = true;
+    for &key in &args.keys {
+        let value = client.get(args.hand.tree, key)?;
+        all &= value.is_some();
+        show(args.hand.json, key, value)?;
+    }
+    Ok(if all { Outcome::Done } else { Outcome::No })
+}
+
+/// Prints entries in the order of their keys.
+pub(super) fn scan(args: &ScanArgs) -> Result<Outcome> {
+    let mut client = connect(&args.hand)?;
+    let entries = client.scan(args.hand.tree, args.from, args.end, args.limit)?;
+    for (key, value) in entries {
+        show(args.hand.json, key, Some(value))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Sets or removes a value; exit status 1 when the condition does not hold, or there was nothing to remove.
+pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
+    let mut client = connect(&args.hand)?;
+    let (tree, key) = (args.hand.tree, args.key);
+    let (was_there, refused) = match args.value {
+        None => {
+            let found = client.delete(tree, key)?;
+            (found, !found)
+        }
+        Some(value) if args.insert => {
+            let found = client.insert(tree, key, value)?;
+            (found, found)
+        }
+        Some(value) if args.update => {
+            let found = client.update(tree, key, value)?;
+            (found, !found)
+        }
+        Some(value) => (client.put(tree, key, value)?, false),
+    };
+    if args.hand.json {
+        print_json(&Line::Changed { key, was_there })?;
+    } else {
+        let how = if was_there {
+            "was there"
+        } else {
+            "was not there"
+        };
+        print(format_args!("{key} {how} before"))?;
+    }
+    Ok(if refused { Outcome::No } else { Outcome::Done })
+}

@@ -1,0 +1,71 @@
+//! `verbatim btree`: a remote B+tree.
+
+mod compare;
+mod hand;
+mod lines;
+mod serve;
+mod workload;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::Outcome;
+use crate::ledger::LedgerArgs;
+
+/// Arguments of `verbatim btree`.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    part: Option<Part>,
+    #[command(flatten)]
+    compare: compare::Args,
+    #[command(flatten)]
+    ledger: LedgerArgs,
+}
+
+const EXAMPLES: &str = "\
+Without a subcommand: starts a server process with a loaded tree and a client process for each access design in turn,
+measures lookups, scans and inserts, checks every answer, and prints the designs side by side, with LMDB behind a TCP server.
+
+Examples:
+  verbatim btree
+  verbatim btree --keys 10_000_000
+  verbatim btree --access read --node-size 2K --json
+
+By hand, on several terminals:
+  verbatim btree serve --listen 127.0.0.1:7473 --load 1_000_000
+  verbatim btree load 127.0.0.1:7473 --keys 1_000_000 --ycsb E
+  verbatim btree scan 127.0.0.1:7473 --from 1000 --limit 10
+
+Exit status 1 when an answer was wrong or a key was missing.";
+
+#[derive(Subcommand)]
+enum Part {
+    /// Serve trees until interrupted
+    Serve(serve::Args),
+    /// Ask a server for many keys, check what comes, and report how fast it came
+    Load(workload::Args),
+    /// Print the values of keys
+    Get(hand::GetArgs),
+    /// Set or remove the value of a key
+    Put(hand::PutArgs),
+    /// Print entries in the order of their keys
+    Scan(hand::ScanArgs),
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    if let Some(outcome) = args.ledger.record_self(false)? {
+        return Ok(outcome);
+    }
+    match args.part {
+        Some(Part::Serve(args)) => serve::run(args),
+        Some(Part::Load(args)) => workload::run(args),
+        Some(Part::Get(args)) => hand::get(&args),
+        Some(Part::Put(args)) => hand::put(&args),
+        Some(Part::Scan(args)) => hand::scan(&args),
+        None => compare::run(&args.compare),
+    }
+}

@@ -1,0 +1,165 @@
+//! `verbatim btree serve`: one server, until it is told to stop.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use btree::load::{key_of, value_of};
+use btree::{Server, ServerConfig, ServerStats};
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
+use crate::output::{figure, print, print_json};
+use crate::side_by_side;
+use crate::stop::stop_signals;
+
+/// Arguments of `verbatim btree serve`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where clients find it, over TCP; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::host_and_port)]
+    listen: String,
+    /// Keys that there is room for, in all trees together
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 1..=1u64 << 34))]
+    keys: u64,
+    /// Load so many stable keys into tree 0 before clients come, in parallel; see `verbatim btree load`
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a count of keys", 0..=1u64 << 34))]
+    load: u64,
+    /// How full loaded nodes are: what is free takes inserts
+    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = args::fraction("a share", 0.5..=1.0))]
+    fill: f64,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    node_size: usize,
+    /// Trees
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of trees", 1..=btree::tree::MAX_TREES))]
+    trees: usize,
+    /// Worker threads, each of which serves all trees
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    workers: usize,
+    /// Requests answered with one doorbell, at most; with 1 the walks of a batch are not interleaved either
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    batch: usize,
+    /// UD queue pairs of a worker that batches rotate over
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queues: usize,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a count of clients", 1..=1024usize))]
+    max_clients: usize,
+    /// Requests that a client may have outstanding
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
+    max_window: usize,
+    /// End when standard input ends, besides SIGINT and SIGTERM
+    #[arg(long)]
+    until_eof: bool,
+    /// Print one JSON object per line: loaded, listening, stats
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Keys and values are 64-bit numbers. Memory is taken for --keys in whatever order they come: about 40 bytes a key, of which
+a tree that was loaded takes half.
+
+Examples:
+  verbatim btree serve
+  verbatim btree serve --load 10_000_000 --workers 2 --listen 0.0.0.0:7473
+  verbatim btree serve --trees 4 --node-size 512";
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let config = ServerConfig {
+        listen: args.listen.clone(),
+        nic: nic.config,
+        node_bytes: args.node_size,
+        keys: args.keys.max(args.load),
+        trees: args.trees,
+        workers: args.workers,
+        batch: args.batch,
+        queues: args.queues,
+        max_clients: args.max_clients,
+        max_window: args.max_window,
+    };
+    let stop = stop_signals(args.until_eof)?;
+    let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
+    if args.load > 0 {
+        load(&args, &server)?;
+    }
+    let address = server.address().to_string();
+    if args.json {
+        print_json(&Line::Listening { address })?;
+    } else {
+        print(format_args!(
+            "a B-tree on {address}; clients: verbatim btree load {address} --keys {}",
+            args.load.max(64)
+        ))?;
+    }
+    side_by_side::wait(
+        (&server, &stop),
+        args.json,
+        || Ok(()),
+        |stats| stats.gets + stats.changes + stats.scans,
+        |stats, rate| {
+            let (levels, clients) = (stats.tree.levels, stats.clients);
+            format!("{levels} levels, {rate} M/s, clients: {clients}")
+        },
+    )?;
+    let failure = server.failure();
+    let stats = server.stop();
+    report(&args, &stats)?;
+    side_by_side::served(failure)
+}
+
+/// Fills tree 0 with stable keys.
+fn load(args: &Args, server: &Server) -> Result<()> {
+    let started = Instant::now();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let entry = |i| (key_of(i), value_of(key_of(i), 0));
+    let store = server.service().store();
+    store.load(0, args.load, args.fill, threads, entry)?;
+    let seconds = started.elapsed().as_secs_f64();
+    if args.json {
+        return print_json(&Line::Loaded {
+            keys: args.load,
+            seconds,
+        });
+    }
+    let bytes = store.stats().bytes;
+    #[allow(clippy::cast_precision_loss)] // a ratio
+    let ratio = bytes as f64 / (args.load * 16) as f64;
+    print(format_args!(
+        "{} keys loaded in {seconds:.2} s by {threads} threads: {} MB, {} times the data",
+        args.load,
+        bytes / 1_000_000,
+        figure(ratio)
+    ))
+}
+
+/// Says what it did.
+fn report(args: &Args, stats: &ServerStats) -> Result<()> {
+    if args.json {
+        return print_json(&Line::Stats(stats.clone()));
+    }
+    print(format_args!(
+        "{} lookups ({} found), {} scans of {} entries, {} changes ({} came again); {} levels, {} nodes of {}, {} splits, \
+         {} merges",
+        stats.gets,
+        stats.hits,
+        stats.scans,
+        stats.scanned,
+        stats.changes,
+        stats.repeated,
+        stats.tree.levels,
+        stats.tree.nodes,
+        stats.tree.room,
+        stats.tree.splits,
+        stats.tree.merges,
+    ))
+}

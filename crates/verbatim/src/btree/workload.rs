@@ -1,0 +1,221 @@
+//! `verbatim btree load`: clients of one process that check what they get.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use btree::load::{self, LoadReport, Popularity, Until, Workload, Ycsb};
+use btree::{Access, ClientConfig, ClientError, Pipeline};
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
+use crate::output::{self, figure, print, print_json, time};
+
+/// What is asked for.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Workload")]
+pub(crate) struct WorkloadArgs {
+    /// Stable keys: those that the server loaded
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 34))]
+    pub(super) keys: u64,
+    /// Some keys are more popular than others, by Zipf's law with this exponent: 0.99 in YCSB
+    #[arg(long, value_name = "EXPONENT", value_parser = args::fraction("an exponent", 0.01..=5.0), conflicts_with = "ycsb")]
+    pub(super) zipf: Option<f64>,
+    /// The share of updates [default: 0]
+    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    pub(super) updates: Option<f64>,
+    /// The share of inserts, and of deletes of what was inserted [default: 0]
+    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    pub(super) inserts: Option<f64>,
+    /// The share of scans [default: 0]
+    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    pub(super) scans: Option<f64>,
+    /// Entries of a scan
+    #[arg(long, value_name = "N", default_value = "100", value_parser = args::number("a count of entries", 1..=65_535u32))]
+    pub(super) scan_length: u32,
+    /// A workload of YCSB: A to F
+    #[arg(long, value_name = "LETTER")]
+    pub(super) ycsb: Option<Ycsb>,
+    /// Requests that a client has outstanding
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a window", 1..=4096usize))]
+    pub(super) window: usize,
+    /// Requests that a client posts with one doorbell
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    pub(super) postlist: usize,
+}
+
+impl WorkloadArgs {
+    pub(super) fn workload(&self) -> Workload {
+        let plain = Workload {
+            keys: self.keys,
+            popularity: self.zipf.map_or(Popularity::Uniform, Popularity::Zipf),
+            updates: self.updates.unwrap_or(0.0),
+            inserts: self.inserts.unwrap_or(0.0),
+            scans: self.scans.unwrap_or(0.0),
+            scan_length: self.scan_length,
+            ..Workload::default()
+        };
+        match self.ycsb {
+            Some(letter) => plain.ycsb(letter),
+            None => plain,
+        }
+    }
+}
+
+/// Arguments of `verbatim btree load`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The server's TCP address, as it printed it
+    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    server: String,
+    /// How clients reach the tree: rpc, read, auto
+    #[arg(long, value_name = "ACCESS", default_value_t = Access::Rpc)]
+    access: Access,
+    /// Inner nodes that a client which READs keeps; with 0 each lookup READs a node a level
+    #[arg(long, value_name = "NODES", default_value = "16384", value_parser = args::number("a count of nodes", 0..=1usize << 24))]
+    cache: usize,
+    /// Put every stable key once before, instead of the server's --load
+    #[arg(long)]
+    fill: bool,
+    /// How long to ask
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    duration: Duration,
+    /// Threads, each a client of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    threads: usize,
+    /// What random choices start from; clients in several processes need different ones
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    seed: u64,
+    /// How long a server that does not answer is tried to be reached again
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
+    reconnect: Duration,
+    /// Print one JSON object per line: filled, report (of each thread)
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Every value says by its bits which key it belongs to. Lookups, deleted keys, and the order and completeness of scans are
+checked.
+
+Examples:
+  verbatim btree load 127.0.0.1:7473 --fill
+  verbatim btree load 127.0.0.1:7473 --keys 10_000_000 --access read
+  verbatim btree load 127.0.0.1:7473 --ycsb E --threads 2 --duration 30s
+
+Exit status 1 when an answer was wrong or a key was missing.";
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let workload = args.workload.workload();
+    let config = ClientConfig {
+        server: args.server,
+        nic: nic.config,
+        access: args.access,
+        cache_nodes: args.cache,
+        window: args.workload.window,
+        batch: args.workload.postlist,
+        deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
+        ..ClientConfig::default()
+    };
+    let mut pipelines: Vec<Pipeline> = (0..args.threads)
+        .map(|_| Pipeline::connect_on(&nic.context, config.clone()))
+        .collect::<Result<_, _>>()
+        .context("is the server running?")?;
+    let bar = output::activity(args.json);
+    bar.enable_steady_tick(Duration::from_secs(1));
+    let mut right = true;
+    if args.fill {
+        bar.set_message("filling");
+        let all = u64::try_from(pipelines.len()).unwrap_or(1);
+        let filled = together(&mut pipelines, |i, pipeline| {
+            load::fill(pipeline, &workload, (i, all))
+        })?;
+        for report in filled {
+            right &= report.full == 0 && report.lost == 0;
+            if args.json {
+                print_json(&Line::Filled(report))?;
+            } else {
+                print(format_args!(
+                    "{} keys put in {:.2} s, {} refused",
+                    report.changes, report.seconds, report.full
+                ))?;
+            }
+        }
+    }
+    bar.set_message("asking");
+    let seed = args.seed;
+    let reports = together(&mut pipelines, |i, pipeline| {
+        let until = Until::At(verbs::time::now() + args.duration);
+        load::run(pipeline, &workload, until, seed.wrapping_mul(64) + i)
+    })?;
+    bar.finish_and_clear();
+    for report in reports {
+        right &= report.is_right();
+        if args.json {
+            print_json(&Line::Report(report))?;
+        } else {
+            show(&report)?;
+        }
+    }
+    Ok(if right { Outcome::Done } else { Outcome::No })
+}
+
+/// Runs all clients at once, each in a thread.
+fn together(
+    pipelines: &mut [Pipeline],
+    work: impl Fn(u64, &mut Pipeline) -> Result<LoadReport, ClientError> + Sync,
+) -> Result<Vec<LoadReport>> {
+    let (barrier, work) = (&Barrier::new(pipelines.len()), &work);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..)
+            .zip(pipelines.iter_mut())
+            .map(|(i, pipeline)| {
+                scope.spawn(move || {
+                    barrier.wait();
+                    work(i, pipeline)
+                })
+            })
+            .collect();
+        let ended = running.into_iter().map(|thread| {
+            let result = thread.join();
+            Ok(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+        });
+        ended.collect()
+    })
+}
+
+fn show(report: &LoadReport) -> Result<()> {
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
+    print(format_args!(
+        "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} lookups, {} scans of {} entries, {} \
+         changes, {} refused, {} lost, {} reconnects; {} answers checked: {} wrong values, {} missing, {} deleted and \
+         found, {} wrong scans",
+        figure(report.rate / 1e6),
+        report.operations,
+        report.seconds,
+        report.lookups,
+        report.scans,
+        report.scanned,
+        report.changes,
+        report.full,
+        report.lost,
+        report.client.reconnects,
+        report.verified,
+        report.wrong_values,
+        report.missing,
+        report.ghosts,
+        report.wrong_scans
+    ))
+}
