@@ -22,7 +22,7 @@ service::designs! {
             [rpc::herd::NEEDS];
         /// The client walks, and the server's processor knows nothing of it.
         Read: "read", "the client walks: a READ a node, inner nodes cached; changes lock, WRITE and unlock a leaf",
-            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
+            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
         /// The one or the other, by what the server's load makes of each.
         Auto: "auto", "the one or the other for each lookup, by the latency that each has at the moment",
             [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
@@ -53,6 +53,11 @@ pub struct ServerConfig {
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
     pub max_window: usize,
+    /// Whether clients may lock and WRITE leaves by themselves, which they must be trusted to do right. The server then takes
+    /// locks through its NIC, too, so its own changes are slower.
+    pub remote_writes: bool,
+    /// How long a client may have a lock while others wait for it, in milliseconds, 1 to 60,000.
+    pub lease_ms: u16,
 }
 
 impl Default for ServerConfig {
@@ -68,6 +73,8 @@ impl Default for ServerConfig {
             queues: 1,
             max_clients: 64,
             max_window: 256,
+            remote_writes: false,
+            lease_ms: 100,
         }
     }
 }
@@ -99,10 +106,14 @@ impl service::ServerConfig for ServerConfig {
         in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
         in_range("queues", self.queues, 1..=64)?;
         in_range("max_clients", self.max_clients, 1..=1024)?;
+        in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
         in_range("max_window", self.max_window, 1..=MAX_WINDOW)
     }
 
     fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+        if self.remote_writes {
+            Access::Read.check(device)?;
+        }
         Access::Rpc.check(device)
     }
 

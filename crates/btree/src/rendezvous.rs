@@ -72,6 +72,8 @@ pub struct Welcome {
     pub layout: rpc::herd::Layout,
     /// Whether clients may READ nodes.
     pub reads: bool,
+    /// Whether clients may lock and WRITE leaves.
+    pub writes: bool,
 }
 
 /// The client's message.
@@ -127,4 +129,17 @@ pub struct RemoteNodes {
     pub endpoint: QpEndpoint,
     /// The header and all nodes.
     pub nodes: RemoteMemory,
+    /// What the client needs to change leaves, if it may.
+    pub writes: Option<Writes>,
+}
+
+/// What a client needs to change leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Writes {
+    /// Its name in locks.
+    pub owner: u32,
+    /// How long it may have one while others wait.
+    pub lease_ms: u16,
+    /// Where it writes a change down before it makes it: an entry for each request of its window.
+    pub redo: RemoteMemory,
 }

@@ -31,6 +31,12 @@ pub struct ServerStats {
     pub clients: u64,
     /// Clients that have ever connected.
     pub clients_total: u64,
+    /// Locks that the server freed for clients that were gone or too slow.
+    #[serde(default)]
+    pub recovered_locks: u64,
+    /// Clients whose access was taken away because they had a lock for too long.
+    #[serde(default)]
+    pub expelled: u64,
     /// What there is of the trees.
     pub tree: TreeStats,
 }

@@ -6,7 +6,13 @@ use btree::load::{self, Popularity, Until, Workload, key_of, value_of};
 use btree::{Access, Client, ClientConfig, ClientError, Pipeline, Server, ServerConfig, When};
 
 fn server(keys: u64, node_bytes: usize, workers: usize) -> Server {
+    server_with(keys, node_bytes, workers, false)
+}
+
+fn server_with(keys: u64, node_bytes: usize, workers: usize, remote_writes: bool) -> Server {
     let config = ServerConfig {
+        remote_writes,
+        lease_ms: 20,
         keys: 4 * keys + 10_000,
         node_bytes,
         trees: 2,
@@ -30,9 +36,13 @@ fn config(server: &Server, access: Access) -> ClientConfig {
 
 #[test]
 fn every_access_design_says_what_is_there() {
-    let server = server(5000, 256, 2);
+    all_say_what_is_there(&server(5000, 256, 2));
+    all_say_what_is_there(&server_with(5000, 256, 2, true));
+}
+
+fn all_say_what_is_there(server: &Server) {
     for access in Access::ALL {
-        let mut client = Client::connect(config(&server, access)).expect("connects");
+        let mut client = Client::connect(config(server, access)).expect("connects");
         for i in [0, 1, 777, 4999] {
             let value = client.get(0, key_of(i)).expect("answered");
             assert_eq!(value, Some(value_of(key_of(i), 0)), "{access}");
@@ -71,10 +81,25 @@ fn every_access_design_says_what_is_there() {
 /// Clients that insert, delete, update, look up and scan at once, in nodes so small that they split and merge all the time.
 #[test]
 fn answers_are_right_while_the_tree_changes() {
-    let server = server(300, 256, 2);
+    all_are_right_while_it_changes(&server(300, 256, 2));
+}
+
+/// The same with clients that lock and WRITE leaves beside the workers.
+#[test]
+fn answers_are_right_while_clients_change_the_tree_themselves() {
+    let server = server_with(300, 256, 2, true);
+    let changes = all_are_right_while_it_changes(&server);
+    let stats = server.stats();
+    assert!(stats.changes < changes * 9 / 10, "{changes}, {stats:?}");
+    assert_eq!(stats.expelled, 0);
+}
+
+/// Returns how many changes clients made.
+fn all_are_right_while_it_changes(server: &Server) -> u64 {
+    let changes = std::sync::atomic::AtomicU64::new(0);
+    let counted = &changes;
     thread::scope(|scope| {
         for (seed, access) in (1..).zip([Access::Rpc, Access::Read, Access::Auto, Access::Read]) {
-            let server = &server;
             scope.spawn(move || {
                 let config = ClientConfig {
                     // Without a cache, and with one that is too small for all.
@@ -102,6 +127,7 @@ fn answers_are_right_while_the_tree_changes() {
                     report.verified > 5_000 && report.lost + report.full == 0,
                     "{report:?}"
                 );
+                counted.fetch_add(report.changes, std::sync::atomic::Ordering::Relaxed);
             });
         }
     });
@@ -111,6 +137,7 @@ fn answers_are_right_while_the_tree_changes() {
         "{stats:?}"
     );
     assert_eq!(stats.bad_requests, 0);
+    changes.into_inner()
 }
 
 #[test]

@@ -38,11 +38,11 @@ impl Choice {
         }
     }
 
-    /// Whether a request goes by READs. Changes never do.
+    /// Whether a request goes by READs. Changes do for who wants all by READs, if `changes` says that they can.
     #[inline]
-    pub(super) fn reads(&mut self, op: &Op) -> bool {
+    pub(super) fn reads(&mut self, op: &Op, changes: bool) -> bool {
         if op.is_change() {
-            return false;
+            return changes && self.access == Access::Read;
         }
         match self.access {
             Access::Rpc => false,
@@ -78,7 +78,7 @@ mod tests {
 
     fn share_of_reads(choice: &mut Choice) -> f64 {
         let get = Op::Get { key: 1 };
-        let reads = (0..6400).filter(|_| choice.reads(&get)).count();
+        let reads = (0..6400).filter(|_| choice.reads(&get, false)).count();
         f64::from(u32::try_from(reads).expect("small")) / 6400.0
     }
 
@@ -104,6 +104,8 @@ mod tests {
         assert!(share_of_reads(&mut Choice::new(Access::Rpc, 1)) == 0.0);
         assert!(share_of_reads(&mut Choice::new(Access::Read, 1)) == 1.0);
         let delete = Op::Delete { key: 1 };
-        assert!(!Choice::new(Access::Read, 1).reads(&delete));
+        assert!(!Choice::new(Access::Read, 1).reads(&delete, false));
+        assert!(Choice::new(Access::Read, 1).reads(&delete, true));
+        assert!(!Choice::new(Access::Auto, 1).reads(&delete, true));
     }
 }

@@ -94,9 +94,8 @@ impl Opener {
                 let memory = accepted.memory;
                 let memory =
                     memory.ok_or_else(|| ClientError::refused("its answer lacks its memory"))?;
-                let peer = (&memory.endpoint, memory.nodes);
                 let cache = (self.config.cache_nodes, trees);
-                Some(Walker::new(reads, peer, prepared.node_bytes, cache)?)
+                Some(Walker::new(reads, &memory, prepared.node_bytes, cache)?)
             }
         };
         Ok(Opened {
@@ -129,8 +128,10 @@ impl Opener {
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
         let (window, batch) = (self.config.window, self.config.batch);
+        // A change: two WRITEs and an atomic.
+        let work_requests = if welcome.writes { 3 } else { 1 };
         let reads = (self.config.access != Access::Rpc)
-            .then(|| one_sided::Prepared::new(&self.pd, self.port, window, batch, 1))
+            .then(|| one_sided::Prepared::new(&self.pd, self.port, window, batch, work_requests))
             .transpose()?;
         let ends = lanes.iter().map(|c| LaneHello {
             uc: c.uc_endpoint(),

@@ -1,7 +1,7 @@
 //! The client library: a [`Pipeline`] of requests, and blocking calls over it.
 //!
 //! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one worker; `walker` READs nodes, of which `cache` keeps
-//! some; `choice` says which of the two a request takes; `connect` opens sessions; [`Pipeline`] keeps a window of requests
+//! some, and `leaf_change` changes leaves; `choice` says which of the two a request takes; `connect` opens sessions; [`Pipeline`] keeps a window of requests
 //! under way, and [`Client`] is the friendly one.
 
 mod blocking;
@@ -10,6 +10,7 @@ mod choice;
 mod connect;
 mod error;
 mod lane;
+mod leaf_change;
 mod pipeline;
 mod request;
 mod walker;

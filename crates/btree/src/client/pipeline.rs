@@ -118,6 +118,11 @@ impl Pipeline {
         Ok(pipeline)
     }
 
+    #[cfg(test)]
+    pub(super) fn walker(&mut self) -> &mut Walker {
+        self.walker.as_mut().expect("it READs")
+    }
+
     /// Requests that are under way.
     #[inline]
     pub fn outstanding(&self) -> usize {
@@ -164,7 +169,8 @@ impl Pipeline {
             1 => 0,
             lanes => slot as usize % lanes,
         };
-        let by_reads = self.walker.is_some() && self.choice.reads(op);
+        let changes = self.walker.as_ref().map(Walker::changes);
+        let by_reads = changes.is_some_and(|changes| self.choice.reads(op, changes));
         let lane = &mut self.lanes[number];
         if !by_reads && !lane.has_room(op, 0) {
             return Ok(false);
@@ -176,7 +182,10 @@ impl Pipeline {
         pending.op = *op;
         pending.tree = tree;
         pending.lane = number;
-        pending.seq = if op.is_change() { lane.next_seq() } else { 0 };
+        pending.seq = match op.is_change() && !by_reads {
+            true => lane.next_seq(),
+            false => 0,
+        };
         pending.order = self.order;
         pending.by_reads = by_reads;
         pending.entries.clear();
@@ -310,6 +319,9 @@ impl Pipeline {
         let Some(walker) = &mut self.walker else {
             return Ok(0);
         };
+        if !walker.waiting.is_empty() {
+            walker.try_again(&self.pending);
+        }
         let (free, again, now) = (&mut self.free, &mut self.again, &mut self.now);
         let (choice, mut asked, mut first) = (&mut self.choice, 0, true);
         let came = walker.go_on(&mut self.pending, &mut self.stats, |pending, slot, what| {
@@ -358,7 +370,11 @@ impl Pipeline {
                 break;
             }
             self.again.pop_front();
-            lane.resume(pending.seq);
+            match pending.op.is_change() && pending.seq == 0 {
+                // It was not asked of the server before.
+                true => pending.seq = lane.next_seq(),
+                false => lane.resume(pending.seq),
+            }
             if lane.is_idle() {
                 lane.alive = self.now;
             }
@@ -384,6 +400,16 @@ impl Pipeline {
         let deadline = self.opener.config.deadline();
         let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
         let until = oldest.unwrap_or(self.now) + deadline;
+        // A change that this client may have made itself is not made again.
+        let made = |slot| {
+            self.walker
+                .as_ref()
+                .is_some_and(|w| w.may_have_changed(slot))
+        };
+        let uncertain: Vec<bool> = (0..)
+            .zip(&self.pending)
+            .map(|(slot, p)| p.used && p.by_reads && made(slot))
+            .collect();
         let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
         self.now = time::now();
         self.stats.reconnects += 1;
@@ -393,7 +419,8 @@ impl Pipeline {
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
-            if self.now.duration_since(pending.sent) < deadline && connected.is_ok() {
+            let late = self.now.duration_since(pending.sent) >= deadline;
+            if !late && !uncertain[slot as usize] && connected.is_ok() {
                 // What came of the answer before is asked for again.
                 pending.entries.truncate(pending.kept);
                 pending.came = 0;

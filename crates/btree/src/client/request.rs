@@ -61,8 +61,10 @@ pub struct ClientStats {
     pub stale: u64,
     /// Requests that READs did not decide, so that the server was asked.
     pub asked: u64,
-    /// Lookups and SCANs that the client began by READs.
+    /// Requests that the client began by READs.
     pub by_reads: u64,
+    /// Locks that others had when this client wanted them.
+    pub contended: u64,
 }
 
 /// A request under way.

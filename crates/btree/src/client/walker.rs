@@ -1,4 +1,5 @@
 //! A client that walks by itself: READs of nodes from the root to a leaf, of which the server's processor knows nothing.
+//! Where the server lets it, the client changes leaves, too: see [`super::leaf_change`].
 //!
 //! Every node that is READ proves itself by its checksum, and says by its fences whether the key belongs there. Inner nodes
 //! are kept. An old one leads too far left, which a leaf's fences and its link to the right repair, or to a node that is
@@ -7,12 +8,13 @@
 
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, Prepared, Steps};
-use verbs::{QpEndpoint, RemoteMemory};
+use verbs::RemoteMemory;
 
 use super::cache::Cache;
 use super::request::{Answer, ClientStats, Pending};
 use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, Next, Node, SIBLING, Words};
-use crate::tree::{MAX_TREES, ROOTS, root_of};
+use crate::rendezvous::{RemoteNodes, Writes};
+use crate::tree::{MAX_TREES, ROOTS, redo, root_of};
 use crate::wire::Op;
 
 /// READs of a lookup, and of a leaf of a SCAN, after which the server is asked.
@@ -28,37 +30,64 @@ pub(super) enum Done {
     Ask,
 }
 
+/// What a slot's walk waits for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A node.
+    #[default]
+    Read,
+    /// The lock of a leaf, and the leaf.
+    Lock,
+    /// That a leaf is written and unlocked: then the change is made, and the key was there before, or not.
+    Write { found: bool },
+    /// That a leaf is unlocked as it was; the walk starts again.
+    Unlock,
+    /// The same; the change has nothing to do, as the key was there, or not.
+    Leave { found: bool },
+    /// The same; the server must be asked.
+    GiveUp,
+}
+
 /// Where a slot's walk is.
 #[derive(Debug, Clone, Default)]
-struct Walk {
+pub(super) struct Walk {
     /// The node that is READ, 0 for the header; and its level.
-    node: u64,
+    pub(super) node: u64,
     level: u16,
     /// The inner node that led there from the cache.
     parent: u64,
     /// The key that is looked for: of a SCAN the first that has not come.
-    key: u64,
+    pub(super) key: u64,
     reads: u8,
+    pub(super) step: Step,
+    /// The word that it locked a leaf with.
+    pub(super) word: u64,
     entries: Vec<(u64, u64)>,
 }
 
 /// The way into a server's nodes.
 #[derive(Debug)]
 pub(super) struct Walker {
-    queue: OneSided,
-    nodes: RemoteMemory,
-    node_bytes: usize,
+    pub(super) queue: OneSided,
+    pub(super) nodes: RemoteMemory,
+    pub(super) node_bytes: usize,
+    /// What it changes leaves with, if it may.
+    pub(super) writes: Option<Writes>,
+    /// Of its last acquisition of a lock.
+    pub(super) acquisition: u32,
+    /// Slots that found a lock taken, with the time at which they try again.
+    pub(super) waiting: Vec<(u32, u64)>,
     cache: Cache,
     /// Whether inner nodes are kept.
     keeps: bool,
-    walks: Box<[Walk]>,
+    pub(super) walks: Box<[Walk]>,
 }
 
 impl Walker {
     /// The way into nodes of so many bytes, of which so many are kept.
     pub(super) fn new(
         prepared: Prepared,
-        (peer, nodes): (&QpEndpoint, RemoteMemory),
+        memory: &RemoteNodes,
         node_bytes: usize,
         (cache_nodes, trees): (usize, usize),
     ) -> Result<Self, RpcError> {
@@ -67,11 +96,28 @@ impl Walker {
             let what = format!("the server says that its nodes have {node_bytes} bytes");
             return Err(RpcError::Config(what));
         }
+        let window = prepared.window();
+        let entry = redo::bytes(node_bytes / 8);
+        if memory
+            .writes
+            .is_some_and(|w| w.redo.len < (window * entry) as u64)
+        {
+            let what = "the server has less room for redo entries than the window needs";
+            return Err(RpcError::Config(what.to_owned()));
+        }
+        let room = match memory.writes {
+            None => node_bytes,
+            // Behind the node, the result of an atomic and a redo entry.
+            Some(_) => node_bytes + 8 + entry,
+        };
         Ok(Self {
-            walks: vec![Walk::default(); prepared.window()].into(),
-            queue: prepared.connect(peer, node_bytes)?,
-            nodes,
+            walks: vec![Walk::default(); window].into(),
+            queue: prepared.connect(&memory.endpoint, room.next_multiple_of(64))?,
+            nodes: memory.nodes,
             node_bytes,
+            writes: memory.writes,
+            acquisition: 0,
+            waiting: Vec::new(),
             cache: Cache::new(cache_nodes, node_bytes / 8, trees),
             keeps: cache_nodes > 0,
         })
@@ -82,12 +128,23 @@ impl Walker {
         self.queue.doorbells()
     }
 
-    /// Begins a lookup or a SCAN in a slot of the window.
+    /// Whether this client changes leaves itself.
+    pub(super) fn changes(&self) -> bool {
+        self.writes.is_some()
+    }
+
+    /// Whether what a slot does may have changed a leaf by now.
+    pub(super) fn may_have_changed(&self, slot: u32) -> bool {
+        matches!(self.walks[slot as usize].step, Step::Write { .. })
+    }
+
+    /// Begins a request in a slot of the window.
     #[inline]
     pub(super) fn begin(&mut self, slot: u32, tree: u8, op: &Op) {
         let walk = &mut self.walks[slot as usize];
         walk.key = op.key();
         walk.reads = 0;
+        walk.step = Step::Read;
         walk.entries.clear();
         let begun = self.start(slot, tree);
         self.queue.note(begun);
@@ -95,7 +152,7 @@ impl Walker {
 
     /// Starts at the root.
     #[inline]
-    fn start(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
+    pub(super) fn start(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
         match self.cache.root(tree) {
             Some((node, level)) => self.descend(slot, tree, (node, level), 0),
             None => {
@@ -151,8 +208,9 @@ impl Walker {
 
     /// Prepares the READ of the node that a slot is at.
     #[inline]
-    fn read(&mut self, slot: u32) -> Result<(), RpcError> {
+    pub(super) fn read(&mut self, slot: u32) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
+        walk.step = Step::Read;
         walk.reads = walk.reads.saturating_add(1);
         let bytes = match walk.node {
             0 => 8 * (ROOTS + MAX_TREES),
@@ -182,10 +240,11 @@ impl Walker {
         let walk = &mut self.walks[slot as usize];
         let (end, limit) = match pending.op {
             Op::Scan { end, limit, .. } => (end, limit as usize),
-            _ => {
-                let value = leaf.find(walk.key).ok().map(|place| leaf.value(place));
+            Op::Get { key } => {
+                let value = leaf.find(key).ok().map(|place| leaf.value(place));
                 return Ok(Some(Done::Answer(Answer::Value(value))));
             }
+            Op::Put { .. } | Op::Delete { .. } => return self.leaf_to_change(pending, slot),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.count() {
@@ -237,6 +296,10 @@ impl Steps for Walker {
         stats: &mut ClientStats,
         _bytes: &mut [u8],
     ) -> Result<Option<Done>, RpcError> {
+        let step = self.walks[slot as usize].step;
+        if step != Step::Read {
+            return self.changed(pending, slot, stats, step);
+        }
         stats.reads += 1;
         let tree = pending.tree;
         let (node, level, parent, key, reads) = {

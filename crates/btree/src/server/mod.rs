@@ -3,18 +3,23 @@
 mod worker;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpc::herd::{self, Doorbells, Layout};
 use rpc::{RpcError, UdPortConfig};
+use service::guests::{ClientAccess, Guests};
 use service::qp::responder;
 use service::worker::Mailbox;
 use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
-use verbs::{Access as Rights, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
+use verbs::{
+    Access as Rights, CompletionQueue, Context, PortGid, ProtectionDomain, QpEndpoint, QueuePair,
+    Rc,
+};
 
 use crate::config::{Access, ServerConfig};
-use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome};
+use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome, Writes};
 use crate::report::ServerStats;
-use crate::tree::Store;
+use crate::tree::{Store, redo};
 use crate::wire;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
@@ -27,6 +32,8 @@ pub struct Btree {
     /// Of queue pairs on which the server never posts.
     cq: CompletionQueue,
     store: Arc<Store>,
+    /// Clients that may change leaves themselves.
+    guests: Arc<Guests<Store>>,
     /// A random number: another one in every run.
     identity: u64,
     layout: Layout,
@@ -42,12 +49,15 @@ pub struct Btree {
 pub struct Environment {
     /// What the server is known by: the same is the same in every run of a simulation.
     identity: u64,
+    /// Whether it may start threads of its own.
+    threads: bool,
 }
 
 impl Default for Environment {
     fn default() -> Self {
         Self {
             identity: service::random::unpredictable(),
+            threads: true,
         }
     }
 }
@@ -55,7 +65,10 @@ impl Default for Environment {
 impl Environment {
     /// Simulated cores in virtual time: the same seed is the same run.
     pub fn simulated(seed: u64) -> Self {
-        Self { identity: seed }
+        Self {
+            identity: seed,
+            threads: false,
+        }
     }
 }
 
@@ -64,13 +77,14 @@ impl Environment {
 pub struct Session {
     btree: Arc<Btree>,
     slot: Arc<Slot>,
-    /// What it READs through.
+    /// What it READs through, if it may not WRITE.
     _reads: Option<QueuePair<Rc>>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         let Self { btree, slot, .. } = self;
+        btree.guests.remove(slot.index());
         for worker in &btree.workers {
             worker.mailbox.tell(Command::Remove(Arc::clone(slot)));
         }
@@ -101,7 +115,18 @@ impl Service for Btree {
                 config.keys
             ))
         })?;
-        let store = Arc::new(store);
+        let store = Arc::new(match config.remote_writes {
+            true => {
+                let mut store = store;
+                let shared = store.share_locks(&pd, port);
+                shared.map_err(ServerError::service)?;
+                store
+            }
+            false => store,
+        });
+        let lease = Duration::from_millis(config.lease_ms.into());
+        let tables = vec![Arc::clone(&store)];
+        let guests = Arc::new(Guests::new(tables, lease, environment.threads));
         let layout = Layout {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
             payload: u32::try_from(wire::REQUEST).unwrap_or(24),
@@ -122,6 +147,7 @@ impl Service for Btree {
                 }),
                 engine,
                 store: Arc::clone(&store),
+                guests: Arc::clone(&guests),
             });
         }
         let btree = Arc::new(Self {
@@ -129,6 +155,7 @@ impl Service for Btree {
             port,
             pd,
             store,
+            guests,
             identity: environment.identity,
             layout,
             max_answer: mtu,
@@ -156,6 +183,7 @@ impl Service for Btree {
             max_answer: self.max_answer,
             layout: self.layout,
             reads: self.reads,
+            writes: self.config.remote_writes,
         }
     }
 
@@ -179,16 +207,22 @@ impl Service for Btree {
             _reads: None,
         };
         let lanes = self.connect_lanes(hello, &session.slot)?;
-        let mut memory = None;
-        if let Some(peer) = hello.rc.filter(|_| self.reads) {
-            let (pd, cq) = (&self.pd, &self.cq);
-            let (endpoint, qp) = responder(pd, cq, self.port, Rights::REMOTE_READ, &peer)?;
-            session._reads = Some(qp);
-            memory = Some(RemoteNodes {
-                endpoint,
-                nodes: self.store.remote(),
-            });
-        }
+        let memory = match hello.rc.filter(|_| self.reads) {
+            None => None,
+            Some(peer) if self.config.remote_writes => {
+                Some(self.open_to_writer(hello, session.slot.index(), &peer)?)
+            }
+            Some(peer) => {
+                let rights = Rights::REMOTE_READ;
+                let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, rights, &peer)?;
+                session._reads = Some(qp);
+                Some(RemoteNodes {
+                    endpoint,
+                    nodes: self.store.remote(),
+                    writes: None,
+                })
+            }
+        };
         Ok((Accepted { lanes, memory }, session))
     }
 
@@ -197,7 +231,10 @@ impl Service for Btree {
     }
 
     fn stats(&self, clients: ClientCounts) -> ServerStats {
+        let (recovered_locks, expelled) = self.guests.counts();
         let mut stats = ServerStats {
+            recovered_locks,
+            expelled,
             clients: clients.now,
             clients_total: clients.total,
             tree: self.store.stats(),
@@ -230,6 +267,39 @@ impl Btree {
     /// The trees that it serves: other threads may use them beside the workers.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// Opens nodes to a client that changes them itself, by a registration that is its own, so that it can be undone.
+    fn open_to_writer(
+        &self,
+        hello: &Hello,
+        index: u32,
+        peer: &QpEndpoint,
+    ) -> Result<RemoteNodes, Refused> {
+        let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, Rights::ALL, peer)?;
+        let own = self.store.register_again(Rights::ALL);
+        let own = own.map_err(Refused::now)?;
+        let nodes = own.remote();
+        let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
+        let bytes = hello.window * redo::bytes(self.config.node_bytes / 8);
+        let redo = self.pd.alloc(bytes, rights).map_err(Refused::now)?;
+        let owner = self.guests.next_owner();
+        let writes = Some(Writes {
+            owner,
+            lease_ms: self.config.lease_ms,
+            redo: redo.remote(),
+        });
+        let access = ClientAccess {
+            qp,
+            memory: vec![own],
+            redo: Some(redo),
+        };
+        self.guests.add(index, owner, access);
+        Ok(RemoteNodes {
+            endpoint,
+            nodes,
+            writes,
+        })
     }
 
     fn connect_lanes(&self, hello: &Hello, slot: &Arc<Slot>) -> Result<Vec<LaneAccepted>, Refused> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use service::Slot;
+use service::guests::Guests;
 use service::sessions::{Seen, Sessions};
 use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
@@ -57,6 +58,7 @@ pub struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
+    pub(crate) guests: Arc<Guests<Store>>,
 }
 
 impl Worker {
@@ -66,9 +68,11 @@ impl Worker {
             engine,
             shared,
             store,
+            guests,
         } = self;
         let serve = Serve {
             store: &store,
+            guests,
             sessions: Sessions::new(0),
             answers: Vec::new(),
             entries: Vec::new(),
@@ -147,6 +151,7 @@ impl Work for Running<'_> {
 /// Answers requests from the trees.
 struct Serve<'s> {
     store: &'s Store,
+    guests: Arc<Guests<Store>>,
     sessions: Sessions,
     /// The longest message of each client.
     answers: Vec<usize>,
@@ -247,7 +252,9 @@ impl Serve<'_> {
     fn refusal(&mut self, refusal: Refusal) -> u64 {
         match refusal {
             Refusal::Full => wire::word(Status::Full, false),
-            Refusal::Busy(_) => {
+            Refusal::Busy(node) => {
+                // Whoever asks again finds it free once its owner is gone, or had it for too long.
+                self.guests.release(0, node);
                 self.counts.busy += 1;
                 wire::word(Status::Busy, false)
             }

@@ -1,10 +1,12 @@
 //! Nodes in registered memory: which are free, how one is read, and how one is locked.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
+use rpc::{Loopback, RpcError};
+use service::guests::SERVER_OWNER;
 use service::worker::lock;
-use verbs::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, VerbError, prefetch};
+use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError, prefetch};
 
 use crate::node::{
     CHECKSUM, DEAD, HEADER, HIGH, LOCK, LOW, MAX_NODE_BYTES, META, Node, SIBLING, TREE, VERSION,
@@ -19,8 +21,8 @@ pub(crate) const ROOTS: usize = 2;
 pub const MAX_TREES: usize = 16;
 /// Nodes that only splits of inner nodes may take, so that none is left without its parent's entry.
 const RESERVE: u64 = 32;
-/// The server's own mark in a lock: clients have names below.
-pub(crate) const MINE: u64 = 0xff_ffff << 40;
+/// The server's own word in a lock.
+const MINE: u64 = (SERVER_OWNER as u64) << 40;
 
 /// A node's number: its place in the memory. 0 is the header.
 pub(crate) type Number = u64;
@@ -32,7 +34,9 @@ pub(crate) struct Busy(pub(crate) Number);
 /// The memory of a store.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    region: MemoryRegion,
+    region: Arc<MemoryRegion>,
+    /// How the server competes for locks, where clients have any.
+    atomics: Option<Mutex<(Loopback, MemoryRegion)>>,
     node_words: usize,
     nodes: u64,
     free: Mutex<Free>,
@@ -64,7 +68,8 @@ impl Memory {
         let bytes = usize::try_from(nodes).map_or(usize::MAX, |n| n.saturating_mul(node_bytes));
         let region = pd.alloc(bytes, access)?;
         let memory = Self {
-            region,
+            region: Arc::new(region),
+            atomics: None,
             node_words: node_bytes / 8,
             nodes,
             free: Mutex::new(Free {
@@ -76,6 +81,37 @@ impl Memory {
         header[0].store(MAGIC, Ordering::Relaxed);
         header[1].store(node_bytes as u64, Ordering::Relaxed);
         Ok(memory)
+    }
+
+    /// Clients lock and WRITE nodes from now on, by [registrations of their own](Self::register_again): the server takes locks
+    /// by its own NIC, whose atomics need not be atomic with the processor's.
+    pub(crate) fn share_locks(
+        &mut self,
+        pd: &ProtectionDomain,
+        port: PortGid,
+    ) -> Result<(), RpcError> {
+        let own = self.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
+        self.atomics = Some(Mutex::new((Loopback::new(pd, port)?, own)));
+        Ok(())
+    }
+
+    /// Another registration of the same memory, which can be undone alone.
+    pub(crate) fn register_again(&self, access: Access) -> Result<MemoryRegion, VerbError> {
+        self.region.register_again(access)
+    }
+
+    /// The lock word of a node, if there is such a node.
+    pub(crate) fn lock_of(&self, number: Number) -> Option<&AtomicU64> {
+        (1..self.nodes)
+            .contains(&number)
+            .then(|| &self.words(number)[LOCK])
+    }
+
+    /// Finishes a change of a client that is gone: puts words 1 and following of a node, whose lock the client still has.
+    pub(crate) fn finish(&self, number: Number, words: impl Iterator<Item = u64>) {
+        for (word, new) in self.words(number)[VERSION..].iter().zip(words) {
+            word.store(new, Ordering::Relaxed);
+        }
     }
 
     /// What a peer needs to READ it.
@@ -220,9 +256,24 @@ impl Memory {
     /// Locks a node, if nobody has it.
     pub(crate) fn try_lock(&self, number: Number) -> Option<Locked<'_>> {
         let words = self.words(number);
-        words[LOCK]
-            .compare_exchange(0, MINE, Ordering::Acquire, Ordering::Relaxed)
-            .ok()?;
+        match &self.atomics {
+            None => {
+                let (free, mine) = (0, MINE);
+                words[LOCK]
+                    .compare_exchange(free, mine, Ordering::Acquire, Ordering::Relaxed)
+                    .ok()?;
+            }
+            Some(atomics) => {
+                let (loopback, own) = &mut *lock(atomics);
+                let at = own
+                    .remote()
+                    .at(number.checked_mul(8 * self.node_words as u64)?)?;
+                // A queue pair that broke has no locks to give.
+                let swapped = loopback.compare_and_swap(at, 0, MINE);
+                fence(Ordering::Acquire);
+                swapped.ok().filter(|swapped| *swapped)?;
+            }
+        }
         // No word that is written under the lock is seen by who does not see the lock: pairs with the fence of `read`.
         fence(Ordering::Release);
         Some(Locked {

@@ -6,10 +6,12 @@
 //! nobody has any of them, so they cannot deadlock; a dead node says so, and its readers start again from the root.
 //!
 //! `memory` is nodes and their locks, `walk` finds keys, also those of a batch interleaved, [`Store`] changes trees, `load` is the
-//! bulk load.
+//! bulk load,
+//! `redo` what clients write down before they change a leaf.
 
 mod load;
 mod memory;
+pub(crate) mod redo;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rpc::RpcError;
 use service::worker::lock;
-use verbs::{Access, ProtectionDomain, RemoteMemory, VerbError};
+use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError};
 
 use super::memory::{Busy, Locked, MAX_TREES, Memory, Number};
 use super::walk::{Index, Refusal, Walk, root_word};
@@ -21,6 +22,9 @@ pub enum When {
     /// If it is.
     Present,
 }
+
+/// Nodes that a change locks to find the right one, after which the tree must be broken.
+const MOST_HOPS: u32 = 10_000;
 
 /// What there is of a tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -74,6 +78,19 @@ impl Store {
         into: &mut Vec<(u64, u64)>,
     ) -> Result<Option<u64>, Refusal> {
         self.index.scan(tree, range, limit, into)
+    }
+
+    /// Clients lock and WRITE leaves from now on.
+    ///
+    /// # Errors
+    /// When a verb fails.
+    pub fn share_locks(&mut self, pd: &ProtectionDomain, port: PortGid) -> Result<(), RpcError> {
+        self.index.memory.share_locks(pd, port)
+    }
+
+    /// Another registration of the same memory, which can be undone alone.
+    pub(crate) fn register_again(&self, access: Access) -> Result<MemoryRegion, VerbError> {
+        self.index.memory.register_again(access)
     }
 
     /// How workers find keys.
@@ -153,7 +170,7 @@ impl Store {
         from: Number,
     ) -> Result<(Number, Locked<'_>), Busy> {
         let mut node = from;
-        loop {
+        for _ in 0..MOST_HOPS {
             let locked = self.index.memory.lock(node)?;
             match locked.node().next(key, tree as u64, level) {
                 Next::Here | Next::Child(_) => return Ok((node, locked)),
@@ -164,6 +181,7 @@ impl Store {
                 }
             }
         }
+        Err(Busy(node))
     }
 
     /// Sets the value of a key, when it is to be set. What was there before.

@@ -38,6 +38,19 @@ pub(crate) fn root_of(word: u64) -> (Number, u16) {
     (word >> 16, (word & 0xffff) as u16)
 }
 
+/// Steps of a walk after which the tree must be broken: clients may be allowed to WRITE nodes, and write anything.
+const MOST_STEPS: u32 = 100_000;
+
+/// Counts a step.
+#[inline]
+fn count(steps: &mut u32, node: Number) -> Result<(), Busy> {
+    *steps += 1;
+    if *steps > MOST_STEPS {
+        return Err(Busy(node));
+    }
+    Ok(())
+}
+
 /// The trees of a memory, for those who look for keys.
 #[derive(Debug)]
 pub(crate) struct Index {
@@ -77,6 +90,10 @@ impl Walk {
 }
 
 impl Index {
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     #[inline]
     pub(crate) fn root(&self, tree: usize) -> (Number, u16) {
         root_of(self.memory.root_word(tree).load(Ordering::Acquire))
@@ -119,7 +136,9 @@ impl Index {
 
     /// Goes on until the walk is at a leaf.
     pub(crate) fn walk_down(&self, tree: usize, key: u64, walk: &mut Walk) -> Result<(), Busy> {
+        let mut steps = 0;
         while walk.level > 0 {
+            count(&mut steps, walk.node)?;
             let level = walk.level;
             match self
                 .memory
@@ -143,7 +162,9 @@ impl Index {
         key: u64,
         walk: &mut Walk,
     ) -> Result<Option<u64>, Refusal> {
+        let mut steps = 0;
         loop {
+            count(&mut steps, walk.node)?;
             if walk.level > 0 {
                 self.walk_down(tree, key, walk)?;
             }
@@ -171,9 +192,11 @@ impl Index {
 
     /// The node of a level where the keys of `key` are, as far as one looks at one moment.
     pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, Busy> {
+        let mut steps = 0;
         'again: loop {
             let (mut node, mut level) = self.root(tree);
             loop {
+                count(&mut steps, node)?;
                 let next = self
                     .memory
                     .read(node, |n| n.next(key, tree as u64, level))?;
@@ -203,7 +226,10 @@ impl Index {
         into: &mut Vec<(u64, u64)>,
     ) -> Result<Option<u64>, Refusal> {
         let mut known: Option<Number> = None;
+        let mut steps = 0;
         loop {
+            // A scan of a whole tree has many steps, each of which gets further.
+            let before = (from, into.len());
             let node = match known.take() {
                 Some(sibling) => sibling,
                 None => self.descend(tree, from, 0)?,
@@ -234,7 +260,7 @@ impl Index {
             })?;
             match found {
                 // The leaf was merged away: found again from the root.
-                None => {}
+                None => count(&mut steps, node)?,
                 Some((next, _, true)) => return Ok(next),
                 Some((None, _, false)) => return Ok(None),
                 Some((Some(next), sibling, false)) => {
@@ -242,6 +268,9 @@ impl Index {
                         return Ok(None);
                     }
                     from = next;
+                    if before == (from, into.len()) {
+                        count(&mut steps, node)?;
+                    }
                     known = Some(sibling).filter(|s| *s != 0);
                     self.memory.prefetch(sibling);
                 }

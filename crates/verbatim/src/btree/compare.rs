@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bench::peers::KillOnDrop;
 use bench::stats::Spread;
+use btree::Access;
 use btree::load::LoadReport;
-use btree::{Access, ServerStats};
 use serde::Serialize;
 use verbs::Capabilities;
 
@@ -222,7 +222,7 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
 fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     let (mut server, mut said) = start_server(args, &placement.server, contender)?;
-    let Line::Loaded { seconds, .. } = said.expect()? else {
+    let Line::Loaded { seconds, bytes, .. } = said.expect()? else {
         bail!("the server did not say that it loaded the tree");
     };
     let Line::Listening { address } = said.expect()? else {
@@ -255,9 +255,7 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
     let changes = client(2, &[&window, "--inserts=1"])?;
     // The end of its input ends the server.
     drop(server.0.stdin.take());
-    let Line::Stats(stats) = said.expect()? else {
-        bail!("the server did not say what it did");
-    };
+    said.expect()?;
     let all = [&lookups, &alone, &scans, &changes];
     let sum = |of: fn(&LoadReport) -> u64| all.iter().map(|r| of(r)).sum::<u64>();
     #[allow(clippy::cast_precision_loss)] // counts and times far below 2^52
@@ -266,7 +264,7 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
         name: contender.name(),
         bounce_ns,
         load_s: seconds,
-        memory_ratio: memory_ratio(args, &stats),
+        memory_ratio: bytes as f64 / (args.keys * 16) as f64,
         lookups_per_s: lookups.rate,
         lookup_ns_p50: lookups.latency.p50_ns as f64,
         lookup_ns_p99: lookups.latency.p99_ns as f64,
@@ -277,12 +275,6 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
         wrong: sum(LoadReport::wrong),
         lost: sum(|r| r.lost + r.full),
     })
-}
-
-/// Bytes of nodes to bytes of keys and values.
-#[allow(clippy::cast_precision_loss)] // a ratio
-fn memory_ratio(args: &Args, stats: &ServerStats) -> f64 {
-    stats.tree.bytes as f64 / (args.keys * 16) as f64
 }
 
 fn start_server(
@@ -304,6 +296,7 @@ fn start_server(
         .args(["--workers", &args.workers.to_string()])
         .args(["--batch", &batch.to_string()])
         .args(["--max-window", &args.window.to_string()])
+        .args(matches!(contender, Contender::Read { .. }).then_some("--remote-writes"))
         .stdin(Stdio::piped());
     start(command, cores, "server")
 }
@@ -392,7 +385,7 @@ fn show(rows: &[Row]) -> Result<()> {
     print(table)?;
     print(
         "\nmedian, p99: of lookups with the whole window; window 1: median of a lookup alone; scanned: entries\n\
-         memory: nodes in use to keys and values\n\
+         load, memory: of the bulk load; nodes to keys and values\n\
          verified: values are their keys', no key is missing, deleted keys stay away, scans are complete and in order\n",
     )?;
     for row in rows {

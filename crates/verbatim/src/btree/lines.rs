@@ -14,6 +14,8 @@ pub(super) enum Line {
         keys: u64,
         /// How long it took.
         seconds: f64,
+        /// Bytes of nodes in use.
+        bytes: u64,
     },
     /// `serve`: clients can come.
     Listening {

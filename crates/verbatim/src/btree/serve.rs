@@ -1,6 +1,6 @@
 //! `verbatim btree serve`: one server, until it is told to stop.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use btree::load::{key_of, value_of};
@@ -51,6 +51,12 @@ pub(crate) struct Args {
     /// Requests that a client may have outstanding
     #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
     max_window: usize,
+    /// Let clients change leaves by themselves, with remote locks: they must be trusted to do it right
+    #[arg(long)]
+    remote_writes: bool,
+    /// How long such a client may have a lock while others wait for it
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    lease: Duration,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
     until_eof: bool,
@@ -86,6 +92,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         queues: args.queues,
         max_clients: args.max_clients,
         max_window: args.max_window,
+        remote_writes: args.remote_writes,
+        lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
     };
     let stop = stop_signals(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
@@ -129,6 +137,7 @@ fn load(args: &Args, server: &Server) -> Result<()> {
         return print_json(&Line::Loaded {
             keys: args.load,
             seconds,
+            bytes: store.stats().bytes,
         });
     }
     let bytes = store.stats().bytes;
@@ -161,5 +170,12 @@ fn report(args: &Args, stats: &ServerStats) -> Result<()> {
         stats.tree.room,
         stats.tree.splits,
         stats.tree.merges,
-    ))
+    ))?;
+    if args.remote_writes {
+        print(format_args!(
+            "{} locks freed for clients that were gone or slow, {} clients expelled",
+            stats.recovered_locks, stats.expelled
+        ))?;
+    }
+    Ok(())
 }
