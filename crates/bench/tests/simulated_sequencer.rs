@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bench::simulated::sequencer::{Outcome, Setup, run};
-use nicmodel::profile::builtin;
+use nicmodel::profile::{Profile, builtin};
 use nicmodel::published;
 use sequencer::Design;
 
@@ -112,14 +112,16 @@ fn ten_thousand_machines() {
 
 #[test]
 fn what_cannot_be_simulated_says_why() {
-    let refused = |nic, design, cores| {
-        let profile = builtin(nic).expect("built in");
+    let refused_of = |profile: &Profile, design, cores| {
         let error = run(profile, &short(design, cores)).expect_err("refused");
         error.to_string()
     };
-    let bf2 = refused("bf2", Design::SpecS0, 1);
-    let lacks = "profile bf2 cannot be simulated: it has no processing.send_ns";
-    assert!(bf2.contains(lacks), "{bf2}");
+    let refused = |nic, design, cores| refused_of(builtin(nic).expect("built in"), design, cores);
+    let mut lacking = builtin("cib").expect("built in").clone();
+    lacking.processing.send_ns = None;
+    let error = refused_of(&lacking, Design::SpecS0, 1);
+    let lacks = "profile cib cannot be simulated: it has no processing.send_ns";
+    assert!(error.contains(lacks), "{error}");
     let cx3 = refused("cx3", Design::SpecS0, 1);
     assert!(cx3.contains("host.post_wqe_ns"), "{cx3}");
     let many = refused("cib", Design::Rpc, 15);

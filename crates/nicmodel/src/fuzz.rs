@@ -16,6 +16,14 @@ pub fn nic_profile(bytes: &[u8]) {
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     assert!(!profile.numbers().is_empty());
+    if let Some(there) = profile.on_dpu() {
+        works(&there);
+    }
+    works(&profile);
+}
+
+/// The model's arithmetic over the profile gives rates.
+fn works(profile: &Profile) {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for verb in Verb::ALL
             .into_iter()
@@ -23,11 +31,11 @@ pub fn nic_profile(bytes: &[u8]) {
         {
             let operation = Operation::new(verb, transport, verb.fixed_payload().unwrap_or(8));
             for method in [Method::WqeByMmio, Method::Doorbell] {
-                let _ = Footprint::of_postlist(&profile, &operation, method, 16);
+                let _ = Footprint::of_postlist(profile, &operation, method, 16);
             }
             for role in [Role::Requester, Role::Responder] {
                 let mix = Mix::new(vec![Load::new(operation, role)]).on_cores(2);
-                if let Ok(bounds) = Bounds::of(&profile, &mix) {
+                if let Ok(bounds) = Bounds::of(profile, &mix) {
                     let rate = bounds.predicted_mops;
                     assert!(rate.is_none_or(|rate| rate >= 0.0), "{verb}: {rate:?}");
                 }

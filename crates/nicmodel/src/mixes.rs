@@ -210,11 +210,7 @@ fn verbs(profile: &Profile) -> Vec<Named> {
             "atomics-one",
             "fetch-and-add on one counter, arriving",
             from_peers(arriving(rc(Verb::AtomicFetchAndAdd, 8)).on_lock_slots(1)),
-            &[
-                ("cib", "atomics_cib_z1"),
-                ("cx3", "atomics_cx3"),
-                ("bf2", "dpu_seq_faa_rate"),
-            ],
+            &[("cib", "atomics_cib_z1"), ("cx3", "atomics_cx3")],
         ),
         named(
             "atomics-spread",

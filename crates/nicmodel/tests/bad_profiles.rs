@@ -67,6 +67,45 @@ fn impossible_values() {
     }
 }
 
+/// The numbers that a DPU must have, in this order of lines: cores, core_speed, latency, bandwidth, read completions.
+const DPU: [(&str, &str); 5] = [
+    ("cores", "8"),
+    ("core_speed", "0.5"),
+    ("latency_ns", "130"),
+    ("bandwidth_mbps", "20000"),
+    ("read_completion_bytes", "128"),
+];
+
+#[test]
+fn impossible_dpus() {
+    let cases = [
+        (
+            "core_speed",
+            "0",
+            "dpu.core_speed: 0 is out of range; it must be from 0.01 to 100",
+        ),
+        (
+            "read_completion_bytes",
+            "100",
+            "dpu.read_completion_bytes: 100 is no power of two",
+        ),
+        ("cores", "\"8\"", "dpu.cores must be from 1 to 4096"),
+        ("cores", "", "missing field `cores`"),
+    ];
+    for (wrong, value, says) in cases {
+        let mut text = format!("{TEMPLATE}\n[dpu]\n");
+        for (key, good) in DPU {
+            let value = if key == wrong { value } else { good };
+            if !value.is_empty() {
+                text.push_str(&format!("{}\n", assumed(key, value)));
+            }
+        }
+        let message = Profile::parse(&text).expect_err(wrong).to_string();
+        assert!(message.contains(says), "{says:?} is not in: {message}");
+        assert!(message.contains("line "), "{message}");
+    }
+}
+
 #[test]
 fn impossible_identities() {
     let cases = [

@@ -276,8 +276,10 @@ fn page_aligned_records_serialize() {
 
 #[test]
 fn what_is_unknown_is_named() {
-    let bf2 = named(nic("bf2"), "ud-send");
-    assert_eq!(bf2.unknown, [Resource::Cpu, Resource::NicOutbound]);
+    let mut bare = nic("cib").clone();
+    (bare.host.post_wqe_ns, bare.processing.send_ns) = (None, None);
+    let send = named(&bare, "ud-send");
+    assert_eq!(send.unknown, [Resource::Cpu, Resource::NicOutbound]);
     let reads = named(nic("cx3"), "outbound-read");
     assert_eq!(reads.unknown, [Resource::Cpu, Resource::QueuePairUnits]);
     for mix in mixes::all(nic("cib")) {

@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use nicmodel::profile::Place;
 use nicmodel::{Profile, Receive};
 
-use crate::costs::{Costs, MissingCosts};
+use crate::costs::{Costs, MissingCosts, SideCosts};
 use crate::machine::Counters;
 use crate::queue::Ps;
 use crate::threads;
@@ -21,12 +22,11 @@ const MAX_MACHINES: usize = 0xbfff;
 #[derive(Debug)]
 pub struct Cluster {
     unknown_of_cores: Vec<&'static str>,
-    cores: u32,
     /// The simulation is the thread's.
     not_send: PhantomData<*const ()>,
 }
 
-/// A machine of a cluster.
+/// A machine of a cluster: its host, or its DPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Machine(u32);
 
@@ -48,8 +48,8 @@ pub enum ClusterError {
     /// This thread simulates already.
     #[error("this thread has a simulated cluster already: drop that one first")]
     Occupied,
-    /// More machines than a subnet has addresses for.
-    #[error("{0} machines are more than the {MAX_MACHINES} that an InfiniBand subnet has LIDs for")]
+    /// More machines than a subnet has addresses for; one with a DPU takes two.
+    #[error("{0} machines take more than the {MAX_MACHINES} LIDs that an InfiniBand subnet has")]
     TooMany(usize),
 }
 
@@ -65,32 +65,57 @@ impl Cluster {
     /// See [`ClusterError`].
     pub fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self, ClusterError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        if machines > MAX_MACHINES {
+        let places = if profile.dpu.is_some() { 2 } else { 1 };
+        let count = u32::try_from(machines).ok();
+        let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
             return Err(ClusterError::TooMany(machines));
-        }
+        };
         let costs = Costs::of(profile)?;
-        let (unknown_of_cores, cores) = (costs.unknown_of_cores.clone(), costs.cores);
         let mut world = World::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
-        world.machines.resize_with(machines, Default::default);
+        world.add_machines(profile, count);
+        let unknown_of_cores = SideCosts::of(profile, 1.0).unknown_of_cores;
         if !threads::install(Box::new(world)) {
             return Err(ClusterError::Occupied);
         }
         Ok(Self {
             unknown_of_cores,
-            cores,
             not_send: PhantomData,
         })
     }
 
-    /// A machine, counted from 0.
+    /// Machines, each with a NIC: DPUs do not count.
+    #[must_use]
+    pub fn machines(&self) -> usize {
+        self.with(|world| world.nics.len())
+    }
+
+    /// A machine, counted from 0: its host, if it has a DPU.
     ///
     /// # Panics
     /// When there are not so many.
     #[must_use]
     pub fn machine(&self, index: usize) -> Machine {
-        let count = self.with(|world| world.machines.len());
+        let count = self.machines();
         assert!(index < count, "machine {index} of {count}");
         Machine(u32::try_from(index).expect("fewer machines than LIDs"))
+    }
+
+    /// A place of a machine: a device of its own, with its own cores and memory, on the machine's NIC. Nothing for a DPU
+    /// that the profile does not have.
+    ///
+    /// # Panics
+    /// When there are not so many machines.
+    #[must_use]
+    pub fn at(&self, index: usize, place: Place) -> Option<Machine> {
+        let host = self.machine(index);
+        match place {
+            Place::Host => Some(host),
+            Place::Dpu => self.with(|world| {
+                let dpu = host.index() + world.nics.len();
+                world.machines.get(dpu)?;
+                u32::try_from(dpu).ok().map(Machine)
+            }),
+        }
     }
 
     /// From here on RECVs take payload within their completion where it fits and the NIC can (`inline_recv_bytes` of
@@ -99,10 +124,10 @@ impl Cluster {
         self.with(|world| world.shapes.receive = Receive::Inline);
     }
 
-    /// Cores of a machine.
+    /// Cores of a machine's host, or of its DPU.
     #[must_use]
-    pub fn cores(&self) -> u32 {
-        self.cores
+    pub fn cores(&self, machine: Machine) -> u32 {
+        self.with(|world| world.machine(machine.0).costs.cores)
     }
 
     /// Costs of cores that the profile does not have: simulated cores do these in no time.
@@ -155,10 +180,10 @@ impl Cluster {
         self.with(|world| Duration::from_nanos(world.now / 1000))
     }
 
-    /// What a machine's NIC counted.
+    /// What a machine's NIC counted, for host and DPU together.
     #[must_use]
     pub fn counters(&self, machine: Machine) -> Counters {
-        self.with(|world| world.machine(machine.0).counters)
+        self.with(|world| world.nic(machine.0).counters)
     }
 
     /// A number of the simulation's generator.

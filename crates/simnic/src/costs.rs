@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use nicmodel::pcie::{self, Kind, Purpose};
-use nicmodel::profile::{Profile, Sourced};
+use nicmodel::profile::{Place, Profile, Sourced};
 use nicmodel::{Footprint, Method, Operation, Receive, Side, Transport, Verb, wqe};
 
 use crate::caches::Caches;
@@ -27,9 +27,22 @@ pub struct MissingCosts {
     pub missing: Vec<&'static str>,
 }
 
-/// What does not depend on the operation.
+/// What does not depend on the operation, nor on whether the host or the DPU uses the NIC.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
+    pub(crate) units: usize,
+    /// One way through the network.
+    pub(crate) network: Ps,
+    pub(crate) has_atomics: bool,
+    pub(crate) lock_bits: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) mtu: u32,
+    pub(crate) wqe_cache: Option<usize>,
+}
+
+/// What the host's, or the DPU's, cores and memory cost.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SideCosts {
     pub(crate) cores: u32,
     pub(crate) post_wqe: Ps,
     pub(crate) mmio_write: Ps,
@@ -39,44 +52,57 @@ pub(crate) struct Costs {
     pub(crate) contended_add: Ps,
     pub(crate) request: Ps,
     pub(crate) empty_look: Ps,
+    /// How many times longer a core takes for what a program says in host time.
+    pub(crate) slowness: f64,
     /// Nothing if touches of memory cost nothing.
     pub(crate) caches: Option<Caches>,
     /// Processor costs that the profile does not have: cores do these in no time.
     pub(crate) unknown_of_cores: Vec<&'static str>,
-    pub(crate) units: usize,
     pub(crate) fetch_wait: Ps,
     /// For a WQE that the NIC's cache has lost; a round trip over PCIe if nothing else is known.
     pub(crate) refetch_wait: Ps,
     /// One way over PCIe.
     pub(crate) pcie: Ps,
-    /// One way through the network.
-    pub(crate) network: Ps,
-    pub(crate) has_atomics: bool,
-    pub(crate) lock_bits: u32,
     pub(crate) lock_hold: Ps,
-    pub(crate) max_inline: u32,
-    pub(crate) mtu: u32,
-    pub(crate) wqe_cache: Option<usize>,
 }
 
 impl Costs {
     pub(crate) fn of(profile: &Profile) -> Result<Self, MissingCosts> {
-        let (host, nic) = (&profile.host, &profile.processing);
-        let mut missing = Vec::new();
-        let mut need = |key, number: &Option<Sourced<f64>>| {
-            if number.is_none() {
-                missing.push(key);
-            }
-            ps(known(number))
-        };
-        need("processing.send_ns", &nic.send_ns);
-        need("processing.inbound_ns", &nic.inbound_ns);
-        let network = need("port.latency_ns", &profile.port.latency_ns);
-        let pcie = need("pcie.latency_ns", &profile.pcie.latency_ns);
+        let nic = &profile.processing;
+        let needed = [
+            ("processing.send_ns", &nic.send_ns),
+            ("processing.inbound_ns", &nic.inbound_ns),
+            ("port.latency_ns", &profile.port.latency_ns),
+            ("pcie.latency_ns", &profile.pcie.latency_ns),
+        ];
+        let missing: Vec<_> = needed
+            .iter()
+            .filter_map(|(key, number)| number.is_none().then_some(*key))
+            .collect();
         if !missing.is_empty() {
             let profile = profile.name.clone();
             return Err(MissingCosts { profile, missing });
         }
+        Ok(Self {
+            units: nic.units.as_ref().map_or(1, |units| units.value as usize),
+            network: ps(known(&profile.port.latency_ns)),
+            has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
+            lock_bits: profile
+                .atomics
+                .lock_bits
+                .as_ref()
+                .map_or(0, |bits| bits.value.min(MAX_LOCK_BITS)),
+            max_inline: profile.wqe.max_inline_bytes.value,
+            mtu: profile.port.mtu_bytes.value,
+            wqe_cache: wqe_cache(profile),
+        })
+    }
+}
+
+impl SideCosts {
+    /// Of the side that the profile has as its host, whose cores are so many times as fast as the host's.
+    pub(crate) fn of(profile: &Profile, core_speed: f64) -> Self {
+        let (host, nic) = (&profile.host, &profile.processing);
         let mut unknown_of_cores = Vec::new();
         let mut core = |key, number: &Option<Sourced<f64>>| {
             if number.is_none() {
@@ -84,7 +110,8 @@ impl Costs {
             }
             ps(known(number))
         };
-        Ok(Self {
+        let pcie = ps(known(&profile.pcie.latency_ns));
+        Self {
             cores: host.cores.value,
             post_wqe: core("host.post_wqe_ns", &host.post_wqe_ns),
             mmio_write: core("host.mmio_write_ns", &host.mmio_write_ns),
@@ -92,29 +119,28 @@ impl Costs {
             post_recv: core("host.post_recv_ns", &host.post_recv_ns),
             atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
             contended_add: core("host.contended_add_ns", &host.contended_add_ns),
-            request: core("host.request_ns", &host.request_ns),
+            request: core("host.request_ns", &host.request_ns) + ps(known(&host.written_line_ns)),
             empty_look: ps(known(&host.empty_look_ns)),
+            slowness: 1.0 / core_speed,
             caches: Caches::of_host(host),
             unknown_of_cores,
-            units: nic.units.as_ref().map_or(1, |units| units.value as usize),
             fetch_wait: ps(known(&nic.wqe_fetch_wait_ns)),
             refetch_wait: nic
                 .wqe_fetch_wait_ns
                 .as_ref()
                 .map_or(2 * pcie, |wait| ps(wait.value)),
             pcie,
-            network,
-            has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
-            lock_bits: profile
-                .atomics
-                .lock_bits
-                .as_ref()
-                .map_or(0, |bits| bits.value.min(MAX_LOCK_BITS)),
             lock_hold: ps(known(&profile.atomics.lock_hold_ns)),
-            max_inline: profile.wqe.max_inline_bytes.value,
-            mtu: profile.port.mtu_bytes.value,
-            wqe_cache: wqe_cache(profile),
-        })
+        }
+    }
+
+    /// The time of a core of this side for what takes a host's core so long.
+    pub(crate) fn work(&self, time: Ps) -> Ps {
+        if self.slowness == 1.0 {
+            return time;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "times of a run, far below 2^53")]
+        whole(time as f64 * self.slowness)
     }
 }
 
@@ -162,25 +188,43 @@ pub(crate) struct Shape {
     pub(crate) fetched: bool,
     /// Cache lines of a WQE.
     pub(crate) lines: u64,
-    /// Link to the device, for a WQE by MMIO, and the same to the host (link-layer packets).
-    pub(crate) by_mmio: Pcie,
     /// A processing unit of the requester.
     pub(crate) unit: Ps,
+    /// The responder's processing, all units together.
+    pub(crate) inbound: Ps,
+    /// The network to the responder, and back.
+    pub(crate) out_wire: Ps,
+    pub(crate) back_wire: Ps,
+    /// Its transactions with the cores and memory of each [`Place`].
+    pub(crate) with: [Transfers; PLACES],
+}
+
+/// How many places there are at most.
+pub(crate) const PLACES: usize = 2;
+
+/// What an operation takes of the path between the NIC and the cores and memory of a place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Transfers {
+    /// Link to the device, for a WQE by MMIO, and the same to the host (link-layer packets).
+    pub(crate) by_mmio: Pcie,
     /// Fetching payload that is not inlined.
     pub(crate) payload_fetch: Pcie,
     /// Fetching a WQE again that has left the NIC's cache.
     pub(crate) refetch: Pcie,
     /// Writing the answer of a READ or atomic.
     pub(crate) answer: Pcie,
-    /// The responder's processing, all units together.
-    pub(crate) inbound: Ps,
     /// The responder's DMAs.
     pub(crate) responder: Pcie,
-    /// The network to the responder, and back.
-    pub(crate) out_wire: Ps,
-    pub(crate) back_wire: Ps,
     /// Fetching lists of its WQEs, by the length of the list, where it is known.
     fetches: Vec<Option<Pcie>>,
+}
+
+impl Shape {
+    /// Its transactions with a place.
+    #[inline(always)]
+    pub(crate) fn at(&self, place: Place) -> &Transfers {
+        &self.with[place as usize]
+    }
 }
 
 /// Time on both directions of a PCIe link, and what the NIC reads from memory in it: the bytes of whole cache lines (of
@@ -206,25 +250,34 @@ pub(crate) struct ShapeKey {
 /// The shapes that have occurred.
 #[derive(Debug)]
 pub(crate) struct Shapes {
-    profile: Profile,
+    /// As the host and, if there is one, the DPU have it.
+    profiles: Vec<Profile>,
     /// How RECVs take payload that fits into the completion.
     pub(crate) receive: Receive,
     shapes: Vec<Shape>,
     known: HashMap<ShapeKey, u16>,
-    doorbell: Pcie,
-    cqe: Pcie,
+    doorbell: [Pcie; PLACES],
+    cqe: [Pcie; PLACES],
 }
 
 impl Shapes {
+    /// Of operations on the NIC of a profile, seen from the host and from the DPU if there is one.
     pub(crate) fn new(profile: &Profile) -> Self {
-        let link = Link::of(profile);
+        let mut profiles = vec![profile.clone()];
+        profiles.extend(profile.on_dpu());
         let send = Operation::header_only(Transport::Ud).signaled(1.0);
-        let one = Footprint::of_postlist(profile, &send, Method::Doorbell, 1);
-        let one = one.expect("every NIC sends datagrams");
+        let (mut doorbell, mut cqe) = <([Pcie; PLACES], [Pcie; PLACES])>::default();
+        for (place, profile) in profiles.iter().enumerate() {
+            let link = Link::of(profile);
+            let one = Footprint::of_postlist(profile, &send, Method::Doorbell, 1);
+            let one = one.expect("every NIC sends datagrams");
+            doorbell[place] = link.time(&one.requester, |p| p == Purpose::Doorbell);
+            cqe[place] = link.time(&one.requester, |p| p == Purpose::Cqe);
+        }
         Self {
-            doorbell: link.time(&one.requester, |p| p == Purpose::Doorbell),
-            cqe: link.time(&one.requester, |p| p == Purpose::Cqe),
-            profile: profile.clone(),
+            profiles,
+            doorbell,
+            cqe,
             receive: Receive::Regular,
             shapes: Vec::new(),
             known: HashMap::new(),
@@ -236,7 +289,12 @@ impl Shapes {
         if let Some(&id) = self.known.get(&key) {
             return Some(id);
         }
-        let shape = shape(&self.profile, self.receive, key, u8::try_from(opcode).ok()?)?;
+        let shape = shape(
+            &self.profiles,
+            self.receive,
+            key,
+            u8::try_from(opcode).ok()?,
+        )?;
         let id = u16::try_from(self.shapes.len()).ok()?;
         self.shapes.push(shape);
         self.known.insert(key, id);
@@ -248,39 +306,39 @@ impl Shapes {
         &self.shapes[usize::from(id)]
     }
 
-    pub(crate) fn doorbell(&self) -> Pcie {
-        self.doorbell
+    #[inline(always)]
+    pub(crate) fn doorbell(&self, place: Place) -> Pcie {
+        self.doorbell[place as usize]
     }
 
-    pub(crate) fn cqe(&self) -> Pcie {
-        self.cqe
+    #[inline(always)]
+    pub(crate) fn cqe(&self, place: Place) -> Pcie {
+        self.cqe[place as usize]
     }
 
-    /// Fetching the WQEs of a list of `len` operations like this one.
-    pub(crate) fn fetch(&mut self, id: u16, len: u32) -> Pcie {
+    /// Fetching the WQEs of a list of `len` operations like this one from a place.
+    pub(crate) fn fetch(&mut self, id: u16, len: u32, place: Place) -> Pcie {
         let shape = &mut self.shapes[usize::from(id)];
-        let place = len as usize;
-        if let Some(&Some(known)) = shape.fetches.get(place) {
+        let fetches = &mut shape.with[place as usize].fetches;
+        let index = len as usize;
+        if let Some(&Some(known)) = fetches.get(index) {
             return known;
         }
-        let list = Footprint::of_postlist(
-            &self.profile,
-            &shape.operation,
-            Method::Doorbell,
-            len.max(1),
-        );
+        let profile = &self.profiles[place as usize];
+        let list = Footprint::of_postlist(profile, &shape.operation, Method::Doorbell, len.max(1));
         let time = list.map_or(Pcie::default(), |list| {
-            Link::of(&self.profile).time(&list.requester, |p| p == Purpose::WqeFetch)
+            Link::of(profile).time(&list.requester, |p| p == Purpose::WqeFetch)
         });
-        if shape.fetches.len() <= place {
-            shape.fetches.resize(place + 1, None);
+        if fetches.len() <= index {
+            fetches.resize(index + 1, None);
         }
-        shape.fetches[place] = Some(time);
+        fetches[index] = Some(time);
         time
     }
 }
 
-fn shape(profile: &Profile, receive: Receive, key: ShapeKey, opcode: u8) -> Option<Shape> {
+fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> Option<Shape> {
+    let profile = profiles.first()?;
     let operation = Operation {
         inline: key.inline,
         imm: key.imm,
@@ -289,8 +347,10 @@ fn shape(profile: &Profile, receive: Receive, key: ShapeKey, opcode: u8) -> Opti
         ..Operation::new(key.verb, key.transport, key.payload)
     };
     let one = Footprint::of_postlist(profile, &operation, Method::WqeByMmio, 1).ok()?;
-    let rung = Footprint::of_postlist(profile, &operation, Method::Doorbell, 1).ok()?;
-    let link = Link::of(profile);
+    let mut with = <[Transfers; PLACES]>::default();
+    for (with, profile) in with.iter_mut().zip(profiles) {
+        *with = transfers(profile, &operation)?;
+    }
     let units = profile
         .processing
         .units
@@ -309,15 +369,25 @@ fn shape(profile: &Profile, receive: Receive, key: ShapeKey, opcode: u8) -> Opti
         datagram: key.verb == Verb::Send && key.transport == Transport::Ud,
         reliable: key.transport == Transport::Rc,
         lines: u64::from(lines),
-        by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),
         unit: ps(units * sending(profile, &operation, lines)),
+        inbound: ps(nicmodel::bounds::inbound_ns(profile, &operation)?),
+        out_wire: wire(one.network.to_responder),
+        back_wire: wire(one.network.to_requester),
+        with,
+    })
+}
+
+/// What an operation takes of the path to the side that the profile has as its host.
+fn transfers(profile: &Profile, operation: &Operation) -> Option<Transfers> {
+    let one = Footprint::of_postlist(profile, operation, Method::WqeByMmio, 1).ok()?;
+    let rung = Footprint::of_postlist(profile, operation, Method::Doorbell, 1).ok()?;
+    let link = Link::of(profile);
+    Some(Transfers {
+        by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),
         payload_fetch: link.time(&one.requester, |p| p == Purpose::PayloadFetch),
         refetch: link.time(&rung.requester, |p| p == Purpose::WqeFetch),
         answer: link.time(&one.requester, |p| p == Purpose::ResponsePlacement),
-        inbound: ps(nicmodel::bounds::inbound_ns(profile, &operation)?),
         responder: link.time(&one.responder, |_| true),
-        out_wire: wire(one.network.to_responder),
-        back_wire: wire(one.network.to_requester),
         fetches: Vec::new(),
     })
 }

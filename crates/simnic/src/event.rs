@@ -9,8 +9,8 @@ pub(crate) enum Event {
     Announce { qp: u32 },
     /// The first WQE that a queue pair's unit works on leaves for the network.
     Emit { qp: u32 },
-    /// A machine's NIC has handled the next of the messages that arrive there.
-    Handle { machine: u32 },
+    /// A NIC has handled the next of the messages that arrive there.
+    Handle { nic: u32 },
     /// The answer of a READ or atomic, or an acknowledgement, leaves the responder.
     Respond { message: u32 },
     /// It has come back to the requester.

@@ -5,6 +5,9 @@
 //! other, so whatever is written against the verbs runs on it: real code on simulated threads
 //! ([`Cluster::spawn`]), whose verbs cost virtual time and cause events.
 //!
+//! A machine whose profile has a DPU is two such devices on one NIC: its host and its DPU, each with cores, memory and a
+//! path to the NIC of its own ([`Cluster::at`]).
+//!
 //! - `queue`: what happens next; ties have an order, so a run depends on nothing but its input.
 //! - `costs`: the profile as times, by way of `nicmodel`'s footprints; `caches`: what a core's touches of memory cost.
 //! - `world`: all that there is: `machine`, `qp`, `cq`, `mr`, `message`, `thread`; `event`: what happens.

@@ -1,5 +1,8 @@
-//! A machine.
+//! Machines: NICs, and the cores and memory behind them.
 
+use nicmodel::profile::Place;
+
+use crate::costs::SideCosts;
 use crate::fifo::Fifo;
 use crate::line::Line;
 use crate::queue::Ps;
@@ -25,13 +28,27 @@ pub struct Counters {
     pub read_bytes: u64,
 }
 
-/// A machine: its NIC, its PCIe link and its memory.
+/// A place of cores and memory, and its path to a NIC: a machine's host, or its DPU. A device of the provider.
 #[derive(Debug, Default)]
 pub(crate) struct Machine {
+    /// The NIC, which a host shares with its DPU.
+    pub(crate) nic: u32,
+    pub(crate) place: Place,
+    pub(crate) costs: SideCosts,
     /// MMIO writes of the cores, and the link to the device with all that uses it.
     pub(crate) mmio: Timetable,
     pub(crate) to_device: Fifo,
     pub(crate) to_host: Fifo,
+    /// When each lock for atomics in this memory is free; empty until there is an atomic.
+    pub(crate) locks: Vec<Fifo>,
+    /// Regions with writes that are not visible yet, each with when its first is, and when the first of all is.
+    pub(crate) unsettled: Vec<(Ps, u32)>,
+    pub(crate) settles_at: Ps,
+}
+
+/// A NIC and its port.
+#[derive(Debug, Default)]
+pub(crate) struct Nic {
     pub(crate) inbound: Fifo,
     pub(crate) link_out: Fifo,
     pub(crate) link_in: Fifo,
@@ -41,11 +58,6 @@ pub(crate) struct Machine {
     /// Messages that the NIC is to have handled at a time, in the order of these times, and when it looks at them.
     pub(crate) arriving: Line<(Ps, u32)>,
     pub(crate) handles_at: Option<Ps>,
-    /// When each lock for atomics is free; empty until there is an atomic.
-    pub(crate) locks: Vec<Fifo>,
-    /// Regions with writes that are not visible yet, each with when its first is, and when the first of all is.
-    pub(crate) unsettled: Vec<(Ps, u32)>,
-    pub(crate) settles_at: Ps,
     /// Queue pairs that have READs outstanding.
     pub(crate) reading: usize,
     pub(crate) counters: Counters,

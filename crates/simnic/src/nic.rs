@@ -26,7 +26,7 @@ pub(crate) fn lid(machine: u32) -> u16 {
 impl World {
     /// What happens until then happens with the present event.
     pub(super) fn horizon(&self) -> Ps {
-        self.now + self.costs.pcie / 2
+        self.now + self.shortest / 2
     }
 
     /// The machine of a queue pair.

@@ -191,7 +191,7 @@ impl World {
         };
         let shape = self.shapes.get(id);
         if shape.fetched {
-            let fetch = &shape.payload_fetch;
+            let fetch = &shape.at(self.machines[home as usize].place).payload_fetch;
             list.fetch.to_device += fetch.to_device;
             list.fetch.to_host += fetch.to_host;
             list.fetch.read_bytes += fetch.read_bytes;
@@ -239,7 +239,8 @@ impl World {
             return Err(libc::EINVAL);
         }
         let local = request.sges.first();
-        let reading = &mut self.machines[home as usize].reading;
+        let nic = self.machines[home as usize].nic;
+        let reading = &mut self.nics[nic as usize].reading;
         let cache_slot = match &mut self.qps[index as usize] {
             Some(qp) if verb == Verb::RdmaRead => Some(qp.reads.begin(reading)),
             _ => None,
@@ -327,29 +328,32 @@ impl World {
             self.flush(index);
             return;
         }
-        self.spend(self.costs.post_wqe * u64::from(len));
+        self.spend(self.home_costs().post_wqe * u64::from(len));
+        let place = self.machines[machine as usize].place;
         let (writes, link) = if rung {
-            (1, self.shapes.doorbell())
+            (1, self.shapes.doorbell(place))
         } else {
             let shape = self.shapes.get(shape);
-            (shape.lines, shape.by_mmio)
+            (shape.lines, shape.at(place).by_mmio)
         };
-        let (now, clock, pcie) = (self.now, self.clock(), self.costs.pcie);
-        let nic = self.machine(machine);
+        let (now, clock) = (self.now, self.clock());
+        let from = &mut self.machines[machine as usize];
+        let nic = &mut self.nics[from.nic as usize];
+        let pcie = from.costs.pcie;
         // The write holds the core while earlier ones are on their way. Completions of DMA reads take turns with
         // it on the link: they lose its time, but a burst of them does not hold it up. Payload is fetched over it too.
-        let left = nic.mmio.take(now, clock, link.to_device);
+        let left = from.mmio.take(now, clock, link.to_device);
         let (wait, arrived) = (left - link.to_device - clock, left + pcie);
-        nic.to_device.slip_in(clock, link.to_device);
-        nic.to_host.slip_in(clock, link.to_host + fetch.to_host);
-        nic.to_device.slip_in(clock, fetch.to_device);
+        from.to_device.slip_in(clock, link.to_device);
+        from.to_host.slip_in(clock, link.to_host + fetch.to_host);
+        from.to_device.slip_in(clock, fetch.to_device);
         nic.counters.read_bytes += fetch.read_bytes;
         if rung {
             nic.counters.doorbells += 1;
         } else {
             nic.counters.wqes_by_mmio += 1;
         }
-        self.spend(self.costs.mmio_write * writes + wait);
+        self.spend(self.home_costs().mmio_write * writes + wait);
         self.events.push(arrived, Event::Announce { qp: index });
         self.catch_up();
     }
@@ -367,7 +371,7 @@ impl World {
         let result = qp.recvs.extend(recvs, most, libc::ENOMEM);
         let posted = (qp.recvs.len() - before) as u64;
         let in_error = qp.state == abi::IBV_QPS_ERR;
-        self.spend(self.costs.post_recv * posted);
+        self.spend(self.home_costs().post_recv * posted);
         if in_error {
             self.flush(index);
         }
@@ -403,7 +407,7 @@ impl World {
         }
         queue.cqes.drop_front(taken);
         // A look at an empty queue takes time too, or a loop that does nothing else would never end.
-        let cost = self.costs.poll_cqe.max(1000);
+        let cost = self.home_costs().poll_cqe.max(1000);
         self.spend(cost * (taken.max(1) as u64));
         self.catch_up();
         Some(taken)

@@ -10,17 +10,18 @@ use crate::threads::{is_simulated, synchronize, world};
 pub fn spend_requests(count: u64) {
     if is_simulated() {
         world(|world| {
-            let time = world.costs.request * count;
+            let time = world.home_costs().request * count;
             world.spend(time);
         });
     }
 }
 
-/// The calling simulated thread works for so long.
+/// The calling simulated thread works for so long, in the time of a host's core: one of a DPU is as much slower as the
+/// profile says.
 pub fn spend(work: Duration) {
     if is_simulated() {
         let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
-        world(|world| world.spend(time));
+        world(|world| world.spend(world.home_costs().work(time)));
     }
 }
 
@@ -28,7 +29,7 @@ pub fn spend(work: Duration) {
 pub fn spend_empty_looks(count: u64) {
     if is_simulated() {
         world(|world| {
-            let time = world.costs.empty_look * count;
+            let time = world.home_costs().empty_look * count;
             world.spend(time);
         });
     }
@@ -43,7 +44,8 @@ pub fn spend_shared_add(addr: u64) {
     world(|world| {
         let Some(thread) = world.current else { return };
         let clock = world.clock();
-        let (own, contended) = (world.costs.atomic_add, world.costs.contended_add);
+        let costs = world.home_costs();
+        let (own, contended) = (costs.atomic_add, costs.contended_add);
         let line = world.shared_line(addr / 64, thread);
         let cost = if line.owner == thread { own } else { contended };
         line.owner = thread;
@@ -61,7 +63,7 @@ pub fn spend_shared_add(addr: u64) {
 pub fn spend_touches(working_set_bytes: u64, lines: u64, overlapped: u64) {
     if is_simulated() {
         world(|world| {
-            let Some(caches) = &world.costs.caches else {
+            let Some(caches) = &world.home_costs().caches else {
                 return;
             };
             let time = caches.touch(working_set_bytes, lines, overlapped);

@@ -168,7 +168,7 @@ impl World {
     /// The running thread waits for what it watches, at most until `deadline`; false if that is over already: what
     /// comes first is known if it comes before any event to come can become visible.
     fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
-        let (known, clock) = (self.now + self.costs.pcie, self.clock);
+        let (known, clock) = (self.now + self.shortest, self.clock);
         let Some(thread) = self.current else {
             return false;
         };
@@ -282,7 +282,7 @@ impl World {
             ..
         } = self.threads[thread as usize].polling;
         let clock = self.clock;
-        if clock != end || clock / 1000 >= until_ns || clock > self.now + self.costs.pcie {
+        if clock != end || clock / 1000 >= until_ns || clock > self.now + self.shortest {
             return false;
         }
         let Some(Some(queue)) = self.cqs.get(cq as usize) else {
@@ -324,7 +324,7 @@ fn switch(yielder: *const Yielder<(), ()>) {
 /// become visible to it.
 #[inline(always)]
 pub(crate) fn synchronize() {
-    let ahead = world(|world| world.clock() > world.now + world.costs.pcie);
+    let ahead = world(|world| world.clock() > world.now + world.shortest);
     if ahead == Some(true) {
         let_happen();
     }

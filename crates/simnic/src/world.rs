@@ -1,12 +1,12 @@
 //! Everything that is simulated: machines, their NICs and cores, and the objects of the verbs.
 
-use nicmodel::profile::Profile;
+use nicmodel::profile::{Place, Profile};
 
-use crate::costs::{Costs, Shapes};
+use crate::costs::{Costs, Shapes, SideCosts};
 use crate::cq::{Cq, Cqe};
 use crate::event::Event;
 use crate::fifo::SharedLine;
-use crate::machine::Machine;
+use crate::machine::{Machine, Nic};
 use crate::memory::Payload;
 use crate::message::Messages;
 use crate::mr::Mr;
@@ -23,7 +23,11 @@ pub(crate) struct World {
     pub(crate) shapes: Shapes,
     pub(crate) now: Ps,
     pub(crate) events: EventQueue<Event>,
+    /// Host `i` is machine `i` and has NIC `i`; the DPUs, if there are any, follow in the same order.
     pub(crate) machines: Vec<Machine>,
+    pub(crate) nics: Vec<Nic>,
+    /// The shortest way over PCIe: nothing that a NIC does is visible to a core, or a core's to a NIC, sooner.
+    pub(crate) shortest: Ps,
     pub(crate) qps: Vec<Option<Box<Qp>>>,
     pub(crate) cqs: Vec<Option<Cq>>,
     pub(crate) mrs: Vec<Option<Mr>>,
@@ -53,6 +57,8 @@ impl World {
             now: 0,
             events: EventQueue::new(),
             machines: Vec::new(),
+            nics: Vec::new(),
+            shortest: 0,
             qps: vec![None],
             cqs: Vec::new(),
             mrs: vec![None],
@@ -70,6 +76,29 @@ impl World {
         }
     }
 
+    /// Adds machines of a profile: hosts, and a DPU beside each if the profile has one.
+    pub(crate) fn add_machines(&mut self, profile: &Profile, count: u32) {
+        let there = profile.on_dpu();
+        let speed = profile.dpu.as_ref().map(|dpu| dpu.core_speed.value);
+        let dpu = there.as_ref().zip(speed);
+        let hosts = SideCosts::of(profile, 1.0);
+        let sides = [
+            Some((Place::Host, hosts)),
+            dpu.map(|(profile, speed)| (Place::Dpu, SideCosts::of(profile, speed))),
+        ];
+        for (place, costs) in sides.into_iter().flatten() {
+            self.machines.extend((0..count).map(|nic| Machine {
+                nic,
+                place,
+                costs: costs.clone(),
+                ..Machine::default()
+            }));
+        }
+        self.nics.resize_with(count as usize, Nic::default);
+        let ways = self.machines.iter().map(|machine| machine.costs.pcie);
+        self.shortest = ways.min().unwrap_or(0);
+    }
+
     /// The next number of the simulation's generator (splitmix64, Steele et al., OOPSLA 2014).
     pub(crate) fn random(&mut self) -> u64 {
         self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -81,6 +110,17 @@ impl World {
 
     pub(crate) fn machine(&mut self, index: u32) -> &mut Machine {
         &mut self.machines[index as usize]
+    }
+
+    /// The NIC of a machine.
+    pub(crate) fn nic(&mut self, machine: u32) -> &mut Nic {
+        &mut self.nics[self.machines[machine as usize].nic as usize]
+    }
+
+    /// What the running thread's cores and memory cost.
+    #[inline(always)]
+    pub(crate) fn home_costs(&self) -> &SideCosts {
+        &self.machines[self.home as usize].costs
     }
 
     pub(crate) fn qp(&mut self, index: u32) -> Option<&mut Qp> {
@@ -95,11 +135,11 @@ impl World {
         for &(message, count) in qp.wqes.as_slice() {
             self.messages.free_some(message, count);
         }
-        let machine = self.machine(qp.machine);
-        qp.reads.forget(&mut machine.reading);
-        let waiting = machine.waiting.len();
-        machine.waiting.retain(|&other| other != index);
-        let waited = machine.waiting.len() < waiting;
+        let nic = self.nic(qp.machine);
+        qp.reads.forget(&mut nic.reading);
+        let waiting = nic.waiting.len();
+        nic.waiting.retain(|&other| other != index);
+        let waited = nic.waiting.len() < waiting;
         if qp.in_service && !waited {
             self.free_unit(qp.machine, self.now);
         }
@@ -117,7 +157,7 @@ impl World {
             Event::Resume { .. } => {}
             Event::Announce { qp } => self.announced(qp, at),
             Event::Emit { qp } => self.emit(qp, at),
-            Event::Handle { machine } => self.handle(machine),
+            Event::Handle { nic } => self.handle(nic),
             Event::Respond { message } => self.respond(message),
             Event::Return { message } => self.returned(message),
         }

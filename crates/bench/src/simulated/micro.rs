@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use nicmodel::profile::Place;
 use nicmodel::{Profile, Receive};
 use simnic::Counters;
 
@@ -34,6 +35,14 @@ pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)
     run_receiving(profile, task, Receive::Regular)
 }
 
+/// The same, with the other side on the host or on the DPU of its machines.
+///
+/// # Errors
+/// As [`run`], and when the NIC has no DPU.
+pub fn run_towards(profile: &Profile, task: &Task, far: Place) -> Result<Outcome> {
+    Ok(run_on(profile, task, Receive::Regular, far)?.0)
+}
+
 /// The same, with RECVs that take payload in this way.
 ///
 /// # Errors
@@ -42,6 +51,15 @@ pub fn run_receiving(
     profile: &Profile,
     task: &Task,
     receive: Receive,
+) -> Result<(Outcome, Counters)> {
+    run_on(profile, task, receive, Place::Host)
+}
+
+fn run_on(
+    profile: &Profile,
+    task: &Task,
+    receive: Receive,
+    far: Place,
 ) -> Result<(Outcome, Counters)> {
     let (threads, processes) = match task {
         Task::Stream(stream) => (stream.threads, stream.processes),
@@ -59,12 +77,18 @@ pub fn run_receiving(
     if receive == Receive::Inline {
         bed.cluster.receive_inline();
     }
-    let machine = |context| {
+    let machine = |index| {
+        let place = if index == 0 { Place::Host } else { far };
+        let (context, cores) = bed.at(index, place)?;
         let nic = Nic::on(context)?;
         let target = Target::new(&nic, task)?;
-        Ok(Rc::new((nic, target)))
+        Ok((cores, Rc::new((nic, target))))
     };
-    let machines: Vec<_> = bed.contexts.iter().map(machine).collect::<Result<_>>()?;
+    let (cores, machines): (Vec<_>, Vec<_>) = (0..=processes)
+        .map(machine)
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip();
     let gate = Arc::new(Gate::new(threads));
     let ended = Rc::new(Cell::new(0));
     let outcomes = Rc::new(RefCell::new(Vec::new()));
@@ -89,16 +113,13 @@ pub fn run_receiving(
             left_one.set(left_one.get() + 1);
         });
         let (own, told) = (Rc::clone(&machines[there]), Rc::clone(&failures));
-        bed.spawn(
-            there,
-            format!("thread {lane} of the other side"),
-            move || {
-                if let Err(error) = micro::far(&mut right, &own.0, &task, &own.1) {
-                    right.fail(&error);
-                    told.borrow_mut().push(error);
-                }
-            },
-        );
+        let name = format!("thread {lane} of the other side");
+        bed.cluster.spawn(cores[there], name, move || {
+            if let Err(error) = micro::far(&mut right, &own.0, &task, &own.1) {
+                right.fail(&error);
+                told.borrow_mut().push(error);
+            }
+        });
     }
     let counted = match task {
         Task::Stream(stream) if is_counted(stream) => {
@@ -230,7 +251,9 @@ mod tests {
     #[test]
     fn a_profile_without_the_numbers_is_refused() {
         let task = Task::Stream(Stream::new(Verb::UdSend, &Knobs::default(), 1).expect("fits"));
-        let error = run(builtin("bf2").expect("built in"), &task).expect_err("refused");
+        let mut lacking = cib().clone();
+        lacking.processing.send_ns = None;
+        let error = run(&lacking, &task).expect_err("refused");
         assert!(error.to_string().contains("processing.send_ns"), "{error}");
     }
 }

@@ -3,6 +3,8 @@
 pub mod drtm;
 pub mod kv;
 pub mod micro;
+#[cfg(test)]
+mod places;
 pub mod sequencer;
 pub mod windows;
 
@@ -12,13 +14,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use nicmodel::Profile;
-use simnic::Cluster;
+use nicmodel::profile::Place;
+use simnic::{Cluster, Machine};
 use verbs::{Context, Provider, Waiter};
 
 /// A cluster with its devices open.
 struct Bed {
     cluster: Cluster,
+    /// Those of the hosts, by machine.
     contexts: Vec<Context>,
+    /// Those of the DPUs, by machine; none if the NIC has no DPU.
+    dpus: Vec<Context>,
 }
 
 impl Bed {
@@ -26,8 +32,29 @@ impl Bed {
         let cluster = Cluster::new(profile, machines, seed)?;
         let devices = Provider::simnic().devices()?;
         let contexts = devices.iter().map(verbs::Device::open);
-        let contexts = contexts.collect::<Result<_, _>>()?;
-        Ok(Self { cluster, contexts })
+        let mut contexts = contexts.collect::<Result<Vec<_>, _>>()?;
+        let dpus = contexts.split_off(machines);
+        Ok(Self {
+            cluster,
+            contexts,
+            dpus,
+        })
+    }
+
+    /// The device of a place, and where its threads run.
+    ///
+    /// # Errors
+    /// When the NIC has no DPU.
+    fn at(&self, machine: usize, place: Place) -> Result<(&Context, Machine)> {
+        let contexts = match place {
+            Place::Host => &self.contexts,
+            Place::Dpu => &self.dpus,
+        };
+        let place = self.cluster.at(machine, place);
+        contexts
+            .get(machine)
+            .zip(place)
+            .context("this NIC has no DPU: its profile has no section [dpu]")
     }
 
     /// Starts a thread on a machine.

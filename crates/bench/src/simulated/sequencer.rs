@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use kv::load::Random;
 use nicmodel::Profile;
+use nicmodel::profile::Place;
 use sequencer::{
     Checker, Client, ClientConfig, ClientReport, Design, Environment, LocalServer, ServerConfig,
     Until, Verdict,
@@ -20,6 +21,9 @@ use super::{Bed, Gate};
 pub struct Setup {
     /// The design.
     pub design: Design,
+    /// Where the server and its memory are; on the host if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
     /// Cores of the server, a worker each.
     pub cores: usize,
     /// Clients.
@@ -53,6 +57,7 @@ impl Setup {
     pub fn paper(design: Design, cores: usize) -> Self {
         Self {
             design,
+            place: None,
             cores,
             clients: 70,
             sessions: match design {
@@ -130,17 +135,12 @@ pub struct Messages {
 /// # Errors
 /// When the profile lacks what a simulation or the design needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
-    let cores = profile.host.cores.value as usize;
-    if setup.cores > cores {
-        bail!(
-            "{} cores are more than the {cores} of {}; lower --cores",
-            setup.cores,
-            profile.name
-        );
-    }
+    let place = setup.place.unwrap_or_default();
+    check_cores(profile, place, setup.cores)?;
+    let client_cores = profile.host.cores.value as usize;
     let machines = setup
         .machines
-        .unwrap_or(setup.clients.div_ceil(cores))
+        .unwrap_or(setup.clients.div_ceil(client_cores))
         .max(1);
     let bed = Bed::new(profile, 1 + machines, setup.seed)?;
     let unknown = bed.cluster.unknown_of_cores();
@@ -152,13 +152,12 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             unknown.join(", ")
         );
     }
-    let mut server = LocalServer::new(
-        &bed.contexts[0],
-        server_config(profile, setup),
-        Environment::Caller,
-    )?;
+    let (context, machine) = bed.at(0, place)?;
+    let config = server_config(profile, setup);
+    let mut server = LocalServer::new(context, config, Environment::Caller)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
-        bed.spawn(0, format!("worker {i}"), move || worker.run());
+        let name = format!("worker {i}");
+        bed.cluster.spawn(machine, name, move || worker.run());
     }
     let gate = Gate::default();
     let reports: Rc<RefCell<Vec<ClientReport>>> = Rc::default();
@@ -221,6 +220,25 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let verdict = checker.verdict(Some(server.service().next()));
     let measured = (after - before, to - from);
     Ok(outcome(&bed, &server, &reports, &verdict, measured))
+}
+
+/// Refuses a place that the NIC does not have, and more cores than that place has.
+fn check_cores(profile: &Profile, place: Place, cores: usize) -> Result<()> {
+    let Some(there) = profile.at(place) else {
+        bail!(
+            "{} has no DPU: place the server on the host, or take a NIC whose profile has a section [dpu], such as bf2",
+            profile.name
+        );
+    };
+    let all = there.host.cores.value as usize;
+    if cores > all {
+        let whose = match place {
+            Place::Host => profile.name.clone(),
+            Place::Dpu => format!("the DPU of {}", profile.name),
+        };
+        bail!("{cores} cores are more than the {all} of {whose}; lower --cores");
+    }
+    Ok(())
 }
 
 fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {

@@ -54,5 +54,19 @@ mod tests {
         if let Err(err) = Profile::parse(TEMPLATE) {
             panic!("{err}");
         }
+        // With all that may be left out, too.
+        let keys = |line: &str| {
+            let key = line.strip_prefix("# ");
+            key.is_some_and(|key| key.contains(" = { value =") || key.starts_with("[dpu]"))
+        };
+        let lines = TEMPLATE.lines().map(|line| match line.strip_prefix("# ") {
+            Some(rest) if keys(line) => rest,
+            _ => line,
+        });
+        let all = lines.collect::<Vec<_>>().join("\n");
+        match Profile::parse(&all) {
+            Ok(profile) => assert!(profile.on_dpu().is_some()),
+            Err(err) => panic!("{err}"),
+        }
     }
 }

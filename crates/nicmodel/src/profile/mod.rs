@@ -1,16 +1,20 @@
 //! NIC profiles: a NIC, its PCIe link, its port and its host, as numbers with their evidence.
 
 mod builtin;
+mod dpu;
 mod error;
 mod identity;
+mod place;
 mod section;
 mod sourced;
 
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{TEMPLATE, builtin, builtins};
+pub use dpu::Dpu;
 pub use error::{Problem, ProfileError};
 pub use identity::Identity;
+pub use place::Place;
 pub use section::Number;
 pub use sourced::{Evidence, Sourced};
 
@@ -53,6 +57,9 @@ pub struct Profile {
     pub port: Port,
     /// What the NIC keeps in its own memory.
     pub cache: Cache,
+    /// The DPU behind the same NIC, if it has one: `host`, `pcie` and `atomics` are the host's side then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dpu: Option<Dpu>,
 }
 
 /// What a port speaks.
@@ -98,6 +105,9 @@ section! {
         memory_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
         /// Lines that a core fetches at a time, at most; one if absent.
         outstanding_misses: Option<Sourced<u32>> = 1 to 1024,
+        /// What a core waits longer for the line of a request, as the NIC writes to memory and not into the last-level
+        /// cache (DDIO); nothing if absent.
+        written_line_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
     }
 }
 
@@ -256,6 +266,7 @@ fn numeric_key(text: &str, at: usize) -> Option<(String, (f64, f64))> {
         "atomics" => Atomics::range(field),
         "port" => Port::range(field),
         "cache" => Cache::range(field),
+        "dpu" => Dpu::range(field),
         _ => None,
     };
     Some((format!("{}.{field}", table.trim()), range?))
@@ -289,6 +300,7 @@ impl Profile {
         self.atomics.numbers(&mut all);
         self.port.numbers(&mut all);
         self.cache.numbers(&mut all);
+        self.dpu.iter().for_each(|dpu| dpu.numbers(&mut all));
         all
     }
 
@@ -342,6 +354,8 @@ impl Profile {
         self.atomics.out_of_range(&mut out_of_range);
         self.port.out_of_range(&mut out_of_range);
         self.cache.out_of_range(&mut out_of_range);
+        let dpu = self.dpu.iter();
+        dpu.for_each(|dpu| dpu.out_of_range(&mut out_of_range));
         problems.extend(out_of_range.into_iter().map(|number| Problem {
             line: line(number.at),
             key: number.key,
@@ -394,6 +408,10 @@ impl Profile {
                 found(header.span.start, key, message);
             }
         }
+        let on_dpu = self
+            .dpu
+            .as_ref()
+            .map(|dpu| ("dpu.read_completion_bytes", &dpu.read_completion_bytes));
         let powers = [
             (
                 "pcie.read_completion_bytes",
@@ -405,7 +423,7 @@ impl Profile {
                 &self.pcie.max_read_request_bytes,
             ),
         ];
-        for (key, size) in powers {
+        for (key, size) in powers.into_iter().chain(on_dpu) {
             if !size.value.is_power_of_two() {
                 found(
                     size.span.start,

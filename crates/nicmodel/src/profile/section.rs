@@ -68,7 +68,7 @@ macro_rules! section {
         }
 
         impl $name {
-            fn numbers<'a>(&'a self, into: &mut Vec<$crate::profile::Number<'a>>) {
+            pub(in crate::profile) fn numbers<'a>(&'a self, into: &mut Vec<$crate::profile::Number<'a>>) {
                 $(
                     if let Some((value, evidence, _)) = $crate::profile::section::Field::number(&self.$field) {
                         into.push($crate::profile::Number {
@@ -83,7 +83,7 @@ macro_rules! section {
             }
 
             /// The range of a field.
-            fn range(field: &str) -> Option<(f64, f64)> {
+            pub(in crate::profile) fn range(field: &str) -> Option<(f64, f64)> {
                 $(
                     if field == stringify!($field) {
                         return Some((f64::from($low), f64::from($high)));
@@ -92,7 +92,7 @@ macro_rules! section {
                 None
             }
 
-            fn out_of_range(&self, into: &mut Vec<$crate::profile::section::OutOfRange>) {
+            pub(in crate::profile) fn out_of_range(&self, into: &mut Vec<$crate::profile::section::OutOfRange>) {
                 $(
                     if let Some((value, _, at)) = $crate::profile::section::Field::number(&self.$field)
                         && !(f64::from($low)..=f64::from($high)).contains(&value)

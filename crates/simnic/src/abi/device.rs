@@ -1,7 +1,8 @@
-//! Devices and ports: each machine has one of each.
+//! Devices and ports: each machine has one of each, and so has its DPU.
 
 use std::ffi::{c_char, c_int};
 
+use nicmodel::profile::Place;
 use verbs_abi::*;
 
 use super::data_path;
@@ -21,7 +22,7 @@ pub(super) const MAX_QP: usize = (1 << 24) - 1;
 pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     let listed = world(|world| {
         let count = u32::try_from(world.machines.len()).unwrap_or(0);
-        let devices = (0..count).map(|index| Handle::give(describe(index), world, index));
+        let devices = (0..count).map(|index| Handle::give(describe(world, index), world, index));
         devices.chain([std::ptr::null_mut()]).collect::<Vec<_>>()
     });
     let list = listed.unwrap_or_else(|| vec![std::ptr::null_mut()]);
@@ -32,11 +33,16 @@ pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mu
     Box::into_raw(list.into_boxed_slice()).cast()
 }
 
-fn describe(machine: u32) -> ibv_device {
+/// The device of a machine: `sim3`, and that of its DPU: `sim3_dpu`.
+fn describe(world: &World, machine: u32) -> ibv_device {
     let mut device = ibv_device::zeroed();
     device.node_type = IBV_NODE_CA;
     device.transport_type = IBV_TRANSPORT_IB;
-    for (place, byte) in device.name.iter_mut().zip(format!("sim{machine}").bytes()) {
+    let name = match world.machines.get(machine as usize) {
+        Some(dpu) if dpu.place == Place::Dpu => format!("sim{}_dpu", dpu.nic),
+        _ => format!("sim{machine}"),
+    };
+    for (place, byte) in device.name.iter_mut().zip(name.bytes()) {
         *place = c_char::from_ne_bytes([byte]);
     }
     device
@@ -81,7 +87,7 @@ pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     let opened = unsafe {
         on(device, |world, machine| {
             let mut context = ibv_context::zeroed();
-            context.device = Handle::give(describe(machine), world, machine);
+            context.device = Handle::give(describe(world, machine), world, machine);
             context.ops.post_send = Some(data_path::post_send);
             context.ops.post_recv = Some(data_path::post_recv);
             context.ops.post_srq_recv = Some(data_path::post_srq_recv);

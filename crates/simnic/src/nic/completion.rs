@@ -11,7 +11,6 @@ use crate::world::World;
 impl World {
     /// A WR is done: makes its completion if it is signaled or failed.
     pub(super) fn finish(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
-        let (cqe_cost, pcie) = (self.shapes.cqe(), self.costs.pcie);
         let message = &self.messages[id];
         let (index, wr_id) = (message.qp, message.wr_id);
         let (signaled, shape) = (message.signaled, message.shape);
@@ -23,8 +22,9 @@ impl World {
         if !signaled && !signal_all && status == SUCCESS {
             return;
         }
-        let to_host = &mut self.machine(machine).to_host;
-        let written = to_host.take(now, cqe_cost.to_host).max(at);
+        let home = &mut self.machines[machine as usize];
+        let (cqe_cost, pcie) = (self.shapes.cqe(home.place), home.costs.pcie);
+        let written = home.to_host.take(now, cqe_cost.to_host).max(at);
         let shape = self.shapes.get(shape);
         let (opcode, byte_len) = (shape.opcode, shape.operation.payload_bytes);
         let cqe = Cqe {
@@ -48,8 +48,8 @@ impl World {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
-        qp.reads
-            .forget(&mut self.machines[qp.machine as usize].reading);
+        let nic = self.machines[qp.machine as usize].nic;
+        qp.reads.forget(&mut self.nics[nic as usize].reading);
         // The list that a unit works on ends as events expect it: one WQE at a time.
         let keep = match qp.lists.front() {
             Some(list) if qp.in_service => list.len,

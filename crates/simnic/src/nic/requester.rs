@@ -24,24 +24,24 @@ impl World {
 
     fn want_unit(&mut self, index: u32, machine: u32, at: Ps) {
         let units = self.costs.units;
-        let machine = self.machine(machine);
-        if machine.busy_units < units {
-            machine.busy_units += 1;
+        let nic = self.nic(machine);
+        if nic.busy_units < units {
+            nic.busy_units += 1;
             self.serve(index, at);
         } else {
-            machine.waiting.push(index);
+            nic.waiting.push(index);
         }
     }
 
     /// A unit begins with the next list of a queue pair.
     fn serve(&mut self, index: u32, now: Ps) {
-        let wait = self.costs.fetch_wait;
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
-        let machine = qp.machine;
+        let machine = &mut self.machines[qp.machine as usize];
+        let nic = &mut self.nics[machine.nic as usize];
         // What is seldom needed lies apart.
-        let begins = if self.machines[machine as usize].reading > 0 {
+        let begins = if nic.reading > 0 {
             qp.held_up = 0;
             now.max(qp.refetches_until)
         } else {
@@ -53,10 +53,10 @@ impl World {
             return;
         };
         let ready = if rung {
-            let fetch = self.shapes.fetch(shape, len);
-            let machine = self.machine(machine);
-            machine.counters.read_bytes += fetch.read_bytes;
+            let fetch = self.shapes.fetch(shape, len, machine.place);
+            nic.counters.read_bytes += fetch.read_bytes;
             machine.to_host.slip_in(now, fetch.to_host);
+            let wait = machine.costs.fetch_wait;
             let fetched = machine.to_device.take(now, fetch.to_device).max(now + wait);
             fetched.max(begins)
         } else {
@@ -71,7 +71,7 @@ impl World {
     pub(crate) fn emit(&mut self, index: u32, at: Ps) {
         let horizon = self.horizon();
         if let Some(Some(qp)) = self.qps.get_mut(index as usize)
-            && self.machines[qp.machine as usize].reading > 0
+            && self.nics[self.machines[qp.machine as usize].nic as usize].reading > 0
             && qp.held_up > 0
         {
             let at = at + std::mem::take(&mut qp.held_up);
@@ -129,6 +129,7 @@ impl World {
             qps,
             cqs,
             machines,
+            nics,
             messages,
             shapes,
             events,
@@ -138,7 +139,9 @@ impl World {
         // Taken out, so that others can be looked at; one that sends to itself is none of these.
         let mut qp = qps.get_mut(index as usize)?.take()?;
         let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
-        let mut link_out = machines[qp.machine as usize].link_out;
+        let home = &machines[qp.machine as usize];
+        let payload_fetch = 2 * home.costs.pcie;
+        let mut link_out = nics[home.nic as usize].link_out;
         // Where a connected queue pair sends to.
         let peer = (qp.transport != Transport::Ud).then_some(qp.peer);
         let (mut sent, mut next) = (0, at);
@@ -165,21 +168,28 @@ impl World {
                 break;
             }
             message.dest = dest;
-            let to = &mut machines[target as usize];
+            let nic = machines[target as usize].nic;
+            // Between a host and its DPU nothing passes the network.
+            let passes_network = nic != home.nic || target == qp.machine;
+            let to = &mut nics[nic as usize];
             let (wire, inbound) = (shape.out_wire, shape.inbound);
-            let fetch = if shape.fetched { 2 * costs.pcie } else { 0 };
+            let fetch = if shape.fetched { payload_fetch } else { 0 };
             // All that this message stands for; behind the last one it is the next message that takes its time.
             loop {
                 let leaves = next + fetch;
                 qp.last_completion = qp.last_completion.max(leaves);
-                let out = link_out.take(leaves, wire);
-                let came = to.link_in.take(out, wire) + costs.network;
+                let came = if passes_network {
+                    let out = link_out.take(leaves, wire);
+                    to.link_in.take(out, wire) + costs.network
+                } else {
+                    leaves
+                };
                 let handled = to.inbound.take(came, inbound).max(qp.last_handled);
                 qp.last_handled = handled;
                 to.arriving.insert_by((handled, id), |(at, _)| *at);
                 if to.handles_at.is_none_or(|next| handled < next) {
                     to.handles_at = Some(handled);
-                    events.push(handled, Event::Handle { machine: target });
+                    events.push(handled, Event::Handle { nic });
                 }
                 sent += 1;
                 left -= 1;
@@ -203,7 +213,7 @@ impl World {
             if let Some(list) = qp.lists.front_mut() {
                 list.len -= sent;
             }
-            let from = &mut machines[qp.machine as usize];
+            let from = &mut nics[home.nic as usize];
             from.link_out = link_out;
             from.counters.sent += u64::from(sent);
         }
@@ -214,16 +224,16 @@ impl World {
     /// The unit has done a list of a queue pair, which may have more.
     fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
-            self.machine(machine).waiting.push(index);
+            self.nic(machine).waiting.push(index);
         }
         self.free_unit(machine, at);
     }
 
     /// A unit takes the queue pair that waits longest, or rests.
     pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
-        match self.machine(machine).waiting.pop() {
+        match self.nic(machine).waiting.pop() {
             Some(next) => self.serve(next, at),
-            None => self.machine(machine).busy_units -= 1,
+            None => self.nic(machine).busy_units -= 1,
         }
     }
 
@@ -234,6 +244,7 @@ impl World {
             qps,
             cqs,
             machines,
+            nics,
             messages,
             shapes,
             costs,
@@ -259,19 +270,32 @@ impl World {
         let Some(Some(qp)) = qps.get_mut(index as usize) else {
             return;
         };
+        let home = &machines[qp.machine as usize];
         let left = if shape.fetched {
-            at + 2 * costs.pcie
+            at + 2 * home.costs.pcie
         } else {
             at
         };
-        let sent = &mut machines[qp.machine as usize];
+        // Between a host and its DPU nothing passes the network.
+        let nic_of = |machine: u32| machines[machine as usize].nic;
+        let to = target.map(|target| (nic_of(target), target == qp.machine));
+        let passes_network = to.is_none_or(|(nic, itself)| nic != home.nic || itself);
+        let sent = &mut nics[home.nic as usize];
         sent.counters.sent += 1;
-        let out = sent.link_out.take(left, shape.out_wire);
+        let out = if passes_network {
+            sent.link_out.take(left, shape.out_wire)
+        } else {
+            left
+        };
         // That it has left is all that the requester of an unreliable message waits for.
         let told = !reliable && !complete_silently(qp, signaled, left);
-        if let Some(target) = target {
-            let nic = &mut machines[target as usize];
-            let came = nic.link_in.take(out, shape.out_wire) + costs.network;
+        if let Some((to, _)) = to {
+            let nic = &mut nics[to as usize];
+            let came = if passes_network {
+                nic.link_in.take(out, shape.out_wire) + costs.network
+            } else {
+                out
+            };
             let handled = nic.inbound.take(came, shape.inbound).max(qp.last_handled);
             qp.last_handled = handled;
             nic.arriving.insert_by((handled, id), |(at, _)| *at);
@@ -283,7 +307,7 @@ impl World {
                 self.finish(id, SUCCESS, at, left);
             }
             if first {
-                self.events.push(handled, Event::Handle { machine: target });
+                self.events.push(handled, Event::Handle { nic: to });
             }
             return;
         }
@@ -309,12 +333,14 @@ impl World {
             self.messages.free(id);
             return;
         };
-        let (now, wait, pcie) = (self.now, self.costs.refetch_wait, self.costs.pcie);
+        let now = self.now;
         let capacity = self.costs.wqe_cache;
         let shape = self.shapes.get(message.shape);
-        let (answer, refetch) = (shape.answer, shape.refetch);
         let answers = !shape.operation.verb.sends_payload();
-        let nic = &mut self.machines[home as usize];
+        let machine = &mut self.machines[home as usize];
+        let transfers = shape.at(machine.place);
+        let (wait, pcie) = (machine.costs.refetch_wait, machine.costs.pcie);
+        let nic = &mut self.nics[machine.nic as usize];
         let mut done = now;
         let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
             (Some(qp), Some(slot), Some(capacity)) => {
@@ -324,20 +350,21 @@ impl World {
         };
         if !kept {
             nic.counters.wqe_cache_misses += 1;
+            let refetch = &transfers.refetch;
             nic.counters.read_bytes += refetch.read_bytes;
-            nic.to_host.slip_in(now, refetch.to_host);
-            let fetched = nic.to_device.take(now, refetch.to_device);
+            machine.to_host.slip_in(now, refetch.to_host);
+            let fetched = machine.to_device.take(now, refetch.to_device);
             // The unit of the queue pair fetches one after the other, and sends nothing meanwhile.
-            if let Some(qp) = self.qp(index) {
+            if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
                 done = fetched.max(now.max(qp.refetches_until) + wait);
                 qp.refetches_until = done;
                 qp.held_up += wait;
             }
         }
         let message = &self.messages[id];
-        let nic = &mut self.machines[home as usize];
         if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
-            done = done.max(nic.to_host.take(now, answer.to_host)) + pcie;
+            let written = machine.to_host.take(now, transfers.answer.to_host);
+            done = done.max(written) + pcie;
             let region = self.mr(home, lkey);
             if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
                 self.messages[id].status = code(abi::IBV_WC_LOC_PROT_ERR);

@@ -22,45 +22,47 @@ const GRH_BYTES: u32 = 40;
 impl World {
     /// A NIC has handled the message that came first, and those that follow soon.
     #[inline(never)]
-    pub(crate) fn handle(&mut self, machine: u32) {
+    pub(crate) fn handle(&mut self, index: u32) {
         let (now, horizon) = (self.now, self.horizon());
-        let nic = &mut self.machines[machine as usize];
+        let nic = &mut self.nics[index as usize];
         if nic.handles_at != Some(now) {
             // One that came before it had an event of its own.
             return;
         }
         loop {
-            self.receive_run(machine, horizon);
-            let arriving = &mut self.machines[machine as usize].arriving;
+            self.receive_run(index, horizon);
+            let arriving = &mut self.nics[index as usize].arriving;
             let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
                 break;
             };
+            // A host has the number of its NIC.
+            let machine = self.home(self.messages[id].dest).unwrap_or(index);
             self.handled(machine, id, at);
         }
-        let nic = &mut self.machines[machine as usize];
+        let nic = &mut self.nics[index as usize];
         nic.handles_at = nic.arriving.front().map(|&(at, _)| at);
         if let Some(next) = nic.handles_at {
-            self.events.push(next, Event::Handle { machine });
+            self.events.push(next, Event::Handle { nic: index });
         }
     }
 
     /// What `handled` does, for what most messages are: those that come first and are SENDs of datagrams, or unreliable
     /// WRITEs.
-    fn receive_run(&mut self, machine: u32, horizon: Ps) {
+    fn receive_run(&mut self, nic: u32, horizon: Ps) {
         let now = self.now;
         let Self {
             qps,
             cqs,
             mrs,
             machines,
+            nics,
             messages,
             shapes,
             threads,
             events,
-            costs,
             ..
         } = self;
-        let nic = &mut machines[machine as usize];
+        let nic = &mut nics[nic as usize];
         while let Some(&(at, id)) = nic.arriving.front()
             && at <= horizon
         {
@@ -92,12 +94,14 @@ impl World {
                 _ => return,
             };
             nic.arriving.drop_front(1);
-            let dma = &shape.responder;
+            let machine = target.machine;
+            let home = &mut machines[machine as usize];
+            let dma = &shape.at(home.place).responder;
             nic.counters.read_bytes += dma.read_bytes;
-            let written = nic.to_host.take(at, dma.to_host);
-            nic.to_device.slip_in(at, dma.to_device);
-            nic.mmio.take(now, at, dma.to_device);
-            let visible = (written + costs.pcie).max(target.last_delivery);
+            let written = home.to_host.take(at, dma.to_host);
+            home.to_device.slip_in(at, dma.to_device);
+            home.mmio.take(now, at, dma.to_device);
+            let visible = (written + home.costs.pcie).max(target.last_delivery);
             target.last_delivery = visible;
             if is_write {
                 let (key, addr) = (message.key, message.remote_addr);
@@ -114,7 +118,7 @@ impl World {
                     nic.counters.received += 1;
                 } else if let Some(mr) = region {
                     nic.counters.received += 1;
-                    mr.write_later(key, nic, visible, addr, payload, threads, events);
+                    mr.write_later(key, home, visible, addr, payload, threads, events);
                 } else {
                     nic.counters.dropped += 1;
                 }
@@ -168,21 +172,23 @@ impl World {
     #[inline(never)]
     fn handled(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
-        let nic = &mut self.machines[machine as usize];
+        let home = &mut self.machines[machine as usize];
+        let nic = &mut self.nics[home.nic as usize];
         let shape = self.shapes.get(self.messages[id].shape);
-        let (dma, reliable) = (&shape.responder, shape.reliable);
+        let (dma, reliable) = (&shape.at(home.place).responder, shape.reliable);
         nic.counters.read_bytes += dma.read_bytes;
-        let written = nic.to_host.take(at, dma.to_host);
+        let written = home.to_host.take(at, dma.to_host);
         if shape.answers {
             nic.counters.received += 1;
-            let read = nic.to_device.take(at, dma.to_device);
+            let read = home.to_device.take(at, dma.to_device);
             self.answer(id, machine, at, read.max(written));
             return;
         }
         // WQEs of RECVs, which the NIC fetches ahead, and link-layer packets: what cores write loses their time too.
-        nic.to_device.slip_in(at, dma.to_device);
-        nic.mmio.take(now, at, dma.to_device);
-        let status = self.deliver(id, machine, written + self.costs.pcie);
+        home.to_device.slip_in(at, dma.to_device);
+        home.mmio.take(now, at, dma.to_device);
+        let visible = written + home.costs.pcie;
+        let status = self.deliver(id, machine, visible);
         if reliable {
             self.messages[id].status = code(status);
             self.events.push(at, Event::Respond { message: id });
@@ -204,7 +210,8 @@ impl World {
         // What comes to a queue pair keeps its order.
         let visible = visible.max(target.last_delivery);
         target.last_delivery = visible;
-        let counters = &mut self.machines[machine as usize].counters;
+        let nic = self.machines[machine as usize].nic;
+        let counters = &mut self.nics[nic as usize].counters;
         let datagram = target.transport == Transport::Ud;
         if datagram && target.guard != message.key {
             counters.dropped += 1;
@@ -284,14 +291,16 @@ impl World {
 
     /// The answer of a READ or atomic leaves when its data are there.
     fn answer(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
-        let (lock_bits, hold, pcie) = (self.costs.lock_bits, self.costs.lock_hold, self.costs.pcie);
+        let lock_bits = self.costs.lock_bits;
+        let home = &mut self.machines[machine as usize];
+        let (hold, pcie) = (home.costs.lock_hold, home.costs.pcie);
         let message = &self.messages[id];
         let (dest, addr) = (message.dest, message.remote_addr);
         let shape = self.shapes.get(message.shape);
         let mut leaves = if shape.operation.verb == Verb::RdmaRead {
             moved.max(now + 2 * pcie)
         } else {
-            let locks = &mut self.machine(machine).locks;
+            let locks = &mut home.locks;
             if locks.is_empty() {
                 locks.resize(1 << lock_bits, Fifo::default());
             }
@@ -323,8 +332,15 @@ impl World {
                 Err(status) => self.messages[id].status = code(status),
             }
         }
-        let out = self.machine(machine).link_out.take(now, wire);
-        let came = self.machine(home).link_in.take(out, wire) + self.costs.network;
+        let nic_of = |machine: u32| self.machines[machine as usize].nic as usize;
+        let (to, from) = (nic_of(home), nic_of(machine));
+        // Between a host and its DPU nothing passes the network.
+        let came = if to != from || home == machine {
+            let out = self.nics[from].link_out.take(now, wire);
+            self.nics[to].link_in.take(out, wire) + self.costs.network
+        } else {
+            now
+        };
         self.events.push(came, Event::Return { message: id });
     }
 

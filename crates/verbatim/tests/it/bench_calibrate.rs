@@ -95,13 +95,18 @@ fn the_software_nic_has_a_profile_that_says_what_it_is() {
 
 #[test]
 fn what_cannot_be_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lacking = folder.path().join("lacking.toml");
+    let template = text(&["model", "--template"]).replace("\nsend_ns = ", "\n# send_ns = ");
+    std::fs::write(&lacking, template).expect("written");
+    let lacking = lacking.to_str().expect("text");
     for (args, why) in [
         (
             &["bench", "calibrate", "--like", "cx9"][..],
             "there is no NIC",
         ),
         (
-            &["bench", "calibrate", "--nic", "bf2"],
+            &["bench", "calibrate", "--nic", lacking],
             "cannot be simulated",
         ),
         (

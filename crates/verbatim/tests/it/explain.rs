@@ -252,13 +252,13 @@ fn what_was_done_and_the_nic_cannot_do_is_not_called_nothing() {
 fn where_the_profile_has_no_number_a_change_is_not_called_useless() {
     let (known, _, _) = explained(&ledger(), &["--nic", "cib"]);
     assert!(!known.contains("what is unknown of it"), "{known}");
-    // The costs of BlueField-2's processor and processing units are not published.
-    let (text, _, _) = explained(&ledger(), &["--nic", "bf2"]);
+    // The costs of the processor of ConnectX-3's cluster and its processing units are not published.
+    let (text, _, _) = explained(&ledger(), &["--nic", "cx3"]);
     assert!(!text.contains("something else binds"), "{text}");
     assert!(text.contains("what is unknown of it may bind"), "{text}");
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("report.html");
-    let args = ["--nic", "bf2", "--html", page.to_str().expect("text")];
+    let args = ["--nic", "cx3", "--html", page.to_str().expect("text")];
     let (_, _, status) = explained(&ledger(), &args);
     assert_eq!(status, Some(0));
     let html = std::fs::read_to_string(&page).expect("written");

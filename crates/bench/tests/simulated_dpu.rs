@@ -1,0 +1,113 @@
+//! Host and DPU behind one simulated NIC, with the programs that are measured on them.
+
+use std::time::Duration;
+
+use bench::micro::{Knobs, Outcome, PingPong, Task, Verb};
+use bench::simulated::micro::run_towards;
+use bench::simulated::sequencer::{self as simulated, Setup};
+use nicmodel::profile::{Place, Profile, builtin};
+use sequencer::Design;
+
+fn bf2() -> &'static Profile {
+    builtin("bf2").expect("built in")
+}
+
+fn sequence(design: Design, place: Place) -> simulated::Outcome {
+    let setup = Setup {
+        place: Some(place),
+        clients: 24,
+        time: Duration::from_micros(200),
+        ..Setup::paper(design, 8)
+    };
+    let outcome = simulated::run(bf2(), &setup).expect("it runs");
+    assert!(
+        outcome.verified,
+        "{design} on the {place}: {}",
+        outcome.verdict
+    );
+    assert_eq!(outcome.messages.dropped, 0, "{design} on the {place}");
+    assert_eq!(outcome.messages.sent, outcome.messages.received);
+    outcome
+}
+
+/// The study: counters of remote atomics are faster in the DPU's memory, counters of its cores slower.
+#[test]
+fn every_design_runs_on_both_places() {
+    for design in Design::ALL {
+        let [host, dpu] = [Place::Host, Place::Dpu].map(|place| sequence(design, place).rate_mops);
+        if design == Design::Atomics {
+            assert!(
+                dpu > 1.4 * host,
+                "{design}: {dpu} on the DPU, {host} on the host"
+            );
+        } else {
+            assert!(
+                dpu < host / 1.5,
+                "{design}: {dpu} on the DPU, {host} on the host"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_output_on_a_dpu() {
+    let json = || {
+        let outcome = sequence(Design::Rpc, Place::Dpu);
+        serde_json::to_string(&outcome).expect("serializes")
+    };
+    assert_eq!(json(), json());
+}
+
+#[test]
+fn a_place_that_is_not_there_is_refused() {
+    let setup = |cores| Setup {
+        place: Some(Place::Dpu),
+        ..Setup::paper(Design::Rpc, cores)
+    };
+    let cib = builtin("cib").expect("built in");
+    let error = simulated::run(cib, &setup(1))
+        .expect_err("no DPU")
+        .to_string();
+    assert!(
+        error.contains("cib has no DPU") && error.contains("bf2"),
+        "{error}"
+    );
+    let error = simulated::run(bf2(), &setup(9))
+        .expect_err("8 cores")
+        .to_string();
+    assert!(
+        error.contains("9 cores are more than the 8 of the DPU of bf2"),
+        "{error}"
+    );
+}
+
+fn latency_ns(verb: Verb, payload: usize, inline: bool, place: Place) -> f64 {
+    let knobs = Knobs {
+        payload_bytes: Some(payload),
+        inline: inline
+            .then_some(true)
+            .or((verb == Verb::RcSend).then_some(false)),
+        ..Knobs::default()
+    };
+    let ping = PingPong::new(verb, &knobs, 1).expect("knobs that fit");
+    match run_towards(bf2(), &Task::PingPong(ping), place).expect("it runs") {
+        Outcome::Latency(latency) => latency.latency_ns_p50,
+        Outcome::Rate(_) => panic!("a ping-pong has a latency"),
+    }
+}
+
+/// The study: SENDs are 0.4 µs faster to the DPU, and inlining shrinks the gap; READs are 11 to 13 % faster there, of which
+/// a client's own work is a part.
+#[test]
+fn the_dpu_is_nearer() {
+    let saved = |verb, payload, inline| {
+        let at = |place| latency_ns(verb, payload, inline, place);
+        (at(Place::Host) - at(Place::Dpu), at(Place::Host))
+    };
+    let (fetched, _) = saved(Verb::RcSend, 32, false);
+    let (inlined, _) = saved(Verb::RcSend, 32, true);
+    assert!((fetched / 400.0 - 1.0).abs() < 0.05, "{fetched}");
+    assert!(inlined < 0.7 * fetched, "{inlined} {fetched}");
+    let (read, whole) = saved(Verb::RcRead, 2048, false);
+    assert!((0.10..0.17).contains(&(read / whole)), "{read} of {whole}");
+}
