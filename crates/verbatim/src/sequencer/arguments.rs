@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use nicmodel::profile::Place;
 use sequencer::Design;
 
 use crate::args::{self, NicArgs, PortArgs};
@@ -88,6 +89,9 @@ pub(crate) struct SimulationArgs {
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
     pub(super) nic_file: Option<PathBuf>,
+    /// Where the simulated server and its counter are: host, or dpu on a NIC that has one, such as bf2 [default: host]
+    #[arg(long, value_name = "PLACE")]
+    pub(super) place: Option<Place>,
     /// Cores of the server, a worker each [default: several, from one to all of the profile]
     #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize))]
     pub(super) cores: Option<usize>,
@@ -107,6 +111,7 @@ impl SimulationArgs {
     /// Refuses what has no meaning without a simulation.
     pub(super) fn check_absent(&self) -> Result<()> {
         let given = [
+            ("--place", self.place.is_some()),
             ("--cores", self.cores.is_some()),
             ("--machines", self.machines.is_some()),
             ("--seed", self.seed.is_some()),

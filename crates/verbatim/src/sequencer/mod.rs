@@ -41,6 +41,7 @@ Examples:
 On a simulated cluster of NICs that you need not have, in virtual time:
   verbatim sequencer --nic cib
   verbatim sequencer --nic cib --design spec-s0 --cores 10 --clients 70 --json
+  verbatim sequencer --nic bf2 --place dpu
 
 A design that the device cannot run is left out and named with the reason; with --design it is an error.
 

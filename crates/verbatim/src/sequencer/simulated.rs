@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bench::simulated::sequencer::{self as simulated, Setup};
-use nicmodel::profile::Profile;
+use nicmodel::profile::{Place, Profile};
 use nicmodel::published::{self, Published};
 use sequencer::Design;
 use serde::Serialize;
 
-use super::arguments::Args;
+use super::arguments::{Args, SimulationArgs};
 use crate::Outcome;
 use crate::model::NicProfileArgs;
 use crate::output::{figure, print, print_typed, table, time};
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     };
     let mut setups = Vec::new();
     for &design in designs {
-        for cores in cores(&profile, simulation.cores, design) {
+        for cores in cores(&profile, simulation, design) {
             setups.push(setup(args, design, cores));
         }
     }
@@ -75,9 +75,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// The counts of cores to run a design on. With atomics no core of the server does anything.
-fn cores(profile: &Profile, asked: Option<usize>, design: Design) -> Vec<usize> {
-    let all = profile.host.cores.value as usize;
-    match (asked, design) {
+fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
+    let there = profile.at(asked.place.unwrap_or_default());
+    // A place that the NIC does not have is refused when it is run.
+    let all = there.map_or(1, |there| there.host.cores.value as usize);
+    match (asked.cores, design) {
         (Some(cores), _) => vec![cores],
         (None, Design::Atomics) => vec![1],
         (None, _) => (1..=all)
@@ -89,6 +91,7 @@ fn cores(profile: &Profile, asked: Option<usize>, design: Design) -> Vec<usize> 
 fn setup(args: &Args, design: Design, cores: usize) -> Setup {
     let paper = Setup::paper(design, cores);
     Setup {
+        place: args.simulation.place,
         clients: args.clients.unwrap_or(paper.clients),
         machines: args.simulation.machines,
         window: args.window.unwrap_or(paper.window),
@@ -122,10 +125,15 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
 fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
     let all = profile.host.cores.value as usize;
     let paper = Setup {
+        place: setup.place,
         seed: setup.seed,
         time: setup.time,
         ..Setup::paper(setup.design, setup.cores)
     };
+    let on_dpu = setup.place == Some(Place::Dpu);
+    if profile.name == "bf2" && *setup == paper && on_dpu && setup.design == Design::Atomics {
+        return published::get("dpu_seq_faa_rate");
+    }
     if profile.name != "cib" || *setup != paper {
         return None;
     }
@@ -143,8 +151,12 @@ fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published
 
 fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
     print(format_args!(
-        "Simulated in virtual time, not measured: {}\n",
-        profile.title
+        "Simulated in virtual time, not measured: {}{}\n",
+        profile.title,
+        match rows.first().and_then(|row| row.setup.place) {
+            Some(Place::Dpu) => "; the server is on its DPU",
+            Some(Place::Host) | None => "",
+        }
     ))?;
     let header = [
         "design",

@@ -178,3 +178,50 @@ fn a_client_outlives_its_server() {
     assert_eq!(lines[1]["data"]["not_increasing"], 0);
     again.stop();
 }
+
+#[test]
+fn a_simulated_server_is_on_the_host_or_on_the_dpu() {
+    let simulated = |args: &[&str]| {
+        let all = ["sequencer", "--nic", "bf2", "--design", "atomics", "--json"];
+        lines_of(&[&all[..], args].concat())[0]["data"].clone()
+    };
+    let (host, dpu) = (
+        simulated(&["--place", "host"]),
+        simulated(&["--place", "dpu"]),
+    );
+    assert_eq!(
+        (&host["place"], &dpu["place"]),
+        (&"host".into(), &"dpu".into())
+    );
+    assert!(
+        host["verified"] == true && dpu["verified"] == true,
+        "{host} {dpu}"
+    );
+    // What is published is the rate in the DPU's memory, which was fitted.
+    assert!(host["published"].is_null(), "{host}");
+    assert_eq!(dpu["published"]["id"], "dpu_seq_faa_rate");
+    let error = dpu["relative_error"].as_f64().expect("an error");
+    assert!(error.abs() < 0.03, "{dpu}");
+    // Without a word it is on the host.
+    let unsaid = simulated(&[]);
+    assert!(unsaid["place"].is_null());
+    assert_eq!(unsaid["rate_mops"], host["rate_mops"]);
+}
+
+#[test]
+fn a_place_that_is_not_there_is_refused() {
+    for (args, why) in [
+        (&["--nic", "cib", "--place", "dpu"][..], "cib has no DPU"),
+        (&["--place", "dpu"], "add --nic"),
+        (&["--nic", "bf2", "--place", "nic"], "host and dpu"),
+        (
+            &["--nic", "bf2", "--place", "dpu", "--cores", "9"],
+            "the DPU of bf2",
+        ),
+    ] {
+        let out = run(&[&["sequencer"][..], args].concat());
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{message}");
+        assert!(message.contains(why), "{message}");
+    }
+}
