@@ -1,5 +1,6 @@
 //! `verbatim paper`: every published number beside ours.
 
+mod dpu;
 mod figures;
 mod model;
 mod number;
@@ -69,7 +70,16 @@ fn simulate(draw: bool) -> Result<Simulated> {
     let (setups, drtm) = (Simulated::setups(draw), Simulated::drtm_points(draw));
     let (herd, windows) = (Simulated::herd_points(draw), Simulated::window_points());
     let records = if draw { &drtm[..] } else { &[] };
-    let runs = setups.len() + drtm.len() + records.len() + herd.len() + windows.len();
+    let dpu = dpu::Dpu::runs();
+    let runs = [
+        setups.len(),
+        drtm.len(),
+        records.len(),
+        herd.len(),
+        windows.len(),
+        dpu.len(),
+    ];
+    let runs: usize = runs.into_iter().sum();
     let bar = output::progress(runs as u64);
     let mut simulated = Simulated::default();
     for setup in setups {
@@ -100,6 +110,11 @@ fn simulate(draw: bool) -> Result<Simulated> {
     for (nic, window) in windows {
         bar.set_message(format!("simulating windows of {window} READs on {nic}"));
         simulated.add_window((nic, window))?;
+        bar.inc(1);
+    }
+    for what in dpu {
+        bar.set_message(format!("simulating BlueField-2: {what:?}"));
+        simulated.dpu.add(what)?;
         bar.inc(1);
     }
     bar.finish_and_clear();

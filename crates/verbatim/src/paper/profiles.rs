@@ -76,6 +76,11 @@ fn sizes(id: &str) -> Option<f64> {
         "out_write_1line_max" => longest(Verb::RdmaWrite, Transport::Uc, 1)?,
         "ud_recv_inline_limit" => f64::from(nic("cx3").wqe.inline_recv_bytes.as_ref()?.value),
         "dpu_inline_limit" => f64::from(nic("bf2").wqe.max_inline_bytes.value),
+        "host_llc" => f64::from(nic("bf2").host.cache_bytes.as_ref()?.value),
+        "dpu_llc" => f64::from(nic("bf2").dpu.as_ref()?.cache_bytes.as_ref()?.value),
+        "dpu_mem_latency_knee" => {
+            f64::from(nic("bf2").dpu.as_ref()?.core_cache_bytes.as_ref()?.value)
+        }
         _ => return None,
     })
 }

@@ -9,6 +9,7 @@ use nicmodel::profile::builtin;
 use nicmodel::{Verb, mixes};
 use sequencer::Design;
 
+use super::dpu::Dpu;
 use super::model;
 use super::number::{Kind, Ours};
 
@@ -27,6 +28,8 @@ pub(super) struct Simulated {
     records: Vec<(&'static str, u32, f64)>,
     /// Windows of READs: NIC, window, rate.
     windows: Vec<(&'static str, usize, windows::Outcome)>,
+    /// The study of BlueField-2.
+    pub(super) dpu: Dpu,
 }
 
 impl Simulated {
@@ -254,7 +257,7 @@ impl Simulated {
                 (100.0 * left, Kind::Predicted)
             }
             "gen_rtt" => (self.round_trip_us?, Kind::Fitted),
-            _ => return None,
+            _ => return self.dpu.number(id),
         };
         Some(Ours::new(value, kind, "simulation"))
     }

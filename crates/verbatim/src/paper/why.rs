@@ -104,9 +104,7 @@ pub(super) fn absent(id: &str) -> &'static str {
             "another version of Table 2, which contradicts the rest of the paper"
         }
         _ if starts("dpu_bt") || starts("dpu_os") => "there is no B-tree yet",
-        _ if starts("dpu_") || starts("host_llc") => {
-            "BlueField-2's processing rates and caches are not published"
-        }
+        _ if starts("dpu_") => "it needs a simulation",
         _ if starts("redis") || starts("qperf") || starts("libvma") || starts("brpc") => {
             "the kernel's TCP and the programs on it are not modelled"
         }

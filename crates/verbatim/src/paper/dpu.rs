@@ -1,0 +1,117 @@
+//! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU.
+
+use anyhow::{Context, Result, bail};
+use bench::micro::{Knobs, Outcome, PingPong, Task, Verb};
+use bench::simulated::micro::run_towards;
+use bench::simulated::sequencer::{Setup, run};
+use nicmodel::profile::{Place, Profile, builtin};
+use sequencer::Design;
+
+use super::number::{Kind, Ours};
+
+/// Something to simulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Run {
+    /// The sequencer with all cores of a place, for the paper's clients.
+    Sequencer(Design, Place),
+    /// Half a round trip of messages to a place, from the host of another machine.
+    Send(Place),
+}
+
+/// Bytes of a message of the study (`dpu_rpc_msg_bytes`).
+const MESSAGE_BYTES: usize = 32;
+
+/// Exchanges that are timed, in ms of virtual time.
+const PING_MS: u64 = 1;
+
+/// What was simulated.
+#[derive(Debug, Default)]
+pub(super) struct Dpu {
+    /// Rates in 10^6 a second, latencies in µs.
+    results: Vec<(Run, f64)>,
+}
+
+impl Dpu {
+    /// All that the numbers need.
+    pub(super) fn runs() -> impl ExactSizeIterator<Item = Run> {
+        let on = |place| {
+            [
+                Run::Sequencer(Design::Atomics, place),
+                Run::Sequencer(Design::Rpc, place),
+                Run::Send(place),
+            ]
+        };
+        [on(Place::Host), on(Place::Dpu)].concat().into_iter()
+    }
+
+    /// Runs one of them.
+    pub(super) fn add(&mut self, what: Run) -> Result<()> {
+        let bf2 = builtin("bf2").context("BlueField-2 is built in")?;
+        let result = match what {
+            Run::Sequencer(design, place) => rate(bf2, design, place)?,
+            Run::Send(place) => latency(bf2, place)?,
+        };
+        self.results.push((what, result));
+        Ok(())
+    }
+
+    fn result(&self, what: Run) -> Option<f64> {
+        let mut found = self.results.iter();
+        found
+            .find(|(run, _)| *run == what)
+            .map(|(_, result)| *result)
+    }
+
+    /// The number of this id, if it is one of them.
+    pub(super) fn number(&self, id: &str) -> Option<Ours> {
+        let rate = |design, place| self.result(Run::Sequencer(design, place));
+        let (value, kind) = match id {
+            "dpu_seq_faa_rate" => (rate(Design::Atomics, Place::Dpu)?, Kind::Fitted),
+            "dpu_seq_faa_gain" => {
+                let (dpu, host) = (Place::Dpu, Place::Host);
+                let gain = rate(Design::Atomics, dpu)? / rate(Design::Atomics, host)?;
+                (100.0 * (gain - 1.0), Kind::Fitted)
+            }
+            "dpu_seq_rpc_cpu_ratio" => {
+                let host = rate(Design::Rpc, Place::Host)?;
+                (host / rate(Design::Rpc, Place::Dpu)?, Kind::Fitted)
+            }
+            "dpu_send_lat_saving" => {
+                let host = self.result(Run::Send(Place::Host))?;
+                (host - self.result(Run::Send(Place::Dpu))?, Kind::Fitted)
+            }
+            _ => return None,
+        };
+        Some(Ours::new(value, kind, "simulation"))
+    }
+}
+
+/// The rate of a sequencer with all cores of the place.
+fn rate(bf2: &Profile, design: Design, place: Place) -> Result<f64> {
+    let there = bf2.at(place).context("BlueField-2 has a DPU")?;
+    let setup = Setup {
+        place: Some(place),
+        ..Setup::paper(design, there.host.cores.value as usize)
+    };
+    let outcome = run(bf2, &setup)?;
+    anyhow::ensure!(
+        outcome.verified,
+        "{design} on the {place}: {}",
+        outcome.verdict
+    );
+    Ok(outcome.rate_mops)
+}
+
+/// Half a round trip of SENDs that are not inlined, in µs.
+fn latency(bf2: &Profile, place: Place) -> Result<f64> {
+    let knobs = Knobs {
+        payload_bytes: Some(MESSAGE_BYTES),
+        inline: Some(false),
+        ..Knobs::default()
+    };
+    let ping = PingPong::new(Verb::RcSend, &knobs, PING_MS)?;
+    match run_towards(bf2, &Task::PingPong(ping), place)? {
+        Outcome::Latency(latency) => Ok(latency.latency_ns_p50 * 1e-3),
+        Outcome::Rate(_) => bail!("a ping-pong has a latency"),
+    }
+}
