@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bench::simulated::sequencer::{self as simulated, Setup};
 use nicmodel::profile::{Place, Profile};
 use nicmodel::published::{self, Published};
@@ -43,6 +43,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         nic_file: simulation.nic_file.clone(),
     };
     let profile = chosen.chosen()?;
+    if profile.at(simulation.place.unwrap_or_default()).is_none() {
+        bail!(
+            "{} has no DPU: leave out --place, or take a NIC whose profile has a section [dpu], such as --nic bf2",
+            profile.name
+        );
+    }
     let designs = if args.design.is_empty() {
         &Design::ALL[..]
     } else {
@@ -77,7 +83,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 /// The counts of cores to run a design on. With atomics no core of the server does anything.
 fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
     let there = profile.at(asked.place.unwrap_or_default());
-    // A place that the NIC does not have is refused when it is run.
     let all = there.map_or(1, |there| there.host.cores.value as usize);
     match (asked.cores, design) {
         (Some(cores), _) => vec![cores],
