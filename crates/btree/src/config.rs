@@ -58,6 +58,16 @@ pub struct ServerConfig {
     pub remote_writes: bool,
     /// How long a client may have a lock while others wait for it, in milliseconds, 1 to 60,000.
     pub lease_ms: u16,
+    /// Where the key ranges of several servers that share the trees begin, ascending, but for the first range, which begins
+    /// at 0: none for a server alone. Ranges move later.
+    pub splits: Vec<u64>,
+    /// The number of this server: 0 for the first range.
+    pub part: u16,
+    /// The TCP addresses of all these servers in the order of their numbers, where a server may be asked to take keys from
+    /// another.
+    pub parts: Vec<String>,
+    /// Bytes a second that this server takes from others at most.
+    pub handover_bytes_per_s: u32,
 }
 
 impl Default for ServerConfig {
@@ -75,11 +85,23 @@ impl Default for ServerConfig {
             max_window: 256,
             remote_writes: false,
             lease_ms: 100,
+            splits: Vec::new(),
+            part: 0,
+            parts: Vec::new(),
+            handover_bytes_per_s: 100_000_000,
         }
     }
 }
 
 impl ServerConfig {
+    /// The range of a server with a number at the beginning: its first key, and the first key behind it.
+    pub(crate) fn range_of(&self, part: usize) -> (u64, Option<u64>) {
+        let from = part
+            .checked_sub(1)
+            .and_then(|before| self.splits.get(before));
+        (from.copied().unwrap_or(0), self.splits.get(part).copied())
+    }
+
     /// Nodes that there is room for.
     pub(crate) fn nodes(&self) -> u64 {
         Store::nodes_for(self.node_bytes, self.keys)
@@ -106,6 +128,17 @@ impl service::ServerConfig for ServerConfig {
         in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
         in_range("queues", self.queues, 1..=64)?;
         in_range("max_clients", self.max_clients, 1..=1024)?;
+        if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&0) {
+            return Err("splits must ascend, and be above 0".to_owned());
+        }
+        in_range("part", self.part.into(), 0..=self.splits.len())?;
+        if !self.parts.is_empty() && self.parts.len() != self.splits.len() + 1 {
+            return Err(format!(
+                "{} addresses of servers for {} ranges of keys",
+                self.parts.len(),
+                self.splits.len() + 1
+            ));
+        }
         in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
         in_range("max_window", self.max_window, 1..=MAX_WINDOW)
     }

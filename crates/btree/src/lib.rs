@@ -19,14 +19,16 @@ mod server;
 pub mod tree;
 mod wire;
 
-pub use client::{Answer, Client, ClientError, ClientStats, Completion, Pipeline};
+pub use client::{
+    Answer, Client, ClientError, ClientStats, Completion, Pipeline, Requests, Router,
+};
 pub use config::{Access, ClientConfig, MAX_WINDOW, ServerConfig};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
-pub use server::{Btree, Environment};
+pub use server::{Btree, Environment, Mover};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
-pub use tree::When;
-pub use wire::Op;
+pub use tree::{Elsewhere, Owner, When};
+pub use wire::{Op, Step};
 
 /// A running server. Dropping it stops it.
 pub type Server = service::Server<Btree>;

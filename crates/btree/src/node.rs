@@ -7,7 +7,7 @@
 //! | 0 | lock: 0, or who holds it |
 //! | 1 | version: grows with every change of the node |
 //! | 2 | checksum of words 1 and 3 to the last that is in use |
-//! | 3 | level in bits 47..32 (0 is a leaf), flag [`DEAD`], count of entries in bits 15..0 |
+//! | 3 | level in bits 47..32 (0 is a leaf), flags [`DEAD`], [`LAST`], [`FROZEN`] and [`MOVED`], count of entries in bits 15..0 |
 //! | 4 | low fence: no key of the node is below it |
 //! | 5 | high fence: all keys of the node are below it; [`u64::MAX`] with flag [`LAST`] is above all keys |
 //! | 6 | the right sibling's number, 0 for none |
@@ -46,6 +46,12 @@ pub(crate) const TREE: usize = 7;
 pub(crate) const DEAD: u64 = 1 << 16;
 /// The node is the last of its level: the high fence is above all keys.
 pub(crate) const LAST: u64 = 1 << 17;
+
+/// The keys of this leaf are being handed over to another server: they may be read, and not changed.
+pub(crate) const FROZEN: u64 = 1 << 18;
+/// The keys of this leaf belong to another server. The leaf has one entry: its low fence, and who has the keys
+/// ([`Owner`](crate::Owner)).
+pub(crate) const MOVED: u64 = 1 << 19;
 
 /// The smallest node in bytes.
 pub const MIN_NODE_BYTES: usize = 256;
@@ -138,7 +144,19 @@ impl<W: Words + ?Sized> Node<'_, W> {
     }
 
     pub(crate) fn flags(self) -> u64 {
-        self.0.word(META) & (DEAD | LAST)
+        self.0.word(META) & (DEAD | LAST | FROZEN | MOVED)
+    }
+
+    /// Whether the keys of this leaf belong to another server.
+    #[inline]
+    pub(crate) fn is_moved(self) -> bool {
+        self.0.word(META) & MOVED != 0
+    }
+
+    /// Whether the keys of this leaf may be changed.
+    #[inline]
+    pub(crate) fn may_change(self) -> bool {
+        self.0.word(META) & (FROZEN | MOVED) == 0
     }
 
     #[inline]

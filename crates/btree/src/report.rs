@@ -37,6 +37,9 @@ pub struct ServerStats {
     /// Clients whose access was taken away because they had a lock for too long.
     #[serde(default)]
     pub expelled: u64,
+    /// Entries that this server took from others.
+    #[serde(default)]
+    pub taken_entries: u64,
     /// What there is of the trees.
     pub tree: TreeStats,
 }

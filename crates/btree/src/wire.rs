@@ -4,18 +4,20 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 0 | operation: 1 GET, 2 PUT, 3 INSERT, 4 UPDATE, 5 DELETE, 6 SCAN, 7 SCAN up to an end |
+//! | 0 | operation: 1 GET, 2 PUT, 3 INSERT, 4 UPDATE, 5 DELETE, 6 SCAN, 7 SCAN up to an end; between servers 8 FREEZE, 9 THAW, 10 CEDE, 11 TAKE; 12 LOAD |
 //! | 1 | tree |
-//! | 2..4 | SCAN: entries at most |
+//! | 2..4 | SCAN: entries at most; CEDE: the server that takes the range; TAKE: the server that has it |
 //! | 4..8 | number of the change in its session, from 1 on; SCAN: messages that the answer may take |
 //! | 8..16 | key |
-//! | 16..24 | PUT, INSERT, UPDATE: value; SCAN up to an end: the end |
+//! | 16..24 | PUT, INSERT, UPDATE: value; otherwise the end of the range, where there is one |
 //!
 //! An answer begins with a word: status in bits 7..0, flag [`FOUND`] in bit 8, flag [`MORE`] in bit 9. A GET that found its
 //! key has the value next. Messages of a SCAN have in the word the number of their first entry in bits 31..16 and of all
-//! entries of the answer in bits 47..32; then come the key to go on from, and the entries, 16 bytes each.
+//! entries of the answer in bits 47..32; then come the key to go on from, and the entries, 16 bytes each. The answer to LOAD has
+//! the same form. An answer that the key belongs to another server says from which key on, up to which (flag `MORE`), and
+//! to whom; the answer to CEDE has the version of the handover in bits 63..16.
 
-use crate::tree::When;
+use crate::tree::{Elsewhere, Owner, When};
 
 /// Bytes of the longest request.
 pub(crate) const REQUEST: usize = 24;
@@ -38,6 +40,11 @@ const UPDATE: u8 = 4;
 const DELETE: u8 = 5;
 const SCAN: u8 = 6;
 const SCAN_TO: u8 = 7;
+const FREEZE: u8 = 8;
+const THAW: u8 = 9;
+const CEDE: u8 = 10;
+const TAKE: u8 = 11;
+const LOAD: u8 = 12;
 
 /// How a request went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +101,36 @@ pub enum Op {
         /// Entries at most.
         limit: u32,
     },
+    /// Between servers: a step of the handover of a range of keys.
+    Handover {
+        /// The step.
+        step: Step,
+        /// The first key.
+        from: u64,
+        /// The first key that is not handed over, if there is an end.
+        end: Option<u64>,
+    },
+    /// What a server is doing: see [`PartLoad`](crate::PartLoad).
+    Load,
+}
+
+/// A step of a handover: see [`crate::tree`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The keys are not changed any more.
+    Freeze,
+    /// They may be changed again.
+    Thaw,
+    /// They belong to the server with this number.
+    Cede {
+        /// The number.
+        to: u16,
+    },
+    /// The server that is asked is to take them from the one with this number.
+    Take {
+        /// The number.
+        giver: u16,
+    },
 }
 
 impl Op {
@@ -102,14 +139,18 @@ impl Op {
     pub fn key(&self) -> u64 {
         match *self {
             Self::Get { key } | Self::Put { key, .. } | Self::Delete { key } => key,
-            Self::Scan { from, .. } => from,
+            Self::Scan { from, .. } | Self::Handover { from, .. } => from,
+            Self::Load => 0,
         }
     }
 
     /// Whether it changes something.
     #[inline]
     pub fn is_change(&self) -> bool {
-        matches!(self, Self::Put { .. } | Self::Delete { .. })
+        matches!(
+            self,
+            Self::Put { .. } | Self::Delete { .. } | Self::Handover { .. }
+        )
     }
 
     /// As a request. `number` is that of the change, or of a SCAN's messages.
@@ -128,13 +169,28 @@ impl Op {
             }
             Self::Delete { .. } => (DELETE, None),
             Self::Scan { end, .. } => (if end.is_some() { SCAN_TO } else { SCAN }, end),
+            Self::Handover { step, end, .. } => {
+                let op = match step {
+                    Step::Freeze => FREEZE,
+                    Step::Thaw => THAW,
+                    Step::Cede { .. } => CEDE,
+                    Step::Take { .. } => TAKE,
+                };
+                (op, end)
+            }
+            Self::Load => (LOAD, None),
         };
         bytes[0] = op;
         bytes[1] = tree;
-        if let Self::Scan { limit, .. } = *self {
-            let limit = u16::try_from(limit).unwrap_or(u16::MAX);
-            bytes[2..4].copy_from_slice(&limit.to_le_bytes());
-        }
+        let small = match *self {
+            Self::Scan { limit, .. } => u16::try_from(limit).unwrap_or(u16::MAX),
+            Self::Handover {
+                step: Step::Cede { to: part } | Step::Take { giver: part },
+                ..
+            } => part,
+            _ => 0,
+        };
+        bytes[2..4].copy_from_slice(&small.to_le_bytes());
         bytes[4..8].copy_from_slice(&number.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.key().to_le_bytes());
         if let Some(last) = last {
@@ -150,7 +206,13 @@ impl Op {
         let (key, rest) = rest.split_first_chunk::<8>()?;
         let key = u64::from_le_bytes(*key);
         let last = rest.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
-        let limit = u16::from_le_bytes([l0, l1]).into();
+        let small = u16::from_le_bytes([l0, l1]);
+        let limit = small.into();
+        let handover = |step| Self::Handover {
+            step,
+            from: key,
+            end: last,
+        };
         let put = |when| last.map(|value| Self::Put { key, value, when });
         let op = match op {
             GET => Self::Get { key },
@@ -168,6 +230,11 @@ impl Op {
                 end: Some(last?),
                 limit,
             },
+            FREEZE => handover(Step::Freeze),
+            THAW => handover(Step::Thaw),
+            CEDE => handover(Step::Cede { to: small }),
+            TAKE => handover(Step::Take { giver: small }),
+            LOAD => Self::Load,
             _ => return None,
         };
         Some((op, tree, u32::from_le_bytes([n0, n1, n2, n3])))
@@ -187,6 +254,32 @@ pub(crate) fn word(status: Status, found: bool) -> u64 {
     status as u64 | if found { FOUND } else { 0 }
 }
 
+/// The word of an answer that says a version, below 2^48.
+pub(crate) fn version_word(status: Status, version: u64) -> u64 {
+    status as u64 | version << 16
+}
+
+/// The version that such a word says.
+pub(crate) fn version_of(word: u64) -> u64 {
+    word >> 16
+}
+
+/// The answer that keys belong to another server.
+pub(crate) fn moved(elsewhere: &Elsewhere) -> [u8; 32] {
+    let more = if elsewhere.end.is_some() { MORE } else { 0 };
+    let words = [
+        Status::Moved as u64 | more,
+        elsewhere.from,
+        elsewhere.end.unwrap_or(0),
+        elsewhere.owner.word(),
+    ];
+    let mut bytes = [0; 32];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
 /// The word of a SCAN's message: its first entry's number, the count of all, and whether there may be more.
 pub(crate) fn scan_word(first: usize, count: usize, more: bool) -> u64 {
     let flag = if more { MORE } else { 0 };
@@ -196,6 +289,7 @@ pub(crate) fn scan_word(first: usize, count: usize, more: bool) -> u64 {
 /// An answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer<'a> {
+    pub(crate) word: u64,
     pub(crate) status: Status,
     pub(crate) found: bool,
     pub(crate) more: bool,
@@ -219,6 +313,7 @@ impl<'a> Answer<'a> {
             None => (0, rest),
         };
         Some(Self {
+            word,
             status: Status::of(word)?,
             found: word & FOUND != 0,
             more: word & MORE != 0,
@@ -227,6 +322,19 @@ impl<'a> Answer<'a> {
             number,
             rest,
         })
+    }
+
+    /// Which keys belong to whom, of an answer with [`Status::Moved`].
+    pub(crate) fn elsewhere(&self) -> Elsewhere {
+        let number = |at: usize| {
+            let bytes = self.rest.get(at..).and_then(|b| b.first_chunk::<8>());
+            bytes.map_or(0, |b| u64::from_le_bytes(*b))
+        };
+        Elsewhere {
+            from: self.number,
+            end: self.more.then(|| number(0)),
+            owner: Owner::of(number(8)),
+        }
     }
 
     /// The entries of a SCAN's message.
@@ -258,6 +366,18 @@ mod tests {
             any::<u64>().prop_map(|key| Op::Delete { key }),
             (any::<u64>(), any::<Option<u64>>(), 0u32..65536)
                 .prop_map(|(from, end, limit)| Op::Scan { from, end, limit }),
+            (0u8..4, any::<u16>(), any::<u64>(), any::<Option<u64>>()).prop_map(
+                |(step, part, from, end)| {
+                    let step = match step {
+                        0 => Step::Freeze,
+                        1 => Step::Thaw,
+                        2 => Step::Cede { to: part },
+                        _ => Step::Take { giver: part },
+                    };
+                    Op::Handover { step, from, end }
+                }
+            ),
+            Just(Op::Load),
         ]
     }
 
@@ -270,11 +390,21 @@ mod tests {
         }
 
         #[test]
+        fn who_has_keys_is_told(from: u64, end: Option<u64>, part: u16, version in 0u64..1 << 48) {
+            let elsewhere = Elsewhere { from, end, owner: Owner { part, version } };
+            let bytes = moved(&elsewhere);
+            let answer = Answer::decode(&bytes).expect("an answer");
+            prop_assert_eq!(answer.status, Status::Moved);
+            prop_assert_eq!(answer.elsewhere(), elsewhere);
+        }
+
+        #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = Op::decode(&bytes);
             let _ = place_of(&bytes);
             if let Some(answer) = Answer::decode(&bytes) {
                 prop_assert!(answer.entries().count() <= bytes.len() / ENTRY);
+                let _ = answer.elsewhere();
             }
         }
 

@@ -94,6 +94,8 @@ impl Client {
                         entries.extend_from_slice(all);
                         Ok(Outcome::Entries)
                     }
+                    Answer::Moved(elsewhere) => Err(ClientError::Moved(elsewhere)),
+                    Answer::Ceded { .. } | Answer::Refused => Err(ClientError::Lost),
                     Answer::Full => Err(ClientError::Full),
                     Answer::Lost => Err(ClientError::Lost),
                 });

@@ -41,8 +41,10 @@ impl Choice {
     /// Whether a request goes by READs. Changes do for who wants all by READs, if `changes` says that they can.
     #[inline]
     pub(super) fn reads(&mut self, op: &Op, changes: bool) -> bool {
-        if op.is_change() {
-            return changes && self.access == Access::Read;
+        match op {
+            Op::Get { .. } | Op::Scan { .. } => {}
+            Op::Put { .. } | Op::Delete { .. } => return changes && self.access == Access::Read,
+            Op::Handover { .. } | Op::Load => return false,
         }
         match self.access {
             Access::Rpc => false,
@@ -62,7 +64,7 @@ impl Choice {
     /// A request took so long.
     #[inline]
     pub(super) fn took(&mut self, op: &Op, by_reads: bool, latency: Duration) {
-        if self.access != Access::Auto || op.is_change() {
+        if self.access != Access::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {
             return;
         }
         let average = &mut self.latencies[kind(op)][usize::from(by_reads)];

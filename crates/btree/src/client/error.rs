@@ -3,6 +3,7 @@
 use service::{ConnectError, Refused};
 
 use crate::rendezvous::Rendezvous;
+use crate::tree::Elsewhere;
 
 /// Why a client cannot connect, or a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,9 @@ pub enum ClientError {
         /// Trees of the server.
         trees: usize,
     },
+    /// The key belongs to another server.
+    #[error("keys from {} on belong to server {} of this tree: ask that one", .0.from, .0.owner.part)]
+    Moved(Elsewhere),
     /// The store is full.
     #[error("the store is full: delete something, or give the server room for more --keys")]
     Full,

@@ -196,7 +196,7 @@ impl Lane {
                 stats.discarded += 1;
                 return;
             };
-            if matches!(pending.op, Op::Scan { .. })
+            if matches!(pending.op, Op::Scan { .. } | Op::Load)
                 && answer.status == wire::Status::Ok
                 && !gather(pending, &answer)
             {

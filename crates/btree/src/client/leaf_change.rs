@@ -34,6 +34,9 @@ enum Plan {
 
 /// What a change does to this leaf, whose lock may be anybody's.
 fn plan<W: Words + ?Sized>(leaf: Node<'_, W>, op: &Op) -> Plan {
+    if !leaf.may_change() {
+        return Plan::Ask;
+    }
     let found = leaf.find(op.key()).is_ok();
     match *op {
         Op::Put { when, .. } => match (when, found) {

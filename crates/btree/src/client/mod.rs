@@ -2,7 +2,7 @@
 //!
 //! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one worker; `walker` READs nodes, of which `cache` keeps
 //! some, and `leaf_change` changes leaves; `choice` says which of the two a request takes; `connect` opens sessions; [`Pipeline`] keeps a window of requests
-//! under way, and [`Client`] is the friendly one.
+//! under way, and [`Client`] is the friendly one. [`Router`] is a client of several servers.
 
 mod blocking;
 mod cache;
@@ -13,9 +13,13 @@ mod lane;
 mod leaf_change;
 mod pipeline;
 mod request;
+mod requests;
+mod router;
 mod walker;
 
 pub use blocking::Client;
 pub use error::ClientError;
 pub use pipeline::Pipeline;
 pub use request::{Answer, ClientStats, Completion};
+pub use requests::Requests;
+pub use router::Router;

@@ -14,7 +14,7 @@ use super::error::ClientError;
 use super::lane::{Ended, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
 use super::walker::{Done, Walker};
-use crate::wire::{Op, Status};
+use crate::wire::{self, Op, Status};
 use crate::{ClientConfig, Connector};
 
 /// The low level of a client: requests with tokens of the caller's, no allocation.
@@ -275,6 +275,8 @@ impl Pipeline {
                 let over = match finish(pending, &ended) {
                     Finish::GoesOn if late => Finish::Over(Answer::Lost),
                     Finish::GoesOn => {
+                        // A change that was not made gets another number: this one may be too old by then.
+                        pending.seq = 0;
                         busy += u64::from(ended.answer.status == Status::Busy);
                         return again.push_back(slot);
                     }
@@ -494,6 +496,10 @@ fn finish(pending: &mut Pending, ended: &Ended<'_>) -> Finish {
         (Status::Ok, Op::Put { .. } | Op::Delete { .. }) => Answer::Changed {
             found: answer.found,
         },
+        (Status::Moved, Op::Scan { from, .. }) if !pending.entries.is_empty() => {
+            // What was found before the range of another server begins.
+            return Finish::Entries(Some(from));
+        }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
             let next = answer.more.then_some(answer.number);
             match next {
@@ -506,9 +512,15 @@ fn finish(pending: &mut Pending, ended: &Ended<'_>) -> Finish {
                 _ => return Finish::Entries(next),
             }
         }
+        (Status::Ok, Op::Load) => return Finish::Entries(None),
+        (Status::Ok, Op::Handover { .. }) => Answer::Ceded {
+            version: wire::version_of(answer.word),
+        },
+        (Status::Bad, Op::Handover { .. }) => Answer::Refused,
+        (Status::Moved, _) => Answer::Moved(answer.elsewhere()),
         (Status::Full, _) => Answer::Full,
         (Status::Busy, _) => return Finish::GoesOn,
         // What this client sends is a request, unless the server is of another kind.
-        (Status::Moved | Status::Bad, _) => Answer::Lost,
+        (Status::Bad, _) => Answer::Lost,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::tree::Elsewhere;
 use crate::wire::Op;
 
 /// How a request went.
@@ -21,6 +22,15 @@ pub enum Answer<'a> {
         /// The key to go on from, if there may be more.
         next: Option<u64>,
     },
+    /// The key belongs to another server; nothing was changed.
+    Moved(Elsewhere),
+    /// A step of a handover was made, with this version.
+    Ceded {
+        /// The version of the handover; 0 of another step.
+        version: u64,
+    },
+    /// A step of a handover is refused: the range is not, or no longer, what the step needs it to be.
+    Refused,
     /// The store is full; nothing was changed.
     Full,
     /// No answer came in time. A change may have been made, and is not made later.
@@ -65,6 +75,23 @@ pub struct ClientStats {
     pub by_reads: u64,
     /// Locks that others had when this client wanted them.
     pub contended: u64,
+}
+
+impl ClientStats {
+    /// Adds what another one has had to do.
+    pub fn add(&mut self, other: &Self) {
+        self.retries += other.retries;
+        self.reconnects += other.reconnects;
+        self.lost += other.lost;
+        self.discarded += other.discarded;
+        self.busy += other.busy;
+        self.reads += other.reads;
+        self.torn += other.torn;
+        self.stale += other.stale;
+        self.asked += other.asked;
+        self.by_reads += other.by_reads;
+        self.contended += other.contended;
+    }
 }
 
 /// A request under way.

@@ -20,6 +20,9 @@ use crate::wire::Op;
 /// READs of a lookup, and of a leaf of a SCAN, after which the server is asked.
 const MOST_READS: u8 = 40;
 
+/// Steps to the right among nodes that are kept, after which the next node is READ.
+const MOST_RIGHTS: u32 = 16;
+
 /// What came of a request.
 pub(super) enum Done {
     /// It is over.
@@ -172,8 +175,10 @@ impl Walker {
         mut parent: u64,
     ) -> Result<(), RpcError> {
         let key = self.walks[slot as usize].key;
+        // Nodes that were kept at different times can lead in a circle.
+        let mut rights = 0;
         while level > 0 {
-            let Some(kept) = self.cache.get(node) else {
+            let Some(kept) = self.cache.get(node).filter(|_| rights < MOST_RIGHTS) else {
                 break;
             };
             match kept.next(key, tree.into(), level) {
@@ -185,6 +190,7 @@ impl Walker {
                     // Whoever led here is old.
                     self.outdated(tree, parent);
                     node = right;
+                    rights += 1;
                 }
                 Next::Here | Next::Lost => {
                     self.cache.forget(node);
@@ -237,6 +243,10 @@ impl Walker {
     fn leaf(&mut self, pending: &Pending, slot: u32) -> Result<Option<Done>, RpcError> {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
+        if leaf.is_moved() {
+            // The server says to whom.
+            return Ok(Some(Done::Ask));
+        }
         let walk = &mut self.walks[slot as usize];
         let (end, limit) = match pending.op {
             Op::Scan { end, limit, .. } => (end, limit as usize),
@@ -245,6 +255,7 @@ impl Walker {
                 return Ok(Some(Done::Answer(Answer::Value(value))));
             }
             Op::Put { .. } | Op::Delete { .. } => return self.leaf_to_change(pending, slot),
+            Op::Handover { .. } | Op::Load => return Ok(Some(Done::Ask)),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.count() {

@@ -7,8 +7,8 @@ use service::random::Random;
 use service::workload::Chooser;
 use verbs::time;
 
-use super::{LoadReport, MAX_CLIENTS, Requests, Workload, is_of, key_of, value_of};
-use crate::{Answer, ClientError, Latency, Op, When};
+use super::{LoadReport, MAX_CLIENTS, Workload, is_of, key_of, value_of};
+use crate::{Answer, ClientError, Latency, Op, Requests, When};
 
 /// When a load ends.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,11 @@
 //! The server: its objects on a device, and its clients.
 
+mod handover;
+mod mover;
 mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rpc::herd::{self, Doorbells, Layout};
@@ -16,11 +19,14 @@ use verbs::{
     Rc,
 };
 
-use crate::config::{Access, ServerConfig};
+use crate::client::Pipeline;
+use crate::config::{Access, ClientConfig, ServerConfig};
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome, Writes};
 use crate::report::ServerStats;
-use crate::tree::{Store, redo};
+use crate::tree::{Owner, Refusal, Store, redo};
 use crate::wire;
+use handover::Handovers;
+pub use mover::Mover;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
 /// The service: what a [`Server`](crate::Server) serves.
@@ -34,6 +40,8 @@ pub struct Btree {
     store: Arc<Store>,
     /// Clients that may change leaves themselves.
     guests: Arc<Guests<Store>>,
+    handovers: Arc<Handovers>,
+    stopping: AtomicBool,
     /// A random number: another one in every run.
     identity: u64,
     layout: Layout,
@@ -136,6 +144,8 @@ impl Service for Btree {
             batch: config.batch,
             queues: config.queues,
         };
+        let handovers = Arc::new(Handovers::default());
+        disown_others(&store, &config)?;
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
@@ -148,6 +158,7 @@ impl Service for Btree {
                 engine,
                 store: Arc::clone(&store),
                 guests: Arc::clone(&guests),
+                handovers: Arc::clone(&handovers),
             });
         }
         let btree = Arc::new(Self {
@@ -156,6 +167,8 @@ impl Service for Btree {
             pd,
             store,
             guests,
+            handovers,
+            stopping: AtomicBool::new(false),
             identity: environment.identity,
             layout,
             max_answer: mtu,
@@ -235,6 +248,7 @@ impl Service for Btree {
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
+            taken_entries: self.handovers.all_moved(),
             clients: clients.now,
             clients_total: clients.total,
             tree: self.store.stats(),
@@ -256,7 +270,40 @@ impl Service for Btree {
         stats
     }
 
+    /// Takes keys from other servers, where it knows their addresses.
+    fn background(
+        self: &Arc<Self>,
+        _failure: &service::Failure,
+    ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
+        if self.config.parts.is_empty() {
+            return None;
+        }
+        let btree = Arc::clone(self);
+        let work = move || {
+            let (context, config) = (btree.pd.context().clone(), btree.config.clone());
+            let mut mover = Mover::new(Arc::clone(&btree), move |part| {
+                let server = config.parts.get(usize::from(part));
+                let server = server.cloned().unwrap_or_default();
+                let client = ClientConfig {
+                    server,
+                    nic: config.nic.clone(),
+                    // A server that stops does not wait for another one that is gone.
+                    deadline_ms: 2_000,
+                    ..ClientConfig::default()
+                };
+                Pipeline::connect_on(&context, client)
+            });
+            while !btree.stopping.load(Ordering::Acquire) {
+                if !mover.step() {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+        };
+        Some(("mover".to_owned(), Box::new(work)))
+    }
+
     fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
         for worker in &self.workers {
             worker.mailbox.tell(Command::Stop);
         }
@@ -267,6 +314,38 @@ impl Btree {
     /// The trees that it serves: other threads may use them beside the workers.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// Puts entries into a tree before clients come, `count` of them in ascending order: those that are this server's. A
+    /// server that has all keys loads them in parallel, to this share of its nodes.
+    ///
+    /// # Errors
+    /// [`LoadError`](crate::tree::LoadError), or [`Refusal`].
+    pub fn load(
+        &self,
+        tree: usize,
+        count: u64,
+        fill: f64,
+        entry: impl Fn(u64) -> (u64, u64) + Sync,
+    ) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
+        if self.config.splits.is_empty() {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            self.store.load(tree, count, fill, threads, entry)?;
+            return Ok(count);
+        }
+        let range = self.config.range_of(self.config.part.into());
+        let is_own = |key: u64| key >= range.0 && range.1.is_none_or(|end| key < end);
+        let own: Vec<_> = (0..count)
+            .map(entry)
+            .filter(|(key, _)| is_own(*key))
+            .collect();
+        let part = self.config.part;
+        self.store.disown(tree, range, Owner { part, version: 0 })?;
+        let mut staged = self.store.stage(own.len())?;
+        let adopted: Result<(), Refusal> = self.store.adopt(tree, range, &own, &mut staged);
+        self.store.unstage(staged);
+        adopted?;
+        Ok(own.len() as u64)
     }
 
     /// Opens nodes to a client that changes them itself, by a registration that is its own, so that it can be undone.
@@ -335,6 +414,21 @@ impl Btree {
         }
         Ok(lanes)
     }
+}
+
+/// Says which keys are other servers' at the beginning.
+fn disown_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
+    for tree in 0..config.trees {
+        for part in (0..=config.splits.len()).filter(|part| *part != usize::from(config.part)) {
+            let owner = Owner {
+                part: u16::try_from(part).unwrap_or(u16::MAX),
+                version: 0,
+            };
+            let disowned = store.disown(tree, config.range_of(part), owner);
+            disowned.map_err(ServerError::service)?;
+        }
+    }
+    Ok(())
 }
 
 /// How answers leave: a value inline, entries of a SCAN from registered memory.

@@ -9,6 +9,7 @@ use service::sessions::{Seen, Sessions};
 use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
+use super::handover::{Handovers, LoadMeter};
 use crate::tree::{Refusal, Store, Walk};
 use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
 
@@ -59,6 +60,7 @@ pub struct Worker {
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) guests: Arc<Guests<Store>>,
+    pub(crate) handovers: Arc<Handovers>,
 }
 
 impl Worker {
@@ -69,10 +71,13 @@ impl Worker {
             shared,
             store,
             guests,
+            handovers,
         } = self;
         let serve = Serve {
             store: &store,
             guests,
+            handovers,
+            meter: LoadMeter::new(),
             sessions: Sessions::new(0),
             answers: Vec::new(),
             entries: Vec::new(),
@@ -99,6 +104,10 @@ impl Work for Running<'_> {
             Command::Stop => return false,
             Command::Remove(slot) => {
                 self.engine.remove_client(slot.index());
+                let client = slot.index() as usize;
+                self.serve
+                    .handovers
+                    .client_is_gone(self.serve.store, client);
                 self.serve.sessions.disconnect(slot.index());
             }
             Command::Add(new) => {
@@ -124,7 +133,9 @@ impl Work for Running<'_> {
 
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
-        self.engine.poll(&mut self.serve)
+        let came = self.engine.poll(&mut self.serve)?;
+        self.serve.meter.looked(came);
+        Ok(came)
     }
 
     fn counts(&self) -> WorkerCounts {
@@ -152,6 +163,8 @@ impl Work for Running<'_> {
 struct Serve<'s> {
     store: &'s Store,
     guests: Arc<Guests<Store>>,
+    handovers: Arc<Handovers>,
+    meter: LoadMeter,
     sessions: Sessions,
     /// The longest message of each client.
     answers: Vec<usize>,
@@ -205,13 +218,18 @@ impl Handler for Serve<'_> {
             *walk = self.store.index().begin(tree);
         }
         match op {
+            Op::Handover { .. } | Op::Load => {}
+            _ => self.meter.asked(op.key()),
+        }
+        match op {
             Op::Get { key } => self.get(tree, key, walk, reply),
             Op::Scan { from, end, limit } => {
                 self.scan(tree, (from, end), (limit, number), request.client, reply);
             }
-            Op::Put { .. } | Op::Delete { .. } => {
+            Op::Put { .. } | Op::Delete { .. } | Op::Handover { .. } => {
                 self.change((op, tree), request.client, number, walk, reply);
             }
+            Op::Load => self.load(request.client, reply),
         }
     }
 }
@@ -245,6 +263,9 @@ impl Serve<'_> {
 
     #[cold]
     fn refuse(&mut self, refusal: Refusal, reply: Reply<'_>) {
+        if let Refusal::Moved(elsewhere) = &refusal {
+            return reply.bytes(&wire::moved(elsewhere));
+        }
         let word = self.refusal(refusal);
         reply.bytes(&word.to_le_bytes());
     }
@@ -252,9 +273,11 @@ impl Serve<'_> {
     fn refusal(&mut self, refusal: Refusal) -> u64 {
         match refusal {
             Refusal::Full => wire::word(Status::Full, false),
+            Refusal::Moved(_) => wire::word(Status::Moved, false),
             Refusal::Busy(node) => {
                 // Whoever asks again finds it free once its owner is gone, or had it for too long.
                 self.guests.release(0, node);
+                self.handovers.expire(self.store);
                 self.counts.busy += 1;
                 wire::word(Status::Busy, false)
             }
@@ -284,21 +307,26 @@ impl Serve<'_> {
                 return;
             }
             Seen::New => {
+                let found = |before: Option<u64>| wire::word(Status::Ok, before.is_some());
                 let changed = match op {
                     Op::Put { key, value, when } => {
-                        self.store.put_at(tree, (key, value), when, walk)
+                        let put = self.store.put_at(tree, (key, value), when, walk);
+                        put.map(found)
                     }
-                    _ => self.store.remove_at(tree, op.key(), walk),
+                    Op::Handover { step, from, end } => {
+                        let who = (client, tree);
+                        self.handovers.step(self.store, who, step, (from, end))
+                    }
+                    _ => self.store.remove_at(tree, op.key(), walk).map(found),
                 };
                 match changed {
-                    Ok(before) => {
+                    Ok(word) => {
                         self.counts.changes += 1;
-                        let word = wire::word(Status::Ok, before.is_some());
                         session.made(seq, word);
                         word
                     }
                     // Not made, so it may be made when it comes again.
-                    Err(refusal) => self.refusal(refusal),
+                    Err(refusal) => return self.refuse(refusal, reply),
                 }
             }
         };
@@ -311,7 +339,7 @@ impl Serve<'_> {
         range: (u64, Option<u64>),
         (limit, messages): (u32, u32),
         client: usize,
-        mut reply: Reply<'_>,
+        reply: Reply<'_>,
     ) {
         let most = self.answers.get(client).copied().unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
@@ -327,6 +355,26 @@ impl Serve<'_> {
         };
         self.counts.scans += 1;
         self.counts.scanned += self.entries.len() as u64;
+        self.send_entries(each, next, reply);
+    }
+
+    /// Tells what this worker is doing.
+    #[cold]
+    fn load(&mut self, client: usize, reply: Reply<'_>) {
+        let most = self.answers.get(client).copied().unwrap_or(0);
+        let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
+        self.entries.clear();
+        self.meter
+            .report(self.handovers.taking(), &mut self.entries);
+        self.entries.truncate(each);
+        if self.entries.is_empty() {
+            return self.bad(reply);
+        }
+        self.send_entries(each, None, reply);
+    }
+
+    /// Sends entries, so many in a message.
+    fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: Reply<'_>) {
         let count = self.entries.len();
         let mut first = 0;
         loop {

@@ -9,8 +9,8 @@ use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError, prefetch};
 
 use crate::node::{
-    CHECKSUM, DEAD, HEADER, HIGH, LOCK, LOW, MAX_NODE_BYTES, META, Node, SIBLING, TREE, VERSION,
-    capacity, meta, term,
+    CHECKSUM, DEAD, HEADER, HIGH, LAST, LOCK, LOW, MAX_NODE_BYTES, META, Node, SIBLING, TREE,
+    VERSION, capacity, meta, term,
 };
 
 /// What the first word of the memory says.
@@ -379,11 +379,19 @@ impl<'m> Locked<'m> {
     /// Keys below `end`; then comes `sibling`.
     pub(crate) fn set_end(&mut self, end: Option<u64>, sibling: Number) {
         let node = self.node();
-        let flags = if end.is_none() { crate::node::LAST } else { 0 };
+        let last = if end.is_none() { LAST } else { 0 };
+        let flags = node.flags() & !LAST | last;
         let meta = meta(node.level(), flags, node.count());
         self.set(META, meta);
         self.set(HIGH, end.unwrap_or(u64::MAX));
         self.set(SIBLING, sibling);
+    }
+
+    /// Sets and clears flags.
+    pub(crate) fn set_flags(&mut self, set: u64, clear: u64) {
+        let node = self.node();
+        let meta = meta(node.level(), node.flags() & !clear | set, node.count());
+        self.set(META, meta);
     }
 
     /// The node is no more.

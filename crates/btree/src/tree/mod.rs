@@ -6,9 +6,10 @@
 //! nobody has any of them, so they cannot deadlock; a dead node says so, and its readers start again from the root.
 //!
 //! `memory` is nodes and their locks, `walk` finds keys, also those of a batch interleaved, [`Store`] changes trees, `load` is the
-//! bulk load,
+//! bulk load, `handover` gives ranges of keys to other servers and takes theirs,
 //! `redo` what clients write down before they change a leaf.
 
+mod handover;
 mod load;
 mod memory;
 pub(crate) mod redo;
@@ -17,9 +18,10 @@ mod store;
 mod tests;
 mod walk;
 
+pub use handover::Staged;
 pub use load::LoadError;
 pub use memory::MAX_TREES;
 pub(crate) use memory::ROOTS;
 pub use store::{Store, TreeStats, When};
-pub use walk::Refusal;
+pub use walk::{Elsewhere, Owner, Refusal};
 pub(crate) use walk::{Walk, root_of};

@@ -8,7 +8,7 @@ use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError};
 
 use super::memory::{Busy, Locked, MAX_TREES, Memory, Number};
-use super::walk::{Index, Refusal, Walk, root_word};
+use super::walk::{Elsewhere, Index, Refusal, Walk, root_word};
 
 use crate::node::{LOW, Next, Node, SIBLING, TREE, capacity};
 
@@ -21,6 +21,19 @@ pub enum When {
     Absent,
     /// If it is.
     Present,
+}
+
+/// Refuses changes of a leaf that is handed over, or belongs to another server.
+#[inline]
+fn changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
+    if leaf.may_change() {
+        return Ok(());
+    }
+    Err(match leaf.is_moved() {
+        true => Refusal::Moved(Elsewhere::of(leaf)),
+        // For a moment.
+        false => Refusal::Busy(0),
+    })
 }
 
 /// Nodes that a change locks to find the right one, after which the tree must be broken.
@@ -162,7 +175,7 @@ impl Store {
     }
 
     /// Locks the node of a level where a key belongs, found from `from` on: a node that had it.
-    fn lock_for(
+    pub(super) fn lock_for(
         &self,
         tree: usize,
         key: u64,
@@ -210,6 +223,7 @@ impl Store {
         self.index.walk_down(tree, key, walk)?;
         let (_, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
         let node = leaf.node();
+        changeable(node)?;
         match node.find(key) {
             Ok(place) => {
                 let before = node.value(place);
@@ -235,36 +249,48 @@ impl Store {
     /// Splits a locked node that is full, with one more entry. The first key of the new right node, and its number.
     fn split(
         &self,
-        mut left: Locked<'_>,
+        left: Locked<'_>,
         entry: (u64, u64),
         tree: usize,
         level: u16,
     ) -> Result<(u64, Number), Refusal> {
-        let (number, mut right) = self.index.memory.allocate(level > 0).ok_or(Refusal::Full)?;
-        let node = left.node();
         let entries = left.entries_with(Some(entry));
-        let end = node.end();
         // Who inserts in ascending order leaves full nodes behind.
-        let ascends = end.is_none() && entries.last() == Some(&entry);
+        let ascends = left.node().end().is_none() && entries.last() == Some(&entry);
         let middle = if ascends {
             entries.len() - 1
         } else {
             entries.len() / 2
         };
         let (low, high) = entries.split_at(middle);
-        let at = high[0].0;
-        right.form(tree as u64, level, 0, high);
-        right.set_fences(at, end, left.node().0[SIBLING].load(Ordering::Relaxed));
+        let number = self.part(left, (low, high), (tree, level), high[0].0)?;
+        Ok((high[0].0, number))
+    }
+
+    /// Parts a locked node in two, with these entries, at a key. The number of the new right node.
+    pub(super) fn part(
+        &self,
+        mut left: Locked<'_>,
+        (low, high): (&[(u64, u64)], &[(u64, u64)]),
+        (tree, level): (usize, u16),
+        at: u64,
+    ) -> Result<Number, Refusal> {
+        let is_inner = level > 0;
+        let (number, mut right) = self.index.memory.allocate(is_inner).ok_or(Refusal::Full)?;
+        let node = left.node();
+        let end = node.end();
+        right.form(tree as u64, level, node.flags(), high);
+        right.set_fences(at, end, node.0[SIBLING].load(Ordering::Relaxed));
         // The new node is whole and unlocked before anything leads to it.
         drop(right);
         left.fill(low);
         left.set_end(Some(at), number);
         self.splits.fetch_add(1, Ordering::Relaxed);
-        Ok((at, number))
+        Ok(number)
     }
 
     /// Tells the level above of a node that a split made: from `at` on, keys are in `right`.
-    fn tell_parent(
+    pub(super) fn tell_parent(
         &self,
         tree: usize,
         level: u16,
@@ -324,6 +350,7 @@ impl Store {
         self.index.walk_down(tree, key, walk)?;
         let (number, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
         let node = leaf.node();
+        changeable(node)?;
         let Ok(place) = node.find(key) else {
             return Ok(None);
         };
@@ -339,7 +366,7 @@ impl Store {
 
     /// Merges the right sibling into a node that is sparse, if both fit into one, have one parent, and nobody has a lock of
     /// them. If not, the node stays sparse until the next removal.
-    fn merge(&self, tree: usize, key: u64, level: u16, left: Number) -> Option<()> {
+    pub(super) fn merge(&self, tree: usize, key: u64, level: u16, left: Number) -> Option<()> {
         if self.index.root(tree).1 <= level {
             return None;
         }
@@ -356,11 +383,16 @@ impl Store {
             .filter(|&place| place > 0)?;
         let children = (above.node().value(place - 1), above.node().value(place));
         let fits = a.count() + b.count() <= a.capacity() * 3 / 4;
+        // Leaves of another server are merged with those of the same alone.
+        let alike = match (a.is_moved(), b.is_moved()) {
+            (true, true) => a.value(0) == b.value(0),
+            _ => a.may_change() && b.may_change(),
+        };
         let same = |n: Node<'_, [AtomicU64]>, level| {
             n.level() == level && n.0[TREE].load(Ordering::Relaxed) == tree as u64 && !n.is_dead()
         };
         let sound = same(above.node(), level + 1) && same(a, level) && same(b, level);
-        if children != (left, right) || !fits || !sound {
+        if children != (left, right) || !fits || !sound || !alike {
             return None;
         }
         // In this order, so that every walk finds every key at every moment: the parent leads left, where the link still
@@ -369,7 +401,9 @@ impl Store {
         let sparse = above.node().count() < above.node().capacity() / 4;
         drop(above);
         let mut all = locked.entries_with(None);
-        all.extend(other.entries_with(None));
+        if !a.is_moved() {
+            all.extend(other.entries_with(None));
+        }
         locked.fill(&all);
         locked.set_end(b.end(), b.0[SIBLING].load(Ordering::Relaxed));
         drop(locked);

@@ -225,3 +225,68 @@ fn threads_see_one_tree() {
     assert_eq!(left.len(), 2000);
     assert!(store.stats().splits > 0 && store.stats().merges > 0);
 }
+
+/// Hands a range over, as servers do.
+fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u64) {
+    giver.freeze(0, range).expect("all of it is the giver's");
+    let mut entries = Vec::new();
+    assert_eq!(giver.scan(0, range, usize::MAX, &mut entries), Ok(None));
+    let inside = range.0;
+    assert_eq!(giver.put(0, inside, 1, When::Always), Err(Refusal::Busy(0)));
+    let mut staged = taker.stage(entries.len()).expect("room");
+    let owner = Owner { part: 1, version };
+    giver.cede(0, range, owner).expect("it is frozen");
+    let elsewhere = |found| matches!(found, Err(Refusal::Moved(e)) if e.owner == owner);
+    assert!(elsewhere(giver.get(0, inside).map(|_| ())));
+    assert!(elsewhere(giver.put(0, inside, 1, When::Always).map(|_| ())));
+    assert!(taker.get(0, inside).is_err(), "nobody has it for a moment");
+    taker.adopt(0, range, &entries, &mut staged).expect("room");
+    taker.unstage(staged);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Ranges go to and fro between two stores: together they are a map, every key is in one of them, and nodes do not leak.
+    #[test]
+    fn every_key_has_one_owner(
+        moves in proptest::collection::vec((0u64..300, 1u64..150, any::<bool>()), 1..40),
+        puts in proptest::collection::vec((0u64..400, any::<u64>(), any::<bool>()), 0..200),
+    ) {
+        let stores = [store(256, 600), store(256, 600)];
+        stores[0].load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
+        stores[1].disown(0, (0, None), Owner::default()).expect("room");
+        let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
+        // Who has each of the keys that are looked at.
+        // The last one stands for all that follow.
+        let mut owners = [0usize; 401];
+        let mut puts = puts.into_iter();
+        for (version, (from, length, open)) in (1..).zip(moves) {
+            let giver = owners[usize::try_from(from).expect("small")];
+            let end = (!open || from + length < 300).then_some((from + length).min(400));
+            let to = end.map_or(401, |end| usize::try_from(end).expect("small"));
+            let range = usize::try_from(from).expect("small")..to;
+            if owners[range.clone()].iter().any(|owner| *owner != giver) {
+                let refused = stores[giver].freeze(0, (from, end));
+                prop_assert!(matches!(refused, Err(Refusal::Moved(_))));
+            } else {
+                hand_over(&stores[giver], &stores[1 - giver], (from, end), version);
+                owners[range].fill(1 - giver);
+            }
+            for (key, value, put) in puts.by_ref().take(5) {
+                let owner = &stores[owners[usize::try_from(key).expect("small")]];
+                let before = if put { model.insert(key, value) } else { model.remove(&key) };
+                let made = if put { owner.put(0, key, value, When::Always) } else { owner.remove(0, key) };
+                prop_assert_eq!(made, Ok(before));
+            }
+            for key in 0..400u64 {
+                let owner = owners[usize::try_from(key).expect("small")];
+                prop_assert_eq!(stores[owner].get(0, key), Ok(model.get(&key).copied()));
+                prop_assert!(matches!(stores[1 - owner].get(0, key), Err(Refusal::Moved(_))));
+            }
+        }
+        stores.iter().for_each(|store| {
+            check(store, 0);
+        });
+    }
+}

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use super::memory::{Busy, Memory, Number};
-use crate::node::{Next, SIBLING};
+use crate::node::{LOW, Next, Node, SIBLING, Words};
 
 /// Why a change was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -16,9 +16,56 @@ pub enum Refusal {
     /// There is no memory for another node.
     #[error("the store is full: delete something, or give the server room for more keys")]
     Full,
-    /// A node is locked by somebody who does not free it.
+    /// A node is locked by a client that does not free it, or its keys are being handed over.
     #[error("a node of the tree is locked for long")]
     Busy(u64),
+    /// The key belongs to another server.
+    #[error("keys from {} on belong to server {}", .0.from, .0.owner.part)]
+    Moved(Elsewhere),
+}
+
+/// Which server has a range of keys, and since which handover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct Owner {
+    /// The number of the server.
+    pub part: u16,
+    /// Counts the handovers of the range: what is said with a greater one is newer. Below 2^48.
+    pub version: u64,
+}
+
+impl Owner {
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.part) << 48 | self.version & ((1 << 48) - 1)
+    }
+
+    pub(crate) fn of(word: u64) -> Self {
+        Self {
+            part: (word >> 48) as u16,
+            version: word & ((1 << 48) - 1),
+        }
+    }
+}
+
+/// Keys that belong to another server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// The first of them.
+    pub from: u64,
+    /// The first key that is not among them, if there is one.
+    pub end: Option<u64>,
+    /// Who has them.
+    pub owner: Owner,
+}
+
+impl Elsewhere {
+    /// What a leaf says whose keys were moved.
+    pub(crate) fn of<W: Words + ?Sized>(leaf: Node<'_, W>) -> Self {
+        Self {
+            from: leaf.0.word(LOW),
+            end: leaf.end(),
+            owner: Owner::of(leaf.value(0)),
+        }
+    }
 }
 
 impl From<Busy> for Refusal {
@@ -170,6 +217,9 @@ impl Index {
             }
             let found = self.memory.read(walk.node, |n| {
                 let next = n.next(key, tree as u64, 0);
+                if n.is_moved() && next == Next::Here {
+                    return Err(Elsewhere::of(n));
+                }
                 let value = match next {
                     Next::Here => match walk.place.map(usize::from) {
                         // Where it was found before, unless something was moved since.
@@ -180,9 +230,9 @@ impl Index {
                     },
                     _ => None,
                 };
-                (next, value)
+                Ok((next, value))
             })?;
-            match found {
+            match found.map_err(Refusal::Moved)? {
                 (Next::Here, value) => return Ok(value),
                 (Next::Sibling(right), _) => walk.node = right,
                 _ => *walk = self.begin(tree),
@@ -217,7 +267,7 @@ impl Index {
     /// Each leaf is seen at one moment: what is there all the time is found, once.
     ///
     /// # Errors
-    /// [`Refusal::Busy`].
+    /// [`Refusal::Busy`]; [`Refusal::Moved`] if `from` belongs to another server.
     pub(super) fn scan(
         &self,
         tree: usize,
@@ -235,12 +285,18 @@ impl Index {
                 None => self.descend(tree, from, 0)?,
             };
             let kept = into.len();
+            let mut elsewhere = None;
             let found = self.memory.read(node, |n| {
                 into.truncate(kept);
+                elsewhere = None;
                 match n.next(from, tree as u64, 0) {
                     Next::Here => {}
                     Next::Sibling(right) => return Some((Some(from), right, false)),
                     _ => return None,
+                }
+                if n.is_moved() {
+                    elsewhere = Some(Elsewhere::of(n));
+                    return Some((Some(from), 0, true));
                 }
                 let first = n.rank(from);
                 let first = match first.checked_sub(1) {
@@ -258,6 +314,9 @@ impl Index {
                 }
                 Some((n.end(), n.0[SIBLING].load(Ordering::Relaxed), false))
             })?;
+            if let Some(elsewhere) = elsewhere.filter(|_| into.is_empty()) {
+                return Err(Refusal::Moved(elsewhere));
+            }
             match found {
                 // The leaf was merged away: found again from the root.
                 None => count(&mut steps, node)?,

@@ -1,0 +1,231 @@
+//! Takes ranges of keys from other servers: the taker's side of a handover (see [`crate::tree`]).
+//!
+//! A range is taken in chunks of some thousand entries, from the left: each is frozen for some hundred microseconds. If the
+//! giver goes away in the middle, its other keys are gone with it, and the chunk that was copied is adopted. If this server
+//! goes away, the giver thaws the chunk, or has ceded it already.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use verbs::{Waiter, time};
+
+use super::Btree;
+use super::handover::Take;
+use crate::client::{Answer, ClientError, Pipeline};
+use crate::tree::Refusal;
+use crate::wire::{Op, Step};
+
+/// Entries of a chunk.
+const CHUNK: u32 = 2_000;
+/// Bytes that an entry takes on its way.
+const ENTRY_BYTES: u32 = 16;
+
+/// What became of a step.
+enum Stepped {
+    /// The giver has made it, with this version.
+    Done(u64),
+    /// It has not: the range is not there, or was thawed.
+    Refused,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Connects to the server with a number.
+type Connect = Box<dyn FnMut(u16) -> Result<Pipeline, ClientError> + Send>;
+
+/// Takes what its server was asked to take.
+pub struct Mover {
+    btree: Arc<Btree>,
+    connect: Connect,
+    givers: HashMap<u16, Pipeline>,
+    /// The range that is being taken, as far as it is left.
+    current: Option<Take>,
+    /// Bytes a second at most.
+    rate: u32,
+    /// No chunk before.
+    not_before: Instant,
+}
+
+impl Mover {
+    /// For a server. `connect` connects it to the server with a number.
+    pub fn new(
+        btree: Arc<Btree>,
+        connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
+    ) -> Self {
+        Self {
+            rate: btree.config.handover_bytes_per_s.max(1),
+            btree,
+            connect: Box::new(connect),
+            givers: HashMap::new(),
+            current: None,
+            not_before: time::now(),
+        }
+    }
+
+    /// Takes a chunk, if one is to be taken and it is time. Whether it did something.
+    pub fn step(&mut self) -> bool {
+        if self.current.is_none() {
+            self.current = self.btree.handovers.next_take();
+        }
+        let Some(take) = self.current else {
+            return false;
+        };
+        let now = time::now();
+        if now < self.not_before {
+            return false;
+        }
+        let left = match self.chunk(take) {
+            Ok(left) => left,
+            Err(e) => {
+                tracing::warn!("keys from {} on are not taken: {e}", take.from);
+                None
+            }
+        };
+        self.current = left.map(|from| Take { from, ..take });
+        if self.current.is_none() {
+            self.btree.handovers.took();
+        }
+        true
+    }
+
+    /// Takes the first chunk of a range; where the rest begins, if there is one.
+    fn chunk(&mut self, take: Take) -> Result<Option<u64>, ClientError> {
+        let giver = match self.givers.entry(take.giver) {
+            Entry::Occupied(giver) => giver.into_mut(),
+            Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
+        };
+        let tree = take.tree;
+        // How far a chunk goes.
+        let Some((_, next)) = scan(giver, tree, (take.from, take.end))? else {
+            return Ok(None);
+        };
+        let end = next.or(take.end);
+        let range = (take.from, end);
+        let incarnation = giver.server();
+        if !matches!(step(giver, tree, Step::Freeze, range)?, Stepped::Done(_)) {
+            return Ok(None);
+        }
+        let mut entries = Vec::new();
+        let mut from = take.from;
+        while let Some((found, next)) = scan(giver, tree, (from, end))? {
+            entries.extend(found);
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        let Ok(mut staged) = self.btree.store.stage(entries.len()) else {
+            tracing::warn!("no memory for keys from {} on", take.from);
+            step(giver, tree, Step::Thaw, range)?;
+            return Ok(None);
+        };
+        let to = self.btree.config.part;
+        let mut ceded = step(giver, tree, Step::Cede { to }, range)?;
+        while matches!(ceded, Stepped::Unknown) {
+            ceded = resolve(giver, (tree, take.from), to, incarnation);
+        }
+        let Stepped::Done(version) = ceded else {
+            self.btree.store.unstage(staged);
+            return Ok(None);
+        };
+        self.btree.handovers.saw(version);
+        // From the ceding until now nobody has the range: this does not give up.
+        let tree = usize::from(tree);
+        let mut waiter = Waiter::never_sleeping();
+        while let Err(e) = self.btree.store.adopt(tree, range, &entries, &mut staged) {
+            if e == Refusal::Full {
+                tracing::error!("no memory for keys from {} on: lost", take.from);
+                break;
+            }
+            waiter.idle();
+        }
+        self.btree.store.unstage(staged);
+        let bytes = u32::try_from(entries.len()).unwrap_or(u32::MAX) * ENTRY_BYTES;
+        self.btree.handovers.moved(entries.len() as u64);
+        let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.rate));
+        self.not_before = time::now() + pause;
+        Ok(end.filter(|end| take.end.is_none_or(|last| *end < last)))
+    }
+}
+
+/// What of a SCAN: entries, and where the next begin.
+type Found = (Vec<(u64, u64)>, Option<u64>);
+
+/// Entries of a range, and the key where the rest begins; nothing if the range is not at this server.
+fn scan(
+    giver: &mut Pipeline,
+    tree: u8,
+    (from, end): (u64, Option<u64>),
+) -> Result<Option<Found>, ClientError> {
+    let limit = CHUNK;
+    ask(
+        giver,
+        tree,
+        &Op::Scan { from, end, limit },
+        |answer| match answer {
+            Answer::Entries { entries, next } => Ok(Some((entries.to_vec(), next))),
+            Answer::Moved(_) => Ok(None),
+            _ => Err(ClientError::Lost),
+        },
+    )?
+}
+
+/// Asks the giver to make a step.
+fn step(
+    giver: &mut Pipeline,
+    tree: u8,
+    step: Step,
+    (from, end): (u64, Option<u64>),
+) -> Result<Stepped, ClientError> {
+    let asked = ask(
+        giver,
+        tree,
+        &Op::Handover { step, from, end },
+        |answer| match answer {
+            Answer::Ceded { version } => Stepped::Done(version),
+            Answer::Lost => Stepped::Unknown,
+            _ => Stepped::Refused,
+        },
+    );
+    match asked {
+        Err(_) if matches!(step, Step::Cede { .. }) => Ok(Stepped::Unknown),
+        asked => asked,
+    }
+}
+
+/// Finds out whether the giver has ceded a range, by asking for its first key, until that is known.
+fn resolve(giver: &mut Pipeline, (tree, key): (u8, u64), to: u16, incarnation: u64) -> Stepped {
+    let asked = ask(giver, tree, &Op::Get { key }, |answer| match answer {
+        Answer::Moved(elsewhere) if elsewhere.owner.part == to => {
+            Stepped::Done(elsewhere.owner.version)
+        }
+        Answer::Lost => Stepped::Unknown,
+        _ => Stepped::Refused,
+    });
+    let asked = asked.unwrap_or(Stepped::Unknown);
+    if giver.server() != incarnation {
+        // The giver died, and what it had is here alone.
+        return Stepped::Done(0);
+    }
+    asked
+}
+
+/// Asks, and waits for the answer.
+fn ask<R>(
+    giver: &mut Pipeline,
+    tree: u8,
+    op: &Op,
+    answered: impl Fn(Answer<'_>) -> R,
+) -> Result<R, ClientError> {
+    giver.refresh();
+    while !giver.submit(tree, op, 0)? {
+        giver.poll(|_| {})?;
+    }
+    let mut result = None;
+    while result.is_none() {
+        giver.poll(|done| result = Some(answered(done.answer)))?;
+    }
+    result.ok_or(ClientError::Lost)
+}

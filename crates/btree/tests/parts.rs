@@ -1,0 +1,212 @@
+//! Two servers that share a tree: ranges go to and fro under load, and either server may go away in the middle.
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use btree::load::{self, Popularity, Until, Workload, key_of, value_of};
+use btree::{Access, Answer, ClientConfig, Op, Pipeline, Router, Server, ServerConfig, Step, When};
+
+/// Addresses that are free just now.
+fn addresses() -> [String; 2] {
+    let listeners = [0, 0].map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    listeners.map(|l| l.local_addr().expect("bound").to_string())
+}
+
+fn server(addresses: &[String; 2], part: u16, keys: u64, split: u64) -> Server {
+    let config = ServerConfig {
+        listen: addresses[usize::from(part)].clone(),
+        keys: 6 * keys + 10_000,
+        node_bytes: 256,
+        splits: vec![key_of(split)],
+        part,
+        parts: addresses.to_vec(),
+        ..ServerConfig::default()
+    };
+    let server = Server::start(config).expect("starts");
+    let entry = |i| (key_of(i), value_of(key_of(i), 0));
+    server.service().load(0, keys, 0.9, entry).expect("loads");
+    server
+}
+
+fn router(addresses: &[String; 2], access: Access) -> Router {
+    let pipelines = addresses.iter().map(|server| {
+        let config = ClientConfig {
+            server: server.clone(),
+            access,
+            window: 32,
+            ..ClientConfig::default()
+        };
+        Pipeline::connect(config).expect("connects")
+    });
+    Router::new(pipelines.collect())
+}
+
+/// Asks a server, and waits.
+fn ask(pipeline: &mut Pipeline, op: Op) -> String {
+    pipeline.refresh();
+    assert!(pipeline.submit(0, &op, 0).expect("connected"));
+    let mut said = String::new();
+    while said.is_empty() {
+        pipeline
+            .poll(|done| said = format!("{:?}", done.answer))
+            .expect("connected");
+    }
+    said
+}
+
+fn take(pipeline: &mut Pipeline, giver: u16, from: u64, end: Option<u64>) {
+    let step = Step::Take { giver };
+    let said = ask(pipeline, Op::Handover { step, from, end });
+    assert_eq!(said, "Ceded { version: 0 }");
+}
+
+/// How many ranges a server is taking.
+fn taking(pipeline: &mut Pipeline) -> u64 {
+    pipeline.refresh();
+    assert!(pipeline.submit(0, &Op::Load, 0).expect("connected"));
+    let mut taking = None;
+    while taking.is_none() {
+        pipeline
+            .poll(|done| {
+                let Answer::Entries { entries, .. } = done.answer else {
+                    panic!("{:?}", done.answer);
+                };
+                taking = Some(entries[1].1);
+            })
+            .expect("connected");
+    }
+    taking.expect("just now")
+}
+
+#[test]
+fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
+    const KEYS: u64 = 4000;
+    let addresses = addresses();
+    let servers = [0, 1].map(|part| server(&addresses, part, KEYS, KEYS / 2));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (addresses, stop) = (&addresses, &stop);
+        let clients: Vec<_> = (1..)
+            .zip([Access::Rpc, Access::Read])
+            .map(|(seed, access)| {
+                scope.spawn(move || {
+                    let mut router = router(addresses, access);
+                    let workload = Workload {
+                        keys: KEYS,
+                        popularity: Popularity::Uniform,
+                        updates: 0.1,
+                        inserts: 0.3,
+                        own_lookups: 0.2,
+                        scans: 0.1,
+                        scan_length: 300,
+                        scans_vary: true,
+                        ..Workload::default()
+                    };
+                    let mut rounds = 0;
+                    while rounds < 2 || !stop.load(Ordering::Relaxed) {
+                        let until = Until::Count(5_000);
+                        let seed = seed + 10 * rounds;
+                        let report =
+                            load::run(&mut router, &workload, until, seed).expect("goes on");
+                        assert!(report.is_right(), "{access}: {report:?}");
+                        assert_eq!(report.lost + report.full, 0, "{report:?}");
+                        rounds += 1;
+                    }
+                    router.redirected()
+                })
+            })
+            .collect();
+        let mut control = router(addresses, Access::Rpc);
+        for round in 0..12u64 {
+            // The boundary wanders: from the middle to a quarter, and back.
+            let from = key_of(KEYS / 4 + (round - round % 2) * 7);
+            let to = key_of(KEYS / 2);
+            let (taker, giver) = if round % 2 == 0 { (1, 0) } else { (0, 1) };
+            take(&mut control.parts()[taker], giver, from, Some(to));
+            while taking(&mut control.parts()[taker]) > 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        let redirected: u64 = clients.into_iter().map(|c| c.join().expect("right")).sum();
+        assert!(redirected > 0);
+    });
+    let taken: u64 = servers
+        .iter()
+        .map(|server| server.stats().taken_entries)
+        .sum();
+    assert!(taken > 2 * KEYS, "{taken}");
+    // Every key is at exactly one of them.
+    for i in 0..KEYS {
+        let owners = servers
+            .iter()
+            .filter(|s| s.service().store().get(0, key_of(i)).is_ok());
+        assert_eq!(owners.count(), 1, "{i}");
+    }
+}
+
+#[test]
+fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
+    let addresses = addresses();
+    let giver = server(&addresses, 0, 1000, 900);
+    let connect = || {
+        let config = ClientConfig {
+            server: addresses[0].clone(),
+            ..ClientConfig::default()
+        };
+        Pipeline::connect(config).expect("connects")
+    };
+    let (from, end) = (key_of(100), Some(key_of(200)));
+    let handover = |step| Op::Handover { step, from, end };
+    let mut taker = connect();
+    assert_eq!(
+        ask(&mut taker, handover(Step::Freeze)),
+        "Ceded { version: 0 }"
+    );
+    let mut other = connect();
+    // Somebody else cannot have it, and cannot say that it is ceded.
+    assert_eq!(ask(&mut other, handover(Step::Freeze)), "Refused");
+    assert_eq!(ask(&mut other, handover(Step::Cede { to: 1 })), "Refused");
+    let get = Op::Get { key: key_of(150) };
+    let value = format!("Value(Some({}))", value_of(key_of(150), 0));
+    assert_eq!(ask(&mut other, get), value, "it is read all the time");
+    drop(taker);
+    let put = Op::Put {
+        key: key_of(150),
+        value: 1,
+        when: When::Always,
+    };
+    assert_eq!(ask(&mut other, put), "Changed { found: true }");
+    // A taker that is late is refused: what it has copied is old.
+    assert_eq!(ask(&mut other, handover(Step::Cede { to: 1 })), "Refused");
+    drop(giver);
+}
+
+#[test]
+fn a_giver_that_goes_away_leaves_what_was_copied() {
+    const KEYS: u64 = 20_000;
+    let addresses = addresses();
+    let giver = server(&addresses, 0, KEYS, KEYS);
+    let taker = server(&addresses, 1, KEYS, KEYS);
+    let config = ClientConfig {
+        server: addresses[1].clone(),
+        ..ClientConfig::default()
+    };
+    let mut control = Pipeline::connect(config).expect("connects");
+    take(&mut control, 0, key_of(KEYS / 2), Some(key_of(KEYS)));
+    while taker.stats().taken_entries == 0 {
+        thread::sleep(Duration::from_micros(50));
+    }
+    drop(giver);
+    // What was taken is served; nothing is served that was not.
+    let taken = taker.stats().taken_entries;
+    let store = taker.service().store();
+    let there = (0..KEYS)
+        .filter(|i| store.get(0, key_of(*i)).is_ok())
+        .count() as u64;
+    assert!(there >= taken.min(2000), "{there}");
+    let first = key_of(KEYS / 2);
+    assert_eq!(store.get(0, first), Ok(Some(value_of(first, 0))));
+}
