@@ -12,7 +12,8 @@ fn server(keys: u64, node_bytes: usize, workers: usize) -> Server {
 fn server_with(keys: u64, node_bytes: usize, workers: usize, remote_writes: bool) -> Server {
     let config = ServerConfig {
         remote_writes,
-        lease_ms: 20,
+        // A client thread may lose its core with a lock for longer than any usual lease.
+        lease_ms: 20_000,
         keys: 4 * keys + 10_000,
         node_bytes,
         trees: 2,

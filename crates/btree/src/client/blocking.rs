@@ -5,9 +5,10 @@ use verbs::Context;
 use super::error::ClientError;
 use super::pipeline::Pipeline;
 use super::request::{Answer, ClientStats};
+use crate::config::ClientConfig;
+use crate::rendezvous::Rendezvous;
 use crate::tree::When;
 use crate::wire::Op;
-use crate::{ClientConfig, Connector};
 
 /// A client of a [`Server`](crate::Server), for one thread: a request at a time. Dropping it disconnects it.
 ///
@@ -58,7 +59,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: Connector,
+        connector: service::Connector<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {

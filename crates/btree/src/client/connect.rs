@@ -10,8 +10,7 @@ use verbs::{Context, PortGid, ProtectionDomain};
 use super::error::ClientError;
 use super::lane::Lane;
 use super::walker::Walker;
-use crate::ClientConfig;
-use crate::config::Access;
+use crate::config::{Access, ClientConfig};
 use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
 
 /// Bytes of the longest answer that a client takes: a hundred entries and a little, so that a SCAN of as many is one

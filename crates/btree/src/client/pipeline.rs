@@ -14,8 +14,9 @@ use super::error::ClientError;
 use super::lane::{Ended, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
 use super::walker::{Done, Walker};
+use crate::config::ClientConfig;
+use crate::rendezvous::Rendezvous;
 use crate::wire::{self, Op, Status};
-use crate::{ClientConfig, Connector};
 
 /// The low level of a client: requests with tokens of the caller's, no allocation.
 ///
@@ -87,7 +88,7 @@ impl Pipeline {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: Connector,
+        connector: service::Connector<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {

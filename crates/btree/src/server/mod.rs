@@ -19,7 +19,7 @@ use verbs::{
     Rc,
 };
 
-use crate::client::Pipeline;
+use crate::client::{ClientError, Pipeline};
 use crate::config::{Access, ClientConfig, ServerConfig};
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome, Writes};
 use crate::report::ServerStats;
@@ -281,7 +281,7 @@ impl Service for Btree {
         let btree = Arc::clone(self);
         let work = move || {
             let (context, config) = (btree.pd.context().clone(), btree.config.clone());
-            let mut mover = Mover::new(Arc::clone(&btree), move |part| {
+            let mut mover = btree.mover(move |part| {
                 let server = config.parts.get(usize::from(part));
                 let server = server.cloned().unwrap_or_default();
                 let client = ClientConfig {
@@ -314,6 +314,18 @@ impl Btree {
     /// The trees that it serves: other threads may use them beside the workers.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// What takes keys from other servers, as this one is asked to: its owner calls [`Mover::step`] again and again. A
+    /// server with threads that knows the addresses of the others does so itself. `connect` connects to the server with a
+    /// number.
+    pub fn mover(
+        &self,
+        connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
+    ) -> Mover {
+        let of = (Arc::clone(&self.store), Arc::clone(&self.handovers));
+        let how = (self.config.part, self.config.handover_bytes_per_s);
+        Mover::new(of, how, connect)
     }
 
     /// Puts entries into a tree before clients come, `count` of them in ascending order: those that are this server's. A

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use verbs::{Waiter, time};
 
-use super::Btree;
-use super::handover::Take;
+use super::handover::{Handovers, Take};
 use crate::client::{Answer, ClientError, Pipeline};
-use crate::tree::Refusal;
+use crate::tree::{Refusal, Store};
 use crate::wire::{Op, Step};
 
 /// Entries of a chunk.
@@ -37,7 +36,10 @@ type Connect = Box<dyn FnMut(u16) -> Result<Pipeline, ClientError> + Send>;
 
 /// Takes what its server was asked to take.
 pub struct Mover {
-    btree: Arc<Btree>,
+    store: Arc<Store>,
+    handovers: Arc<Handovers>,
+    /// The number of its server.
+    part: u16,
     connect: Connect,
     givers: HashMap<u16, Pipeline>,
     /// The range that is being taken, as far as it is left.
@@ -49,14 +51,18 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// For a server. `connect` connects it to the server with a number.
-    pub fn new(
-        btree: Arc<Btree>,
+    /// For the server with this number, which takes so many bytes a second at most. `connect` connects to the server with a
+    /// number.
+    pub(super) fn new(
+        (store, handovers): (Arc<Store>, Arc<Handovers>),
+        (part, rate): (u16, u32),
         connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
     ) -> Self {
         Self {
-            rate: btree.config.handover_bytes_per_s.max(1),
-            btree,
+            store,
+            handovers,
+            part,
+            rate: rate.max(1),
             connect: Box::new(connect),
             givers: HashMap::new(),
             current: None,
@@ -67,7 +73,7 @@ impl Mover {
     /// Takes a chunk, if one is to be taken and it is time. Whether it did something.
     pub fn step(&mut self) -> bool {
         if self.current.is_none() {
-            self.current = self.btree.handovers.next_take();
+            self.current = self.handovers.next_take();
         }
         let Some(take) = self.current else {
             return false;
@@ -85,7 +91,7 @@ impl Mover {
         };
         self.current = left.map(|from| Take { from, ..take });
         if self.current.is_none() {
-            self.btree.handovers.took();
+            self.handovers.took();
         }
         true
     }
@@ -116,34 +122,34 @@ impl Mover {
                 None => break,
             }
         }
-        let Ok(mut staged) = self.btree.store.stage(entries.len()) else {
+        let Ok(mut staged) = self.store.stage(entries.len()) else {
             tracing::warn!("no memory for keys from {} on", take.from);
             step(giver, tree, Step::Thaw, range)?;
             return Ok(None);
         };
-        let to = self.btree.config.part;
+        let to = self.part;
         let mut ceded = step(giver, tree, Step::Cede { to }, range)?;
         while matches!(ceded, Stepped::Unknown) {
             ceded = resolve(giver, (tree, take.from), to, incarnation);
         }
         let Stepped::Done(version) = ceded else {
-            self.btree.store.unstage(staged);
+            self.store.unstage(staged);
             return Ok(None);
         };
-        self.btree.handovers.saw(version);
+        self.handovers.saw(version);
         // From the ceding until now nobody has the range: this does not give up.
         let tree = usize::from(tree);
         let mut waiter = Waiter::never_sleeping();
-        while let Err(e) = self.btree.store.adopt(tree, range, &entries, &mut staged) {
+        while let Err(e) = self.store.adopt(tree, range, &entries, &mut staged) {
             if e == Refusal::Full {
                 tracing::error!("no memory for keys from {} on: lost", take.from);
                 break;
             }
             waiter.idle();
         }
-        self.btree.store.unstage(staged);
+        self.store.unstage(staged);
         let bytes = u32::try_from(entries.len()).unwrap_or(u32::MAX) * ENTRY_BYTES;
-        self.btree.handovers.moved(entries.len() as u64);
+        self.handovers.moved(entries.len() as u64);
         let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.rate));
         self.not_before = time::now() + pause;
         Ok(end.filter(|end| take.end.is_none_or(|last| *end < last)))

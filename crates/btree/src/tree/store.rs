@@ -12,6 +12,9 @@ use super::walk::{Elsewhere, Index, Refusal, Walk, root_word};
 
 use crate::node::{LOW, Next, Node, SIBLING, TREE, capacity};
 
+/// Keys with their values, or with the numbers of nodes.
+type Entries<'e> = &'e [(u64, u64)];
+
 /// When a value is to be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
@@ -271,7 +274,7 @@ impl Store {
     pub(super) fn part(
         &self,
         mut left: Locked<'_>,
-        (low, high): (&[(u64, u64)], &[(u64, u64)]),
+        (low, high): (Entries<'_>, Entries<'_>),
         (tree, level): (usize, u16),
         at: u64,
     ) -> Result<Number, Refusal> {
