@@ -7,6 +7,7 @@ use crate::micro::task::Task;
 use crate::nic::NicChoice;
 use crate::peers::copy::Copies;
 use crate::peers::datagrams::Datagrams;
+use crate::peers::lmdb::order::Serve;
 use crate::pin::Cores;
 use crate::probe::question::Probe;
 
@@ -24,6 +25,8 @@ pub enum Job {
     HostCopy(Copies),
     /// Be the other end of datagrams without a NIC.
     Datagrams(Datagrams),
+    /// Be the server of an ordered store without a NIC.
+    Lmdb(Serve),
     /// Be the driver of a measurement whose other end is a process that this one starts.
     Drive(DriveOrder),
     /// End.

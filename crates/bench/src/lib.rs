@@ -12,7 +12,7 @@
 //! - [`simulated`]: the sequencer and the verbs on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
-//! - [`peers`]: UCX, Redis, plain copies, plain UDP and TCP between processes;
+//! - [`peers`]: UCX, Redis, LMDB behind TCP, plain copies, plain UDP and TCP between processes;
 //! - [`usage`]: CPU time and memory of a process;
 //! - [`worker`], [`link`]: the other process; [`remote`]: on another host;
 //! - [`nic`]: the NIC that is measured.

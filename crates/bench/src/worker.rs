@@ -6,7 +6,7 @@ pub use crate::job::Job;
 use crate::link::Link;
 use crate::micro::lanes;
 use crate::nic::NicChoice;
-use crate::peers::{hostcopy, udp};
+use crate::peers::{hostcopy, lmdb, udp};
 use crate::pin::allowed;
 use crate::probe;
 use crate::rows::{connections, wire};
@@ -35,6 +35,7 @@ pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
             }
             Job::HostCopy(request) => hostcopy::work(link, request),
             Job::Datagrams(request) => udp::work(link, request),
+            Job::Lmdb(order) => lmdb::work(link, order),
             Job::Drive(order) => wire::drive(link, &order),
             Job::Stop => break,
         };

@@ -4,6 +4,7 @@ pub(crate) mod copy;
 pub(crate) mod datagrams;
 pub mod hostcopy;
 pub mod iperf3;
+pub mod lmdb;
 pub mod perftest;
 pub(crate) mod port;
 pub mod redis;

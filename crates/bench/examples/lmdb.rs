@@ -1,0 +1,66 @@
+//! Measures LMDB behind TCP: `cargo run --release -p bench --example lmdb -- [KEYS] [SECONDS]`.
+//!
+//! The first two cores that this process may use are the client's and the server's.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bench::link::{Exe, Link};
+use bench::peers::lmdb::{Lmdb, Rate, Setup};
+use bench::pin::{Cores, pinned};
+
+/// Entries of a scan.
+const ENTRIES: u32 = 100;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "worker") {
+        return bench::worker::serve(&mut Link::stdio(), None);
+    }
+    let number = |at: usize, default: u64| match arguments.get(at) {
+        Some(text) => text
+            .parse()
+            .with_context(|| format!("{text:?} is no number")),
+        None => Ok(default),
+    };
+    let (keys, seconds) = (number(0, 1_000_000)?, number(1, 2)?);
+    let worker = Exe {
+        path: std::env::current_exe()?,
+        args: vec!["worker".to_owned()],
+        envs: Vec::new(),
+    };
+    let cores = Cores::first_two()?;
+    let mut link = Link::spawn(&worker, cores.responder)?;
+    pinned(cores.requester, || {
+        measure(&mut link, keys, Duration::from_secs(seconds))
+    })
+}
+
+fn measure(link: &mut Link, keys: u64, duration: Duration) -> Result<()> {
+    let say = |what: &str, rate: &Rate| {
+        println!(
+            "{what:<10} {:>9.3} M/s  ({} operations, all checked, {:.2} s)",
+            rate.per_s() / 1e6,
+            rate.operations,
+            rate.seconds
+        );
+    };
+    let setup = Setup {
+        keys,
+        value: service::random::mix,
+        window: 64,
+        seed: 1,
+    };
+    let mut lmdb = Lmdb::start(link, setup)?;
+    say("load", &lmdb.load()?);
+    say("lookups", &lmdb.lookups(duration)?);
+    let scans = lmdb.scans(ENTRIES, duration)?;
+    say("scans", &scans);
+    println!(
+        "{:<10} {:>9.3} M/s",
+        "entries",
+        scans.per_s() * f64::from(ENTRIES) / 1e6
+    );
+    say("inserts", &lmdb.inserts(duration)?);
+    lmdb.stop()
+}

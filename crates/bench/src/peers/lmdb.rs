@@ -1,0 +1,282 @@
+//! LMDB behind a plain TCP server with pipelining: what an ordered store that is not remote memory reaches.
+//!
+//! The worker is the server. It has LMDB's file in memory, without syncing and without locks, and a comparator of integers.
+//! All requests that have arrived are carried out in one transaction, and the answers leave with one write. Both ends look at
+//! their sockets again and again before they sleep.
+//!
+//! Keys are even numbers when they are loaded, odd ones when they are inserted; values follow from keys, and every one is
+//! checked.
+
+mod client;
+pub(crate) mod order;
+mod server;
+mod socket;
+mod store;
+mod wire;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use service::random::Random;
+
+use crate::job::Job;
+use crate::link::Link;
+use client::{Client, Requests};
+use order::Serve;
+use wire::{MOST_ENTRIES, Request};
+
+pub use client::Rate;
+pub(crate) use server::work;
+
+/// Requests outstanding while keys are loaded.
+const LOAD_WINDOW: usize = 8192;
+
+/// What is stored and how it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Keys that are loaded; as many can be inserted afterwards.
+    pub keys: u64,
+    /// The value of a key.
+    pub value: fn(u64) -> u64,
+    /// Requests outstanding, 1 or more.
+    pub window: usize,
+    /// What random choices start from.
+    pub seed: u64,
+}
+
+/// A server in the worker's process, and a client of it in this one.
+#[derive(Debug)]
+pub struct Lmdb<'l> {
+    link: &'l mut Link,
+    client: Client,
+    setup: Setup,
+    random: Random,
+    /// Keys that were inserted.
+    inserted: u64,
+}
+
+impl<'l> Lmdb<'l> {
+    /// Has the worker serve an empty store.
+    ///
+    /// # Errors
+    /// The setup makes no sense, the worker has no room for the keys, or the server cannot be reached.
+    pub fn start(link: &'l mut Link, setup: Setup) -> Result<Self> {
+        ensure!(
+            (1..1 << 62).contains(&setup.keys),
+            "1 to 2^62 keys can be loaded, not {}",
+            setup.keys
+        );
+        ensure!(setup.window > 0, "a window has at least one request");
+        link.send(&Job::Lmdb(Serve {
+            keys: 2 * setup.keys,
+        }))?;
+        let address: SocketAddr = link.recv()?;
+        Ok(Self {
+            client: Client::connect(address)?,
+            link,
+            setup,
+            random: Random::new(setup.seed),
+            inserted: 0,
+        })
+    }
+
+    /// Loads the keys in their order.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub fn load(&mut self) -> Result<Rate> {
+        let Setup { keys, value, .. } = self.setup;
+        let pairs = (0..keys).map(|n| (loaded(n), value(loaded(n))));
+        let append = |(key, value)| Request::Append { key, value };
+        let mut load = Changes(pairs.map(append));
+        self.client.ask(&mut load, LOAD_WINDOW, None)
+    }
+
+    /// Looks up loaded keys at random, for so long.
+    ///
+    /// # Errors
+    /// The server fails, or a value is wrong.
+    pub fn lookups(&mut self, duration: Duration) -> Result<Rate> {
+        let (random, keys) = (&mut self.random, self.setup.keys);
+        let mut lookups = Lookups {
+            keys: std::iter::repeat_with(|| loaded(random.below(keys))),
+            value: self.setup.value,
+        };
+        let until = Some(Instant::now() + duration);
+        self.client.ask(&mut lookups, self.setup.window, until)
+    }
+
+    /// Scans ranges of so many entries from loaded keys at random on, for so long. A scan counts as one operation.
+    ///
+    /// # Errors
+    /// More than 4096 entries, or keys were inserted already; the server fails; or an entry is missing, wrong or too many.
+    pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<Rate> {
+        ensure!(
+            entries <= MOST_ENTRIES,
+            "a scan has at most {MOST_ENTRIES} entries, not {entries}"
+        );
+        ensure!(
+            self.inserted == 0,
+            "scans are checked against the loaded keys, so they come before inserts"
+        );
+        let mut scans = Scans {
+            random: &mut self.random,
+            setup: self.setup,
+            entries,
+        };
+        let until = Some(Instant::now() + duration);
+        self.client.ask(&mut scans, self.setup.window, until)
+    }
+
+    /// Inserts new keys in an order without a pattern, for so long or until there are as many as were loaded. Afterwards each
+    /// is looked up, which is not in the time.
+    ///
+    /// # Errors
+    /// The server fails, or does not have a key or its value afterwards.
+    pub fn inserts(&mut self, duration: Duration) -> Result<Rate> {
+        let Setup {
+            keys,
+            value,
+            window,
+            ..
+        } = self.setup;
+        let first = self.inserted;
+        let new = (first..keys).map(|n| inserted(n, keys));
+        let put = |key| Request::Put {
+            key,
+            value: value(key),
+        };
+        let until = Some(Instant::now() + duration);
+        let mut inserts = Changes(new.map(put));
+        let rate = self.client.ask(&mut inserts, window, until)?;
+        self.inserted += rate.operations;
+        let mut lookups = Lookups {
+            keys: (first..self.inserted).map(|n| inserted(n, keys)),
+            value,
+        };
+        self.client.ask(&mut lookups, window, None)?;
+        Ok(rate)
+    }
+
+    /// Ends the server, so that the worker takes the next job.
+    ///
+    /// # Errors
+    /// The server has failed, or the worker is gone.
+    pub fn stop(self) -> Result<()> {
+        drop(self.client);
+        self.link.send(&true).context("cannot end the LMDB server")
+    }
+}
+
+/// The key that is loaded as number `n`.
+fn loaded(n: u64) -> u64 {
+    2 * n
+}
+
+/// The key that is inserted as number `n` of `keys`: each once, far from the one before.
+fn inserted(n: u64, keys: u64) -> u64 {
+    // Near the golden section of all keys; the next number that has no common divisor with theirs.
+    let step = (u128::from(keys) * 0x9e37_79b9_7f4a_7c15) >> 64;
+    let step = (u64::try_from(step).unwrap_or(0).max(1)..).find(|step| gcd(*step, keys) == 1);
+    let place = u128::from(n) * u128::from(step.unwrap_or(1)) % u128::from(keys.max(1));
+    2 * u64::try_from(place).unwrap_or(0) + 1
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Changes, each of which must be made.
+struct Changes<I>(I);
+
+impl<I: Iterator<Item = Request>> Requests for Changes<I> {
+    type Sent = ();
+
+    fn next(&mut self) -> Option<(Request, ())> {
+        Some((self.0.next()?, ()))
+    }
+
+    fn check(&mut self, (): &(), bytes: &[u8]) -> Result<Option<usize>> {
+        match bytes.first() {
+            None => Ok(None),
+            Some(1) => Ok(Some(1)),
+            Some(said) => anyhow::bail!("LMDB said {said} to a PUT: it was not made"),
+        }
+    }
+}
+
+/// Lookups of keys that are there.
+struct Lookups<I> {
+    keys: I,
+    value: fn(u64) -> u64,
+}
+
+impl<I: Iterator<Item = u64>> Requests for Lookups<I> {
+    type Sent = u64;
+
+    #[inline]
+    fn next(&mut self) -> Option<(Request, u64)> {
+        let key = self.keys.next()?;
+        Some((Request::Get { key }, key))
+    }
+
+    #[inline]
+    fn check(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some((found, length)) = wire::take_value(bytes) else {
+            return Ok(None);
+        };
+        let expected = (self.value)(*key);
+        ensure!(
+            found == Some(expected),
+            "LMDB has {found:?} for key {key}, not {expected}"
+        );
+        Ok(Some(length))
+    }
+}
+
+/// Scans from loaded keys on.
+struct Scans<'r> {
+    random: &'r mut Random,
+    setup: Setup,
+    entries: u32,
+}
+
+impl Requests for Scans<'_> {
+    /// The number of the first key.
+    type Sent = u64;
+
+    fn next(&mut self) -> Option<(Request, u64)> {
+        let first = self.random.below(self.setup.keys);
+        let (from, entries) = (loaded(first), self.entries);
+        Some((Request::Scan { from, entries }, first))
+    }
+
+    fn check(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some((entries, length)) = wire::take_entries(bytes) else {
+            return Ok(None);
+        };
+        let mut next = *first;
+        for (key, value) in entries {
+            let expected = (loaded(next), (self.setup.value)(loaded(next)));
+            ensure!(
+                (key, value) == expected,
+                "LMDB has {:?} where {expected:?} is next in a scan",
+                (key, value)
+            );
+            next += 1;
+        }
+        let end = (first + u64::from(self.entries)).min(self.setup.keys);
+        ensure!(
+            next == end,
+            "a scan of {} entries from key {} on ends before key {}",
+            self.entries,
+            loaded(*first),
+            loaded(next)
+        );
+        Ok(Some(length))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! A connection to the server with a window of requests outstanding.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::socket::Idle;
+use super::wire::{ANSWER_BYTES, Request};
+
+/// Without an answer for so long the server is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What is asked, and what the answers must be.
+pub(super) trait Requests {
+    /// What is kept of a request to check its answer.
+    type Sent;
+
+    /// The next request, if there is one.
+    fn next(&mut self) -> Option<(Request, Self::Sent)>;
+
+    /// Checks the answer to a request at the start of some bytes: its length, or `None` while it is not whole.
+    fn check(&mut self, sent: &Self::Sent, bytes: &[u8]) -> Result<Option<usize>>;
+}
+
+/// How many requests were answered, and in what time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// Requests, each answered rightly.
+    pub operations: u64,
+    /// Seconds from the first request to the last answer.
+    pub seconds: f64,
+}
+
+impl Rate {
+    /// Requests a second.
+    #[must_use]
+    pub fn per_s(&self) -> f64 {
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        let operations = self.operations as f64;
+        operations / self.seconds.max(1e-9)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    stream: TcpStream,
+    output: Vec<u8>,
+    input: Box<[u8]>,
+    /// Bytes of the input that have come and are not checked.
+    filled: usize,
+}
+
+impl Client {
+    pub(super) fn connect(to: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(to).context("cannot reach the LMDB server")?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            output: Vec::new(),
+            input: vec![0; 4 * ANSWER_BYTES].into(),
+            filled: 0,
+        })
+    }
+
+    /// Asks with up to `window` requests outstanding, until there are no more or the time is over, and checks all answers.
+    pub(super) fn ask<R: Requests>(
+        &mut self,
+        requests: &mut R,
+        window: usize,
+        until: Option<Instant>,
+    ) -> Result<Rate> {
+        let begun = Instant::now();
+        let mut outstanding = VecDeque::with_capacity(window);
+        let (mut operations, mut over) = (0, false);
+        loop {
+            over |= until.is_some_and(|until| Instant::now() >= until);
+            while !over && outstanding.len() < window {
+                let Some((request, sent)) = requests.next() else {
+                    over = true;
+                    break;
+                };
+                request.encode(&mut self.output);
+                outstanding.push_back(sent);
+            }
+            if outstanding.is_empty() {
+                return Ok(Rate {
+                    operations,
+                    seconds: begun.elapsed().as_secs_f64(),
+                });
+            }
+            self.send()?;
+            self.receive()?;
+            let mut at = 0;
+            while let Some(sent) = outstanding.front()
+                && let Some(length) = requests.check(sent, &self.input[at..self.filled])?
+            {
+                outstanding.pop_front();
+                operations += 1;
+                at += length;
+            }
+            self.input.copy_within(at..self.filled, 0);
+            self.filled -= at;
+            if outstanding.is_empty() && self.filled > 0 {
+                bail!("the LMDB server answers more than was asked");
+            }
+        }
+    }
+
+    /// Sends the requests. The server reads them, since it has no more answers than the sockets take.
+    fn send(&mut self) -> Result<()> {
+        let (mut sent, mut idle) = (0, Idle::default());
+        while sent < self.output.len() {
+            match self.stream.write(&self.output[sent..]) {
+                Ok(bytes) => sent += bytes,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(&mut idle, "takes no requests")?;
+                }
+                Err(e) => return Err(e).context("the LMDB server is gone"),
+            }
+        }
+        self.output.clear();
+        Ok(())
+    }
+
+    /// Waits until something comes, and takes it.
+    fn receive(&mut self) -> Result<()> {
+        let mut idle = Idle::default();
+        loop {
+            match self.stream.read(&mut self.input[self.filled..]) {
+                Ok(0) => bail!("the LMDB server is gone, or refuses a request"),
+                Ok(bytes) => {
+                    self.filled += bytes;
+                    return Ok(());
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(&mut idle, "does not answer")?;
+                }
+                Err(e) => return Err(e).context("the LMDB server is gone"),
+            }
+        }
+    }
+
+    fn wait(&self, idle: &mut Idle, what: &str) -> Result<()> {
+        let socket = std::iter::once(self.stream.as_fd());
+        let waited = idle.wait(socket, Duration::from_millis(20))?;
+        if waited > PATIENCE {
+            bail!("the LMDB server {what} for {} s", PATIENCE.as_secs());
+        }
+        Ok(())
+    }
+}

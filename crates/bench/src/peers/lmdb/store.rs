@@ -1,0 +1,206 @@
+//! The ordered store: LMDB with what makes it fast for keys and values of 8 bytes in memory.
+
+#![allow(unsafe_code)]
+
+use std::convert::Infallible;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use heed::byteorder::NativeEndian;
+use heed::types::U64;
+use heed::{
+    CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, IntegerComparator, MdbError, PutFlags,
+    RoTxn, RwTxn,
+};
+use tempfile::TempDir;
+
+use super::wire::{self, Request};
+
+/// Where the file is: memory, so that no disk is measured.
+const FOLDER: &str = "/dev/shm";
+
+type Word = U64<NativeEndian>;
+
+/// A store that only one thread uses.
+pub(super) struct Store {
+    // Dropped in this order: the file is unmapped before its folder is removed.
+    env: Env,
+    db: Database<'static, Word, Word, IntegerComparator>,
+    _folder: TempDir,
+}
+
+impl Store {
+    /// A new store with room for so many keys.
+    pub(super) fn new(keys: u64) -> Result<Self> {
+        // An entry takes 26 bytes of a page that may be half full, and pages that are copied are reused only later.
+        let room = keys.saturating_mul(128).saturating_add(64 << 20);
+        ensure_free(room)?;
+        let folder = tempfile::Builder::new()
+            .prefix("verbatim-lmdb-")
+            .tempdir_in(FOLDER)
+            .with_context(|| format!("cannot make a folder for LMDB in {FOLDER}"))?;
+        let mut options = EnvOpenOptions::new();
+        options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
+        // SAFETY: the folder is new and this process's alone, so nobody else changes the file. Without locks no two
+        // transactions may overlap: `carry_out` has the store for itself, and ends its transaction.
+        let env = unsafe {
+            options.flags(
+                EnvFlags::WRITE_MAP
+                    | EnvFlags::NO_SYNC
+                    | EnvFlags::NO_LOCK
+                    | EnvFlags::NO_READ_AHEAD
+                    | EnvFlags::NO_MEM_INIT,
+            );
+            options.open(folder.path())
+        };
+        let env = env.context("cannot open LMDB")?;
+        let txn = env.write_txn()?;
+        let created = env.create_databases_and_commit(txn, |opener, txn| {
+            let options = opener.database_options().types::<Word, Word>();
+            let db = options.key_comparator::<IntegerComparator>().create(txn);
+            db.map(CommitOrAbort::<_, Infallible>::Commit)
+        });
+        let db = match created.context("cannot make a database of LMDB")? {
+            CommitOrAbort::Commit(db) => db,
+            CommitOrAbort::Abort(never) => match never {},
+        };
+        Ok(Self {
+            env,
+            db,
+            _folder: folder,
+        })
+    }
+
+    /// Carries out requests that arrived together, in one transaction: lists of them with room for their answers. Changes are
+    /// committed when it returns.
+    pub(super) fn carry_out<'t>(
+        &mut self,
+        turns: impl Iterator<Item = (&'t [Request], &'t mut Vec<u8>)>,
+        writes: bool,
+    ) -> Result<()> {
+        if writes {
+            let mut txn = self.env.write_txn()?;
+            for (requests, answers) in turns {
+                for request in requests {
+                    self.change(&mut txn, request, answers)?;
+                }
+            }
+            return txn.commit().context("LMDB cannot commit");
+        }
+        let txn = self.env.read_txn()?;
+        for (requests, answers) in turns {
+            for request in requests {
+                self.look(&txn, request, answers)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn change(&self, txn: &mut RwTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
+        let (key, value, flags) = match request {
+            Request::Put { key, value } => (key, value, PutFlags::empty()),
+            Request::Append { key, value } => (key, value, PutFlags::APPEND),
+            _ => return self.look(txn, request, answers),
+        };
+        match self.db.put_with_flags(txn, flags, key, value) {
+            Ok(()) => answers.push(1),
+            Err(heed::Error::Mdb(MdbError::KeyExist)) => answers.push(0),
+            Err(e) => return Err(e).context("LMDB cannot put a key"),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn look(&self, txn: &RoTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
+        match request {
+            Request::Get { key } => wire::put_value(self.db.get(txn, key)?, answers),
+            Request::Scan { from, entries } => {
+                let start = answers.len();
+                answers.extend_from_slice(&[0; 4]);
+                let mut count = 0u32;
+                for entry in self.db.range(txn, &(*from..))?.take(*entries as usize) {
+                    let (key, value) = entry?;
+                    answers.extend_from_slice(&key.to_le_bytes());
+                    answers.extend_from_slice(&value.to_le_bytes());
+                    count += 1;
+                }
+                answers[start..start + 4].copy_from_slice(&count.to_le_bytes());
+            }
+            // `change` does these; a batch that has one is a writing one.
+            Request::Put { .. } | Request::Append { .. } => answers.push(0),
+        }
+        Ok(())
+    }
+}
+
+/// Refuses to fill the memory: a process that touches a page that there is no room for is killed.
+fn ensure_free(bytes: u64) -> Result<()> {
+    let folder = Path::new(FOLDER);
+    let stat = rustix::fs::statvfs(folder)
+        .with_context(|| format!("LMDB is measured in memory, in {FOLDER}, which is missing"))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    ensure!(
+        free >= bytes,
+        "LMDB may need {} MiB in {FOLDER}, which has {} MiB left; use fewer keys or make it larger",
+        bytes >> 20,
+        free >> 20
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(store: &mut Store, requests: &[Request]) -> Vec<u8> {
+        let mut answers = Vec::new();
+        let writes = requests.iter().any(Request::writes);
+        let turns = std::iter::once((requests, &mut answers));
+        store.carry_out(turns, writes).expect("carried out");
+        answers
+    }
+
+    #[test]
+    fn what_is_put_is_found_and_scanned_in_order() {
+        let mut store = Store::new(1000).expect("opened");
+        let put = |key| Request::Put { key, value: !key };
+        // Also within one batch, and keys whose order is not that of their bytes.
+        let keys = [300, 2, 1, 256, u64::MAX];
+        let mut batch = keys.map(put).to_vec();
+        batch.push(Request::Get { key: 256 });
+        batch.push(Request::Get { key: 3 });
+        let mut expected = vec![1; 6];
+        expected.extend_from_slice(&(!256u64).to_le_bytes());
+        expected.push(0);
+        assert_eq!(ask(&mut store, &batch), expected);
+        let scan = |from, entries| Request::Scan { from, entries };
+        let scanned = ask(&mut store, &[scan(2, 3), scan(301, 9)]);
+        let (first, length) = wire::take_entries(&scanned).expect("whole");
+        let entry = |key: u64| (key, !key);
+        assert_eq!(first.collect::<Vec<_>>(), [2, 256, 300].map(entry));
+        let (second, _) = wire::take_entries(&scanned[length..]).expect("whole");
+        assert_eq!(second.collect::<Vec<_>>(), [entry(u64::MAX)]);
+        // A key that is there gets another value.
+        let key = 300;
+        let again = [Request::Put { key, value: 5 }, Request::Get { key }];
+        assert_eq!(ask(&mut store, &again), [1, 1, 5, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn keys_are_appended_in_order_only() {
+        let mut store = Store::new(1000).expect("opened");
+        let append = |key| Request::Append { key, value: 9 };
+        assert_eq!(
+            ask(&mut store, &[append(5), append(4), append(6)]),
+            [1, 0, 1]
+        );
+        assert_eq!(ask(&mut store, &[Request::Get { key: 4 }]), [0]);
+    }
+
+    #[test]
+    fn more_than_the_memory_is_refused() {
+        let refused = Store::new(u64::MAX / 256).map(|_| ()).expect_err("refused");
+        assert!(refused.to_string().contains("MiB left"), "{refused}");
+    }
+}

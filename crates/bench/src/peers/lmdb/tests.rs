@@ -1,0 +1,113 @@
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(30);
+
+fn setup(keys: u64) -> Setup {
+    Setup {
+        keys,
+        value: service::random::mix,
+        window: 64,
+        seed: 1,
+    }
+}
+
+/// Runs with a worker that is a thread.
+fn with_worker(run: impl FnOnce(&mut Link)) {
+    let (mut left, mut right) = Link::pair().expect("pipes");
+    let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+    run(&mut left);
+    left.send(&Job::Stop).expect("sent");
+    worker.join().expect("no panic").expect("served");
+}
+
+#[test]
+fn all_is_measured_and_checked_and_the_worker_goes_on() {
+    with_worker(|link| {
+        for keys in [3000, 1] {
+            let mut lmdb = Lmdb::start(link, setup(keys)).expect("started");
+            assert_eq!(lmdb.load().expect("loaded").operations, keys);
+            let all = [
+                lmdb.lookups(SHORT),
+                lmdb.scans(100, SHORT),
+                lmdb.scans(0, SHORT),
+                lmdb.inserts(SHORT),
+                lmdb.lookups(SHORT),
+            ];
+            for rate in all {
+                let rate = rate.expect("right");
+                assert!(rate.operations > 0 && rate.per_s() > 0.0, "{rate:?}");
+            }
+            lmdb.inserts(Duration::from_secs(60)).expect("right");
+            assert_eq!(lmdb.inserted, keys, "there are no more new keys");
+            assert!(lmdb.scans(1, SHORT).is_err(), "after inserts");
+            lmdb.stop().expect("stopped");
+        }
+    });
+}
+
+#[test]
+fn wrong_and_missing_values_are_noticed() {
+    with_worker(|link| {
+        let mut lmdb = Lmdb::start(link, setup(100)).expect("started");
+        let missing = lmdb.lookups(SHORT).expect_err("there is nothing");
+        assert!(missing.to_string().contains("LMDB has None"), "{missing}");
+        lmdb.stop().expect("stopped");
+        for wrong in [true, false] {
+            let mut lmdb = Lmdb::start(link, setup(100)).expect("started");
+            lmdb.load().expect("loaded");
+            // A value that is not the key's, or a key that is not expected.
+            let key = if wrong { 50 } else { 51 };
+            let put = std::iter::once(Request::Put { key, value: 7 });
+            lmdb.client.ask(&mut Changes(put), 1, None).expect("put");
+            let seen = lmdb.scans(100, Duration::from_secs(60));
+            assert!(seen.expect_err("wrong").to_string().contains("in a scan"));
+            lmdb.stop().expect("stopped");
+        }
+    });
+}
+
+#[test]
+fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
+    with_worker(|link| {
+        link.send(&Job::Lmdb(Serve { keys: 1000 })).expect("sent");
+        let address: SocketAddr = link.recv().expect("an address");
+        let connect = || Client::connect(address).expect("connects");
+        let (mut one, mut two) = (connect(), connect());
+        let mut stranger = TcpStream::connect(address).expect("connects");
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+        // Its connection is closed or reset, and nothing comes.
+        assert!(!matches!(stranger.read(&mut [0; 8]), Ok(1..)));
+        let put = |key| Request::Put { key, value: key };
+        let mut puts = Changes((0..200).map(put));
+        assert_eq!(one.ask(&mut puts, 64, None).expect("put").operations, 200);
+        let (keys, value) = (0..200, |key| key);
+        let mut lookups = Lookups { keys, value };
+        two.ask(&mut lookups, 64, None).expect("found");
+        link.send(&true).expect("sent");
+    });
+}
+
+#[test]
+fn each_new_key_comes_once() {
+    for keys in [1, 2, 10, 1000, 4096] {
+        let all: HashSet<u64> = (0..keys).map(|n| inserted(n, keys)).collect();
+        assert_eq!(all.len() as u64, keys);
+        assert!(all.iter().all(|key| key % 2 == 1 && *key < 2 * keys));
+    }
+}
+
+#[test]
+fn setups_that_make_no_sense_are_refused() {
+    let (mut left, _right) = Link::pair().expect("pipes");
+    let no_window = Setup {
+        window: 0,
+        ..setup(1)
+    };
+    for setup in [setup(0), setup(u64::MAX), no_window] {
+        assert!(Lmdb::start(&mut left, setup).is_err());
+    }
+}
