@@ -12,7 +12,6 @@ use heed::{
     CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, IntegerComparator, MdbError, PutFlags,
     RoTxn, RwTxn,
 };
-use tempfile::TempDir;
 
 use super::wire::{self, Request};
 
@@ -21,12 +20,11 @@ const FOLDER: &str = "/dev/shm";
 
 type Word = U64<NativeEndian>;
 
-/// A store that only one thread uses.
+/// A store that only one thread uses. Its file has no name any more, so its memory is free when the process ends, however
+/// that is.
 pub(super) struct Store {
-    // Dropped in this order: the file is unmapped before its folder is removed.
     env: Env,
     db: Database<'static, Word, Word, IntegerComparator>,
-    _folder: TempDir,
 }
 
 impl Store {
@@ -64,11 +62,9 @@ impl Store {
             CommitOrAbort::Commit(db) => db,
             CommitOrAbort::Abort(never) => match never {},
         };
-        Ok(Self {
-            env,
-            db,
-            _folder: folder,
-        })
+        // LMDB keeps the file open and mapped, and needs its name only once.
+        folder.close().context("cannot remove LMDB's folder")?;
+        Ok(Self { env, db })
     }
 
     /// Carries out requests that arrived together, in one transaction: lists of them with room for their answers. Changes are
@@ -196,6 +192,13 @@ mod tests {
             [1, 0, 1]
         );
         assert_eq!(ask(&mut store, &[Request::Get { key: 4 }]), [0]);
+    }
+
+    #[test]
+    fn a_process_that_is_killed_leaves_nothing() {
+        let store = Store::new(1000).expect("opened");
+        let path = store.env.path().to_owned();
+        assert!(path.starts_with(FOLDER) && !path.exists(), "{path:?}");
     }
 
     #[test]
